@@ -18,8 +18,8 @@ import numpy as np
 
 from smallmind import Training, TrainingConfig, TransformerModel
 from smallmind.kernels.codegen.threads import bind_to_cores, set_threads
+from smallmind.parallel.group import Group
 from smallmind.parallel.launch import join
-from smallmind.parallel.ranks import Ranks
 from smallmind.text.char_tokenizer import CharTokenizer
 from smallmind.text.dataset import Dataset
 
@@ -94,19 +94,19 @@ def _slow_down(latency: float, bandwidth: float) -> None:
 
         return exchange
 
-    mpi.MPIRanks.spread = delayed(  # type: ignore[method-assign]
-        mpi.MPIRanks.spread, lambda lengths, rank, size: lengths[rank] * (size - 1)
+    mpi.MPIGroup.spread = delayed(  # type: ignore[method-assign]
+        mpi.MPIGroup.spread, lambda lengths, rank, size: lengths[rank] * (size - 1)
     )
-    mpi.MPIRanks.collect = delayed(  # type: ignore[method-assign]
-        mpi.MPIRanks.collect, lambda lengths, rank, _: lengths.sum() - lengths[rank]
+    mpi.MPIGroup.collect = delayed(  # type: ignore[method-assign]
+        mpi.MPIGroup.collect, lambda lengths, rank, _: lengths.sum() - lengths[rank]
     )
 
 
-def _training(case: Case, ranks: Ranks) -> Training:
+def _training(case: Case, group: Group) -> Training:
     tokenizer = CharTokenizer(VOCABULARY)
     tokens = np.random.default_rng(0).integers(0, len(VOCABULARY), 100_000, np.int32)
     data = Dataset(tokens, case.T, case.B, 1, tokenizer)
-    return Training(TransformerModel(**case.model()), data=data, ranks=ranks)
+    return Training(TransformerModel(**case.model()), data=data, group=group)
 
 
 def main() -> None:
@@ -124,11 +124,6 @@ def main() -> None:
     training = _training(case, ranks)
     stopwatch = _Stopwatch()
     training.model.workspace.profile = stopwatch
-    if ranks.rank:
-        _, arguments = ranks.share(None)[0]
-        for _ in training.follow(*arguments):
-            pass
-        return
     config = TrainingConfig(
         steps=10**6,
         schedule="constant",
@@ -141,6 +136,10 @@ def main() -> None:
         max_rollbacks=0,
     )
     steps = training.steps(config)
+    if ranks.rank:
+        for _ in steps:
+            pass
+        return
     for line in iter(sys.stdin.readline, "0\n"):  # mpiexec does not pass on the end of its input
         seconds = []
         stopwatch.seconds.clear()

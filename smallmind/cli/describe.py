@@ -189,10 +189,10 @@ def _describe_run(console: Console, run: "Run") -> None:
         ["optimizer", _optimizer_of(training)],
         ["precision", f"{run.training.model.precision}"],
     ]
-    if run.ranks.size > 1:
-        fewest, others = divmod(training.shards, run.ranks.size)
+    if run.group.size > 1:
+        fewest, others = divmod(training.shards, run.group.size)
         own = f"{fewest} or {fewest + 1}" if others else f"{fewest}"
-        rows.append(["ranks", f"{run.ranks.size}, each {own} of {training.shards} data shards"])
+        rows.append(["processes", f"{run.group.size}, each {own} of {training.shards} data shards"])
     if training.recompute != CheckpointStrategy.NONE:
         rows.append(["activations", f"recomputed, {training.recompute}"])
     if config.backend == "numba":

@@ -38,24 +38,24 @@ def make_plan(
     return Plan(model, training, run, teacher, text, Program.measured(text))
 
 
-def free_bytes(plan: "Plan", ranks: int = 1) -> int:
+def free_bytes(plan: "Plan", processes: int = 1) -> int:
     """The memory for a run: what is free, and what this process already holds of its own.
 
-    What is free is divided among so many ranks on this machine.
+    What is free is divided among the processes of the run on this machine.
     """
     from smallmind.memory.available import available_bytes
 
-    return available_bytes() // ranks + plan.held
+    return available_bytes() // processes + plan.held
 
 
-def check_memory(console: Console, plan: "Plan", ranks: int = 1) -> None:
+def check_memory(console: Console, plan: "Plan", processes: int = 1) -> None:
     """InputError, with advice, if the run does not fit; a warning if it barely does.
 
-    The free memory is divided among so many ranks on this machine.
+    The free memory is divided among the processes of the run on this machine.
     """
-    free, total = free_bytes(plan, ranks), plan.estimate.total
-    what = "this run" if ranks == 1 else f"each of {ranks} ranks on this machine"
-    left = "is free" if ranks == 1 else "is free for each"
+    free, total = free_bytes(plan, processes), plan.estimate.total
+    what = "this run" if processes == 1 else f"each of {processes} processes on this machine"
+    left = "is free" if processes == 1 else "is free for each"
     if total > free:
         fitting = [change for change in plan.changes_to_fit(free) if change.total <= free]
         advice = " or ".join(f"{flags(c.settings)} ({format_bytes(c.total)})" for c in fitting)

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from smallmind.parallel.environment import launched
-from smallmind.signals import handling, raising
+from smallmind.signals import Impatience, handling, raising
 
 if TYPE_CHECKING:
     from smallmind.cli.console import Console
@@ -37,7 +37,7 @@ def ending_on_signals() -> AbstractContextManager[None]:
         if len(received) == 1:
             raise SystemExit(128 + number)
 
-    return raising(end, *_handled("SIGINT", *ENDING, *_of_ranks()))
+    return raising(end, *_handled("SIGINT", *ENDING, *_of_mpiexec()))
 
 
 @contextmanager
@@ -50,11 +50,9 @@ def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
     the first, ends the process at once. While there is nothing to save yet, a signal does what it
     does outside of the block.
     """
-    from smallmind.runs.interrupt import Impatience
-
     received: list[int] = []
     impatience = Impatience()
-    numbers = _handled("SIGINT", *ENDING, *_of_ranks())
+    numbers = _handled("SIGINT", *ENDING, *_of_mpiexec())
     outside = {number: signal.getsignal(number) for number in numbers}
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -73,7 +71,7 @@ def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
         yield received
 
 
-def _of_ranks() -> tuple[str, ...]:
+def _of_mpiexec() -> tuple[str, ...]:
     """Signals that stop only what mpiexec has started."""
     return ("SIGUSR1",) if launched() else ()
 

@@ -19,7 +19,7 @@ from smallmind.cli.flags import (
     neutral_of,
     settings_of,
 )
-from smallmind.cli.ranks import on_ranks
+from smallmind.cli.parallel import in_parallel
 from smallmind.console import activity
 from smallmind.console.live_line import can_print
 from smallmind.console.table import BOX
@@ -29,7 +29,7 @@ from smallmind.settings.sources import FIELDS
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
-    from smallmind.parallel.ranks import Ranks
+    from smallmind.parallel.group import Group
     from smallmind.runs.run import Run
 
 OTHER_MASKS = ("0.1.0",)  # versions whose dropout masks were different
@@ -54,15 +54,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Trains and shows the progress -> exit status."""
-    return on_ranks(options, functools.partial(_run, options, activity.clock()))
+    return in_parallel(options, functools.partial(_run, options, activity.clock()))
 
 
-def _run(options: argparse.Namespace, start: float, ranks: "Ranks") -> int:
+def _run(options: argparse.Namespace, start: float, group: "Group") -> int:
     for flag in ("profile_json", "profile_speedscope"):
         if file := getattr(options, flag):
             check_writable(f"--{flag.replace('_', '-')}", Path(file))
     if options.resume:
-        return _resume(options, start, ranks)
+        return _resume(options, start, group)
     if options.dry_run:
         return check.run(options)
     from smallmind.parallel.shards import DEFAULT_SHARDS
@@ -77,7 +77,7 @@ def _run(options: argparse.Namespace, start: float, ranks: "Ranks") -> int:
         if cache and not os.path.lexists(cache):
             check_writable("--teacher-cache", Path(cache))
         created = Run.create(settings)
-        created.ranks = ranks
+        created.group = group
         try:
             _build(console, created)
             return _train(console, created, options, start)
@@ -85,7 +85,7 @@ def _run(options: argparse.Namespace, start: float, ranks: "Ranks") -> int:
             created.discard_untrained()
 
 
-def _resume(options: argparse.Namespace, start: float, ranks: "Ranks") -> int:
+def _resume(options: argparse.Namespace, start: float, group: "Group") -> int:
     """Continues a run; only its length and what does not affect the result may change."""
     changeable = ("text", "threads", "steps", "epochs", *NEUTRAL)
     fixed = [name for name in vars(options) if name in FIELDS and name not in changeable]
@@ -102,7 +102,7 @@ def _resume(options: argparse.Namespace, start: float, ranks: "Ranks") -> int:
     opened = Run.open(find_run(Path(options.resume))) if is_chosen else Run.unfinished()
     for reason in opened.passed_over:
         console.line(f"Passing over a newer run: {reason}")
-    opened.ranks = ranks
+    opened.group = group
     opened.lock()
     try:
         return _continue(console, opened, options, start)
@@ -153,7 +153,7 @@ def _build(console: Console, run: "Run") -> None:
     teacher = read_teacher(settings.distillation, run.data.tokenizer)
     text = TextSize.of(run.source.nbytes, run.data)
     plan = make_plan(settings.model, settings.training, settings.run, teacher, text)
-    check_memory(console, plan, run.ranks.neighbours)
+    check_memory(console, plan, run.group.neighbours)
     run.training  # noqa: B018
 
 
@@ -198,7 +198,7 @@ def _train(
     minutes = run.settings.run.minutes
     if run.awaits_timing and minutes and not _fit(console, run, start + 60 * minutes):
         console.line("Interrupted while its steps were timed; nothing has been trained.")
-        return 128 + signal.SIGTERM  # which another rank has got
+        return 128 + signal.SIGTERM  # which another process has got
     describe(console, run)
     if resuming:
         console.line(resuming)
@@ -244,11 +244,11 @@ def _show_steps(console: Console, run: "Run") -> int:
         progress.show_health()
         show_looks(console, run.training)
         show_costs(console, run.training)
-    if not received and (run.ranks.size == 1 or run.sample is not None):
+    if not received and (run.group.size == 1 or run.sample is not None):
         return 0
     if run.sample is None:
         console.line(f"Interrupted after step {run.training.progress.step}; everything is saved.")
-    return 128 + (received[0] if received else signal.SIGTERM)  # which another rank has got
+    return 128 + (received[0] if received else signal.SIGTERM)  # which another process has got
 
 
 @contextmanager

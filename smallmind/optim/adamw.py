@@ -11,21 +11,22 @@ from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from smallmind.nn.parameters import ALIGNED, Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.clipping import Clipping
-from smallmind.optim.optimizer import Optimizer, UpdateSize, share_parameters
-from smallmind.parallel.ranks import ALONE, Ranks, bounds
+from smallmind.optim.optimizer import Optimizer, UpdateSize
+from smallmind.parallel.sharding import WHOLE, Sharding
+from smallmind.parallel.shards import bounds
 from smallmind.settings.config import TrainingConfig
 
 DECAYED = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)
 
 
 class _Part(NamedTuple):
-    """The part of a range of parameters that a rank updates."""
+    """The part of a range of parameters that is updated here."""
 
     whole: slice
     parameters: slice
     moments: slice
     decayed: int  # of the parameters, the first ones
-    ends: list[int]  # where in the range those of each rank begin, and the end
+    ends: list[int]  # where in the range each part of the sharding begins, and the end
 
 
 @suggesting()
@@ -34,8 +35,8 @@ class AdamW(Optimizer):
 
     Matrices decay, embeddings included; biases and norms do not. `learning_rate` may be set before
     each step. Updates the parameters with these roles; their moments `m` and `v` are flat vectors
-    like the model's. With several ranks each has a part of the moments, and updates the parameters
-    that belong to it. InputError if a setting is out of range.
+    like the model's. Each process of a sharding has a part of the moments, and updates the
+    parameters that belong to it. InputError if a setting is out of range.
     """
 
     update_sizes: ClassVar[Mapping[Role, UpdateSize]] = dict.fromkeys(
@@ -50,7 +51,7 @@ class AdamW(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.1,
         roles: tuple[Role, ...] = tuple(Role),
-        ranks: Ranks = ALONE,
+        sharding: Sharding = WHOLE,
     ) -> None:
         super().__init__(model, learning_rate)
         if len(check_type("betas", betas, tuple, list)) != 2:
@@ -69,12 +70,13 @@ class AdamW(Optimizer):
         self._decayed = flat.ranges(*DECAYED)[0].stop
         self._ranges = flat.ranges(*roles)
         size = sum(part.stop - part.start for part in self._ranges)
-        self.ranks = ranks
-        ends = [ALIGNED * line for line in bounds(size // ALIGNED, ranks.size)]
+        self.sharding = sharding
+        ends = [ALIGNED * line for line in bounds(size // ALIGNED, sharding.count)]
         self._ends = ends
-        if ranks.size > 1:
+        if sharding.count > 1:
             self.ends = {"m": ends, "v": ends}
-        self._first, self._last = ends[ranks.rank : ranks.rank + 2]
+        own = sharding.own(ends)
+        self._first, self._last = own.start, own.stop
         self.m = flat.zeros(self._last - self._first, flat.data.dtype)
         self.v = flat.zeros(self._last - self._first, flat.data.dtype)
         self._parts = list(self._own_parts())
@@ -87,7 +89,7 @@ class AdamW(Optimizer):
 
     @classmethod
     def from_config(
-        cls, model: TransformerModel, config: TrainingConfig, ranks: Ranks = ALONE
+        cls, model: TransformerModel, config: TrainingConfig, sharding: Sharding = WHOLE
     ) -> "AdamW":
         """The optimizer that a run with this config uses."""
         return cls(
@@ -95,7 +97,7 @@ class AdamW(Optimizer):
             config.learning_rate,
             (config.beta1, config.beta2),
             weight_decay=config.weight_decay,
-            ranks=ranks if config.shard_optimizer else ALONE,
+            sharding=sharding if config.shard_optimizer else WHOLE,
         )
 
     def update(self, clipping: Clipping) -> None:
@@ -121,11 +123,11 @@ class AdamW(Optimizer):
                 kernels.adamw(
                     flat.data[own], flat.grad[own], *moments, part.decayed, coefficients, working
                 )
-            if self.ranks.size > 1:
-                share_parameters(self.model, self.ranks, part.whole, part.ends)
+            if self.sharding.count > 1:
+                self.sharding.share_parameters(self.model, part.whole, part.ends)
 
     def _own_parts(self) -> Iterator[_Part]:
-        """This rank's part of each range of parameters with its roles."""
+        """The own part of each range of parameters with its roles."""
         end = 0
         for whole in self._ranges:
             start, end = end, end + whole.stop - whole.start

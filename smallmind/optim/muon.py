@@ -10,8 +10,8 @@ from smallmind.nn.parameters import Parameters, ParameterSpec, Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
 from smallmind.optim.clipping import Clipping
-from smallmind.optim.optimizer import Optimizer, UpdateSize, share_parameters
-from smallmind.parallel.ranks import ALONE, Ranks
+from smallmind.optim.optimizer import Optimizer, UpdateSize
+from smallmind.parallel.sharding import WHOLE, Sharding
 from smallmind.settings.config import TrainingConfig
 
 # The momentum rises to its final value: while the weights change fast, old gradients mislead. Start
@@ -27,9 +27,9 @@ class Muon(Optimizer):
     The update of a matrix is its momentum with all singular values made about 1. Matrices that are
     stored side by side, like those of queries, keys and values, are updated apart. Their rate is
     matrix_learning_rate, their weight decay that of AdamW. `learning_rate` may be set before each
-    step; `matrix_learning_rate` follows it in proportion. With several ranks each updates some of
-    the matrices; if `is_sharded`, it keeps only the means of these. InputError if a setting is out
-    of range.
+    step; `matrix_learning_rate` follows it in proportion. Each process of a sharding updates
+    some of the matrices; if `is_sharded`, it keeps only the means of these. InputError if a setting
+    is out of range.
     """
 
     # Whatever the gradient, an update has the norm that the rate gives it: beside small initial
@@ -50,7 +50,7 @@ class Muon(Optimizer):
         betas: tuple[float, float] = (0.9, 0.99),
         eps: float = 1e-8,
         weight_decay: float = 0.1,
-        ranks: Ranks = ALONE,
+        sharding: Sharding = WHOLE,
         is_sharded: bool = False,
     ) -> None:
         super().__init__(model, learning_rate)
@@ -59,8 +59,8 @@ class Muon(Optimizer):
                 "learning_rate=0 must be above 0 with Muon, whose matrix_learning_rate follows it"
             )
         rate = check_field(TrainingConfig, "matrix_learning_rate", matrix_learning_rate)
-        self.ranks = ranks
-        of_others = ranks if is_sharded else ALONE
+        self.sharding = sharding
+        of_others = sharding if is_sharded else WHOLE
         self.others = AdamW(model, learning_rate, betas, eps, weight_decay, OTHERS, of_others)
         self._peak_rates = self.learning_rate, rate
         self.momentum: float = check_field(TrainingConfig, "momentum", momentum)
@@ -69,10 +69,10 @@ class Muon(Optimizer):
         )
         flat = model.flat
         (self._matrices,) = flat.ranges(Role.MATRIX)
-        self._ends = divided_matrices(flat, self._matrices, ranks.size)
-        first, last = self._ends[ranks.rank : ranks.rank + 2]
-        self._own = slice(first, last)  # of the matrices
-        self._is_sharded = is_sharded and ranks.size > 1
+        self._ends = divided_matrices(flat, self._matrices, sharding.count)
+        self._own = sharding.own(self._ends)  # of the matrices
+        first, last = self._own.start, self._own.stop
+        self._is_sharded = is_sharded and sharding.count > 1
         if self._is_sharded:
             self.ends = {**self.others.ends, "matrix_mean": self._ends}
         start = self._matrices.start
@@ -91,7 +91,7 @@ class Muon(Optimizer):
 
     @classmethod
     def from_config(
-        cls, model: TransformerModel, config: TrainingConfig, ranks: Ranks = ALONE
+        cls, model: TransformerModel, config: TrainingConfig, sharding: Sharding = WHOLE
     ) -> "Muon":
         """The optimizer that a run with this config uses."""
         return cls(
@@ -102,7 +102,7 @@ class Muon(Optimizer):
             config.momentum_warmup_steps,
             (config.beta1, config.beta2),
             weight_decay=config.weight_decay,
-            ranks=ranks,
+            sharding=sharding,
             is_sharded=config.shard_optimizer,
         )
 
@@ -130,12 +130,12 @@ class Muon(Optimizer):
         mean = self.matrix_mean if self._is_sharded else self.matrix_mean[own]
         if mean.size:
             kernels.muon(parameters[own], gradients[own], mean, self._blocks, coefficients, working)
-        if self.ranks.size == 1:
+        if self.sharding.count == 1:
             return
         if not self._is_sharded:
             for other in (slice(0, own.start), slice(own.stop, None)):
                 kernels.average_gradient(self.matrix_mean[other], gradients[other], coefficients)
-        share_parameters(self.model, self.ranks, part, self._ends)
+        self.sharding.share_parameters(self.model, part, self._ends)
 
     def _momentum(self, step: int) -> float:
         """step (from 0) -> the momentum of its update."""
@@ -149,20 +149,20 @@ class Muon(Optimizer):
         return {**self.others.tensors(), "matrix_mean": self.matrix_mean}
 
 
-def divided_matrices(flat: Parameters, part: slice, size: int) -> list[int]:
-    """Where in a part of the vector the matrices of each of `size` ranks begin, and the end.
+def divided_matrices(flat: Parameters, part: slice, count: int) -> list[int]:
+    """Where in a part of the vector each of `count` shares of its matrices begins, and the end.
 
-    Every rank has consecutive matrices, about as much work as the others.
+    Each has consecutive matrices, about as much work as the others.
     """
     ends, done = [0], 0.0
     places = [(p, spec) for p, spec in flat.places() if part.start <= p < part.stop]
     costs = [_work(spec) for _, spec in places]
     for (place, _), cost in zip(places, costs, strict=True):
-        # A matrix belongs to the rank in whose share of the work its middle lies.
-        while (done + cost / 2) * size >= len(ends) * sum(costs):
+        # A matrix belongs to the share of the work in which its middle lies.
+        while (done + cost / 2) * count >= len(ends) * sum(costs):
             ends.append(place - part.start)
         done += cost
-    return ends + [part.stop - part.start] * (size + 1 - len(ends))
+    return ends + [part.stop - part.start] * (count + 1 - len(ends))
 
 
 def _work(spec: ParameterSpec) -> float:

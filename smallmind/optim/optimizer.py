@@ -12,7 +12,7 @@ from smallmind.checks import check_field, check_type
 from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.clipping import Clipping, clip
-from smallmind.parallel.ranks import ALONE, Ranks
+from smallmind.parallel.sharding import WHOLE, Sharding
 from smallmind.settings.config import TrainingConfig
 
 
@@ -28,8 +28,8 @@ class Optimizer:
     """Updates a model's parameters from its gradients. Subclasses say how, in `update`."""
 
     update_sizes: ClassVar[Mapping[Role, UpdateSize]]  # of matrices
-    ranks: Ranks = ALONE  # that divide the update, if that pays
-    # Tensor -> where the part of each rank begins, and the end; empty if all ranks have all.
+    sharding: Sharding = WHOLE  # of the update, if that pays
+    # Tensor -> where each part of its sharding begins, and the end; empty if everybody has all.
     ends: Mapping[str, Sequence[int]] = MappingProxyType({})
     scratch_size: int = 0  # elements per thread that its kernels need, besides those of a product
 
@@ -68,25 +68,17 @@ class Optimizer:
     def tensors(self) -> dict[str, np.ndarray]:
         """The arrays that a resumed run needs, by name; `step` updates them in place.
 
-        If ranks share them, only the part of this one.
+        If several processes share them, only the part of this one.
         """
         raise NotImplementedError
 
     def own_part(self, name: str, tensor: np.ndarray) -> np.ndarray:
         """A whole tensor -> the part that `tensors` has of it here."""
-        if name not in self.ends:
-            return tensor
-        rank, ends = self.ranks.rank, self.ends[name]
-        return tensor[ends[rank] : ends[rank + 1]]
+        return tensor[self.sharding.own(self.ends[name])] if name in self.ends else tensor
 
     def whole(self, name: str, part: np.ndarray) -> np.ndarray:
-        """The parts of a tensor that all ranks have -> the whole one; on others than 0, the part.
-
-        All ranks call it.
-        """
-        if name not in self.ends:
-            return part
-        return self.ranks.gather(part, self.ends[name])
+        """A part as `tensors` has it -> the tensor with the parts of all; see `Sharding.whole`."""
+        return self.sharding.whole(part, self.ends[name]) if name in self.ends else part
 
     def state(self) -> dict[str, Any]:
         """The rest of what a resumed run needs, JSON-able."""
@@ -104,23 +96,9 @@ def rate_settings(config: TrainingConfig) -> list[str]:
 
 
 def make_optimizer(
-    model: TransformerModel, config: TrainingConfig, ranks: Ranks = ALONE
+    model: TransformerModel, config: TrainingConfig, sharding: Sharding = WHOLE
 ) -> Optimizer:
     """The optimizer of a run, as it is before the first step."""
     kind = parts.load(parts.OPTIMIZERS, config.optimizer)
-    optimizer: Optimizer = kind.from_config(model, config, ranks)
+    optimizer: Optimizer = kind.from_config(model, config, sharding)
     return optimizer
-
-
-def share_parameters(
-    model: TransformerModel, ranks: Ranks, part: slice, ends: Sequence[int]
-) -> None:
-    """Gives all ranks the parameters in a part of the vector that each has updated.
-
-    ends: where in the part those of each rank begin, and the end. Clears all of its gradients.
-    """
-    flat = model.flat
-    ranks.collect(flat.data[part], ends).wait()
-    flat.grad[part] = 0
-    if flat.working is not None:
-        model.workspace.kernels.copy_vector(flat.working[part], flat.data[part])

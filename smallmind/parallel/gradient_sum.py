@@ -16,8 +16,8 @@ import numpy as np
 
 from smallmind.kernels.half import BFLOAT16
 from smallmind.nn.transformer import TransformerModel
-from smallmind.parallel.ranks import Pending, Ranks, bounds
-from smallmind.parallel.shards import Node, TreeSum, left_over, own_shards
+from smallmind.parallel.group import Group, Pending
+from smallmind.parallel.shards import Node, TreeSum, bounds, left_over, own_shards
 
 BLOCK = 1 << 20  # elements that are exchanged at a time: what arrives stays in the cache
 
@@ -37,10 +37,10 @@ class GradientSum:
     """
 
     def __init__(
-        self, model: TransformerModel, ranks: Ranks, shards: int, rounds: bool = False
+        self, model: TransformerModel, group: Group, shards: int, rounds: bool = False
     ) -> None:
-        self.ranks = ranks
-        self.own = own_shards(ranks.rank, ranks.size, shards)
+        self.group = group
+        self.own = own_shards(group.rank, group.size, shards)
         self.early: Sequence[slice] = ()  # parts that `send_next` may send before `total`
         self._model = model
         self._grad = model.flat.grad
@@ -48,7 +48,7 @@ class GradientSum:
         self._dtype = np.dtype(BFLOAT16) if self._rounds else self._grad.dtype
         self._tree: TreeSum[np.ndarray] = TreeSum(self._join)  # of all own shards but the last
         # The nodes that each rank has left once it has added its own shards.
-        self._left = [left_over(own_shards(r, ranks.size, shards)) for r in range(ranks.size)]
+        self._left = [left_over(own_shards(r, group.size, shards)) for r in range(group.size)]
         self._unused: list[np.ndarray] = []
         self._rooms: dict[tuple[int, int], np.ndarray] = {}
         self._rounded: np.ndarray | None = None  # the gradient of the last own shard
@@ -79,7 +79,7 @@ class GradientSum:
 
     def send_early(self) -> None:
         """Sends what remains of the early parts, complete or not: the other ranks wait for it."""
-        if self.ranks.size > 1:
+        if self.group.size > 1:
             for part in self.early[self._sent :]:
                 self._send(part)
 
@@ -88,7 +88,7 @@ class GradientSum:
 
         All of them have sent the early parts.
         """
-        if self.ranks.size == 1 and len(self.own) == 1:
+        if self.group.size == 1 and len(self.own) == 1:
             return  # a single shard, whose gradient the model has
         for part in _others(self.early, self._grad.size):
             self._send(part)
@@ -104,7 +104,7 @@ class GradientSum:
 
     def discard(self) -> None:
         """Ends a step that all ranks have given up. The gradients are anything then."""
-        if self.early and self.ranks.size > 1:  # others may have sent some of it already
+        if self.early and self.group.size > 1:  # others may have sent some of it already
             self.total()
         self._unused += [node.value for node in self._tree.nodes]
         self._tree.nodes.clear()
@@ -125,7 +125,7 @@ class GradientSum:
     def _send(self, part: slice) -> None:
         """Adds the own shards in a part of the vector, and exchanges it with the other ranks."""
         vectors = [node.value for node in self._own_sum(part)]
-        if self.ranks.size == 1:
+        if self.group.size == 1:
             return
         arriving = self._spread(vectors, self._sent % 2)
         self._sent += 1
@@ -150,20 +150,20 @@ class GradientSum:
         for node in self._tree.nodes:
             tree.push(node._replace(value=node.value[part]))
         tree.push(Node(self.own[-1], 1, last))
-        if self.ranks.size == 1:
+        if self.group.size == 1:
             tree.total()
         return tree.nodes
 
     def _spread(self, vectors: list[np.ndarray], turn: int) -> list[Pending]:
         """Sends what this rank has left of a part, a piece to each rank."""
-        ends = bounds(vectors[0].size, self.ranks.size)
-        length = ends[self.ranks.rank + 1] - ends[self.ranks.rank]
+        ends = bounds(vectors[0].size, self.group.size)
+        length = ends[self.group.rank + 1] - ends[self.group.rank]
         sent = []
         for i in range(max(map(len, self._left))):
             senders = [len(left) > i for left in self._left]
             room = self._room(turn, i, length * (sum(senders) - (i < len(vectors))))
             vector = vectors[i] if i < len(vectors) else None
-            sent.append(self.ranks.spread(vector, ends, senders, room))
+            sent.append(self.group.spread(vector, ends, senders, room))
         return sent
 
     def _add_arrived(self) -> None:
@@ -173,10 +173,10 @@ class GradientSum:
         vectors, arriving = self._on_its_way
         self._on_its_way = None
         arrived = [pending.wait() for pending in arriving]
-        ends = bounds(vectors[0].size, self.ranks.size)
-        own = slice(ends[self.ranks.rank], ends[self.ranks.rank + 1])
+        ends = bounds(vectors[0].size, self.group.size)
+        own = slice(ends[self.group.rank], ends[self.group.rank + 1])
         self._add_pieces(vectors[-1][own], [vector[own] for vector in vectors], arrived)
-        self._sums.append(self.ranks.collect(vectors[-1], ends))
+        self._sums.append(self.group.collect(vectors[-1], ends))
 
     def _room(self, turn: int, i: int, size: int) -> np.ndarray:
         """An array for what arrives, reused for every other part."""
@@ -205,7 +205,7 @@ class GradientSum:
         tree: TreeSum[np.ndarray] = TreeSum(join)
         for rank, left in enumerate(self._left):
             for i, node in enumerate(left):
-                piece = own[i] if rank == self.ranks.rank else arrived[i][rank]
+                piece = own[i] if rank == self.group.rank else arrived[i][rank]
                 assert piece is not None
                 tree.push(Node(node.first, node.size, piece))
         total = tree.total()
@@ -224,10 +224,10 @@ def _others(parts: Sequence[slice], size: int) -> Iterator[slice]:
 
 @contextmanager
 def adding(
-    model: TransformerModel, ranks: Ranks, shards: int, rounds: bool = False
+    model: TransformerModel, group: Group, shards: int, rounds: bool = False
 ) -> Iterator[GradientSum]:
     """Within the block, adds up gradients, in vectors that are rented from the model's pool."""
-    gradient_sum = GradientSum(model, ranks, shards, rounds)
+    gradient_sum = GradientSum(model, group, shards, rounds)
     try:
         yield gradient_sum
     finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from smallmind.checks import InputError
 from smallmind.parallel import environment
-from smallmind.parallel.ranks import ALONE, Ranks
+from smallmind.parallel.group import ALONE, Group
 
 INSTALL = "python -m pip install mpi4py mpich"
 GRACE = 10  # seconds in which ranks that all fail alike end by themselves
@@ -24,7 +24,7 @@ if not select.select([1], [], [], {grace})[0]:
 BUILD = "python -m pip install --no-binary mpi4py mpi4py"  # for an MPI of the system
 
 
-def join(patience: float, threads: int | None = None) -> Ranks:
+def join(patience: float, threads: int | None = None) -> Group:
     """The ranks that mpiexec has started, of which this process is one; else ALONE.
 
     Unless a number of threads is given, the ranks on a machine divide its cores: this process and
@@ -52,7 +52,7 @@ def _ending_after(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _join(patience: float, threads: int | None) -> Ranks:
+def _join(patience: float, threads: int | None) -> Group:
     expected = environment.size()
     try:
         from mpi4py import MPI
@@ -62,8 +62,8 @@ def _join(patience: float, threads: int | None) -> Ranks:
         raise InputError(f"several ranks need mpi4py and an MPI ({error}): {INSTALL}") from None
     except RuntimeError as error:  # there is no MPI that it could load
         raise InputError(
-            f"mpi4py found no MPI ({_first_line(error)}): {INSTALL}, or build it for that of your "
-            f"system: {BUILD}"
+            f"mpi4py found no MPI ({str(error).splitlines()[0]}): {INSTALL}, or build it for that "
+            f"of your system: {BUILD}"
         ) from None
     world = MPI.COMM_WORLD
     if expected not in (None, world.size):
@@ -72,14 +72,14 @@ def _join(patience: float, threads: int | None) -> Ranks:
             "are of different kinds. Use the mpiexec that is beside python in this environment, or "
             f"build mpi4py for the other one: {BUILD}"
         )
-    from smallmind.parallel.mpi import MPIRanks
+    from smallmind.parallel.mpi import MPIGroup
 
     neighbours = world.Split_type(MPI.COMM_TYPE_SHARED)
     if threads is None:
         use_cores(share_of_cores(neighbours.rank, neighbours.allgather(usable_cpus())))
-    ranks = MPIRanks(world, patience, neighbours.size)
+    group = MPIGroup(world, patience, neighbours.size)
     neighbours.Free()
-    return ranks
+    return group
 
 
 def end_others(status: int) -> None:
@@ -109,7 +109,7 @@ def usable_cpus() -> list[int]:
 def share_of_cores(place: int, cpus: Sequence[Sequence[int]]) -> list[int]:
     """The CPUs that each rank may use -> the logical CPUs of rank `place`, one per core.
 
-    Ranks that may use the same ones divide them, core by core; ranks that mpiexec has bound apart
+    Group that may use the same ones divide them, core by core; ranks that mpiexec has bound apart
     stay where they are. More ranks than cores take turns.
     """
     mine = list(cpus[place])
@@ -144,7 +144,3 @@ def use_cores(cpus: Sequence[int]) -> None:
     os.environ.setdefault("NUMBA_NUM_THREADS", str(max(1, len(cpus))))
     if cpus:
         os.sched_setaffinity(0, cpus)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

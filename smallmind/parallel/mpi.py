@@ -12,17 +12,18 @@ from mpi4py import MPI
 
 from smallmind.console import activity
 from smallmind.kernels.half import BFLOAT16
-from smallmind.parallel.ranks import ENDED, Ranks
+from smallmind.parallel.group import ENDED, Group
 
 SHARE = 1  # the tag of messages with small values
 MOST = 1 << 26  # bytes of an array that are sent at a time: counts of MPI are 32 bits
 TYPES = {np.dtype(np.float32): MPI.FLOAT, np.dtype(BFLOAT16): MPI.INT16_T}
 SPINNING = 1e-3  # seconds of a wait in which a rank only lets others run; then it sleeps
 NAP = 1e-4  # seconds
+let_others_run = getattr(os, "sched_yield", lambda: time.sleep(0))  # macOS and Windows lack it
 ENDING = 10.0  # seconds in which the other ranks notice that rank 0 has ended
 
 
-class MPIRanks(Ranks):
+class MPIGroup(Group):
     """The processes that `mpiexec` has started.
 
     `patience` is the number of seconds after which a rank that does not answer is given up;
@@ -33,17 +34,16 @@ class MPIRanks(Ranks):
         self.rank, self.size = communicator.rank, communicator.size
         self.neighbours = neighbours
         self.patience = patience
-        self.agreed: Exception | None = None
         self.pending: list[_Pending] = []  # what has not been waited for
         self._communicator = communicator
         hosts = communicator.allgather(MPI.Get_processor_name())
         several = len(set(hosts)) > 1
-        self.names: Sequence[str] = [
+        self.names = [
             f"rank {i} on {host}" if several else f"rank {i}" for i, host in enumerate(hosts)
         ]
 
     def share(self, value: Any) -> list[Any]:
-        """As in Ranks. Values are sent in pairs, so that an error can name who has not answered."""
+        """As in Group. Values are sent in pairs, so that an error can name who has not answered."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         data = json.dumps(value).encode()
         values: dict[int, Any] = {self.rank: json.loads(data)}
@@ -140,7 +140,7 @@ class MPIRanks(Ranks):
             while not is_done():
                 waited = time.monotonic() - begun
                 if waited < SPINNING:
-                    _let_others_run()  # ranks may share a core
+                    let_others_run()  # ranks may share a core
                     continue
                 time.sleep(NAP)
                 activity.tick()
@@ -149,30 +149,23 @@ class MPIRanks(Ranks):
                     raise TimeoutError(f"no answer from {names} for {self.patience:g} seconds")
 
 
-def _let_others_run() -> None:
-    if hasattr(os, "sched_yield"):  # not on macOS and Windows
-        os.sched_yield()
-    else:
-        time.sleep(0)
-
-
 class _Pending:
     """A request of MPI and the arrays that it fills."""
 
     def __init__(
-        self, ranks: MPIRanks, request: MPI.Request, pieces: list[np.ndarray | None]
+        self, group: MPIGroup, request: MPI.Request, pieces: list[np.ndarray | None]
     ) -> None:
-        self._ranks = ranks
+        self._group = group
         self._request = request
         self._pieces = pieces
-        ranks.pending.append(self)
+        group.pending.append(self)
 
     def has_arrived(self) -> bool:
         """True if the data has arrived; MPI makes progress while it is asked."""
         return bool(self._request.Test())
 
     def wait(self) -> list[np.ndarray | None]:
-        others = [rank for rank in range(self._ranks.size) if rank != self._ranks.rank]
-        self._ranks._wait(self.has_arrived, lambda: others)
-        self._ranks.pending.remove(self)
+        others = [rank for rank in range(self._group.size) if rank != self._group.rank]
+        self._group._wait(self.has_arrived, lambda: others)
+        self._group.pending.remove(self)
         return self._pieces

@@ -13,13 +13,17 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from smallmind.checks import InputError
-from smallmind.parallel.ranks import bounds
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Sampler
 
 Value = TypeVar("Value")
 
 DEFAULT_SHARDS = 8  # of a run that begins under mpiexec, on any number of ranks
+
+
+def bounds(count: int, parts: int) -> list[int]:
+    """Where each of the parts of `count` things begins, and the end; they differ by at most one."""
+    return [count * i // parts for i in range(parts + 1)]
 
 
 def check_size(size: int, shards: int) -> None:
@@ -52,10 +56,8 @@ class ShardSampler(Sampler):
         return math.ceil(self.whole.max_batch_size * len(self.own) / self.shards)
 
     def starts(self, number: int) -> np.ndarray:
-        if self.shards == 1:
-            return self.whole.starts(number)
-        begin = bounds(self.windows_in_batch(number), self.shards)
-        return self.whole.starts(number)[begin[self.own.start] : begin[self.own.stop]]
+        ends = self._ends(number)
+        return self.whole.starts(number)[ends[self.own.start] : ends[self.own.stop]]
 
     def windows_in_batch(self, number: int) -> int:
         return self.whole.windows_in_batch(number)
@@ -65,17 +67,19 @@ class ShardSampler(Sampler):
 
     def shard(self, number: int, batch: Batch, shard: int) -> Batch:
         """The windows of one shard of batch `number`, as drawn by this sampler."""
-        if self.shards == 1:
-            return batch
-        begin = bounds(self.windows_in_batch(number), self.shards)
-        first = begin[self.own.start]
-        part = slice(begin[shard] - first, begin[shard + 1] - first)
-        return batch.part(part)._replace(first_window=begin[shard])
+        ends = self._ends(number)
+        first = ends[self.own.start]
+        part = slice(ends[shard] - first, ends[shard + 1] - first)
+        return batch.part(part)._replace(first_window=ends[shard])
 
     def windows_of(self, number: int, shard: int) -> int:
         """The number of windows that a shard has of batch `number`."""
-        begin = bounds(self.windows_in_batch(number), self.shards)
-        return begin[shard + 1] - begin[shard]
+        ends = self._ends(number)
+        return ends[shard + 1] - ends[shard]
+
+    def _ends(self, number: int) -> list[int]:
+        """The places in batch `number` where each shard begins, and the end."""
+        return bounds(self.windows_in_batch(number), self.shards)
 
 
 class Node(NamedTuple, Generic[Value]):

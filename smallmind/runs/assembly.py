@@ -14,7 +14,7 @@ from smallmind.files import safetensors
 from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel, resolve_precision
 from smallmind.parallel.environment import launched
-from smallmind.parallel.ranks import ALONE, Ranks
+from smallmind.parallel.group import ALONE, Group
 from smallmind.runs.files import MODEL
 from smallmind.runs.loading import find, load_model, read_tokenizer
 from smallmind.runs.source import Source, TextSource, TokenSource, paths_of
@@ -202,7 +202,7 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
         run=run,
         distillation=settings.distillation,
     )
-    # Ranks choose their own, each on its machine.
+    # Several processes choose their own, each on its machine.
     return resolved if launched() else resolved.replace(threads=choose_threads(run, resolved))
 
 
@@ -252,7 +252,7 @@ def build_training(
     data: Dataset,
     tokenizer: Tokenizer,
     initial: Initial | None = None,
-    ranks: Ranks = ALONE,
+    group: Group = ALONE,
 ) -> Training:
     """The training that resolved settings describe; kernels run on its threads from now on.
 
@@ -270,7 +270,7 @@ def build_training(
     if initial:
         model.flat.data[:] = initial.weights
     model.use_precision(settings.training.requested_precision)
-    return Training(model, data=data, distillation=distillation, ranks=ranks)
+    return Training(model, data=data, distillation=distillation, group=group)
 
 
 def load_distillation(

@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import shutil
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -163,14 +162,10 @@ class RunDirectory:
 
     def save_config(self, config: SavedConfig) -> None:
         """Writes settings, hashes, the size and the versions that the run was made with."""
+        others = config._asdict()
         fields = {
-            **config.settings.to_dict(),
-            "text_sha256": config.text_sha256,
-            "teacher_sha256": config.teacher_sha256,
-            "initial_sha256": config.initial_sha256,
-            "imported": config.imported,
-            "extended_after": config.extended_after,
-            "awaits_timing": config.awaits_timing,
+            **others.pop("settings").to_dict(),
+            **others,
             "parameters": declare_parameters(config.settings.model).count,  # for who looks at runs
             "smallmind": __version__,
             "python": platform.python_version(),
@@ -304,7 +299,7 @@ class RunDirectory:
 
     def cut_samples(self, step: int) -> None:
         """Removes the samples of later steps, which a run that resumes after this one writes."""
-        texts = SAMPLES_BEGIN.split(self._samples())
+        texts = SAMPLES_BEGIN.split(self._read(SAMPLES))
         kept = [
             text for text in texts if not (begin := SAMPLE.match(text)) or int(begin[1]) <= step
         ]
@@ -359,36 +354,31 @@ class RunDirectory:
 
     def save_sample(self, step: int, text: str) -> None:
         """Adds a sample of generated text, unless there is one of this step."""
-        samples = self._samples()
+        samples = self._read(SAMPLES)
         if not _is_sampled(samples, step):
             durable.write(self.path / SAMPLES, [samples, f"--- step {step}\n{text}\n".encode()])
 
     def is_complete(self, step: int) -> bool:
         """Tells whether all is saved that comes after the last step."""
         # The sample comes last: without it, other things may be missing too.
-        return self.has_model() and _is_sampled(self._samples(), step)
+        return self.has_model() and _is_sampled(self._read(SAMPLES), step)
 
     def _metrics(self) -> list[bytes]:
         """The lines of the metrics; none if the file is missing."""
-        path = self.path / METRICS
+        return self._read(METRICS).splitlines(keepends=True)
+
+    def _read(self, name: str) -> bytes:
+        """The content of one of its files; empty if that is missing. InputError if unreadable."""
+        path = self.path / name
         try:
             with durable.open_regular(path, follow=False) as file:
-                return file.read().splitlines(keepends=True)
+                return file.read()
         except FileNotFoundError:
-            return []
+            return b""
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}") from None
         except ValueError as error:
             raise InputError(f"{path}: {error}; remove it") from None
-
-    def _samples(self) -> bytes:
-        try:
-            with durable.open_regular(self.path / SAMPLES, follow=False) as file:
-                return file.read()
-        except FileNotFoundError:
-            return b""
-        except ValueError as error:
-            raise InputError(f"{self.path / SAMPLES}: {error}; remove it") from None
 
     def _make_and_lock(self) -> None:
         while True:
@@ -443,14 +433,17 @@ class RunDirectory:
         the user may have put some there: only a tokenizer that was written here counts, with what
         was published with it, and the same text.
         """
-        if not _is_empty(self.path / METRICS):
+        if _content(self.path / METRICS) != b"":
             return set()
-        left = {METRICS}
-        if _is_tokenizer(self.path / TOKENIZER):
-            left.add(TOKENIZER)
-        if _is_published(self.path / PUBLISHED):
-            left.add(PUBLISHED)
-        if text is not None and _content(self.path / TEXT) == text.encode():
+        names = TOKENIZER, PUBLISHED, TEXT
+        left, content = {METRICS}, {name: _content(self.path / name) for name in names}
+        with suppress(InputError):
+            if content[TOKENIZER] == encoded(Tokenizer.load(self.path / TOKENIZER).as_json()):
+                left.add(TOKENIZER)
+        with suppress(TypeError, ValueError):
+            if content[PUBLISHED] == _published(safetensors.from_json(content[PUBLISHED] or b"")):
+                left.add(PUBLISHED)
+        if text is not None and content[TEXT] == text.encode():
             left.add(TEXT)
         return left
 
@@ -479,15 +472,6 @@ def _new_files(text: str | None) -> list[str]:
     return [*first, *([] if text is None else [TEXT]), METRICS]
 
 
-def _is_empty(path: Path) -> bool:
-    """Tells whether a path is that of a regular file without contents."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return False
-    return stat.S_ISREG(found.st_mode) and not found.st_size
-
-
 def _content(path: Path) -> bytes | None:
     """The content of a regular file; None if there is none."""
     try:
@@ -495,24 +479,6 @@ def _content(path: Path) -> bytes | None:
             return file.read()
     except (OSError, ValueError):
         return None
-
-
-def _is_tokenizer(path: Path) -> bool:
-    """Tells whether a file is, byte for byte, a tokenizer.json that was written here."""
-    content = _content(path)
-    try:
-        return content is not None and content == encoded(Tokenizer.load(path).as_json())
-    except InputError:
-        return False
-
-
-def _is_published(path: Path) -> bool:
-    """Tells whether a file is, byte for byte, a published.json that was written here."""
-    content = _content(path)
-    try:
-        return content is not None and content == _published(safetensors.from_json(content))
-    except (TypeError, ValueError):
-        return False
 
 
 def _published(said: Mapping[str, Any]) -> bytes:

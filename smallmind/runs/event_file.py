@@ -13,7 +13,7 @@ import math
 import os
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ NAME = "events.out.tfevents.{seconds:010d}.smallmind"
 VERSION = b"brain.Event:2"
 MASK = 0xA282EAD8
 POLYNOMIAL = 0x82F63B78  # of CRC-32C, its bits reversed
+LARGEST = 3.4028234e38  # float that fits into 32 bits
 VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5  # wire types
 START = 1  # of a session: TensorBoard drops what earlier ones wrote from this step on
 
@@ -37,16 +38,9 @@ def crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def _table() -> tuple[int, ...]:
-    table = []
-    for crc in range(256):
-        for _ in range(8):
-            crc = (crc >> 1) ^ (POLYNOMIAL if crc & 1 else 0)
-        table.append(crc)
-    return tuple(table)
-
-
-TABLE = _table()
+TABLE = list(range(256))  # the checksum of each byte
+for _ in range(8):
+    TABLE = [(crc >> 1) ^ (POLYNOMIAL if crc & 1 else 0) for crc in TABLE]
 
 
 def frame(data: bytes) -> bytes:
@@ -77,11 +71,12 @@ def scalars_of(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield f"{group}/{name.removeprefix('final_')}", float(value)
 
 
-def summary_event(step: int, scalars: Iterator[tuple[str, float]]) -> bytes:
+def summary_event(step: int, scalars: Iterable[tuple[str, float]]) -> bytes:
     """An Event with scalars."""
     values = b""
     for tag, scalar in scalars:
-        value = _field(1, BYTES, tag.encode()) + _field(2, FLOAT, struct.pack("<f", _float(scalar)))
+        fits = math.copysign(math.inf, scalar) if abs(scalar) > LARGEST else scalar
+        value = _field(1, BYTES, tag.encode()) + _field(2, FLOAT, struct.pack("<f", fits))
         values += _field(1, BYTES, value)
     return _event(step, _field(5, BYTES, values))
 
@@ -89,11 +84,6 @@ def summary_event(step: int, scalars: Iterator[tuple[str, float]]) -> bytes:
 def start_event(step: int) -> bytes:
     """An Event that says that a session starts at a step."""
     return _event(step, _field(7, BYTES, _field(1, VARINT, _varint(START))))
-
-
-def version_event() -> bytes:
-    """The Event that begins every file."""
-    return _event(0, _field(3, BYTES, VERSION))
 
 
 def _event(step: int, content: bytes) -> bytes:
@@ -116,12 +106,6 @@ def _varint(number: int) -> bytes:
     return bytes([*encoded, number])
 
 
-def _float(value: float) -> float:
-    """A value that fits into 32 bits."""
-    largest = 3.4028234e38
-    return math.copysign(math.inf, value) if abs(value) > largest else value
-
-
 class EventFile:
     """The event file of one session of a run, made when the first record is added.
 
@@ -134,7 +118,7 @@ class EventFile:
         while any(directory.glob(NAME.format(seconds=seconds) + "*")):
             seconds += 1  # sorted by name, the files of a run are in order
         self.path = directory / NAME.format(seconds=seconds)
-        self._begin = frame(version_event()) + frame(start_event(step + 1))
+        self._begin = frame(_event(0, _field(3, BYTES, VERSION))) + frame(start_event(step + 1))
         self._unwritten = b""
         self._size = 0  # of the whole frames on disk
 
@@ -144,7 +128,7 @@ class EventFile:
         if "spike_step" in record:  # the run is back at an earlier step
             self._unwritten += frame(start_event(record["step"] + 1))
         if scalars:
-            self._unwritten += frame(summary_event(record["step"], iter(scalars)))
+            self._unwritten += frame(summary_event(record["step"], scalars))
         if self._unwritten:
             self._flush()
 

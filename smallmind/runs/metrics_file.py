@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from smallmind.checks import from_json, whole
 from smallmind.files import durable
@@ -52,7 +52,8 @@ class MetricsFile:
         OSError or ValueError if the file cannot be read, at once.
         """
         with durable.open_regular(self.path) as file:
-            if not self._continues(file):
+            file.seek(self._offset - len(self._last))
+            if file.read(len(self._last)) != self._last:  # it is another file
                 self._begin()
                 self.restarts += 1
             file.seek(self._offset)
@@ -81,11 +82,6 @@ class MetricsFile:
             else:
                 self.unreadable.append(self.lines)
             place = end + 1
-
-    def _continues(self, file: BinaryIO) -> bool:
-        """Tells whether the file still has the last line that was read where it was."""
-        file.seek(self._offset - len(self._last))
-        return file.read(len(self._last)) == self._last
 
 
 def _last_record(lines: bytes) -> list[dict[str, Any]]:

@@ -89,10 +89,10 @@ def measure(
     """The pace of a run of about `seconds` that saves to directory; None if it was stopped.
 
     The run ends with an evaluation of the whole held-out part and a sample of `sample_tokens`
-    tokens. Trains some steps, and restores model and training afterwards. Only the first process
-    has a directory, and only its measurement counts.
+    tokens. Trains some steps, and restores model and training afterwards. All processes that train
+    together call it, but only the first has a directory, and only its measurement counts.
     """
-    with training.leading("measure", config, seconds), training.preserved():
+    with training.preserved():
         step = _step(training, config, min(MAX_SECONDS, MAX_SHARE * seconds))
         if step is None:
             return None
@@ -157,7 +157,7 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
     model.workspace.pool.trim()  # a run has batches of other sizes
     learning, update, reading = map(min, tries)
     # Processes divide the windows, of a step by shards; what they exchange is left out.
-    size = training.processes
+    size = training.group.size
     most = math.ceil(config.shards / size) / config.shards  # that one of them has
     learning, reading = learning / windows * most, reading / windows / size
     sample = sampling[0] * SAMPLE_TOKENS / TIMED_TOKENS
@@ -255,7 +255,7 @@ def _step(training: Training, config: TrainingConfig, seconds: float) -> float |
                 continue
             spent = ends[-1] - ends[COLD_STEPS - 1]
             # `Training.stop` would also stop what is timed next.
-            if training.of_first(spent >= seconds):
+            if training.group.share(spent >= seconds)[0]:
                 return spent / steps
     return None
 

@@ -8,13 +8,13 @@ from typing import Any, Self
 from smallmind.checks import InputError, check_type
 from smallmind.corpus.preparation import Encoding
 from smallmind.nn.transformer import TransformerModel
-from smallmind.parallel.ranks import ALONE, Ranks
+from smallmind.parallel.group import ALONE, Group
 from smallmind.runs import assembly, loading
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import Text, name_of, paths_of
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.pace import Pace
-from smallmind.runs.ranks import lead
+from smallmind.runs.parallel import lead
 from smallmind.runs.source import TOKENS, Source, TextSource, read_source, reread_source
 from smallmind.text.dataset import Dataset
 from smallmind.text.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ class SavedRun:
         self.directory = directory
         self.config = config
         self._cache = self.path.resolve().parent / TOKENS  # of texts that are large for the memory
-        self.ranks: Ranks = ALONE  # that train it; this one is rank 0
+        self.group: Group = ALONE  # the processes that train it, of which this is the first
         self.final: Evaluation | None = None
         self.sample: str | None = None
         self.pace: Pace | None = None  # as `fit_steps` has measured it
@@ -181,10 +181,10 @@ class SavedRun:
         """
         data, tokenizer = self.data, self._tokenizer()
         training = assembly.build_training(
-            self.settings, data, tokenizer, self._initial(), self.ranks
+            self.settings, data, tokenizer, self._initial(), self.group
         )
         checkpoint.check_size(training.state())
-        lead(self.ranks, self.settings, self.source, training)
+        lead(self.group, self.settings, self.source, training)
         if training.distillation:
             self._check_teacher(training.distillation.digest)
         return training

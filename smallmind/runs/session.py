@@ -8,8 +8,9 @@ from smallmind.checks import InputError
 from smallmind.console.activity import clock
 from smallmind.runs import assembly, pace
 from smallmind.runs.directory import RunDirectory
-from smallmind.runs.interrupt import stopping_on_interrupt
+from smallmind.runs.parallel import announce
 from smallmind.runs.saved import SavedRun
+from smallmind.signals import stopping_on_interrupt
 from smallmind.text.samplers import Epochs
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.clock import StepClock
@@ -50,7 +51,9 @@ class Session:
     def fit_steps(self, end: float) -> tuple[pace.Pace, float] | None:
         """Sets the number of steps. Arguments, result and errors as `Run.fit_steps`."""
         run, training, config = self.run, fresh_training(self.run), self.run.settings.training
-        measured = pace.measure(training, config, end - clock(), run.path, SAMPLE_TOKENS)
+        seconds = end - clock()
+        announce(run.group, "measure", config, seconds)
+        measured = pace.measure(training, config, seconds, run.path, SAMPLE_TOKENS)
         run.is_used = False  # measuring has restored it
         if measured is None or run.is_stopping:
             return None
@@ -74,6 +77,7 @@ class Session:
             newest = self._begin()
             yield from self._warnings(newest.step if newest else 0)
             with BackgroundSaver(run.path, config.keep) as saver:
+                announce(run.group, "steps", config, state=newest)
                 records = training.steps(config, newest, saver=saver)
                 del newest
                 if run.is_stopping:  # since before there was a training to stop
@@ -204,6 +208,7 @@ def save_ending(
         directory.save_model(training.model, training.tokenizer, step)
     if has_ended:
         with StepClock(training.progress).apart("final evaluation"):
+            announce(training.group, "evaluate_held_out", training.config)
             final = training.evaluate_held_out()
     if final:
         scores = final.loss, final.perplexity, final.bits_per_character, final.bits_per_byte

@@ -12,7 +12,7 @@ from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from smallmind.checks import InputError, from_json, whole
 from smallmind.console import activity
@@ -79,26 +79,21 @@ def newest(directory: str | PathLike[str]) -> tuple[RunState | None, list[tuple[
 
     The best one is read only if another was skipped. None if no checkpoint is sound.
     """
-    found, skipped = _newest(directory)
-    # A run that is going may have replaced the files between the listing and the reading.
-    while not found and any(not os.path.lexists(path) for path, _ in skipped):
-        found, skipped = _newest(directory)
-    return found, skipped
-
-
-def _newest(directory: str | PathLike[str]) -> tuple[RunState | None, list[tuple[Path, str]]]:
-    found: RunState | None = None
-    skipped: list[tuple[Path, str]] = []
-    for path in _files(_folder(directory)):
-        if found and (path.name != BEST or not skipped):
-            continue
-        try:
-            state = load(path)
-        except InputError as error:
-            skipped.append((path, str(error)))
-        else:
-            found = state if not found or state.step > found.step else found
-    return found, skipped
+    while True:
+        found: RunState | None = None
+        skipped: list[tuple[Path, str]] = []
+        for path in _files(_folder(directory)):
+            if found and (path.name != BEST or not skipped):
+                continue
+            try:
+                state = load(path)
+            except InputError as error:
+                skipped.append((path, str(error)))
+            else:
+                found = state if not found or state.step > found.step else found
+        # A run that is going may have replaced the files between the listing and the reading.
+        if found or all(os.path.lexists(path) for path, _ in skipped):
+            return found, skipped
 
 
 def steps(directory: str | PathLike[str]) -> list[int]:
@@ -144,42 +139,20 @@ def clear_stale(directory: str | PathLike[str]) -> None:
         durable.clear_stale(_folder(directory), 0)
 
 
-def check_unused(directory: str | PathLike[str]) -> None:
-    """InputError if the directory of a new run already holds checkpoints."""
-    if found := _files(_folder(directory)):
-        raise InputError(
-            f"{found[0].parent} holds checkpoints of another run; choose another directory"
-        )
+class Saver:
+    """Where a run saves its state: here nowhere, while another process saves it."""
 
-
-class Saver(Protocol):
-    """Where a run saves its state."""
-
-    def save(self, state: RunState, best: bool) -> Exception | None:
+    def save(self, state: RunState, best: bool = False) -> Exception | None:
         """Starts saving a state, if `best` also as the best one -> why the last save failed.
 
         Once this returns, the state may change, unless it is a Snapshot: that must not change
         until `wait` has returned None or another state is saved.
         """
+        return None
 
     def wait(self) -> Exception | None:
         """Waits until no save is running -> why the last one failed, or None."""
-
-    def close(self) -> None:
-        """Waits, and raises the exception of the last save if it failed."""
-
-
-class NoSaver:
-    """Saves nothing: the first process does, and this one only gives it what it lacks."""
-
-    def save(self, state: RunState, best: bool) -> Exception | None:
         return None
-
-    def wait(self) -> Exception | None:
-        return None
-
-    def close(self) -> None:
-        pass
 
 
 class SavingThread(threading.Thread):
@@ -190,7 +163,7 @@ class SavingThread(threading.Thread):
         self.directory = directory.resolve()
 
 
-class BackgroundSaver:
+class BackgroundSaver(Saver):
     """Saves checkpoints of the run in `directory` while the run continues.
 
     `failure` is why the last save failed, or None. The next call tries a failed save again. If the
@@ -207,11 +180,7 @@ class BackgroundSaver:
         self._thread: threading.Thread | None = None  # the last one that writes
 
     def save(self, state: RunState, best: bool = False) -> Exception | None:
-        """Saves a state in the background -> why the previous save failed, or None.
-
-        Waits for the previous save, and tries it once more if it failed. See Saver.save for when
-        the state may change.
-        """
+        """As `Saver.save`. Waits for the previous save, and tries it once more if it failed."""
         failure = self.wait()
         with self._lock:
             self._pending = None  # an interrupt may leave the copy incomplete

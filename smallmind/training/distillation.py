@@ -130,24 +130,6 @@ class Distillation:
         weighting = batch.weighting
         return model.loss_and_gradients(batch.ids, batch.targets, scale, at, objective, **weighting)
 
-    def take_gradient(self) -> float:
-        """The temperature's gradient so far, which is then cleared."""
-        gradient = float(self.temperature_parameter.dx[0])
-        self.zero_gradient()
-        return gradient
-
-    def add_gradient(self, gradient: float) -> None:
-        """Adds to the temperature's gradient."""
-        self.temperature_parameter.dx += gradient
-
-    def zero_gradient(self) -> None:
-        """Clears the temperature's gradient, as model.zero_gradients does the model's."""
-        self.temperature_parameter.zero_gradient()
-
-    def step(self, learning_rate: float) -> None:
-        """One update of the temperature, if it is learnt."""
-        self.temperature_parameter.step(learning_rate)
-
     def settings(self) -> dict[str, Any]:
         """The settings that a resumed run must share with the run that it resumes."""
         return {
@@ -157,14 +139,6 @@ class Distillation:
             "learn_temperature": self.config.learn_temperature,
             "top_k": None if self.cache_file is None else self.top_k,
         }
-
-    def state(self) -> dict[str, float]:
-        """The state that steps change, JSON-able."""
-        return self.temperature_parameter.state()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restores what state() returned."""
-        self.temperature_parameter.load_state(state)
 
     def _with_teacher_logits(
         self,

@@ -1,6 +1,5 @@
 """Evaluates a model on a text, or some windows of it; decides when a run evaluates and stops."""
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -12,14 +11,15 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.nn.transformer import TransformerModel
+from smallmind.parallel.group import ALONE
 from smallmind.settings.config import TrainingConfig
-from smallmind.text.dataset import Batch, Dataset, Tokens
+from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.tokenizer import Spelled, Tokenizer
 from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress, TargetRecord
 
 # Tokens, an array of any shape -> how many characters begin in them; np.size: one per token.
 Spells = Callable[[np.ndarray], Spelled]  # tokens, an array of any shape -> how much text
-# Items, and what computes the result of one -> the results of all, in order.
+# Items, and what computes the result of one -> the results of all, in order. May raise Stopped.
 Divide = Callable[[Sequence[Any], Callable[[Any], Any]], list[Any]]
 
 GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it, modulo 1, are spread evenly
@@ -63,10 +63,6 @@ class Evaluation:
         return self.correct / self.tokens
 
 
-def _continue() -> None:
-    """Called before each batch of an evaluation that nothing can stop."""
-
-
 class _Counts(NamedTuple):
     """The sums that one batch adds to an evaluation."""
 
@@ -77,9 +73,9 @@ class _Counts(NamedTuple):
     correct: int
 
 
-def _summed(counts: Sequence[_Counts], divisor: int | None = None) -> Evaluation:
-    """Counts of batches, in order -> the mean of their losses, by default per token."""
-    total = 0.0
+def _summed(parts: Sequence[Sequence[Any]], divisor: int | None = None) -> Evaluation:
+    """The fields of batches' counts, in order -> the mean of the losses, by default per token."""
+    counts, total = [_Counts(*part) for part in parts], 0.0
     for loss in itertools.chain.from_iterable(part.losses for part in counts):
         total += loss
     tokens, characters, nbytes, correct = (
@@ -90,41 +86,13 @@ def _summed(counts: Sequence[_Counts], divisor: int | None = None) -> Evaluation
     )
 
 
-def in_turn(items: Sequence[Any], compute: Callable[[Any], Any]) -> list[Any]:
-    """Computes all results here, one after the other."""
-    return [compute(item) for item in activity.parts(items)]
-
-
-def evaluate_batches(
-    model: TransformerModel,
-    get_batch: Callable[[int], Batch],
-    count: int,
-    spells: Spells = Spelled.as_bytes,
-    before_batch: Callable[[], object] = _continue,
-    divide: Divide = in_turn,
-) -> Evaluation:
-    """`count` batches of one shape, by number -> the mean over all their tokens."""
-
-    def compute(number: int) -> _Counts:
-        before_batch()
-        batch = get_batch(number)
-        right = np.empty(batch.targets.shape, np.bool_)
-        loss = float(model.losses(batch.ids, batch.targets, right).mean(dtype=np.float64))
-        spelled = spells(batch.targets)
-        size, hits = batch.targets.size, int(right.sum())
-        return _Counts([loss], size, spelled.characters, spelled.bytes, hits)
-
-    return _summed([_Counts(*part) for part in divide(range(count), compute)], count)
-
-
 def evaluate(
     model: TransformerModel,
     tokens: Tokens,
     spells: Spells = Spelled.as_bytes,
     batch_size: int = 32,
-    before_batch: Callable[[], object] = _continue,
     most: int | None = None,
-    divide: Divide = in_turn,
+    divide: Divide = ALONE.divide,
     shift: float = 0.0,
 ) -> Evaluation:
     """tokens (n,) -> the mean over all of them but the first, which is given, not predicted.
@@ -141,7 +109,6 @@ def evaluate(
     batches = list(_overlapping(n, T, batch_size, most, shift))
 
     def compute(windows: list[tuple[int, slice]]) -> _Counts:
-        before_batch()
         rows = np.stack([tokens[start : start + T + 1] for start, _ in windows])
         targets = rows[:, 1:]
         right = np.empty(targets.shape, np.bool_)
@@ -155,7 +122,7 @@ def evaluate(
             counted += len(row[new])
         return _Counts(losses, counted, characters, nbytes, correct)
 
-    return _summed([_Counts(*part) for part in divide(batches, compute)])
+    return _summed(divide(batches, compute))
 
 
 def count_overlapping(n: int, T: int, most: int | None = None) -> int:
@@ -190,15 +157,12 @@ def evaluate_held_out(
     model: TransformerModel,
     dataset: Dataset,
     batch_size: int = 32,
-    before_batch: Callable[[], object] = _continue,
-    divide: Divide = in_turn,
+    divide: Divide = ALONE.divide,
 ) -> Evaluation:
     """Evaluates a model on the held-out part of a text: all of it, or about MOST_HELD_OUT."""
     spells = dataset.spelled
     with activity.doing("Evaluating the held-out text", usual=True):
-        return evaluate(
-            model, dataset.held_out, spells, batch_size, before_batch, MOST_HELD_OUT, divide
-        )
+        return evaluate(model, dataset.held_out, spells, batch_size, MOST_HELD_OUT, divide)
 
 
 def held_out_loss(
@@ -206,8 +170,7 @@ def held_out_loss(
     dataset: Dataset,
     batches: int,
     number: int,
-    before_batch: Callable[[], object] = _continue,
-    divide: Divide = in_turn,
+    divide: Divide = ALONE.divide,
 ) -> float:
     """The loss of `evaluate_held_out`, estimated on this many batches of its windows.
 
@@ -216,9 +179,7 @@ def held_out_loss(
     B, T = dataset.batch_size, min(dataset.block_size, len(dataset.held_out) - 1)
     most = min(MOST_HELD_OUT, batches * B * max(1, T // 2))
     shift = number * GOLDEN % 1.0
-    held_out = dataset.held_out
-    found = evaluate(model, held_out, Spelled.as_bytes, B, before_batch, most, divide, shift)
-    return found.loss
+    return evaluate(model, dataset.held_out, Spelled.as_bytes, B, most, divide, shift).loss
 
 
 def evaluate_tokens(model: TransformerModel, tokenizer: Tokenizer, tokens: Tokens) -> Evaluation:
@@ -232,8 +193,7 @@ def evaluate_parts(
     model: TransformerModel,
     dataset: Dataset,
     batches: int,
-    before_batch: Callable[[], object] = _continue,
-    divide: Divide = in_turn,
+    divide: Divide = ALONE.divide,
 ) -> EvaluationRecord:
     """`batches` batches of the training and of the held-out part: the same ones at every step.
 
@@ -241,19 +201,18 @@ def evaluate_parts(
     """
 
     def evaluate_part(part: str) -> Evaluation:
-        batch_size = dataset.batch_size
+        spells, count = dataset.spelled, batches or dataset.held_out_batches
         if part == "held_out" and not batches:
-            return evaluate(
-                model, dataset.held_out, dataset.spelled, batch_size, before_batch, divide=divide
-            )
-        return evaluate_batches(
-            model,
-            functools.partial(dataset.evaluation_batch, part),
-            batches or dataset.held_out_batches,
-            dataset.spelled,
-            before_batch,
-            divide,
-        )
+            return evaluate(model, dataset.held_out, spells, dataset.batch_size, divide=divide)
+
+        def compute(number: int) -> _Counts:
+            batch = dataset.evaluation_batch(part, number)
+            right = np.empty(batch.targets.shape, np.bool_)
+            loss = float(model.losses(batch.ids, batch.targets, right).mean(dtype=np.float64))
+            spelled, size = spells(batch.targets), batch.targets.size
+            return _Counts([loss], size, spelled.characters, spelled.bytes, int(right.sum()))
+
+        return _summed(divide(range(count), compute), count)
 
     train, held_out = map(evaluate_part, activity.parts(("train", "held_out")))
     return EvaluationRecord(

@@ -1,15 +1,14 @@
-"""The gradient of each step of a run: shard by shard, added up over all ranks."""
+"""The gradient of each step of a run: shard by shard, added up over all processes."""
 
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from smallmind.nn.workspace import Pass
 from smallmind.parallel.gradient_sum import GradientSum, adding
-from smallmind.parallel.ranks import ORDERLY, Ranks, together
+from smallmind.parallel.group import ORDERLY, Group
 from smallmind.parallel.shards import ShardSampler, own_shards
 from smallmind.settings.config import micro_batch_sizes
 from smallmind.text.dataset import Batch
@@ -24,7 +23,7 @@ WORTH_OVERLAP, COLD_STEPS, TIMED_STEPS = 0.05, 3, 5
 
 
 class Gradients:
-    """Computes the gradients of a run's steps, with the other ranks. See `computing`."""
+    """Computes the gradients of a run's steps, with the other processes. See `computing`."""
 
     def __init__(
         self,
@@ -35,7 +34,7 @@ class Gradients:
         check_stop: Callable[[], object],
     ) -> None:
         self.run = run
-        self.ranks = gradient_sum.ranks
+        self.group = gradient_sum.group
         self.losses: list[float] = []  # of each shard in the last step, as parts of the mean
         self.divisor = 1.0  # what the gradients of the last step have to be divided by
         self._sampler = sampler
@@ -44,26 +43,23 @@ class Gradients:
         self._check_stop = check_stop
         self._objective = make_objective(run.model, run.distillation)
         self._exchange_share = 0.0  # of the time of the last step
-        self._exchange_shares: list[float] = []  # of the first steps, the largest of all ranks
-
-    def together(self, compute: Callable[[], Any]) -> list[Any]:
-        """The results of all ranks, each of which computes its own."""
-        return together(self.ranks, compute)
+        self._exchange_shares: list[float] = []  # of the first steps, the largest of all processes
 
     def compute(self, step: int, loss_scale: float) -> float:
         """Adds loss_scale times the gradient of a step to the model's -> its mean loss.
 
-        All ranks have the same sum then. Errors, Stopped included, are raised on all of them.
+        All processes have the same sum then. Errors, Stopped included, are raised on all of them.
         """
         begun = time.perf_counter()
-        ranks = self.ranks
+        group = self.group
         try:
-            shared = together(
-                ranks, lambda: (self._own_part(step, loss_scale), self._exchange_share)
+            shared = group.together(
+                lambda: (self._own_part(step, loss_scale), self._exchange_share)
             )
         except ORDERLY as error:
-            if error is ranks.agreed or ranks.size == 1:
-                self._discard()
+            if error is group.agreed or group.size == 1:
+                self._sum.discard()
+                self.run.clear_gradients()
             raise
         computed = [part for part, _ in shared]
         shards = [shard for part in computed for shard in part]
@@ -72,7 +68,7 @@ class Gradients:
         self.divisor = total.over(self.windows_in_step(step))
         if self.run.distillation:
             for _, _, dtemperature in shards:
-                self.run.distillation.add_gradient(dtemperature / self.divisor)
+                self.run.distillation.temperature_parameter.dx += dtemperature / self.divisor
         exchanging = time.perf_counter()
         with self.run.model.workspace.profile("ReduceGradients"):
             self._sum.total()
@@ -81,22 +77,18 @@ class Gradients:
         self._choose_overlap(max(share for _, share in shared))
         return total.loss / self.divisor
 
-    def _discard(self) -> None:
-        """Clears what has been computed of a step that all ranks have given up."""
-        self._sum.discard()
-        self.run.clear_gradients()
-
     def place_of_fault(self) -> str:
         """Where the loss of the last step is not finite, for a message; empty if it is or alone."""
-        ranks, shards = self.ranks, len(self.losses)
+        group, shards = self.group, len(self.losses)
         bad = [shard for shard, loss in enumerate(self.losses) if not math.isfinite(loss)]
-        if ranks.size == 1 or not bad:
+        if group.size == 1 or not bad:
             return ""
-        rank = next(r for r in range(ranks.size) if bad[0] in own_shards(r, ranks.size, shards))
-        return f" in data shard {bad[0]}, on {ranks.names[rank]}"
+        names = enumerate(group.names)
+        place = next(name for i, name in names if bad[0] in own_shards(i, group.size, shards))
+        return f" in data shard {bad[0]}, on {place}"
 
     def windows_in_step(self, step: int) -> int:
-        """Update, from 1 -> the number of windows in all its batches together, of all ranks."""
+        """Update, from 1 -> the number of windows in all its batches together, of all processes."""
         return self._sampler.windows_in_step(step)
 
     def passes_in_step(self, step: int) -> int:
@@ -104,7 +96,7 @@ class Gradients:
         return passes_in_step(self._sampler, step)
 
     def last_batch(self, step: int) -> Batch:
-        """This rank's windows, perhaps none, of the last batch that the step has computed."""
+        """The windows here, perhaps none, of the last batch that the step has computed."""
         sampler = self._sampler
         last = max(filter(sampler.windows_in_batch, sampler.batches_in_step(step)))
         count = sum(sampler.windows_of(last, shard) for shard in self._sum.own)
@@ -118,14 +110,16 @@ class Gradients:
             self._sum.send_early()
 
     def _own_shards(self, step: int, loss_scale: float) -> list[tuple[float, float, float]]:
-        """Adds up the gradients of this rank's shards.
+        """Adds up the gradients of this process's shards.
 
         -> of each shard its part of the mean loss, its weight and the temperature's gradient.
         """
         run, sampler = self.run, self._sampler
         get_batch: Callable[[int], Batch] = self._batches.get
         if len(self._sum.own) > 1 and sampler.batches > 1:
-            get_batch = self._copies(step).__getitem__
+            # Each shard has windows of all batches of the step.
+            numbers = sampler.batches_in_step(step)
+            get_batch = {n: self._batches.get(n).copy() for n in numbers}.__getitem__
         computed = []
         for shard in self._sum.own:
 
@@ -145,7 +139,8 @@ class Gradients:
                 at,
                 self._check_stop,
             )
-            gradient = run.distillation.take_gradient() if run.distillation else 0.0
+            taught = run.distillation
+            gradient = taught.temperature_parameter.take_gradient() if taught else 0.0
             computed.append((*summed, gradient))
             self._sum.add(shard)
         return computed
@@ -153,10 +148,10 @@ class Gradients:
     def _choose_overlap(self, exchange_share: float) -> None:
         """Begins to send gradients during the backward pass if sending takes much of a step.
 
-        exchange_share: the largest share that it took of the last step on any rank.
+        exchange_share: the largest share that it took of the last step on any process.
         """
         shares, enough = self._exchange_shares, COLD_STEPS + TIMED_STEPS
-        if self.ranks.size == 1 or len(shares) == enough:
+        if self.group.size == 1 or len(shares) == enough:
             return
         shares.append(exchange_share)
         if len(shares) < enough:
@@ -181,24 +176,16 @@ class Gradients:
 
         def poll() -> None:
             if blocks_left < len(model.blocks):
-                self.ranks.poll()
+                self.group.poll()
 
         return at._replace(after_block=after_block, poll=poll)
-
-    def _copies(self, step: int) -> dict[int, Batch]:
-        """The batches of a step, by number: each shard has windows of all of them."""
-        copies = {}
-        for number in self._sampler.batches_in_step(step):
-            batch = self._batches.get(number)
-            copies[number] = batch.copy()
-        return copies
 
 
 @contextmanager
 def computing(
     run: LiveState,
     sampler: Sampler,
-    ranks: Ranks,
+    group: Group,
     steps: int,
     check_stop: Callable[[], object],
 ) -> Iterator[Gradients]:
@@ -208,7 +195,7 @@ def computing(
     """
     config, data, pool = run.config, run.data, run.model.workspace.pool
     shards, ahead = config.shards, config.batches_ahead(data.is_on_disk)
-    with adding(run.model, ranks, shards, config.rounds_sums) as gradient_sum:
+    with adding(run.model, group, shards, config.rounds_sums) as gradient_sum:
         own = ShardSampler(sampler, shards, gradient_sum.own)
         with drawing(own, pool, ahead, steps * sampler.batches) as batches:
             yield Gradients(run, own, batches, gradient_sum, check_stop)

@@ -5,7 +5,7 @@ Problems are returned; nothing here changes what a run learns.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,8 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer, UpdateSize
+from smallmind.parallel.group import ALONE
 from smallmind.settings.config import TrainingConfig
-from smallmind.training.anomaly import detect_anomaly
-from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.records import Finding, HealthRecord
 
 Collect = Callable[[Callable[[], Any]], list[Any]]  # what computes a result -> those of all
@@ -134,13 +133,8 @@ def not_finite(model: TransformerModel) -> list[Finding]:
     return [finding for finding in reversed(check_model(model)) if finding.problem in NOT_FINITE]
 
 
-def here(compute: Callable[[], Any]) -> list[Any]:
-    """Computes the result of the only process."""
-    return [compute()]
-
-
 def dead_units(
-    model: TransformerModel, ids: np.ndarray, targets: np.ndarray, collect: Collect = here
+    model: TransformerModel, ids: np.ndarray, targets: np.ndarray, collect: Collect = ALONE.together
 ) -> list[Finding]:
     """ids, targets (B, T) -> the layers with hidden units that are silent for every token.
 
@@ -151,8 +145,9 @@ def dead_units(
     for silent in collect(lambda: _silent_units(model, ids, targets)):
         for layer, units in silent.items():
             dead[layer] = np.array(units) & dead.get(layer, True)
+    message = "{:,} of {:,} hidden units are dead: silent for every token of the batch"
     return [
-        Finding(layer, "dead", _dead_message(int(units.sum()), units.size))
+        Finding(layer, "dead", message.format(int(units.sum()), units.size))
         for layer, units in dead.items()
         if units.any()
     ]
@@ -184,10 +179,6 @@ def _silent_units(
     with model.workspace.wrapped_kernels(wrap):
         model.losses(ids, targets)
     return {layer: (peak <= limits[layer]).tolist() for layer, peak in peaks.items()}
-
-
-def _dead_message(dead: int, units: int) -> str:
-    return f"{dead:,} of {units:,} hidden units are dead: silent for every token of the batch"
 
 
 def update_ratios(model: TransformerModel, before: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -232,7 +223,7 @@ def checked_update(
     optimizer: Optimizer,
     batch: tuple[np.ndarray, np.ndarray],
     scaler: LossScaler | None = None,
-    collect: Collect = here,
+    collect: Collect = ALONE.together,
 ) -> Iterator[list[HealthRecord]]:
     """Wraps an update. The list that it yields holds the step's record at the end, if there is one:
     for the first step and every diagnostic_interval-th, unless a gradient is not finite.
@@ -266,16 +257,3 @@ def checked_update(
             }
             findings += _check_ratios(ratios, lr_share, matrices)
             records.append(HealthRecord(step, tuple(findings), ratios))
-
-
-@contextmanager
-def instrument(
-    model: TransformerModel, config: TrainingConfig, profiler: TrainingProfiler
-) -> Iterator[None]:
-    """Within the block, the model is profiled and checked as config says."""
-    with ExitStack() as stack:
-        if config.enable_diagnostics:
-            stack.enter_context(profiler.watch(model))
-        if config.detect_anomaly:
-            stack.enter_context(detect_anomaly(model))
-        yield

@@ -12,7 +12,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer, make_optimizer
 from smallmind.optim.schedule import Schedule, schedule
-from smallmind.parallel.ranks import ALONE, Ranks
+from smallmind.parallel.sharding import WHOLE, Sharding
 from smallmind.settings.config import NEUTRAL, ModelConfig, Precision, TrainingConfig, __version__
 from smallmind.settings.settings import from_saved
 from smallmind.text.dataset import Dataset
@@ -45,7 +45,7 @@ class LiveState:
         model: TransformerModel,
         data: Dataset,
         distillation: Distillation | None,
-        ranks: Ranks = ALONE,
+        sharding: Sharding = WHOLE,
     ) -> None:
         self.config = config
         self.model = model
@@ -53,7 +53,7 @@ class LiveState:
         self.distillation = distillation
         self.progress = RunProgress()
         self.passes = 0  # batches trained on so far: dropout masks depend on it
-        self.optimizer: Optimizer = make_optimizer(model, config, ranks)
+        self.optimizer: Optimizer = make_optimizer(model, config, sharding)
         self.schedule: Schedule = schedule(config)
         self.scaler = LossScaler() if model.precision == Precision.FLOAT16 else None
         self.spikes = Spikes(config.max_rollbacks)
@@ -67,12 +67,12 @@ class LiveState:
         """Sets all gradients to zero, the temperature's included."""
         self.model.zero_gradients()
         if self.distillation:
-            self.distillation.zero_gradient()
+            self.distillation.temperature_parameter.zero_gradient()
 
     def capture_model(self) -> RunState:
         """The state that outlives a run: weights, dropout counter, temperature. Copies nothing."""
         tensors = {f"model.{name}": value for name, value in self.model.parameters.items()}
-        temperature = self.distillation and self.distillation.state()
+        temperature = self.distillation and self.distillation.temperature_parameter.state()
         state = {"passes": self.passes, "temperature": temperature}
         return RunState(self.progress.step, tensors, state)
 
@@ -106,15 +106,8 @@ class LiveState:
         return with_snapshot(self.capture(), self.spikes.good)
 
     def gathered(self, state: RunState) -> RunState:
-        """A state to be saved, with the parts of it that other ranks have, on rank 0.
-
-        All ranks call it.
-        """
+        """A state to be saved, with the parts of it that other processes have: see Sharding."""
         return self._with_moments(state, self.optimizer.whole)
-
-    def own_part(self, state: RunState) -> RunState:
-        """A state that has been saved, as far as this rank needs it."""
-        return self._with_moments(state, self.optimizer.own_part)
 
     def _with_moments(
         self, state: RunState, change: Callable[[str, np.ndarray], np.ndarray]
@@ -136,7 +129,7 @@ class LiveState:
         self.model.flat.refresh()
         self.passes = int(state.state["passes"])
         if self.distillation:
-            self.distillation.load_state(state.state["temperature"])
+            self.distillation.temperature_parameter.load_state(state.state["temperature"])
 
     def load(self, state: RunState) -> None:
         """Restores what capture returned, except what is known about spikes."""
@@ -155,7 +148,7 @@ class LiveState:
     def resume(self, state: RunState) -> None:
         """Restores a state and its snapshot. InputError if it belongs to another run."""
         place, here = f"the checkpoint of step {state.step}", self.capture()
-        state = self.own_part(state)
+        state = self._with_moments(state, self.optimizer.own_part)
         now, good = split_snapshot(state)
         saved_parts = _fixed_parts(now.state)
         for part, value in _fixed_parts(here.state).items():
@@ -207,7 +200,10 @@ def _fixed_parts(state: Mapping[str, Any]) -> dict[str, str]:
     """The fixed parts of a state, in today's names and with today's fields, as JSON."""
     parts = {part: state.get(part) for part in FIXED}
     parts["model"] = _completed(ModelConfig, parts["model"])
-    parts["config"] = _without_length(_completed(TrainingConfig, parts["config"]))
+    parts["config"] = config = _completed(TrainingConfig, parts["config"])
+    if isinstance(config, dict):
+        # A run may be made longer, but an epoch's order is not that of random windows.
+        parts["config"] = {**config, "steps": None, "epochs": bool(config.get("epochs"))}
     return {part: safetensors.to_json(value) for part, value in parts.items()}
 
 
@@ -247,13 +243,6 @@ def _check_kind(place: str, name: str, saved: Any, here: Any) -> None:
 
 def _is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and 0 <= value < 2**63)
-
-
-def _without_length(config: Any) -> Any:
-    """A run may be made longer, but an epoch's order is not that of random windows."""
-    if not isinstance(config, dict):
-        return config
-    return {**config, "steps": None, "epochs": bool(config.get("epochs"))}
 
 
 def _shapes(state: RunState) -> dict[str, tuple[int, ...]]:

@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 from smallmind.checks import InputError
 from smallmind.console import activity
@@ -32,6 +33,7 @@ from smallmind.training.target import HeldOutLoss, Target
 FAR = 1000  # times max_grad_norm: there AdamW's epsilon begins to count beside clipped gradients
 
 
+@dataclass
 class Loop:
     """Takes a run through its steps, and yields a record of whatever happens.
 
@@ -42,26 +44,17 @@ class Loop:
     takes long: "17%, 0:12 left".
     """
 
-    def __init__(
-        self,
-        run: LiveState,
-        gradients: Gradients,
-        saver: Saver | None,
-        snapshot_every: int,
-        evaluate: Callable[[int, int], EvaluationRecord | None],
-        held_out_loss: HeldOutLoss,
-        sample: Callable[[], str],
-        on_step: Callable[[int, str], object] | None,
-    ) -> None:
-        self.run = run
-        self.gradients = gradients
-        self.saver = saver
-        self.snapshot_every = snapshot_every
-        self.evaluate = evaluate
-        self.held_out_loss = held_out_loss
-        self.sample = sample
-        self.on_step = on_step
-        self._saved = run.progress.step  # the step of the last save
+    run: LiveState
+    gradients: Gradients
+    saver: Saver | None
+    snapshot_every: int
+    evaluate: Callable[[int, int], EvaluationRecord | None]
+    held_out_loss: HeldOutLoss
+    sample: Callable[[], str]
+    on_step: Callable[[int, str], object] | None
+
+    def __post_init__(self) -> None:
+        self._saved = self.run.progress.step  # the step of the last save
 
     def records(self, last: int) -> Iterator[Record]:
         """Trains to the step `last`, or until the run ends earlier, and yields what happens."""
@@ -105,7 +98,7 @@ class Loop:
         run, config, progress = self.run, self.run.config, self.run.progress
         rate = run.schedule.lr(step - 1) * run.spikes.lr_factor
         run.optimizer.learning_rate = rate
-        batch, collect = self.gradients.last_batch(step), self.gradients.together
+        batch, collect = self.gradients.last_batch(step), self.gradients.group.together
         with checked_update(
             run.model, config, step, run.optimizer, (batch.ids, batch.targets), run.scaler, collect
         ) as health:
@@ -116,7 +109,7 @@ class Loop:
         run.passes += self.gradients.passes_in_step(step)
         is_updated = math.isfinite(norm)
         if is_updated and run.distillation:
-            run.distillation.step(rate)
+            run.distillation.temperature_parameter.step(rate)
         if not is_updated:
             run.clear_gradients()
         clock.count(windows)

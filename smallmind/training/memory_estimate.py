@@ -20,7 +20,8 @@ from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.parallel.gradient_sum import adding
-from smallmind.parallel.ranks import ALONE, bounds
+from smallmind.parallel.group import ALONE
+from smallmind.parallel.shards import bounds
 from smallmind.settings.config import MAX_BATCH, ModelConfig, TrainingConfig, micro_batch_sizes
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Epochs, make_sampler

@@ -76,7 +76,16 @@ class Batches:
         Its arrays are valid until another batch with windows is returned. A number that does not
         follow the last one, as after a rollback, discards what has been drawn ahead.
         """
-        batch = self._take(number) if len(self._buffers) > 1 else self._draw(number)
+        if len(self._buffers) == 1:
+            batch = draw(self.sampler, number, self._buffers[0])
+        else:
+            if not self._ahead or self._ahead.number != number:
+                self.close()
+                numbers = range(number, max(self._end, number + 1))
+                # Known before it starts: an interrupt must not leave a thread that nobody ends.
+                self._ahead = _Ahead(self.sampler, numbers, self._buffers)
+                self._ahead.thread.start()
+            batch = self._ahead.take()
         if len(batch.ids):
             self.latest = batch
         return batch
@@ -86,18 +95,6 @@ class Batches:
         if self._ahead:
             self._ahead.end()
             self._ahead = None
-
-    def _draw(self, number: int) -> Batch:
-        return draw(self.sampler, number, self._buffers[0])
-
-    def _take(self, number: int) -> Batch:
-        if not self._ahead or self._ahead.number != number:
-            self.close()
-            numbers = range(number, max(self._end, number + 1))
-            # Known here before it starts: an interrupt must not leave a thread that nobody ends.
-            self._ahead = _Ahead(self.sampler, numbers, self._buffers)
-            self._ahead.start()
-        return self._ahead.take()
 
 
 class _Ahead:
@@ -119,10 +116,7 @@ class _Ahead:
         for buffer in buffers:
             self._free.put(buffer)
         # A daemon: a read that never returns must not keep the program from ending.
-        self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name="batches", daemon=True)
 
     def take(self) -> Batch:
         """The next batch, once it is drawn; the error if drawing it failed."""
@@ -149,8 +143,8 @@ class _Ahead:
             raise
 
     def _join(self) -> None:
-        while self._thread.is_alive():
-            self._thread.join(activity.REFRESH)
+        while self.thread.is_alive():
+            self.thread.join(activity.REFRESH)
 
     def _wait(self) -> tuple[Batch, Batch] | BaseException:
         while True:

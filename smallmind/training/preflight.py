@@ -233,7 +233,8 @@ def backward_pass(config: ModelConfig) -> Check:
     random = np.random.default_rng(0)
     for value in model.parameters.values():
         value += 0.3 * random.standard_normal(value.shape)
-    found = gradient_check(model, *_random_batch(small, random))
+    tokens = random.integers(0, small.vocab_size, (3, small.block_size + 1))
+    found = gradient_check(model, tokens[:, :-1], tokens[:, 1:])
     worst = _worst(found.errors)
     shape = f"{small.n_layer} x {small.n_embd} channels, {small.n_head} heads"
     return Check(
@@ -268,21 +269,15 @@ def small_config(config: ModelConfig) -> ModelConfig:
     )
 
 
-def _random_batch(
-    config: ModelConfig, random: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    tokens = random.integers(0, config.vocab_size, (3, config.block_size + 1))
-    return tokens[:, :-1], tokens[:, 1:]
-
-
 def kernels_agree(model: TransformerModel, samples: Batch) -> Check:
     """The compiled kernels compute the same gradients as plain NumPy."""
     plain = copy_model(model, backend="numpy")
     for each in (model, plain):
         each.zero_gradients()
         each.loss_and_gradients(samples.ids, samples.targets, at=FIRST)  # the same dropout masks
+    norm = np.linalg.norm
     errors = {
-        name: _relative_error(model.gradients[name], gradient)
+        name: float(norm(model.gradients[name] - gradient) / (norm(gradient) or 1.0))
         for name, gradient in plain.gradients.items()
     }
     worst = _worst(errors)
@@ -297,9 +292,3 @@ def kernels_agree(model: TransformerModel, samples: Batch) -> Check:
 def _worst(errors: Mapping[str, float]) -> str:
     """The name of the largest error; NaN is the largest of all."""
     return max(errors, key=lambda name: (math.isnan(errors[name]), errors[name]))
-
-
-def _relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
-    norm = float(np.linalg.norm(expected))
-    error = float(np.linalg.norm(actual - expected))
-    return error / norm if norm else error

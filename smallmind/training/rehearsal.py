@@ -60,15 +60,9 @@ def rehearse(
 def _rehearse(
     config: ModelConfig, training: TrainingConfig, teacher: ModelConfig | None, backend: str
 ) -> None:
-    with activity.expecting_kernels(_expected(config, training) if backend == "numba" else 0):
-        _run(config, training, teacher, backend)
-
-
-def _run(
-    config: ModelConfig, training: TrainingConfig, teacher: ModelConfig | None, backend: str
-) -> None:
+    expected = _expected(config, training) if backend == "numba" else 0
     text = ALPHABET * (20 * WINDOW // len(ALPHABET))
-    with TensorPool() as pool:
+    with activity.expecting_kernels(expected), TensorPool() as pool:
         models = [
             TransformerModel(**dataclasses.asdict(config), backend=backend)
             for config in (config, teacher)

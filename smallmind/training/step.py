@@ -31,7 +31,7 @@ class Summed(NamedTuple):
     """The mean loss of a step's targets, or a part of the sum, and their mean weight.
 
     Gradients are those of the loss. Divided by the weight, both are the weighted means, with the
-    same bits however the targets are divided into batches, shards and ranks.
+    same bits however the targets are divided into batches and shards.
     """
 
     loss: float

@@ -45,6 +45,12 @@ class Temperature:
             slope = self.value * math.log(LEARNT_TEMPERATURES[1]) * share * (1 - share)
             self.dx += dtemperature * slope / tokens
 
+    def take_gradient(self) -> float:
+        """The gradient so far, which is then cleared."""
+        gradient = float(self.dx[0])
+        self.zero_gradient()
+        return gradient
+
     def zero_gradient(self) -> None:
         """Sets dx to zero."""
         self.dx[0] = 0

@@ -1,9 +1,8 @@
 """Training as the library offers it: a model, its data, and a run at a time. Prints nothing."""
 
 import dataclasses
-import functools
 import numbers
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from os import PathLike
 from pathlib import Path
@@ -17,26 +16,21 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer
 from smallmind.optim.schedule import Schedule
-from smallmind.parallel.ranks import (
-    ALONE,
-    Ranks,
-    divided,
-    receive_arrays,
-    send_arrays,
-    together,
-)
+from smallmind.parallel.group import ALONE, Group
+from smallmind.parallel.sharding import Sharding
 from smallmind.parallel.shards import check_size
 from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.signals import Stopped
 from smallmind.text.dataset import Dataset
-from smallmind.text.samplers import Epochs, Sampler, make_sampler
+from smallmind.text.samplers import Epochs, make_sampler
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.training.anomaly import detect_anomaly
 from smallmind.training.checkpoint import (
+    CHECKPOINTS,
     BackgroundSaver,
-    NoSaver,
     Saver,
-    check_unused,
     clear_stale,
+    exist,
     newest,
 )
 from smallmind.training.distillation import Distillation
@@ -47,7 +41,6 @@ from smallmind.training.evaluation import (
     held_out_loss,
 )
 from smallmind.training.gradients import computing
-from smallmind.training.health import instrument
 from smallmind.training.live_state import LiveState, saved_precision
 from smallmind.training.loop import Loop
 from smallmind.training.profiler import TrainingProfiler
@@ -73,7 +66,8 @@ class Training:
     A text is divided by Dataset, which holds out its last tenth; batch_size windows of block_size
     tokens are drawn by seed. With distillation the model also learns from a teacher, and steps
     minimise the loss of Distillation. Every snapshot_every steps the state is copied in memory, to
-    return to if the loss spikes.
+    return to if the loss spikes. Each of the processes of a group calls the same methods of its own
+    training, and all of them reach the same weights.
 
     InputError if the text is shorter than a window or has characters that the tokenizer does not
     know, or if the teacher does not fit the model.
@@ -91,7 +85,7 @@ class Training:
         *,
         data: Dataset | None = None,
         snapshot_every: int = SNAPSHOT_EVERY,
-        ranks: Ranks = ALONE,
+        group: Group = ALONE,
     ) -> None:
         check_type("model", model, TransformerModel)
         check_type("tokenizer", tokenizer, Tokenizer, None)
@@ -118,9 +112,7 @@ class Training:
         if distillation:
             distillation.prepare(model, data)
         self.snapshot_every = snapshot_every
-        self.ranks = ranks
-        self._divide = functools.partial(divided, ranks)
-        self._is_leading = False
+        self.group = group
         self.profiler = TrainingProfiler()  # used with enable_diagnostics
         self._run = self._new_run(TrainingConfig())
         self.on_step: Callable[[int, str], object] | None = None  # see Loop
@@ -190,77 +182,35 @@ class Training:
         check_type("state", state, RunState, None)
         check_type("until", until, numbers.Integral, None)
         self._stopping = False
-        return self._lead_steps(config, state, until, saver)
+        return self._steps(config, state, until, saver)
 
-    def _lead_steps(
+    def _steps(
         self,
         config: TrainingConfig,
         state: RunState | None,
         until: int | None,
         saver: Saver | None,
     ) -> Generator[Record, None, None]:
-        with self.leading("steps", config, until, state is not None, saver is not None):
-            if state:
-                send_arrays(self.ranks, state.tensors, (state.step, state.state))
-            yield from self._begin_together(config, state)
-            state = None  # its arrays are not needed during the run
-            yield from self._steps(until, saver)
-
-    def follow(
-        self, config: TrainingConfig, until: int | None, has_state: bool, is_saved: bool
-    ) -> Generator[Record, None, None]:
-        """Runs on the other ranks while rank 0 takes `steps`."""
-        self._stopping = False
-        state = None
-        if has_state:
-            tensors, (step, rest) = receive_arrays(self.ranks)
-            state = RunState(step, tensors, rest)
-            del tensors
-        yield from self._begin_together(config, state)
-        state = None
-        yield from self._steps(until, NoSaver() if is_saved else None)
-
-    def _begin_together(self, config: TrainingConfig, state: RunState | None) -> Iterator[Record]:
-        """Begins or resumes a run, on all ranks or on none."""
-        together(self.ranks, lambda: self._begin(config, state))
+        self.group.together(lambda: self._begin(config, state))  # all of them do, or none
         if state:
             saved, here = state.state.get("instruction_set"), self.model.instruction_set
             if isinstance(saved, str) and saved != here:
                 yield InstructionSetRecord(state.step, saved, here)
-
-    def _steps(self, until: int | None, saver: Saver | None) -> Generator[Record, None, None]:
-        last = self.config.steps if until is None else min(until, self.config.steps)
-        with (
-            computing(self._run, self._sampler(), self.ranks, last, self.check_stop) as gradients,
-            instrument(self.model, self.config, self.profiler),
-        ):
-            loop = Loop(
-                self._run,
-                gradients,
-                saver,
-                self.snapshot_every,
-                self.evaluate,
-                self.held_out_loss,
-                self.sample,
-                self.on_step,
+        state = None  # its arrays are not needed during the run
+        config = self.config  # with everything in it resolved
+        last = config.steps if until is None else min(until, config.steps)
+        stride = self.distillation.stride if self.distillation else 1
+        sampler = make_sampler(self.data, config.epochs, config.grad_accum_steps, stride)
+        with ExitStack() as stack:
+            gradients = stack.enter_context(
+                computing(self._run, sampler, self.group, last, self.check_stop)
             )
-            yield from loop.records(last)
-
-    @contextmanager
-    def leading(self, name: str, *arguments: Any) -> Iterator[None]:
-        """Within the block, on rank 0, all others call this method too: most need each other.
-
-        A call within another one that they follow already is not announced.
-        """
-        if self.ranks.size == 1 or self.ranks.rank or self._is_leading:
-            yield
-            return
-        self.ranks.share({"call": name, "arguments": list(map(_jsonable, arguments))})
-        self._is_leading = True
-        try:
-            yield
-        finally:
-            self._is_leading = False
+            if config.enable_diagnostics:
+                stack.enter_context(self.profiler.watch(self.model))
+            if config.detect_anomaly:
+                stack.enter_context(detect_anomaly(self.model))
+            calls = self.evaluate, self.held_out_loss, self.sample, self.on_step
+            yield from Loop(self._run, gradients, saver, self.snapshot_every, *calls).records(last)
 
     def with_step_count(self, config: TrainingConfig) -> TrainingConfig:
         """The config with the number of steps that its epochs take, if it has any."""
@@ -277,15 +227,6 @@ class Training:
         """Raises Stopped after `stop`."""
         if self._stopping:
             raise Stopped
-
-    @property
-    def processes(self) -> int:
-        """The number of processes that train together."""
-        return self.ranks.size
-
-    def of_first(self, value: Any) -> Any:
-        """The value that the first of the processes has; all of them call it."""
-        return self.ranks.share(value)[0]
 
     def state(self) -> RunState:
         """Everything that a resumed run needs. Its tensors are live: the next step changes them."""
@@ -315,37 +256,43 @@ class Training:
 
     def evaluate(self, step: int, batches: int) -> EvaluationRecord | None:
         """Evaluates `batches` batches per part, or with 0 all held-out text; None if stopped."""
-        profile = self.model.workspace.profile
-        phrase = f"Evaluating after step {step}"
-        with activity.doing(phrase, usual=True), profile("Evaluate"), suppress(Stopped):
-            return evaluate_parts(
-                step, self.model, self.data, batches, self.check_stop, self._divide
-            )
+        with self._evaluating(f"Evaluating after step {step}"):
+            return evaluate_parts(step, self.model, self.data, batches, self._divide)
         return None
 
     def held_out_loss(self, batches: int) -> float | None:
         """The loss on some windows from all over the held-out part; None if it was stopped."""
-        profile = self.model.workspace.profile
-        phrase = f"Looking at the held-out loss after step {self.progress.step}"
-        with activity.doing(phrase, usual=True), profile("Evaluate"), suppress(Stopped):
-            number = self.progress.looks
-            return held_out_loss(
-                self.model, self.data, batches, number, self.check_stop, self._divide
-            )
+        with self._evaluating(f"Looking at the held-out loss after step {self.progress.step}"):
+            looks = self.progress.looks
+            return held_out_loss(self.model, self.data, batches, looks, self._divide)
         return None
 
     def evaluate_held_out(self) -> Evaluation | None:
         """Evaluates the whole held-out part, as at the end of a run; None if it was stopped."""
-        with self.leading("evaluate_held_out"), suppress(Stopped):
+        with suppress(Stopped):
             # In batches of the run, for which there are arrays in the pool already.
-            return evaluate_held_out(
-                self.model, self.data, self.data.batch_size, self.check_stop, self._divide
-            )
+            return evaluate_held_out(self.model, self.data, self.data.batch_size, self._divide)
         return None
 
+    @contextmanager
+    def _evaluating(self, phrase: str) -> Iterator[None]:
+        """Announces and times an evaluation. The block ends early if it is stopped."""
+        profile = self.model.workspace.profile
+        with activity.doing(phrase, usual=True), profile("Evaluate"), suppress(Stopped):
+            yield
+
+    def _divide(self, items: Sequence[Any], compute: Callable[[Any], Any]) -> list[Any]:
+        """Computes the result of each item, with the other processes, unless it is stopped."""
+
+        def checked(item: Any) -> Any:
+            self.check_stop()
+            return compute(item)
+
+        return self.group.divide(items, checked)
+
     def sample(self) -> str:
-        """A text that the model writes; the same for the same weights. Empty except on rank 0."""
-        if self.ranks.rank:
+        """A text that the model writes; the same for the same weights. Only the first has one."""
+        if not self.group.is_first:
             return ""
         with activity.doing("Writing a sample", usual=True):
             return generate(
@@ -415,9 +362,15 @@ class Training:
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(RunLock(directory))
                 clear_stale(directory)
-                state = self._newest(directory) if resume else None
+                state, skipped = newest(directory) if resume else (None, [])
+                if skipped and not state:
+                    raise InputError(f"no checkpoint in {directory} is sound: {skipped[0][1]}")
                 if not state:
-                    check_unused(directory)
+                    if exist(directory):
+                        raise InputError(
+                            f"{directory / CHECKPOINTS} holds checkpoints of another run; choose "
+                            "another directory"
+                        )
                     self._check_fresh(directory.resolve(), resume)
                 saver = stack.enter_context(BackgroundSaver(directory, config.keep))
             for record in self.steps(config, state, saver=saver):
@@ -436,15 +389,8 @@ class Training:
             )
         self._begun_in = directory
 
-    def _newest(self, directory: str | PathLike[str]) -> RunState | None:
-        """The newest checkpoint there, None if there is none. InputError if all are damaged."""
-        state, skipped = newest(directory)
-        if skipped and not state:
-            raise InputError(f"no checkpoint in {directory} is sound: {skipped[0][1]}")
-        return state
-
     def _new_run(self, config: TrainingConfig) -> LiveState:
-        return LiveState(config, self.model, self.data, self.distillation, self.ranks)
+        return LiveState(config, self.model, self.data, self.distillation, Sharding(self.group))
 
     def _begin(self, config: TrainingConfig, state: RunState | None = None) -> None:
         """Sets up the model and a new run for a config, and resolves its open settings.
@@ -457,19 +403,10 @@ class Training:
             precision = saved_precision(state)
         set_up(self.model, config, precision)
         self._run = self._new_run(config)
-        check_size(self.ranks.size, config.shards)
+        check_size(self.group.size, config.shards)
         self._run.clear_gradients()
         if state:
             self.load_state(state)
-
-    def _sampler(self) -> Sampler:
-        stride = self.distillation.stride if self.distillation else 1
-        return make_sampler(self.data, self.config.epochs, self.config.grad_accum_steps, stride)
-
-
-def _jsonable(argument: Any) -> Any:
-    """An argument of a call that other ranks follow: a config as its fields."""
-    return vars(argument) if isinstance(argument, TrainingConfig) else argument
 
 
 def _check_fit(model: TransformerModel, block_size: int, tokenizer: Tokenizer) -> None:

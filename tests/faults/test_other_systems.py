@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from smallmind.checks import InputError
-from smallmind.cli import console, ranks, signals
+from smallmind.cli import console, parallel, signals
 from smallmind.console import live_line
 from smallmind.corpus import token_files
 from smallmind.files import durable, lock
@@ -247,7 +247,7 @@ def test_macos_keeps_kernels_in_its_folder_of_caches(tmp_path, monkeypatch):
 def without_hangup(monkeypatch):
     """The signals of Windows, with that of Ctrl-Break in place of one of this system's."""
     windows = Other(signal, "SIGHUP SIGUSR1 SIGKILL setitimer", SIGBREAK=signal.SIGUSR2)
-    for module in (signals, ranks, launch):
+    for module in (signals, parallel, launch):
         monkeypatch.setattr(module, "signal", windows)
 
 
@@ -278,7 +278,7 @@ def test_a_rank_that_cannot_join_ends_by_itself(without_hangup, monkeypatch, cap
         monkeypatch.setenv("PMI_FD", channel)
     monkeypatch.setattr(launch.subprocess, "Popen", None)
     with pytest.raises(SystemExit) as ended:
-        ranks._end_unjoined(InputError("no MPI"))
+        parallel._end_unjoined(InputError("no MPI"))
     assert ended.value.code == 2
     assert "no MPI" in capsys.readouterr().err
 

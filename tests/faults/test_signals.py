@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from smallmind import generation
+from smallmind import generation, signals
 from smallmind.cli.signals import STOPPING, ending_on_signals
 from smallmind.files import durable
 from smallmind.nn.transformer import TransformerModel
-from smallmind.runs import interrupt
 from smallmind.runs.run import Run
 from smallmind.training import evaluation
 from smallmind.training.checkpoint import newest
@@ -222,7 +221,7 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path, whole):
             if line.strip() == STOPPING:  # from now on the second one is awaited
                 break
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(interrupt.PATIENCE)
+            process.wait(signals.PATIENCE)
         process.send_signal(signal.SIGINT)
     assert process.returncode == 130
     assert newest(run)[0].step in (5, 7)
@@ -234,7 +233,7 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path, whole):
 def clock(monkeypatch):
     """A list whose only element is the time that the handlers see."""
     now = [100.0]
-    monkeypatch.setattr(interrupt.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -274,7 +273,7 @@ def test_only_a_ctrl_c_after_a_second_quits(monkeypatch, clock, seconds, quits):
     with pytest.raises(KeyboardInterrupt) if quits else nullcontext():
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            with interrupt.stopping_on_interrupt(lambda: stopped.append(True)):
+            with signals.stopping_on_interrupt(lambda: stopped.append(True)):
                 signal.raise_signal(signal.SIGINT)
                 clock[0] += seconds
                 signal.raise_signal(signal.SIGINT)

@@ -13,11 +13,11 @@ import pytest
 
 from smallmind.checks import InputError
 from smallmind.cli import main
-from smallmind.cli import ranks as cli_ranks
+from smallmind.cli import parallel as cli_parallel
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel import launch
 from smallmind.parallel.environment import rank
-from smallmind.runs import ranks as runs_ranks
+from smallmind.runs import parallel as runs_parallel
 from smallmind.text.dataset import Dataset
 from smallmind.training import training
 from tests.programs import start_untimed
@@ -73,18 +73,18 @@ def unreadable(number):
 
 def no_tokens(_):
     """This rank's machine lacks the tokens on disk."""
-    runs_ranks.find_tokens = lambda *_: None
+    runs_parallel.find_tokens = lambda *_: None
 
 
 def no_token_files(_):
     def find_tokens(*_):
         raise InputError("no such directory")
 
-    runs_ranks.find_tokens = find_tokens
+    runs_parallel.find_tokens = find_tokens
 
 
 def other_version(_):
-    cli_ranks.__version__ = "0.1.9"
+    cli_parallel.__version__ = "0.1.9"
 
 
 def other_instructions(_):

@@ -10,10 +10,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from smallmind.cli import ranks as cli_ranks
+from smallmind.cli import parallel as cli_parallel
 from smallmind.parallel import launch
-from smallmind.parallel.ranks import ENDED, Ranks
-from smallmind.runs.ranks import follow
+from smallmind.parallel.group import ENDED, Group
+from smallmind.runs.parallel import follow
 from tests.faults import runs
 
 
@@ -26,7 +26,7 @@ class _World:
         self.errors = []
 
 
-class ThreadRanks(Ranks):
+class ThreadRanks(Group):
     """One of several ranks. They agree on the kind and the order of everything they exchange."""
 
     def __init__(self, rank, size, world):
@@ -113,7 +113,7 @@ def status(size, *words):
     def lead(ranks):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(launch, "join", lambda *_: ranks)
-            patch.setattr(cli_ranks, "_check_equal", lambda *_: None)
+            patch.setattr(cli_parallel, "_check_equal", lambda *_: None)
             return runs.status(*words)
 
     return on_ranks(size, lead)

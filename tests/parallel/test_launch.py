@@ -15,7 +15,8 @@ from smallmind.cli.console import Console
 from smallmind.cli.memory import check_memory, make_plan
 from smallmind.memory import available
 from smallmind.parallel import environment, launch
-from smallmind.parallel.ranks import ALONE, bounds, divided, together
+from smallmind.parallel.group import ALONE, Group
+from smallmind.parallel.shards import bounds
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
 from smallmind.signals import Stopped
 
@@ -130,10 +131,10 @@ def test_a_core_counts_once_whatever_runs_on_it():
     assert bool(chosen) == bool(usable)
 
 
-class Mirrored:
+class Mirrored(Group):
     """Two ranks, of which the other one shares `other`."""
 
-    size, agreed = 2, None
+    size = 2
     names = "rank 0", "rank 1"
 
     def __init__(self, rank, other):
@@ -149,22 +150,22 @@ def fail():
 
 def test_an_error_of_any_rank_is_raised_with_its_name():
     with pytest.raises(OSError, match=r"^rank 0: disk$") as raised:
-        together(Mirrored(0, (None, 5)), fail)
+        Mirrored(0, (None, 5)).together(fail)
     assert isinstance(raised.value.__cause__, OSError)
     ranks = Mirrored(0, ("MemoryError", "full"))
     with pytest.raises(MemoryError, match=r"^rank 1: full$") as raised:
-        together(ranks, lambda: 3)
+        ranks.together(lambda: 3)
     assert ranks.agreed is raised.value
-    assert together(Mirrored(1, (None, 5)), lambda: 3) == [5, 3]
+    assert Mirrored(1, (None, 5)).together(lambda: 3) == [5, 3]
 
 
 def test_another_error_counts_more_than_being_stopped():
     with pytest.raises(OSError, match="rank 0: disk"):
-        together(Mirrored(1, ("OSError", "disk")), _stop)
+        Mirrored(1, ("OSError", "disk")).together(_stop)
     with pytest.raises(OSError, match="rank 1: disk"):
-        together(Mirrored(0, ("OSError", "disk")), _stop)
+        Mirrored(0, ("OSError", "disk")).together(_stop)
     with pytest.raises(Stopped):
-        together(Mirrored(0, (None, 1)), _stop)
+        Mirrored(0, (None, 1)).together(_stop)
 
 
 def _stop():
@@ -179,7 +180,7 @@ def test_a_bug_is_not_shared():
             raise AssertionError("nothing to share")
 
     with pytest.raises(ZeroDivisionError):
-        together(Silent(0, None), lambda: 1 // 0)
+        Silent(0, None).together(lambda: 1 // 0)
 
 
 @given(st.integers(0, 30))
@@ -187,9 +188,9 @@ def test_divided_work_is_put_together_in_order(count):
     first, second = bounds(count, 2)[1], count
     squares = [i * i for i in range(count)]
     ranks = Mirrored(0, (None, squares[first:second]))
-    assert divided(ranks, range(count), lambda i: i * i) == squares
+    assert ranks.divide(range(count), lambda i: i * i) == squares
     ranks = Mirrored(1, (None, squares[:first]))
-    assert divided(ranks, range(count), lambda i: i * i) == squares
+    assert ranks.divide(range(count), lambda i: i * i) == squares
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer that ends a process")
@@ -206,7 +207,7 @@ def test_ranks_on_a_machine_share_its_memory(monkeypatch):
     training = TrainingConfig(precision="float32")
     plan = make_plan(ModelConfig(), training, RunConfig(), None)
     monkeypatch.setattr(available, "available_bytes", lambda: 3 * (plan.estimate.total - plan.held))
-    for ranks in (1, 2):
-        check_memory(Console(), plan, ranks)
-    with pytest.raises(InputError, match="each of 4 ranks on this machine needs"):
+    for processes in (1, 2):
+        check_memory(Console(), plan, processes)
+    with pytest.raises(InputError, match="each of 4 processes on this machine needs"):
         check_memory(Console(), plan, 4)

@@ -9,9 +9,9 @@ import time
 import psutil
 import pytest
 
+from smallmind import signals
 from smallmind.checks import InputError
 from smallmind.files.lock import RunLock
-from smallmind.runs import interrupt
 from smallmind.training.checkpoint import newest
 from tests.faults.runs import FLAGS, outcome, status, train, write_text
 from tests.parallel.disturbed import OTHER
@@ -280,7 +280,7 @@ def test_a_second_ctrl_c_quits(tmp_path, whole):
         wait_for(tmp_path, '"step": 12', process)
         wait_for_paused(process)
         process.send_signal(signal.SIGINT)
-        time.sleep(1.5 * interrupt.PATIENCE)
+        time.sleep(1.5 * signals.PATIENCE)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, printed, _ = ended(process)

@@ -245,7 +245,7 @@ def resume(path, size, until):
 
     def lead(ranks):
         run = Run.open(path)
-        run.ranks = ranks
+        run.group = ranks
         run.resume(lambda record: run.stop() if record.step >= until else None)
         ranks.end(0)
 

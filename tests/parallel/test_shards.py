@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smallmind.parallel.ranks import bounds
-from smallmind.parallel.shards import Node, ShardSampler, TreeSum, left_over, own_shards
+from smallmind.parallel.shards import Node, ShardSampler, TreeSum, bounds, left_over, own_shards
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import draw, make_sampler
 

@@ -181,7 +181,7 @@ def test_an_update_that_overflows_leaves_the_temperature_alone(monkeypatch):
 
     def loss_and_gradients(*arguments):
         loss = original(*arguments)
-        seen.append(distillation.state())
+        seen.append(distillation.temperature_parameter.state())
         if len(seen) == 2:
             training.model.gradients["final_norm.bias"][0] = np.inf
         return loss
@@ -190,7 +190,7 @@ def test_an_update_that_overflows_leaves_the_temperature_alone(monkeypatch):
     records = training.train(3, precision="float16", val_every=0, log_every=1)
     assert [r.step for r in records if isinstance(r, OverflowRecord)] == [2]
     assert seen[0]["updates"] == 0 and seen[1] == seen[2] and seen[1]["updates"] == 1
-    assert distillation.state()["updates"] == 2
+    assert distillation.temperature_parameter.state()["updates"] == 2
 
 
 def test_a_stopped_step_leaves_no_gradient_of_the_temperature():
@@ -222,7 +222,7 @@ def test_a_learnt_temperature_stays_within_its_bounds():
         assert distillation.temperature == pytest.approx(3.0)
         for _ in range(3000):
             distillation.temperature_parameter.dx[0] = sign
-            distillation.step(0.5)
+            distillation.temperature_parameter.step(0.5)
         assert distillation.temperature == pytest.approx(bound, rel=1e-3)
         assert 1 <= distillation.temperature <= 10
 
@@ -237,8 +237,8 @@ def test_accumulated_batches_teach_the_temperature_their_mean():
             rows = slice(i * batch_size, (i + 1) * batch_size)
             part = whole.part(rows)
             distillation.loss_and_gradients(training.model, part, share=1 / accumulated)
-        distillation.step(1e-2)
-        states.append(distillation.state())
+        distillation.temperature_parameter.step(1e-2)
+        states.append(distillation.temperature_parameter.state())
     assert states[0] == pytest.approx(states[1], rel=1e-4)
     assert states[0]["m"] != 0
 
@@ -257,7 +257,7 @@ def test_an_epoch_teaches_the_same_in_batches_of_any_size(tmp_path, cached):
         records = [r for r in training.steps(config) if isinstance(r, StepRecord)]
         assert records[-1].windows % 2  # the last update does not consist of whole batches of two
         losses.append([record.loss for record in records])
-        states.append(distillation.state())
+        states.append(distillation.temperature_parameter.state())
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert states[0] == pytest.approx(states[1], rel=1e-3)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
-from smallmind.parallel.ranks import ALONE
+from smallmind.parallel.group import ALONE
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.distillation import Distillation
@@ -180,22 +180,14 @@ def test_weighted_runs_have_the_same_bits_on_any_number_of_ranks(size):
 
     def training_on(ranks):
         training = training_with(some_weights("masks"), teacher=True, dropout=0.1)
-        training.ranks = ranks
+        training.group = ranks
         return training
 
     def steps(training):
         losses = [record.loss for record in training.steps(config) if hasattr(record, "loss")]
         return losses, training.model.flat.data.tobytes()
 
-    def lead(ranks):
-        result = steps(training_on(ranks))
-        ranks.end(0)
-        return result
+    def trained(ranks):
+        return steps(training_on(ranks))
 
-    def follow(ranks):
-        training = training_on(ranks)
-        ranks.share(None)  # the call that rank 0 announces
-        list(training.follow(config, None, False, False))
-        ranks.share(None)  # its end
-
-    assert in_process.on_ranks(size, lead, follow) == steps(training_on(ALONE))
+    assert in_process.on_ranks(size, trained, trained) == steps(training_on(ALONE))

@@ -1,4 +1,4 @@
-"""The ranks of a run: what they tell each other, through one interface for one and for many."""
+"""The processes that train a run: what they tell each other, the same for one and for many."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -7,6 +7,7 @@ import numpy as np
 
 from smallmind.checks import InputError
 from smallmind.console import activity
+from smallmind.parallel.shards import bounds
 from smallmind.signals import Stopped
 
 Item = TypeVar("Item")
@@ -28,8 +29,8 @@ class Pending(Protocol):
         """Waits until it has arrived -> what each rank sent, by rank, None for this one."""
 
 
-class Ranks:
-    """All ranks of a run, seen from one of them: number `rank` of `size`. Here it is the only one.
+class Group:
+    """The ranks of a run, seen from one of them: number `rank` of `size`. Here it is the only one.
 
     All ranks call the same methods in the same order. Every wait has a bound: TimeoutError names
     the ranks that have not answered.
@@ -40,6 +41,11 @@ class Ranks:
     names: Sequence[str] = ("rank 0",)  # of each, for messages; with several hosts "... on HOST"
     neighbours: int = 1  # ranks on this machine, this one included
     agreed: Exception | None = None  # the last error that `together` raised on all ranks
+
+    @property
+    def is_first(self) -> bool:
+        """True for rank 0, which has the files of the run."""
+        return not self.rank
 
     def share(self, value: Any) -> list[Any]:
         """A small value of each rank, JSON-able -> those of all, by rank. Tuples become lists.
@@ -86,66 +92,52 @@ class Ranks:
         """
         return array
 
+    def together(self, compute: Callable[[], Result]) -> list[Result]:
+        """Every rank computes something JSON-able -> the results of all, by rank.
 
-ALONE = Ranks()
+        If that raises one of the errors that end a run in order, all ranks raise it, with the name
+        of the rank that met it: none waits for another that has given up.
+        """
+        if self.size == 1:
+            return [compute()]
+        error: Exception | None = None
+        outcome: tuple[str | None, Any]
+        try:
+            outcome = None, compute()
+        except ORDERLY as raised:
+            kind = next(name for name, kind in KINDS.items() if isinstance(raised, kind))
+            error, outcome = raised, (kind, str(raised))
+        outcomes = self.share(outcome)
+        failed = [rank for rank, (name, _) in enumerate(outcomes) if name]
+        if not failed:
+            return [result for _, result in outcomes]
+        # Whoever was told to stop may still learn why another rank cannot continue.
+        first = next((rank for rank in failed if outcomes[rank][0] != "Stopped"), failed[0])
+        name, message = outcomes[first]
+        self.agreed = KINDS[name](f"{self.names[first]}: {message or name}")
+        raise self.agreed from error
 
+    def divide(self, items: Sequence[Item], compute: Callable[[Item], Result]) -> list[Result]:
+        """compute(item), which is JSON-able, for all items, in order. Every rank computes a part.
 
-def bounds(count: int, parts: int) -> list[int]:
-    """Where each of the parts of `count` things begins, and the end; they differ by at most one."""
-    return [count * i // parts for i in range(parts + 1)]
+        Errors as in `together`.
+        """
+        ends = bounds(len(items), self.size)
+        own = items[ends[self.rank] : ends[self.rank + 1]]
+        parts = self.together(lambda: [compute(item) for item in activity.parts(own)])
+        return [result for part in parts for result in part]
 
-
-def together(ranks: Ranks, compute: Callable[[], Result]) -> list[Result]:
-    """Every rank computes something JSON-able -> the results of all, by rank.
-
-    If that raises one of the errors that end a run in order, all ranks raise it, with the name of
-    the rank that met it: none waits for another that has given up.
-    """
-    if ranks.size == 1:
-        return [compute()]
-    error: Exception | None = None
-    outcome: tuple[str | None, Any]
-    try:
-        outcome = None, compute()
-    except ORDERLY as raised:
-        kind = next(name for name, kind in KINDS.items() if isinstance(raised, kind))
-        error, outcome = raised, (kind, str(raised))
-    outcomes = ranks.share(outcome)
-    failed = [rank for rank, (name, _) in enumerate(outcomes) if name]
-    if not failed:
-        return [result for _, result in outcomes]
-    # Whoever was told to stop may still learn why another rank cannot continue.
-    first = next((rank for rank in failed if outcomes[rank][0] != "Stopped"), failed[0])
-    name, message = outcomes[first]
-    ranks.agreed = KINDS[name](f"{ranks.names[first]}: {message or name}")
-    raise ranks.agreed from error
-
-
-def divided(ranks: Ranks, items: Sequence[Item], compute: Callable[[Item], Result]) -> list[Result]:
-    """compute(item), which is JSON-able, for all items, in order. Every rank computes a part.
-
-    Errors as in `together`.
-    """
-    ends = bounds(len(items), ranks.size)
-    own = items[ends[ranks.rank] : ends[ranks.rank + 1]]
-    parts = together(ranks, lambda: [compute(item) for item in activity.parts(own)])
-    return [result for part in parts for result in part]
-
-
-def send_arrays(ranks: Ranks, arrays: Mapping[str, np.ndarray], rest: Any) -> None:
-    """Gives arrays, and something JSON-able, that rank 0 has to all others: `receive_arrays`."""
-    if ranks.size == 1:
-        return
-    kinds = {name: (array.shape, array.dtype.str) for name, array in arrays.items()}
-    ranks.share((kinds, rest))
-    for array in arrays.values():
-        ranks.send(np.ascontiguousarray(array))
+    def share_arrays(
+        self, arrays: Mapping[str, np.ndarray], rest: Any
+    ) -> tuple[Mapping[str, np.ndarray], Any]:
+        """Arrays, and something JSON-able, of each rank -> those of rank 0, on all of them."""
+        kinds = {name: (array.shape, array.dtype.str) for name, array in arrays.items()}
+        kinds, rest = self.share((kinds, rest))[0]
+        if self.rank:
+            arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in kinds.items()}
+        for array in arrays.values():
+            self.send(np.ascontiguousarray(array))
+        return arrays, rest
 
 
-def receive_arrays(ranks: Ranks) -> tuple[dict[str, np.ndarray], Any]:
-    """The arrays that rank 0 sends, and what it sends with them."""
-    kinds, rest = ranks.share(None)[0]
-    arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in kinds.items()}
-    for array in arrays.values():
-        ranks.send(array)
-    return arrays, rest
+ALONE = Group()

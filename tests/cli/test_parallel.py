@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from smallmind.cli import ranks
+from smallmind.cli import parallel
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="pipes do not tell what they hold")
 if_pipes_tell = pytest.mark.skipif(
@@ -30,10 +30,10 @@ def said(monkeypatch):
 
 @if_pipes_tell
 def test_waits_until_everything_is_read(monkeypatch):
-    monkeypatch.setattr(ranks, "PATIENCE", 60.0)
+    monkeypatch.setattr(parallel, "PATIENCE", 60.0)
     with said(monkeypatch) as reader:
         sys.stderr.flush()
-        waiting = threading.Thread(target=ranks._wait_until_read)
+        waiting = threading.Thread(target=parallel._wait_until_read)
         waiting.start()
         assert reader.read(5) == WORDS[:5]
         waiting.join(0.2)
@@ -44,9 +44,9 @@ def test_waits_until_everything_is_read(monkeypatch):
 
 
 def test_gives_up_waiting_for_a_reader(monkeypatch):
-    monkeypatch.setattr(ranks, "PATIENCE", 0.01)
+    monkeypatch.setattr(parallel, "PATIENCE", 0.01)
     with said(monkeypatch) as reader:
-        ranks._wait_until_read()
+        parallel._wait_until_read()
         assert reader.read(len(WORDS)) == WORDS
 
 
@@ -58,16 +58,16 @@ def closed():
 
 @pytest.mark.parametrize("stream", [None, io.StringIO("words"), closed()])
 def test_other_streams_are_not_waited_for(stream, monkeypatch):
-    monkeypatch.setattr(ranks, "PATIENCE", float("inf"))
+    monkeypatch.setattr(parallel, "PATIENCE", float("inf"))
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(sys, "stdout", stream)
-    ranks._wait_until_read()
+    parallel._wait_until_read()
 
 
 def test_a_file_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(ranks, "PATIENCE", float("inf"))
+    monkeypatch.setattr(parallel, "PATIENCE", float("inf"))
     with open(tmp_path / "errors", "w", encoding="utf-8") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
         sys.stderr.write(WORDS.decode())
-        ranks._wait_until_read()
+        parallel._wait_until_read()
     assert (tmp_path / "errors").read_bytes() == WORDS

@@ -1,4 +1,4 @@
-"""A command on several ranks: the first one runs it, the others follow."""
+"""A command on several ranks: rank 0 runs it, the others follow."""
 
 import argparse
 import os
@@ -26,34 +26,35 @@ if sys.platform != "win32":
     import termios
 
 if TYPE_CHECKING:
-    from smallmind.parallel.ranks import Ranks  # which imports NumPy
+    from smallmind.parallel.group import Group  # which imports NumPy
 
+SIGNALS = ("SIGINT", *ENDING, "SIGUSR1")  # rank 0 decides what they mean
 PATIENCE = 1.0  # seconds that mpiexec gets to read the last words of a rank
 
 
-def on_ranks(options: argparse.Namespace, lead: Callable[["Ranks"], int]) -> int:
+def in_parallel(options: argparse.Namespace, lead: Callable[["Group"], int]) -> int:
     """Calls lead on rank 0, or on the only one -> exit status, which is that of all ranks."""
     from smallmind.parallel.launch import join
 
     threads = getattr(options, "threads", None)
     try:
-        ranks = join(getattr(options, "rank_timeout", TrainingConfig.rank_timeout), threads)
+        group = join(getattr(options, "rank_timeout", TrainingConfig.rank_timeout), threads)
     except InputError as error:
         _end_unjoined(error)
-    if ranks.size == 1:
-        return lead(ranks)
-    if ranks.rank:
-        _follow(ranks, options, threads)
+    if group.size == 1:
+        return lead(group)
+    if group.rank:
+        _follow(group, options, threads)
     try:
-        _check_equal(ranks, options)
-        status = lead(ranks)
+        _check_equal(group, options)
+        status = lead(group)
     except BaseException as error:
-        if not ranks.end(status_of(error)):
-            _abort(ranks, error)
+        if not group.end(status_of(error)):
+            _abort(group, error)
         raise
-    if not ranks.end(status):
+    if not group.end(status):
         _wait_until_read()
-        ranks.abort(status)
+        group.abort(status)
     return status
 
 
@@ -67,10 +68,10 @@ def _end_unjoined(error: InputError) -> NoReturn:
     raise SystemExit(status_of(error))
 
 
-def _follow(ranks: "Ranks", options: argparse.Namespace, threads: int | None) -> NoReturn:
+def _follow(group: "Group", options: argparse.Namespace, threads: int | None) -> NoReturn:
     """Takes part in what rank 0 does, and prints only errors that it alone has met."""
-    from smallmind.parallel.ranks import ORDERLY
-    from smallmind.runs.ranks import follow
+    from smallmind.parallel.group import ORDERLY
+    from smallmind.runs.parallel import follow
 
     stops: list[Callable[[], None]] = []
 
@@ -80,32 +81,30 @@ def _follow(ranks: "Ranks", options: argparse.Namespace, threads: int | None) ->
 
     numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
     try:
-        with warnings.catch_warnings(), activity.showing_on(_silent), handling(stop, *numbers):
+        nowhere = activity.showing_on(lambda _phrase, _usual: None)
+        with warnings.catch_warnings(), nowhere, handling(stop, *numbers):  # rank 0 shows it all
             warnings.simplefilter("ignore")
             try:
-                _check_equal(ranks, options)
+                _check_equal(group, options)
             except ORDERLY as error:
-                if error is not ranks.agreed:
+                if error is not group.agreed:
                     raise
-            follow(ranks, threads, stops.append)
+            follow(group, threads, stops.append)
     except SystemExit:
         raise
     except BaseException as error:
-        _abort(ranks, error)
+        _abort(group, error)
 
 
-SIGNALS = ("SIGINT", *ENDING, "SIGUSR1")  # rank 0 decides what they mean
-
-
-def _abort(ranks: "Ranks", error: BaseException) -> NoReturn:
+def _abort(group: "Group", error: BaseException) -> NoReturn:
     """Ends all ranks because of an error that only this one knows."""
     if isinstance(error, EXPECTED):
-        error_line(f"smallmind: {ranks.names[ranks.rank]}: {message_of(error)}")
+        error_line(f"smallmind: {group.names[group.rank]}: {message_of(error)}")
     else:
-        error_line(f"smallmind: {ranks.names[ranks.rank]}:")
+        error_line(f"smallmind: {group.names[group.rank]}:")
         traceback.print_exception(error)
     _wait_until_read()
-    ranks.abort(status_of(error))
+    group.abort(status_of(error))
     raise SystemExit(status_of(error))
 
 
@@ -129,17 +128,11 @@ def _unread(stream: int) -> int:
     return int.from_bytes(fcntl.ioctl(stream, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-def _silent(_phrase: str | None, _usual: bool) -> None:
-    """Rank 0 shows what is being done."""
-
-
-def _check_equal(ranks: "Ranks", options: argparse.Namespace) -> None:
+def _check_equal(group: "Group", options: argparse.Namespace) -> None:
     """InputError naming the first rank that was started differently from rank 0."""
-    from smallmind.parallel.ranks import together
-
     here = {name: repr(value) for name, value in vars(options).items() if name != "run"}
     here["version"] = repr(__version__)  # instead of the flag
-    first = ranks.share(here)[0]
+    first = group.share(here)[0]
 
     def check() -> None:
         for name in sorted(first.keys() | here.keys()):
@@ -149,4 +142,4 @@ def _check_equal(ranks: "Ranks", options: argparse.Namespace) -> None:
                     "ranks with the same command and version"
                 )
 
-    together(ranks, check)
+    group.together(check)
