@@ -174,7 +174,7 @@ ONE_FIELD = "a run reads one field: give one, or join them into one in a copy of
         ("train --size tny", "unknown value 'tny'; did you mean tiny? Choose from nano, tiny,"),
         ("schedule --schedule cosin", "unknown value 'cosin'; did you mean cosine?"),
         ("train --backend cuda", "unknown value 'cuda'. Choose from numba, numpy"),
-        # What keeps one value is refused if it is given twice.
+        # A flag that keeps one value is refused if it is given twice.
         ("schedule --steps 5 --steps 6", "--steps is given twice, as '5' and '6'; leave one"),
         ("schedule --steps=5 --step 5", "--steps is given twice, as '5' and '5'; leave one"),
         ("schedule --lr 1 --learning-rate 2", "--learning-rate/--lr is given twice, as '1' and"),
