@@ -71,7 +71,7 @@ class LiveState:
 
     def capture_model(self) -> RunState:
         """The state that outlives a run: weights, dropout counter, temperature. Copies nothing."""
-        tensors = {f"model.{name}": value for name, value in self.model.flat.stored.items()}
+        tensors = {f"{WEIGHTS}{name}": value for name, value in self.model.flat.stored.items()}
         temperature = self.distillation and self.distillation.temperature_parameter.state()
         state = {"passes": self.passes, "temperature": temperature}
         return RunState(self.progress.step, tensors, state)
