@@ -8,7 +8,7 @@ import numpy as np
 
 from smallmind.checks import InputError, number
 from smallmind.files import safetensors
-from smallmind.nn.transformer import WEIGHTS, TransformerModel
+from smallmind.nn.transformer import WEIGHTS, TransformerModel, weights
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer, make_optimizer
 from smallmind.optim.schedule import Schedule, schedule
