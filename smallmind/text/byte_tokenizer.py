@@ -64,7 +64,15 @@ class ByteTokenizer(Tokenizer):
         )
 
     @classmethod
+    def claims(cls, data: dict[str, Any]) -> bool:
+        if not tokenizer_json.never_merges(data) or data.get("added_tokens"):
+            return False
+        is_bytes, split = len(data["model"]["vocab"]) == 256, data.get("pre_tokenizer")
+        return is_bytes and split is not None and tokenizer_json.split_of(split) is None
+
+    @classmethod
     def from_json(cls, data: dict[str, Any]) -> "ByteTokenizer":
+        tokenizer_json.check_model(data)
         if data["model"]["vocab"] != {CHARACTER_OF[byte]: byte for byte in range(256)}:
             raise InputError("its 256 tokens are not the bytes in their order")
         return cls()

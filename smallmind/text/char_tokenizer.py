@@ -83,7 +83,12 @@ class CharTokenizer(Tokenizer):
         return tokenizer_json.contents(vocabulary, [], None, {"type": "Fuse"})
 
     @classmethod
+    def claims(cls, data: dict[str, Any]) -> bool:
+        return data.get("pre_tokenizer") is None and tokenizer_json.never_merges(data)
+
+    @classmethod
     def from_json(cls, data: dict[str, Any]) -> "CharTokenizer":
+        tokenizer_json.check_model(data)
         vocabulary = data["model"]["vocab"]
         characters = "".join(sorted(vocabulary))
         if {character: i for i, character in enumerate(characters)} != vocabulary:

@@ -15,7 +15,7 @@ from smallmind.checks import InputError, check_type
 from smallmind.console import activity
 from smallmind.files import safetensors
 from smallmind.text.ids import check_ids
-from smallmind.text.tokenizer_json import kind_of, read, write
+from smallmind.text.tokenizer_json import read, write
 
 CHUNK = 1 << 20  # characters encoded together
 
@@ -179,8 +179,15 @@ class Tokenizer:
 
         InputError, KeyError, TypeError or ValueError if it is none that is known here.
         """
-        tokenizer: Tokenizer = parts.load(parts.TOKENIZERS, kind_of(data)).from_json(data)
-        return tokenizer
+        kinds = (parts.load(parts.TOKENIZERS, kind) for kind in parts.TOKENIZERS)
+        found = next((kind for kind in kinds if kind.claims(data)), None)
+        kind: type[Tokenizer] = found or parts.load(parts.TOKENIZERS, "bpe")
+        return kind.from_json(data)
+
+    @classmethod
+    def claims(cls, data: dict[str, Any]) -> bool:
+        """Returns True if a tokenizer.json is of this kind. Without a claim it is read as "bpe"."""
+        return False
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes a tokenizer.json."""

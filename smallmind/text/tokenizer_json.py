@@ -63,13 +63,10 @@ class Rules(NamedTuple):
 OWN = Rules()
 
 
-def kind_of(data: dict[str, Any]) -> str:
-    """The kind of tokenizer that a file describes: its name in `parts.TOKENIZERS`.
-
-    InputError if it is none of them.
-    """
+def check_model(data: dict[str, Any]) -> None:
+    """Raises InputError for a file that is not of byte-level BPE, saying why."""
     model = data["model"]
-    if model.get("type", "BPE") != "BPE":  # the file of GPT-2 does not name it
+    if model.get("type", "BPE") != "BPE":
         raise InputError(f"its model is of type {model['type']!r}, not BPE")
     if model.get("byte_fallback"):
         raise InputError(
@@ -79,12 +76,13 @@ def kind_of(data: dict[str, Any]) -> str:
     for setting in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(setting):
             raise InputError(f"its model has {setting}={model[setting]!r}, which is not known here")
-    if normalizer_of(data):
-        return "bpe"
-    if data.get("pre_tokenizer") is None and not model["merges"]:
-        return "char"
-    is_bytes = not model["merges"] and not data.get("added_tokens") and len(model["vocab"]) == 256
-    return "byte" if is_bytes and split_of(data["pre_tokenizer"]) is None else "bpe"
+
+
+def never_merges(data: dict[str, Any]) -> bool:
+    """Returns True if a file of BPE has neither merges nor a normalizer."""
+    model = data["model"]
+    is_bpe = model.get("type", "BPE") == "BPE"  # the file of GPT-2 does not name it
+    return is_bpe and not model["merges"] and data.get("normalizer") is None
 
 
 def rules_of(data: dict[str, Any]) -> Rules:

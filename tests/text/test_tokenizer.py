@@ -88,3 +88,35 @@ def test_the_settings_of_a_kind_are_fields_of_a_run_with_flags(kind):
     assert all(
         hasattr(made, name) for name in made.settings
     )  # so that given tokens say how they were made
+
+
+class UpperCase(Tokenizer):
+    """A kind whose files say so in words of their own."""
+
+    kind = "upper"
+
+    def __init__(self, letters):
+        self.letters = letters
+
+    def as_json(self):
+        return {"model": {"type": "UpperCase", "vocab": self.letters}}
+
+    @classmethod
+    def claims(cls, data):
+        return data["model"]["type"] == "UpperCase"
+
+    @classmethod
+    def from_json(cls, data):
+        return cls(data["model"]["vocab"])
+
+
+def test_a_new_kind_recognises_its_own_files(monkeypatch, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    UpperCase("ABC").save(path)
+    with pytest.raises(InputError, match="its model is of type 'UpperCase', not BPE"):
+        Tokenizer.load(path)
+    monkeypatch.setitem(parts.TOKENIZERS, "upper", f"{__name__}:UpperCase")
+    assert Tokenizer.load(path).letters == "ABC"
+    for kind in ("char", "byte", "bpe"):
+        Tokenizer("a text", kind).save(path)
+        assert Tokenizer.load(path).kind == kind
