@@ -13,11 +13,8 @@ from smallmind.signals import Stopped
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-
 # Errors that end a run in order, on all ranks. Any other is a bug and ends the program.
 ORDERLY = (Stopped, InputError, FloatingPointError, MemoryError, OSError)
-
-
 KINDS = {kind.__name__: kind for kind in ORDERLY}
 ENDED = "ended"  # the key of the exit status, in what rank 0 shares last
 

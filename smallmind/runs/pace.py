@@ -137,7 +137,7 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
     """
     model, data = training.model, training.data
     B, T = data.batch_size, data.block_size
-    affordable = int(MAX_OPERATIONS / (OPERATIONS * model.flat.data.size * T))
+    affordable = int(MAX_OPERATIONS / (OPERATIONS * model.flat.count * T))
     largest = max(micro_batch_sizes(B, T, config.micro_batch_size))
     windows = max(1, min(largest, affordable))
     with activity.doing("Timing a few passes", usual=True), training.preserved():
