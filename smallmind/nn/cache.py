@@ -11,7 +11,7 @@ from smallmind.kernels.reference import PANEL
 from smallmind.nn.recorded_passes import RecordedPasses
 from smallmind.settings.config import ModelConfig
 
-REFED = 4  # a full cache with learned positions drops one in so many tokens
+REFED = 4  # a full cache with learned positions drops one token in this many
 
 
 class Model(Protocol):
@@ -29,7 +29,7 @@ def _recorded_step() -> RecordedPasses:
 
 
 def cache_bytes(config: ModelConfig, length: int) -> int:
-    """The size of the keys and values of one sequence of so many tokens, in float32."""
+    """The size of the keys and values of one sequence of `length` tokens, in float32."""
     return 4 * sum(map(math.prod, _shapes(config, 1, length)))
 
 
@@ -88,7 +88,7 @@ class KeyValueCache:
             state[...] = 0
 
     def repeated(self, count: int) -> "KeyValueCache":
-        """A cache in which each sequence stands `count` times: to continue it in several ways."""
+        """A cache with `count` copies of each sequence, to continue it in several ways."""
         made = KeyValueCache.__new__(KeyValueCache)
         made.batch, made.length, made.step = self.batch * count, self.length, _recorded_step()
         made.position = self.position.copy()

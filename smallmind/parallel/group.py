@@ -60,7 +60,7 @@ class Group:
         raise SystemExit(status)
 
     def send(self, array: np.ndarray) -> None:
-        """Writes rank 0's array into that of every other rank."""
+        """Writes the array of rank 0 into that of every other rank."""
 
     def spread(
         self,

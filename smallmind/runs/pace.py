@@ -58,7 +58,7 @@ class Pace:
     spread: float = 1.0  # usual time / least time of what was timed: more on a busy machine
 
     def total(self, config: TrainingConfig, done: int = 0, steps: int | None = None) -> float:
-        """The time of so many steps, those of the config by default, of which some are done.
+        """The time of `steps` steps, by default those of the config, of which some are done.
 
         As if every evaluation is the best so far and therefore saved, and with a target as if the
         run looks at its held-out loss as often as it may.
