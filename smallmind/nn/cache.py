@@ -1,7 +1,6 @@
 """The keys and values of tokens that a model has seen: it continues from them token by token."""
 
 import math
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,9 +17,7 @@ class Model(Protocol):
     """The interface of a model that a cache needs."""
 
     config: ModelConfig
-
-    @property
-    def parameters(self) -> Mapping[str, np.ndarray]: ...
+    workspace: Any
 
 
 def _recorded_step() -> RecordedPasses:
@@ -62,7 +59,7 @@ class KeyValueCache:
         self.documents = np.zeros(batch, np.int32)  # where the current one of each began
         self.step = _recorded_step()
         self.ids = np.zeros((batch, length), np.int32)  # the last ones, each at its number modulo S
-        dtype = next(iter(model.parameters.values())).dtype
+        dtype = model.workspace.dtype
         keys, values = _shapes(config, batch, length)
         self._keys, self._values = np.zeros(keys, dtype), np.zeros(values, dtype)
 
