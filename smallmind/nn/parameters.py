@@ -97,14 +97,18 @@ NO_PARAMETER = Parameter()  # a bias of a model without biases: kernels take Non
 
 
 class AsFloat32(Mapping[str, np.ndarray]):
-    """Arrays by name. Those of 16-bit numbers are converted as they are asked for, read-only."""
+    """Arrays by name. Those of 16-bit numbers are converted as they are asked for, read-only.
 
-    def __init__(self, stored: Mapping[str, np.ndarray]) -> None:
+    Only those whose names begin with `prefix`.
+    """
+
+    def __init__(self, stored: Mapping[str, np.ndarray], prefix: str = "") -> None:
         self._stored = stored
+        self._prefix = prefix
 
     def __getitem__(self, name: str) -> np.ndarray:
         stored = self._stored[name]
-        if stored.dtype.kind == "f":
+        if stored.dtype.kind == "f" or not name.startswith(self._prefix):
             return stored
         values = np.empty(stored.shape, np.float32)
         _copy(values, stored)

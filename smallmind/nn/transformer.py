@@ -36,6 +36,7 @@ from smallmind.text.tokenizer import Tokenizer
 
 FORMAT = "smallmind model 1"
 CHECKPOINT_FORMAT = "smallmind checkpoint 1"
+WEIGHTS = "model."  # with which the names of a checkpoint's parameters begin
 # The arguments of a model besides the fields of its config.
 OWN: dict[str, Any] = {"seed": 42, "backend": "numba", "dtype": np.float32, "freeze": None}
 
@@ -46,11 +47,10 @@ Objective = Callable[..., None]
 
 def weights(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The tensors of a checkpoint -> those that are parameters, by their own names."""
-    prefix = "model."
     return {
-        name.removeprefix(prefix): tensor
+        name.removeprefix(WEIGHTS): tensor
         for name, tensor in tensors.items()
-        if name.startswith(prefix)
+        if name.startswith(WEIGHTS)
     }
 
 

@@ -19,6 +19,7 @@ from smallmind.console import activity
 from smallmind.files import durable, safetensors
 from smallmind.nn.parameters import AsFloat32
 from smallmind.nn.transformer import CHECKPOINT_FORMAT as FORMAT
+from smallmind.nn.transformer import WEIGHTS
 from smallmind.training.checkpoint_names import BEST, CHECKPOINTS, file_name, saved_steps
 from smallmind.training.state import TOKENIZER, RunState, Snapshot, StateCopy, with_snapshot
 
@@ -41,7 +42,7 @@ def save(
     durable.make_directory(folder)
     # The best one first: the state in the other file says that it exists.
     for name in [BEST, file_name(state.step)] if best else [file_name(state.step)]:
-        safetensors.write(folder / name, AsFloat32(state.tensors), metadata)
+        safetensors.write(folder / name, AsFloat32(state.tensors, WEIGHTS), metadata)
     steps = _steps(folder)
     past = [step for step in steps if step <= state.step]
     for step in set(steps) - set(past[: max(1, keep)]):
@@ -55,7 +56,8 @@ def check_size(state: RunState) -> None:
     """
     whole = with_snapshot(state, dataclasses.replace(state, step=state.step - 1))
     try:
-        safetensors.check(AsFloat32(whole.tensors), {**_metadata(whole), "spare": " " * SPARE})
+        tensors = AsFloat32(whole.tensors, WEIGHTS)
+        safetensors.check(tensors, {**_metadata(whole), "spare": " " * SPARE})
     except InputError as error:
         raise InputError(f"this run could not be saved: {error}. Use fewer layers") from None
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from smallmind.checks import InputError, number
 from smallmind.files import safetensors
-from smallmind.nn.transformer import TransformerModel, weights
+from smallmind.nn.transformer import WEIGHTS, TransformerModel, weights
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer, make_optimizer
 from smallmind.optim.schedule import Schedule, schedule
@@ -71,7 +71,7 @@ class LiveState:
 
     def capture_model(self) -> RunState:
         """The state that outlives a run: weights, dropout counter, temperature. Copies nothing."""
-        tensors = {f"model.{name}": value for name, value in self.model.flat.stored.items()}
+        tensors = {f"{WEIGHTS}{name}": value for name, value in self.model.flat.stored.items()}
         temperature = self.distillation and self.distillation.temperature_parameter.state()
         state = {"passes": self.passes, "temperature": temperature}
         return RunState(self.progress.step, tensors, state)
