@@ -80,7 +80,7 @@ class Curve:
         return Curve(self.steps, self.seconds, values)
 
     def thinned(self, points: int) -> "Curve":
-        """At most about so many points: of each range the lowest and the highest, and both ends."""
+        """At most about this many points: the lowest and highest of each range, and both ends."""
         count = len(self)
         if count <= points:
             return self

@@ -94,7 +94,6 @@ def noisy(name: str, curve: Curve, run: int = 0) -> list[Line]:
 
 def training(runs: Sequence[tuple[str, Mapping[str, Curve]]], axis: str) -> Figure:
     """The losses, learning rates and gradient norms of runs over one of AXES."""
-
     named = [(name, {x: curve.finite() for x, curve in curves.items()}) for name, curves in runs]
     numbered = list(enumerate(named))
     rates = [Line(name, curves["lr"], run) for run, (name, curves) in numbered]

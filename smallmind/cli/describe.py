@@ -124,7 +124,7 @@ def _advice_on_vocabulary(run: "Run") -> str:
         return f"Only {V:,} of {wanted:,} tokens: no pair of them occurs twice in the text"
     # An embedding is looked up; all else is multiplied with.
     head = V * model.config.n_embd
-    blocks = [x for name, x in model.parameters.items() if name.startswith("blocks.")]
+    blocks = [spec for spec in model.flat.specs if spec.name.startswith("blocks.")]
     share = head / (head + sum(x.size for x in blocks))
     if wanted == getattr(RunConfig, name):  # nobody has chosen it
         return ""

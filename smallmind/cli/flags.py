@@ -246,7 +246,7 @@ def check_writable(flag: str, file: Path) -> None:
 
 
 def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
-    flag = field.metadata["flag"] or flag_of(field.name)
+    flag = flag_of(field.name)
     # Only flags that are given become attributes: a default must not override what a file sets.
     settings: dict[str, Any] = {
         "dest": field.name,

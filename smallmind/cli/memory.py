@@ -1,6 +1,5 @@
 """The memory a run takes, what fits, and refusing a run that does not."""
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -29,13 +28,13 @@ def make_plan(
     from smallmind.training.memory_plan import Plan
     from smallmind.training.rehearsal import rehearse
 
-    model, training, run = settings.model, settings.training, settings.run
-    if training.requested_precision == Precision.AUTO:
-        precision = resolve_precision(Precision.AUTO, run.backend)
-        training = dataclasses.replace(training, precision=precision)
+    run = settings.run
+    if settings.training.requested_precision == Precision.AUTO:
+        settings = settings.replace(precision=resolve_precision(Precision.AUTO, run.backend))
     use_threads(run)
-    rehearse(model, training, teacher.model if teacher else None, run.backend)
-    return Plan(model, training, run, teacher, text, Program.measured(text))
+    taught_by = teacher.model if teacher else None
+    rehearse(settings.model, settings.training, taught_by, run.backend)
+    return Plan(settings, teacher, text, Program.measured(text))
 
 
 def free_bytes(plan: "Plan", processes: int = 1) -> int:

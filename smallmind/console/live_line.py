@@ -33,7 +33,7 @@ class LiveLine:
     def __init__(self, stream: TextIO | None) -> None:
         self.stream = stream
         is_terminal = stream is not None and stream.isatty()
-        # The output of a notebook is no terminal, but a carriage return works there too.
+        # The output of a notebook is not a terminal, but a carriage return works there too.
         self.is_live = is_terminal or type(stream).__module__.startswith("ipykernel")
         self._has_escapes = stream is not None and knows_escapes(stream)
         self._width = 0  # of what is shown

@@ -36,7 +36,7 @@ def _chunks(entry: Entry) -> Iterator[str]:
         except AssertionError as error:  # of the standard library, for odd declarations
             raise InputError(f"{entry.name} is damaged: {shown(error)}; correct it") from None
         yield layout.take()
-    # A tag or comment that never ends is no text; browsers leave it out, too.
+    # A tag or comment that never ends is not text; browsers leave it out, too.
     if page.rawdata == "<" or not page.rawdata.startswith("<"):
         page.close()
         yield layout.take()

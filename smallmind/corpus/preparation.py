@@ -309,7 +309,7 @@ def _append(writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenize
 def _remaining(
     texts: Iterable[str], done: int, sha: "hashlib._Hash", lengths: deque[int]
 ) -> Iterator[str]:
-    """The texts, all of which are hashed, without so many characters at their beginning.
+    """The texts, all of which are hashed, without this many characters at their beginning.
 
     The length of each that was taken is put in `lengths`.
     """

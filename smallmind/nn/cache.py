@@ -1,7 +1,6 @@
 """The keys and values of tokens that a model has seen: it continues from them token by token."""
 
 import math
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,16 +10,14 @@ from smallmind.kernels.reference import PANEL
 from smallmind.nn.recorded_passes import RecordedPasses
 from smallmind.settings.config import ModelConfig
 
-REFED = 4  # a full cache with learned positions drops one in so many tokens
+REFED = 4  # a full cache with learned positions drops one token in this many
 
 
 class Model(Protocol):
     """The interface of a model that a cache needs."""
 
     config: ModelConfig
-
-    @property
-    def parameters(self) -> Mapping[str, np.ndarray]: ...
+    workspace: Any
 
 
 def _recorded_step() -> RecordedPasses:
@@ -29,7 +26,7 @@ def _recorded_step() -> RecordedPasses:
 
 
 def cache_bytes(config: ModelConfig, length: int) -> int:
-    """The size of the keys and values of one sequence of so many tokens, in float32."""
+    """The size of the keys and values of one sequence of `length` tokens, in float32."""
     return 4 * sum(map(math.prod, _shapes(config, 1, length)))
 
 
@@ -62,7 +59,7 @@ class KeyValueCache:
         self.documents = np.zeros(batch, np.int32)  # where the current one of each began
         self.step = _recorded_step()
         self.ids = np.zeros((batch, length), np.int32)  # the last ones, each at its number modulo S
-        dtype = next(iter(model.parameters.values())).dtype
+        dtype = model.workspace.dtype
         keys, values = _shapes(config, batch, length)
         self._keys, self._values = np.zeros(keys, dtype), np.zeros(values, dtype)
 
@@ -88,7 +85,7 @@ class KeyValueCache:
             state[...] = 0
 
     def repeated(self, count: int) -> "KeyValueCache":
-        """A cache in which each sequence stands `count` times: to continue it in several ways."""
+        """A cache with `count` copies of each sequence, to continue it in several ways."""
         made = KeyValueCache.__new__(KeyValueCache)
         made.batch, made.length, made.step = self.batch * count, self.length, _recorded_step()
         made.position = self.position.copy()

@@ -20,7 +20,7 @@ CHUNK = 1 << 18  # elements rounded at a time: temporary arrays stay small
 
 
 class Role(enum.StrEnum):
-    """The purpose of a parameter. Optimizers and exports select by role, never by name."""
+    """The purpose of a parameter: what optimizers and exports select it by, never its name."""
 
     EMBEDDING = "embedding"  # a row per token or position
     MATRIX = "matrix"

@@ -21,7 +21,7 @@ Inputs = tuple[np.ndarray, ...]
 
 AFTER = 10  # passes of the same kind in a row: a recording takes as long as a hundred of them
 KINDS = 8  # recordings of a model: micro-batches of several sizes, numbers of threads
-# Bytes of all arrays: of larger passes Python is too small a part.
+# Bytes of all arrays, weights included: of larger passes of training Python is too small a part.
 LARGEST = 1024 * 1024 * 1024
 
 
@@ -51,7 +51,7 @@ class RecordedPasses:
     def __init__(self, after: int = AFTER, kinds: int = KINDS, owns_arrays: bool = False) -> None:
         self._after, self._kinds, self._owns_arrays = after, kinds, owns_arrays
         self._counts: dict[Hashable, int] = {}  # passes so far, by kind
-        self._recorded: dict[Hashable, _Recorded] = {}
+        self._recorded: dict[Hashable, _Recorded | None] = {}  # None: too large
 
     def repeat(self, workspace: Workspace, kind: Hashable, inputs: Inputs) -> np.ndarray | None:
         """Computes a pass -> its result, in an array that the next one overwrites.
@@ -72,7 +72,8 @@ class RecordedPasses:
     def noting(self, workspace: Workspace, kind: Hashable, inputs: Inputs) -> Iterator["Noted"]:
         """Within the block, layers compute a pass from `noted.inputs` and set `noted.result`."""
         kind = _whole(workspace, kind, inputs)
-        if not (workspace.can_repeat and self._is_frequent(kind)):
+        is_new = workspace.can_repeat and kind not in self._recorded
+        if not (is_new and self._is_frequent(kind)):
             yield Noted(inputs)
             return
         noted = Noted(tuple(array.copy() for array in inputs))
@@ -80,15 +81,15 @@ class RecordedPasses:
         arrays = workspace.keeping_arrays() if self._owns_arrays else workspace.noting_rents()
         with recording.recording(), arrays as rented:
             yield noted
-        if recording.nbytes > LARGEST:
-            return
         if len(self._recorded) == self._kinds:
             # With more kinds than recordings, these must not replace each other all the time.
             self._recorded.clear()
             self._counts.clear()
             self._after *= 2
         pool = None if self._owns_arrays else workspace.pool
-        self._recorded[kind] = _Recorded(recording, noted, pool, rented)
+        is_too_large = pool is not None and recording.nbytes > LARGEST
+        recorded = None if is_too_large else _Recorded(recording, noted, pool, rented)
+        self._recorded[kind] = recorded
 
     def _is_frequent(self, kind: Hashable) -> bool:
         """Counts a pass of this kind -> whether it is worth recording."""

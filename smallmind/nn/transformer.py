@@ -311,7 +311,7 @@ class TransformerModel(Tabular):
         """The next tokens, as many as fit or one -> logits (B, V), a new array."""
 
         def compute() -> np.ndarray:
-            with self.workspace.profile("Forward"), self.workspace.continuing(cache):
+            with self.workspace.profile("Forward"):
                 # The first token has nothing in the cache to attend to: another pass.
                 if ids.shape[1] > 1 or cache.start == 0:
                     return self.network.decode(ids).copy()
@@ -322,7 +322,7 @@ class TransformerModel(Tabular):
                         logits = noted.result = self.network.decode(*noted.inputs)
                 return logits.copy()
 
-        logits = self.workspace.one_pass(compute)
+        logits = self.workspace.one_pass(compute, cache=cache)
         cache.append(ids)
         return logits
 

@@ -129,9 +129,11 @@ class Workspace:
         self,
         compute: Callable[[], Result],
         at: Pass | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Result:
-        """Calls compute for a pass through the model -> its result. at: of training.
+        """Calls compute for a pass through the model -> its result.
 
+        at: the pass, if it is one of training; cache: what it continues, if it continues any.
         Whatever it rents is returned at its end, even after an error.
 
         Ctrl-C raises KeyboardInterrupt after any call and at the start of any function, a context
@@ -142,7 +144,7 @@ class Workspace:
             raise RuntimeError("the model is already in a pass: use it from one thread at a time")
         with self._busy:
             try:
-                self.now, self.direction = at, "forward"
+                self.now, self.cache, self.direction = at, cache, "forward"
                 if at and self.drop_probability:
                     self._set_masks(at)
                 result = compute()
@@ -159,7 +161,7 @@ class Workspace:
             key[...] = hash64(self.seed, at.number, site)
 
     def _end_pass(self) -> None:
-        self.now = None
+        self.now = self.cache = None
         if self.reservation:
             self.reservation.return_()
             self.reservation = None
@@ -201,15 +203,6 @@ class Workspace:
     def start(self) -> np.ndarray:
         """The position of the first tokens of this pass (), which a recorded pass reads again."""
         return self.cache.position if self.cache else _BEGINNING
-
-    @contextmanager
-    def continuing(self, cache: KeyValueCache) -> Iterator[None]:
-        """Within the block, passes continue the sequences of a cache."""
-        self.cache = cache
-        try:
-            yield
-        finally:
-            self.cache = None
 
     @contextmanager
     def keeping_arrays(self) -> Iterator[list[np.ndarray]]:

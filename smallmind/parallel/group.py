@@ -13,11 +13,8 @@ from smallmind.signals import Stopped
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-
 # Errors that end a run in order, on all ranks. Any other is a bug and ends the program.
 ORDERLY = (Stopped, InputError, FloatingPointError, MemoryError, OSError)
-
-
 KINDS = {kind.__name__: kind for kind in ORDERLY}
 ENDED = "ended"  # the key of the exit status, in what rank 0 shares last
 
@@ -63,7 +60,7 @@ class Group:
         raise SystemExit(status)
 
     def send(self, array: np.ndarray) -> None:
-        """Writes rank 0's array into that of every other rank."""
+        """Writes the array of rank 0 into that of every other rank."""
 
     def spread(
         self,

@@ -109,7 +109,7 @@ def usable_cpus() -> list[int]:
 def share_of_cores(place: int, cpus: Sequence[Sequence[int]]) -> list[int]:
     """The CPUs that each rank may use -> the logical CPUs of rank `place`, one per core.
 
-    Group that may use the same ones divide them, core by core; ranks that mpiexec has bound apart
+    Ranks that may use the same ones divide them, core by core; ranks that mpiexec has bound apart
     stay where they are. More ranks than cores take turns.
     """
     mine = list(cpus[place])

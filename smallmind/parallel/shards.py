@@ -113,7 +113,7 @@ class TreeSum(Generic[Value]):
         return last.size == node.size and last.first % (2 * last.size) == 0
 
     def total(self) -> Value:
-        """The sum of all that was pushed; if their number is no power of two, from the right."""
+        """The sum of all that was pushed; from the right if their number is not a power of two."""
         value = self.nodes.pop().value
         while self.nodes:
             value = self._add(self.nodes.pop().value, value)

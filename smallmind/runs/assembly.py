@@ -101,7 +101,7 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
 
 
 def outline(choices: Choices, characters: int) -> Settings:
-    """The settings of a run with a text of so many characters, which is not read.
+    """The settings of a run with a text of this many characters, which is not read.
 
     What follows from the text is missing: vocab_size, document_token, and steps if epochs are set.
     """

@@ -84,7 +84,7 @@ def fit(choices: Choices, characters: int) -> Choices:
 
 
 def choose(given: Fields, fields: Fields, operations: float, characters: int) -> Fields:
-    """given, and what `fields` lacks for training passes of so many operations on such a text."""
+    """given, and what `fields` lacks for this many operations of training passes on a text."""
     kind = fields.get("tokenizer", RunConfig.tokenizer)
     is_learned = kind not in parts.TOKENIZERS or parts.load(parts.TOKENIZERS, kind).is_learned
     text = characters / (CHARACTERS_PER_TOKEN if is_learned else 1)  # its tokens

@@ -218,7 +218,7 @@ class RunDirectory:
             self.problems.append(f"{sentence}: {error.strerror}")
 
     def log(self, record: Record, seconds: float) -> None:
-        """Appends a line to the metrics, after so many seconds of training.
+        """Appends a line to the metrics, after this many seconds of training.
 
         While the disk is full, keeps it for the next call.
         """

@@ -58,7 +58,7 @@ class Pace:
     spread: float = 1.0  # usual time / least time of what was timed: more on a busy machine
 
     def total(self, config: TrainingConfig, done: int = 0, steps: int | None = None) -> float:
-        """The time of so many steps, those of the config by default, of which some are done.
+        """The time of `steps` steps, by default those of the config, of which some are done.
 
         As if every evaluation is the best so far and therefore saved, and with a target as if the
         run looks at its held-out loss as often as it may.
@@ -137,7 +137,7 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
     """
     model, data = training.model, training.data
     B, T = data.batch_size, data.block_size
-    affordable = int(MAX_OPERATIONS / (OPERATIONS * model.flat.data.size * T))
+    affordable = int(MAX_OPERATIONS / (OPERATIONS * model.flat.count * T))
     largest = max(micro_batch_sizes(B, T, config.micro_batch_size))
     windows = max(1, min(largest, affordable))
     with activity.doing("Timing a few passes", usual=True), training.preserved():

@@ -163,7 +163,7 @@ def _divided(text: str, tokens: dict[str, int]) -> Iterator[tuple[int, str, int]
 def learn_merges(
     texts: Iterable[str], special: Special, pattern: Pattern, tokens: np.ndarray, most: int
 ) -> np.ndarray:
-    """Learns at most so many merges from texts -> (M, 2) int32; their tokens are 256, 257, ...
+    """Learns at most this many merges from texts -> (M, 2) int32; their tokens are 256, 257, ...
 
     Special tokens are no part of words. tokens (256,) int32 are those of the bytes. Fewer merges if
     no pair of tokens occurs twice.

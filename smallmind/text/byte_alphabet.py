@@ -18,7 +18,7 @@ def as_characters(token: bytes) -> str:
 
 
 def as_bytes(characters: str) -> bytes:
-    """The reverse. ValueError for a character that stands for no byte."""
+    """The reverse. ValueError for a character that does not stand for a byte."""
     try:
         return str.translate(characters, TO_BYTES).encode("latin-1")
     except UnicodeEncodeError:

@@ -17,8 +17,7 @@ from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.tokenizer import Spelled, Tokenizer
 from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress, TargetRecord
 
-# Tokens, an array of any shape -> how many characters begin in them; np.size: one per token.
-Spells = Callable[[np.ndarray], Spelled]  # tokens, an array of any shape -> how much text
+Spells = Callable[[np.ndarray], Spelled]  # tokens, an array of any shape -> what they spell
 # Items, and what computes the result of one -> the results of all, in order. May raise Stopped.
 Divide = Callable[[Sequence[Any], Callable[[Any], Any]], list[Any]]
 

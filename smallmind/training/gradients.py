@@ -1,5 +1,6 @@
 """The gradient of each step of a run: shard by shard, added up over all processes."""
 
+import functools
 import math
 import statistics
 import time
@@ -115,12 +116,15 @@ class Gradients:
         -> of each shard its part of the mean loss, its weight and the temperature's gradient.
         """
         run, sampler = self.run, self._sampler
-        get_batch: Callable[[int], Batch] = self._batches.get
-        if len(self._sum.own) > 1 and sampler.batches > 1:
-            # Each shard has windows of all batches of the step.
-            numbers = sampler.batches_in_step(step)
-            get_batch = {n: self._batches.get(n).copy() for n in numbers}.__getitem__
+        are_copied = len(self._sum.own) > 1 and sampler.batches > 1
         computed = []
+
+        @functools.cache
+        def get_batch(number: int) -> Batch:
+            batch = self._batches.get(number)
+            # Each shard has windows of all batches of the step, which share their buffers.
+            return batch.copy() if are_copied else batch
+
         for shard in self._sum.own:
 
             def windows(number: int, shard: int = shard) -> Batch:

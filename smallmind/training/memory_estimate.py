@@ -298,7 +298,7 @@ class _DryRun:
             evaluate()
 
     def _train_windows(self, batch: Batch, windows: int) -> None:
-        """Passes of so many windows of a batch."""
+        """Runs passes of this many windows of a batch."""
         T = self.model.config.block_size
         for size in set(micro_batch_sizes(windows, T, self.training.micro_batch_size)):
             self.model.micro_batch_size = size

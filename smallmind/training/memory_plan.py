@@ -6,13 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from smallmind.settings.config import (
-    CheckpointStrategy,
-    ModelConfig,
-    Precision,
-    RunConfig,
-    TrainingConfig,
-)
+from smallmind.settings.config import CheckpointStrategy, Precision
+from smallmind.settings.settings import Settings
 from smallmind.training.memory_estimate import (
     MemoryEstimate,
     Program,
@@ -41,9 +36,7 @@ class Change:
 class Plan:
     """A training run before it starts; its precision is not AUTO."""
 
-    model: ModelConfig
-    training: TrainingConfig
-    run: RunConfig
+    settings: Settings
     teacher: Teacher | None = None
     text: TextSize | None = None
     program: Program | None = None  # None: a typical one
@@ -51,7 +44,8 @@ class Plan:
     @property
     def estimate(self) -> MemoryEstimate:
         """The memory that it takes."""
-        return estimate(self.model, self.training, self.run.batch_size, **self._circumstances)
+        model, training, run = self.settings.model, self.settings.training, self.settings.run
+        return estimate(model, training, run.batch_size, **self._circumstances)
 
     @property
     def held(self) -> int:
@@ -61,29 +55,25 @@ class Plan:
 
     def largest_batch(self, memory: int) -> int:
         """The largest batch that fits in memory if it goes through the model at once; 0: none."""
-        return largest_batch(self.model, self.training, memory, **self._circumstances)
+        model, training = self.settings.model, self.settings.training
+        return largest_batch(model, training, memory, **self._circumstances)
 
     @property
     def _circumstances(self) -> dict[str, Any]:
         """The circumstances of an estimate besides model, training and batch."""
+        run = self.settings.run
         return {
-            "threads": self.run.threads or 1,
+            "threads": run.threads or 1,
             "teacher": self.teacher,
             "text": self.text,
-            "backend": self.run.backend,
-            "timed": self.run.minutes is not None,
+            "backend": run.backend,
+            "timed": run.minutes is not None,
             "program": self.program,
         }
 
     def changed(self, **settings: Any) -> "Plan":
-        """The plan with new values for these fields, whichever config has them."""
-
-        def replace(config: Any) -> Any:
-            names = {field.name for field in dataclasses.fields(config)} & settings.keys()
-            return dataclasses.replace(config, **{name: settings[name] for name in names})
-
-        model, training, run = map(replace, (self.model, self.training, self.run))
-        return dataclasses.replace(self, model=model, training=training, run=run)
+        """The plan with new values for these fields."""
+        return dataclasses.replace(self, settings=self.settings.replace(**settings))
 
     def change(self, **settings: Any) -> Change:
         """The change to these settings, with the memory that it leads to."""
@@ -95,7 +85,7 @@ class Plan:
         Considers the sizes that split the batch into equal parts, apart from a smaller last one: a
         pool keeps arrays for each size.
         """
-        batch = self.run.batch_size
+        batch = self.settings.run.batch_size
         sizes = {math.ceil(batch / passes) for passes in range(1, batch + 1)}
         changes = (self.change(micro_batch_size=size) for size in sorted(sizes, reverse=True))
         fitting = (change for change in changes if change.total <= memory)
@@ -107,7 +97,7 @@ class Plan:
         if largest:
             return [self.change(micro_batch_size=largest)]
         changes = [self.change(micro_batch_size=1, **settings) for settings in self._savings()]
-        for name, multiple in (("block_size", 1), ("n_embd", self.model.n_head)):
+        for name, multiple in (("block_size", 1), ("n_embd", self.settings.model.n_head)):
             smaller = (
                 self.change(micro_batch_size=1, **{name: n})
                 for n in self._halved_sizes(name, multiple)
@@ -117,17 +107,17 @@ class Plan:
 
     def _savings(self) -> list[dict[str, Any]]:
         """Settings that save memory and are not used yet: 16 bits, recompute, both."""
-        is_float32 = self.training.requested_precision == Precision.FLOAT32
-        may_halve = is_float32 and self.run.backend == "numba"
+        training, backend = self.settings.training, self.settings.run.backend
+        may_halve = training.requested_precision == Precision.FLOAT32 and backend == "numba"
         settings = [FLOAT16_SETTINGS] if may_halve else []
-        if self.training.recompute != CheckpointStrategy.EVERY_LAYER:
+        if training.recompute != CheckpointStrategy.EVERY_LAYER:
             settings.append(RECOMPUTE)
             settings += [{**FLOAT16_SETTINGS, **RECOMPUTE}] if may_halve else []
         return settings
 
     def _halved_sizes(self, name: str, multiple: int) -> Iterator[int]:
         """A size of the model, halved again and again and rounded down to a multiple."""
-        size = getattr(self.model, name)
+        size = getattr(self.settings.model, name)
         while size >= 2 * multiple:
             size = size // 2 // multiple * multiple
             yield size

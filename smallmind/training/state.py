@@ -110,7 +110,7 @@ def split_snapshot(state: RunState) -> tuple[RunState, RunState | None]:
         try:
             earlier |= {name: current[name] for name in included.get("shared", ())}
             snapshot = RunState(int(included["step"]), earlier, dict(included["state"]))
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             raise InputError(
                 f"the checkpoint of step {state.step} has a malformed snapshot"
             ) from None

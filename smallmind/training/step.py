@@ -39,7 +39,7 @@ class Summed(NamedTuple):
     weight: float  # in windows: exact where all targets count the same
 
     def over(self, windows: int) -> float:
-        """The divisor of the loss and the gradients of so many windows."""
+        """The divisor of the loss and the gradients of this many windows."""
         return self.weight / windows if self.weight else 1.0
 
 

@@ -403,7 +403,9 @@ class Training:
         if precision == Precision.AUTO and state:
             precision = saved_precision(state)
         set_up(self.model, config, precision)
+        passes = self._run.passes  # so that another run drops other elements
         self._run = self._new_run(config)
+        self._run.passes = passes
         check_size(self.group.size, config.shards)
         self._run.clear_gradients()
         if state:

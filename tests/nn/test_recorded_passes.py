@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from smallmind import AdamW, TransformerModel, parts
+from smallmind import AdamW, KeyValueCache, TransformerModel, parts
 from smallmind.kernels.codegen.recording import Recording
 from smallmind.kernels.codegen.threads import max_threads, set_threads, threads
 from smallmind.memory.tensor_pool import TensorPool
@@ -41,6 +41,13 @@ def without_recordings(model):
 def batch(number, rows=5):
     windows = np.random.default_rng(number).integers(0, V, (rows, T + 1), np.int32)
     return windows[:, :-1], windows[:, 1:]
+
+
+def counted_recordings(model):
+    """The recordings that the passes of a model make from now on."""
+    made, new_recording = [], model.workspace.new_recording
+    model.workspace.new_recording = lambda: made.append(new_recording()) or made[-1]
+    return made
 
 
 class Pair:
@@ -310,9 +317,20 @@ def test_what_others_rent_during_a_repetition_is_theirs(monkeypatch):
 def test_large_passes_are_not_recorded(monkeypatch):
     monkeypatch.setattr(recorded_passes, "LARGEST", 1000)
     pair = Pair()
+    made = counted_recordings(pair.models[0])
     for _ in range(2 * ENOUGH):
         pair.step()
     assert not pair.is_repeating
+    assert len(made) == 1  # which showed how large they are
+
+
+def test_a_decoding_step_is_repeated_however_large_the_model_is(monkeypatch):
+    monkeypatch.setattr(recorded_passes, "LARGEST", 1000)
+    model = new_model("llama")
+    cache, made = KeyValueCache(model), counted_recordings(model)
+    for token in range(6):
+        model.decode(np.array([[token]]), cache)
+    assert len(made) == 1
 
 
 def test_after_the_pool_has_freed_its_arrays_a_pass_is_recorded_again():

@@ -7,7 +7,7 @@ from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.nn.workspace import Pass
 from smallmind.settings.config import ModelConfig
 from smallmind.settings.presets import ARCHITECTURES
-from smallmind.text.samplers import draw, make_sampler
+from smallmind.text.samplers import RandomWindows, draw, make_sampler
 from smallmind.training.memory_estimate import TextSize, estimate
 from smallmind.training.records import EvaluationRecord, StepRecord
 from tests.training.test_memory_estimate import SmallRun
@@ -57,6 +57,17 @@ def test_shards_add_up_to_the_whole_batch(arch, batch_size, length):
         difference = np.abs(divided.model.flat.data - whole.model.flat.data)
         assert difference.max() < 1e-2
         assert difference.mean() < 2e-5
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_batch_is_drawn_once_for_all_shards(prefetch, batches, monkeypatch):
+    drawn, original = [], RandomWindows.starts
+    monkeypatch.setattr(
+        RandomWindows, "starts", lambda self, n: drawn.append(n) or original(self, n)
+    )
+    trained(data_shards=8, grad_accum_steps=batches, prefetch=prefetch)
+    assert drawn == list(range(STEPS["steps"] * batches))
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])

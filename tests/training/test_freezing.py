@@ -152,11 +152,15 @@ def test_training_that_is_undone_leaves_the_model_whole():
         np.testing.assert_array_equal(value, before[name])
 
 
-def test_a_state_that_lacks_a_tensor_is_refused(tmp_path):
+@pytest.mark.parametrize("damage", ["lacks a tensor", "null", "list"])
+def test_a_state_with_a_malformed_snapshot_is_refused(damage):
     training = new_training(snapshot_every=4)
     train(training, config(), until=6)
     whole = training.state()
-    whole.state["snapshot"]["shared"].append("model.nothing")
+    if damage == "lacks a tensor":
+        whole.state["snapshot"]["shared"].append("model.nothing")
+    else:
+        whole.state["snapshot"] = {"null": None, "list": [1]}[damage]
     with pytest.raises(InputError, match="malformed snapshot"):
         new_training().load_state(RunState(6, whole.tensors, whole.state))
 

@@ -3,6 +3,7 @@
 import pytest
 
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
+from smallmind.settings.settings import Settings
 from smallmind.training.memory_estimate import TYPICAL, estimate
 from smallmind.training.memory_plan import FLOAT16_SETTINGS, RECOMPUTE, Plan
 
@@ -12,7 +13,7 @@ MODEL = ModelConfig(block_size=512)
 
 def plan(batch_size=16, threads=2, backend="numba", model=MODEL, **settings):
     run = RunConfig(batch_size=batch_size, threads=threads, backend=backend)
-    return Plan(model, TrainingConfig(**settings), run)
+    return Plan(Settings(model, TrainingConfig(**settings), run))
 
 
 def test_a_plan_is_estimated_with_its_own_batch_and_threads():
@@ -22,7 +23,7 @@ def test_a_plan_is_estimated_with_its_own_batch_and_threads():
 
 
 def test_a_change_reaches_the_config_that_has_the_field():
-    changed = plan().changed(block_size=64, precision="float16", batch_size=3)
+    changed = plan().changed(block_size=64, precision="float16", batch_size=3).settings
     assert changed.model.block_size == 64 and changed.training.precision == "float16"
     assert changed.run.batch_size == 3 and changed.model.n_embd == MODEL.n_embd
     assert plan().change(batch_size=3).total == plan(3).estimate.total

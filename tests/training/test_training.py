@@ -85,6 +85,13 @@ def test_the_caller_may_stop_and_keep_the_model():
 
 
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid")
+def test_another_run_of_the_same_training_has_other_dropout_masks():
+    training = small_training()
+    for passes in (3, 6):
+        training.train(3, progress=False)
+        assert training.state().state["passes"] == passes
+
+
 def test_a_non_finite_loss_stops_the_run_before_the_weights_change():
     training = small_training()
     training.model.parameters["final_norm.weight"][0] = np.nan
