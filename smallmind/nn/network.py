@@ -1,6 +1,6 @@
 """The layers of a model in order: embedding, blocks, final norm, head."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
@@ -29,7 +29,7 @@ class Network:
 
     def __init__(self, workspace: Workspace, parameters: Parameters, config: ModelConfig) -> None:
         scope = Scope(workspace, parameters, config)
-        self.workspace = workspace
+        self.workspace, self.parameters = workspace, parameters
         self.parts: dict[str, range] = {}  # numbers of the parameters that each part declares
 
         def declared(name: str, build: Callable[[Scope], Part]) -> Part:
@@ -56,15 +56,18 @@ class Network:
         self.final_norm = declared("final_norm", partial(build_norm, gain=gain))
         self.head = declared("head", partial(build_head, embedding=self.embedding))
         self.softcap = SoftCap(scope.inner("softcap")) if config.logit_softcap else None
-        self.frozen: Collection[str] = frozenset()  # the parts that are not trained
         self.use_recompute(RecomputePlan(enabled=False))
+
+    def trains(self, part: str) -> bool:
+        """True if any parameter of a part is trained."""
+        return any(self.parameters.specs[number].trainable for number in self.parts[part])
 
     @property
     def lowest(self) -> int:
         """The first block that a gradient has to reach; below it nothing is trained."""
-        if "embedding" not in self.frozen:
+        if self.trains("embedding"):
             return 0
-        trained = (i for i in range(len(self.blocks)) if f"blocks.{i}" not in self.frozen)
+        trained = (i for i in range(len(self.blocks)) if self.trains(f"blocks.{i}"))
         return next(trained, len(self.blocks))
 
     def use_recompute(self, plan: RecomputePlan) -> None:
@@ -131,7 +134,7 @@ class Network:
         # forward: logits = softcap(head(norm(x)))
         if self.softcap:
             dlogits = self.softcap.backward(dlogits)
-        if self.lowest == len(self.blocks) and "final_norm" in self.frozen:
+        if self.lowest == len(self.blocks) and not self.trains("final_norm"):
             self.head.backward_weight(self.normed, dlogits)  # nothing else is trained
             release(dlogits, self.normed, self.inputs.pop())
             return
@@ -143,7 +146,7 @@ class Network:
         for segment in reversed(self.segments):
             dx = segment.backward(dx)
             release(self.inputs.pop())
-        if "embedding" not in self.frozen:
+        if self.trains("embedding"):
             if self.x0:
                 self.x0.add_gradient(dx, 0)
             self.embedding.backward(dx)

@@ -158,6 +158,7 @@ class Parameters:
         self.specs: list[ParameterSpec] = []
         self.storage: Mapping[Role, Any] = dict.fromkeys(Role)  # None: as in `data`
         self._handles: list[Parameter] = []
+        self._numbers: dict[str, int] = {}  # of the names
         self._own: list[np.ndarray] = []  # the values of each, by number
         self._offsets: dict[int, int] = {}  # of those that are trained
 
@@ -174,6 +175,7 @@ class Parameters:
         widths: the columns of each matrix, if several stand side by side in this one.
         """
         assert not widths or sum(widths) == shape[1]
+        self._numbers[name] = len(self.specs)
         self.specs.append(ParameterSpec(name, shape, initialisation, role, widths))
         self._handles.append(Parameter())
         return self._handles[-1]
@@ -254,9 +256,12 @@ class Parameters:
                 self.write(before)
 
     def write(self, values: Mapping[str, np.ndarray]) -> None:
-        """Gives all parameters these values, in any number type."""
-        for spec, own in zip(self.specs, self._own, strict=True):
-            _copy(own, values[spec.name])
+        """Gives parameters these values, in any number type; others keep theirs.
+
+        KeyError for a name that is not a parameter's.
+        """
+        for name, value in values.items():
+            _copy(self._own[self._numbers[name]], value)
         self.refresh()
 
     def initialise(self, seed: int) -> None:

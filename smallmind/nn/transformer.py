@@ -162,6 +162,7 @@ class TransformerModel(Tabular):
         self.flat = Parameters()
         self.network = Network(self.workspace, self.flat, config)
         self.recompute_plan = RecomputePlan(enabled=False)
+        self._frozen: frozenset[str] | None = None  # None: not settled yet
         self.freeze(freeze)
         self.flat.allocate(dtype, backend.zeros, backend.computes)
         # Digest of the tokenizer it was trained with, or None if unknown.
@@ -230,18 +231,17 @@ class TransformerModel(Tabular):
         such a part, or would have nothing to train.
         """
         frozen = frozen_parts(check_type("freeze", names, str, None), self.config)
-        if frozen == self.network.frozen:
+        if frozen == self._frozen:
             return
-        numbers = {number for name in frozen for number in self.network.parts[name]}
-        self.network.frozen = frozen
+        self._frozen = frozen
+        self.flat.freeze({number for name in frozen for number in self.network.parts[name]})
         self.use_recompute(self.recompute_plan)
-        self.flat.freeze(numbers)
         self.forget_recorded()
 
     @property
     def frozen(self) -> str | None:
         """The parts that are frozen, as `freeze` takes them."""
-        return ",".join(sorted(self.network.frozen)) or None
+        return ",".join(sorted(self._frozen or ())) or None
 
     def use_recompute(self, plan: RecomputePlan) -> None:
         """Makes training recompute activations as planned; the gradients stay the same bits."""
@@ -523,7 +523,7 @@ class TransformerModel(Tabular):
             value = tensors.pop(name)  # freed once copied: the weights never exist twice
             if value.dtype != np.float32 or not np.isfinite(value).all():
                 raise InputError(f"{source}: {name} is not finite float32")
-            model.parameters[name][...] = value
+            model.flat.write({name: value})
         return model
 
     def _cross_entropy(

@@ -201,6 +201,32 @@ def test_freezing_can_be_undone(precision):
     np.testing.assert_array_equal(model.flat.grad, gradients)
 
 
+@pytest.mark.parametrize("freeze", [None, BELOW, "blocks.2,final_norm"])
+def test_a_part_that_is_frozen_trains_nothing(freeze):
+    model = new_model(freeze)
+    network, frozen = model.network, frozen_parts(freeze, model.config)
+    declared = {name for name, numbers in network.parts.items() if numbers}
+    assert {name for name in declared if not network.trains(name)} == frozen
+    assert network.lowest == (2 if freeze == BELOW else 0)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_writing_some_parameters_leaves_the_others(precision):
+    model = new_model(BELOW, "numba")
+    model.use_precision(precision)
+    before = {name: value.copy() for name, value in model.flat.compute.items()}
+    written = "blocks.0.mlp.expansion.weight", "blocks.2.mlp.expansion.weight"  # one is frozen
+    ones = {name: np.ones(model.flat.shapes[name], np.float32) for name in written}
+    model.flat.write(ones)
+    for name, value in model.flat.compute.items():
+        if name in written:
+            assert (to_float32(value) == 1).all()
+        else:
+            np.testing.assert_array_equal(value, before[name], name)
+    with pytest.raises(KeyError, match=r"blocks\.4"):
+        model.flat.write({"blocks.4.mlp.expansion.weight": ones[written[0]]})
+
+
 def test_recorded_passes_follow_what_is_frozen():
     """Passes are recorded with the places of the arrays that they read and write."""
     plain, model = new_model(None, "numba"), new_model(None, "numba")
