@@ -233,10 +233,10 @@ class TransformerModel(Tabular):
         frozen = frozen_parts(check_type("freeze", names, str, None), self.config)
         if frozen == self._frozen:
             return
-        self._frozen = frozen
         self.flat.freeze({number for name in frozen for number in self.network.parts[name]})
         self.use_recompute(self.recompute_plan)
         self.forget_recorded()
+        self._frozen = frozen  # last: after an interrupt it is done again
 
     @property
     def frozen(self) -> str | None:

@@ -59,6 +59,15 @@ def test_a_run_is_that_of_a_model_whose_other_weights_are_put_back(backend):
         assert np.array_equal(value, before[name]) == (name not in frozen.model.gradients)
 
 
+def test_what_was_frozen_by_hand_stays_frozen():
+    training = new_training()
+    training.model.freeze("embedding")
+    before = training.model.parameters["token_embedding.weight"].copy()
+    training.train(steps=2, val_every=0)
+    assert training.model.frozen == "embedding"
+    np.testing.assert_array_equal(training.model.parameters["token_embedding.weight"], before)
+
+
 def test_clipping_health_and_anomalies_see_what_is_trained():
     training = new_training()
     settings = config(
