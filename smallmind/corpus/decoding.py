@@ -11,7 +11,7 @@ from smallmind.checks import InputError, nearest
 from smallmind.console import activity
 from smallmind.corpus.entry import Entry, Piece, Stream, document
 from smallmind.corpus.reading import Unusable, shown
-from smallmind.text.encoding import MARKS, advice, likely_encoding, unmarked_utf16
+from smallmind.files.encoding import MARKS, advice, likely_encoding, unmarked_utf16
 
 HEAD = 4096  # bytes in which a file may say its encoding
 KIND = re.compile("it is (.+?)([:;]) (.+)")  # advice that knows what a file is

@@ -73,13 +73,12 @@ class Product(Layer):
 
 # %%
 import smallmind
+from smallmind import ModelConfig, TensorPool
 from smallmind.kernels import reference
-from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.backend import Backend
 from smallmind.nn.layer import Scope
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.workspace import Workspace
-from smallmind.settings.config import ModelConfig
 
 
 def new_scope(config):

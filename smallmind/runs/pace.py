@@ -14,7 +14,6 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.console.activity import clock
-from smallmind.generation import generate
 from smallmind.nn.recorded_passes import AFTER
 from smallmind.nn.transformer import resolve_precision
 from smallmind.optim.optimizer import make_optimizer
@@ -115,7 +114,7 @@ def measure(
             return None
         with _timed() as sampling:
             if sample_tokens:
-                generate(training.model, training.tokenizer, max_tokens=TIMED_TOKENS)
+                training.sample(TIMED_TOKENS)
     # The windows of the whole held-out part overlap by half: twice as many as its tokens need,
     # like the windows of both parts here.
     whole = evaluating[0] * _batches_at_the_end(training.data) / (batches or 1)
@@ -151,9 +150,9 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
             lambda: optimizer.step(config.max_grad_norm or None),
             lambda: model.losses(batch.ids, batch.targets, right),
         )
-        generate(model, training.tokenizer, max_tokens=2)  # waits for kernels and memory
+        training.sample(2)  # waits for kernels and memory
         with _timed() as sampling:
-            generate(model, training.tokenizer, max_tokens=TIMED_TOKENS)
+            training.sample(TIMED_TOKENS)
         model.forget_recorded()
     model.workspace.pool.trim()  # a run has batches of other sizes
     learning, update, reading = map(min, tries)

@@ -18,11 +18,11 @@ from smallmind.corpus.shards import INDEX, Index
 from smallmind.corpus.survey import BEGINNING, DocumentStarts, joined
 from smallmind.corpus.tokens import TokensOnDisk, are_tokens, find_tokens
 from smallmind.files import durable
+from smallmind.files.encoding import encoded
 from smallmind.memory.available import available_bytes
 from smallmind.runs.files import Text, is_literal, name_of, paths_of
 from smallmind.settings.config import RunConfig
 from smallmind.text.dataset import Dataset, Tokens
-from smallmind.text.encoding import encoded
 from smallmind.text.stories import built_in_text
 from smallmind.text.tokenizer import Tokenizer
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from smallmind.checks import InputError
 from smallmind.files import safetensors
+from smallmind.files.checkpoint_names import NAME
 from smallmind.settings.config import TrainingConfig
 from smallmind.training.checkpoint import load, verify
-from smallmind.training.checkpoint_names import NAME
 from smallmind.training.progress import OnRecord
 from smallmind.training.records import Record
 from smallmind.training.state import RunState, reopened

@@ -195,7 +195,7 @@ def _reason(error: Exception, file: Path, content: bytes) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
-        from smallmind.text.encoding import advice  # takes milliseconds to import
+        from smallmind.files.encoding import advice  # takes milliseconds to import
 
         return advice(str(file), content, file.suffix)
     return " ".join(str(error).split())  # a key may be a line break

@@ -16,6 +16,7 @@ import numpy as np
 
 from smallmind.checks import InputError
 from smallmind.console import activity
+from smallmind.files.encoding import encoded
 from smallmind.kernels.bpe import encode, merges, words
 from smallmind.kernels.bpe.characters import character_classes
 from smallmind.kernels.bpe.encode import Chain, Memory, Merges, Whole
@@ -23,7 +24,6 @@ from smallmind.kernels.bpe.merges import Corpus, Pairs
 from smallmind.kernels.bpe.split import Pattern
 from smallmind.kernels.bpe.words import Words
 from smallmind.kernels.codegen.threads import cores
-from smallmind.text.encoding import encoded
 
 CHUNK = 1 << 20  # characters
 LEAST = 2  # times that a pair occurs before it is worth a token

@@ -8,9 +8,9 @@ import numpy as np
 
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.console import activity
+from smallmind.files.encoding import encoded
 from smallmind.text import tokenizer_json
 from smallmind.text.byte_alphabet import CHARACTER_OF
-from smallmind.text.encoding import encoded
 from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer
 
 

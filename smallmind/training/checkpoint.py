@@ -17,10 +17,10 @@ from typing import Any, Self
 from smallmind.checks import InputError, from_json, whole
 from smallmind.console import activity
 from smallmind.files import durable, safetensors
+from smallmind.files.checkpoint_names import BEST, CHECKPOINTS, file_name, saved_steps
 from smallmind.nn.parameters import AsFloat32
 from smallmind.nn.transformer import CHECKPOINT_FORMAT as FORMAT
 from smallmind.nn.transformer import WEIGHTS
-from smallmind.training.checkpoint_names import BEST, CHECKPOINTS, file_name, saved_steps
 from smallmind.training.state import TOKENIZER, RunState, Snapshot, StateCopy, with_snapshot
 
 SPARE = 2**16  # bytes of metadata

@@ -291,14 +291,12 @@ class Training:
 
         return self.group.divide(items, checked)
 
-    def sample(self) -> str:
+    def sample(self, tokens: int = SAMPLE_TOKENS) -> str:
         """A text that the model writes; the same for the same weights. Only the first has one."""
         if not self.group.is_first:
             return ""
         with activity.doing("Writing a sample", usual=True):
-            return generate(
-                self.model, self.tokenizer, max_tokens=SAMPLE_TOKENS, seed=self.data.seed
-            )
+            return generate(self.model, self.tokenizer, max_tokens=tokens, seed=self.data.seed)
 
     @suggesting(TrainingConfig)
     def train(

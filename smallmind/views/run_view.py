@@ -13,12 +13,12 @@ from typing import Any
 from smallmind.charts.curve import Curve
 from smallmind.checks import InputError, from_json, number, shown_value, whole
 from smallmind.files import durable
+from smallmind.files.checkpoint_names import CHECKPOINTS, saved_steps
 from smallmind.files.lock import is_held
 from smallmind.files.safetensors_header import read_header
 from smallmind.runs.files import CONFIG, METRICS, MODEL, SAMPLE, SAMPLES, name_of
 from smallmind.runs.metrics_file import MetricsFile
 from smallmind.settings.settings import Settings
-from smallmind.training.checkpoint_names import CHECKPOINTS, saved_steps
 
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 3,000
 NOTES = 1000  # kept: the last ones

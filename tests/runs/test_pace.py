@@ -247,11 +247,11 @@ def test_the_sample_at_the_end_counts_and_is_timed_warm(monkeypatch):
     training, now = small_training(), [0.0]
     calls = []
 
-    def generate(*_, max_tokens):
+    def sample(max_tokens):
         calls.append(max_tokens)
         now[0] += 1000.0 if len(calls) == 1 else 0.5 * max_tokens  # the first one loads kernels
 
-    monkeypatch.setattr(pace, "generate", generate)
+    monkeypatch.setattr(training, "sample", sample)
     monkeypatch.setattr(pace, "clock", lambda: now[0])
     found = rough_pace(training, TrainingConfig(sample_every=0))
     assert found.end == found.sample == 0.5 * pace.SAMPLE_TOKENS
