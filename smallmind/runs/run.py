@@ -30,9 +30,8 @@ class Run(SavedRun):
     """A run of training and its directory.
 
     `Run.create` starts a new one, `Run.open` opens an existing one. `path` is the directory,
-    `settings` are the resolved settings. At the end of training `final` is the evaluation on the
-    whole held-out part and `sample` a text that the model wrote. A notebook shows how far it is,
-    and its losses as a picture.
+    `settings` are the resolved settings. At the end `final` is the evaluation on the whole held-out
+    part and `sample` a text that the model wrote. A notebook shows its state and its losses.
     """
 
     passed_over: tuple[str, ...] = ()  # newer runs, and why `unfinished` did not choose them
@@ -66,10 +65,9 @@ class Run(SavedRun):
         directory; without it the model learns from built-in stories. `out` is by default
         runs/<date>-<text>.
 
-        The directory is locked until the run has been trained, or the object is gone.
-
-        InputError if a setting is unknown or out of range, the text cannot be read or is too
-        short, or the directory already holds a run or checkpoints. Then nothing is left behind.
+        The directory is locked until the run has been trained, or the object is gone. InputError if
+        a setting is unknown or out of range, the text cannot be read or is too short, or the
+        directory already holds a run or checkpoints. Then nothing is left behind.
         """
         return cls.of(creating.choices_of(settings, recipe, fields), text, out)
 
@@ -137,11 +135,10 @@ class Run(SavedRun):
 
         Ctrl-C ends training after the current batch and saves everything, for `resume`. Before the
         first step has ended, or a second time, it raises KeyboardInterrupt, and the run resumes
-        from its last checkpoint. With the setting `minutes`, a few steps are timed first; a run
-        that is ended before that is timed when it resumes.
-        InputError if the run has been trained already, or another process is training it; OSError
-        if the last checkpoint cannot be saved; FloatingPointError if the loss diverges and rolling
-        back does not help.
+        from its last checkpoint. With the setting `minutes`, a few steps are timed first, also when
+        a run resumes that ended before. InputError if the run has been trained already, or another
+        process is training it; OSError if the last checkpoint cannot be saved; FloatingPointError
+        if the loss diverges and rolling back does not help.
         """
         self.lock()
         try:
@@ -158,9 +155,9 @@ class Run(SavedRun):
     ) -> list[Record]:
         """Continues from the newest checkpoint, bit for bit as if never interrupted -> new records.
 
-        Starts over if there is no checkpoint; returns no records if the run is finished. If only
-        the end is missing, such as the sample, it comes now. `changes` are those that `change`
-        allows, and `steps` or `epochs`, as in `extend`. `progress` and errors as in `train`.
+        Starts over without a checkpoint; returns no records if the run is finished. If only the end
+        is missing, such as the sample, it comes now. `changes` are those that `change` allows, and
+        `steps` or `epochs`, as in `extend`. `progress` and errors as in `train`.
         """
         length = {name: changes.pop(name) for name in ("steps", "epochs") if name in changes}
         self.change(**changes)
@@ -189,18 +186,17 @@ class Run(SavedRun):
     def extend(self, steps: int | None = None, epochs: int | None = None) -> None:
         """Gives the run another length, in steps or in the epochs that it was created with.
 
-        It takes effect when the run resumes, also if early stopping had ended it. The learning rate
-        is then that of a run of the new length. InputError unless that is more than the steps
-        trained already.
+        It takes effect when the run resumes, also after early stopping, with the learning rate of a
+        run of the new length. InputError unless that is more than the steps trained already.
         """
         lengthen(self, steps, epochs)
 
     def fit_steps(self, end: float) -> tuple[Pace, float] | None:
         """Sets the number of steps so that the run ends at `end`, in activity.clock's seconds.
 
-        It ends sooner than that after MAX_PASSES over the text. Times a few steps, which have no
-        effect -> the pace measured, and the seconds that were left then. None if it was stopped:
-        then the run still awaits timing. InputError if not even one step fits.
+        It ends sooner after MAX_PASSES over the text. Times a few steps, without effect -> the pace
+        measured, and the seconds left then; None if it was stopped and still awaits timing.
+        InputError if not even one step fits.
         """
         return Session(self).fit_steps(end)
 
@@ -221,10 +217,7 @@ class Run(SavedRun):
         type: str | None = None,
         checkpoint: int | str | None = None,
     ) -> None:
-        """Writes the model that `load(checkpoint)` returns for other programs.
-
-        As `smallmind.export`, and with how it was trained.
-        """
+        """Exports the model that `load(checkpoint)` returns, as `smallmind.export`, with its history."""
         check_export(Path(check_type("path", path, str, PathLike)), to, type)
         found = loading.find(self.path, checkpoint)
         model, tokenizer = found.load("numpy")
