@@ -217,7 +217,7 @@ class Run(SavedRun):
         type: str | None = None,
         checkpoint: int | str | None = None,
     ) -> None:
-        """Exports the model that `load(checkpoint)` returns, as `smallmind.export`, with its history."""
+        """Exports what `load(checkpoint)` returns, as `smallmind.export`, with its history."""
         check_export(Path(check_type("path", path, str, PathLike)), to, type)
         found = loading.find(self.path, checkpoint)
         model, tokenizer = found.load("numpy")
