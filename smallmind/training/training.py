@@ -291,11 +291,12 @@ class Training:
 
         return self.group.divide(items, checked)
 
-    def sample(self, tokens: int = SAMPLE_TOKENS) -> str:
+    def sample(self, tokens: int | None = None) -> str:
         """A text that the model writes; the same for the same weights. Only the first has one."""
         if not self.group.is_first:
             return ""
         with activity.doing("Writing a sample", usual=True):
+            tokens = SAMPLE_TOKENS if tokens is None else tokens
             return generate(self.model, self.tokenizer, max_tokens=tokens, seed=self.data.seed)
 
     @suggesting(TrainingConfig)

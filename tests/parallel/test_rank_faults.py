@@ -80,7 +80,7 @@ def assert_resumes(root, whole, steps):
 # Fault, rank and batch: what is said.
 ORDERLY = {
     ("memory", 1, 12): "smallmind: not enough memory: rank 1: 12 GB for activations",
-    ("disk", 1, 20): "smallmind: rank 1: Input/output error: tokens.bin",
+    ("disk", 1, 12): "smallmind: rank 1: Input/output error: tokens.bin",
 }
 
 
