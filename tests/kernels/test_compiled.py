@@ -12,6 +12,7 @@ import pytest
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.codegen.simd import LANES
 from smallmind.kernels.description import KERNELS, described
+from smallmind.kernels.half import BFLOAT16, FLOAT16, to_float32
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.guards import Guarded
 
@@ -20,32 +21,38 @@ SEED = 11
 SIZES = (1, 2, 3, 5, 63, 64, 65, 127, 129)
 ROWS_AND_CHANNELS = [*itertools.product((1, 3, 64, 129), (1, 5, 16, 63, 65)), (65, 128), (2, 300)]
 KEY = (0xABCD1234 << 32) + 0x9876FEDC
+# Half a unit in the last place, relative.
+ROUNDING = {np.dtype(np.float32): 0, np.dtype(FLOAT16): 2.0**-11, np.dtype(BFLOAT16): 2.0**-8}
 
 
 def normal(random, *shape):
     return random.standard_normal(shape, dtype=np.float32)
 
 
-def run_both(name, outputs, *inputs):
-    """Runs both kernels; outputs are shapes (initially NaN) or arrays (added to or overwritten).
+def widen(x):
+    """The numbers of an array in float64; everything else as it is."""
+    is_float = isinstance(x, np.ndarray) and x.dtype in ROUNDING
+    return to_float32(x).astype(np.float64) if is_float else x
 
+
+def run_both(name, outputs, *inputs):
+    """Runs both kernels on the same stored numbers.
+
+    outputs are shapes, or pairs of shape and dtype, initially NaN; or arrays, which are changed.
     Returns the pairs (compiled, reference) of outputs. Inputs must stay unchanged.
     """
-    shaped = [output if isinstance(output, tuple) else output.shape for output in outputs]
-    starts = [None if isinstance(output, tuple) else output for output in outputs]
-    fast = [Guarded(shape, values=start) for shape, start in zip(shaped, starts, strict=True)]
-    slow = [
-        np.full(shape, np.nan) if start is None else start.astype(np.float64)
-        for shape, start in zip(shaped, starts, strict=True)
-    ]
-
-    def widen(x):
-        is_float = isinstance(x, np.ndarray) and x.dtype == np.float32
-        return x.astype(np.float64) if is_float else x
-
+    fast, slow = [], []
+    for output in outputs:
+        if isinstance(output, tuple):
+            shape, dtype = output if isinstance(output[0], tuple) else (output, np.float32)
+            fast.append(Guarded(shape, dtype=dtype))
+            slow.append(np.full(shape, np.nan))
+        else:
+            fast.append(Guarded(output.shape, output, output.dtype))
+            slow.append(widen(output))
     copies = [x.copy() if isinstance(x, np.ndarray) else x for x in inputs]
     getattr(compiled, name)(*(guarded.array for guarded in fast), *inputs)
-    getattr(reference, name)(*slow, *(widen(x) for x in copies))
+    getattr(reference, name)(*slow, *map(widen, copies))
     for guarded in fast:
         guarded.assert_intact()
     for copy, after in zip(copies, inputs, strict=True):
@@ -54,10 +61,25 @@ def run_both(name, outputs, *inputs):
 
 
 def assert_close(pairs, tolerance=2e-6, min_scale=1e-3):
-    """Compares the error of each output to its largest element, or to min_scale if larger."""
+    """Compares the error of each output to its largest element, or to min_scale if larger.
+
+    In 16 bits each number may be rounded once besides.
+    """
     for actual, exact in pairs:
-        scale = max(np.abs(exact).max(initial=0), min_scale)
-        np.testing.assert_allclose(actual, exact, rtol=0, atol=tolerance * scale)
+        allowed = tolerance * max(np.abs(exact).max(initial=0), min_scale)
+        rounding = ROUNDING[actual.dtype]
+        np.testing.assert_allclose(widen(actual), exact, rtol=1.01 * rounding, atol=allowed)
+
+
+def assert_attention_matches(random, B, H, G, T, D, *mask, tolerances=(3e-6, 5e-6)):
+    """Both passes of attention, where H heads of queries share G heads of keys and values."""
+    R, C, W = B * T, H * D, (H + 2 * G) * D
+    qkv, dout = normal(random, R, W), normal(random, R, C)
+    pairs = run_both("attention", [(R, C), (B, H, T)], qkv, *mask)
+    assert_close(pairs, tolerances[0])
+    out, logsumexp = (exact.astype(np.float32) for _, exact in pairs)
+    pairs = run_both("attention_backward", [(R, W)], dout, out, logsumexp, qkv, *mask)
+    assert_close(pairs, tolerances[1])
 
 
 def test_both_backends_have_the_same_kernels_with_the_same_arguments():
@@ -168,13 +190,6 @@ def test_long_sums_of_products_with_few_rows_lose_no_digits(random, M, N):
         np.testing.assert_allclose(out, exact, rtol=2e-6, err_msg=name)
 
 
-def test_a_product_may_add_to_its_own_output(random):
-    a, b, start = normal(random, 65, 7), normal(random, 65, 9), normal(random, 7, 9)
-    out = start.copy()
-    compiled.matmul_transpose_a(out, a, b, out)
-    np.testing.assert_allclose(out, start + a.T.astype(np.float64) @ b, atol=2e-5)
-
-
 @pytest.mark.parametrize(("R", "C"), ROWS_AND_CHANNELS)
 def test_layernorm_matches_the_reference(random, R, C):
     x, weight, bias, dy = (normal(random, *s) for s in ((R, C), (C,), (C,), (R, C)))
@@ -190,33 +205,61 @@ def test_layernorm_matches_the_reference(random, R, C):
         assert_close(pairs, 1e-5)
 
 
-def test_layernorm_backward_may_overwrite_its_addend(random):
-    R, C = 5, 33
-    x, dy, residual, weight = (normal(random, *s) for s in ((R, C), (R, C), (R, C), (C,)))
-    out, mean, rstd = np.empty_like(x), np.empty(R, np.float32), np.empty(R, np.float32)
-    compiled.layernorm(out, mean, rstd, x, weight)
-    results = []
-    for dx in (np.empty_like(x), residual.copy()):
-        addend = dx if results else residual
-        compiled.layernorm_backward(
-            dx, np.zeros(C, np.float32), None, dy, x, mean, rstd, weight, addend
-        )
-        results.append(dx)
-    np.testing.assert_array_equal(*results)
+# Outputs, inputs, and the input whose array an output may be, by its place.
+IN_PLACE = {
+    "matmul_transpose_a": (["x"], ["a", "b", "x"], {0: 2}),
+    "gelu_backward": (["x", "x"], ["x", "x"], {0: 1, 1: 0}),
+    "relu2_backward": (["x", "x"], ["x", "x"], {0: 1, 1: 0}),
+    "swiglu_backward": (["wide", "x"], ["x", "wide"], {0: 1, 1: 0}),
+    "softcap": (["x"], ["x", 2.0], {0: 0}),
+    "softcap_backward": (["x"], ["x", "x", 2.0], {0: 0}),
+    "layernorm_backward": (
+        ["x", "channel", None],
+        ["x", "x", "row", "row", "channel", "x"],
+        {0: 5},
+    ),
+    "rmsnorm_backward": (["x", "channel"], ["x", "x", "row", "channel"], {0: 0}),
+    "rmsnorm_backward and an addend": (["x", "channel"], ["x", "x", "row", "channel", "x"], {0: 4}),
+    "embedding": (["x"], ["x", "ids", "x"], {0: 2}),
+}
 
 
-def test_gelu_backward_may_overwrite_its_inputs(random):
-    x, dy = normal(random, 37, 29), normal(random, 37, 29)
-    dx, y, preactivation, alone = (np.empty_like(x) for _ in range(4))
-    compiled.gelu_backward(dx, y, dy, x)
-    activation = np.empty_like(x)
-    compiled.matmul_gelu(activation, preactivation, x, np.eye(29, dtype=np.float32))
-    np.testing.assert_array_equal(y, activation)  # the same bits as in the forward pass
-    compiled.gelu(alone, x)
+@pytest.mark.parametrize("call", IN_PLACE)
+def test_what_may_be_overwritten_gives_the_same_bits(random, call):
+    R, C = 37, 29
+    shapes = {"x": (R, C), "wide": (R, 2 * C), "a": (65, R), "b": (65, C), "row": (R,)}
+    shapes["channel"] = (C,)
+    outputs, inputs, places = IN_PLACE[call]
+
+    def array(kind):
+        if kind == "ids":
+            return np.zeros((1, R), np.int32)
+        return normal(random, *shapes[kind]) if kind in shapes else kind
+
+    inputs = [array(kind) for kind in inputs]
+    expected = [kind and np.zeros(shapes[kind], np.float32) for kind in outputs]
+    kernel = getattr(compiled, call.partition(" ")[0])
+    given = [x.copy() if isinstance(x, np.ndarray) else x for x in inputs]
+    found = [
+        given[places[i]] if i in places else x if x is None else x.copy()
+        for i, x in enumerate(expected)
+    ]
+    kernel(*expected, *inputs)
+    kernel(*found, *given)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["gelu", "relu2", "swiglu"])
+def test_activations_have_the_same_bits_in_both_passes(random, name):
+    x, dy = normal(random, 37, 58), normal(random, 37, 29 if name == "swiglu" else 58)
+    dx, y, alone = np.empty_like(x), np.empty_like(dy), np.empty_like(dy)
+    getattr(compiled, f"{name}_backward")(dx, y, dy, x)
+    getattr(compiled, name)(alone, x)
     np.testing.assert_array_equal(y, alone)
-    compiled.gelu_backward(x, dy, dy, x)
-    np.testing.assert_array_equal(x, dx)
-    np.testing.assert_array_equal(dy, y)
+    if name == "gelu":
+        compiled.matmul_gelu(alone, np.empty_like(x), x, np.eye(58, dtype=np.float32))
+        np.testing.assert_array_equal(y, alone)
 
 
 @pytest.mark.parametrize(("R", "C"), ROWS_AND_CHANNELS)
@@ -342,6 +385,15 @@ def test_cross_entropy_is_exact_for_huge_logits(random):
     np.testing.assert_allclose(*pairs[1], atol=1e-6)
 
 
+ATTENTION = [  # of each head its own keys and values, and of several heads the same
+    *((1, 1, 1, 1, 1), (2, 3, 3, 5, 7), (3, 2, 2, 16, 4), (1, 3, 3, 17, 20), (2, 2, 2, 31, 33)),
+    *((2, 1, 1, 32, 64), (2, 1, 1, 33, 8), (1, 2, 2, 64, 32), (2, 2, 2, 65, 16)),
+    *((1, 2, 2, 129, 33), (1, 1, 1, 200, 80)),
+    *((2, 2, 1, 3, 3), (2, 6, 2, 20, 5), (1, 6, 2, 64, 5), (2, 4, 1, 65, 16)),
+    *((1, 4, 2, 129, 33), (3, 3, 1, 1, 1)),
+]
+
+
 @pytest.mark.parametrize("C", [1, 5, 16, 63, 65])
 @pytest.mark.parametrize(("B", "T"), [(1, 1), (2, 3), (3, 65)])
 def test_embedding_matches_the_reference(random, B, T, C):
@@ -355,32 +407,10 @@ def test_embedding_matches_the_reference(random, B, T, C):
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.3])
-@pytest.mark.parametrize(
-    ("B", "H", "T", "D"),
-    [
-        (1, 1, 1, 1),
-        (2, 3, 5, 7),
-        (3, 2, 16, 4),
-        (1, 3, 17, 20),
-        (2, 2, 31, 33),
-        (2, 1, 32, 64),
-        (2, 1, 33, 8),
-        (1, 2, 64, 32),
-        (2, 2, 65, 16),
-        (1, 2, 129, 33),
-        (1, 1, 200, 80),
-    ],
-)
-def test_attention_matches_the_reference(random, B, H, T, D, probability):
-    R, C = B * T, H * D
+@pytest.mark.parametrize(("B", "H", "G", "T", "D"), ATTENTION)
+def test_attention_matches_the_reference(random, B, H, G, T, D, probability):
     dropout = KEY, probability, 5 * T  # of the sequences from the sixth of a batch on
-    qkv, dout = normal(random, R, 3 * C), normal(random, R, C)
-    shapes = [(R, C), (B, H, T)]
-    pairs = run_both("attention", shapes, qkv, *dropout)
-    assert_close(pairs, 3e-6)
-    out, logsumexp = (exact.astype(np.float32) for _, exact in pairs)
-    pairs = run_both("attention_backward", [(R, 3 * C)], dout, out, logsumexp, qkv, *dropout)
-    assert_close(pairs, 5e-6)
+    assert_attention_matches(random, B, H, G, T, D, *dropout)
 
 
 @pytest.mark.parametrize("kernels", [compiled, reference], ids=["compiled", "reference"])

@@ -7,11 +7,7 @@ from hypothesis import strategies as st
 
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.attention import backward, forward
-from smallmind.kernels.codegen.isa import ISA
-from smallmind.kernels.half import BFLOAT16, FLOAT16
-from tests.gradcheck import assert_gradients
-from tests.kernels.test_compiled import KEY, assert_close, normal, run_both
-from tests.kernels.test_half import assert_half_close, half
+from tests.kernels.test_compiled import KEY, assert_attention_matches, assert_close, normal
 
 SEED = 23
 
@@ -50,14 +46,8 @@ def run_compiled(qkv, dout, shape, *mask):
 
 def assert_match(random, B, H, G, D, firsts, probability):
     T = firsts.shape[1]
-    R, C, W = B * T, H * D, (H + 2 * G) * D
     mask = KEY, probability, 5 * T, firsts
-    qkv, dout = normal(random, R, W), normal(random, R, C)
-    pairs = run_both("attention", [(R, C), (B, H, T)], qkv, *mask)
-    assert_close(pairs, 5e-6)
-    out, logsumexp = (exact.astype(np.float32) for _, exact in pairs)
-    pairs = run_both("attention_backward", [(R, W)], dout, out, logsumexp, qkv, *mask)
-    assert_close(pairs, 1e-5)
+    assert_attention_matches(random, B, H, G, T, D, *mask, tolerances=(5e-6, 1e-5))
 
 
 @pytest.mark.parametrize("kernels", [compiled, reference], ids=["compiled", "reference"])
@@ -100,20 +90,6 @@ def test_attention_in_any_documents_matches_the_reference(windows, T, G, shared,
     inside = [{place for place in places if place < T} for places in windows]
     firsts = firsts_at(*inside, T=T)
     assert_match(np.random.default_rng(T), len(windows), G * shared, G, D, firsts, 0.0)
-
-
-@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=["float16", "bfloat16"])
-@pytest.mark.parametrize(("T", "D"), [(17, 5), (65, 16), (130, 33)])
-def test_attention_in_documents_in_16_bits_matches_the_reference(random, dtype, T, D):
-    B, H, R, C = 2, 2, 2 * T, 2 * D
-    mask = KEY, 0.2, 0, firsts_at([T // 3, T - 1], range(0, T, 7), T=T)
-    qkv, dout = half(normal(random, R, 3 * C), dtype), half(normal(random, R, C), dtype)
-    outputs = [((R, C), dtype), ((B, H, T), np.float32)]
-    # See test_attention_pairs.
-    tolerance = 2.0**-8 if dtype == BFLOAT16 and ISA.fast_bfloat16 else 1e-5
-    out, logsumexp = assert_half_close("attention", outputs, qkv, *mask, tolerance=tolerance)
-    inputs = dout, out, logsumexp, qkv, *mask
-    assert_half_close("attention_backward", [((R, 3 * C), dtype)], *inputs, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.3])
@@ -182,23 +158,6 @@ def test_documents_compile_no_further_kernels(random):
     before = [len(dispatcher.signatures) for dispatcher in dispatchers]
     run_compiled(qkv, dout, (1, 1, T), KEY, 0.2, 0, firsts_at([3], T=T))
     assert [len(dispatcher.signatures) for dispatcher in dispatchers] == before
-
-
-@pytest.mark.parametrize("probability", [0.0, 0.4])
-def test_gradient_of_attention_in_documents_matches_finite_differences(random, probability):
-    B, H, G, T, D = 2, 4, 2, 6, 3
-    qkv = random.standard_normal((B * T, (H + 2 * G) * D))
-    u = random.standard_normal((B * T, H * D))
-    mask = KEY, probability, 0, firsts_at([2, 5], [3], T=T)
-
-    def forward(qkv):
-        out, logsumexp = np.zeros((B * T, H * D)), np.zeros((B, H, T))
-        reference.attention(out, logsumexp, qkv, *mask)
-        return out, logsumexp
-
-    dqkv = np.full_like(qkv, np.nan)
-    reference.attention_backward(dqkv, u, *forward(qkv), qkv, *mask)
-    assert_gradients(lambda qkv: float((forward(qkv)[0] * u).sum()), [dqkv], [qkv])
 
 
 @pytest.mark.parametrize("T", [17, 65])
