@@ -94,13 +94,23 @@ def test_compiled_kernels_match_plain_numpy(part, n_embd):
     assert fast.loss(*batch()) == pytest.approx(plain.loss(*batch()), rel=1e-5)
 
 
-@pytest.mark.parametrize("part", ["llama", "everything", "everything in documents"])
-@pytest.mark.parametrize("interval", [1, 2, 3])
-def test_recompute_gives_the_same_bits(part, interval):
-    model = make(dropout=0.2, **PARTS[part])
-    plain = gradients(model)
+@pytest.mark.parametrize(
+    ("part", "backend", "precision"),
+    [
+        ("none", "numpy", "float32"),
+        *(("none", "numba", precision) for precision in Precision if precision != "auto"),
+        *((part, "numba", "float32") for part in ("llama", "everything in documents")),
+        ("everything", "numba", "float32"),
+    ],
+)
+@pytest.mark.parametrize("interval", [1, 2, 3, 99])
+def test_recompute_gives_the_same_bits(part, backend, precision, interval):
+    model = make(n_layer=5, dropout=0.2, backend=backend, **PARTS[part])
+    model.use_precision(precision)
+    plain = gradients(model, scale=256.0)
+    assert plain[1].any()
     model.use_checkpointing(CheckpointManager(interval))
-    recomputed = gradients(model)
+    recomputed = gradients(model, scale=256.0)
     assert recomputed[0] == plain[0]
     np.testing.assert_array_equal(recomputed[1], plain[1])
 
