@@ -30,6 +30,7 @@ from smallmind.training.state import StateCopy
 from tests.golden import make_muon
 from tests.guards import Guarded
 from tests.optim.small import small_model, with_gradients
+from tests.training.test_resume import assert_resumes_whole
 
 TEXT = "".join(f"the cat {i} sat on mat {i * i % 97}; how odd!\n" for i in range(300))
 
@@ -272,19 +273,11 @@ def test_the_rate_of_matrices_follows_the_schedule_and_a_rollback():
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_a_resumed_run_equals_one_without_a_break(precision):
+def test_a_resumed_run_equals_one_without_a_break(tmp_path, precision):
     settings = {"optimizer": "muon", "steps": 7, "val_every": 0, "precision": precision}
     config = TrainingConfig(**settings, momentum_warmup_steps=5, warmup_steps=2)
-    whole = new_training()
-    list(whole.steps(config))
-    broken = new_training()
-    list(broken.steps(config, until=3))
-    state = StateCopy().take(broken.state())
-    resumed = new_training(seed=9)
-    list(resumed.steps(config, state))
-    for name, tensor in whole.state().tensors.items():
-        np.testing.assert_array_equal(resumed.state().tensors[name], tensor, err_msg=name)
-    assert "optimizer.matrix_mean" in whole.state().tensors
+    _, resumed, _ = assert_resumes_whole(new_training, config, [3], tmp_path)
+    assert "optimizer.matrix_mean" in resumed.state().tensors
 
 
 def test_a_run_cannot_resume_with_another_optimizer():

@@ -11,6 +11,7 @@ from smallmind import InputError, Tokenizer, Training, TransformerModel
 from smallmind.text.tokenizer import Spelled
 from smallmind.training import evaluation
 from smallmind.training.evaluation import evaluate
+from tests.training.small import at_each_pass
 
 TEXT = "the cät sat on the mat. the dög sat on the log. " * 40
 
@@ -67,19 +68,17 @@ def test_a_whole_text_counts_exactly_the_characters_predicted():
     assert (result.tokens, result.characters) == (27, 9)
 
 
-def test_a_stop_ends_the_evaluation_of_the_whole_part_too(monkeypatch):
-    training = small_training()
-    original, calls = training.model.losses, []
+def test_a_stop_ends_the_evaluation_of_the_whole_part_too():
+    training, calls = small_training(), []
 
-    def losses(*arguments):
-        calls.append(1)
-        if len(calls) == training.dataset.held_out_batches + 2:
+    def stop(number):
+        calls.append(number)
+        if number == training.dataset.held_out_batches + 2:
             training.stop()
-        return original(*arguments)
 
-    monkeypatch.setattr(training.model, "losses", losses)
+    at_each_pass(training.model, before=stop, name="losses")
     assert training.evaluate(30, 0) is None
-    assert len(calls) == training.dataset.held_out_batches + 2
+    assert calls[-1] == training.dataset.held_out_batches + 2
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
