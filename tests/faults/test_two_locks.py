@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -14,6 +13,7 @@ from smallmind.files import lock as run_lock
 from smallmind.files.lock import RunLock, is_held
 from smallmind.runs.directory import RunDirectory
 from tests.programs import started
+from tests.threads import in_threads
 
 HOLDER = """
 import os, sys
@@ -195,11 +195,7 @@ def test_a_lock_has_one_holder_at_a_time(tmp_path):
             except InputError:
                 refused.append(1)
 
-    threads = [threading.Thread(target=take) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[take] * 4)
     assert set(together) == {1} and len(together) + len(refused) == 2000
     assert not list(tmp_path.iterdir())
 

@@ -12,12 +12,13 @@ from smallmind import (
     TrainingConfig,
     TransformerModel,
 )
-from smallmind.kernels.codegen.threads import max_threads, set_threads, threads
+from smallmind.kernels.codegen.threads import max_threads
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.records import OverflowRecord, StepRecord
 from tests.gradcheck import assert_gradients
 from tests.programs import CATS
+from tests.threads import on_threads
 from tests.training.small import at_each_pass
 from tests.training.test_resume import assert_resumes_whole, digest
 
@@ -139,17 +140,11 @@ def test_the_teacher_keeps_nothing_and_does_not_change():
 
 def test_the_same_bits_on_any_number_of_threads():
     digests = set()
-    before = threads()
-    try:
-        for count in {1, max_threads()}:
-            set_threads(count)
-            training = new_training(
-                Distillation(sharp(new_teacher()), learn_temperature=True), batch_size=9
-            )
-            training.train(4, val_every=0)
-            digests.add(digest(training))
-    finally:
-        set_threads(before)
+    for _ in on_threads(1, max_threads()):
+        distillation = Distillation(sharp(new_teacher()), learn_temperature=True)
+        training = new_training(distillation, batch_size=9)
+        training.train(4, val_every=0)
+        digests.add(digest(training))
     assert len(digests) == 1
 
 
