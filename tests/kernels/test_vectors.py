@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from smallmind.kernels import compiled, reference
-from smallmind.kernels.codegen.threads import max_threads
 from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to
 from tests.guards import Guarded
 from tests.kernels.test_compiled import normal
 from tests.kernels.test_sweep import SIZES
-from tests.threads import on_threads
 
 SEED = 3
 
@@ -69,13 +67,3 @@ def test_numbers_that_are_not_finite_reach_the_sum_alone(random, dtype):
         for result in (out, copy):
             np.testing.assert_array_equal(result[30], np.float32(value))
             assert np.isfinite(np.delete(result, 30)).all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_bits_do_not_depend_on_the_number_of_threads(random, dtype):
-    x, y = vectors(random, dtype, 70_001)
-    results = []
-    for _ in on_threads(1, max_threads()):
-        results.append(np.empty(x.size, dtype))
-        compiled.add_vectors(results[-1], x, y)
-    np.testing.assert_array_equal(*results)

@@ -33,7 +33,9 @@ def state(training):
 def test_the_loss_falls_as_in_float32(precision):
     losses = {}
     for each in ("float32", precision):
-        records = small_training(seed=5).train(60, log_every=1, val_every=0, precision=each)
+        training = small_training(seed=5)
+        records = training.train(60, log_every=1, val_every=0, precision=each)
+        assert (training.scaler is None) == (each != "float16")
         losses[each] = np.array([record.loss for record in records])
     assert losses["float32"][-1] < 0.8 * losses["float32"][0]
     np.testing.assert_allclose(losses[precision], losses["float32"], rtol=0.02)
@@ -101,12 +103,6 @@ def test_a_real_overflow_finds_its_scale():
     overflows = [isinstance(record, OverflowRecord) for record in records]
     assert overflows[0] and not overflows[-1]
     assert overflows == sorted(overflows, reverse=True)  # none after the first that fits
-
-
-def test_bfloat16_has_no_scaler():
-    training = small_training(seed=5)
-    training.train(2, precision="bfloat16", val_every=0)
-    assert training.scaler is None
 
 
 def test_use_mixed_precision_and_precision_are_combined():
