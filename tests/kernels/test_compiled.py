@@ -1,6 +1,5 @@
 """The compiled kernels against the reference: awkward sizes, between guard values."""
 
-import functools
 import importlib
 import inspect
 import itertools
@@ -114,47 +113,36 @@ def test_what_a_kernel_writes_is_described(random):
     assert described("my_own").gradient == "dy" and not described("my_own").temporary_bytes()
 
 
-@pytest.mark.parametrize("shape", [*itertools.product((0, 1, 40), repeat=3)], ids=str)
-def test_products_with_empty_operands_match_the_reference(random, shape):
-    M, K, N = shape
+def assert_products_match(random, M, K, N, tolerance=2e-6):
+    """Every kind of product, with and without what may be added."""
     a, b = normal(random, M, K), normal(random, K, N)
     a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
-    bias, addend = normal(random, N), normal(random, M, N)
-    assert_close(run_both("matmul", [(M, N)], a, b, bias, addend))
-    assert_close(run_both("matmul_gelu", [(M, N), (M, N)], a, b, bias))
-    assert_close(run_both("matmul_transpose_a", [(M, N)], a_t, b, addend))
-    assert_close(run_both("matmul_transpose_b", [(M, N)], a, b_t))
+    bias, addend, out = normal(random, N), normal(random, M, N), (M, N)
+    pairs = []
+    for added in ((), (bias,), (bias, addend)):
+        pairs += run_both("matmul", [out], a, b, *added)
+    for added in ((), (addend,)):
+        pairs += run_both("matmul_transpose_a", [out], a_t, b, *added)
+        pairs += run_both("matmul_transpose_b", [out], a, b_t, *added)
+    for added in ((), (bias,)):
+        pairs += run_both("matmul_gelu", [out, out], a, b, *added)
+    # Terms of size 1 may cancel: the error is relative to the terms, not to their sum.
+    assert_close(pairs, tolerance, min_scale=max(1e-3, np.sqrt(K)))
 
 
-@pytest.mark.parametrize("M", SIZES)
-def test_products_match_the_reference(random, M):
-    for K, N in itertools.product(SIZES, SIZES):
-        a, b = normal(random, M, K), normal(random, K, N)
-        a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
-        bias, addend = normal(random, N), normal(random, M, N)
-        out = (M, N)
-        # Terms of size 1 may cancel: the error is relative to the terms, not to their sum.
-        check = functools.partial(assert_close, min_scale=np.sqrt(K))
-        check(run_both("matmul", [out], a, b))
-        check(run_both("matmul", [out], a, b, bias))
-        check(run_both("matmul", [out], a, b, bias, addend))
-        check(run_both("matmul_transpose_a", [out], a_t, b))
-        check(run_both("matmul_transpose_a", [out], a_t, b, addend))
-        check(run_both("matmul_transpose_b", [out], a, b_t))
-        check(run_both("matmul_transpose_b", [out], a, b_t, addend))
-        check(run_both("matmul_gelu", [out, out], a, b, bias))
+PRODUCTS = {
+    "without elements": [*itertools.product((0, 1, 40), repeat=3)],
+    **{f"of {M} rows": [*itertools.product((M,), SIZES, SIZES)] for M in SIZES},
+    # Over several blocks of depth; a transposed a is packed for wide b, or always.
+    "deep": [*itertools.product((70,), (255, 256, 257, 511, 700), (65, 261))],
+    "of several strips": [(1000, 33, 40), (1000, 33, 300)],
+}
 
 
-@pytest.mark.parametrize("N", [65, 261])  # a transposed a is packed for wide b, or always
-@pytest.mark.parametrize("K", [255, 256, 257, 511, 700])
-def test_products_over_several_blocks_of_depth_match_the_reference(random, K, N):
-    M = 70
-    a, b, bias = normal(random, M, K), normal(random, K, N), normal(random, N)
-    assert_close(run_both("matmul", [(M, N)], a, b, bias, normal(random, M, N)))
-    assert_close(run_both("matmul_gelu", [(M, N), (M, N)], a, b, bias))
-    a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
-    assert_close(run_both("matmul_transpose_a", [(M, N)], a_t, b))
-    assert_close(run_both("matmul_transpose_b", [(M, N)], a, b_t))
+@pytest.mark.parametrize("shapes", PRODUCTS)
+def test_products_match_the_reference(random, shapes):
+    for shape in PRODUCTS[shapes]:
+        assert_products_match(random, *shape)
 
 
 def test_columns_of_a_product_do_not_depend_on_how_many_there_are(random):
@@ -262,17 +250,24 @@ def test_activations_have_the_same_bits_in_both_passes(random, name):
         np.testing.assert_array_equal(y, alone)
 
 
+def kernels_of_elements(random, R, C):
+    """Runs all that need no more than a matrix of R rows and C channels -> the pairs."""
+    x, dy, wide = 3 * normal(random, R, C), normal(random, R, C), 3 * normal(random, R, 2 * C)
+    pairs = run_both("column_sum", [normal(random, C)], x)
+    for name, source in (("gelu", x), ("relu2", x), ("swiglu", wide)):
+        pairs += run_both(name, [(R, C)], source)
+        pairs += run_both(f"{name}_backward", [source.shape, (R, C)], dy, source)
+    pairs += run_both("softcap", [(R, C)], x, 1.5)
+    pairs += run_both("softcap_backward", [(R, C)], dy, np.tanh(x), 1.5)
+    return pairs + run_both("dropout", [(R, C)], x, KEY, 0.3, dy)
+
+
 @pytest.mark.parametrize(("R", "C"), ROWS_AND_CHANNELS)
-def test_kernels_of_rows_and_elements_match_the_reference(random, R, C):
-    x, dy = 3 * normal(random, R, C), normal(random, R, C)
-    assert_close(run_both("gelu", [(R, C)], x))
-    assert_close(run_both("gelu_backward", [(R, C), (R, C)], dy, x))
-    assert_close(run_both("column_sum", [normal(random, C)], x))
-    for addend in (normal(random, R, C), None):
-        assert_close(run_both("dropout", [(R, C)], x, KEY, 0.3, addend))
-        assert_close(run_both("dropout", [(R, C)], x, KEY, 0.3, addend, 1001))
-    exact = float(np.square(x, dtype=np.float64).sum())
-    assert compiled.sum_of_squares(x.reshape(-1)) == pytest.approx(exact, rel=1e-6)
+def test_kernels_of_elements_match_the_reference(random, R, C):
+    pairs = kernels_of_elements(random, R, C)
+    for addend, first_row in ((None, 0), (None, 1001), (normal(random, R, C), 1001)):
+        pairs += run_both("dropout", [(R, C)], normal(random, R, C), KEY, 0.3, addend, first_row)
+    assert_close(pairs)
 
 
 @pytest.mark.parametrize("n", [1, 15, 8191, 8192, 8193, 30001])
@@ -383,6 +378,17 @@ def test_cross_entropy_is_exact_for_huge_logits(random):
     pairs = run_both("cross_entropy", [(2,), (2, 3), logits], targets, 1.0)
     np.testing.assert_allclose(*pairs[0], rtol=1e-6)
     np.testing.assert_allclose(*pairs[1], atol=1e-6)
+
+
+def attention_of(qkv, dout, shape, *mask):
+    """Both compiled passes of attention -> out, logsumexp, dqkv."""
+    out, dqkv = (Guarded(x.shape, dtype=x.dtype) for x in (dout, qkv))
+    logsumexp = Guarded(shape)
+    compiled.attention(out.array, logsumexp.array, qkv, *mask)
+    compiled.attention_backward(dqkv.array, dout, out.array, logsumexp.array, qkv, *mask)
+    for guarded in (out, logsumexp, dqkv):
+        guarded.assert_intact()
+    return to_float32(out.array), logsumexp.array, to_float32(dqkv.array)
 
 
 ATTENTION = [  # of each head its own keys and values, and of several heads the same

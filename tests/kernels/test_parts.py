@@ -7,7 +7,6 @@ import pytest
 
 from smallmind.kernels import compiled, reference
 from tests.kernels.test_compiled import ROWS_AND_CHANNELS, assert_close, normal, run_both
-from tests.kernels.test_not_finite import VALUES, assert_same_kinds
 
 SEED = 5
 
@@ -73,16 +72,8 @@ def test_rope_matches_the_reference_and_its_inverse_restores(random, R, H, D):
 
 
 @pytest.mark.parametrize(("R", "C"), ROWS_AND_CHANNELS)
-def test_activations_and_sums_match_the_reference(random, R, C):
-    x, dy, wide = 3 * normal(random, R, C), normal(random, R, C), 3 * normal(random, R, 2 * C)
-    assert_close(run_both("relu2", [(R, C)], x))
-    assert_close(run_both("relu2_backward", [(R, C), (R, C)], dy, x))
-    assert_close(run_both("swiglu", [(R, C)], wide))
-    assert_close(run_both("swiglu_backward", [(R, 2 * C), (R, C)], dy, wide))
-    assert_close(run_both("softcap", [(R, C)], x, 1.5))
-    y = np.tanh(x)
-    assert_close(run_both("softcap_backward", [(R, C)], dy, y, 1.5))
-    weights = normal(random, 2)
+def test_copies_and_sums_match_the_reference(random, R, C):
+    x, dy, weights = 3 * normal(random, R, C), normal(random, R, C), normal(random, 2)
     for first, width in ((0, C), (3, C + 5)):
         start = normal(random, R, width)
         assert_close(run_both("copy_columns", [(R, C)], normal(random, R, width), first))
@@ -157,24 +148,3 @@ def test_shared_keys_and_values_equal_repeated_ones(random):
         compiled.attention(out, logsumexp, matrix)
         outs.append(out)
     np.testing.assert_array_equal(*outs)
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("C", [5, 16, 37])
-def test_non_finite_values_pass_through(random, C, value):
-    R = 9
-    clean, spoilt, weight = normal(random, R, C), normal(random, R, C), normal(random, C)
-    spoilt[3, -1] = value
-    assert_same_kinds("rmsnorm", [(R, C), (R,)], spoilt, weight)
-    rstd, weights = np.ones(R, np.float32), np.ones(2, np.float32)
-    outputs = [np.concatenate((clean, spoilt), axis=1), (R, 2 * C), (R, 2)]
-    assert_same_kinds("norm_heads", outputs, weight, weight, 1, R)
-    for dy, x in ((clean, spoilt), (spoilt, clean)):
-        assert_same_kinds("rmsnorm_backward", [(R, C), (C,)], dy, x, rstd, weight)
-        assert_same_kinds("relu2_backward", [(R, C), (R, C)], dy, np.abs(x))
-        assert_same_kinds("mix", [(R, C)], dy, x, weights)
-    assert_same_kinds("swiglu", [(R, C)], np.concatenate((clean, spoilt), axis=1))
-    if np.isnan(value):
-        assert_same_kinds("relu2", [(R, C)], spoilt)
-        assert_same_kinds("softcap", [(R, C)], spoilt, 2.0)
