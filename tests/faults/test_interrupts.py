@@ -89,11 +89,6 @@ RUN = (
 MOMENTS = 40
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(durable, "files", Quick())
-
-
 def small_run(path):
     return create(path, dropout=0.1, sample_every=2, keep=2)
 
@@ -123,7 +118,9 @@ def moments(tmp_path_factory):
 # An interrupt between opening a file and `with` leaves it to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("is_reopened", [False, True], ids=["same object", "reopened"])
-def test_a_run_interrupted_anywhere_ends_as_if_undisturbed(tmp_path, quick, moments, is_reopened):
+def test_a_run_interrupted_anywhere_ends_as_if_undisturbed(
+    tmp_path, quick_disk, moments, is_reopened
+):
     """However early or late, also twice: before the first checkpoint, in a save, at the end."""
     whole = small_run(tmp_path / "whole")
     whole.train()
@@ -143,7 +140,7 @@ def test_a_run_interrupted_anywhere_ends_as_if_undisturbed(tmp_path, quick, mome
 
 
 @pytest.mark.parametrize("name", ["creating.py", "directory.py", "durable.py", "lock.py"])
-def test_a_creation_interrupted_anywhere_can_be_repeated(tmp_path, quick, name):
+def test_a_creation_interrupted_anywhere_can_be_repeated(tmp_path, quick_disk, name):
     for number in itertools.count():
         out = tmp_path / str(number)
         if not interrupted(lambda out=out: small_run(out), number, name):
