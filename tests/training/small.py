@@ -8,11 +8,11 @@ from smallmind.text.samplers import RandomWindows, draw
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
 
 
-def small_training(seed=1337, **settings):
+def small_training(seed=1337, batch_size=4, model_seed=42, **settings):
     tokenizer = Tokenizer(TEXT)
-    shape = {"block_size": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    shape = {"block_size": 16, "n_embd": 32, "n_layer": 2, "n_head": 2, "seed": model_seed}
     model = TransformerModel(tokenizer.vocab_size, **{**shape, **settings})
-    return Training(model, tokenizer, TEXT, batch_size=4, seed=seed)
+    return Training(model, tokenizer, TEXT, batch_size=batch_size, seed=seed)
 
 
 def at_each_pass(model, before=lambda _: None, after=lambda _: None, name="loss_and_gradients"):

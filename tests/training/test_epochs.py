@@ -8,23 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind import TrainingConfig
 from smallmind.randomness import permuted
 from smallmind.text import samplers
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, draw
 from smallmind.training.records import StepRecord
 from smallmind.training.step import accumulate_gradients, make_objective
+from tests.training import small
 from tests.training.test_resume import assert_resumes_whole
 
-TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
-WINDOWS = (len(TEXT) * 9 // 10 - 1) // 16
-
-
-def small_training(batch_size=4, **settings):
-    tokenizer = Tokenizer(TEXT)
-    model = TransformerModel(tokenizer.vocab_size, 16, 16, 1, 2, seed=1, **settings)
-    return Training(model, tokenizer, TEXT, batch_size=batch_size, seed=1)
+small_training = partial(small.small_training, seed=1, model_seed=1, n_embd=16, n_layer=1)
+WINDOWS = (len(small.TEXT) * 9 // 10 - 1) // 16
 
 
 def starts(sampler, epoch):

@@ -13,15 +13,14 @@ from smallmind.optim.schedule import schedule
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.records import EvaluationRecord, StepRecord
+from tests.training import small
+from tests.training.small import TEXT
 
-TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
 SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare.txt"
 
 
-def small_training(batch_size=4, seed=1, **settings):
-    tokenizer = Tokenizer(TEXT)
-    model = TransformerModel(tokenizer.vocab_size, 16, 32, 1, 2, seed=seed, **settings)
-    return Training(model, tokenizer, TEXT, batch_size=batch_size, seed=seed)
+def small_training(seed=1, **settings):
+    return small.small_training(seed, model_seed=seed, n_layer=1, **settings)
 
 
 def test_the_loss_falls_and_records_report_it():
