@@ -12,8 +12,7 @@ from smallmind.files import safetensors
 from smallmind.settings.sources import read_settings
 from smallmind.text.bpe_tokenizer import BPETokenizer
 from smallmind.training.distillation import model_digest
-from smallmind.training.records import StepRecord
-from tests.runs.small import FIELDS, TEXT, create
+from tests.runs.small import FIELDS, TEXT, create, left
 
 DOCUMENTS = ["the cat sat.", "a dog saw the cat on the mat.", "no cat. the dog ate the hat."] * 30
 FLAGS = "--n-layer 1 --n-embd 8 --n-head 2 --block-size 16 --steps 6"
@@ -65,10 +64,7 @@ def test_the_command_line_trains_saves_and_resumes_bit_for_bit(texts, tmp_path, 
     assert token_of(unbroken) == tokenizer.special["<|endoftext|>"] == tokenizer.vocab_size - 1
     assert unbroken.load(backend="numpy")[0].config == unbroken.settings.model
 
-    broken = Run.create(unbroken.settings, out=tmp_path / "broken")
-    for record in broken.steps():
-        if isinstance(record, StepRecord) and record.step == 4:
-            break
+    broken = left(Run.create(unbroken.settings, out=tmp_path / "broken"), step=4)
     cli("train --resume", broken.path, "--threads 1")
     np.testing.assert_array_equal(weights(Run.open(broken.path)), weights(unbroken))
     cli("verify", broken.path)

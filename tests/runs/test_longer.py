@@ -9,7 +9,7 @@ import pytest
 from smallmind import InputError, Run
 from smallmind.optim.schedule import schedule
 from smallmind.training.records import EarlyStopRecord, StepRecord
-from tests.runs.small import TEXT, create
+from tests.runs.small import TEXT, create, left
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,7 @@ def test_a_longer_run_that_is_interrupted_continues_bit_for_bit(path, finished, 
     whole.resume(steps=12)
     run = Run.open(path)
     run.extend(12)
-    for record in run.steps():
-        if record.step == 8:
-            break
+    left(run, step=8)
     assert not Run.open(path).is_finished
     Run.open(path).resume()
     assert (weights(Run.open(path)) == weights(whole)).all()

@@ -42,10 +42,7 @@ def new_training():
 
 def half_trained(path, **fields):
     """A run that was stopped after its third step."""
-    run = Run.create(text=TEXT, out=path, **FIELDS, **fields)
-    for record in run.steps():
-        if isinstance(record, StepRecord) and record.step == 3:
-            break
+    run = small.left(Run.create(text=TEXT, out=path, **FIELDS, **fields), step=3)
     assert not run.is_finished
     return run
 

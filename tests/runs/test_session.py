@@ -74,10 +74,7 @@ def test_training_writes_the_whole_directory_and_prints_nothing(finished, tmp_pa
 
 def test_samples_on_the_way_change_nothing_else(finished, tmp_path):
     fields = {**FIELDS, "sample_every": 4}
-    run = Run.create(text=TEXT, out=tmp_path / "run", **fields)
-    for record in run.steps():
-        if isinstance(record, StepRecord) and record.step == 13:
-            break
+    run = small.left(Run.create(text=TEXT, out=tmp_path / "run", **fields), step=13)
     samples = run.path / "samples.txt"
     assert re.findall("--- step ([0-9]+)\n", samples.read_text()) == ["4", "8", "12"]
     resumed = Run.open(run.path)
@@ -121,10 +118,7 @@ def test_settings_can_come_as_one_object_and_the_text_as_a_path(finished, tmp_pa
 
 @pytest.mark.parametrize("stop", range(1, 20, 3))
 def test_leaving_the_loop_saves_everything_and_resuming_continues(finished, tmp_path, stop):
-    run = Run.create(text=TEXT, out=tmp_path / "run", **FIELDS)
-    for record in run.steps():
-        if isinstance(record, StepRecord) and record.step == stop:
-            break
+    run = small.left(Run.create(text=TEXT, out=tmp_path / "run", **FIELDS), stop)
     assert run.newest().step in (stop, stop + 1) and not run.is_finished
     opened = Run.open(run.path)
     opened.resume()
