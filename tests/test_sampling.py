@@ -23,6 +23,25 @@ def shares(logits):
     return p / p.sum()
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [0.1, 0.4, 0.2, 0.3]),
+        ({"temperature": 1e6}, [0.25] * 4),
+        ({"temperature": 1e-6}, [0, 1, 0, 0]),
+        ({"temperature": 1e-310}, [0, 1, 0, 0]),
+        ({"top_k": 99, "top_p": 1.0}, [0.1, 0.4, 0.2, 0.3]),
+    ],
+)
+def test_tokens_are_drawn_with_their_probabilities(settings, expected):
+    np.testing.assert_allclose(frequencies(**settings), expected, atol=1e-3)
+
+
+def test_logits_that_are_not_finite_are_refused():
+    with pytest.raises(InputError, match="logits are not finite"):
+        choose(np.array([0, np.nan], np.float32), GenerationConfig(), uniform=0.5)
+
+
 def test_min_p_is_a_share_of_the_most_likely_token():
     np.testing.assert_allclose(frequencies(min_p=0.45), [0, 4 / 9, 2 / 9, 3 / 9], atol=1e-3)
     np.testing.assert_allclose(frequencies(min_p=1.0), [0, 1, 0, 0])
@@ -87,11 +106,14 @@ def naive(logits, config, uniform):
     st.sampled_from([None, 0.15, 0.55, 0.95]),
     st.sampled_from([None, 0.07, 0.6]),
     st.floats(0.01, 0.99),
+    st.sampled_from([0.5, 0.9, 2.0]),
 )
-def test_all_filters_together_equal_their_definitions(logits, top_k, top_p, min_p, uniform):
+def test_all_filters_together_equal_their_definitions(
+    logits, top_k, top_p, min_p, uniform, temperature
+):
     # Different logits, none at the edge of a filter: there rounding would decide.
     logits = np.array(logits, np.float32) + np.arange(len(logits), dtype=np.float32) * 1e-3
-    config = GenerationConfig(temperature=0.9, top_k=top_k, top_p=top_p, min_p=min_p)
+    config = GenerationConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     assert choose(logits, config, uniform) == naive(logits, config, uniform)
 
 

@@ -175,11 +175,6 @@ def test_an_unknown_argument_is_refused_with_the_most_similar_one(call, message)
     )
 
 
-def test_an_unknown_setting_of_a_run_is_refused_with_the_most_similar_one(tmp_path):
-    with pytest.raises(InputError, match=r"unknown setting 'n_layers'; did you mean n_layer\?"):
-        Run.create(text=TEXT, out=tmp_path / "run", n_layers=2)
-
-
 def test_an_error_within_a_function_is_not_taken_for_an_unknown_argument():
     with pytest.raises(TypeError, match="prompt must be "):
         smallmind.generate(MODEL, TOKENIZER, prompt=3, max_tokens=1)

@@ -370,14 +370,6 @@ def test_a_profile_and_good_health_are_shown_if_they_are_asked_for(
         assert printed.count(shown) == (name == "first")
 
 
-def test_the_profile_of_a_file_is_shown_unless_a_flag_says_no(text, tmp_path, capsys):
-    (tmp_path / "run.toml").write_text("[training]\nenable_diagnostics = true\n")
-    flags = [text, *SMALL, "--config", str(tmp_path / "run.toml")]
-    for number, (more, count) in enumerate((([], 1), (["--no-profile"], 0))):
-        assert main(["train", *flags, *more, "--out", str(tmp_path / str(number))]) == 0
-        assert capsys.readouterr().out.count("TRAINING PERFORMANCE REPORT") == count
-
-
 @pytest.mark.parametrize(
     ("name", "shown"), [("adamw", "adamw"), ("muon", "muon, matrix learning rate 0.02")]
 )
