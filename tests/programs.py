@@ -1,12 +1,16 @@
 """Programs that need a process of their own, for their number of threads or threading layer."""
 
 import os
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
+from smallmind import InputError
 from smallmind.cli import main
 from smallmind.runs import pace
 from smallmind.training import rehearsal
@@ -96,6 +100,21 @@ class Printed(NamedTuple):
 
 def flat(printed):
     return " ".join(printed.split())
+
+
+def refusal(function, *arguments, **settings):
+    """The message, which is one line, with which a call is refused."""
+    with pytest.raises(InputError) as caught:
+        function(*arguments, **settings)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def refuses(pattern, function, *arguments, **settings):
+    """The call is refused in a line in which the pattern occurs."""
+    message = refusal(function, *arguments, **settings)
+    assert re.search(pattern, message), message
 
 
 class CommandLine:

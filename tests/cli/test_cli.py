@@ -701,14 +701,6 @@ def test_schedule_refuses_what_cannot_be_shown(tmp_path, cli, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_schedule_needs_neither_numpy_nor_numba():
-    code = (
-        "import sys; from smallmind.cli import main; main(['schedule']);"
-        "sys.exit(any(name in sys.modules for name in ('numpy', 'numba', 'matplotlib')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def saved(directory):
     """The settings of a run, all sections in one."""
     config = config_of(directory)

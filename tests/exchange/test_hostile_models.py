@@ -17,7 +17,7 @@ from smallmind import InputError
 from smallmind.exchange import gguf_file
 from smallmind.exchange.format import find_foreign
 from smallmind.files import safetensors
-from tests.exchange.models import model_of, tokenizer_of
+from tests.exchange.models import model_of, shard, tokenizer_of
 
 # As in the files of Llama 3.2.
 LLAMA3 = {
@@ -177,18 +177,6 @@ def test_pickles_are_refused_and_not_read(model, tmp_path, name, cli):
     assert not (tmp_path / "harm").exists() and not (tmp_path / "run").exists()
 
 
-def shard(model, edit_map=lambda table: table, keep=()):
-    """Divides the weights of a directory into two files and an index."""
-    tensors, _ = safetensors.read(model / "model.safetensors")
-    (model / "model.safetensors").unlink()
-    table = {}
-    for i, part in enumerate((list(tensors)[::2], list(tensors)[1::2])):
-        safetensors.write(model / f"{i}.safetensors", {name: tensors[name] for name in part}, {})
-        table |= dict.fromkeys(part, f"{i}.safetensors")
-    index = {"weight_map": edit_map(table)}
-    (model / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
 @pytest.mark.parametrize(
     ("edit_map", "reason"),
     [
@@ -207,7 +195,9 @@ def shard(model, edit_map=lambda table: table, keep=()):
     ],
 )
 def test_an_index_that_lies_is_refused(model, edit_map, reason):
-    shard(model, edit_map)
+    index = shard(model)
+    table = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": edit_map(table)}))
     assert reason in refusal(model)
 
 
