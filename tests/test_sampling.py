@@ -100,21 +100,29 @@ def naive(logits, config, uniform):
     return order[int(np.sum(cumulative <= uniform * cumulative[-1]))]
 
 
+def assert_as_defined(logits, **settings):
+    config = GenerationConfig(**settings)
+    for uniform in np.linspace(0.003, 0.997, 40):  # rare tokens too
+        assert choose(logits, config, uniform) == naive(logits, config, uniform)
+
+
 @given(
     st.lists(st.floats(-6, 6, width=32), min_size=1, max_size=30),
     st.sampled_from([None, 1, 2, 5, 100]),
     st.sampled_from([None, 0.15, 0.55, 0.95]),
     st.sampled_from([None, 0.07, 0.6]),
-    st.floats(0.01, 0.99),
-    st.sampled_from([0.5, 0.9, 2.0]),
 )
-def test_all_filters_together_equal_their_definitions(
-    logits, top_k, top_p, min_p, uniform, temperature
-):
+def test_all_filters_together_equal_their_definitions(logits, top_k, top_p, min_p):
     # Different logits, none at the edge of a filter: there rounding would decide.
     logits = np.array(logits, np.float32) + np.arange(len(logits), dtype=np.float32) * 1e-3
-    config = GenerationConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    assert choose(logits, config, uniform) == naive(logits, config, uniform)
+    assert_as_defined(logits, temperature=0.9, top_k=top_k, top_p=top_p, min_p=min_p)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("top_k", [None, 1, 2, 3, 4])
+@pytest.mark.parametrize("top_p", [None, 0.3, 0.45, 0.6, 0.8, 0.95])
+def test_top_p_is_a_share_of_what_top_k_leaves(temperature, top_k, top_p):
+    assert_as_defined(LOGITS, temperature=temperature, top_k=top_k, top_p=top_p)
 
 
 @pytest.mark.parametrize(
