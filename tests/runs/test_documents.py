@@ -7,11 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from smallmind import InputError, Run, Tokenizer, TransformerModel
+from smallmind import Run, Tokenizer, TransformerModel
 from smallmind.files import safetensors
 from smallmind.settings.sources import read_settings
 from smallmind.text.bpe_tokenizer import BPETokenizer
 from smallmind.training.distillation import model_digest
+from tests.programs import refusal, refuses
 from tests.runs.small import FIELDS, TEXT, create, left
 
 DOCUMENTS = ["the cat sat.", "a dog saw the cat on the mat.", "no cat. the dog ate the hat."] * 30
@@ -91,10 +92,9 @@ def test_a_line_break_begins_a_document_of_bytes(tmp_path):
 
 def test_a_text_without_line_breaks_is_refused(tmp_path):
     fields = {**FIELDS, "text": "the cat sat. " * 90, "mask_documents": True}
-    with pytest.raises(InputError) as error:
-        Run.create(out=tmp_path / "run", **fields)
-    assert "mask_documents=True needs a token between documents" in str(error.value)
-    assert "choose --tokenizer bpe" in str(error.value) and "\n" not in str(error.value)
+    message = refusal(Run.create, out=tmp_path / "run", **fields)
+    assert "mask_documents=True needs a token between documents" in message
+    assert "choose --tokenizer bpe" in message
     assert not (tmp_path / "run").exists()
     # The advice works.
     fields |= {"tokenizer": "bpe", "bpe_vocab_size": 260}
@@ -119,8 +119,7 @@ def test_a_run_from_the_weights_of_another_masks_documents_as_that_one_did(maske
     fields |= {"text": TEXT, "init_from": str(whole.path)}
     assert token_of(Run.create(out=tmp_path / "whole", **fields)) is None
     message = r"mask_documents=True contradicts .*run, whose weights have mask_documents=False"
-    with pytest.raises(InputError, match=message):
-        Run.create(out=tmp_path / "new", mask_documents=True, **fields)
+    refuses(message, Run.create, out=tmp_path / "new", mask_documents=True, **fields)
 
 
 def test_the_settings_of_a_run_find_the_token_of_another_text(masked, tmp_path):
@@ -134,8 +133,7 @@ def test_the_settings_of_a_run_find_the_token_of_another_text(masked, tmp_path):
 def test_the_token_is_not_chosen(tmp_path, cli):
     file = tmp_path / "run.toml"
     file.write_text("[model]\ndocument_token = 4", encoding="utf-8")
-    with pytest.raises(InputError, match="document_token=4 follows from the text; leave it out"):
-        read_settings(file)
+    refuses("document_token=4 follows from the text; leave it out", read_settings, file)
     assert "unknown flag --document-token" in cli("train --document-token 4", ends=2).err
 
 
