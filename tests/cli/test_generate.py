@@ -20,7 +20,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def generated(run, cli):
-    """What `smallmind generate` prints."""
+    """The output of `smallmind generate`."""
     return lambda *flags: cli("generate", run, "--max-tokens 8", *flags)
 
 
