@@ -8,6 +8,7 @@ from smallmind import GenerationConfig, InputError, ModelConfig, RunConfig, Sett
 from smallmind.checks import setting
 from smallmind.cli import main
 from smallmind.settings.settings import from_saved
+from tests.programs import refusal, refuses
 
 CONFIGS = [GenerationConfig, ModelConfig, TrainingConfig, RunConfig]
 OWNERS = {field.name: config for config in CONFIGS for field in dataclasses.fields(config)}
@@ -78,9 +79,7 @@ def test_defaults_are_valid_and_frozen(config):
     ],
 )
 def test_an_invalid_value_is_named_with_its_allowed_range(settings, message):
-    with pytest.raises(InputError) as error:
-        OWNERS[next(iter(settings))](**settings)
-    assert str(error.value).startswith(message)
+    assert refusal(OWNERS[next(iter(settings))], **settings).startswith(message)
 
 
 @pytest.mark.parametrize("peak", [1e-3, 5e-5, 0.0])
@@ -117,8 +116,7 @@ def test_settings_of_a_newer_version_are_refused(number):
     "make", [Settings().replace, lambda **fields: Settings.from_fields(fields)]
 )
 def test_an_unknown_setting_names_the_most_similar_one(make):
-    with pytest.raises(InputError, match=r"unknown setting 'n_layers'; did you mean n_layer\?"):
-        make(n_layers=3)
+    refuses(r"unknown setting 'n_layers'; did you mean n_layer\?", make, n_layers=3)
 
 
 def test_a_field_that_a_file_lacks_has_the_value_it_had_before():

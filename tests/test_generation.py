@@ -2,8 +2,9 @@
 
 import pytest
 
-from smallmind import GenerationConfig, InputError, Tokenizer, Training, TransformerModel, generate
+from smallmind import GenerationConfig, Tokenizer, Training, TransformerModel, generate
 from smallmind.generation import Writer, generate_samples, stream
+from tests.programs import refuses
 
 TEXT = "abcdefgh" * 200
 
@@ -61,8 +62,7 @@ def test_stream_yields_text_piece_by_piece(trained):
     ],
 )
 def test_invalid_settings_are_refused(trained, settings, message):
-    with pytest.raises(InputError, match=message):
-        generate(*trained, **{"prompt": "a", **settings})
+    refuses(message, generate, *trained, **{"prompt": "a", **settings})
 
 
 def test_the_default_prompt_is_the_tokenizers_opening(trained):
@@ -83,8 +83,7 @@ def test_several_texts_are_those_of_their_seeds(trained):
         assert sample.tokens == 30 and sample.ended == "length"
     assert len({sample.text for sample in samples}) == 3
     assert generate_samples(*trained, "ab", n=2, max_tokens=0)[1].text == ""
-    with pytest.raises(InputError, match="n=0 must be at least 1"):
-        generate_samples(*trained, "ab", n=0)
+    refuses("n=0 must be at least 1", generate_samples, *trained, "ab", n=0)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from smallmind import InputError
 from smallmind.files.lock import RunLock
 from smallmind.views.run_view import RunView, State, open_view
+from tests.programs import refuses
 from tests.runs.small import create
 from tests.test_old_runs import OLD_RUNS
 from tests.views.written import append, evaluation, final, finish, rollback, step, write
@@ -249,8 +249,7 @@ def test_files_in_place_of_a_run_are_refused_with_what_to_do(tmp_path):
         ("hf", "is not a run: config.json was not written by smallmind"),
         ("", "`smallmind runs` lists those in runs/"),
     ]:
-        with pytest.raises(InputError, match=words):
-            open_view(tmp_path / name)
+        refuses(words, open_view, tmp_path / name)
 
 
 def test_an_imported_model_is_no_run_of_training(tmp_path):
