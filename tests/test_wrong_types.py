@@ -18,6 +18,7 @@ from smallmind import (
     TransformerModel,
 )
 from smallmind.text.dataset import Dataset
+from tests.programs import refuses
 from tests.runs.small import create
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 20
@@ -134,8 +135,7 @@ def test_a_wrong_argument_is_refused_with_a_sentence(function, tmp_path, monkeyp
     ],
 )
 def test_an_error_names_the_offender(call, message):
-    with pytest.raises(InputError, match=message):
-        call()
+    refuses(message, call)
 
 
 @pytest.mark.parametrize(
