@@ -18,6 +18,7 @@ from smallmind.exchange import gguf_file
 from smallmind.exchange.format import find_foreign
 from smallmind.files import safetensors
 from tests.exchange.models import model_of, shard, tokenizer_of
+from tests.programs import edited
 
 # As in the files of Llama 3.2.
 LLAMA3 = {
@@ -248,9 +249,8 @@ def test_a_model_without_weights_or_tokenizer_says_what_to_do(model):
 
 def test_a_tokenizer_of_another_kind_is_refused(model):
     path = model / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    tokenizer["model"]["type"] = "Unigram"
-    path.write_text(json.dumps(tokenizer))
+    with edited(path) as tokenizer:
+        tokenizer["model"]["type"] = "Unigram"
     assert "its model is of type 'Unigram', not BPE" in refusal(model)
 
 
@@ -444,10 +444,9 @@ def test_any_changed_gguf_file_is_read_or_refused(sound, tmp_path, data):
 @given(data=st.data())
 def test_any_tokenizer_is_read_or_refused(model, data):
     path = model / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    original = json.dumps(tokenizer)
-    table = data.draw(st.sampled_from([tokenizer, tokenizer["model"]]))
-    table[data.draw(st.sampled_from(list(table)))] = data.draw(anything)
-    path.write_text(json.dumps(tokenizer))
+    with edited(path) as tokenizer:
+        original = json.dumps(tokenizer)
+        table = data.draw(st.sampled_from([tokenizer, tokenizer["model"]]))
+        table[data.draw(st.sampled_from(list(table)))] = data.draw(anything)
     read_or_refuse(model)
     path.write_text(original)
