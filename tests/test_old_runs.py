@@ -11,6 +11,7 @@ import pytest
 import smallmind
 from smallmind.files import safetensors
 from smallmind.text.stories import built_in_text
+from tests.programs import edited
 
 OLD_RUNS = Path(__file__).parent / "old_runs"
 TEXT_LENGTH = 1575  # characters of the stories that these runs have read
@@ -54,10 +55,9 @@ DROPPED = (4e-3, 5e-2)
     indirect=["run"],
 )
 def test_an_old_run_resumes_to_the_same_weights(run, missing, near, cli):
-    config = json.loads((run / "config.json").read_text())
-    for name in missing:
-        del config[name]
-    (run / "config.json").write_text(json.dumps(config))
+    with edited(run / "config.json") as config:
+        for name in missing:
+            del config[name]
     old, before = safetensors.read(run / "model.safetensors")[0], losses(run)
     # As if it had been killed after its checkpoint of step 8.
     for path in (run / "model.safetensors", *(run / "checkpoints").iterdir()):
@@ -87,10 +87,9 @@ def test_an_old_model_loads_from_python(run):
 
 @pytest.mark.parametrize("run", ["float32"], indirect=True)
 def test_an_old_name_of_a_setting_is_accepted(run, cli):
-    config = json.loads((run / "config.json").read_text())
-    assert "windows_at_once" in config["training"]
-    config["training"]["windows_at_once"] = 2
-    (run / "config.json").write_text(json.dumps(config))
+    with edited(run / "config.json") as config:
+        assert "windows_at_once" in config["training"]
+        config["training"]["windows_at_once"] = 2
     cli("train --config", run / "config.json", "--steps 2 --out again")
     again = json.loads(Path("again/config.json").read_text())
     assert again["training"]["micro_batch_size"] == 2

@@ -12,6 +12,8 @@ from smallmind.exchange.format import find_foreign, padded
 from smallmind.files import durable, safetensors
 from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
 from tests.exchange.models import MODELS, TEXT, assert_same_logits, model_of, shard, tokenizer_of
+from tests.peaks import traced
+from tests.programs import refuses
 from tests.text import published
 
 KINDS = "char", "byte", "bpe"
@@ -82,8 +84,7 @@ def test_blocks_of_8_bits_are_within_half_a_step(tmp_path):
 def test_a_weight_that_is_too_large_is_refused(tmp_path, to, type):
     model = model_of("Llama", CHAR, n_embd=64)
     model.parameters["token_embedding.weight"][3, 5] = -1e7
-    with pytest.raises(InputError, match=r"a weight is 1e\+07, too large for"):
-        sent(tmp_path, model, CHAR, to, type=type)
+    refuses(r"a weight is 1e\+07, too large for", sent, tmp_path, model, CHAR, to, type=type)
     assert not list(tmp_path.iterdir())
 
 
@@ -119,8 +120,7 @@ def test_a_vocabulary_is_padded_to_the_rows_of_the_model():
     assert more.vocab_size == 320 and more.encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
     assert padded(tokenizer, tokenizer.vocab_size) is tokenizer
     for kind, size in (("bpe", tokenizer.vocab_size - 1), ("bpe", 2**20), ("byte", 257)):
-        with pytest.raises(InputError, match="its tokenizer has"):
-            padded(tokenizer_of(kind), size)
+        refuses("its tokenizer has", padded, tokenizer_of(kind), size)
 
 
 @pytest.mark.parametrize("to", PLACES)
@@ -154,8 +154,7 @@ def test_export_and_import_take_no_second_copy_of_the_weights(tmp_path, to):
     model = TransformerModel(256, 8, 256, 8, 4, norm="rmsnorm", position="rope", mlp="swiglu",
                              bias=False, backend="numpy")  # fmt: skip
     size = model.flat.data.nbytes
-    tracemalloc.start()
-    try:
+    with traced():
         path = sent(tmp_path, model, tokenizer, to)
         assert tracemalloc.get_traced_memory()[1] < 0.2 * size
         del model
@@ -165,8 +164,6 @@ def test_export_and_import_take_no_second_copy_of_the_weights(tmp_path, to):
         # Its parameters and gradients, and a copy of the parameters that shrinks as they are moved.
         assert tracemalloc.get_traced_memory()[1] - before < 3.3 * size
         assert found.flat.data.nbytes == size
-    finally:
-        tracemalloc.stop()
 
 
 class Full(durable.Files):
@@ -199,8 +196,7 @@ def test_nothing_is_overwritten_but_a_gguf_file(tmp_path):
     model = model_of("Llama", CHAR)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine").write_text("mine")
-    with pytest.raises(InputError, match="is not an empty directory"):
-        sent(tmp_path, model, CHAR, "hf")
+    refuses("is not an empty directory", sent, tmp_path, model, CHAR, "hf")
     (tmp_path / "link.gguf").symlink_to(tmp_path / "missing")
     for name, content in (("mine", b"mine"), ("empty", b""), ("almost", b"GGU"), ("link", None)):
         if content is not None:
@@ -214,8 +210,7 @@ def test_nothing_is_overwritten_but_a_gguf_file(tmp_path):
     smallmind.export(model, CHAR, tmp_path / "other.gguf", "gguf")
     assert (tmp_path / "other.gguf").read_bytes() == before
     for name, reason in (("model", "must end in .gguf"), ("file.txt", "must end in .gguf")):
-        with pytest.raises(InputError, match=reason):
-            smallmind.export(model, CHAR, tmp_path / name, "gguf")
+        refuses(reason, smallmind.export, model, CHAR, tmp_path / name, "gguf")
 
 
 def test_a_tokenizer_of_another_size_is_refused(tmp_path):
