@@ -43,7 +43,7 @@ SMALL = {
 
 
 def bench(place, *arguments):
-    """What a command prints, and the record that it writes."""
+    """Runs a command -> its output, and the record that it writes."""
     file = place / "record.json"
     words = [sys.executable, "-m", "bench", *arguments, "--json", str(file)]
     return printed_by(words), json.loads(file.read_text(encoding="utf-8"))
