@@ -262,33 +262,26 @@ def build_training(
     If a teacher cache is set and does not exist, the teacher runs over the text now. InputError if
     the teacher does not fit the text.
     """
-    run = settings.run
-    use_threads(run)
-    distillation = load_distillation(settings.distillation, run.backend, tokenizer)
-    freeze = settings.training.freeze
-    model = TransformerModel(settings.model, seed=run.seed, backend=run.backend, freeze=freeze)
-    if initial:
-        model.flat.write(initial.model.parameters)
-    model.use_precision(settings.training.requested_precision)
+    use_threads(settings.run)
+    config, distillation = settings.distillation, None
+    if config.teacher:
+        teacher, its_tokenizer = load_model(_model_file(config.teacher), settings.run.backend)
+        _check_tokens(config.teacher, its_tokenizer, tokenizer)
+        distillation = Distillation.of(teacher, config)
+    model = new_model(settings, initial)
     return Training(model, data=data, distillation=distillation, group=group)
 
 
-def load_distillation(
-    config: DistillationConfig, backend: str, tokenizer: Tokenizer
-) -> Distillation | None:
-    """The teacher, or None if none is set. InputError if its tokens are not the tokenizer's."""
-    if not config.teacher:
-        return None
-    teacher, teacher_tokenizer = load_model(_model_file(config.teacher), backend)
-    _check_tokens(config.teacher, teacher_tokenizer, tokenizer)
-    return Distillation(
-        teacher,
-        config.temperature,
-        config.alpha,
-        config.learn_temperature,
-        config.teacher_cache,
-        config.teacher_top_k,
+def new_model(settings: Settings, initial: Initial | None = None) -> TransformerModel:
+    """The model of a new training, with the initial weights if there are any."""
+    run, training = settings.run, settings.training
+    model = TransformerModel(
+        settings.model, seed=run.seed, backend=run.backend, freeze=training.freeze
     )
+    if initial:
+        model.flat.write(initial.model.parameters)
+    model.use_precision(training.requested_precision)
+    return model
 
 
 def _check_tokens(teacher: str, of_teacher: Tokenizer, of_text: Tokenizer) -> None:

@@ -181,7 +181,8 @@ class SavedRun:
             self.settings, data, tokenizer, self._initial(), self.group
         )
         checkpoint.check_size(training.state())
-        lead(self.group, self.settings, self.source, training)
+        if self.group.size > 1:
+            lead(self.group, self.settings, self.source, training)
         if training.distillation:
             self._check_teacher(training.distillation.digest)
         return training

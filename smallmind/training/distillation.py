@@ -67,6 +67,12 @@ class Distillation:
         self.cache: TeacherCache | None = None
         self.temperature_parameter = Temperature(self.config.temperature, learn_temperature)
 
+    @classmethod
+    def of(cls, teacher: TransformerModel, config: DistillationConfig) -> "Distillation":
+        """Distils a teacher with these settings."""
+        learning = config.temperature, config.alpha, config.learn_temperature
+        return cls(teacher, *learning, config.teacher_cache, config.teacher_top_k)
+
     def __repr__(self) -> str:
         return (
             f"<Distillation: from {self.teacher_config.n_layer} layers of "
