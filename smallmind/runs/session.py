@@ -6,10 +6,11 @@ from contextlib import closing
 
 from smallmind.checks import InputError
 from smallmind.console.activity import clock
-from smallmind.runs import assembly, pace
+from smallmind.runs import pace
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.parallel import announce
 from smallmind.runs.saved import SavedRun
+from smallmind.runs.threads import use_threads
 from smallmind.signals import stopping_on_interrupt
 from smallmind.text.samplers import Epochs
 from smallmind.training.checkpoint import BackgroundSaver
@@ -73,7 +74,7 @@ class Session:
                 return
             run.final = run.sample = None
             training, config = fresh_training(run), run.settings.training
-            assembly.use_threads(run.settings.run)
+            use_threads(run.settings.run)
             newest = self._begin()
             yield from self._warnings(newest.step if newest else 0)
             with BackgroundSaver(run.path, config.keep) as saver:

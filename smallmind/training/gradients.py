@@ -16,7 +16,7 @@ from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
 from smallmind.training.live_state import LiveState
 from smallmind.training.prefetch import Batches, drawing
-from smallmind.training.step import Summed, accumulate_gradients, make_objective, passes_in_step
+from smallmind.training.step import Summed, accumulate_gradients, make_objective
 
 # Gradients are sent during the backward pass if sending them takes more than this share of a step,
 # in the median of some steps after the first ones.
@@ -38,7 +38,7 @@ class Gradients:
         self.group = gradient_sum.group
         self.losses: list[float] = []  # of each shard in the last step, as parts of the mean
         self.divisor = 1.0  # what the gradients of the last step have to be divided by
-        self._sampler = sampler
+        self.sampler = sampler
         self._batches = batches
         self._sum = gradient_sum
         self._check_stop = check_stop
@@ -66,7 +66,7 @@ class Gradients:
         shards = [shard for part in computed for shard in part]
         self.losses = [loss for loss, _, _ in shards]
         total = Summed(sum(self.losses), sum(weight for _, weight, _ in shards))
-        self.divisor = total.over(self.windows_in_step(step))
+        self.divisor = total.over(self.sampler.windows_in_step(step))
         if self.run.distillation:
             for _, _, dtemperature in shards:
                 self.run.distillation.temperature_parameter.dx += dtemperature / self.divisor
@@ -88,17 +88,9 @@ class Gradients:
         place = next(name for i, name in names if bad[0] in own_shards(i, group.size, shards))
         return f" in data shard {bad[0]}, on {place}"
 
-    def windows_in_step(self, step: int) -> int:
-        """Update, from 1 -> the number of windows in all its batches together, of all processes."""
-        return self._sampler.windows_in_step(step)
-
-    def passes_in_step(self, step: int) -> int:
-        """Update, from 1 -> the number of its batches that are not empty."""
-        return passes_in_step(self._sampler, step)
-
     def last_batch(self, step: int) -> Batch:
         """The windows here, perhaps none, of the last batch that the step has computed."""
-        sampler = self._sampler
+        sampler = self.sampler
         last = max(filter(sampler.windows_in_batch, sampler.batches_in_step(step)))
         count = sum(sampler.windows_of(last, shard) for shard in self._sum.own)
         return self._batches.latest.part(slice(count))
@@ -115,7 +107,7 @@ class Gradients:
 
         -> of each shard its part of the mean loss, its weight and the temperature's gradient.
         """
-        run, sampler = self.run, self._sampler
+        run, sampler = self.run, self.sampler
         are_copied = len(self._sum.own) > 1 and sampler.batches > 1
         computed = []
 
@@ -171,7 +163,7 @@ class Gradients:
 
     def _sending_early(self, at: Pass, step: int) -> Pass:
         """Passes of the last shard, the last of which sends the gradients of each block."""
-        model, sampler, shard = self.run.model, self._sampler, self._sum.own[-1]
+        model, sampler, shard = self.run.model, self.sampler, self._sum.own[-1]
         T = sampler.dataset.block_size
         sizes = [sampler.windows_of(number, shard) for number in sampler.batches_in_step(step)]
         passes = sum(len(micro_batch_sizes(n, T, model.micro_batch_size)) for n in sizes if n)

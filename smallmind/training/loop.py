@@ -27,7 +27,7 @@ from smallmind.training.records import (
     StepRecord,
 )
 from smallmind.training.state import Snapshot
-from smallmind.training.step import fatal_reason, update
+from smallmind.training.step import fatal_reason, passes_in_step, update
 from smallmind.training.target import HeldOutLoss, Target
 
 FAR = 1000  # times max_grad_norm: there AdamW's epsilon begins to count beside clipped gradients
@@ -84,7 +84,7 @@ class Loop:
                 yield self._roll_back(step, loss)
                 clock.restart(run.progress)
                 continue
-            yield from self._update(step, loss, gradients.windows_in_step(step), clock)
+            yield from self._update(step, loss, gradients.sampler.windows_in_step(step), clock)
             yield from self._after_step(clock)
         yield from self._finish()
 
@@ -106,7 +106,7 @@ class Loop:
         if reason := fatal_reason(run, norm):
             raise FloatingPointError(reason)
         progress.step = step
-        run.passes += self.gradients.passes_in_step(step)
+        run.passes += passes_in_step(self.gradients.sampler, step)
         is_updated = math.isfinite(norm)
         if is_updated and run.distillation:
             run.distillation.temperature_parameter.step(rate)

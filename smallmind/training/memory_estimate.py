@@ -16,6 +16,7 @@ import numpy as np
 
 from smallmind.console.table import Table, Tabular, format_bytes
 from smallmind.files.safetensors import StoredTensor
+from smallmind.kernels.description import described
 from smallmind.memory.tensor_pool import unbacked
 from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.nn.backend import Backend, NoKernels, dry_run_backend
@@ -39,7 +40,6 @@ from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Epochs, make_sampler
 from smallmind.training.distillation import Distillation, check_teacher
 from smallmind.training.evaluation import evaluate
-from smallmind.training.plain_kernels import CACHING, CountedKernels
 from smallmind.training.prefetch import borrow_batches
 from smallmind.training.step import set_up
 from smallmind.training.teacher_cache import TOKENS_PER_PASS, TeacherCache
@@ -99,6 +99,7 @@ class TextSize:
         return self.nbytes + (0 if self.is_on_disk else 4 * self.tokens)
 
 
+CACHING = 10  # of top_k_log_probabilities, in sizes of the logits: it computes in float64
 # Memory besides arrays after a run has started: modules, records, the saver's thread. Measured.
 LATER = 4 * 2**20
 OPTIONAL = ("teacher", "text", "sample", "timing", "saving")  # parts that not every run has
@@ -346,7 +347,7 @@ class _DryRun:
     @property
     def temporaries(self) -> int:
         """The most bytes that a kernel of NumPy allocates."""
-        assert isinstance(self.kernels, CountedKernels)
+        assert isinstance(self.kernels, _CountedKernels)
         return self.kernels.nbytes
 
     def train(self, data: Dataset) -> None:
@@ -418,8 +419,25 @@ class _DryRun:
             evaluate(self.model, held_out, batch_size=data.batch_size)
 
 
+class _CountedKernels(NoKernels):
+    """Kernels that do nothing but note the temporary arrays that NumPy's would need.
+
+    `nbytes` is what the hungriest call so far needs.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def __getattr__(self, name: str) -> Callable[..., float]:
+        def count(*arguments: Any, **named: Any) -> float:
+            self.nbytes = max(self.nbytes, described(name).temporary_bytes(*arguments, **named))
+            return 0.0
+
+        return count
+
+
 def _dry_kernels(backend: str) -> NoKernels:
-    return CountedKernels() if backend == "numpy" else NoKernels()
+    return _CountedKernels() if backend == "numpy" else NoKernels()
 
 
 def _caching(teacher: Teacher, backend: str) -> int:
@@ -432,7 +450,7 @@ def _caching(teacher: Teacher, backend: str) -> int:
         unbacked((windows, T), np.int32), lambda logits: logits.nbytes
     )
     held = opened.pool.statistics().bytes_held
-    return held + max(chosen, kernels.nbytes if isinstance(kernels, CountedKernels) else 0)
+    return held + max(chosen, kernels.nbytes if isinstance(kernels, _CountedKernels) else 0)
 
 
 def _dry_distillation(teacher: Teacher, config: ModelConfig, backend: Backend) -> Distillation:
