@@ -4,13 +4,12 @@ import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
-from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.corpus.preparation import Encoding
 from smallmind.files import safetensors
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.group import ALONE, Group
-from smallmind.runs.files import MODEL, Text, paths_of
+from smallmind.runs.files import MODEL
 from smallmind.runs.loading import find, load_model, read_tokenizer
 from smallmind.runs.source import Source, TextSource
 from smallmind.runs.threads import use_threads
@@ -56,12 +55,6 @@ class Initial(NamedTuple):
         return hashlib.sha256(self.model.flat.data.tobytes()).hexdigest()
 
 
-def make_dataset(settings: Settings, source: Source, tokenizer: Tokenizer) -> Dataset:
-    """The dataset that settings describe. InputError if the text is too short."""
-    run = settings.run
-    return source.dataset(tokenizer, settings.model.block_size, run.batch_size, run.seed)
-
-
 def fit_tokenizer(
     run: RunConfig, source: Source, encoding: Encoding, initial: Initial | None = None
 ) -> Tokenizer:
@@ -86,23 +79,6 @@ def fit_tokenizer(
             f" {shown}; remove them from the text, or train from scratch without init_from"
         )
     return tokenizer
-
-
-def with_paths(settings: Settings, text: Text, out: str | None) -> Settings:
-    """The settings with this text and directory, and paths that are valid from any directory.
-
-    `out` stays as given.
-    """
-    run, distillation = settings.run, settings.distillation
-    paths = {
-        "init_from": run.init_from,
-        "tokenizer": None if run.tokenizer in parts.TOKENIZERS else run.tokenizer,
-        "teacher": distillation.teacher,
-        "teacher_cache": distillation.teacher_cache,
-    }
-    absolute = {name: str(Path(path).resolve()) for name, path in paths.items() if path}
-    texts = tuple(str(Path(path).resolve()) for path in paths_of(text))
-    return settings.replace(**absolute, text=texts or None, out=out)
 
 
 def build_training(

@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from smallmind import parts
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import find_foreign
@@ -17,15 +18,9 @@ from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel, resolve_precision
 from smallmind.parallel.environment import launched
 from smallmind.runs import budget
-from smallmind.runs.assembly import (
-    Initial,
-    build_training,
-    fit_tokenizer,
-    make_dataset,
-    with_paths,
-)
+from smallmind.runs.assembly import Initial, build_training, fit_tokenizer
 from smallmind.runs.directory import RunDirectory, SavedConfig
-from smallmind.runs.files import TEXT, Text, default_directory, is_literal
+from smallmind.runs.files import TEXT, Text, default_directory, is_literal, paths_of
 from smallmind.runs.source import TOKENS, Source, TokenSource, read_source
 from smallmind.runs.threads import choose_threads
 from smallmind.settings.config import ModelConfig, Precision, RunConfig
@@ -126,7 +121,8 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     settings = _fitted(choices, settings, source.characters, initial)
     tokenizer = fit_tokenizer(run, source, encoding, initial)
     settings = with_tokenizer(settings, source)
-    data = make_dataset(settings, source, tokenizer)
+    T = settings.model.block_size
+    data = source.dataset(tokenizer, T, settings.run.batch_size, settings.run.seed)
     settings = resolve_settings(settings, data, tokenizer)
     return Prepared(settings, source, tokenizer, data, initial)
 
@@ -228,6 +224,23 @@ def _document_token(run: RunConfig, tokenizer: Tokenizer) -> int:
             "leave it out, or choose --tokenizer bpe, which has <|endoftext|>"
         )
     return token
+
+
+def with_paths(settings: Settings, text: Text, out: str | None) -> Settings:
+    """The settings with this text and directory, and paths that are valid from any directory.
+
+    `out` stays as given.
+    """
+    run, distillation = settings.run, settings.distillation
+    paths = {
+        "init_from": run.init_from,
+        "tokenizer": None if run.tokenizer in parts.TOKENIZERS else run.tokenizer,
+        "teacher": distillation.teacher,
+        "teacher_cache": distillation.teacher_cache,
+    }
+    absolute = {name: str(Path(path).resolve()) for name, path in paths.items() if path}
+    texts = tuple(str(Path(path).resolve()) for path in paths_of(text))
+    return settings.replace(**absolute, text=texts or None, out=out)
 
 
 def import_model(

@@ -66,8 +66,6 @@ def announce(
     group: Group, call: str, config: TrainingConfig, *more: Any, state: RunState | None = None
 ) -> None:
     """Makes the others call a method of their training, which rank 0 calls next of its own."""
-    if group.size == 1:
-        return
     group.share({"call": call, "config": vars(config), "more": more, "resumes": bool(state)})
     if state:
         group.share_arrays(state.tensors, (state.step, state.state))

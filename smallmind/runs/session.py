@@ -53,7 +53,8 @@ class Session:
         """Sets the number of steps. Arguments, result and errors as `Run.fit_steps`."""
         run, training, config = self.run, fresh_training(self.run), self.run.settings.training
         seconds = end - clock()
-        announce(run.group, "measure", config, seconds)
+        if run.group.size > 1:
+            announce(run.group, "measure", config, seconds)
         measured = pace.measure(training, config, seconds, run.path, SAMPLE_TOKENS)
         run.is_used = False  # measuring has restored it
         if measured is None or run.is_stopping:
@@ -78,7 +79,8 @@ class Session:
             newest = self._begin()
             yield from self._warnings(newest.step if newest else 0)
             with BackgroundSaver(run.path, config.keep) as saver:
-                announce(run.group, "steps", config, state=newest)
+                if run.group.size > 1:
+                    announce(run.group, "steps", config, state=newest)
                 records = training.steps(config, newest, saver=saver)
                 del newest
                 if run.is_stopping:  # since before there was a training to stop
@@ -209,7 +211,8 @@ def save_ending(
         directory.save_model(training.model, training.tokenizer, step)
     if has_ended:
         with StepClock(training.progress).apart("final evaluation"):
-            announce(training.group, "evaluate_held_out", training.config)
+            if training.group.size > 1:
+                announce(training.group, "evaluate_held_out", training.config)
             final = training.evaluate_held_out()
     if final:
         scores = final.loss, final.perplexity, final.bits_per_character, final.bits_per_byte

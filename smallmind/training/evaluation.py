@@ -1,4 +1,4 @@
-"""Evaluates a model on a text, or some windows of it; decides when a run evaluates and stops."""
+"""Evaluates a model on a text, or some windows of it."""
 
 import itertools
 import math
@@ -12,10 +12,9 @@ from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.group import ALONE
-from smallmind.settings.config import TrainingConfig
 from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.tokenizer import Spelled, Tokenizer
-from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress, TargetRecord
+from smallmind.training.records import EvaluationRecord
 
 Spells = Callable[[np.ndarray], Spelled]  # tokens, an array of any shape -> what they spell
 # Items, and what computes the result of one -> the results of all, in order. May raise Stopped.
@@ -223,31 +222,3 @@ def evaluate_parts(
         bits_per_byte=held_out.bits_per_byte,
         accuracy=held_out.accuracy,
     )
-
-
-def evaluation_is_due(config: TrainingConfig, progress: RunProgress) -> bool:
-    """True if the step that a run has reached still has to be evaluated."""
-    step = progress.step
-    if not step or not config.val_every or progress.evaluated == step:
-        return False
-    return step % config.val_every == 0 or step == config.steps
-
-
-def count_evaluation(
-    config: TrainingConfig, progress: RunProgress, record: EvaluationRecord
-) -> EarlyStopRecord | TargetRecord | None:
-    """Counts an evaluation in progress -> a record if it ends the run."""
-    best, loss, patience = progress.best_loss, record.val_loss, config.early_stopping_patience
-    is_lower = best is None or loss < best - config.early_stopping_min_delta
-    progress.evaluated = record.step
-    progress.waited = 0 if is_lower else progress.waited + 1
-    if math.isfinite(loss) and (best is None or loss < best):
-        progress.best_loss, progress.best_step = loss, record.step
-    # Windows that do not overlap read high, so the loss on the whole held-out text is lower still.
-    if config.target_loss is not None and loss <= config.target_loss:
-        progress.ended = True
-        return TargetRecord(record.step, loss, config.target_loss)
-    if progress.best_loss is None or not 0 < patience <= progress.waited:
-        return None
-    progress.ended = True
-    return EarlyStopRecord(record.step, progress.best_step, progress.best_loss)

@@ -13,11 +13,11 @@ from smallmind.optim.optimizer import rate_settings
 from smallmind.signals import Stopped
 from smallmind.training.checkpoint import Saver
 from smallmind.training.clock import StepClock
-from smallmind.training.evaluation import count_evaluation, evaluation_is_due
 from smallmind.training.gradients import Gradients
 from smallmind.training.health import checked_update
 from smallmind.training.live_state import LiveState
 from smallmind.training.records import (
+    EarlyStopRecord,
     EvaluationRecord,
     OverflowRecord,
     Record,
@@ -25,6 +25,7 @@ from smallmind.training.records import (
     SampleRecord,
     SaveFailedRecord,
     StepRecord,
+    TargetRecord,
 )
 from smallmind.training.state import Snapshot
 from smallmind.training.step import fatal_reason, passes_in_step, update
@@ -58,10 +59,10 @@ class Loop:
 
     def records(self, last: int) -> Iterator[Record]:
         """Trains to the step `last`, or until the run ends earlier, and yields what happens."""
-        run, config, gradients = self.run, self.run.config, self.gradients
+        run, gradients = self.run, self.gradients
         clock = StepClock(run.progress)
         # The run was stopped during it.
-        if evaluation_is_due(config, run.progress) or self._target.is_due():
+        if self._evaluation_is_due() or self._target.is_due():
             yield from self._after_step(clock)
         if not run.spikes.good:
             self._keep_state()
@@ -99,9 +100,7 @@ class Loop:
         rate = run.schedule.lr(step - 1) * run.spikes.lr_factor
         run.optimizer.learning_rate = rate
         batch, collect = self.gradients.last_batch(step), self.gradients.group.together
-        with checked_update(
-            run.model, config, step, run.optimizer, (batch.ids, batch.targets), run.scaler, collect
-        ) as health:
+        with checked_update(run, step, batch, collect) as health:
             norm = update(run, self.gradients.divisor)
         if reason := fatal_reason(run, norm):
             raise FloatingPointError(reason)
@@ -143,12 +142,12 @@ class Loop:
     def _after_step(self, clock: StepClock) -> Iterator[Record]:
         """Evaluates, writes a sample, takes a snapshot and saves, each if it is due."""
         config, progress = self.run.config, self.run.progress
-        if evaluation_is_due(config, progress):
+        if self._evaluation_is_due():
             is_end = progress.step == config.steps
             with clock.apart("last evaluation" if is_end else "evaluations"):
                 records = list(self._evaluation())
             yield from records
-            if evaluation_is_due(config, progress):  # it was stopped
+            if self._evaluation_is_due():  # it was stopped
                 return
         if self._target.is_due():
             with clock.apart("looks"):
@@ -174,15 +173,36 @@ class Loop:
         elif is_save_due and self.saver:
             yield from self._save(self.saver, best)
 
+    def _evaluation_is_due(self) -> bool:
+        """True if the step that the run has reached still has to be evaluated."""
+        step, every = self.run.progress.step, self.run.config.val_every
+        if not step or not every or self.run.progress.evaluated == step:
+            return False
+        return step % every == 0 or step == self.run.config.steps
+
     def _evaluation(self) -> Iterator[Record]:
         """Evaluates -> the record, and another one if the run ends."""
         config, progress = self.run.config, self.run.progress
-        if record := self.evaluate(progress.step, config.val_batches):
-            self.run.schedule.observe(record.val_loss)
-            end = count_evaluation(config, progress, record)
-            yield record
-            if end:
-                yield end
+        record = self.evaluate(progress.step, config.val_batches)
+        if not record:
+            return
+        yield record
+        best, loss = progress.best_loss, record.val_loss
+        self.run.schedule.observe(loss)
+        is_lower = best is None or loss < best - config.early_stopping_min_delta
+        progress.evaluated = record.step
+        progress.waited = 0 if is_lower else progress.waited + 1
+        if math.isfinite(loss) and (best is None or loss < best):
+            progress.best_loss, progress.best_step = loss, record.step
+        # Windows that do not overlap read high: the loss on the whole held-out text is lower still.
+        if config.target_loss is not None and loss <= config.target_loss:
+            progress.ended = True
+            yield TargetRecord(record.step, loss, config.target_loss)
+        elif progress.best_loss is not None and (
+            0 < config.early_stopping_patience <= progress.waited
+        ):
+            progress.ended = True
+            yield EarlyStopRecord(record.step, progress.best_step, progress.best_loss)
 
     @property
     def _target(self) -> Target:
