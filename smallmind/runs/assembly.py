@@ -46,12 +46,10 @@ class Initial(NamedTuple):
 
     @property
     def config(self) -> ModelConfig:
-        """The config of the model."""
         return self.model.config
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the weights."""
         return hashlib.sha256(self.model.flat.data.tobytes()).hexdigest()
 
 

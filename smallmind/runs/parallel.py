@@ -100,7 +100,6 @@ def _call(
     more: list[Any],
     resumes: bool,
 ) -> None:
-    """Does what rank 0 is doing at the same time."""
     training_config, state = TrainingConfig(**config), None
     if resumes:
         tensors, (step, rest) = group.share_arrays({}, None)

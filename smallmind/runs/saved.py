@@ -55,7 +55,6 @@ class SavedRun:
 
     @property
     def name(self) -> str:
-        """A short name for the text."""
         return name_of(self.settings.run.text)
 
     @functools.cached_property
@@ -204,7 +203,6 @@ class SavedRun:
             self.kept_newest = None  # another process may have saved a newer one since
 
     def unlock(self) -> None:
-        """Lets other processes train the run."""
         self.directory.unlock()
 
     def save_config(self, **changes: Any) -> None:

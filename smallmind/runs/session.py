@@ -147,7 +147,6 @@ class Session:
         self.directory.problems.clear()
 
     def _keep(self, record: Record) -> None:
-        """Writes a record to the file that it belongs to."""
         if isinstance(record, SampleRecord):
             self.directory.save_sample(record.step, record.text)
         else:

@@ -202,7 +202,6 @@ def _corpus(paths: Sequence[str | PathLike[str]], run: RunConfig | None) -> Corp
 
 
 def _size(corpus: Corpus) -> int:
-    """Bytes of text, about."""
     return sum(file.size * (EXPANSION if file.is_compressed else 1) for file in corpus.files)
 
 

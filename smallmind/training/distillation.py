@@ -82,7 +82,6 @@ class Distillation:
 
     @property
     def temperature(self) -> float:
-        """The current temperature."""
         return self.temperature_parameter.value
 
     def prepare(self, model: TransformerModel, dataset: Dataset) -> None:
@@ -194,7 +193,6 @@ def _check_precision(teacher: TransformerModel, model: TransformerModel) -> None
 
 
 def model_digest(model: TransformerModel) -> str:
-    """SHA-256 of a model's config and weights."""
     config = dataclasses.asdict(model.config)
     if config["document_token"] is None:
         del config["document_token"]  # so that caches and runs of versions without it fit

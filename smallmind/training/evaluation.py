@@ -181,7 +181,6 @@ def held_out_loss(
 
 
 def evaluate_tokens(model: TransformerModel, tokenizer: Tokenizer, tokens: Tokens) -> Evaluation:
-    """Evaluates a model on the tokens of a text, all but the first."""
     with activity.doing("Evaluating the text", usual=True):
         return evaluate(model, tokens, tokenizer.spelled)
 

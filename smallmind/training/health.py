@@ -108,7 +108,6 @@ def _sparse(gradients: np.ndarray, role: Role | None, nonzero: int) -> str:
 
 
 def _statistics(gradients: np.ndarray) -> str:
-    """The end of a verbose message."""
     zeros = 1 - np.count_nonzero(gradients) / gradients.size
     return (
         f"; norm {_norm(gradients):.3g}, mean {gradients.mean(dtype=np.float64):.3g}, "

@@ -90,7 +90,6 @@ class TextSize:
 
     @classmethod
     def of(cls, nbytes: int, data: Dataset) -> "TextSize":
-        """The size of a text of nbytes and its dataset."""
         return cls(nbytes, len(data.train) + len(data.held_out), data.is_on_disk)
 
     @property
@@ -127,7 +126,6 @@ class MemoryEstimate(Tabular):
 
     @property
     def total(self) -> int:
-        """The peak of the process."""
         training = sum(vars(self).values()) - self.preparation - self.start
         return max(training, self.program + self.text + self.preparation, self.start)
 
@@ -234,7 +232,6 @@ class Plan:
 
     @property
     def estimate(self) -> MemoryEstimate:
-        """The memory that it takes."""
         model, training, run = self.settings.model, self.settings.training, self.settings.run
         return estimate(
             model,
@@ -267,7 +264,6 @@ class Plan:
         return bisect.bisect_left(batches, True, lo=beyond // 2, key=lambda n: not fits(n))
 
     def changed(self, **settings: Any) -> "Plan":
-        """The plan with new values for these fields."""
         return dataclasses.replace(self, settings=self.settings.replace(**settings))
 
     def change(self, **settings: Any) -> Change:
@@ -341,7 +337,6 @@ class _DryRun:
 
     @property
     def held(self) -> int:
-        """Bytes that the pool holds so far."""
         return self.pool.statistics().bytes_held
 
     @property

@@ -224,7 +224,6 @@ class Training:
         self._stopping = True
 
     def check_stop(self) -> None:
-        """Raises Stopped after `stop`."""
         if self._stopping:
             raise Stopped
 
