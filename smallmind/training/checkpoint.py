@@ -7,7 +7,7 @@ A run's directory holds `checkpoints/step-<step>.safetensors`, the newest few, a
 import dataclasses
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
@@ -120,16 +120,15 @@ def peek(directory: str | PathLike[str]) -> RunState | None:
     return None
 
 
-def verify(directory: str | PathLike[str]) -> list[tuple[Path, str | None]]:
+def verify(directory: str | PathLike[str]) -> Iterator[tuple[Path, str | None]]:
     """Every checkpoint of a run, newest first and the best last, with its fault or None."""
-    verdicts: list[tuple[Path, str | None]] = []
     for path in _files(_folder(directory)):
+        fault = None
         try:
             load(path)
-            verdicts.append((path, None))
         except InputError as error:
-            verdicts.append((path, str(error)))
-    return verdicts
+            fault = str(error)
+        yield path, fault
 
 
 def exist(directory: str | PathLike[str]) -> bool:

@@ -1,10 +1,9 @@
 """Evaluates a model on a text, or some windows of it."""
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,8 @@ from smallmind.training.records import EvaluationRecord
 Spells = Callable[[np.ndarray], Spelled]  # tokens, an array of any shape -> what they spell
 # Items, and what computes the result of one -> the results of all, in order. May raise Stopped.
 Divide = Callable[[Sequence[Any], Callable[[Any], Any]], list[Any]]
+# The sums that a batch adds to an evaluation: losses, tokens, characters, bytes, correct.
+_Counts = tuple[list[float], int, int, int, int]
 
 GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it, modulo 1, are spread evenly
 MOST_HELD_OUT = 1 << 18  # tokens predicted at the end of a run: the loss to 0.003 nats or so
@@ -61,24 +62,12 @@ class Evaluation:
         return self.correct / self.tokens
 
 
-class _Counts(NamedTuple):
-    """The sums that one batch adds to an evaluation."""
-
-    losses: list[float]  # to be added one by one: their sum does not depend on who computed them
-    tokens: int
-    characters: int
-    bytes: int
-    correct: int
-
-
-def _summed(parts: Sequence[Sequence[Any]], divisor: int | None = None) -> Evaluation:
-    """The fields of batches' counts, in order -> the mean of the losses, by default per token."""
-    counts, total = [_Counts(*part) for part in parts], 0.0
-    for loss in itertools.chain.from_iterable(part.losses for part in counts):
+def _summed(parts: Sequence[_Counts], divisor: int | None = None) -> Evaluation:
+    """The counts of batches, in order -> the mean of the losses, by default per token."""
+    losses, total = [loss for part in parts for loss in part[0]], 0.0
+    for loss in losses:  # one by one: the sum does not depend on who computed them
         total += loss
-    tokens, characters, nbytes, correct = (
-        sum(getattr(part, name) for part in counts) for name in _Counts._fields[1:]
-    )
+    tokens, characters, nbytes, correct = (sum(part[i] for part in parts) for i in range(1, 5))
     return Evaluation(
         total / (divisor or tokens), tokens, max(1, characters), max(1, nbytes), correct
     )
@@ -118,7 +107,7 @@ def evaluate(
             spelled = spells(ids[new])
             characters, nbytes = characters + spelled.characters, nbytes + spelled.bytes
             counted += len(row[new])
-        return _Counts(losses, counted, characters, nbytes, correct)
+        return losses, counted, characters, nbytes, correct
 
     return _summed(divide(batches, compute))
 
@@ -207,7 +196,7 @@ def evaluate_parts(
             right = np.empty(batch.targets.shape, np.bool_)
             loss = float(model.losses(batch.ids, batch.targets, right).mean(dtype=np.float64))
             spelled, size = spells(batch.targets), batch.targets.size
-            return _Counts([loss], size, spelled.characters, spelled.bytes, int(right.sum()))
+            return [loss], size, spelled.characters, spelled.bytes, int(right.sum())
 
         return _summed(divide(range(count), compute), count)
 

@@ -120,20 +120,14 @@ class Gradients:
         for shard in self._sum.own:
 
             def windows(number: int, shard: int = shard) -> Batch:
+                self._check_stop()
                 return sampler.shard(number, get_batch(number), shard)
 
             at = Pass(run.passes)
             if self._sum.early and shard == self._sum.own[-1]:
                 at = self._sending_early(at, step)
             summed = accumulate_gradients(
-                run.model,
-                sampler,
-                step,
-                self._objective,
-                windows,
-                loss_scale,
-                at,
-                self._check_stop,
+                run.model, sampler, step, self._objective, windows, loss_scale, at
             )
             taught = run.distillation
             gradient = taught.temperature_parameter.take_gradient() if taught else 0.0

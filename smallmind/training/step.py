@@ -68,7 +68,6 @@ def accumulate_gradients(
     get_batch: Callable[[int], Batch],
     loss_scale: float = 1.0,
     at: Pass = FIRST,
-    before_batch: Callable[[], object] = lambda: None,
 ) -> Summed:
     """Adds loss_scale times the gradients of a step's batches -> mean loss, and its weight.
 
@@ -78,7 +77,6 @@ def accumulate_gradients(
     """
     windows, total, weight = sampler.windows_in_step(step), 0.0, 0.0
     for number in activity.parts(sampler.batches_in_step(step)):
-        before_batch()
         with model.workspace.profile("GetBatch"):
             batch = get_batch(number)
         if len(batch.ids):  # the last update of an epoch may need fewer batches
