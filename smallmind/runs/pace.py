@@ -24,9 +24,9 @@ from smallmind.settings.config import TrainingConfig, micro_batch_sizes
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import save
 from smallmind.training.evaluation import MOST_HELD_OUT
+from smallmind.training.gradients import FIRST, make_objective, set_up
 from smallmind.training.records import StepRecord
 from smallmind.training.state import split_snapshot
-from smallmind.training.step import FIRST, make_objective, set_up
 from smallmind.training.target import LOOKING
 from smallmind.training.training import SAMPLE_TOKENS, Training
 

@@ -1,4 +1,4 @@
-"""The gradient of each step of a run: shard by shard, added up over all processes."""
+"""The gradient of each step of a run: batch by batch and shard by shard, over all processes."""
 
 import functools
 import math
@@ -6,21 +6,101 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
+from smallmind.console import activity
+from smallmind.nn.recompute import RecomputePlan
+from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Pass
 from smallmind.parallel.gradient_sum import GradientSum, adding
 from smallmind.parallel.group import ORDERLY, Group
 from smallmind.parallel.shards import ShardSampler, own_shards
-from smallmind.settings.config import micro_batch_sizes
+from smallmind.settings.config import Precision, TrainingConfig, micro_batch_sizes
 from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
+from smallmind.training.distillation import Distillation
 from smallmind.training.live_state import LiveState
 from smallmind.training.prefetch import Batches, drawing
-from smallmind.training.step import Summed, accumulate_gradients, make_objective
 
 # Gradients are sent during the backward pass if sending them takes more than this share of a step,
 # in the median of some steps after the first ones.
 WORTH_OVERLAP, COLD_STEPS, TIMED_STEPS = 0.05, 3, 5
+FIRST = Pass(0)  # of a run
+
+
+def set_up(model: TransformerModel, config: TrainingConfig, precision: Precision) -> None:
+    """Makes the passes of a model those of a run with this config, in a precision."""
+    strategy, interval = config.recompute, config.checkpoint_interval
+    model.use_recompute(RecomputePlan.of(strategy, model.config.n_layer, interval))
+    model.micro_batch_size = config.micro_batch_size
+    model.use_precision(precision)
+    if config.freeze is not None:  # else what the model trains already
+        model.freeze(config.freeze)
+
+
+class Summed(NamedTuple):
+    """The mean loss of a step's targets, or a part of the sum, and their mean weight.
+
+    Gradients are those of the loss. Divided by the weight, both are the weighted means, with the
+    same bits however the targets are divided into batches and shards.
+    """
+
+    loss: float
+    weight: float  # in windows: exact where all targets count the same
+
+    def over(self, windows: int) -> float:
+        """The divisor of the loss and the gradients of this many windows."""
+        return self.weight / windows if self.weight else 1.0
+
+
+# (batch, scale, share, at) -> the mean loss of the batch; adds scale times its gradient to those of
+# the model. share is the batch's share of the step's windows, which scale already includes.
+LossAndGradients = Callable[[Batch, float, float, Pass], float]
+
+
+def make_objective(model: TransformerModel, distillation: Distillation | None) -> LossAndGradients:
+    """Returns the loss of a run: the cross-entropy of its text, or that of its distillation."""
+    if distillation:
+        return functools.partial(distillation.loss_and_gradients, model)
+
+    def objective(batch: Batch, scale: float, _share: float, at: Pass) -> float:
+        return model.loss_and_gradients(batch.ids, batch.targets, scale, at, **batch.weighting)
+
+    return objective
+
+
+def accumulate_gradients(
+    model: TransformerModel,
+    sampler: Sampler,
+    step: int,
+    objective: LossAndGradients,
+    get_batch: Callable[[int], Batch],
+    loss_scale: float = 1.0,
+    at: Pass = FIRST,
+) -> Summed:
+    """Adds loss_scale times the gradients of a step's batches -> mean loss, and its weight.
+
+    get_batch takes the number of a batch, and may return some of its windows: the result is then
+    their part of the sum. Every window counts the same, as in one large batch. `at` is the first
+    pass of the step.
+    """
+    windows, total, weight = sampler.windows_in_step(step), 0.0, 0.0
+    for number in activity.parts(sampler.batches_in_step(step)):
+        with model.workspace.profile("GetBatch"):
+            batch = get_batch(number)
+        if len(batch.ids):  # the last update of an epoch may need fewer batches
+            share = len(batch.ids) / windows
+            here = at._replace(first_row=batch.first_row)
+            total += share * objective(batch, loss_scale * share, share, here)
+            weight += batch.windows
+        # Dropout depends on the number of the batch, whichever of its windows are here.
+        at = at._replace(number=at.number + (sampler.windows_in_batch(number) > 0))
+    return Summed(total, weight)
+
+
+def passes_in_step(sampler: Sampler, step: int) -> int:
+    """Batches of a step that are not empty."""
+    return sum(sampler.windows_in_batch(number) > 0 for number in sampler.batches_in_step(step))
 
 
 class Gradients:

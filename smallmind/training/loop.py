@@ -13,8 +13,8 @@ from smallmind.optim.optimizer import rate_settings
 from smallmind.signals import Stopped
 from smallmind.training.checkpoint import Saver
 from smallmind.training.clock import StepClock
-from smallmind.training.gradients import Gradients
-from smallmind.training.health import checked_update
+from smallmind.training.gradients import Gradients, passes_in_step
+from smallmind.training.health import checked_update, not_finite
 from smallmind.training.live_state import LiveState
 from smallmind.training.records import (
     EarlyStopRecord,
@@ -28,7 +28,6 @@ from smallmind.training.records import (
     TargetRecord,
 )
 from smallmind.training.state import Snapshot
-from smallmind.training.step import fatal_reason, passes_in_step, update
 from smallmind.training.target import HeldOutLoss, Target
 
 FAR = 1000  # times max_grad_norm: there AdamW's epsilon begins to count beside clipped gradients
@@ -101,8 +100,12 @@ class Loop:
         run.optimizer.learning_rate = rate
         batch, collect = self.gradients.last_batch(step), self.gradients.group.together
         with checked_update(run, step, batch, collect) as health:
-            norm = update(run, self.gradients.divisor)
-        if reason := fatal_reason(run, norm):
+            limits = config.max_grad_norm or None, config.max_grad_value or None
+            divisor = run.loss_scale * self.gradients.divisor
+            norm = run.optimizer.step(limits[0], divisor, limits[1])
+            if run.scaler:
+                run.scaler.update(overflowed=not math.isfinite(norm))
+        if reason := self._fatal_reason(norm):
             raise FloatingPointError(reason)
         progress.step = step
         run.passes += passes_in_step(self.gradients.sampler, step)
@@ -137,6 +140,24 @@ class Loop:
             clip_share=progress.clipped / run.optimizer.steps,
             memory=resident_bytes(),
             peak_memory=peak_resident_bytes(),
+        )
+
+    def _fatal_reason(self, norm: float) -> str | None:
+        """Why a run cannot continue after an update with this norm, or None."""
+        run = self.run
+        if math.isfinite(norm) or (run.scaler and not run.scaler.is_lost):
+            return None
+        culprits = not_finite(run.model)
+        if run.scaler is None:
+            reason = f"the norm of the gradient is {norm}; nothing was updated"
+            others = len(culprits) - 1
+            more = f" (and {others} more parameters)" if others > 0 else ""
+            return "; ".join([reason, *map(str, culprits[:1])]) + more
+        first = culprits[0].name if culprits else "the norm of all gradients"
+        return (
+            f"{run.scaler.skips} gradients in a row overflowed float16, down to a loss scale of "
+            f"{run.scaler.scale:g}; {first} was the first: lower the learning rate, or use "
+            "precision bfloat16 or float32"
         )
 
     def _after_step(self, clock: StepClock) -> Iterator[Record]:

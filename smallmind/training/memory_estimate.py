@@ -40,8 +40,8 @@ from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Epochs, make_sampler
 from smallmind.training.distillation import Distillation, check_teacher
 from smallmind.training.evaluation import evaluate
+from smallmind.training.gradients import set_up
 from smallmind.training.prefetch import borrow_batches
-from smallmind.training.step import set_up
 from smallmind.training.teacher_cache import TOKENS_PER_PASS, TeacherCache
 from smallmind.training.training import SAMPLE_TOKENS
 
