@@ -67,7 +67,7 @@ def _summed(parts: Sequence[_Counts], divisor: int | None = None) -> Evaluation:
     losses, total = [loss for part in parts for loss in part[0]], 0.0
     for loss in losses:  # one by one: the sum does not depend on who computed them
         total += loss
-    tokens, characters, nbytes, correct = (sum(part[i] for part in parts) for i in range(1, 5))
+    tokens, characters, nbytes, correct = map(sum, list(zip(*parts, strict=True))[1:])
     return Evaluation(
         total / (divisor or tokens), tokens, max(1, characters), max(1, nbytes), correct
     )
