@@ -82,7 +82,7 @@ def test_ctrl_c_at_any_moment_leaves_no_scope_of_a_profile_open():
 # Modules of a run: its session, steps, saves and end.
 RUN = (
     *("run.py", "saved.py", "session.py", "directory.py", "durable.py", "lock.py", "checkpoint.py"),
-    *("training.py", "loop.py", "step.py", "gradients.py", "live_state.py", "state.py"),
+    *("training.py", "loop.py", "gradients.py", "live_state.py", "state.py"),
     *("spikes.py", "evaluation.py", "adamw.py", "optimizer.py", "parameters.py"),
     *("transformer.py", "generation.py", "safetensors.py"),
 )

@@ -30,7 +30,7 @@ def saved_in_background(directory, *states):
 
 
 def test_a_saved_checkpoint_is_found(tmp_path):
-    assert newest(tmp_path) == (None, []) and verify(tmp_path) == []
+    assert newest(tmp_path) == (None, []) and list(verify(tmp_path)) == []
     save(tmp_path, checkpoint(7))
     found, skipped = newest(tmp_path)
     assert_sound(found, {7})

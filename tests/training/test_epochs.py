@@ -13,8 +13,8 @@ from smallmind.randomness import permuted
 from smallmind.text import samplers
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, draw
+from smallmind.training.gradients import accumulate_gradients, make_objective
 from smallmind.training.records import StepRecord
-from smallmind.training.step import accumulate_gradients, make_objective
 from tests.training import small
 from tests.training.test_resume import assert_resumes_whole
 
