@@ -19,18 +19,12 @@ from smallmind.console import activity
 from smallmind.corpus.token_files import MappedTokens, TokenFile, dtype_for
 from smallmind.files import durable, safetensors
 
-FORMAT = 1
 INDEX, PROGRESS = "index.json", "progress.json"
+FORMATS = {INDEX: 1, PROGRESS: 2}
 PARTS = ("train", "held_out")
 DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 # Beside one of these; index.json alone could be anybody's.
-BESIDE = (
-    "tokenizer.json",
-    "train_000000.bin",
-    "train_000000.partial",
-    "held_out_000000.bin",
-    "held_out_000000.partial",
-)
+BESIDE = ("tokenizer.json", "train_000000.bin", "held_out_000000.bin")
 REMEDY = "restore it, or remove the directory and prepare it again"
 TOKENS = "a number of tokens"
 PIECE = 2**20  # bytes of a file that are digested at once
@@ -187,14 +181,15 @@ def damaged(path: Path) -> str:
     return f"{path} does not match its SHA-256: it is damaged or was changed; {REMEDY}"
 
 
-def digest(path: Path, nbytes: int | None = None) -> "hashlib._Hash":
-    """The SHA-256 of a file, or of its first nbytes. InputError if they cannot be read."""
+def digest(path: Path, start: int = 0, nbytes: int | None = None) -> "hashlib._Hash":
+    """The SHA-256 of a file, or of nbytes of it from start on. InputError if it cannot be read."""
     sha = hashlib.sha256()
     try:
         with durable.open_regular(path, follow=False) as file:
             count = os.fstat(file.fileno()).st_size if nbytes is None else nbytes
-            for start in activity.parts(range(0, count, PIECE)):
-                sha.update(file.read(min(PIECE, count - start)))
+            file.seek(start)
+            for done in activity.parts(range(0, count, PIECE)):
+                sha.update(file.read(min(PIECE, count - done)))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; {REMEDY}") from None
     except ValueError as error:
@@ -213,9 +208,11 @@ def _fields(path: Path) -> Iterator[dict[str, Any]]:
             fields = safetensors.from_json(file.read())
         if not isinstance(fields, dict):
             raise ValueError("not a JSON object")
-        if fields["format"] != FORMAT:
-            found = shown_value(fields["format"])
-            raise InputError(f"{path} has format {found}; this version reads {FORMAT}")
+        if fields["format"] != (known := FORMATS[path.name]):
+            raise InputError(
+                f"{path} has format {shown_value(fields['format'])}; this version reads {known}: "
+                "remove the directory and prepare it again, or use the version that wrote it"
+            )
         yield fields
     except (FileNotFoundError, InputError):
         raise
@@ -230,7 +227,8 @@ def _fields(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _write(path: Path, fields: Mapping[str, Any]) -> None:
-    durable.write(path, [safetensors.to_json({"format": FORMAT, **fields}).encode() + b"\n"])
+    fields = {"format": FORMATS[path.name], **fields}
+    durable.write(path, [safetensors.to_json(fields).encode() + b"\n"])
 
 
 def _recipe(fields: dict[str, Any]) -> Recipe:

@@ -48,6 +48,12 @@ class Files:
         """-> the number of bytes written, which may be fewer than given."""
         return os.write(file, data)
 
+    def overwrite(self, file: int, start: memoryview) -> None:
+        """Writes over the first bytes of a file, of which there are more than these."""
+        os.lseek(file, 0, os.SEEK_SET)
+        write_all(file, start)
+        os.lseek(file, 0, os.SEEK_END)
+
     def fsync(self, file: int) -> None:
         _fsync(file)
 
@@ -197,7 +203,7 @@ def _write_beside(temporary: Path, target: Path, chunks: Iterable[bytes | memory
         file = files.create(temporary)
         try:
             for chunk in chunks:
-                _write_all(file, memoryview(chunk))
+                write_all(file, memoryview(chunk))
             # Never retried: after an error the kernel may have dropped the dirty pages.
             files.fsync(file)
         finally:
@@ -209,6 +215,7 @@ def _write_beside(temporary: Path, target: Path, chunks: Iterable[bytes | memory
         raise
 
 
-def _write_all(file: int, rest: memoryview) -> None:
+def write_all(file: int, rest: memoryview) -> None:
+    """Writes all of it to an open file."""
     while rest:
         rest = rest[files.write(file, rest[:MAX_WRITE]) :]
