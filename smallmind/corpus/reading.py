@@ -122,17 +122,16 @@ class BytesRead:
             self._is_paused = False
 
 
-class FileStream(io.RawIOBase):
+class FileStream(io.BufferedReader):
     """The bytes of a regular file; what has been read counts as progress.
 
     InputError naming the file if it cannot be opened or read.
     """
 
     def __init__(self, path: Path, bytes_read: BytesRead | None = None) -> None:
-        super().__init__()
         self._name, self._bytes_read, self.count = shown(path), bytes_read, 0
         try:
-            self._file = durable.open_regular(path)
+            super().__init__(durable.open_regular(path).detach())
         except OSError as error:
             raise InputError(f"cannot read {self._name}: {error.strerror}") from None
         except ValueError:
@@ -140,34 +139,17 @@ class FileStream(io.RawIOBase):
 
     def size(self) -> int:
         """Bytes."""
-        return os.fstat(self._file.fileno()).st_size
+        return os.fstat(self.fileno()).st_size
 
-    def read(self, size: int = -1, /) -> bytes:
+    def read(self, size: int | None = -1, /) -> bytes:
         try:
-            data = self._file.read(size)
+            data = super().read(size)
         except OSError as error:
             raise InputError(f"cannot read {self._name}: {error.strerror}") from None
         self.count += len(data)
         if self._bytes_read:
-            self._bytes_read.reach(self._file.tell())
+            self._bytes_read.reach(self.tell())
         return data
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def close(self) -> None:
-        if hasattr(self, "_file"):
-            self._file.close()
-        super().close()
 
 
 @dataclass

@@ -72,7 +72,7 @@ class ShardWriter:
         self.state = dict(state or {})  # goes into the index; may be changed until the end
         self._recipe = _checked_recipe(vocab_size, tokenizer_digest, shard_tokens)
         safetensors.to_json(self.state)
-        _make_directory(self.directory)
+        make_directory(self.directory)
         self._lock = RunLock(self.directory)
         self._parts: dict[str, PartWriter] = {}
         self._is_usable = True
@@ -313,9 +313,9 @@ class PartWriter:
         self._sha = digest(path, HEADER_BYTES, nbytes)
         if self._sha.hexdigest() != sha256:
             raise InputError(damaged(path))
-        flags = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
         with durable.naming(path):
-            file = self._files[number] = os.open(path, flags)
+            way = os.O_WRONLY | durable.flags("O_NOFOLLOW", "O_BINARY")
+            file = self._files[number] = os.open(path, way)
             os.ftruncate(file, HEADER_BYTES + nbytes)
             header = encode_header(self._dtype, self._shard_tokens)
             durable.files.overwrite(file, memoryview(header))
@@ -393,8 +393,8 @@ def _check_count(name: str, value: int, most: int) -> None:
         raise InputError(f"{name}={value} must be at least 1 and at most {most}")
 
 
-def _make_directory(directory: Path) -> None:
-    """Makes a directory and its parents. InputError if that is impossible."""
+def make_directory(directory: Path) -> None:
+    """Makes a directory and its parents. InputError if nothing can be written to it."""
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         durable.make_directory(directory)
@@ -402,3 +402,5 @@ def _make_directory(directory: Path) -> None:
         raise InputError(f"cannot make {directory}: {error.strerror}") from None
     if not directory.is_dir():
         raise InputError(f"{directory} is a file; choose another directory")
+    if not os.access(directory, os.W_OK):
+        raise InputError(f"cannot write to {directory}; choose another directory")

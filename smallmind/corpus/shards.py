@@ -19,8 +19,8 @@ from smallmind.console import activity
 from smallmind.corpus.token_files import MappedTokens, TokenFile, dtype_for
 from smallmind.files import durable, safetensors
 
-INDEX, PROGRESS = "index.json", "progress.json"
-FORMATS = {INDEX: 1, PROGRESS: 2}
+INDEX, PROGRESS, PLAN = "index.json", "progress.json", "plan.json"
+FORMATS = {INDEX: 1, PROGRESS: 2, PLAN: 1}
 PARTS = ("train", "held_out")
 DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 # Beside one of these; index.json alone could be anybody's.
@@ -77,12 +77,12 @@ class Index(NamedTuple):
             "shards": {name: [shard._asdict() for shard in shards[name]] for name in PARTS},
             "state": self.state,
         }
-        _write(directory / INDEX, fields)
+        write_record(directory / INDEX, fields)
 
     @classmethod
     def read(cls, directory: Path) -> Self:
         """Reads index.json. FileNotFoundError if there is none, InputError if it is damaged."""
-        with _fields(directory / INDEX) as fields:
+        with read_record(directory / INDEX) as fields:
             parts = {name: WrittenPart(_shards(fields["shards"][name], name)) for name in PARTS}
             state = fields["state"]
             if not isinstance(state, dict):
@@ -104,12 +104,12 @@ class ResumePoint(NamedTuple):
             for name, part in self.parts.items()
         }
         fields = {**self.recipe._asdict(), "position": self.position, "parts": parts}
-        _write(directory / PROGRESS, fields)
+        write_record(directory / PROGRESS, fields)
 
     @classmethod
     def read(cls, directory: Path) -> Self:
         """Reads progress.json. FileNotFoundError if there is none, InputError if it is damaged."""
-        with _fields(directory / PROGRESS) as fields:
+        with read_record(directory / PROGRESS) as fields:
             parts = {name: _part(fields["parts"][name], name) for name in PARTS}
             return cls(_recipe(fields), parts, fields["position"])
 
@@ -198,7 +198,7 @@ def digest(path: Path, start: int = 0, nbytes: int | None = None) -> "hashlib._H
 
 
 @contextmanager
-def _fields(path: Path) -> Iterator[dict[str, Any]]:
+def read_record(path: Path) -> Iterator[dict[str, Any]]:
     """Reads a JSON object; errors about its fields within the block name the file.
 
     FileNotFoundError if it is missing.
@@ -226,7 +226,8 @@ def _fields(path: Path) -> Iterator[dict[str, Any]]:
         ) from None
 
 
-def _write(path: Path, fields: Mapping[str, Any]) -> None:
+def write_record(path: Path, fields: Mapping[str, Any]) -> None:
+    """Writes a JSON object with the format of the file. OSError if the disk refuses it."""
     fields = {"format": FORMATS[path.name], **fields}
     durable.write(path, [safetensors.to_json(fields).encode() + b"\n"])
 
