@@ -145,20 +145,25 @@ class ForeignDirectory(Foreign):
             ) from None
 
     def model(self, backend: str = "numba") -> TransformerModel:
-        stored = {
-            name: _stored(name, file, tensor)
-            for file in self._files()
-            for name, tensor in _tensors(file)
-        }
+        stored: dict[str, Stored] = {}
+        for file, names in self._files().items():
+            tensors = safetensors.open_tensors(file, strict=False)[0]
+            if names is not None and (different := tensors.keys() ^ names):
+                odd = min(different)
+                lack = f"{file.name} has no" if odd in names else "nothing says which file has"
+                raise InputError(
+                    f"{self.path / INDEX} is the index of another model: {lack} {odd!a}"
+                )
+            stored |= {name: _stored(name, file, tensor) for name, tensor in tensors.items()}
         layout = self._described.tensors
-        names = {tensor.name for tensor in tensors_of(self.config, layout)}
-        stored = _as_expected(stored, names)
+        expected = {tensor.name for tensor in tensors_of(self.config, layout)}
+        stored = _as_expected(stored, expected)
         return read_model(self.config, layout, stored, str(self.path), backend)
 
-    def _files(self) -> list[Path]:
-        """The files of weights: one, or the shards that an index names."""
+    def _files(self) -> dict[Path, set[str] | None]:
+        """The files of weights: one, or the shards of an index with the names of their tensors."""
         if (self.path / MODEL).exists():
-            return [self.path / MODEL]
+            return {self.path / MODEL: None}
         index = self.path / INDEX
         if not index.exists():
             found = sorted(file.name for file in self.path.iterdir() if file.suffix in PICKLES)
@@ -181,20 +186,12 @@ class ForeignDirectory(Foreign):
                     f"{index} names {shown_value(shard)}: not a file of this directory"
                 )
             shards.setdefault(shard, set()).add(name)
-        for shard, names in shards.items():
+        for shard in shards:
             if not (self.path / shard).exists():
                 raise InputError(
                     f"{self.path} lacks {shard}, one of {len(shards)} files of weights"
                 )
-            held = {name for name, _ in _tensors(self.path / shard)}
-            if held != names:
-                odd = min(held ^ names)
-                raise InputError(
-                    f"{index} is the index of another model: it does not say where {odd!a} is"
-                    if odd in held
-                    else f"{index} is the index of another model: {shard} has no {odd!a}"
-                )
-        return [self.path / shard for shard in sorted(shards)]
+        return {self.path / shard: shards[shard] for shard in sorted(shards)}
 
 
 def _written(
@@ -227,10 +224,6 @@ def _stored(name: str, file: Path, tensor: safetensors.StoredTensor) -> Stored:
             return values.astype(np.float32)
 
     return Stored(tensor.shape, read)
-
-
-def _tensors(file: Path) -> list[tuple[str, safetensors.StoredTensor]]:
-    return list(safetensors.open_tensors(file, strict=False)[0].items())
 
 
 def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig]:
