@@ -22,8 +22,8 @@ from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.shard_writer import (
     ShardWriter,
+    check_count,
     check_own,
-    check_shard_tokens,
     described,
     make_directory,
     remove_leftovers,
@@ -107,7 +107,7 @@ def prepare(
     resumed.
     """
     directory = Path(check_type("directory", directory, str, PathLike))
-    check_shard_tokens(shard_tokens)  # before texts are read for long
+    check_count("shard_tokens", shard_tokens)  # before texts are read for long
     wanted = identity(corpus, encoding, shard_tokens)
     if os.path.lexists(directory / INDEX):
         index = Index.read(directory)
@@ -191,11 +191,10 @@ def _check_same(directory: Path, found: Any, wanted: dict[str, Any]) -> None:
 
 def _read_plan(directory: Path, wanted: dict[str, Any]) -> Plan | None:
     """The plan of a process that was killed; None if there is none."""
-    try:
-        with read_record(directory / PLAN) as fields:
-            made_from, plan = fields["made_from"], Plan(**fields["plan"])
-    except FileNotFoundError:
+    if not os.path.lexists(directory / PLAN):
         return None
+    with read_record(directory / PLAN) as fields:
+        made_from, plan = fields["made_from"], Plan(**fields["plan"])
     _check_same(directory, made_from, wanted)
     return plan
 

@@ -45,8 +45,8 @@ from smallmind.text.ids import check_ids
 
 CHUNK = 2**20  # tokens that are written at once
 OURS = re.compile(r"(?:train|held_out)_[0-9]{6,}\.bin", re.ASCII)
-MAX_SHARD_TOKENS = 2**31 - 1  # the header has 32 bits for it
-MAX_VOCAB_SIZE = 2**31  # ids are int32 in memory
+# The header has 32 bits for the tokens of a shard, and ids are int32 in memory.
+MOST = {"shard_tokens": 2**31 - 1, "vocab_size": 2**31}
 
 
 class ShardWriter:
@@ -70,7 +70,11 @@ class ShardWriter:
     ) -> None:
         self.directory = Path(directory)
         self.state = dict(state or {})  # goes into the index; may be changed until the end
-        self._recipe = _checked_recipe(vocab_size, tokenizer_digest, shard_tokens)
+        self._recipe = Recipe(
+            check_count("vocab_size", vocab_size),
+            check_type("tokenizer_digest", tokenizer_digest, str),
+            check_count("shard_tokens", shard_tokens),
+        )
         safetensors.to_json(self.state)
         make_directory(self.directory)
         self._lock = RunLock(self.directory)
@@ -375,22 +379,11 @@ def _copied(position: Any) -> Any:
     return None if position is None else safetensors.from_json(safetensors.to_json(position))
 
 
-def _checked_recipe(vocab_size: int, tokenizer_digest: str, shard_tokens: int) -> Recipe:
-    check_type("vocab_size", vocab_size, int)
-    check_type("tokenizer_digest", tokenizer_digest, str)
-    _check_count("vocab_size", vocab_size, MAX_VOCAB_SIZE)
-    check_shard_tokens(shard_tokens)
-    return Recipe(vocab_size, tokenizer_digest, shard_tokens)
-
-
-def check_shard_tokens(value: int) -> None:
-    """InputError for a number of tokens that no shard can have."""
-    _check_count("shard_tokens", check_type("shard_tokens", value, int), MAX_SHARD_TOKENS)
-
-
-def _check_count(name: str, value: int, most: int) -> None:
-    if not 1 <= value <= most:
-        raise InputError(f"{name}={value} must be at least 1 and at most {most}")
+def check_count(name: str, value: int) -> int:
+    """Returns value, of one of MOST. InputError if no directory can have as many."""
+    if not 1 <= check_type(name, value, int) <= MOST[name]:
+        raise InputError(f"{name}={value} must be at least 1 and at most {MOST[name]}")
+    return value
 
 
 def make_directory(directory: Path) -> None:

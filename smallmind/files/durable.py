@@ -84,7 +84,7 @@ files = Files()
 
 
 def flags(*names: str) -> int:
-    """Those of these flags for opening a file that the system has."""
+    """Returns these flags for opening a file, without those that the system lacks."""
     return sum(getattr(os, name, 0) for name in names)
 
 

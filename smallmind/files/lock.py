@@ -69,11 +69,9 @@ class RunLock:
         with suppress(OSError):
             # A forked child leaves the lock to its parent. If someone has removed the file, there
             # may be another one by now, of the next run.
-            if os.getpid() == self._process and self._is_in_place():
+            is_in_place = self._file is None or _is_same_file(self.path, self._file)
+            if os.getpid() == self._process and is_in_place:
                 os.unlink(self.path)
-
-    def _is_in_place(self) -> bool:
-        return self._file is None or _is_same_file(self.path, self._file)
 
     def _acquire(self) -> None:
         while True:
