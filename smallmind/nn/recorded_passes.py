@@ -63,8 +63,7 @@ class RecordedPasses:
             return
         noted = Noted(tuple(array.copy() for array in inputs))
         recording = workspace.new_recording()
-        arrays = workspace.keeping_arrays() if self._owns_arrays else workspace.noting_rents()
-        with recording.recording(), arrays as rented:
+        with recording.recording(), workspace.noting_rents(keeps=self._owns_arrays) as rented:
             yield noted
         if len(self._recorded) == self._kinds:
             # With more kinds than recordings, these must not replace each other all the time.

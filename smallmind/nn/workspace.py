@@ -200,23 +200,17 @@ class Workspace:
         return self.cache.position if self.cache else _BEGINNING
 
     @contextmanager
-    def keeping_arrays(self) -> Iterator[list[np.ndarray]]:
-        """Within the block, what is rented is new and stays with whoever holds it."""
-        self._keeps_arrays = True
-        try:
-            yield []
-        finally:
-            self._keeps_arrays = False
+    def noting_rents(self, keeps: bool) -> Iterator[list[np.ndarray]]:
+        """Within the block, what is rented is added to the list that it yields.
 
-    @contextmanager
-    def noting_rents(self) -> Iterator[list[np.ndarray]]:
-        """Within the block, what is rented is added to the list that it yields."""
+        If it `keeps` arrays, they are new, and stay with whoever holds them.
+        """
         noted: list[np.ndarray] = []
-        self._noted = noted
+        self._noted, self._keeps_arrays = noted, keeps
         try:
             yield noted
         finally:
-            self._noted = None
+            self._noted, self._keeps_arrays = None, False
 
     @property
     def can_repeat(self) -> bool:
