@@ -394,6 +394,6 @@ def make_directory(directory: Path) -> None:
     except OSError as error:
         raise InputError(f"cannot make {directory}: {error.strerror}") from None
     if not directory.is_dir():
-        raise InputError(f"{directory} is a file; choose another directory")
+        raise InputError(f"cannot make {directory}: it is a file; choose another directory")
     if not os.access(directory, os.W_OK):
         raise InputError(f"cannot write to {directory}; choose another directory")

@@ -35,7 +35,11 @@ class NoKernels:
     """Kernels that do nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., float]:
-        return lambda *_arguments, **_named: 0.0
+        return _no_kernel
+
+
+def _no_kernel(*_arguments: Any, **_named: Any) -> float:
+    return 0.0
 
 
 def dry_run_backend(kernels: NoKernels | None = None) -> Backend:

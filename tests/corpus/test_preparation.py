@@ -355,7 +355,7 @@ def test_nothing_is_left_behind_where_nothing_could_be_prepared(tmp_path):
 def test_a_directory_that_cannot_be_made_or_is_in_use_is_refused(tmp_path):
     path = written(tmp_path / "a.txt", "the cat sat ")
     for out in (path, path / "below"):
-        with pytest.raises(InputError, match=r"cannot make|is a file; choose another"):
+        with pytest.raises(InputError, match="cannot make"):
             on_disk([path], out, tokenizer="char")
     written(tmp_path / "taken" / "train_000000.bin", "mine")
     with pytest.raises(InputError, match="already holds train"):
