@@ -26,6 +26,9 @@ class InstructionSet:
     matrix_unit: bool = False  # multiplies matrices of bfloat16: AMX
     # Faster than float32: Intel's dot product is not, AMD's and that of Arm's own cores are.
     fast_bfloat16: bool = False
+    # Where rows of a are prefetched to: into the first level (3) only if its sets hold two tiles of
+    # rows a power of two apart. With 8 ways they do not.
+    prefetch_level: int = 2
     # The third level answers so fast that reading scattered rows a few times beats packing them.
     fast_shared_cache: bool = False
 
@@ -50,6 +53,7 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
             pairs=dots,
             matrix_unit=matrix_unit,
             fast_bfloat16=matrix_unit or (dots and is_amd),
+            prefetch_level=3,
             fast_shared_cache=is_amd,
         )
     if features.get("avx2") and features.get("fma"):
@@ -67,6 +71,7 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
             bfloat16=dots,
             pairs=dots,
             fast_bfloat16=bool(dots and is_neoverse),
+            prefetch_level=3,
         )
     return InstructionSet(
         architecture, lanes=4, tile_rows=6, tile_vectors=2, fused=False, half=half
