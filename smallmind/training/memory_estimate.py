@@ -388,7 +388,7 @@ def _scratch(run: _DryRun, threads: int) -> int:
 
     config, dtype = run.model.config, np.dtype(run.model.workspace.activation_dtype)
     T, D = config.block_size, config.head_channels
-    attention = backward.scratch_size(T, D, dtype)
+    attention = backward.scratch_size(T, D)
     product = sixteen_bit.SCRATCH if dtype.itemsize == 2 else blocked.SCRATCH
     update = run.optimizer.scratch_size and muon.PACKING + run.optimizer.scratch_size
     tables = run.model.network.embedding.position.table_bytes(T)

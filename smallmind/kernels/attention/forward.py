@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.attention import products, short
+from smallmind.kernels.attention import products
 from smallmind.kernels.attention.layout import (
     KEYS,
     LN_2,
@@ -56,9 +56,6 @@ from smallmind.kernels.dropout import Mask, mask_of_head
 def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None):
     given = arguments_of(qkv, out, logsumexp, key, probability, first_row, firsts)
     shape = given[-1]
-    if short.is_short(shape.T, qkv.dtype):
-        short.short_attention(out, logsumexp, qkv, short.working_memory(shape), *given)
-        return
     products.load(qkv)
     _attention(out, logsumexp, qkv, scratch(threads(), sum(_sizes(shape.T, shape.D))), *given)
 
