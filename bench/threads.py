@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from numba import prange
+from smallmind.kernels.attention.short import is_short
 from tabulate import tabulate
 
 from bench.ceilings import Copy
@@ -25,7 +26,6 @@ from bench.peers.job import Sizes
 from smallmind import AdamW, TransformerModel
 from smallmind.kernels import head_norm, reference
 from smallmind.kernels.attention.layout import attention_shape, row_of_share
-from smallmind.kernels.attention.short import is_short
 from smallmind.kernels.codegen.jit import parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up, row_share
 from smallmind.kernels.codegen.simd import LANES, share
@@ -79,7 +79,7 @@ def _product(M: int, N: int, variant: int, workers: int) -> Work:
     work = []
     single = single_columns(N, variant)
     for worker in range(workers):
-        own = product_region(M, N, variant, worker, workers)
+        own = product_region(M, N, single, variant, TILE_ROWS, worker, workers)
         rows = own.last - own.first
         dots = single if own.right == N else 0
         vectors = ceil_div(own.right - dots - own.left, LANES)
