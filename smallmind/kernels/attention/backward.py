@@ -33,7 +33,7 @@ from smallmind.kernels.codegen.simd import (
     at,
     broadcast,
     dropout_factors,
-    exp2,
+    exp2_normal,
     fma,
     load,
     load_first,
@@ -292,7 +292,7 @@ def _two_masked(x, own, place, key, vectors, mask):
 def _gradient(own, place, row, key, vectors, mask, is_whole):
     head, query, here = place.head, place.query, row * QUERIES + place.i
     # The product with log2(e) comes last: logsumexp may be in the thousands.
-    p = exp2(fma(load(own.p, here), vectors.scale, vectors.shift) * LOG2_E)
+    p = exp2_normal(fma(load(own.p, here), vectors.scale, vectors.shift) * LOG2_E)
     dp = load(own.ds, here)
     zero = broadcast(np.float32(0))
     if not is_whole:

@@ -41,7 +41,7 @@ from smallmind.kernels.codegen.simd import (
     at,
     broadcast,
     dropout_factors,
-    exp2,
+    exp2_normal,
     load,
     log2,
     maximum,
@@ -164,7 +164,7 @@ def _exponentials(x, own, head, first, i, keys, scale, mask):
     before = load(own.top, i)
     top = _maximum(own.scores, head, query, i, keys, seen, before)
     scale = broadcast(scale * LOG2_E)
-    factor = exp2((before - top) * scale)
+    factor = exp2_normal((before - top) * scale)
     store(own.top, i, top)
     store(own.factors, i, factor)
     # Two sums: an addition has to wait for the one before.
@@ -192,8 +192,8 @@ def _two_exponentials(x, scores, place, key, scale, top, mask, is_whole):
     head, query, row = place.head, place.query, key - place.left
     zero = broadcast(np.float32(0))
     here = row * QUERIES + place.i
-    first = exp2((load(scores, here) - top) * scale)
-    second = exp2((load(scores, here + QUERIES) - top) * scale)
+    first = exp2_normal((load(scores, here) - top) * scale)
+    second = exp2_normal((load(scores, here + QUERIES) - top) * scale)
     if not is_whole:
         first = where_seen(first, zero, head, query, key)
         second = where_seen(second, zero, head, query, key + 1)
