@@ -68,11 +68,8 @@ from smallmind.kernels.gemm.tile import (
 )
 from smallmind.kernels.half import BFLOAT16
 
-# Where a^T b reads operands of at least this many elements, they come from memory or from a shared
-# cache; then what is needed next is prefetched during the multiplication, GROUP panels of b at a
-# time. This pays off only if the CPU multiplies so fast that it waits for memory: measured.
-FETCH_FROM = 2 * 1024 * 1024 if LANES == 16 else 1 << 62
-GROUP = max(1, 256 // PANEL)
+PREFETCHES_FROM, FINISHED = ISA.prefetches_from, ISA.finished_tiles
+GROUP = max(1, 256 // PANEL)  # panels of b that are prefetched together
 
 # Scratch of a thread: a packed panel of b, a packed strip of a, which stays in the second-level
 # cache, and the incomplete sums of a strip, which 16 bits need.
@@ -81,10 +78,6 @@ STRIP_16 = 64 * 1024
 SUMS_SIZE = 64 * 1024
 SCRATCH = PANEL_SIZE + float32.STRIP_SIZE
 SCRATCH_16 = PANEL_SIZE + STRIP_16 + SUMS_SIZE
-
-# Tiles whose sums are finished while they are in the first-level cache. Vector arithmetic is slow
-# right after a product on a matrix unit, where it follows a whole strip.
-FINISHED = 12 if ISA.matrix_unit else 4
 
 
 def _packing(array: Any) -> ModuleType:
@@ -360,7 +353,7 @@ def _multiply_in_place(operands, strip, panel, part, block, region, number):
     a, out = operands.a, operands.out
     N = out.shape[1]
     rows, packed_to = panel
-    prefetches = operands.variant == TRANSPOSE_A and a.size + operands.b.size >= FETCH_FROM
+    prefetches = operands.variant == TRANSPOSE_A and a.size + operands.b.size >= PREFETCHES_FROM
     ahead = _ahead(region, block, number) if prefetches else Ahead(part, part)
     bias = NULL
     if block.is_last and operands.bias.size > 0:

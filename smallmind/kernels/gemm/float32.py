@@ -23,7 +23,7 @@ from smallmind.kernels.gemm.tile import NULL, PANEL, TILE_ROWS, Rows, Strip, mul
 
 HEIGHT = TILE_ROWS  # rows of the result that are multiplied at a time
 PACK_B_FROM = TILE_ROWS + 1  # from this many rows a packed panel of b is read again
-PACK_A_FROM = 4 * PANEL if ISA.fast_shared_cache else 0  # columns of b that read a: measured
+PACK_A_FROM = ISA.packs_a_from * PANEL  # columns of b that read a
 STRIP_SIZE = STRIP // TILE_ROWS * packed_tile.py_func(DEPTH // 2)
 multiply = multiply_panel
 
