@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from bench.cases import KERNELS, Case, Kernel, Shape
 from bench.ceilings import Copy
-from bench.timing import Contestant, Times, take_in_turn
+from bench.timing import Contestant, Times, duration, take_in_turn
 from smallmind.kernels.codegen.threads import set_threads, threads
 from smallmind.kernels.half import to_float32
 
@@ -100,7 +100,7 @@ def _row(record: dict) -> dict[str, str]:
         rate = f"{record['bytes'] / ours / 1e9:.0f} GB/s"
     return {
         "shape": "x".join(map(str, record["shape"])),
-        "median": _duration(ours),
+        "median": duration(ours),
         "spread": f"{times['ours']['spread'] * 100:.0f} %",
         "rate": rate,
         "limit": record["limit"],
@@ -110,10 +110,6 @@ def _row(record: dict) -> dict[str, str]:
         "x 1 thread": ratio("one thread"),
         "worst error": f"{record['worst_error']:.0e}",
     }
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
 
 
 def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[str, object]]:

@@ -22,7 +22,7 @@ from typing import Any
 from tabulate import tabulate
 
 from bench import CPUS
-from bench.step import ROOT, environment
+from bench.machine import ROOT, environment
 
 NANOGPT = "nanoGPT in PyTorch"
 SEED = 1337

@@ -40,8 +40,7 @@ def take_in_turn(contestants: dict[str, Contestant], rounds: int) -> dict[str, T
     for _ in range(rounds):
         for name, contestant in contestants.items():
             with contestant.setting():
-                seconds[name] += _turn(contestant)
-            wait_for_idle_threads()
+                seconds[name] += turn(contestant)
     return {name: _summary(values) for name, values in seconds.items()}
 
 
@@ -58,19 +57,31 @@ def wait_for_idle_threads() -> None:
             return
 
 
-def _turn(contestant: Contestant) -> list[float]:
+def turn(contestant: Contestant, least: int = 3) -> list[float]:
+    """Calls it for the time of a turn, at least so often, and waits for its idle threads.
+
+    Returns the seconds of each call but the first.
+    """
     run, prepare, clock = contestant.run, contestant.prepare, time.perf_counter
     seconds = []
     end = clock() + TURN
-    while not seconds or (clock() < end and len(seconds) < MAX_CALLS) or len(seconds) < 3:
+    while not seconds or (clock() < end and len(seconds) < MAX_CALLS) or len(seconds) < least:
         if prepare:
             prepare()
         start = clock()
         run()
         seconds.append(clock() - start)
+    wait_for_idle_threads()
     return seconds[1:]
 
 
 def _summary(seconds: list[float]) -> Times:
     first, median, third = statistics.quantiles(seconds, n=4)
     return Times(median, (third - first) / median, min(seconds), len(seconds))
+
+
+def duration(seconds: float) -> str:
+    """12.3 us, 1.23 ms or 1.23 s."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"

@@ -20,7 +20,7 @@ def build(work: Job, precision: Precision = Precision.FLOAT32) -> Step:
     return _step(work, model, optimizer)
 
 
-def ceiling(_: Job) -> float:
+def ceiling(_: Job | None = None) -> float:
     """The peak operations per second of the threads of this process."""
     times = take_in_turn({"ceiling": Contestant(multiply_add)}, rounds=5)["ceiling"]
     return multiply_add() / times.median
