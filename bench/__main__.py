@@ -46,20 +46,8 @@ NAMED = {"tiny": [(16, 16, C, 1, 4) for C in (16, 64, 128)]}
 ARCHS = ("gpt2", "llama", "modern")
 MEMORY = ("example", "layers", "limit", "long", "runs")
 AGAINST = ("start", "products", "attention", "steps", "generation")
-FAULTS = (
-    "operations",
-    "saves",
-    "runs",
-    "writers",
-    "starts",
-    "pairs",
-    "terminals",
-    "power",
-    "cuts",
-    "flips",
-    "kernels",
-    "fuzzing",
-)
+FAULTS = ("operations", "saves", "runs", "writers", "starts", "pairs", "terminals")
+FAULTS += ("power", "cuts", "flips", "kernels", "fuzzing")
 
 
 def _shape(text: str) -> tuple[int, ...]:

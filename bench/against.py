@@ -76,7 +76,7 @@ class Row(NamedTuple):
 
 def rows(part: str) -> Iterator[Row]:
     """The rows of a part."""
-    if part == "start":  # a cold one takes a minute
+    if part == "start":
         yield Row("start, cold", ["start", True], pairs=1)
         yield Row("start, warm", ["start", False], pairs=PAIRS // 2)
     if part == "products":
@@ -128,17 +128,10 @@ class Trees:
         variables = {"PYTHONPATH": f"{self.folder / tree}{os.pathsep}{ROOT}", **self.caches[tree]}
         return {"variables": variables, "cwd": self.folder / tree, "stderr": subprocess.DEVNULL}
 
-    @contextlib.contextmanager
-    def workers(self) -> Iterator[dict[str, Worker]]:
-        """A new process for each tree."""
-        with contextlib.ExitStack() as running:
-            workers = {
-                tree: Worker(name, "bench.peers.tree", threads=self.threads, **self._place(tree))
-                for tree, name in self.names.items()
-            }
-            for worker in workers.values():
-                running.enter_context(worker)
-            yield workers
+    def worker(self, tree: str) -> Worker:
+        """A new process that times a tree."""
+        place = self._place(tree)
+        return Worker(self.names[tree], "bench.peers.tree", threads=self.threads, **place)
 
     def start(self, tree: str, is_cold: bool) -> float:
         """The seconds of a start, to the end of its first step; a cold one leaves its kernels."""
@@ -211,9 +204,11 @@ def time_part(part: str, trees: Trees) -> list[Record]:
         again = [name for name in known if name not in records or _is_slower(records[name])]
         if not again:
             break
-        with trees.workers() as workers:
+        with contextlib.ExitStack() as running:
+            workers = {tree: running.enter_context(trees.worker(tree)) for tree in (BEFORE, NOW)}
             for name in again:
-                pairs = times * known[name].pairs
+                once = known[name].pairs
+                pairs = once if once == 1 else times * once  # a cold start takes a minute
                 with saying(name):
                     record = measure(known[name], trees, workers, pairs, seconds[name])
                 _show(record)
@@ -222,17 +217,19 @@ def time_part(part: str, trees: Trees) -> list[Record]:
 
 
 def shares(records: list[Record]) -> dict[str, str]:
-    """The rows of the table of results: shares of the limit, of products two; or seconds."""
+    """The rows of the table of results: shares of the limit, of products the least too; seconds."""
     groups: dict[str, list[float]] = {}
     for record in records:
-        if "left_out" not in record:
-            groups.setdefault(record["group"], []).append(record.get("share", 0.0))
-    table = {group: f"{statistics.median(each):.0%}" for group, each in groups.items()}
-    table |= {f"{group}, least": f"{min(x):.0%}" for group, x in groups.items() if len(x) > 1}
-    return table | {r["row"]: f"{r[NOW]:.2f} s" for r in records if NOW in r and "share" not in r}
+        if "share" in record:
+            groups.setdefault(record["group"], []).append(record["share"])
+    table = {record["row"]: f"{record[NOW]:.2f} s" for record in records if record.get(NOW)}
+    table = {row: seconds for row, seconds in table.items() if row.startswith("start")}
+    for group, each in groups.items():
+        least = f", least {min(each):.0%}" if len(each) > 1 else ""
+        table[group] = f"{statistics.median(each):.0%}{least}"
+    return table
 
 
-ENTRY = re.compile(r"^\| ([^|]+) \| ([\d.]+ ?[%s]) \| ([-\d]+) \| (\S+) \|$", re.MULTILINE)
 HEAD = """
 Shares of multiply-adds from registers, in generation of a copy of the weights; seconds of a start.
 
@@ -250,15 +247,16 @@ def compare_with_kind(found: dict[str, str], machine: Record, commit: str, is_sa
     text = file.read_text(encoding="utf-8") if file.exists() else f"# {machine['cpu']}, {kind}\n"
     before, _, section = text.partition(title)
     section, rest = re.split(r"(?=\n## )|\Z", section, maxsplit=1)
-    known = {row: values for row, *values in ENTRY.findall(section)}
+    lines = [line for line in section.removeprefix(HEAD).splitlines() if line.startswith("| ")]
+    known = {row: values for row, *values in (line[2:-2].split(" | ") for line in lines)}
     if known:
         print(f"\nShares of the machine's limit beside those in {file.name}")
         compared = [[row, *known.get(row, [""])[:1], share] for row, share in found.items()]
         print(tabulate(compared, ["", "then", "now"], disable_numparse=True), flush=True)
     if is_saved:
         known |= {row: [share, str(datetime.date.today()), commit] for row, share in found.items()}
-        lines = [f"| {' | '.join([row, *values])} |\n" for row, values in known.items()]
-        file.write_text(f"{before}{title}{HEAD}{''.join(lines)}{rest}", encoding="utf-8")
+        table = "".join(f"| {' | '.join([row, *values])} |\n" for row, values in known.items())
+        file.write_text(f"{before}{title}{HEAD}{table}{rest}", encoding="utf-8")
     elif not known:
         print(f"\n{file.name} has no shares of {machine['threads']} threads: --save writes them")
 

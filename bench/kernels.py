@@ -2,17 +2,15 @@
 
 import argparse
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 import numpy as np
 from tabulate import tabulate
 
 from bench.cases import KERNELS, Case, Kernel, Shape
-from bench.ceilings import Copy
+from bench.ceilings import Copy, one_thread
 from bench.timing import Contestant, Times, duration, take_in_turn
-from smallmind.kernels.codegen.threads import set_threads, threads
+from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.half import to_float32
 
 
@@ -28,23 +26,13 @@ def measure(kernel: Kernel, shape: Shape, rounds: int) -> dict[str, object]:
     if case.flops:
         contestants["multiply-add"] = Contestant(case.peak)
     if threads() > 1:
-        contestants["one thread"] = replace(case.ours, setting=_one_thread)
+        contestants["one thread"] = replace(case.ours, setting=one_thread)
     if case.numpy:
         contestants["NumPy"] = case.numpy
     if case.torch:
         contestants["PyTorch"] = case.torch
     times = take_in_turn(contestants, rounds)
     return _record(kernel, shape, case, copy, error, times)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    count = threads()
-    set_threads(1)
-    try:
-        yield
-    finally:
-        set_threads(count)
 
 
 def worst_error(case: Case) -> float:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -93,10 +93,25 @@ def environment(threads: int) -> dict[str, str]:
     return variables
 
 
+def started(
+    command: Sequence[str],
+    threads: int,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    **rest: Any,
+) -> subprocess.Popen[str]:
+    """Starts a program on the CPUs that are measured; `rest` are arguments of Popen."""
+    variables = environment(threads) | variables
+    pipe = {"text": True, "stdout": subprocess.PIPE}
+    process = subprocess.Popen(command, env=variables, **{"cwd": ROOT, **pipe, **rest})
+    if CPUS:
+        os.sched_setaffinity(process.pid, CPUS)
+    return process
+
+
 class Worker:
     """A module in a process of its own that answers commands; it ends with the `with` block.
 
-    `variables` are added to its environment; the rest are arguments of `subprocess.Popen`.
+    `variables` are added to its environment; the rest are arguments of Popen.
     """
 
     def __init__(
@@ -109,17 +124,11 @@ class Worker:
         **rest: Any,
     ) -> None:
         self.name = name
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            env=environment(threads) | variables,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for this process, which ends the other
-            **{"cwd": ROOT, **rest},
+        command = [sys.executable, "-m", module, *arguments]
+        # Ctrl-C is for this process, which ends the other.
+        self.process = started(
+            command, threads, variables, stdin=subprocess.PIPE, start_new_session=True, **rest
         )
-        if CPUS:
-            os.sched_setaffinity(self.process.pid, CPUS)
 
     def __enter__(self) -> "Worker":
         return self

@@ -101,8 +101,7 @@ def measure(sizes: Sizes, arch: str, peers: list[str], steps: int, threads: int)
                 seconds[name] += answer["seconds"]
                 processor[name] += answer["processor_seconds"]
         memory = {name: process.ask(memory=True) for name, process in processes.items()}
-        python = processes["ours"].ask(ours="python_seconds")
-        ceiling = processes["ours"].ask(ours="ceiling")
+        python, ceiling = processes["ours"].ask(python=True), processes["ours"].ask(ceiling=True)
     quarters = {name: statistics.quantiles(values, n=4) for name, values in seconds.items()}
     return {
         "sizes": asdict(sizes),

@@ -2,8 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 TURN = 0.015  # seconds that a contestant runs without interruption
@@ -85,3 +85,18 @@ def duration(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+class Stopwatch:
+    """In place of a workspace's profile: the seconds of each operation of a name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.seconds: list[float] = []
+
+    @contextmanager
+    def __call__(self, name: str, **_: int) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        if name == self.name:
+            self.seconds.append(time.perf_counter() - start)

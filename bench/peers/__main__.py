@@ -2,8 +2,8 @@
 
 Reads commands from stdin, one JSON object per line, and answers each with a line:
 `{"run": [first, count]}` -> seconds, processor seconds and losses of these steps;
-`{"memory": true}` -> bytes. Ours also answers `{"ours": "python_seconds"}` -> seconds per step,
-`{"ours": "ceiling"}` -> operations per second.
+`{"memory": true}` -> bytes. Ours also answers `{"python": true}` -> seconds per step,
+`{"ceiling": true}` -> operations per second.
 """
 
 import sys
@@ -47,15 +47,21 @@ def main() -> None:
     work = Job(path)
     step = _build(name, work)
 
-    def about_ours(measure: str) -> float:
+    def python(_: object) -> float:
         from bench.peers import ours
 
-        return float(getattr(ours, measure)(work))
+        return ours.python_seconds(work)
+
+    def ceiling(_: object) -> float:
+        from bench.ceilings import multiply_add_rate
+
+        return multiply_add_rate()
 
     serve(
         run=lambda place: _run(step, *place),
         memory=lambda _: peak_resident_bytes(),
-        ours=about_ours,
+        python=python,
+        ceiling=ceiling,
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import smallmind
 from bench.peers import serve
-from bench.timing import Contestant, take_in_turn, turn
+from bench.timing import Contestant, turn
 
 PAGE = 4096  # bytes
 ALPHABET = "".join(map(chr, range(ord("0"), ord("0") + 65)))  # 65, as in Shakespeare
@@ -88,14 +88,10 @@ KINDS: dict[str, Callable[..., Callable[[], object]]] = {
 
 
 def _limit(nbytes: int | None) -> float:
-    """Only this tree's own bench knows its kernels."""
-    from bench.ceilings import Copy
-    from bench.peers import ours
+    """This bench knows the vectors of its own tree alone."""
+    from bench import ceilings
 
-    if nbytes is None:
-        return ours.ceiling()
-    copy = Copy(nbytes)
-    return copy.nbytes / take_in_turn({"": Contestant(copy)}, rounds=5)[""].median
+    return ceilings.copy_rate(nbytes) if nbytes else ceilings.multiply_add_rate()
 
 
 def main() -> None:
