@@ -35,6 +35,7 @@ from smallmind import TransformerModel
 
 RESULTS = Path(__file__).parent / "results"
 SLOWER = 1.03  # from this ratio on a row is doubtful
+NOISY = 0.1  # between quartiles: other programs disturb
 PAIRS = 8  # a doubtful row gets twice as many more, from new processes
 BEFORE, NOW = "before", "now"  # the trees
 
@@ -191,7 +192,8 @@ def _show(record: Record) -> None:
         text += f"{duration(record[BEFORE]):>9} {duration(record[NOW]):>9} {record['ratio']:6.3f}"
         text += f" ({record['low']:.3f}-{record['high']:.3f})"
         text += f" {record['share']:5.0%}" if "share" in record else ""
-        text += "  slower" if _is_slower(record) else ""
+        is_noisy = record["high"] - record["low"] > NOISY
+        text += "  slower" if _is_slower(record) else "  noisy" if is_noisy else ""
     print(text, flush=True)
 
 
@@ -222,8 +224,7 @@ def shares(records: list[Record]) -> dict[str, str]:
     for record in records:
         if "share" in record:
             groups.setdefault(record["group"], []).append(record["share"])
-    table = {record["row"]: f"{record[NOW]:.2f} s" for record in records if record.get(NOW)}
-    table = {row: seconds for row, seconds in table.items() if row.startswith("start")}
+    table = {r["row"]: f"{r[NOW]:.2f} s" for r in records if NOW in r and "share" not in r}
     for group, each in groups.items():
         least = f", least {min(each):.0%}" if len(each) > 1 else ""
         table[group] = f"{statistics.median(each):.0%}{least}"
