@@ -30,7 +30,7 @@ from bench.machine import ROOT, Worker, answer_of, saying
 from bench.peers import job
 from bench.peers.job import Sizes
 from bench.peers.tree import PRODUCTS
-from bench.timing import duration
+from bench.timing import TURN, duration
 from smallmind import TransformerModel
 
 RESULTS = Path(__file__).parent / "results"
@@ -72,6 +72,7 @@ class Row(NamedTuple):
     operations: float = 0.0
     nbytes: int = 0
     group: str = ""  # of rows whose shares are kept as one
+    turn: float = TURN
     pairs: int = PAIRS
 
 
@@ -96,12 +97,13 @@ def rows(part: str) -> Iterator[Row]:
         work = step.operations(sizes, step.multiplied_parameters(model))
         for precision in PRECISIONS:
             built = ["step", *dataclasses.astuple(sizes)[:-1], precision]
-            yield Row(f"step, {sizes.name}, {precision}", built, work)
+            yield Row(f"step, {sizes.name}, {precision}", built, work, turn=10 * TURN)
     for T, C, layers, heads in GENERATION if part == "generation" else []:
         for precision, width in PRECISIONS.items():
             built = ["generation", PROMPT, TOKENS, T, C, layers, heads, precision]
             nbytes = TOKENS * width * layers * 12 * C * C  # the blocks' weights, for each token
-            yield Row(f"generation, {layers} x {C}, {precision}", built, nbytes=nbytes)
+            name = f"generation, {layers} x {C}, {precision}"
+            yield Row(name, built, nbytes=nbytes, turn=10 * TURN)
 
 
 def _git(*arguments: str) -> bytes:
@@ -176,7 +178,7 @@ def measure(
             if row.build[0] == "start":
                 seconds[tree].append(trees.start(tree, row.build[1]))
             else:
-                seconds[tree].append(workers[tree].ask(turn=True))
+                seconds[tree].append(workers[tree].ask(turn=row.turn))
     record = record_of(row, seconds)
     if least := row.operations or row.nbytes:
         limit = workers[NOW].ask(limit=None if row.operations else row.nbytes)

@@ -57,14 +57,14 @@ def wait_for_idle_threads() -> None:
             return
 
 
-def turn(contestant: Contestant, least: int = 3) -> list[float]:
-    """Calls it for the time of a turn, at least so often, and waits for its idle threads.
+def turn(contestant: Contestant, length: float = TURN, least: int = 3) -> list[float]:
+    """Calls it for some seconds, at least so often, and waits for its idle threads.
 
     Returns the seconds of each call but the first.
     """
     run, prepare, clock = contestant.run, contestant.prepare, time.perf_counter
     seconds = []
-    end = clock() + TURN
+    end = clock() + length
     while not seconds or (clock() < end and len(seconds) < MAX_CALLS) or len(seconds) < least:
         if prepare:
             prepare()

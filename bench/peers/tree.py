@@ -1,8 +1,9 @@
 """Times one tree of smallmind, which may be an older one: python -m bench.peers.tree.
 
 Everything is called by names that all trees have. Reads commands from stdin and answers each with
-a line: `{"build": [kind, ...]}` -> null, or why this tree cannot; then `{"turn": true}` -> seconds
-of the fastest call; `{"limit": bytes}` -> bytes copied per second, or with null multiply-adds.
+a line: `{"build": [kind, ...]}` -> null, or why this tree cannot; then `{"turn": length}` in seconds
+-> those of the fastest call; `{"limit": bytes}` -> bytes copied per second, or with null
+multiply-adds.
 """
 
 from collections.abc import Callable
@@ -108,8 +109,7 @@ def main() -> None:
         built.append(contestant)
         return None
 
-    # A long step needs no more than two calls.
-    serve(build=build, turn=lambda _: min(turn(built[0], least=2)), limit=_limit)
+    serve(build=build, turn=lambda length: min(turn(built[0], length, least=2)), limit=_limit)
 
 
 if __name__ == "__main__":
