@@ -93,7 +93,7 @@ def rows(part: str) -> Iterator[Row]:
                 name, work = f"attention, {direction}, B{B} T{T} {H} heads of {D}", B * H * T * D
                 yield Row(name, ["attention", direction, B, H, T, D], products * work * (T + 1.0))
     for sizes in STEPS if part == "steps" else []:
-        model = TransformerModel(job.model_config(sizes, "gpt2"))
+        model = TransformerModel(job.model_config(sizes, "gpt2"), backend="numpy")
         work = step.operations(sizes, step.multiplied_parameters(model))
         for precision in PRECISIONS:
             built = ["step", *dataclasses.astuple(sizes)[:-1], precision]

@@ -1,9 +1,9 @@
 """Times one tree of smallmind, which may be an older one: python -m bench.peers.tree.
 
 Everything is called by names that all trees have. Reads commands from stdin and answers each with
-a line: `{"build": [kind, ...]}` -> null, or why this tree cannot; then `{"turn": length}` in seconds
--> those of the fastest call; `{"limit": bytes}` -> bytes copied per second, or with null
-multiply-adds.
+a line: `{"build": [kind, ...]}` -> null, or why this tree cannot; then `{"turn": seconds}` -> the
+seconds of the fastest call; `{"limit": bytes}` -> bytes copied per second, or with null operations
+of multiply-adds.
 """
 
 from collections.abc import Callable
