@@ -268,16 +268,17 @@ def run(options: argparse.Namespace, machine: Record) -> list[Record]:
     """Measures and prints each row; returns the records. Units: seconds."""
     commit = _git("describe", "--always", "--dirty").decode().strip()
     records = []
-    with tempfile.TemporaryDirectory(prefix="smallmind-against-") as folder:
-        trees = Trees(options.commit, Path(folder), machine["threads"])
-        print(f"\n{'':<46} {options.commit[:9]:>9}      this  ratio (quartiles)  of limit")
-        try:
+    heads = f"\n{'':<46} {options.commit[:9]:>9}      this  ratio (quartiles)  of limit"
+    try:
+        with tempfile.TemporaryDirectory(prefix="smallmind-against-") as folder:
+            trees = Trees(options.commit, Path(folder), machine["threads"])
+            print(heads, flush=True)
             for part in PARTS:
                 if part in (options.only or PARTS):
                     records += time_part(part, trees)
-        except KeyboardInterrupt:
-            print("Interrupted")
-            raise SystemExit(130) from None
+    except KeyboardInterrupt:
+        print("Interrupted")
+        raise SystemExit(130) from None
     compare_with_kind(shares(records), machine, commit, options.save)
     return records
 

@@ -34,7 +34,8 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.cli.describe import model_for_minutes
     from smallmind.cli.memory import free_bytes, make_plan, show_estimate
     from smallmind.cli.timing import time_of_prepared
-    from smallmind.runs.assembly import outline, prepare, read_teacher
+    from smallmind.runs.assembly import read_teacher
+    from smallmind.runs.creating import outline, prepare
     from smallmind.runs.source import size_on_disk
     from smallmind.runs.threads import choose_threads
     from smallmind.text.stories import CHARACTERS

@@ -32,9 +32,13 @@ class Backend:
 
 
 class NoKernels:
-    """Kernels that do nothing."""
+    """Kernels that do nothing. `names` are those that were asked for."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
 
     def __getattr__(self, name: str) -> Callable[..., float]:
+        self.names.add(name)
         return _no_kernel
 
 

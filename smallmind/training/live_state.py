@@ -123,7 +123,6 @@ class LiveState:
         return RunState(state.step, tensors, state.state)
 
     def load_model(self, state: RunState) -> None:
-        """Restores what capture_model returned."""
         self.model.flat.write(weights(state.tensors))
         self.passes = int(state.state["passes"])
         if self.distillation:

@@ -40,7 +40,7 @@ from smallmind.training.evaluation import (
     evaluate_parts,
     held_out_loss,
 )
-from smallmind.training.gradients import computing
+from smallmind.training.gradients import computing, set_up
 from smallmind.training.live_state import LiveState, saved_precision
 from smallmind.training.loop import Loop
 from smallmind.training.profiler import TrainingProfiler
@@ -53,7 +53,6 @@ from smallmind.training.records import (
 )
 from smallmind.training.spikes import Spikes
 from smallmind.training.state import RunState, StateCopy
-from smallmind.training.step import set_up
 
 SNAPSHOT_EVERY = 100  # steps
 SAMPLE_TOKENS = 400
@@ -224,7 +223,6 @@ class Training:
         self._stopping = True
 
     def check_stop(self) -> None:
-        """Raises Stopped after `stop`."""
         if self._stopping:
             raise Stopped
 

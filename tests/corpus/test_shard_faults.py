@@ -220,12 +220,12 @@ class Failing(Volatile):
     """
 
     def __init__(self, root, at):
-        super().__init__(root, sys.maxsize)
-        self.at, self.lost = at, []
+        super().__init__(root, at)
+        self.lost = []
 
     def step(self):
-        self.at -= 1
-        if self.at == -1:
+        self.cut -= 1
+        if self.cut == -1:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def fsync(self, file):
@@ -239,42 +239,25 @@ class Failing(Volatile):
             self.open[file].synced = synced
 
 
-@pytest.mark.parametrize(("step", "states"), [(3, 2), pytest.param(1, 4, marks=pytest.mark.slow)])
-def test_a_power_loss_after_a_failed_operation_leaves_what_can_be_continued(
-    tmp_path, monkeypatch, expected, step, states
+@pytest.mark.parametrize(
+    ("failing", "step", "states"),
+    [(Volatile, 1, 2), (Failing, 3, 2), pytest.param(Failing, 1, 4, marks=pytest.mark.slow)],
+)
+def test_a_power_loss_leaves_what_can_be_continued(
+    tmp_path, monkeypatch, expected, failing, step, states
 ):
-    random = np.random.default_rng(2)
+    """At any operation, or at the end after any operation that failed."""
+    random = np.random.default_rng(1)
     for at in itertools.count(0, step):
         directory = tmp_path / f"{at}" / "shards"
         directory.parent.mkdir()
-        disk = Failing(directory.parent, at)
+        disk = failing(directory.parent, at)
         monkeypatch.setattr(durable, "files", disk)
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, PowerCut):
             prepare(directory)
         monkeypatch.setattr(durable, "files", Quick())
         for state in range(states):
             left = tmp_path / f"{at}-{state}"
-            disk.after_power_loss(random, left)
-            prepare(left / "shards")
-            assert contents(left / "shards") == expected
-        if disk.at >= 0:
-            return
-
-
-def test_a_power_loss_at_any_operation_leaves_what_can_be_continued(
-    tmp_path, monkeypatch, expected
-):
-    random = np.random.default_rng(1)
-    for cut in itertools.count():
-        directory = tmp_path / f"{cut}" / "shards"
-        directory.parent.mkdir()
-        disk = Volatile(directory.parent, cut)
-        monkeypatch.setattr(durable, "files", disk)
-        with suppress(PowerCut):
-            prepare(directory)
-        monkeypatch.setattr(durable, "files", Quick())
-        for state in range(2):
-            left = tmp_path / f"{cut}-{state}"
             disk.after_power_loss(random, left)
             prepare(left / "shards")
             assert contents(left / "shards") == expected

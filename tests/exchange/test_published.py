@@ -6,10 +6,11 @@ import shutil
 import pytest
 
 import smallmind
-from smallmind import InputError, Run
+from smallmind import Run
 from smallmind.cli import main
 from smallmind.exchange import gguf_file
 from tests.exchange import chat, models
+from tests.programs import refuses
 from tests.runs.small import FIELDS
 
 NAMES = list(chat.ENDS)
@@ -142,8 +143,7 @@ def test_files_that_are_damaged_are_refused_in_one_line(tmp_path, capsys, file, 
 def test_a_run_whose_published_file_is_damaged_says_so(tmp_path, content):
     run = Run.import_model(chat.made(tmp_path / "source", "Qwen"), tmp_path / "run")
     (run.path / "published.json").write_text(content)
-    with pytest.raises(InputError, match=r"published\.json was not written by smallmind"):
-        run.directory.load_tokenizer()
+    refuses(r"published\.json was not written by smallmind", run.directory.load_tokenizer)
 
 
 def test_gguf_with_tokens_that_do_not_exist_is_read_without_them(tmp_path, monkeypatch):

@@ -15,16 +15,12 @@ from smallmind.charts.axis import format_tick, ticks
 from smallmind.charts.curve import Curve
 from smallmind.charts.figure import Figure, Line, Panel
 from smallmind.views.report import report
-from tests.programs import CATS
+from tests.programs import CATS, edited, refuses
 from tests.runs import small
 
 TEXT = CATS
 FIELDS = {**small.FIELDS, "block_size": 16, "n_embd": 16, "batch_size": 4, "backend": "numba"}
-
-
 FIELDS |= {"steps": 30, "val_every": 10, "val_batches": 2, "sample_every": 10, "warmup_steps": 5}
-
-
 FIELDS |= {"enable_diagnostics": True, "check_gradient_health": True, "diagnostic_interval": 10}
 VOID = {"meta", "br", "wbr"}
 
@@ -110,9 +106,8 @@ def test_what_is_in_the_files_stays_text(copy):
             file.write(json.dumps(record) + "\n")
         file.write('{"step": 44, "lo')
     (copy / "profile.json").write_text('{"rows": [{"path": [], "own": "x"}]}')
-    config = json.loads((copy / "config.json").read_text())
-    config["run"]["text"] = evil
-    (copy / "config.json").write_text(json.dumps(config))
+    with edited(copy / "config.json") as config:
+        config["run"]["text"] = evil
     page = Page(report(copy))
     assert "script" not in {tag for tag, _ in page.elements} and evil in page.text
 
@@ -145,8 +140,7 @@ def test_a_directory_that_is_no_run_is_refused(copy, broken):
     (copy / "config.json").write_text(broken)
     with pytest.raises(InputError):
         report(copy)
-    with pytest.raises(InputError, match="is not a run"):
-        report(copy / "checkpoints")
+    refuses("is not a run", report, copy / "checkpoints")
 
 
 def test_the_command_writes_the_page_and_leaves_the_run_alone(copy, tmp_path, monkeypatch, cli):
