@@ -4,7 +4,14 @@ import numpy as np
 
 from smallmind.kernels.codegen.scratch import absent, scratch
 from smallmind.kernels.codegen.threads import threads
-from smallmind.kernels.gemm.blocked import SCRATCH, gemm_alone, gemm_parallel
+from smallmind.kernels.gemm.blocked import (
+    SCRATCH,
+    SCRATCH_16,
+    gemm_16,
+    gemm_alone,
+    gemm_parallel,
+    load_packing,
+)
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B
 
 SINGLE_THREAD = 128 * 1024  # elements of b up to which one thread is faster than waking others
@@ -34,10 +41,9 @@ def _gemm(out, activation, a, b, bias, addend, variant):
     addend = absent(out.dtype, 2) if addend is None else addend
     size = b.size
     if a.itemsize == 2:
-        # Imported here, so that it is compiled only if it is used.
-        from smallmind.kernels.gemm.sixteen_bit import sixteen_bit_gemm
-
-        sixteen_bit_gemm(out, activation, a, b, bias, addend, variant)
+        load_packing(a)
+        rows = scratch(threads(), SCRATCH_16)
+        gemm_16(out, activation, a, b, bias, addend, variant, rows)
     elif size <= SINGLE_THREAD and len(out) * size <= 4 * SINGLE_THREAD:
         rows = _NO_SCRATCH if len(out) == 1 else scratch(1, SCRATCH)  # one row packs nothing
         gemm_alone(out, activation, a, b, bias, addend, variant, rows)

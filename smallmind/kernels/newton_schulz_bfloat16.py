@@ -16,12 +16,12 @@ from smallmind.kernels.codegen.simd import (
     store_first,
     store_up_to,
 )
-from smallmind.kernels.gemm.blocked import Operands
+from smallmind.kernels.gemm import amx as amx  # compiled before what calls it
+from smallmind.kernels.gemm.blocked import SCRATCH_16, Operands, gemm_part, packed_of
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B
-from smallmind.kernels.gemm.sixteen_bit import SCRATCH, divided_scratch, gemm_share
 from smallmind.kernels.reference_optimizers import CUBIC, ITERATIONS, LINEAR, QUINTIC
 
-PACKING = SCRATCH  # elements of Scratch.packing
+PACKING = SCRATCH_16  # elements of Scratch.packing
 _A, _B, _C = np.float32(LINEAR), np.float32(CUBIC), np.float32(QUINTIC)
 
 
@@ -59,7 +59,7 @@ def _multiply(out, a, b, variant, packing):
     """out = a b, a^T b or a b^T, all in bfloat16, on the calling thread."""
     none = out[:0]
     operands = Operands(out, none, a, b, none.reshape(0), none, variant)
-    gemm_share(operands, divided_scratch(packing), 0, 1)
+    gemm_part(operands, packed_of(a, packing), 0, 1)
 
 
 @jit

@@ -22,7 +22,7 @@ class Backend:
     kernels: Any
     pool: TensorPool
     zeros: Callable[[int, Any], np.ndarray] = aligned_zeros
-    new_recording: Callable[[], Any] | None = None  # of the kernels' calls, if they are compiled
+    new_recording: Any = None  # makes one of the kernels' calls, if they are compiled
     threads: Callable[[], int] = lambda: 1  # that kernels divide their work among
 
     @property

@@ -18,7 +18,7 @@ from smallmind.checks import InputError, from_json, whole
 from smallmind.console import activity
 from smallmind.files import durable, safetensors
 from smallmind.files.checkpoint_names import BEST, CHECKPOINTS, file_name, saved_steps
-from smallmind.nn.parameters import AsFloat32
+from smallmind.nn.parameters import as_float32
 from smallmind.nn.transformer import CHECKPOINT_FORMAT as FORMAT
 from smallmind.nn.transformer import WEIGHTS
 from smallmind.training.state import TOKENIZER, RunState, Snapshot, StateCopy, with_snapshot
@@ -42,7 +42,7 @@ def save(
     durable.make_directory(folder)
     # The best one first: the state in the other file says that it exists.
     for name in [BEST, file_name(state.step)] if best else [file_name(state.step)]:
-        safetensors.write(folder / name, AsFloat32(state.tensors, WEIGHTS), metadata)
+        safetensors.write(folder / name, as_float32(state.tensors, WEIGHTS), metadata)
     steps = _steps(folder)
     past = [step for step in steps if step <= state.step]
     for step in set(steps) - set(past[: max(1, keep)]):
@@ -56,7 +56,7 @@ def check_size(state: RunState) -> None:
     """
     whole = with_snapshot(state, dataclasses.replace(state, step=state.step - 1))
     try:
-        tensors = AsFloat32(whole.tensors, WEIGHTS)
+        tensors = as_float32(whole.tensors, WEIGHTS)
         safetensors.check(tensors, {**_metadata(whole), "spare": " " * SPARE})
     except InputError as error:
         raise InputError(f"this run could not be saved: {error}. Use fewer layers") from None

@@ -486,12 +486,12 @@ def _scratch(run: _DryRun, threads: int) -> int:
     """The memory that kernels keep: the scratch of the hungriest one, and tables of positions."""
     from smallmind.kernels import muon
     from smallmind.kernels.attention import backward
-    from smallmind.kernels.gemm import blocked, sixteen_bit
+    from smallmind.kernels.gemm import blocked
 
     config, dtype = run.model.config, np.dtype(run.model.workspace.activation_dtype)
     T, D = config.block_size, config.head_channels
-    attention = backward.scratch_size(T, D, dtype)
-    product = sixteen_bit.SCRATCH if dtype.itemsize == 2 else blocked.SCRATCH
+    attention = backward.scratch_size(T, D)
+    product = blocked.SCRATCH_16 if dtype.itemsize == 2 else blocked.SCRATCH
     update = run.optimizer.scratch_size and muon.PACKING + run.optimizer.scratch_size
     tables = run.model.network.embedding.position.table_bytes(T)
     return 4 * threads * max(attention, product, update) + tables

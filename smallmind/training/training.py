@@ -17,7 +17,6 @@ from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer
 from smallmind.optim.schedule import Schedule
 from smallmind.parallel.group import ALONE, Group
-from smallmind.parallel.sharding import Sharding
 from smallmind.parallel.shards import check_size
 from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.signals import Stopped
@@ -388,7 +387,7 @@ class Training:
         self._begun_in = directory
 
     def _new_run(self, config: TrainingConfig) -> LiveState:
-        return LiveState(config, self.model, self.data, self.distillation, Sharding(self.group))
+        return LiveState(config, self.model, self.data, self.distillation, self.group)
 
     def _begin(self, config: TrainingConfig, state: RunState | None = None) -> None:
         """Sets up the model and a new run for a config, and resolves its open settings.

@@ -111,7 +111,7 @@ def test_tokens_after_the_last_position_are_appended_again(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert set(contents(tmp_path)) == {"progress.json", "train_000000.partial"}
+    assert set(contents(tmp_path)) == {"progress.json", "train_000000.bin"}
     with writer(tmp_path) as shards:
         assert shards.position == ["file", 1]
         shards.append([5])
@@ -131,7 +131,7 @@ def test_what_has_no_position_begins_again(tmp_path):
 def test_a_complete_directory_is_not_written_to(whole):
     before = contents(whole)
     (whole / "progress.json").write_text("left by a writer that was killed at the very end")
-    (whole / "train_000000.partial").write_bytes(b"x")
+    (whole / "train_000099.bin").write_bytes(b"x")
     (whole / "notes.txt").write_text("of the user")
     refuses("is complete; choose another directory", writer, whole)
     assert contents(whole) == {**before, "notes.txt": b"of the user"}
@@ -232,7 +232,7 @@ def test_a_shard_of_another_length_or_type_is_found_at_once(whole):
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=["flipped", "cut", "gone"])
-@pytest.mark.parametrize("name", ["train_000000.bin", "train_000001.partial"])
+@pytest.mark.parametrize("name", ["train_000000.bin", "train_000001.bin"])
 def test_a_writer_does_not_go_on_after_damaged_shards(tmp_path, name, damage):
     with writer(tmp_path, shard_tokens=2000) as shards, pytest.raises(ZeroDivisionError):
         shards.append(np.zeros(3000, int), position=1)
@@ -279,7 +279,7 @@ def test_a_damaged_index_is_refused(whole, keys, to, message):
     refuses(r"index\.json", writer, whole)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b'{"format": 1}'])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b'{"format": 2}'])
 def test_a_damaged_record_of_progress_is_refused(tmp_path, content):
     (tmp_path / "progress.json").write_bytes(content)
     refuses(r"progress\.json was not written by smallmind", writer, tmp_path)

@@ -80,7 +80,7 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("meta", "message"),
     [
-        ("{", "is not valid JSON"),
+        ("{", "is not a valid JSON file"),
         ("[]", "dtype=None must be uint16 or uint32"),
         ('{"vocab_size": 3}', "dtype=None must be"),
         ('{"dtype": "int64"}', "dtype='int64' must be"),

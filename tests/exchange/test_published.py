@@ -121,12 +121,12 @@ def test_it_is_known_before_the_first_checkpoint_and_with_prepared_texts(tmp_pat
     ("file", "content", "reason"),
     [
         ("tokenizer_config.json", "[]", "tokenizer_config.json is not a JSON object"),
-        ("generation_config.json", "{", "generation_config.json: "),
+        ("generation_config.json", "{", "generation_config.json is not a valid JSON file: "),
         ("generation_config.json", '{"eos_token_id": 1e3}', "eos_token_id is 1000.0, not the"),
         ("generation_config.json", '{"eos_token_id": [1, true]}', "is [1, True], not the number"),
         ("generation_config.json", f'{{"pad_token_id": {2**70}}}', "pad_token_id is 118059162071"),
         ("tokenizer_config.json", '{"x": "\\ud800"}', "surrogates not allowed"),
-        ("chat_template.jinja", b"\xff", "chat_template.jinja: "),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja is not a valid template: "),
         ("chat_template.jinja", b" " * 20_000_001, "it has more than 20,000,000 bytes"),
     ],
 )

@@ -9,7 +9,7 @@ from bench.peers.job import Sizes
 from bench.threads import Step, imbalance
 from smallmind.kernels.codegen.rounding import row_share
 from smallmind.kernels.codegen.simd import LANES, share
-from smallmind.kernels.gemm.blocked import is_few, product_region
+from smallmind.kernels.gemm.blocked import is_few, product_region, single_columns
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B, grid_region
 from smallmind.kernels.gemm.tile import TILE_ROWS
 
@@ -54,9 +54,17 @@ def _count_owners(M, N, regions):
     return owners
 
 
+def _regions(M, N, variant, workers):
+    """The regions of a product of float32."""
+    shape = M, N, single_columns(N, variant)
+    return [
+        product_region(*shape, variant, TILE_ROWS, worker, workers) for worker in range(workers)
+    ]
+
+
 @given(M=st.integers(1, 400), N=st.integers(1, 400), workers=WORKERS, variant=VARIANTS)
 def test_each_element_of_a_product_belongs_to_one_worker(M, N, workers, variant):
-    regions = [product_region(M, N, variant, worker, workers) for worker in range(workers)]
+    regions = _regions(M, N, variant, workers)
     assert (_count_owners(M, N, regions) == 1).all()
     for own in regions:
         assert own.first % (1 if is_few(M, variant) else TILE_ROWS) == 0 or own.first == M
@@ -83,7 +91,7 @@ def test_so_it_does_in_tiles_of_other_heights(M, vectors, workers, variant, heig
 @pytest.mark.parametrize("workers", [3, 5, 6, 7, 11, 13])
 def test_all_workers_have_a_part_of_a_product(M, vectors, variant, workers):
     N = vectors * LANES  # how even it can be depends on the number of vectors to divide
-    regions = [product_region(M, N, variant, worker, workers) for worker in range(workers)]
+    regions = _regions(M, N, variant, workers)
     sizes = [(own.last - own.first) * (own.right - own.left) for own in regions]
     assert min(sizes) > 0
     assert max(sizes) < 1.25 * M * N / workers

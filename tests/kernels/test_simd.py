@@ -44,6 +44,22 @@ def test_powers_are_accurate_over_their_whole_range(name, stop):
     assert np.isposinf(computed[exact > largest * (1 + 1e-6)]).all()
 
 
+@pytest.mark.filterwarnings("ignore:underflow")
+def test_normal_powers_are_those_of_exp2_and_never_less_than_the_smallest_normal_number():
+    x = every_nth_float(501, 1e-38, 127)
+    powers, normal = apply(simd.exp2)(x), apply(simd.exp2_normal)(x)
+    smallest = np.finfo(np.float32).tiny
+    is_normal = powers >= smallest
+    np.testing.assert_array_equal(normal[is_normal], powers[is_normal])
+    assert (normal[~is_normal] <= smallest).all()
+    x = np.zeros(16, np.float32)
+    x[:4] = np.nan, -np.inf, -3e38, 0
+    computed = apply(simd.exp2_normal)(x)[:4]
+    assert np.isnan(computed[0])
+    assert (computed[1:3] <= smallest).all()
+    assert computed[3] == 1
+
+
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("name", ["exp", "exp2", "sigmoid", "sigmoid_base2"])
 def test_nan_infinities_and_overflow_are_handled(name):

@@ -53,33 +53,6 @@ def test_pair_loss():
     assert_judged(lesson(1).check_pair_loss, wrong, pair_loss)
 
 
-def test_tied_gradient():
-    def once(token, ids, dx, a, dlogits):
-        gradient = head(token, ids, dx, a, dlogits)
-        gradient[ids] += dx
-        return gradient
-
-    def embedding(token, ids, dx, a, dlogits):
-        gradient = np.zeros_like(token)
-        np.add.at(gradient, ids, dx)
-        return gradient
-
-    def head(token, ids, dx, a, dlogits):
-        V, C = token.shape
-        return dlogits.reshape(-1, V).T @ a.reshape(-1, C)
-
-    wrong = [
-        (head, "from the embedding is missing"),
-        (embedding, "from the head is missing"),
-        (once, "occurs four times"),
-        (lambda *given: head(*given).T, "the shape is"),
-        (lambda *given: head(*given) - embedding(*given), "not the sum"),
-    ]
-    assert_judged(
-        lesson(1).check_tied_gradient, wrong, lambda *given: head(*given) + embedding(*given)
-    )
-
-
 def test_probabilities():
     softmax = lesson(1).softmax
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.attention import products, short
+from smallmind.kernels.attention import products
 from smallmind.kernels.attention.layout import (
     KEYS,
     QUERIES,
@@ -33,7 +33,7 @@ from smallmind.kernels.codegen.simd import (
     at,
     broadcast,
     dropout_factors,
-    exp2,
+    exp2_normal,
     fma,
     load,
     load_first,
@@ -50,22 +50,13 @@ def attention_backward(
 ):
     given = arguments_of(qkv, out, logsumexp, key, probability, first_row, firsts)
     shape = given[-1]
-    if short.is_short(shape.T, qkv.dtype):
-        rows = short.working_memory(shape)
-        short.short_attention_backward(dqkv, dout, logsumexp, qkv, rows, *given)
-        return
     products.load(qkv)
-    rows = scratch(threads(), sum(_sizes(shape.T, shape.D)))
+    rows = scratch(threads(), scratch_size(shape.T, shape.D))
     _attention_backward(dqkv, dout, out, logsumexp, qkv, rows, *given)
 
 
-def scratch_size(T, D, dtype):
-    """Elements of scratch that a thread needs, more than the forward pass.
-
-    For windows of T tokens and heads of D channels, queries, keys and values of this dtype.
-    """
-    if short.is_short(T, dtype):
-        return short.scratch_size(T, D)
+def scratch_size(T, D):
+    """Elements of scratch that a thread needs for T tokens: more than the forward pass does."""
     return sum(_sizes(T, D))
 
 
@@ -301,7 +292,7 @@ def _two_masked(x, own, place, key, vectors, mask):
 def _gradient(own, place, row, key, vectors, mask, is_whole):
     head, query, here = place.head, place.query, row * QUERIES + place.i
     # The product with log2(e) comes last: logsumexp may be in the thousands.
-    p = exp2(fma(load(own.p, here), vectors.scale, vectors.shift) * LOG2_E)
+    p = exp2_normal(fma(load(own.p, here), vectors.scale, vectors.shift) * LOG2_E)
     dp = load(own.ds, here)
     zero = broadcast(np.float32(0))
     if not is_whole:

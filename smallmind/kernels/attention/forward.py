@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.attention import products, short
+from smallmind.kernels.attention import products
 from smallmind.kernels.attention.layout import (
     KEYS,
     LN_2,
@@ -41,7 +41,7 @@ from smallmind.kernels.codegen.simd import (
     at,
     broadcast,
     dropout_factors,
-    exp2,
+    exp2_normal,
     load,
     log2,
     maximum,
@@ -56,9 +56,6 @@ from smallmind.kernels.dropout import Mask, mask_of_head
 def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None):
     given = arguments_of(qkv, out, logsumexp, key, probability, first_row, firsts)
     shape = given[-1]
-    if short.is_short(shape.T, qkv.dtype):
-        short.short_attention(out, logsumexp, qkv, short.working_memory(shape), *given)
-        return
     products.load(qkv)
     _attention(out, logsumexp, qkv, scratch(threads(), sum(_sizes(shape.T, shape.D))), *given)
 
@@ -167,7 +164,7 @@ def _exponentials(x, own, head, first, i, keys, scale, mask):
     before = load(own.top, i)
     top = _maximum(own.scores, head, query, i, keys, seen, before)
     scale = broadcast(scale * LOG2_E)
-    factor = exp2((before - top) * scale)
+    factor = exp2_normal((before - top) * scale)
     store(own.top, i, top)
     store(own.factors, i, factor)
     # Two sums: an addition has to wait for the one before.
@@ -195,8 +192,8 @@ def _two_exponentials(x, scores, place, key, scale, top, mask, is_whole):
     head, query, row = place.head, place.query, key - place.left
     zero = broadcast(np.float32(0))
     here = row * QUERIES + place.i
-    first = exp2((load(scores, here) - top) * scale)
-    second = exp2((load(scores, here + QUERIES) - top) * scale)
+    first = exp2_normal((load(scores, here) - top) * scale)
+    second = exp2_normal((load(scores, here + QUERIES) - top) * scale)
     if not is_whole:
         first = where_seen(first, zero, head, query, key)
         second = where_seen(second, zero, head, query, key + 1)

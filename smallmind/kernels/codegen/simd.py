@@ -201,6 +201,9 @@ scale_by_normal_power = on_vectors(HOST.scale_by_normal_power)
 reciprocal = on_vectors(HOST.reciprocal)
 fraction = on_vectors(HOST.fraction)
 scale_by_floor = on_vectors(HOST.scale_by_floor)
+clamp_to_normal = on_vectors(HOST.clamp_to_normal)
+normal_fraction = on_vectors(HOST.normal_fraction)
+scale_by_normal_floor = on_vectors(HOST.scale_by_normal_floor)
 _estimate_log2 = on_vectors(HOST.estimate_log2)
 nearest = on_vectors(HOST.nearest)
 square_root = on_vectors(HOST.square_root)
@@ -361,14 +364,27 @@ def exp2(x):
 
     2**x = 2**floor(x) 2**r with 0 <= r <= 1, 2**r by a polynomial that is exact at 0.
     """
-    r = fraction(x)
+    return scale_by_floor(_exp2_of_fraction(fraction(x)), x)
+
+
+@inline_jit
+def exp2_normal(x):
+    """`exp2` for x up to 127, but where that is faster 2**-126 for all x below -126.
+
+    Half the instructions on CPUs that do not scale by powers of two in one.
+    """
+    x = clamp_to_normal(x)
+    return scale_by_normal_floor(_exp2_of_fraction(normal_fraction(x)), x)
+
+
+@inline_jit
+def _exp2_of_fraction(r):
     p = broadcast(np.float32(1.8671300706e-3))
     p = fma(p, r, broadcast(np.float32(9.0170303205e-3)))
     p = fma(p, r, broadcast(np.float32(5.5799913106e-2)))
     p = fma(p, r, broadcast(np.float32(2.4016445015e-1)))
     p = fma(p, r, broadcast(np.float32(6.9315131180e-1)))
-    p = fma(p, r, broadcast(np.float32(1.0)))
-    return scale_by_floor(p, x)
+    return fma(p, r, broadcast(np.float32(1.0)))
 
 
 @jit

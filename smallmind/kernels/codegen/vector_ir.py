@@ -266,6 +266,25 @@ class VectorIR:
             builder, a, self._floor(builder, self._clamped_power(builder, n))
         )
 
+    def clamp_to_normal(self, builder, a):
+        """The larger of a and -126, unless powers of two of any size cost the same. NaN for NaN."""
+        if self.lanes == 16:
+            return a
+        low = self.constant(-126.0)
+        return builder.select(builder.fcmp_ordered(">", low, a), low, a)
+
+    def normal_fraction(self, builder, a):
+        """`fraction` of what `clamp_to_normal` returned."""
+        if self.lanes == 16:
+            return self.fraction(builder, a)
+        return builder.fsub(a, self._floor(builder, a))
+
+    def scale_by_normal_floor(self, builder, a, n):
+        """`scale_by_floor` for n from -126 to 127."""
+        if self.lanes == 16:
+            return self.scale_by_power(builder, a, n)
+        return self.scale_by_normal_power(builder, a, self._floor(builder, n))
+
     def estimate_log2(self, builder, a):
         """The exponent of a and, in place of the logarithm of its significand, that less 1.
 

@@ -23,7 +23,7 @@ def packed_depth(_x, depth):
 
 
 @jit
-def pack_a(a, strip, row, variant, start, end, first, last):
+def pack_a(a, strip, row, variant, start, end, first, last, _columns):
     """Rows first..last, K start..end of the left operand -> Strip, of scratch or of a.
 
     row: words from a packed row to the next.

@@ -1,16 +1,24 @@
-"""The blocked product of float32 matrices.
+"""The blocked product of matrices: one loop nest for every number type.
 
-The result is cut into tiles that stay in registers (`tile.multiply_panel`). The variants differ
-only in how they read memory: a is read in place, a transposed one usually packed by strips, tile
-after tile, and a panel of b, at most DEPTH x PANEL, is packed so that a tile reads it sequentially.
-Panel and strip are scratch of bounded size: no transposed copy of a matrix ever exists.
+The result is cut into tiles that stay in registers or, on a matrix unit, in its tiles. A thread
+goes through its part strip by strip; in a strip it goes through K block by block, and in a block
+through panels of columns. How the operands of a strip and a panel are read is up to the packing of
+their type: `float32` reads them in place where that is as fast, `converted`, `bfloat16_pairs` and
+`amx` pack what is stored in 16 bits. Strip and panel are scratch of bounded size: no transposed
+copy of a matrix ever exists.
+
+Sums along K are float32. If the result is too, they are kept in it; otherwise they are kept apart
+until they are complete, and rounded once.
 """
 
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import prange, types
+from numba.extending import overload
 
+from smallmind.kernels.codegen.choice import choice, chosen_number
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import (
     called_jit,
@@ -28,10 +36,12 @@ from smallmind.kernels.codegen.simd import (
     load,
     load_first,
     prefetch,
+    prefetch_to_write,
     store,
     store_first,
 )
 from smallmind.kernels.elementwise import gelu_of
+from smallmind.kernels.gemm import converted, float32
 from smallmind.kernels.gemm.few_rows import FEW, multiply_few
 from smallmind.kernels.gemm.packing import (
     DEPTH,
@@ -40,36 +50,78 @@ from smallmind.kernels.gemm.packing import (
     TRANSPOSE_A,
     TRANSPOSE_B,
     Region,
-    copy_rows,
     grid_region,
-    pack_columns,
-    pack_transposed,
-    packed_tile,
+    padded_row,
     panel_start,
 )
 from smallmind.kernels.gemm.tile import (
+    LINE,
     NULL,
     PANEL,
-    TILE_ROWS,
     Extent,
     Rows,
     Strip,
-    multiply_panel,
+    advance,
+    float32_at,
+    is_float32,
     not_null,
 )
+from smallmind.kernels.half import BFLOAT16
 
-PACK_B_FROM = TILE_ROWS + 1  # from this many rows a packed panel of b is read again
-PACK_A_FROM = 4 * PANEL if ISA.fast_shared_cache else 0  # columns of b that read a: measured
-# From this many elements the operands of a^T b come from memory or from a shared cache; then what
-# is needed next is prefetched during the multiplication, GROUP panels of b at a time. This pays off
-# only if the CPU multiplies so fast that it waits for memory: measured.
-FETCH_FROM = 2 * 1024 * 1024 if LANES == 16 else 1 << 62
-GROUP = max(1, 256 // PANEL)
+PREFETCHES_FROM, FINISHED = ISA.prefetches_from, ISA.finished_tiles
+GROUP = max(1, 256 // PANEL)  # panels of b that are prefetched together
 
-# Scratch of a thread: a packed panel of b, then a packed strip of a.
-PANEL_SIZE = DEPTH * PANEL
-STRIP_SIZE = STRIP // TILE_ROWS * packed_tile.py_func(DEPTH // 2)
-SCRATCH = PANEL_SIZE + STRIP_SIZE
+# Scratch of a thread: a packed panel of b, a packed strip of a, which stays in the second-level
+# cache, and the incomplete sums of a strip, which 16 bits need.
+PANEL_SIZE = (DEPTH + 1) * PANEL  # blocks may begin at even numbers: one may be deeper by one
+STRIP_16 = 64 * 1024
+SUMS_SIZE = 64 * 1024
+SCRATCH = PANEL_SIZE + float32.STRIP_SIZE
+SCRATCH_16 = PANEL_SIZE + STRIP_16 + SUMS_SIZE
+
+
+def _packing(array: Any) -> ModuleType:
+    """The module that packs and multiplies what is stored like this array."""
+    if array.dtype == types.float32:
+        return float32
+    return _pairs() if ISA.pairs and array.dtype == types.int16 else converted
+
+
+def _pairs() -> ModuleType:
+    # Imported here, so that it is compiled only if it is used.
+    if ISA.matrix_unit:
+        from smallmind.kernels.gemm import amx
+
+        return amx
+    from smallmind.kernels.gemm import bfloat16_pairs
+
+    return bfloat16_pairs
+
+
+def load_packing(a: np.ndarray) -> None:
+    """Imports what products of this array call, before they are compiled."""
+    if ISA.pairs and a.dtype == BFLOAT16:
+        _pairs()
+
+
+_height = chosen_number(_packing, "HEIGHT")  # rows of the result that are multiplied at a time
+_packed_depth = choice(_packing, "packed_depth", inline=True)
+_pack_a = choice(_packing, "pack_a", inline=True)
+_pack_b = choice(_packing, "pack_b", inline=True)
+
+
+def _multiply(a, *operands):
+    """`multiply_panel` for what is packed of a."""
+
+
+@overload(_multiply, jit_options={"forceinline": True})
+def _multiply_of(a, *operands):
+    multiply = _packing(a).multiply
+
+    def multiply_packed(a, *operands):
+        multiply(*operands)
+
+    return multiply_packed
 
 
 class Operands(NamedTuple):
@@ -100,16 +152,24 @@ class Packed(NamedTuple):
 
     panel: Any
     strip: Any
+    sums: Any
+
+
+@inline_jit
+def packed_of(a, own):
+    """own (SCRATCH or SCRATCH_16,) -> Packed."""
+    end = PANEL_SIZE + (float32.STRIP_SIZE if is_float32(a) else STRIP_16)
+    return Packed(own[:PANEL_SIZE], own[PANEL_SIZE:end], own[end:])
 
 
 class Block(NamedTuple):
-    """The part start..end of K that one pass over the panels multiplies, and how."""
+    """The part start..end of K that one pass over the panels multiplies."""
 
     start: int
     end: int
     next_end: int  # the end of the block after it
-    packs_a: bool
-    prefetches: bool
+    depth: int  # of what is packed
+    is_last: bool
 
 
 class Ahead(NamedTuple):
@@ -136,11 +196,14 @@ def single_columns(N, variant):
 
 
 @called_jit
-def product_region(M, N, variant, worker, workers):
-    """The part of a result (M, N) that a worker computes."""
-    vectors = ceil_div(N - single_columns(N, variant), LANES)
-    height = 1 if is_few(M, variant) else TILE_ROWS
-    own = grid_region(M, vectors, workers, worker, variant, height)
+def product_region(M, N, single, variant, height, worker, workers):
+    """The part of a result (M, N) that a worker computes; the `single` last columns go with it.
+
+    Its rows are multiplied `height` at a time, unless they are few.
+    """
+    vectors = ceil_div(N - single, LANES)
+    rows = 1 if is_few(M, variant) else height
+    own = grid_region(M, vectors, workers, worker, variant, rows)
     right = own.right if own.right < vectors * LANES else N
     return Region(own.first, own.last, own.left, right)
 
@@ -160,53 +223,167 @@ def gemm_parallel(out, activation, a, b, bias, addend, variant, scratch):
         gemm_share(out, activation, a, b, bias, addend, variant, own, np.int64(worker), workers)
 
 
+@parallel_jit
+def gemm_16(out, activation, a, b, bias, addend, variant, scratch):
+    """The product of what is stored in 16 bits. out and addend may be float32; bias is as a."""
+    workers = scratch.shape[0]
+    for worker in prange(workers):
+        operands = operands_of(out, activation, a, b, bias, addend, variant)
+        gemm_part(operands, packed_of(a, borrow(scratch[worker])), np.int64(worker), workers)
+
+
+@inline_jit
+def gemm_part(operands, packed, worker, workers):
+    """The worker's part of the result: a rectangle of a grid that balances the work."""
+    a, variant = operands.a, operands.variant
+    M, N = operands.out.shape
+    K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
+    step, single = _height(a), 0
+    if is_float32(a):
+        single = single_columns(N, variant)
+    first, last, left, right = product_region(M, N, single, variant, step, worker, workers)
+    if first == last:
+        return
+    if is_few(M, variant):
+        _gemm_few(operands, packed.sums, Region(first, last, left, right))
+        return
+    single = single if right == N else 0
+    right -= single
+    # However they are packed, K is summed in the same blocks: CPUs of an instruction set get the
+    # same bits.
+    blocks = max(1, ceil_div(K, DEPTH // 2 if is_float32(a) and variant == TRANSPOSE_A else DEPTH))
+    row_size = padded_row(_packed_depth(a, ceil_div(K, blocks)) + 16)
+    max_height = STRIP
+    if is_float32(a):
+        # Strips may be short if packing b is free; they are long if packing takes time.
+        max_height = STRIP // 2 if variant == PLAIN else STRIP
+    else:
+        max_height = min(STRIP, STRIP_16 // row_size) // step * step
+    # Strips of equal height: b is packed for each of them, however few rows it has.
+    height = round_up(ceil_div(last - first, ceil_div(last - first, max_height)), step)
+    # Sums that are complete after one block, or are added in place, need no space.
+    has_space = blocks == 1 or _adds_in_place(operands)
+    width = right - left if has_space else (SUMS_SIZE // height - 16) // LANES * LANES
+    for row in range(first, last, height):
+        end = min(last, row + height)
+        for column in range(left, right, max(1, width)):
+            _gemm_region(
+                operands, packed, Region(row, end, column, min(right, column + width)), blocks
+            )
+        if single > 0:
+            _gemm_few(operands, packed.sums, Region(row, end, right, N))
+
+
 @jit
-def _gemm_few(operands, region):
-    """A region of the result that has few rows or few columns."""
+def _gemm_few(operands, sums, region):
+    """A region of the result that has few rows or few columns: nothing is packed."""
     out, bias, addend = operands.out, operands.bias, operands.addend
     first, last, left, right = region
-    for i in range(first, last):
-        for j in range(left, right):
-            start = np.float32(0)
-            if addend.size > 0:
-                start += addend[i, j]
-            if bias.size > 0:
-                start += bias[j]
-            out[i, j] = start
     N = out.shape[1]
-    sums = Rows(at(out, first * N + left), N)
-    multiply_few(sums, operands.a, operands.b, operands.variant, region)
-    if operands.activation.size > 0:
+    if is_float32(operands.a):
         for i in range(first, last):
-            _activate(operands.activation, out, Region(i, i + 1, left, right))
+            for j in range(left, right):
+                start = np.float32(0)
+                if addend.size > 0:
+                    start += addend[i, j]
+                if bias.size > 0:
+                    start += bias[j]
+                out[i, j] = start
+        rows = Rows(float32_at(out, first * N + left), N)
+        multiply_few(rows, operands.a, operands.b, operands.variant, region)
+        if operands.activation.size > 0:
+            for i in range(first, last):
+                _activate(operands.activation, out, Region(i, i + 1, left, right))
+        return
+    width = SUMS_SIZE // (last - first)
+    for column in range(left, right, width):
+        part = Region(first, last, column, min(right, column + width))
+        columns = part.right - column
+        sums[: (last - first) * columns] = np.float32(0)
+        multiply_few(Rows(at(sums, 0), columns), operands.a, operands.b, operands.variant, part)
+        _finish(operands, sums, 0, columns, part)
+
+
+@inline_jit
+def _adds_in_place(operands):
+    """True if sums are kept in the result itself."""
+    out, addend, bias = operands.out, operands.addend, operands.bias
+    is_exact = is_float32(out) and (addend.size == 0 or is_float32(addend))
+    # A matrix unit writes whole vectors, and adds no bias.
+    is_whole = is_float32(operands.a) or (bias.size == 0 and out.shape[1] % LANES == 0)
+    return is_exact and is_whole
+
+
+@inline_jit
+def _block(a, number, blocks, K):
+    # Even, so that pairs stay together.
+    unit = 1 if is_float32(a) else 2
+    start, is_last = number * K // blocks // unit * unit, number == blocks - 1
+    end = K if is_last else (number + 1) * K // blocks // unit * unit
+    next_end = min(number + 2, blocks) * K // blocks
+    return Block(start, end, next_end, _packed_depth(a, end - start), is_last)
 
 
 @jit
-def _gemm_strip(operands, packed, region):
+def _gemm_region(operands, packed, region, blocks):
     """A region of the result, block after block along K, panel after panel."""
     a, b, variant = operands.a, operands.b, operands.variant
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
-    packs_a = variant == TRANSPOSE_A and b.shape[1] >= PACK_A_FROM
-    prefetches = variant == TRANSPOSE_A and a.size + b.size >= FETCH_FROM
-    # Packed or not, K is summed in the same blocks: CPUs of an instruction set get the same bits.
-    depth = DEPTH // 2 if variant == TRANSPOSE_A else DEPTH
-    blocks = max(1, ceil_div(K, depth))
-    for i in range(blocks):
-        block = Block(
-            i * K // blocks,
-            (i + 1) * K // blocks,
-            min(i + 2, blocks) * K // blocks,
-            packs_a,
-            prefetches,
-        )
-        if packs_a:
-            pack_columns(packed.strip, a, block.start, block.end, region.first, region.last)
-        for panel in range(ceil_div(region.right - region.left, PANEL)):
-            column = panel_start(region.left, region.right, panel)
-            last_column = panel_start(region.left, region.right, panel + 1)
-            part = Region(region.first, region.last, column, last_column)
-            ahead = _ahead(region, block, panel) if prefetches else Ahead(part, part)
-            _gemm_panel(operands, packed, part, block, ahead)
+    first, last, left, right = region
+    for number in range(blocks):
+        block = _block(a, number, blocks, K)
+        start, end, depth = block.start, block.end, block.depth
+        row, columns = padded_row(depth), operands.out.shape[1]
+        strip = _pack_a(a, packed.strip, row, variant, start, end, first, last, columns)
+        for number_of_panel in range(ceil_div(right - left, PANEL)):
+            column = panel_start(left, right, number_of_panel)
+            part = Region(first, last, column, panel_start(left, right, number_of_panel + 1))
+            panel = _pack_b(b, packed.panel, variant, start, end, part, depth)
+            if _adds_in_place(operands):
+                _multiply_in_place(operands, strip, panel, part, block, region, number_of_panel)
+            else:
+                row = PANEL if blocks == 1 else padded_row(right - left)
+                sums = Sums(0 if blocks == 1 else column - left, row, block.start > 0)
+                _multiply_apart(operands, packed.sums, strip, panel, part, block, sums)
+    if _adds_in_place(operands) and operands.activation.size > 0:
+        _activate(operands.activation, operands.out, region)
+
+
+@jit
+def _multiply_in_place(operands, strip, panel, part, block, region, number):
+    """The products of a strip and the panel of this number in a region -> sums in the result."""
+    a, out = operands.a, operands.out
+    N = out.shape[1]
+    rows, packed_to = panel
+    prefetches = operands.variant == TRANSPOSE_A and a.size + operands.b.size >= PREFETCHES_FROM
+    ahead = _ahead(region, block, number) if prefetches else Ahead(part, part)
+    bias = NULL
+    if block.is_last and operands.bias.size > 0:
+        bias = float32_at(operands.bias, part.left)
+    # All tiles at once, or one by one, each prefetching its share.
+    step = _height(a) if prefetches else part.last - part.first
+    for row in range(part.first, part.last, step):
+        place = row * N + part.left
+        c, start = float32_at(out, place), NULL
+        if block.start > 0:
+            start = c
+        elif operands.addend.size > 0:
+            start = float32_at(operands.addend, place)
+        extent = Extent(min(step, part.last - row), part.right - part.left, block.depth)
+        tiles = _strip_from(strip, (row - part.first) // _height(a))
+        _multiply(a, Rows(c, N), tiles, rows, extent, Rows(start, N), bias, packed_to)
+        if prefetches:
+            if not_null(packed_to):
+                rows, packed_to = Rows(packed_to, part.right - part.left), NULL
+            share, shares = (row - part.first) // step, ceil_div(part.last - part.first, step)
+            _prefetch_share(operands.b, ahead.b, share, shares)
+            _prefetch_share(a, ahead.a, share, shares)
+
+
+@inline_jit
+def _strip_from(strip, tile):
+    """The strip from this tile on."""
+    return Strip(advance(strip.start, tile * strip.tile), strip.tile, strip.row, strip.column)
 
 
 @jit
@@ -251,63 +428,11 @@ def _prefetch_share(x, region, share, shares):
 
 
 @jit
-def _gemm_panel(operands, packed, region, block, ahead):
-    """One panel of the result for one block of K: packs b and multiplies."""
-    out, b, bias, addend = operands.out, operands.b, operands.bias, operands.addend
-    N = out.shape[1]
-    K = operands.a.shape[0] if operands.variant == TRANSPOSE_A else operands.a.shape[1]
-    first, last, left, right = region
-    depth, columns = block.end - block.start, right - left
-    width = round_up(columns, LANES)
-    panel, packed_to = Rows(at(packed.panel, 0), width), NULL
-    if operands.variant == TRANSPOSE_B:
-        pack_transposed(packed.panel, b, block.start, block.end, left, right)
-    elif columns < width:
-        copy_rows(packed.panel, width, b, block.start * N + left, depth, columns)
-    else:
-        panel = Rows(at(b, block.start * N + left), N)
-        if last - first >= PACK_B_FROM:
-            packed_to = at(packed.panel, 0)
-    panel_bias = at(bias, left) if block.end == K and bias.size > 0 else NULL
-    # All tiles at once, or one by one, each prefetching its share.
-    step = TILE_ROWS if block.prefetches else last - first
-    for row in range(first, last, step):
-        strip = _strip(operands, packed, block, first, row)
-        start = NULL
-        if block.start > 0:
-            start = at(out, row * N + left)
-        elif addend.size > 0:
-            start = at(addend, row * N + left)
-        extent = Extent(min(step, last - row), columns, depth)
-        c = Rows(at(out, row * N + left), N)
-        multiply_panel(c, strip, panel, extent, Rows(start, N), panel_bias, packed_to)
-        if block.prefetches:
-            if not_null(packed_to):
-                panel, packed_to = Rows(packed_to, width), NULL
-            tile, tiles = (row - first) // TILE_ROWS, ceil_div(last - first, TILE_ROWS)
-            _prefetch_share(b, ahead.b, tile, tiles)
-            _prefetch_share(operands.a, ahead.a, tile, tiles)
-    if block.end == K and operands.activation.size > 0:
-        _activate(operands.activation, out, region)
-
-
-@jit
-def _strip(operands, packed, block, first, row):
-    """The left operand from `row` on, in place or in the packed strip, which begins at `first`."""
-    a = operands.a
-    if block.packs_a:
-        size = packed_tile(block.end - block.start)
-        return Strip(at(packed.strip, (row - first) // TILE_ROWS * size), size, 1, TILE_ROWS)
-    if operands.variant == TRANSPOSE_A:
-        M = a.shape[1]
-        return Strip(at(a, block.start * M + row), TILE_ROWS, 1, M)
-    K = a.shape[1]
-    return Strip(at(a, row * K + block.start), TILE_ROWS * K, K, 1)
-
-
-@jit
 def _activate(activation, out, region):
-    """activation = gelu(out) in a region, while it is in the first-level cache."""
+    """activation = gelu(out) in a region, most of which is in the second-level cache.
+
+    In one panel the rows are so short that the CPU waits for each line of the activation.
+    """
     N = out.shape[1]
     tail = (region.right - region.left) % LANES
     for i in range(region.first, region.last):
@@ -316,6 +441,86 @@ def _activate(activation, out, region):
         if tail:
             place = i * N + region.right - tail
             store_first(activation, place, gelu_of(load_first(out, place, tail)), tail)
+
+
+class Sums(NamedTuple):
+    """Where the incomplete sums of a panel are."""
+
+    place: int
+    row: int  # from a row to the next
+    adds: bool  # to what an earlier block along K left there
+
+
+@jit
+def _multiply_apart(operands, space, strip, panel, part, block, sums):
+    """The products of a strip and a panel -> sums, and from complete ones the result.
+
+    A few tiles at a time, so that these are still in the first-level cache.
+    """
+    first, last, left, right = part
+    height = _height(operands.a)
+    step = height * FINISHED
+    for row in range(first, last, step):
+        rows = Region(row, min(last, row + step), left, right)
+        # Sums that are complete after one block are overwritten by the next tiles.
+        is_only = block.is_last and not sums.adds
+        place = sums.place + (0 if is_only else (row - first) * sums.row)
+        c = Rows(at(space, place), sums.row)
+        addend = c if sums.adds else Rows(NULL, 0)
+        tiles = _strip_from(strip, (row - first) // height)
+        extent = Extent(rows.last - row, round_up(right - left, LANES), block.depth)
+        if block.is_last:
+            _prefetch_finished(operands, rows)
+        _multiply(operands.a, c, tiles, panel.rows, extent, addend, NULL, NULL)
+        if block.is_last:
+            _finish(operands, space, place, sums.row, rows)
+
+
+@jit
+def _prefetch_finished(operands, region):
+    """Prefetches what `_finish` reads and writes, which other cores may have written last."""
+    N = operands.out.shape[1]
+    for i in range(region.first, region.last):
+        for place in range(i * N + region.left, i * N + region.right, LINE):
+            prefetch_to_write(operands.out, place)
+            if operands.activation.size > 0:
+                prefetch_to_write(operands.activation, place)
+            if operands.addend.size > 0:
+                prefetch(operands.addend, place)
+
+
+@jit
+def _finish(operands, sums, place, sums_row, region):
+    """Adds bias and addend to complete sums and stores them, then activation unless empty."""
+    out, activation = operands.out, operands.activation
+    bias, addend = operands.bias, operands.addend
+    first, last, left, right = region
+    N = out.shape[1]
+    tail = (right - left) % LANES
+    whole = right - tail
+    for i in range(first, last):
+        row = i * N
+        for j in range(left, whole, LANES):
+            y = load(sums, place + j - left)
+            if bias.size > 0:
+                y = y + load(bias, j)
+            if addend.size > 0:
+                y = y + load(addend, row + j)
+            store(out, row + j, y)
+            if activation.size > 0:
+                # GELU of the rounded value, which is what the backward pass reads.
+                store(activation, row + j, gelu_of(load(out, row + j)))
+        if tail:
+            y = load_first(sums, place + whole - left, tail)
+            if bias.size > 0:
+                y = y + load_first(bias, whole, tail)
+            if addend.size > 0:
+                y = y + load_first(addend, row + whole, tail)
+            store_first(out, row + whole, y, tail)
+            if activation.size > 0:
+                rounded = load_first(out, row + whole, tail)
+                store_first(activation, row + whole, gelu_of(rounded), tail)
+        place += sums_row
 
 
 _VECTOR, _MATRIX = (types.Array(types.float32, ndim, "C") for ndim in (1, 2))
@@ -338,23 +543,6 @@ _SHARE = types.void(
 # because it is compiled when it is defined.
 @native("smallmind_gemm_share", _SHARE)
 def gemm_share(out, activation, a, b, bias, addend, variant, scratch, worker, workers):
-    """The worker's share: a rectangle of tiles, from a grid that balances the work."""
+    """The worker's part of a product of float32."""
     operands = operands_of(out, activation, a, b, bias, addend, variant)
-    scratch = borrow(scratch)
-    packed = Packed(scratch[:PANEL_SIZE], scratch[PANEL_SIZE:])
-    M, N = out.shape
-    own = product_region(M, N, variant, worker, workers)
-    if own.first == own.last:
-        return
-    if is_few(M, variant):
-        _gemm_few(operands, own)
-        return
-    single = single_columns(N, variant) if own.right == N else 0
-    right = own.right - single
-    # Strips may be short if packing b is free; they are long if packing takes time.
-    height = STRIP // 2 if variant == PLAIN else STRIP
-    for row in range(own.first, own.last, height):
-        end = min(own.last, row + height)
-        _gemm_strip(operands, packed, Region(row, end, own.left, right))
-        if single > 0:
-            _gemm_few(operands, Region(row, end, right, N))
+    gemm_part(operands, packed_of(a, borrow(scratch)), worker, workers)

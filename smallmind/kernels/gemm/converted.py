@@ -6,12 +6,13 @@ from smallmind.kernels.codegen.simd import LANES, at
 from smallmind.kernels.gemm.packing import (
     TRANSPOSE_A,
     TRANSPOSE_B,
+    Panel,
     copy_rows,
     pack_columns,
     pack_transposed,
     packed_tile,
 )
-from smallmind.kernels.gemm.tile import TILE_ROWS, Strip, multiply_panel
+from smallmind.kernels.gemm.tile import NULL, TILE_ROWS, Rows, Strip, multiply_panel
 
 HEIGHT = TILE_ROWS  # rows of the result that are multiplied at a time
 multiply = multiply_panel
@@ -24,7 +25,7 @@ def packed_depth(_x, depth):
 
 
 @jit
-def pack_a(a, strip, row, variant, start, end, first, last):
+def pack_a(a, strip, row, variant, start, end, first, last, _columns):
     """Rows first..last, K start..end of the left operand -> Strip, of scratch.
 
     row: float32 from a packed row to the next.
@@ -37,10 +38,13 @@ def pack_a(a, strip, row, variant, start, end, first, last):
 
 
 @jit
-def pack_b(b, panel, variant, start, end, left, right, depth):
-    """K start..end, columns left..right of the right operand -> (depth, whole vectors)."""
+def pack_b(b, panel, variant, start, end, region, depth):
+    """K start..end, columns of a region, of the right operand -> Panel (depth, whole vectors)."""
+    left, right = region.left, region.right
+    width = round_up(right - left, LANES)
     if variant == TRANSPOSE_B:
         pack_transposed(panel, b, start, end, left, right)
     else:
         source = start * b.shape[1] + left
-        copy_rows(panel, round_up(right - left, LANES), b, source, depth, right - left)
+        copy_rows(panel, width, b, source, depth, right - left)
+    return Panel(Rows(at(panel, 0), width), NULL)

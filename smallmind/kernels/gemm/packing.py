@@ -5,7 +5,7 @@ columns, and K in blocks; the matching parts of a and b are packed so that a til
 sequentially. Operands may be stored in 16 bits; packed they are float32.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,13 @@ DEPTH = 512  # maximum depth along K that is multiplied at a time
 STRIP = TILE_ROWS * 64  # maximum number of rows of the result at a time
 PACKING = 12  # measured: see grid_rows
 PLAIN, TRANSPOSE_A, TRANSPOSE_B = 0, 1, 2  # the products a b, a^T b and a b^T
+
+
+class Panel(NamedTuple):
+    """A panel of b as tiles read it."""
+
+    rows: Any  # Rows
+    packed: Any  # pointer to where the first tile writes what it reads, or NULL
 
 
 class Region(NamedTuple):
@@ -88,6 +95,15 @@ def panel_start(left, right, panel):
     """The first column of a panel; the widths of panels differ by at most one vector."""
     vectors, panels = ceil_div(right - left, LANES), ceil_div(right - left, PANEL)
     return min(right, left + vectors * panel // panels * LANES)
+
+
+@jit
+def padded_row(size):
+    """Elements between rows of `size` elements in scratch: mostly an odd number of cache lines.
+
+    With a power of two the rows of a tile would compete for few sets of the cache.
+    """
+    return round_up(size, 16) + 16
 
 
 @jit

@@ -53,10 +53,12 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
         function.args
     )
     builder = ir.IRBuilder(function.append_basic_block("entry"))
+    # The last element too: rows that are not aligned end in one more line.
+    lines = [*range(0, vectors * ops.lanes, LINE), vectors * ops.lanes - 1]
     for i in range(rows):
         c_i = builder.gep(c, [builder.mul(c_row, I64(i))])
-        for v in range(0, vectors, max(1, 16 // ops.lanes)):
-            ops.prefetch(builder, builder.gep(c_i, [I64(v * ops.lanes)]), write=True)
+        for column in lines:
+            ops.prefetch(builder, builder.gep(c_i, [I64(column)]), write=True)
 
     def of_a(i, k):
         """Pointer to a[i, k]."""
@@ -70,7 +72,7 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
         """
         with builder.if_then(builder.icmp_signed("==", builder.and_(k, I64(LINE - 1)), I64(0))):
             for i in range(rows, 2 * rows):
-                ops.prefetch(builder, of_a(i, k))
+                ops.prefetch(builder, of_a(i, k), locality=isa.prefetch_level)
 
     def step(k, sums):
         """Adds the products of column k of a and row k of b to the sums."""
@@ -81,8 +83,8 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
         if packs:
             # Rows of b are too far apart for the CPU to predict the next.
             ahead = builder.gep(b_k, [builder.mul(b_row, I64(FETCHED_AHEAD))])
-            for v in range(0, vectors, max(1, 16 // ops.lanes)):
-                ops.prefetch(builder, builder.gep(ahead, [I64(v * ops.lanes)]), locality=2)
+            for column in lines:
+                ops.prefetch(builder, builder.gep(ahead, [I64(column)]), locality=2)
             packed_k = builder.gep(packed, [builder.mul(k, I64(vectors * ops.lanes))])
             for v, value in enumerate(b_values):
                 ops.store(builder, value, builder.gep(packed_k, [I64(v * ops.lanes)]))
