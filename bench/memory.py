@@ -17,8 +17,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from bench.machine import answer_of
-from bench.step import ROOT, environment
+from bench.machine import ROOT, answer_of, environment
 from bench.trial import ALPHABET
 from smallmind.settings.config import ModelConfig, TrainingConfig
 from smallmind.settings.sources import Choices
