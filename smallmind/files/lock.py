@@ -1,5 +1,6 @@
 """A lock that lets one process at a time use the directory of a run."""
 
+import errno
 import os
 import re
 import socket
@@ -144,6 +145,26 @@ def lock_file(file: int) -> None:
             os.lseek(file, 0, os.SEEK_SET)
     else:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def lock_byte(file: int, place: int, unlock: bool = False) -> bool:
+    """Locks a byte of an open file, or unlocks it -> False if another process holds it.
+
+    OSError if the disk has no locks. Unlike the lock of a file it is none between threads.
+    """
+    try:
+        if os.name == "nt":
+            os.lseek(file, place, os.SEEK_SET)
+            mode = msvcrt.LK_UNLCK if unlock else msvcrt.LK_NBLCK  # type: ignore[attr-defined]
+            msvcrt.locking(file, mode, 1)  # type: ignore[attr-defined]
+        else:
+            mode = fcntl.LOCK_UN if unlock else fcntl.LOCK_EX | fcntl.LOCK_NB
+            fcntl.lockf(file, mode, 1, place)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        raise
+    return True
 
 
 def _describe(content: bytes) -> str:

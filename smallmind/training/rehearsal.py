@@ -6,6 +6,7 @@ that have to be compiled are compiled here, all in one go.
 
 import dataclasses
 import functools
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.training.compiling import helpers
 from smallmind.training.distillation import Distillation
 from smallmind.training.training import Training
 
@@ -61,7 +63,8 @@ def _rehearse(
 ) -> None:
     expected = _expected(config, training) if backend == "numba" else 0
     text = ALPHABET * (20 * WINDOW // len(ALPHABET))
-    with activity.expecting_kernels(expected), TensorPool() as pool:
+    helping = helpers(config, training) if expected else nullcontext()
+    with activity.expecting_kernels(expected), helping, TensorPool() as pool:
         models = [
             TransformerModel(config, backend=backend) for config in (config, teacher) if config
         ]

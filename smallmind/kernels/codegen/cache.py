@@ -9,6 +9,7 @@ import hashlib
 import os
 import pickle
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,11 +21,61 @@ from numba.core.compiler import CompileResult
 from numba.core.runtime import _nrt_python
 from numba.core.serialize import dumps
 
+from smallmind.console import activity
 from smallmind.files import durable
+from smallmind.files.lock import lock_byte
 from smallmind.kernels.codegen.cache_directory import cache_directory, is_ours, warn
 
 PACKAGE = "smallmind.kernels."
+PATIENCE = 300.0  # seconds to wait for another process that compiles the same
 DIGEST = hashlib.sha256().digest_size  # bytes
+
+
+class BusyError(Exception):
+    """Another process compiles this function."""
+
+
+class _Turns:
+    """Lets one process at a time compile a function, all processes of one directory together.
+
+    Each function has a byte far past the end of a file, which its process locks. The system
+    unlocks those of a process that dies. Where the disk has no locks, all compile everything.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "turns"
+        self._file: int | None = None
+
+    def take(self, name: str) -> bool:
+        """Takes the turn for a function -> False if another process has it."""
+        try:
+            if self._file is None:
+                way = os.O_RDWR | os.O_CREAT | durable.flags("O_NOFOLLOW", "O_BINARY", "O_CLOEXEC")
+                self._file = os.open(self._path, way, 0o600)
+            return lock_byte(self._file, self._place(name))
+        except OSError:
+            return True
+
+    def give(self, name: str) -> None:
+        """Ends what `take` began."""
+        if self._file is not None:
+            with suppress(OSError):
+                lock_byte(self._file, self._place(name), unlock=True)
+
+    def _place(self, name: str) -> int:
+        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little") >> 2
+
+
+class _Patience:
+    """How this process waits for others: see `skip_what_others_compile`."""
+
+    skips = False
+    taken = 0  # functions that it compiles, each within the one before
+
+
+def skip_what_others_compile() -> None:
+    """From now on a kernel that another process compiles raises BusyError instead of waiting."""
+    _Patience.skips = True
 
 
 class CheckedFiles:
@@ -93,18 +144,54 @@ class KernelCache(FunctionCache):
     itself as soon as there is something to compile.
     """
 
+    can_be_skipped = True  # by `skip_what_others_compile`
+
     def __init__(self, function: Callable[..., Any], directory: Path) -> None:
         name = f"{function.__module__}.{function.__qualname__}".replace("<locals>.", "")
         line = function.__code__.co_firstlineno
         self._py_func = function  # of which the key takes a digest
-        self._files = CheckedFiles(directory, f"{name.removeprefix(PACKAGE)}-{line}")
+        self._name = f"{name.removeprefix(PACKAGE)}-{line}"
+        self._files = CheckedFiles(directory, self._name)
+        self._turns = _turns(directory)
+        self._taken: list[str] = []
 
     @property
     def cache_path(self) -> str:
         return str(self._files.directory)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """What is kept for these types; None if it is to be compiled here, until `end_turn`."""
         _define_runtime()
+        loaded = self._load(sig, target_context)
+        if loaded is None and self._take_turn(f"{self._name}{sig}"):
+            # Another process has compiled it since.
+            loaded = self._load(sig, target_context)
+        return loaded
+
+    def _take_turn(self, name: str) -> bool:
+        """Waits until no other process compiles this -> True if one did."""
+        waits = not self._turns.take(name)
+        if waits and self.can_be_skipped and _Patience.skips and not _Patience.taken:
+            raise BusyError
+        if waits:
+            activity.begin_compiling()
+            try:
+                end = time.monotonic() + PATIENCE
+                while not self._turns.take(name) and time.monotonic() < end:
+                    time.sleep(0.01)
+            finally:
+                activity.end_compiling()
+        self._taken.append(name)
+        _Patience.taken += 1
+        return waits
+
+    def end_turn(self) -> None:
+        """Ends the turns that `load_overload` took: this has been compiled, or has failed."""
+        while self._taken:
+            self._turns.give(self._taken.pop())
+            _Patience.taken -= 1
+
+    def _load(self, sig: Any, target_context: Any) -> Any:
         try:
             saved = self._files.load(self._index_key(sig, target_context.codegen()))
             return saved and CompileResult._rebuild(target_context, *saved)
@@ -144,6 +231,17 @@ class EntryPointCache(KernelCache):
         return (library, kind, (object_code, llvm.parse_assembly(module).as_bitcode())), *rest
 
 
+class NativeCache(EntryPointCache):
+    """The cache of a function that is compiled as its module is imported."""
+
+    can_be_skipped = False
+
+
+@functools.cache
+def _turns(directory: Path) -> _Turns:
+    return _Turns(directory)
+
+
 @functools.cache
 def _define_runtime() -> None:
     """Makes the functions of Numba's runtime, which compiled code calls, known to LLVM."""
@@ -160,3 +258,9 @@ def enable_cache(compiled: Any, function: Callable[..., Any], kind: type[KernelC
     if directory is not None and function.__module__.startswith(PACKAGE):
         compiled._cache = kind(function, directory)
     return compiled
+
+
+def end_turn(compiled: Any) -> None:
+    """Lets other processes compile a function that this one has compiled, or failed to."""
+    if isinstance(compiled._cache, KernelCache):
+        compiled._cache.end_turn()

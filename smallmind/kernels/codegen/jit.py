@@ -26,7 +26,13 @@ from numba.core.typing.templates import ConcreteTemplate, infer_global
 
 from smallmind.checks import InputError
 from smallmind.console import activity
-from smallmind.kernels.codegen.cache import EntryPointCache, KernelCache, enable_cache
+from smallmind.kernels.codegen.cache import (
+    EntryPointCache,
+    KernelCache,
+    NativeCache,
+    enable_cache,
+    end_turn,
+)
 from smallmind.kernels.codegen.linking import LinkedLibrary, libraries
 from smallmind.kernels.codegen.recording import active
 from smallmind.kernels.codegen.threads import PARALLEL, limit_spinning, threads
@@ -74,7 +80,10 @@ def _compiler(
 
         def compile_here(signature: Any) -> Any:
             with _compiling(kind, dispatcher.targetctx.codegen()):
-                return compile(signature)
+                try:
+                    return compile(signature)
+                finally:
+                    end_turn(dispatcher)
 
         dispatcher.compile = compile_here
         return dispatcher
@@ -161,7 +170,10 @@ def native(symbol: str, signature: Any) -> Callable[[Callable[..., Any]], Callab
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         callback = _Native(function, (signature.args, signature.return_type), {}, {})
         with deferred():
-            enable_cache(callback, function, EntryPointCache).compile()
+            try:
+                enable_cache(callback, function, NativeCache).compile()
+            finally:
+                end_turn(callback)
         _callbacks.append(callback)
         llvm.add_symbol(symbol, callback.address)
         return _external(symbol, signature)

@@ -17,6 +17,10 @@ from numba.np.ufunc import parallel
 from smallmind.checks import InputError
 
 CPUS = Path("/sys/devices/system/cpu")
+# The CPUs of this process, before its threads are bound to some of them.
+USABLE = (
+    os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+)
 # Only one Python thread at a time runs parallel kernels: two would compete for the same cores, and
 # on Numba's workqueue layer the second aborts the process.
 _one_at_a_time = threading.Lock()

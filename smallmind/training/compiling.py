@@ -1,0 +1,143 @@
+"""Compiles the kernels of a run in as many processes as there are cores, at a first start.
+
+Each helper passes through a tiny model in which all kernels but one do nothing, one kernel after
+another, the slowest to compile first. The process that they help goes its usual way. Whoever comes
+to a function first compiles it; the others load it (see `kernels.codegen.cache`).
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from smallmind.kernels.alignment import aligned_zeros
+from smallmind.kernels.description import KERNELS
+from smallmind.memory.available import available_bytes
+from smallmind.memory.tensor_pool import TensorPool
+from smallmind.nn.backend import Backend, NoKernels
+from smallmind.nn.cache import KeyValueCache
+from smallmind.nn.transformer import TransformerModel
+from smallmind.optim.optimizer import make_optimizer
+from smallmind.parallel.environment import launched
+from smallmind.settings.config import ModelConfig, TrainingConfig
+
+MOST = 8  # processes: the slowest function takes a tenth of the time of all
+NEEDED = 600e6  # bytes that each of them may take
+# Slowest first. The others follow in the order in which a pass calls them.
+SLOWEST = (
+    "attention_backward",
+    "matmul_transpose_a",
+    "cached_attention",
+    "muon",
+    "attention",
+    "norm_heads_backward",
+    "matmul",
+    "norm_heads",
+    "cross_entropy",
+)
+# With the path of its parent, whose own directory may be another, and its job.
+PROGRAM = (
+    "import pickle, sys\n"
+    "sys.path[:], job = pickle.load(sys.stdin.buffer)\n"
+    "from smallmind.training.compiling import compile_kernels\n"
+    "compile_kernels(*job)\n"
+)
+
+
+@contextmanager
+def helpers(model: ModelConfig, training: TrainingConfig) -> Iterator[None]:
+    """Within the block, other processes compile kernels of this tiny model too."""
+    from smallmind.kernels.codegen.threads import USABLE
+
+    count = min(len(USABLE), MOST, 1 + int(available_bytes() // NEEDED)) - 1
+    # Ranks of one machine share what they compile.
+    processes = [] if launched() else [_start(model, training) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _start(model: ModelConfig, training: TrainingConfig) -> "subprocess.Popen[bytes]":
+    from smallmind.kernels.codegen.threads import USABLE
+
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("OMP_P")
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        env={**environment, "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdin
+    with suppress(OSError), process.stdin:  # it may have ended
+        process.stdin.write(pickle.dumps((sys.path, (model, training, os.getpid(), USABLE))))
+    return process
+
+
+class _OneKernel(NoKernels):
+    """Kernels that do nothing, but for the one of this name."""
+
+    name = ""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        nothing = super().__getattr__(name)
+        if name != self.name:
+            return nothing
+        # Of its module alone: others compile as they are imported.
+        kernel: Callable[..., Any] = getattr(
+            import_module(f"smallmind.kernels.{KERNELS[name].module}"), name
+        )
+        return kernel
+
+
+def compile_kernels(
+    config: ModelConfig, training: TrainingConfig, parent: int, cpus: set[int]
+) -> None:
+    """Compiles the kernels of training and evaluating this model that nobody else has compiled.
+
+    On any of these CPUs: the parent may be bound to one. Ends when the parent does.
+    """
+    from smallmind.kernels.codegen.cache import BusyError, skip_what_others_compile
+    from smallmind.kernels.codegen.threads import threads
+
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus)
+    skip_what_others_compile()
+    kernels = _OneKernel()
+    backend = Backend("numba", kernels, TensorPool(), aligned_zeros, None, threads)
+    model = TransformerModel(config, backend=backend)
+    model.use_precision(training.requested_precision)
+    optimizer = make_optimizer(model, training)
+    ids = np.zeros((2, config.block_size), np.int32)
+
+    def decode() -> None:
+        cache = KeyValueCache(model, 1, config.block_size)
+        for count in (2, 1):
+            model.decode(ids[:1, :count], cache)
+
+    parts: list[Callable[[], object]] = [
+        lambda: model.loss_and_gradients(ids, ids),
+        lambda: optimizer.step(training.max_grad_norm or None),
+        lambda: model.losses(ids, ids),
+        decode,
+    ]
+    for part in parts:
+        part()
+    for name in (*SLOWEST, *sorted(kernels.names.difference(SLOWEST))):
+        if os.getppid() != parent:
+            return
+        kernels.name = name
+        for part in parts:
+            with suppress(BusyError):
+                part()
