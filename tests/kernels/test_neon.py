@@ -1,6 +1,7 @@
 """LLVM compiles the kernels' operations for ARM CPUs that need not be here."""
 
 import re
+from collections import Counter
 
 import llvmlite.binding as llvm
 import pytest
@@ -36,6 +37,32 @@ def test_every_sum_of_a_tile_stays_in_a_register_of_its_own(cpu, triple, pairs, 
     assert len(registers) == len(set(registers)) == NEON.tile_rows * NEON.tile_vectors == 24
     assert not vectors_on_the_stack(loop)
     assert not re.search(r"\s(bl|blr|mov(\.16b)?\s+v\d+)", loop)
+
+
+def counts(loop):
+    """-> how often each instruction occurs in a loop up to its branch back, loads by register."""
+    names = re.findall(r"\n\t([a-z]\w*)(?:\.\S+)?\s+(\S)", loop[: re.search(BACK, loop).end()])
+    kinds = ((name, f" {first}" if name.startswith("ld") else "") for name, first in names)
+    return Counter(name.replace("ldur", "ldr") + kind for name, kind in kinds)
+
+
+BACK = r"\n\tb\.\w+\s"  # a loop has one branch
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize(("cpu", "triple"), PLAIN + WITH_BFLOAT16)
+def test_units_that_multiply_do_nothing_else_in_the_loop(cpu, triple, transposed, packs):
+    found = counts(inner_loop(cpu, triple, NEON, transposed, packs))
+    assert found.pop("fmla") == 24
+    assert found.pop("ldp q") == 2  # 4 vectors of b
+    # The 6 elements of a, 4 and 2 of them at a time if they are contiguous.
+    loads = {"ldr q": 1, "ldr d": 1} if transposed else {"ldr s": 6}
+    assert {name: found.pop(name) for name in loads} == loads
+    if packs:
+        assert found.pop("stp") == found.pop("prfm") + found.pop("prfum") == 2
+    assert set(found) <= {"add", "cmp", "b"}
+    assert sum(found.values()) <= 10
 
 
 def compiled(operation, cpu, triple, isa=NEON):

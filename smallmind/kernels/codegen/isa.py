@@ -27,6 +27,7 @@ class InstructionSet:
     tile_vectors: int
     fused: bool = True  # multiplies and adds in one instruction
     unrolled: int = 1  # steps along K per iteration: more where loop overhead is measurable
+    by_lane: bool = False  # multiplies by one lane of a vector, which need not fill one first
     half: bool = True  # converts float16 in one instruction
     bfloat16: bool = False  # has a dot product of bfloat16 pairs
     pairs: bool = False  # bfloat16 is multiplied in pairs
@@ -87,6 +88,7 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
             lanes=4,
             tile_rows=6,
             tile_vectors=4,
+            by_lane=True,
             bfloat16=dots,
             pairs=dots,
             fast_bfloat16=bool(dots and is_neoverse),

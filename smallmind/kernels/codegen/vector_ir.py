@@ -50,6 +50,27 @@ class VectorIR:
             first, undefined, ir.Constant(self.integers, [0] * self.lanes)
         )
 
+    def splats(self, builder, pointer, count):
+        """The `count` elements from pointer on, each in all lanes."""
+        places = [builder.gep(pointer, [I64(i)]) for i in range(count)]
+        return [self.splat(builder, builder.load(place)) for place in places]
+
+    def splats_by_lane(self, builder, pointer, count):
+        """`splats` for a CPU that multiplies by one lane of a vector. count is at most LANES."""
+        if count == 1:
+            # LLVM knows nothing about what comes out of inline assembly. It would load the element
+            # into all lanes, which takes a turn of a unit that multiplies.
+            values = ir.Constant(self.vector, ir.Undefined)
+            values = builder.insert_element(values, builder.load(pointer), I32(0))
+            kind = ir.FunctionType(self.vector, [self.vector])
+            values = builder.asm(kind, "", "=w,0", [values], side_effect=False)
+        else:
+            kind = ir.VectorType(F32, count)
+            values = builder.load(builder.bitcast(pointer, kind.as_pointer()), align=4)
+        undefined = ir.Constant(values.type, ir.Undefined)
+        lanes = (ir.Constant(self.integers, [lane] * self.lanes) for lane in range(count))
+        return [builder.shuffle_vector(values, undefined, lane) for lane in lanes]
+
     def constant(self, value):
         return ir.Constant(self.vector, [value] * self.lanes)
 

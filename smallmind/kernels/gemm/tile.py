@@ -41,6 +41,9 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
     name = f"smallmind_tile_{rows}x{vectors}" + "_transposed" * transposed + "_packs" * packs
     name += "_pairs" * pairs
     multiply_add = ops.dot_pairs if pairs else ops.add_product
+    by_lane = isa.by_lane and not pairs
+    read_a = ops.splats_by_lane if by_lane else ops.splats
+    together = ops.lanes if by_lane and transposed else 1  # elements of a column that are loaded
     if name in module.globals:
         return module.globals[name]
     to_c = [_POINTER, I64, _POINTER, I64, _POINTER, I64, I64, I64]
@@ -90,7 +93,9 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
                 ops.store(builder, value, builder.gep(packed_k, [I64(v * ops.lanes)]))
         added = []
         for i in range(rows):
-            a_value = ops.splat(builder, builder.load(of_a(i, k)))
+            if i % together == 0:
+                a_values = read_a(builder, of_a(i, k), min(together, rows - i))
+            a_value = a_values[i % together]
             added += [
                 multiply_add(builder, sums[i * vectors + v], a_value, b_values[v])
                 for v in range(vectors)
