@@ -10,7 +10,8 @@ from llvmlite import ir
 from smallmind.kernels.codegen import isa as isa_module
 from smallmind.kernels.codegen.isa import compiles_bfloat16, instruction_set
 from smallmind.kernels.codegen.vector_ir import F32, I64, Storage, VectorIR
-from tests.kernels.test_tile import assembly, inner_loop, vectors_on_the_stack
+from smallmind.kernels.gemm.tile import tile_function
+from tests.kernels.test_tile import assembly, hottest_block, inner_loop, vectors_on_the_stack
 
 LINUX, MACOS, WINDOWS = "aarch64-unknown-linux-gnu", "arm64-apple-darwin", "aarch64-pc-windows-msvc"
 PLAIN = [("neoverse-n1", LINUX), ("apple-m1", MACOS), ("cortex-a72", LINUX), ("generic", WINDOWS)]
@@ -63,6 +64,17 @@ def test_units_that_multiply_do_nothing_else_in_the_loop(cpu, triple, transposed
         assert found.pop("stp") == found.pop("prfm") + found.pop("prfum") == 2
     assert set(found) <= {"add", "cmp", "b"}
     assert sum(found.values()) <= 10
+
+
+@pytest.mark.parametrize("rows", [5, 6])
+@pytest.mark.parametrize(("cpu", "triple"), WITH_BFLOAT16)
+def test_matrices_of_2_x_4_are_multiplied_in_one_instruction(cpu, triple, rows):
+    module = ir.Module()
+    function = tile_function(module, DOTS, rows, DOTS.tile_vectors, transposed=True, quads=True)
+    found = counts(hottest_block(module, function, cpu, triple))
+    assert found.pop("bfmmla") == 24
+    assert (found.pop("ldp q"), found.pop("ldr q")) == (5, 1)  # 3 vectors of a, 8 of b
+    assert set(found) <= {"add", "cmp", "b"}
 
 
 def compiled(operation, cpu, triple, isa=NEON):

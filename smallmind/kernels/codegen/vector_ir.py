@@ -231,6 +231,26 @@ class VectorIR:
         name = avx512 if self.lanes == 16 else neon
         return self.call(builder, name, self.vector, total, a, b)
 
+    def add_quads(self, builder, total, a, b):
+        """total + a b^T, of matrices of bfloat16 in NEON: a and b 2 x 4, total 2 x 2 float32.
+
+        Adds and rounds as `dot_pairs` does, for two pairs one after the other.
+        """
+        if not self.isa.bfloat16:
+            bits, (rows, columns) = ir.VectorType(I16, 8), ((0, 0, 1, 1), (0, 1, 0, 1))
+            for k in range(4):
+                factors = []
+                for x, order in ((a, rows), (b, columns)):
+                    mask = ir.Constant(self.integers, [4 * row + k for row in order])
+                    x = builder.bitcast(x, bits)
+                    number = builder.shuffle_vector(x, ir.Constant(bits, ir.Undefined), mask)
+                    factors.append(self._widen(builder, number, Storage.BFLOAT16))
+                total = self.fma(builder, *factors, total)
+            return total
+        kind = ir.VectorType(_BFloat(), 8)
+        a, b = builder.bitcast(a, kind), builder.bitcast(b, kind)
+        return self.call(builder, "llvm.aarch64.neon.bfmmla", self.vector, total, a, b)
+
     def _lower_half(self, builder, bits):
         return builder.bitcast(builder.shl(bits, self.integer(16)), self.vector)
 
