@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from numba import prange
-from smallmind.kernels.attention.short import is_short
 from tabulate import tabulate
 
 from bench.ceilings import Copy
@@ -25,7 +24,7 @@ from bench.peers import job
 from bench.peers.job import Sizes
 from smallmind import AdamW, TransformerModel
 from smallmind.kernels import head_norm, reference
-from smallmind.kernels.attention.layout import attention_shape, row_of_share
+from smallmind.kernels.attention.layout import row_of_share
 from smallmind.kernels.codegen.jit import parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up, row_share
 from smallmind.kernels.codegen.simd import LANES, share
@@ -106,15 +105,8 @@ def _heads(groups: int, T: int, place: Callable[[float], float], workers: int) -
     return work
 
 
-def _is_short(a: Arguments) -> bool:
-    shape = attention_shape(a["qkv"], a["out"], a["logsumexp"], None)
-    return is_short(shape.T, a["qkv"].dtype)
-
-
 def _attention(a: Arguments, workers: int) -> Work:
     B, H, T = a["logsumexp"].shape
-    if _is_short(a):
-        return _rows(B * H, workers)
     return _heads(B * H, T, np.sqrt, workers)
 
 
@@ -122,8 +114,6 @@ def _attention_backward(a: Arguments, workers: int) -> Work:
     B, H, T = a["logsumexp"].shape
     D = a["out"].shape[1] // H
     G = (a["qkv"].shape[1] // D - H) // 2
-    if _is_short(a):
-        return _rows(B * G, workers)
     # The rows of a shared head cost about as much wherever they are: its gradients of keys need
     # the later queries.
     return _heads(B * G, T, lambda x: x, workers)

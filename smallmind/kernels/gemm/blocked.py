@@ -349,6 +349,8 @@ def _gemm_region(operands, packed, region, blocks):
                 row = PANEL if blocks == 1 else padded_row(right - left)
                 sums = Sums(0 if blocks == 1 else column - left, row, block.start > 0)
                 _multiply_apart(operands, packed.sums, strip, panel, part, block, sums)
+    if _adds_in_place(operands) and operands.activation.size > 0:
+        _activate(operands.activation, operands.out, region)
 
 
 @jit
@@ -380,8 +382,6 @@ def _multiply_in_place(operands, strip, panel, part, block, region, number):
             share, shares = (row - part.first) // step, ceil_div(part.last - part.first, step)
             _prefetch_share(operands.b, ahead.b, share, shares)
             _prefetch_share(a, ahead.a, share, shares)
-    if block.is_last and operands.activation.size > 0:
-        _activate(operands.activation, out, part)
 
 
 @inline_jit
@@ -433,7 +433,10 @@ def _prefetch_share(x, region, share, shares):
 
 @jit
 def _activate(activation, out, region):
-    """activation = gelu(out) in a region, while it is in the first-level cache."""
+    """activation = gelu(out) in a region, most of which is in the second-level cache.
+
+    In one panel the rows are so short that the CPU waits for each line of the activation.
+    """
     N = out.shape[1]
     tail = (region.right - region.left) % LANES
     for i in range(region.first, region.last):
