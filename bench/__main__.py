@@ -45,20 +45,9 @@ ISAS = {
 NAMED = {"tiny": [(16, 16, C, 1, 4) for C in (16, 64, 128)]}
 ARCHS = ("gpt2", "llama", "modern")
 MEMORY = ("example", "layers", "limit", "long", "runs")
-FAULTS = (
-    "operations",
-    "saves",
-    "runs",
-    "writers",
-    "starts",
-    "pairs",
-    "terminals",
-    "power",
-    "cuts",
-    "flips",
-    "kernels",
-    "fuzzing",
-)
+AGAINST = ("start", "products", "attention", "steps", "generation")
+FAULTS = ("operations", "saves", "runs", "writers", "starts", "pairs", "terminals")
+FAULTS += ("power", "cuts", "flips", "kernels", "fuzzing")
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -128,8 +117,20 @@ def _several(
     )
 
 
+def _peers(default: str) -> Flag:
+    help = f"such as torch,torch compile; default: {default}"
+    return _flag(
+        "--peers", "P,P", help, type=lambda text: [name for name in text.split(",") if name]
+    )
+
+
 def _text_or_stories() -> Flag:
     return _flag("text", "TEXT", "a UTF-8 text file; default: built-in stories", nargs="?")
+
+
+def _only(parts: Collection[str]) -> Flag:
+    check = _one_of("part", parts)
+    return _several("--only", "P,P", check, f"some of {', '.join(parts)}; default: all")
 
 
 def _folder(help: str) -> Flag:
@@ -158,12 +159,7 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
                 f"{STEP_SHAPES}; or tiny: 1 layer of 16, 64, 128",
                 type=_step_shapes,
             ),
-            _flag(
-                "--peers",
-                "P,P",
-                "such as torch,jax; default: torch, torch compile and jax, if installed",
-                type=lambda text: [word for word in text.split(",") if word],
-            ),
+            _peers("torch, torch compile and jax, if installed"),
             _several(
                 "--arch",
                 "A,A",
@@ -216,12 +212,7 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
     "memory": (
         "compare the memory of training with its estimate",
         [
-            _several(
-                "--only",
-                "P,P",
-                _one_of("part", MEMORY),
-                f"some of {', '.join(MEMORY)}; default: all",
-            ),
+            _only(MEMORY),
             _counted("--steps", 5, "steps to time"),
         ],
     ),
@@ -244,6 +235,29 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
             _counted("--rounds", 15, "turns each"),
         ],
     ),
+    "against": (
+        "compare with another commit: status 1 if this tree is more than 3 % slower",
+        [
+            _flag("commit", "COMMIT", "as git names it"),
+            _only(AGAINST),
+            (
+                "--save",
+                {
+                    "action": "store_true",
+                    "help": "keep the shares of the machine's limit for later machines of its kind",
+                },
+            ),
+        ],
+    ),
+    "inferena": (
+        "measure SmolLM2-135M as the table kvark/inferena does",
+        [
+            _flag("--weights", "PATH", "of SmolLM2-135M; default: random ones", type=Path),
+            _peers("torch"),
+            _counted("--rounds", 7, "turns each"),
+            _flag("--out", "FILE", "also write the line of JSON to FILE", type=Path),
+        ],
+    ),
     "generate": ("measure tokens per second", [_counted("--rounds", 3, "turns each")]),
     "ranks": (
         "measure training on several ranks of MPI",
@@ -264,12 +278,7 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
             _counted("--damages", 100, "damaged files of the kernel cache"),
             _flag("--minutes", "X", "minutes of fuzzing (10)", type=float, default=10),
             _counted("--seed", 1, "random seed of fuzzing"),
-            _several(
-                "--only",
-                "P,P",
-                _one_of("part", FAULTS),
-                f"some of {', '.join(FAULTS)}; default: all",
-            ),
+            _only(FAULTS),
         ],
     ),
     "recipe": (
@@ -346,7 +355,7 @@ def main() -> None:
     if getattr(options, "plot", None) and not importlib.util.find_spec("matplotlib"):
         sys.exit('--plot needs matplotlib: python -m pip install -e ".[bench]"')
     os.environ.update(ISAS.get(options.isa, {}))
-    for file in (options.json, getattr(options, "plot", None)):
+    for file in (options.json, getattr(options, "plot", None), getattr(options, "out", None)):
         if file and not os.access(file.resolve().parent, os.W_OK):
             sys.exit(f"cannot write {file}: {file.resolve().parent} is not a writable directory")
     if getattr(options, "plot", None) and options.plot.suffix not in (".png", ".pdf", ".svg"):
@@ -383,7 +392,7 @@ def main() -> None:
             if len(shape) != 5 or shape[2] % shape[4]:
                 sys.exit("--shapes needs B, T, C, layers and heads, C a multiple of the heads")
     described = machine.describe()
-    print("  ".join(f"{name} {value}" for name, value in described.items()))
+    print("  ".join(f"{name} {value}" for name, value in described.items()), flush=True)
     results = module.run(options, described)
     if options.json:
         record = {"machine": described, "results": results}
@@ -393,10 +402,8 @@ def main() -> None:
 
         plot.draw(results, options.plot)
     # Only now, so that what was measured is kept.
-    if options.command == "step" and (wrong := module.disagreements(results)):
-        sys.exit("\n".join(wrong))
-    if options.command == "faults" and any(row["lost"] for row in results):
-        sys.exit(1)
+    if hasattr(module, "failures") and (failed := module.failures(results)):
+        sys.exit("\n".join(failed))
 
 
 if __name__ == "__main__":

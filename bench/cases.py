@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bench.ceilings import multiply_add, multiply_bfloat16
+from bench.peers.tree import PRODUCTS
 from bench.timing import Contestant
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.alignment import aligned_empty, aligned_zeros
@@ -154,15 +155,6 @@ _FEW = [(M, 128, N) for M in (1, 4, 16, 64) for N in (384, 512)]
 _FEW += [(1, 512, 128), (16, 512, 128), (1, 1024, 4096), (16, 1024, 4096), (1, 8192, 8192)]
 
 
-# The shapes of the operands of each product (M, K) x (K, N), and the order of a step's sizes in it:
-# a layer's output, the gradient of its weights, that of its input.
-_PRODUCTS: dict[str, tuple[Callable[..., tuple[Shape, Shape]], Callable[..., Shape]]] = {
-    "matmul": (lambda M, K, N: ((M, K), (K, N)), lambda M, K, N: (M, K, N)),
-    "matmul_transpose_a": (lambda M, K, N: ((K, M), (K, N)), lambda M, K, N: (K, M, N)),
-    "matmul_transpose_b": (lambda M, K, N: ((M, K), (N, K)), lambda M, K, N: (M, N, K)),
-}
-
-
 def _torch_product(name: str, a: Any, b: Any, out: Any) -> Contestant | None:
     def run() -> None:
         left = a.T if name == "matmul_transpose_a" else a
@@ -172,7 +164,7 @@ def _torch_product(name: str, a: Any, b: Any, out: Any) -> Contestant | None:
 
 
 def _product(name: str, M: int, K: int, N: int) -> Case:
-    a, b = (_normal(*shape) for shape in _PRODUCTS[name][0](M, K, N))
+    a, b = (_normal(*shape) for shape in PRODUCTS[name][0](M, K, N))
     out, theirs = aligned_empty((M, N)), aligned_empty((M, N))
     left = a.T if name == "matmul_transpose_a" else a
     right = b.T if name == "matmul_transpose_b" else b
@@ -190,7 +182,7 @@ def _product(name: str, M: int, K: int, N: int) -> Case:
 def _bfloat16(name: str, M: int, K: int, N: int) -> Case:
     """A product of bfloat16 matrices; its result is float32 for gradients of weights."""
     exact_result = name == "matmul_transpose_a"
-    a, b = (round_to(_normal(*shape), BFLOAT16) for shape in _PRODUCTS[name][0](M, K, N))
+    a, b = (round_to(_normal(*shape), BFLOAT16) for shape in PRODUCTS[name][0](M, K, N))
     out = aligned_empty((M, N), np.float32 if exact_result else BFLOAT16)
     fast, plain = getattr(compiled, name), getattr(reference, name)
     at, bt = (torch and torch.from_numpy(x).view(torch.bfloat16) for x in (a, b))
@@ -215,7 +207,7 @@ def _bfloat16(name: str, M: int, K: int, N: int) -> Case:
 
 
 for suffix, build in ("", _product), ("_bfloat16", _bfloat16):
-    for name, (_, order) in _PRODUCTS.items():
+    for name, (_, order) in PRODUCTS.items():
         sizes = _STEP if suffix else [*_STEP, *_AWKWARD]
         sizes = sizes if suffix or name == "matmul_transpose_a" else [*sizes, *_FEW]
         KERNELS[name + suffix] = Kernel(

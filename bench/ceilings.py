@@ -1,12 +1,16 @@
 """The machine's limits: multiply-adds from registers, and copies of a given size."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 from numba import prange
 
+from bench.timing import Contestant, take_in_turn
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.simd import LANES, at, dot_pairs, fma, lane_sum, load, store
-from smallmind.kernels.codegen.threads import threads
+from smallmind.kernels.codegen.threads import set_threads, threads
 from smallmind.kernels.gemm.tile import NULL, Extent, Rows, Strip
 
 if ISA.matrix_unit:
@@ -131,3 +135,25 @@ class Copy:
 
     def __call__(self) -> None:
         _copy(self.target, self.source)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within the block, this thread has no others."""
+    count = threads()
+    set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(count)
+
+
+def copy_rate(nbytes: float) -> float:
+    """Bytes per second that all threads read and write together."""
+    copy = Copy(nbytes)
+    return copy.nbytes / take_in_turn({"": Contestant(copy)}, rounds=5)[""].minimum
+
+
+def multiply_add_rate() -> float:
+    """The peak operations per second of all threads."""
+    return multiply_add() / take_in_turn({"": Contestant(multiply_add)}, rounds=5)[""].median

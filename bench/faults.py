@@ -205,3 +205,8 @@ def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[s
         )
     print(tabulate(rows, headers="keys", intfmt=",", floatfmt=",.0f"))
     return rows
+
+
+def failures(rows: list[dict[str, object]]) -> list[str]:
+    """A line for every fault that was not survived."""
+    return [f"{row['fault']}: {row['lost']} lost" for row in rows if row["lost"]]

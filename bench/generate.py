@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from bench.ceilings import Copy
+from bench.ceilings import copy_rate
 from bench.machine import answer_of
 from smallmind import KeyValueCache, Tokenizer, TransformerModel, export
 from smallmind.kernels.codegen.threads import threads
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[s
             {
                 "shape": name,
                 "bytes": 4 * model.flat.count,
-                "copy": _copy_seconds(4 * model.flat.count),
+                "copy": 4 * model.flat.count / copy_rate(4 * model.flat.count),
                 "prompt": _prompt_share(model),
                 **{_label(case): statistics.median(each) for case, each in times.items()},
             }
@@ -120,15 +120,6 @@ def _of_peer(program: str, path: Path, count: int) -> float:
     arguments = (program, str(path), str(count), str(PROMPT), str(TOKENS))
     variables = {"OMP_NUM_THREADS": str(count)}
     return float(answer_of("-c", *arguments, variables=variables, stderr=subprocess.DEVNULL))
-
-
-def _copy_seconds(nbytes: int) -> float:
-    copy, seconds = Copy(nbytes), []
-    for _ in range(9):
-        start = time.perf_counter()
-        copy()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds) * nbytes / copy.nbytes
 
 
 def _prompt_share(model: TransformerModel) -> float:

@@ -2,17 +2,15 @@
 
 import argparse
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 import numpy as np
 from tabulate import tabulate
 
 from bench.cases import KERNELS, Case, Kernel, Shape
-from bench.ceilings import Copy
-from bench.timing import Contestant, Times, take_in_turn
-from smallmind.kernels.codegen.threads import set_threads, threads
+from bench.ceilings import Copy, one_thread
+from bench.timing import Contestant, Times, duration, take_in_turn
+from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.half import to_float32
 
 
@@ -28,23 +26,13 @@ def measure(kernel: Kernel, shape: Shape, rounds: int) -> dict[str, object]:
     if case.flops:
         contestants["multiply-add"] = Contestant(case.peak)
     if threads() > 1:
-        contestants["one thread"] = replace(case.ours, setting=_one_thread)
+        contestants["one thread"] = replace(case.ours, setting=one_thread)
     if case.numpy:
         contestants["NumPy"] = case.numpy
     if case.torch:
         contestants["PyTorch"] = case.torch
     times = take_in_turn(contestants, rounds)
     return _record(kernel, shape, case, copy, error, times)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    count = threads()
-    set_threads(1)
-    try:
-        yield
-    finally:
-        set_threads(count)
 
 
 def worst_error(case: Case) -> float:
@@ -100,7 +88,7 @@ def _row(record: dict) -> dict[str, str]:
         rate = f"{record['bytes'] / ours / 1e9:.0f} GB/s"
     return {
         "shape": "x".join(map(str, record["shape"])),
-        "median": _duration(ours),
+        "median": duration(ours),
         "spread": f"{times['ours']['spread'] * 100:.0f} %",
         "rate": rate,
         "limit": record["limit"],
@@ -110,10 +98,6 @@ def _row(record: dict) -> dict[str, str]:
         "x 1 thread": ratio("one thread"),
         "worst error": f"{record['worst_error']:.0e}",
     }
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
 
 
 def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[str, object]]:

@@ -17,11 +17,11 @@ from typing import Any
 
 from tabulate import tabulate
 
-from bench.machine import answer_of
-from bench.step import ROOT, environment
+from bench.machine import ROOT, answer_of, environment
 from bench.trial import ALPHABET
 from smallmind.settings.config import ModelConfig, TrainingConfig
-from smallmind.training.memory_estimate import MemoryEstimate, estimate, largest_batch
+from smallmind.settings.sources import Choices
+from smallmind.training.memory_estimate import MemoryEstimate, Plan, estimate
 
 Settings = dict[str, Any]
 Record = dict[str, Any]
@@ -158,8 +158,8 @@ def _limit(threads: int, _steps: int) -> list[Record]:
     records: list[Record] = []
     for precision, strategy in (("float32", "none"), ("float16", "every_layer")):
         settings = training_settings(precision, strategy)
-        config = ModelConfig(len(ALPHABET), **EXAMPLE)
-        windows = largest_batch(config, TrainingConfig(**settings), LIMIT, threads)
+        fields = {"vocab_size": len(ALPHABET), **EXAMPLE, **settings, "threads": threads}
+        windows = Plan(Choices(fields, recipe=None).settings()).largest_batch(LIMIT)
         expected = _estimate(EXAMPLE, {**settings, "micro_batch_size": windows}, windows, threads)
         capacity = LIMIT - (expected.total - expected.activations)
         larger = windows * 3 // 2

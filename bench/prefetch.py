@@ -12,12 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from bench.timing import Stopwatch
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.console.live_line import can_print
 from smallmind.console.table import BOX, Table
@@ -58,19 +58,6 @@ def _write(path: Path, megabytes: int) -> None:
             file.write(random.integers(0, VOCABULARY, half, np.uint16).tobytes())
         file.flush()
         os.fsync(file.fileno())  # else its pages could not be dropped
-
-
-class _Stopwatch:
-    """In place of a workspace's profile: the seconds spent in GetBatch."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    @contextmanager
-    def __call__(self, name: str, **_: int) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds += (time.perf_counter() - start) * (name == "GetBatch")
 
 
 class _Case(NamedTuple):
@@ -177,15 +164,15 @@ def turn(
     config = TrainingConfig(
         steps=COLD + steps, prefetch=ahead, log_every=1, val_every=0, max_rollbacks=0
     )
-    watch = training.model.workspace.profile = _Stopwatch()
+    watch = training.model.workspace.profile = Stopwatch("GetBatch")
     seconds, waiting = [], []
     records = training.steps(config)
     for _ in range(COLD + steps):
         before_step()
-        start, waited = time.perf_counter(), watch.seconds
+        start, waited = time.perf_counter(), sum(watch.seconds)
         next(records)
         seconds.append(time.perf_counter() - start)
-        waiting.append(watch.seconds - waited)
+        waiting.append(sum(watch.seconds) - waited)
     records.close()
     return seconds[COLD:], waiting[COLD:]
 

@@ -8,7 +8,6 @@ is that of the whole held-out part; that of the peer, of nanoGPT's 20 random bat
 
 import argparse
 import json
-import os
 import shlex
 import statistics
 import subprocess
@@ -21,8 +20,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from bench import CPUS
-from bench.step import ROOT, environment
+from bench.machine import started
 
 NANOGPT = "nanoGPT in PyTorch"
 SEED = 1337
@@ -143,17 +141,8 @@ def _nanogpt(options: argparse.Namespace, seed: int, threads: int) -> dict[str, 
 
 def _run(command: Sequence[str], threads: int) -> str:
     """Runs a program on the CPUs that are measured -> what it prints. SystemExit if it fails."""
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment(threads),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    if CPUS:
-        os.sched_setaffinity(process.pid, CPUS)
-    output, _ = process.communicate()
+    with started(command, threads, stderr=subprocess.STDOUT) as process:
+        output, _ = process.communicate()
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{output[-2000:]}")
     return output

@@ -7,26 +7,22 @@ batches. They take turns of a few steps.
 import argparse
 import importlib.util
 import itertools
-import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
-from bench import CPUS
+from bench.machine import Worker
 from bench.peers import job
 from bench.peers.job import Sizes
 from smallmind import TransformerModel
 from smallmind.nn.parameters import Role
 from smallmind.text.stories import built_in_text
 
-ROOT = Path(__file__).parent.parent
 # name -> package; those in 16 bits are measured only with --peers.
 PEERS = {
     "torch": "torch",
@@ -49,52 +45,6 @@ SIZES = [
     Sizes(16, 512, 128, 4, 4),
     Sizes(8, 256, 384, 6, 6),
 ]
-
-
-def environment(threads: int) -> dict[str, str]:
-    """The environment of a process that trains with this many threads."""
-    variables = {
-        **os.environ,
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        # Each thread on its own core, whichever library starts it.
-        "OMP_PROC_BIND": "spread",
-        "OMP_PLACES": "cores",
-    }
-    if threads == 1:
-        variables["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
-    return variables
-
-
-class _Process:
-    """A contestant in a separate process that answers commands."""
-
-    def __init__(self, name: str, path: str, threads: int) -> None:
-        self.name = name
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench.peers", name, path],
-            cwd=ROOT,
-            env=environment(threads),
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        if CPUS:
-            os.sched_setaffinity(self.process.pid, CPUS)
-
-    def ask(self, **command: object) -> Any:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise SystemExit(f"{self.name} ended with status {self.process.wait()}; see above")
-        return json.loads(answer)
-
-    def close(self) -> None:
-        assert self.process.stdin
-        self.process.stdin.close()
-        self.process.wait()
 
 
 def installed() -> list[str]:
@@ -132,14 +82,16 @@ def measure(sizes: Sizes, arch: str, peers: list[str], steps: int, threads: int)
     work = operations(sizes, multiplied_parameters(model))
     turn = steps_per_turn(work)
     steps = steps * turn // TURN
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as running:
         path = str(Path(directory) / "job.npz")
+
+        def start(name: str) -> Worker:
+            return running.enter_context(Worker(name, "bench.peers", name, path, threads=threads))
+
         job.write(path, sizes, arch, dict(model.parameters), built_in_text().encode())
         # A separate process compiles the kernels, as a user's first start does.
-        first_start = _Process("ours", path, threads)
-        first_start.ask(run=[0, 1])
-        first_start.close()
-        processes = {name: _Process(name, path, threads) for name in ["ours", *peers]}
+        start("ours").ask(run=[0, 1])
+        processes = {name: start(name) for name in ["ours", *peers]}
         first = {name: p.ask(run=[0, COMPARED])["losses"] for name, p in processes.items()}
         seconds: dict[str, list[float]] = {name: [] for name in processes}
         processor: dict[str, list[float]] = {name: [] for name in processes}
@@ -150,8 +102,6 @@ def measure(sizes: Sizes, arch: str, peers: list[str], steps: int, threads: int)
                 processor[name] += answer["processor_seconds"]
         memory = {name: process.ask(memory=True) for name, process in processes.items()}
         python, ceiling = processes["ours"].ask(python=True), processes["ours"].ask(ceiling=True)
-        for process in processes.values():
-            process.close()
     quarters = {name: statistics.quantiles(values, n=4) for name, values in seconds.items()}
     return {
         "sizes": asdict(sizes),
@@ -223,7 +173,7 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
     return records
 
 
-def disagreements(records: list[dict[str, Any]]) -> list[str]:
+def failures(records: list[dict[str, Any]]) -> list[str]:
     """A line for every contestant whose losses differ from ours: its speed does not count."""
     return [
         f"{record['arch']}, {Sizes(**record['sizes']).name}: {name}'s losses differ by "

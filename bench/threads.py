@@ -19,7 +19,7 @@ import numpy as np
 from numba import prange
 from tabulate import tabulate
 
-from bench.ceilings import Copy
+from bench.ceilings import copy_rate, one_thread
 from bench.peers import job
 from bench.peers.job import Sizes
 from smallmind import AdamW, TransformerModel
@@ -373,18 +373,6 @@ def region_seconds(count: int) -> float:
     return statistics.median(times[5:])
 
 
-def copy_rate(count: int) -> float:
-    """Bytes per second that threads read and write together, in memory."""
-    begun, copy, times = threads(), Copy(COPIED), []
-    set_threads(count)
-    for _ in range(5):
-        start = time.perf_counter()
-        copy()
-        times.append(time.perf_counter() - start)
-    set_threads(begun)
-    return copy.nbytes / min(times)
-
-
 @dataclass(frozen=True)
 class Machine:
     """The properties of a machine that a prediction needs."""
@@ -447,7 +435,8 @@ def measure(options: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
     found = step.count(workers)
     seconds = step.time(found, measured, options.rounds)
     undivided = undivided_seconds(sizes, options.arch, options.rounds)
-    rate = copy_rate(1)
+    with one_thread():
+        rate = copy_rate(COPIED)
     memory = options.bandwidth * 1e9 if options.bandwidth else rate * max(workers)
     machine = Machine({n: region_seconds(n) for n in measured}, rate, memory)
     return {

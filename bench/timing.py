@@ -2,8 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 TURN = 0.015  # seconds that a contestant runs without interruption
@@ -40,8 +40,7 @@ def take_in_turn(contestants: dict[str, Contestant], rounds: int) -> dict[str, T
     for _ in range(rounds):
         for name, contestant in contestants.items():
             with contestant.setting():
-                seconds[name] += _turn(contestant)
-            wait_for_idle_threads()
+                seconds[name] += turn(contestant)
     return {name: _summary(values) for name, values in seconds.items()}
 
 
@@ -58,19 +57,46 @@ def wait_for_idle_threads() -> None:
             return
 
 
-def _turn(contestant: Contestant) -> list[float]:
+def turn(contestant: Contestant, length: float = TURN, least: int = 3) -> list[float]:
+    """Calls it for some seconds, at least so often, and waits for its idle threads.
+
+    Returns the seconds of each call but the first.
+    """
     run, prepare, clock = contestant.run, contestant.prepare, time.perf_counter
     seconds = []
-    end = clock() + TURN
-    while not seconds or (clock() < end and len(seconds) < MAX_CALLS) or len(seconds) < 3:
+    end = clock() + length
+    while not seconds or (clock() < end and len(seconds) < MAX_CALLS) or len(seconds) < least:
         if prepare:
             prepare()
         start = clock()
         run()
         seconds.append(clock() - start)
+    wait_for_idle_threads()
     return seconds[1:]
 
 
 def _summary(seconds: list[float]) -> Times:
     first, median, third = statistics.quantiles(seconds, n=4)
     return Times(median, (third - first) / median, min(seconds), len(seconds))
+
+
+def duration(seconds: float) -> str:
+    """12.3 us, 1.23 ms or 1.23 s."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+class Stopwatch:
+    """In place of a workspace's profile: the seconds of each operation of a name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.seconds: list[float] = []
+
+    @contextmanager
+    def __call__(self, name: str, **_: int) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        if name == self.name:
+            self.seconds.append(time.perf_counter() - start)

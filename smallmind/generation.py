@@ -122,7 +122,6 @@ class Writer:
         yield [text.end() for text in texts]
 
     def samples(self) -> list[Sample]:
-        """Writes all texts -> each with what is known about it."""
         texts = ["".join(pieces) for pieces in zip(*self.pieces(), strict=True)]
         seeds = range(self.config.seed, self.config.seed + self.n)
         return [Sample(*each) for each in zip(texts, self.counts, self.ended, seeds, strict=True)]
@@ -194,7 +193,6 @@ class _Text:
         return piece
 
     def end(self) -> str:
-        """Returns the rest of the text."""
         rest = "" if self.ended == "stop" else "".join(self._pieces)
         return self._held + rest
 

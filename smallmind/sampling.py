@@ -19,7 +19,6 @@ class Seen:
         self.occurs[np.fromiter(prompt, np.int64)] = True
 
     def add(self, token: int) -> None:
-        """A token has been written."""
         self.counts[token] += 1
         self.occurs[token] = True
 

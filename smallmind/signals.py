@@ -131,18 +131,15 @@ def deferred() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-class Impatience:
-    """Tells a second Ctrl-C, at least a second after the first, from one that came with it."""
+def impatience() -> Callable[[], bool]:
+    """Returns a function to call at each Ctrl-C: True if it is a second one, not an echo."""
+    presses: list[float] = []
 
-    def __init__(self) -> None:
-        self._first: float | None = None
+    def is_impatient() -> bool:
+        presses.append(time.monotonic())
+        return presses[-1] - presses[0] >= PATIENCE
 
-    def count(self) -> bool:
-        """Counts a Ctrl-C -> whether it is such a second one."""
-        now = time.monotonic()
-        if self._first is None:
-            self._first = now
-        return now - self._first >= PATIENCE
+    return is_impatient
 
 
 @contextmanager
@@ -154,10 +151,10 @@ def stopping_on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    impatience = Impatience()
+    is_impatient = impatience()
 
     def handle(_number: int, _frame: object) -> None:
-        if impatience.count():
+        if is_impatient():
             raise KeyboardInterrupt
         stop()
 

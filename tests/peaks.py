@@ -1,4 +1,7 @@
-"""The peak memory that a model rents, in bytes of arrays rather than whole buckets of the pool."""
+"""Peaks of memory: what a model rents, in bytes of arrays, and what Python allocates."""
+
+import tracemalloc
+from contextlib import contextmanager
 
 from smallmind.memory.tensor_pool import TensorPool
 
@@ -26,3 +29,13 @@ def rented_at_the_peak(monkeypatch, model, action):
         action(model)
     assert held == 0
     return peak
+
+
+@contextmanager
+def traced():
+    """Counts what Python allocates in the block, for tracemalloc.get_traced_memory."""
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()

@@ -1,12 +1,17 @@
 """Programs that need a process of their own, for their number of threads or threading layer."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
+from smallmind import InputError
 from smallmind.cli import main
 from smallmind.runs import pace
 from smallmind.training import rehearsal
@@ -93,9 +98,39 @@ class Printed(NamedTuple):
         """The standard output with every line break and its indentation as one space."""
         return flat(self.out)
 
+    @property
+    def cells(self):
+        """The first cell of each row of the boxes -> the last one."""
+        lines = [line for line in self.out.splitlines() if line.startswith("│")]
+        rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+        return {row[0]: row[-1] for row in rows}
+
 
 def flat(printed):
     return " ".join(printed.split())
+
+
+@contextmanager
+def edited(path):
+    """The content of a JSON file, which is saved as the block leaves it."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    yield content
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def refusal(function, /, *arguments, **settings):
+    """The message, which is one line, with which a call is refused."""
+    with pytest.raises(InputError) as caught:
+        function(*arguments, **settings)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def refuses(pattern, function, /, *arguments, **settings):
+    """The call is refused in a line in which the pattern occurs."""
+    message = refusal(function, *arguments, **settings)
+    assert re.search(pattern, message), message
 
 
 class CommandLine:
@@ -115,6 +150,13 @@ class CommandLine:
         self.capsys.readouterr()
         assert status(*words) == ends
         return Printed(*self.capsys.readouterr())
+
+    def on(self, stream, *parts):
+        """-> what this command line shows on a stream in place of the standard output."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdout", stream)
+            self(*parts)
+        return stream.shown()
 
     def refuses(self, message, *parts):
         """The command line is wrong input, and says so in one line with these words."""

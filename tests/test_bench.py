@@ -3,24 +3,43 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
+from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import Phase
 
 from bench import __main__ as program
-from bench import cases, corpus, kernels, memory, prefetch, recipe, start, step, threads, trial
+from bench import (
+    against,
+    cases,
+    corpus,
+    faults,
+    inferena,
+    kernels,
+    memory,
+    prefetch,
+    recipe,
+    start,
+    step,
+    threads,
+    trial,
+)
 from bench.__main__ import parse
+from bench.machine import ROOT
 from bench.peers import job, ours
 from bench.peers.job import Job, Sizes
-from smallmind import TransformerModel
+from smallmind import Tokenizer, TransformerModel, export
 from smallmind.kernels.description import KERNELS
+from smallmind.settings.presets import ARCHITECTURES
+from tests.programs import printed_by
 
-ROOT = Path(__file__).parent.parent
 SMALL = {
     "M K N": (5, 3, 7),
     "B H T D": (1, 2, 5, 4),
@@ -32,9 +51,11 @@ SMALL = {
 }
 
 
-def bench(*arguments):
-    command = [sys.executable, "-m", "bench", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def bench(place, *arguments):
+    """Runs a command -> its output, and the record that it writes."""
+    file = place / "record.json"
+    words = [sys.executable, "-m", "bench", *arguments, "--json", str(file)]
+    return printed_by(words), json.loads(file.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", cases.KERNELS)
@@ -68,36 +89,21 @@ def test_a_wrong_result_is_not_timed():
 def test_a_non_finite_result_is_wrong():
     case = cases.KERNELS["matmul"].build(4, 4, 4)
     case.ours.run()
-    broken = cases.Case(
-        cases.Contestant(lambda: case.results[0].fill(np.nan)),
-        None,
-        None,
-        case.results,
-        case.exact,
-        case.nbytes,
-    )
+    spoil = cases.Contestant(lambda: case.results[0].fill(np.nan))
+    broken = cases.Case(spoil, None, None, case.results, case.exact, case.nbytes)
     assert kernels.worst_error(broken) == float("inf")
 
 
 def test_kernels_prints_a_table_and_writes_a_record(tmp_path):
-    file = tmp_path / "record.json"
-    shown = bench(
-        "kernels", "matmul", "--shapes", "64x64x64,1x64x64", "--rounds", "1", "--json", str(file)
-    )
-    assert shown.returncode == 0, shown.stderr
-    assert "64x64x64" in shown.stdout and "x NumPy" in shown.stdout
-    record = json.loads(file.read_text(encoding="utf-8"))
+    flags = ["--shapes", "64x64x64,1x64x64", "--rounds", "1"]
+    shown, record = bench(tmp_path, "kernels", "matmul", *flags)
+    assert "64x64x64" in shown and "x NumPy" in shown
     assert record["machine"]["threads"] >= 1
     assert [result["shape"] for result in record["results"]] == [[64, 64, 64], [1, 64, 64]]
     for result in record["results"]:
         assert result["worst_error"] < 1e-5
         assert {"ours", "NumPy", "copy", "multiply-add"} <= set(result["times"])
         assert result["share_of_limit"] > 0
-
-
-def test_wrong_arguments_are_refused_without_a_traceback():
-    refused = bench("kernels", "mattmul")
-    assert refused.returncode != 0 and "Traceback" not in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -114,6 +120,8 @@ def test_wrong_arguments_are_refused_without_a_traceback():
         (["step", "--arch", "gpt2,bert"], "no architecture named 'bert'; there are gpt2, llama"),
         (["start", "--sizes", "nano,huge"], "no size named 'huge'; there are nano, tiny,"),
         (["memory", "--only", "long,short"], "no part named 'short'; there are example, layers,"),
+        (["against", "HEAD", "--only", "step"], "no part named 'step'; there are start, products,"),
+        (["inferena", "--peers", "jax"], "--peers: jax is not installed, or has no Llama"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(arguments, message, monkeypatch, capsys):
@@ -130,12 +138,11 @@ def test_wrong_arguments_are_refused_in_one_line(arguments, message, monkeypatch
 
 
 def test_a_step_is_compared_with_each_peer(tmp_path):
-    file, peers = tmp_path / "record.json", step.installed()
+    peers = step.installed()
     flags = ["--shapes", "2x8x16x2x2", "--peers", ",".join(peers), "--steps", "5"]
-    shown = bench("step", *flags, "--json", str(file))
-    assert shown.returncode == 0, shown.stderr
-    assert "loss after 20" in shown.stdout and "Python takes" in shown.stdout
-    record = json.loads(file.read_text(encoding="utf-8"))["results"][0]
+    shown, whole = bench(tmp_path, "step", *flags)
+    assert "loss after 20" in shown and "Python takes" in shown
+    [record] = whole["results"]
     assert list(record["contestants"]) == ["ours", *peers] and "ours bfloat16" in peers
     for name, contestant in record["contestants"].items():
         assert contestant["seconds"] > 0 and contestant["peak_bytes"] > 1e7
@@ -147,12 +154,10 @@ def test_a_step_is_compared_with_each_peer(tmp_path):
 
 
 def test_threads_counts_measures_and_predicts(tmp_path):
-    file = tmp_path / "record.json"
     flags = ["--shapes", "2x8x16x2x2", "--rounds", "1", "--threads", "1", "--bandwidth", "50"]
-    shown = bench("threads", *flags, "--json", str(file))
-    assert shown.returncode == 0, shown.stderr
-    assert "busiest of 16" in shown.stdout and "parallel regions per step" in shown.stdout
-    record = json.loads(file.read_text(encoding="utf-8"))["results"][0]
+    shown, whole = bench(tmp_path, "threads", *flags)
+    assert "busiest of 16" in shown and "parallel regions per step" in shown
+    [record] = whole["results"]
     assert list(record["predicted_seconds"]["1"]) == ["1", "2", "4", "8", "16"]
     assert list(record["seconds"]) == ["1"] and record["memory_bytes_per_second"] == 50e9
     for calls in record["kernels"]:
@@ -234,7 +239,7 @@ def test_peers_whose_losses_differ_are_named():
             }.items()
         },
     }
-    assert step.disagreements([record]) == [
+    assert step.failures([record]) == [
         f"llama, B3 T5 2x8 1 heads: {name}'s losses differ by {difference} from ours"
         for name, difference in (
             ("torch", "1.1e-03"),
@@ -346,8 +351,6 @@ def test_a_run_says_what_it_will_take_and_takes(tmp_path):
 
 
 def test_faults_are_counted(monkeypatch, capsys):
-    from bench import faults
-
     monkeypatch.setattr(faults, "EXAMPLES", 100)
     options = parse(["faults", "--only", "cuts,flips,fuzzing", "--flips", "20", "--minutes", "0"])
     rows = faults.run(options, {})
@@ -357,8 +360,6 @@ def test_faults_are_counted(monkeypatch, capsys):
 
 
 def test_a_lost_checkpoint_is_counted(monkeypatch, capsys):
-    from bench import faults
-
     monkeypatch.setattr(faults, "load", lambda _: None)
     # The example that fails is not made shorter, which takes long.
     monkeypatch.setattr(faults, "settings", partial(faults.settings, phases=[Phase.generate]))
@@ -428,3 +429,130 @@ def test_a_small_corpus_is_prepared_and_trained_from(tmp_path, monkeypatch, caps
     assert {record["measured"] for record in records} == {"prepare", "peak", "step"}
     assert "tokens on disk" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+MACHINE = {"cpu": "Ours", "llvm_cpu": "znver9", "compiled_for": "host", "threads": 1}
+in_a_clone = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="compares commits")
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """`bench against` of one small row per part, with its results and temporary files here."""
+    for name, rows in {"HIDDEN": 1, "HEADS": 1, "STEPS": 1, "GENERATION": 1}.items():
+        monkeypatch.setattr(against, name, getattr(against, name)[:rows])
+    for name, few in {"PAIRS": 2, "TOKENS": 2, "PRECISIONS": {"float32": 4}}.items():
+        monkeypatch.setattr(against, name, few)
+    monkeypatch.setattr(against, "RESULTS", tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    return tmp_path
+
+
+@in_a_clone
+@pytest.mark.slow
+def test_this_tree_takes_turns_with_a_commit(small, capsys):
+    only = ["--only", "products,attention,steps,generation", "--save"]
+    records = against.run(parse(["against", "HEAD", *only]), MACHINE)
+    printed = capsys.readouterr().out
+    assert len(records) == 6 + 2 + 1 + 1
+    for record in records:
+        assert record["low"] <= record["ratio"] <= record["high"] and record["share"] > 0
+        assert record["row"] in printed
+    assert {"A B, aligned", "A^T B, NumPy's", "step, B16 T16 1x64 4 heads, float32"} <= {
+        record["group"] for record in records
+    }
+    assert not list((small / "temporary").iterdir())
+    saved = (small / "zen9.md").read_text(encoding="utf-8")
+    assert saved.startswith("# Ours, zen9\n") and "against`, 1 threads" in saved
+    against.compare_with_kind({"A B, aligned": "50%"}, MACHINE, "abc", is_saved=False)
+    assert re.search(r"A B, aligned +\d+% +50%", capsys.readouterr().out)
+
+
+def test_a_doubtful_row_is_timed_again_and_fails_if_most_pairs_agree(monkeypatch, capsys):
+    times = {"slow": [2.0] * 9, "lucky": [2.0] * 3 + [0.5] * 6, "even": [1.0] * 9}
+    known = [against.Row(name, [name], pairs=3) for name in times]
+    monkeypatch.setattr(against, "rows", lambda _: iter(known))
+    asked = []
+
+    def measure(row, trees, workers, pairs, seconds):
+        asked.append((row.name, pairs))
+        now = seconds[against.NOW] + times[row.name][len(seconds[against.NOW]) :][:pairs]
+        seconds.update({against.NOW: now, against.BEFORE: [1.0] * len(now)})
+        return against.record_of(row, seconds)
+
+    monkeypatch.setattr(against, "measure", measure)
+    trees = SimpleNamespace(worker=nullcontext)
+    records = against.time_part("steps", trees)
+    assert asked == [("slow", 3), ("lucky", 3), ("even", 3), ("slow", 6), ("lucky", 6)]
+    assert against.failures(records) == ["slow: 2.000 times as long"]
+    assert "slower" in capsys.readouterr().out
+
+
+@in_a_clone
+def test_a_row_that_a_tree_cannot_run_is_left_out(small, monkeypatch, capsys):
+    missing = against.Row("attention of nothing", ["attention", "forward", 1, 2, 3])
+    monkeypatch.setattr(against, "rows", lambda _: iter([missing]))
+    (record,) = against.run(parse(["against", "HEAD", "--only", "attention"]), MACHINE)
+    assert "HEAD cannot: TypeError: _attention() missing 1 required" in record["left_out"]
+    assert "attention of nothing" in capsys.readouterr().out
+    assert against.failures([record]) == []
+    (failed,) = against.failures([record | {"by": against.NOW}])
+    assert failed.startswith("attention of nothing: HEAD cannot")
+    with pytest.raises(SystemExit, match=r"git archive nowhere smallmind: .*nowhere"):
+        against.run(parse(["against", "nowhere"]), MACHINE)
+
+
+@in_a_clone
+def test_the_trees_are_removed_after_an_interrupt(tmp_path):
+    command = [sys.executable, "-m", "bench", "against", "HEAD", "--only", "products"]
+    variables = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        while "of limit" not in process.stdout.readline():
+            assert list(tmp_path.iterdir()) or process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert "Interrupted" in process.stdout.read()
+    assert process.returncode == 130
+    assert not list(tmp_path.glob("smallmind-against-*"))
+
+
+def test_results_of_a_kind_of_cpu_keep_what_else_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(against, "RESULTS", tmp_path)
+    file = tmp_path / "zen9.md"
+    file.write_text("# Zen 9\n\nfirst\n\n## Last\n\nlast\n", encoding="utf-8")
+    both = {"A B": "50%", "start, warm": "0.80 s"}
+    for found, count, commit in ((both, 1, "one"), ({"A B": "60%"}, 1, "two"), (both, 2, "three")):
+        machine = MACHINE | {"threads": count}
+        against.compare_with_kind(found, machine, commit, is_saved=True)
+    text = file.read_text(encoding="utf-8")
+    rows = re.findall(r"\| (.*) \| (.*) \| \d{4}-\d\d-\d\d \| (.*) \|", text)
+    assert rows[:2] == [("A B", "60%", "two"), ("start, warm", "0.80 s", "one")]
+    assert rows[2:] == [("A B", "50%", "three"), ("start, warm", "0.80 s", "three")]
+    assert text.startswith("# Zen 9\n\nfirst\n\n## Last\n\nlast\n") and "2 threads" in text
+
+
+@pytest.mark.parametrize("weights", ["random", "exported"])
+def test_a_case_of_the_neutral_table_is_measured(weights, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torch", exc_type=ImportError)
+    small = {"vocab_size": 200, "n_embd": 36, "n_layer": 1, "mlp_width": 24}
+    monkeypatch.setattr(inferena, "SHAPE", inferena.SHAPE | small)
+    flags = ["--rounds", "1", "--out", str(tmp_path / "line.json")]
+    if weights == "exported":
+        model = TransformerModel(256, 128, 12, 1, 2, **ARCHITECTURES["llama"])
+        export(model, Tokenizer(kind="byte"), tmp_path / "model", "hf")
+        flags += ["--weights", str(tmp_path / "model")]
+    records = inferena.run(parse(["inferena", *flags]), MACHINE)
+    assert [record["name"] for record in records] == ["ours", "torch"]
+    assert inferena.failures(records) == []
+    V = 256 if weights == "exported" else 200
+    assert records[0]["loss"] == pytest.approx(np.log(V), abs=0.1)
+    assert all(record["peak_bytes"] > 1e7 for record in records)
+    line = json.loads((tmp_path / "line.json").read_text(encoding="utf-8"))
+    assert json.dumps(line) in capsys.readouterr().out
+    assert line["framework"] == "smallmind" and line["model"] == "SmolLM2-135M"
+    assert set(line["timings"]) == {"compile_s", "inference_ms", "latency_ms", "training_ms"}
+    assert len(line["outputs"]["logits_sample"]) == 16
+    wrong = [records[0], records[1] | {"loss": records[0]["loss"] + 0.01}]
+    assert "torch's loss is" in inferena.failures(wrong)[0]

@@ -4,10 +4,7 @@ import json
 
 import pytest
 
-from smallmind.cli import main
-
-TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
-SHAPE = ["--block-size", "16", "--n-head", "2", "--batch-size", "4", "--val-batches", "2"]
+SHAPE = "--block-size 16 --n-head 2 --batch-size 4 --val-batches 2"
 EVERYTHING = """
     --n-layer 4 --n-embd 16 --dropout 0.1 --log-every 1 --epochs 9 --grad-accum-steps 3
     --max-grad-norm 0.1 --max-grad-value 0.1 --use-gradient-checkpointing --schedule plateau
@@ -18,19 +15,15 @@ EVERYTHING = """
 
 
 @pytest.mark.parametrize(("precision", "cached"), [("float16", False), ("bfloat16", True)])
-def test_all_features_work_in_one_run(tmp_path, capsys, precision, cached):
-    (tmp_path / "cats.txt").write_text(TEXT, encoding="utf-8")
-    text, teacher, run = (str(tmp_path / name) for name in ("cats.txt", "teacher", "run"))
-    alone = ["--n-layer", "2", "--n-embd", "24", "--steps", "9", "--out", teacher]
-    assert main(["train", text, *SHAPE, *alone]) == 0
-    flags = [*EVERYTHING.split(), "--precision", precision, "--teacher", teacher, "--out", run]
-    flags += ["--teacher-cache", str(tmp_path / "cache")] if cached else []
-    capsys.readouterr()
-    assert main(["train", text, *SHAPE, *flags]) == 0
-    printed = capsys.readouterr()
+def test_all_features_work_in_one_run(text, tmp_path, cli, precision, cached):
+    teacher, run = tmp_path / "teacher", tmp_path / "run"
+    cli("train", text, SHAPE, "--n-layer 2 --n-embd 24 --steps 9 --out", teacher)
+    cache = ["--teacher-cache", tmp_path / "cache"] if cached else []
+    flags = EVERYTHING, "--precision", precision, "--teacher", teacher, cache
+    printed = cli("train", text, SHAPE, *flags, "--out", run).out
     for words in ("PERFORMANCE REPORT", "stopped early", "Temperature at the end", "clipped"):
-        assert words in printed.out, words
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+        assert words in printed, words
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "grad_norm" in line]
     # The first evaluation is the best: the two after it are not lower by 5 nats.
     assert [line["step"] for line in steps] == list(range(1, 16))
@@ -39,6 +32,5 @@ def test_all_features_work_in_one_run(tmp_path, capsys, precision, cached):
     assert steps[0]["windows"] == 12 and 0 < steps[-1]["clip_share"] <= 1
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert [line["step"] for line in lines if "val_loss" in line] == [5, 10, 15]
-    assert main(["verify", run]) == 0
-    assert main(["train", "--resume", run]) == 0
-    assert "is finished" in capsys.readouterr().out
+    cli("verify", run)
+    assert "is finished" in cli("train --resume", run).out

@@ -2,13 +2,13 @@
 
 import ast
 import functools
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import smallmind
+from tests.programs import output_of
+from tests.test_old_runs import OLD_RUNS
 
 ROOT = Path(smallmind.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))
@@ -126,19 +126,30 @@ def test_public_names_exist_and_are_documented(name):
     assert getattr(smallmind, name).__doc__
 
 
-def test_help_imports_neither_numpy_nor_numba():
-    code = (
-        "import sys; from smallmind.cli.program import COMMANDS, make_parser\n"
-        "for words in ([], *([name] for name in COMMANDS)): make_parser(words).format_help()\n"
-        "sys.exit(any(name in sys.modules for name in ('numpy', 'numba', 'tabulate')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+HELP = "from smallmind.cli.program import COMMANDS, make_parser\nmake_parser({}).format_help()"
+LOOKING = f"""from smallmind.views.listing import find_runs, row_of
+import smallmind.charts.text, smallmind.charts.svg, smallmind.views.comparison
+assert len([row_of(view) for view in find_runs({str(OLD_RUNS)!r})]) == 5
+"""
+PROGRAMS = {
+    "help of every command": (
+        f"{HELP.format([])}\nfor name in COMMANDS: make_parser([name]).format_help()",
+        "numpy numba tabulate",
+    ),
+    "the list of commands": (
+        HELP.format([]),
+        "smallmind.settings.config smallmind.cli.train smallmind.cli.flags",
+    ),
+    "a schedule": ("from smallmind.cli import main; main(['schedule'])", "numpy numba matplotlib"),
+    "looking at runs": (LOOKING, "numpy numba"),
+    "loading a model": (
+        f"import smallmind; smallmind.Run.open({str(OLD_RUNS / 'float32')!r}).load()",
+        "smallmind.cli",
+    ),
+}
 
 
-def test_the_list_of_commands_imports_no_command():
-    code = (
-        "import sys; from smallmind.cli.program import make_parser; make_parser([]).format_help();"
-        "sys.exit(any(name in sys.modules for name in "
-        "('smallmind.settings.config', 'smallmind.cli.train', 'smallmind.cli.flags')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+@pytest.mark.parametrize(("code", "names"), PROGRAMS.values(), ids=PROGRAMS)
+def test_a_program_imports_only_what_it_needs(code, names):
+    found = f"import sys; print('imported:', *(sys.modules.keys() & {set(names.split())}))"
+    assert output_of(f"{code}\n{found}").endswith("imported:\n")

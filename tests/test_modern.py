@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from smallmind import Run
-from smallmind.cli import main
 from smallmind.runs.threads import set_threads
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.training.records import HealthRecord
-from tests.runs.small import TEXT, create
+from tests.runs.small import TEXT, create, left
 
 MODERN = {
     **ARCHITECTURES["modern"],
@@ -35,13 +34,7 @@ def unbroken(tmp_path_factory):
 
 
 def test_a_resumed_run_equals_an_unbroken_one(unbroken, tmp_path):
-    run = create(tmp_path / "run", **MODERN)
-    steps = run.steps()
-    for record in steps:
-        if record.step == 3:
-            break
-    steps.close()
-    run.unlock()
+    run = left(create(tmp_path / "run", **MODERN), step=3)
     again = Run.open(run.path)
     again.resume()
     np.testing.assert_array_equal(final_weights(again), final_weights(unbroken))
@@ -92,14 +85,10 @@ def test_a_healthy_start_has_no_findings(tmp_path):
     assert not problems
 
 
-def test_the_command_line_checks_estimates_and_shows_it(tmp_path, capsys):
-    text = tmp_path / "text.txt"
-    text.write_text(TEXT, encoding="utf-8")
-    small = ["--n-layer", "1", "--n-embd", "16", "--n-head", "2", "--block-size", "8"]
-    flags = [str(text), "--arch", "modern", "--mlp", "relu2", *small]
-    assert main(["check", *flags]) == 0
-    assert main(["estimate", *flags]) == 0
-    assert main(["train", *flags, "--steps", "2", "--out", str(tmp_path / "run")]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+def test_the_command_line_checks_estimates_and_shows_it(text, tmp_path, cli):
+    flags = "--arch modern --mlp relu2 --n-layer 1 --n-embd 16 --n-head 2 --block-size 8"
+    cli("check", text, flags)
+    cli("estimate", text, flags)
+    shown = cli("train", text, flags, "--steps 2 --out", tmp_path / "run").flat
     assert "rmsnorm, rope positions, relu2, 2 heads" in shown
     assert "bigram embedding" in shown

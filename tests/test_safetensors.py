@@ -15,6 +15,8 @@ from safetensors import deserialize
 
 from smallmind import InputError
 from smallmind.files import safetensors
+from tests.peaks import traced
+from tests.programs import refuses
 
 TENSORS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -31,24 +33,19 @@ def assert_same(actual, expected):
         np.testing.assert_array_equal(actual[name], value)
 
 
-def test_written_tensors_are_read_back(tmp_path):
-    safetensors.write(tmp_path / "file", TENSORS, {"note": "häß"})
+def save_theirs(path, tensors, metadata):
+    package.save_file(tensors, path, metadata)
+
+
+@pytest.mark.parametrize("write", [safetensors.write, save_theirs], ids=["ours", "theirs"])
+def test_written_tensors_are_read_here_and_by_the_safetensors_package(tmp_path, write):
+    write(tmp_path / "file", TENSORS, {"note": "häß"})
     tensors, metadata = safetensors.read(tmp_path / "file")
     assert_same(tensors, TENSORS)
     assert metadata == {"note": "häß"}
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_the_safetensors_package_reads_our_files(tmp_path):
-    safetensors.write(tmp_path / "file", TENSORS, {"note": "x"})
     assert_same(package.load_file(tmp_path / "file"), TENSORS)
-
-
-def test_files_of_the_safetensors_package_are_read(tmp_path):
-    package.save_file(TENSORS, tmp_path / "file", {"note": "x"})
-    tensors, metadata = safetensors.read(tmp_path / "file")
-    assert_same(tensors, TENSORS)
-    assert metadata == {"note": "x"}
+    tensors["a"] += 1  # they are writable
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def file_of(header, data):
@@ -70,14 +67,12 @@ def test_a_digest_can_be_required(tmp_path):
     safetensors.write(tmp_path / "ours", TENSORS, {})
     package.save_file(TENSORS, tmp_path / "theirs")
     assert_same(safetensors.read(tmp_path / "ours", strict=True)[0], TENSORS)
-    with pytest.raises(InputError, match="has no SHA-256 of its contents"):
-        safetensors.read(tmp_path / "theirs", strict=True)
+    refuses("has no SHA-256 of its contents", safetensors.read, tmp_path / "theirs", strict=True)
 
 
 @pytest.mark.parametrize("name", ["smallmind.sha256", "smallmind.sha256.of"])
 def test_names_of_the_digest_are_reserved(tmp_path, name):
-    with pytest.raises(InputError, match="reserved names"):
-        safetensors.write(tmp_path / "file", {}, {name: "x"})
+    refuses("reserved names", safetensors.write, tmp_path / "file", {}, {name: "x"})
 
 
 @pytest.mark.parametrize(
@@ -92,8 +87,7 @@ def test_names_of_the_digest_are_reserved(tmp_path, name):
     ],
 )
 def test_tensors_that_could_not_be_read_are_not_written(tmp_path, tensors, metadata, message):
-    with pytest.raises(InputError, match=message):
-        safetensors.write(tmp_path / "file", tensors, metadata)
+    refuses(message, safetensors.write, tmp_path / "file", tensors, metadata)
     assert not list(tmp_path.iterdir())
 
 
@@ -134,8 +128,7 @@ def test_texts_that_are_none_are_refused(tmp_path, name, described, data):
     (tmp_path / "file").write_bytes(file_of(header, data))
     opened = functools.partial(safetensors.open_tensors, strict=False)
     for read in (safetensors.read, opened, safetensors.read_metadata):
-        with pytest.raises(InputError, match="is not a valid safetensors file"):
-            read(tmp_path / "file")
+        refuses("is not a valid safetensors file", read, tmp_path / "file")
 
 
 def test_bfloat16_has_its_own_dtype(tmp_path):
@@ -167,19 +160,11 @@ def test_tensors_are_returned_in_the_order_of_their_offsets(tmp_path):
 def test_reading_needs_no_more_memory_than_the_tensors(tmp_path):
     big = np.ones(2_000_000, np.float32)
     safetensors.write(tmp_path / "file", {"a": big, "b": big}, {})
-    tracemalloc.start()
-    try:
+    with traced():
         tensors, _ = safetensors.read(tmp_path / "file")
         assert tracemalloc.get_traced_memory()[1] < 2.1 * big.nbytes
         del tensors["a"]  # each is a separate array
         assert tracemalloc.get_traced_memory()[0] < 1.1 * big.nbytes
-    finally:
-        tracemalloc.stop()
-
-
-def test_tensors_that_were_read_are_writable(tmp_path):
-    safetensors.write(tmp_path / "file", TENSORS, {})
-    safetensors.read(tmp_path / "file")[0]["a"] += 1
 
 
 @pytest.mark.parametrize(
@@ -215,8 +200,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "file"
     safetensors.write(path, TENSORS, {})
     before = path.read_bytes()
-    with pytest.raises(InputError, match="bad is complex64"):
-        safetensors.write(path, {"bad": np.zeros(3, np.complex64)}, {})
+    refuses("bad is complex64", safetensors.write, path, {"bad": np.zeros(3, np.complex64)}, {})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -243,14 +227,11 @@ def test_an_open_file_holds_what_was_written(tmp_path):
 def test_opening_takes_no_memory(tmp_path):
     path = tmp_path / "large"
     safetensors.write(path, {"x": np.arange(2_000_000, dtype=np.float32).reshape(-1, 2)}, {})
-    tracemalloc.start()
-    try:
+    with traced():
         tensors, _ = safetensors.open_tensors(path)
         rows = np.empty((2, 2), np.float32)
         tensors["x"].read_rows(500_000, rows)
         _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
     assert peak < 200_000 and rows.tolist() == [[1_000_000, 1_000_001], [1_000_002, 1_000_003]]
 
 
@@ -278,5 +259,4 @@ def test_damaged_files_are_not_opened(tmp_path):
             with pytest.raises(InputError):
                 read(path)
     path.unlink()
-    with pytest.raises(InputError, match="cannot read"):
-        safetensors.open_tensors(path)
+    refuses("cannot read", safetensors.open_tensors, path)

@@ -23,6 +23,25 @@ def shares(logits):
     return p / p.sum()
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [0.1, 0.4, 0.2, 0.3]),
+        ({"temperature": 1e6}, [0.25] * 4),
+        ({"temperature": 1e-6}, [0, 1, 0, 0]),
+        ({"temperature": 1e-310}, [0, 1, 0, 0]),
+        ({"top_k": 99, "top_p": 1.0}, [0.1, 0.4, 0.2, 0.3]),
+    ],
+)
+def test_tokens_are_drawn_with_their_probabilities(settings, expected):
+    np.testing.assert_allclose(frequencies(**settings), expected, atol=1e-3)
+
+
+def test_logits_that_are_not_finite_are_refused():
+    with pytest.raises(InputError, match="logits are not finite"):
+        choose(np.array([0, np.nan], np.float32), GenerationConfig(), uniform=0.5)
+
+
 def test_min_p_is_a_share_of_the_most_likely_token():
     np.testing.assert_allclose(frequencies(min_p=0.45), [0, 4 / 9, 2 / 9, 3 / 9], atol=1e-3)
     np.testing.assert_allclose(frequencies(min_p=1.0), [0, 1, 0, 0])
@@ -81,18 +100,29 @@ def naive(logits, config, uniform):
     return order[int(np.sum(cumulative <= uniform * cumulative[-1]))]
 
 
+def assert_as_defined(logits, **settings):
+    config = GenerationConfig(**settings)
+    for uniform in np.linspace(0.003, 0.997, 40):  # rare tokens too
+        assert choose(logits, config, uniform) == naive(logits, config, uniform)
+
+
 @given(
     st.lists(st.floats(-6, 6, width=32), min_size=1, max_size=30),
     st.sampled_from([None, 1, 2, 5, 100]),
     st.sampled_from([None, 0.15, 0.55, 0.95]),
     st.sampled_from([None, 0.07, 0.6]),
-    st.floats(0.01, 0.99),
 )
-def test_all_filters_together_equal_their_definitions(logits, top_k, top_p, min_p, uniform):
+def test_all_filters_together_equal_their_definitions(logits, top_k, top_p, min_p):
     # Different logits, none at the edge of a filter: there rounding would decide.
     logits = np.array(logits, np.float32) + np.arange(len(logits), dtype=np.float32) * 1e-3
-    config = GenerationConfig(temperature=0.9, top_k=top_k, top_p=top_p, min_p=min_p)
-    assert choose(logits, config, uniform) == naive(logits, config, uniform)
+    assert_as_defined(logits, temperature=0.9, top_k=top_k, top_p=top_p, min_p=min_p)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("top_k", [None, 1, 2, 3, 4])
+@pytest.mark.parametrize("top_p", [None, 0.3, 0.45, 0.6, 0.8, 0.95])
+def test_top_p_is_a_share_of_what_top_k_leaves(temperature, top_k, top_p):
+    assert_as_defined(LOGITS, temperature=temperature, top_k=top_k, top_p=top_p)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,10 @@ Reads commands from stdin, one JSON object per line, and answers each with a lin
 `{"ceiling": true}` -> operations per second.
 """
 
-import json
 import sys
 import time
-from typing import Any
 
+from bench.peers import serve
 from bench.peers.job import Job, Step
 from bench.timing import wait_for_idle_threads
 from smallmind.memory.tracker import peak_resident_bytes
@@ -47,19 +46,23 @@ def main() -> None:
     name, path = sys.argv[1:]
     work = Job(path)
     step = _build(name, work)
-    for line in sys.stdin:
-        command: dict[str, Any] = json.loads(line)
-        answer: Any
-        if "run" in command:
-            answer = _run(step, *command["run"])
-        elif "memory" in command:
-            answer = peak_resident_bytes()
-        else:
-            from bench.peers import ours
 
-            measure = ours.python_seconds if "python" in command else ours.ceiling
-            answer = measure(work)
-        print(json.dumps(answer), flush=True)
+    def python(_: object) -> float:
+        from bench.peers import ours
+
+        return ours.python_seconds(work)
+
+    def ceiling(_: object) -> float:
+        from bench.ceilings import multiply_add_rate
+
+        return multiply_add_rate()
+
+    serve(
+        run=lambda place: _run(step, *place),
+        memory=lambda _: peak_resident_bytes(),
+        python=python,
+        ceiling=ceiling,
+    )
 
 
 if __name__ == "__main__":

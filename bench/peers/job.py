@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -81,6 +81,5 @@ def write(
     tokens = np.searchsorted(np.unique(values), values).astype(np.int64)
     random = np.random.default_rng(0)
     starts = random.integers(0, len(tokens) - sizes.T - 1, (256, sizes.B))
-    numbers = [sizes.B, sizes.T, sizes.n_embd, sizes.n_layer, sizes.n_head, sizes.V]
-    facts = {"sizes": np.array(numbers), "arch": np.array(arch)}
+    facts = {"sizes": np.array(astuple(sizes)), "arch": np.array(arch)}
     np.savez(path, tokens=tokens, starts=starts, **facts, **weights)  # type: ignore[arg-type]

@@ -5,10 +5,8 @@ from typing import Any
 from unittest.mock import patch
 
 import smallmind
-from bench.ceilings import multiply_add
 from bench.peers import job
 from bench.peers.job import Job, Step
-from bench.timing import Contestant, take_in_turn
 from smallmind import LossScaler, Precision
 from smallmind.kernels.codegen.recording import Recording
 from smallmind.nn.recorded_passes import AFTER
@@ -18,12 +16,6 @@ def build(work: Job, precision: Precision = Precision.FLOAT32) -> Step:
     model, optimizer = _prepare(work)
     model.use_precision(precision)
     return _step(work, model, optimizer)
-
-
-def ceiling(_: Job) -> float:
-    """The peak operations per second of the threads of this process."""
-    times = take_in_turn({"ceiling": Contestant(multiply_add)}, rounds=5)["ceiling"]
-    return multiply_add() / times.median
 
 
 def python_seconds(work: Job, repeat: int = 200) -> float:

@@ -11,11 +11,10 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 
+from bench.timing import Stopwatch
 from smallmind import Training, TrainingConfig, TransformerModel
 from smallmind.kernels.codegen.threads import bind_to_cores, set_threads
 from smallmind.parallel.group import Group
@@ -54,20 +53,6 @@ class Case:
         """The arguments of the model."""
         shape = {"block_size": self.T, "n_embd": self.C, "n_layer": self.layers}
         return {"vocab_size": len(VOCABULARY), "n_head": self.heads, **shape}
-
-
-class _Stopwatch:
-    """In place of a workspace's profile: the seconds spent in ReduceGradients, per step."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    @contextmanager
-    def __call__(self, name: str, **_: int) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        if name == "ReduceGradients":
-            self.seconds.append(time.perf_counter() - start)
 
 
 def _slow_down(latency: float, bandwidth: float) -> None:
@@ -122,7 +107,7 @@ def main() -> None:
 
         gradients.WORTH_OVERLAP = -1.0 if case.overlap else 2.0
     training = _training(case, ranks)
-    stopwatch = _Stopwatch()
+    stopwatch = Stopwatch("ReduceGradients")
     training.model.workspace.profile = stopwatch
     config = TrainingConfig(
         steps=10**6,

@@ -19,9 +19,9 @@ class Rotary(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        a, b = x.chunk(2, dim=-1)
+        T, (a, b) = x.shape[-2], x.chunk(2, dim=-1)
         # Tables in float32 would widen what autocast computes in bfloat16.
-        cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
+        cos, sin = self.cos[:T].to(x.dtype), self.sin[:T].to(x.dtype)
         return x * cos + torch.cat((-b, a), dim=-1) * sin
 
 
@@ -42,11 +42,12 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, rotary: Rotary, is_first: bool) -> None:
         super().__init__()
-        C, D, self.n_head = config.n_embd, config.head_channels, config.n_head
-        self.width = self.n_head * D
-        self.rotary = rotary
-        self.qkv = nn.Linear(C, 3 * self.width, bias=False)
-        self.projection = nn.Linear(self.width, C, bias=False)
+        C, D, H = config.n_embd, config.head_channels, config.n_head
+        self.widths = [H * D, config.kv_heads * D, config.kv_heads * D]
+        self.rotary, self.grouped = rotary, config.kv_heads < H
+        self.head_channels = D
+        self.qkv = nn.Linear(C, sum(self.widths), bias=False)
+        self.projection = nn.Linear(H * D, C, bias=False)
         self.query_norm = self.key_norm = nn.Identity()
         if config.qk_norm:
             self.query_norm = nn.RMSNorm(D, eps=config.norm_epsilon)
@@ -56,16 +57,17 @@ class Attention(nn.Module):
     def forward(
         self, x: torch.Tensor, first_values: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        B, T, _ = x.shape
         q, k, v = (
-            y.view(B, T, self.n_head, -1).transpose(1, 2)
-            for y in self.qkv(x).split(self.width, dim=2)
+            y.unflatten(2, (-1, self.head_channels)).transpose(1, 2)
+            for y in self.qkv(x).split(self.widths, dim=2)
         )
         if self.value_residual is not None:
             v = self.value_residual(v, first_values)
         q, k = self.rotary(self.query_norm(q)), self.rotary(self.key_norm(k))
-        heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.projection(heads.transpose(1, 2).reshape(B, T, self.width)), v
+        heads = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=self.grouped
+        )
+        return self.projection(heads.transpose(1, 2).flatten(2)), v
 
 
 class SwiGLU(nn.Module):
@@ -108,7 +110,8 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block(config, rotary, i == 0) for i in range(config.n_layer))
         self.final_norm = nn.RMSNorm(C, eps=config.norm_epsilon)
 
-    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        """-> the loss, or without targets the logits."""
         x = self.token_embedding(ids)
         if self.bigram_embedding is not None:
             before = functional.pad(ids[:, :-1], (1, 0))
@@ -118,4 +121,6 @@ class Model(nn.Module):
             x, values = block(x, first_values)
             first_values = values if first_values is None else first_values
         logits = functional.linear(self.final_norm(x), self.token_embedding.weight)
+        if targets is None:
+            return logits
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())

@@ -1,5 +1,6 @@
 """The step in PyTorch: eager or compiled, with autocast or without, and fused AdamW."""
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -14,13 +15,13 @@ def _model(work: Job) -> nn.Module:
 
 
 @torch.no_grad()
-def _load(model: nn.Module, work: Job) -> None:
+def load(model: nn.Module, weights: dict[str, np.ndarray]) -> None:
     """Copies the weights. ValueError unless the model has the same parameters as ours."""
     parameters = dict(model.named_parameters())
-    if differing := parameters.keys() ^ work.weights.keys():
-        raise ValueError(f"only one of PyTorch's {work.arch} and ours has {sorted(differing)}")
+    if differing := parameters.keys() ^ weights.keys():
+        raise ValueError(f"only one of PyTorch's model and ours has {sorted(differing)}")
     for name, parameter in parameters.items():
-        value = torch.from_numpy(work.weights[name])
+        value = torch.from_numpy(weights[name])
         # A linear layer's matrix is (out, in) here.
         value = value.T if value.ndim == 2 and "embedding" not in name else value
         if value.shape != parameter.shape:
@@ -31,7 +32,7 @@ def _load(model: nn.Module, work: Job) -> None:
 def build(work: Job, compiled: bool, bfloat16: bool) -> Step:
     """The step, if compiled by torch.compile, if bfloat16 with autocast."""
     model = _model(work)
-    _load(model, work)
+    load(model, work.weights)
     matrices = [p for p in model.parameters() if p.ndim == 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(

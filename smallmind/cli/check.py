@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints a line per check and the verdict -> exit status."""
     from smallmind.optim.schedule import too_short
-    from smallmind.runs.assembly import prepare
+    from smallmind.runs.creating import prepare
     from smallmind.training.preflight import preflight
 
     console = Console()

@@ -1,7 +1,7 @@
 """Compare runs: which settings differ, and the losses at equal steps and equal times."""
 
 import argparse
-import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -57,10 +57,10 @@ def run(options: argparse.Namespace) -> int:
     console = Console()
     rows = [row_of(view) for view in views]
     labelled = zip(LABELS, rows, strict=False)
-    show_rows(console, [dataclasses.replace(x, name=f"{mark} {x.path}") for mark, x in labelled])
+    show_rows(console, [row | {"name": f"{mark} {row['path']}"} for mark, row in labelled])
     for row in rows:
-        if row.problem:
-            console.line(f"{row.path}: {row.problem}")
+        if row["problem"]:
+            console.line(f"{row['path']}: {row['problem']}")
     differing = differences(views)
     console.line()
     if differing:
@@ -96,17 +96,14 @@ def _show_lowest(
     if not points:
         return
     best, last = min(points)[0], max(seconds for _, _, seconds in points)
-    rows = [["loss"], ["steps"], ["time"]]
+    columns = [("loss", "steps", "time")]
     for point in found:
-        cells = [UNKNOWN] * 3
-        if point:
-            loss, step, seconds = point
-            mark = "*" * (loss == best and len(points) > 1)
-            cells = [f"{mark}{loss:.4f}", f"{step:,}", _place(seconds, "time", last)]
-        for row, cell in zip(rows, cells, strict=True):
-            row.append(cell)
+        loss, step, seconds = point or (math.nan, 0, 0.0)
+        mark = "*" * (loss == best and len(points) > 1)
+        cells = f"{mark}{loss:.4f}", f"{step:,}", _place(seconds, "time", last)
+        columns.append(cells if point else (UNKNOWN, UNKNOWN, UNKNOWN))
     console.line(f"{TITLES[field]}, the lowest of each run")
-    _show(console, "", rows)
+    _show(console, "", list(zip(*columns, strict=True)))
 
 
 def _show(console: Console, head: str, rows: Sequence[Sequence[str]]) -> None:

@@ -12,7 +12,11 @@ from smallmind.settings.settings import Settings
 
 if TYPE_CHECKING:
     from smallmind.corpus.reading import Report
+    from smallmind.corpus.tokens import TokensOnDisk
     from smallmind.runs.run import Run
+    from smallmind.runs.source import Source
+    from smallmind.text.dataset import Dataset
+    from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.distillation import Distillation
 
 MOST_IN_HEAD = 0.5  # share of the arithmetic
@@ -80,25 +84,31 @@ def _describe_data(console: Console, run: "Run") -> None:
     from smallmind.runs.source import TokenSource
 
     tokenizer, dataset = run.training.tokenizer, run.training.data
-    report = run.source.report
-    held_out = "the last documents" if run.source.held_out else "the end of the text"
-    rows = [["text", shorten(run.name)]]
-    if report:
-        rows += [["files", f"{report.files:,}"], ["documents", f"{report.documents:,}"]]
-    rows += [
-        ["characters", f"{run.source.characters:,}"],
-        ["tokens", f"{len(dataset.train) + len(dataset.held_out):,}"],
-        ["vocabulary", f"{tokenizer.vocab_size} {tokenizer.unit}"],
-        ["training", f"{len(dataset.train):,} tokens"],
-        ["held out", f"{len(dataset.held_out):,} tokens, {held_out}"],
-    ]
+    rows = [["text", shorten(run.name)], *text_rows(run.source, tokenizer, dataset)]
     if isinstance(run.source, TokenSource):
         rows.append(["read from", shorten(run.source.found.place)])
     console.table("Data", rows)
-    if report:
-        describe_reading(console, report)
+    if run.source.report:
+        describe_reading(console, run.source.report)
     for advice in filter(None, (_advice_on_vocabulary(run), _advice_on_length(run))):
         console.line(advice)
+
+
+def text_rows(
+    source: "Source", tokenizer: "Tokenizer", data: "Dataset | TokensOnDisk"
+) -> list[list[str]]:
+    """The size of a text and of both of its parts, in rows of a table."""
+    held_out = "the last documents" if source.held_out else "the end of the text"
+    rows = [
+        ["characters", f"{source.characters:,}"],
+        ["tokens", f"{len(data.train) + len(data.held_out):,}"],
+        ["vocabulary", f"{tokenizer.vocab_size:,} {tokenizer.unit}"],
+        ["training", f"{len(data.train):,} tokens"],
+        ["held out", f"{len(data.held_out):,} tokens, {held_out}"],
+    ]
+    if report := source.report:
+        rows[:0] = [["files", f"{report.files:,}"], ["documents", f"{report.documents:,}"]]
+    return rows
 
 
 def describe_reading(console: Console, report: "Report") -> None:

@@ -9,10 +9,6 @@ from smallmind.cli.flags import add_training_flags, choices_of, choices_of_run
 from smallmind.console import activity
 from smallmind.settings.sources import FIELDS
 
-DECIMAL_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-BINARY_UNITS = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-UNITS = DECIMAL_UNITS | BINARY_UNITS
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `smallmind estimate`: those of train, and a memory budget.
@@ -34,7 +30,8 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.cli.describe import model_for_minutes
     from smallmind.cli.memory import free_bytes, make_plan, show_estimate
     from smallmind.cli.timing import time_of_prepared
-    from smallmind.runs.assembly import outline, prepare, read_teacher
+    from smallmind.runs.assembly import read_teacher
+    from smallmind.runs.creating import outline, prepare
     from smallmind.runs.source import size_on_disk
     from smallmind.runs.threads import choose_threads
     from smallmind.text.stories import CHARACTERS
@@ -79,8 +76,11 @@ def run(options: argparse.Namespace) -> int:
 
 def parse_size(text: str) -> int:
     """800MB or 1.5GiB -> bytes. ArgumentTypeError if it is not a size."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?i?B)", text.strip(), re.IGNORECASE)
-    nbytes = int(float(match[1]) * UNITS.get(match[2].upper(), 0)) if match else 0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([KMGT])(I?))?B", text.strip().upper())
+    nbytes = 0
+    if match:
+        unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
+        nbytes = int(float(match[1]) * unit)
     if not nbytes:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 800MB or 1.5GiB")
     return nbytes

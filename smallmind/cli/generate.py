@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from smallmind.checks import InputError
 from smallmind.cli.console import Console
-from smallmind.cli.flags import (
-    add_checkpoint,
-    add_config_flags,
-    add_run,
-    generation_of,
-    run_of,
-)
+from smallmind.cli.flags import add_checkpoint, add_config_flags, add_run, generation_of, run_of
 from smallmind.console import activity
 from smallmind.settings.config import GenerationConfig, Precision
 
@@ -121,16 +115,8 @@ def _print_samples(writer: "Writer", prompt: str, path: Path, notes: Console, as
             console.line(f"Seed {sample.seed}:")
             console.piece(prompt + sample.text + "\n\n")
             continue
-        fields = {
-            "prompt": prompt,
-            "text": sample.text,
-            "tokens": sample.tokens,
-            "ended": sample.ended,
-            "seed": sample.seed,
-            "seconds": round(writer.seconds, 4),
-            "model": str(path),
-        }
-        console.piece(json.dumps(fields) + "\n")
+        more = {"seconds": round(writer.seconds, 4), "model": str(path)}
+        console.piece(json.dumps({"prompt": prompt} | sample._asdict() | more) + "\n")
     if not as_json:
         _show_speed(writer, notes)
     return 0

@@ -12,8 +12,7 @@ from smallmind.settings.sources import flags_of
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
-    from smallmind.training.memory_estimate import Teacher, TextSize
-    from smallmind.training.memory_plan import Plan
+    from smallmind.training.memory_estimate import Plan, Teacher, TextSize
 
 NEARLY = 0.9  # share of the free memory above which there is a warning
 
@@ -24,8 +23,7 @@ def make_plan(
     """The run as train would start it, in a process like this one. Loads its kernels."""
     from smallmind.nn.transformer import resolve_precision
     from smallmind.runs.threads import use_threads
-    from smallmind.training.memory_estimate import Program
-    from smallmind.training.memory_plan import Plan
+    from smallmind.training.memory_estimate import Plan, Program
     from smallmind.training.rehearsal import rehearse
 
     run = settings.run

@@ -11,12 +11,7 @@ from smallmind.console.table import format_bytes
 from smallmind.settings.config import SHARD_TOKENS, RunConfig
 from smallmind.settings.sources import OF_TOKENIZER, without_effect
 
-SETTINGS = (
-    "text_field",
-    "text_encoding",
-    "tokenizer",
-    *OF_TOKENIZER,
-)
+SETTINGS = ("text_field", "text_encoding", "tokenizer", *OF_TOKENIZER)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,10 +37,11 @@ def run(options: argparse.Namespace) -> int:
     for name in given:
         if reason := without_effect(name, vars(config)):
             raise InputError(reason)
-    from smallmind.cli.describe import describe_reading
+    from smallmind.cli.describe import describe_reading, text_rows
     from smallmind.corpus.corpus import Corpus
     from smallmind.corpus.preparation import Encoding, prepare
     from smallmind.corpus.tokens import TokensOnDisk
+    from smallmind.runs.source import TokenSource
 
     console = Console()
     start = activity.clock()
@@ -58,23 +54,12 @@ def run(options: argparse.Namespace) -> int:
             raise
         found = TokensOnDisk.of_shards(shards)
     seconds = activity.clock() - start
-    report, tokenizer = found.report, found.tokenizer
-    assert report  # prepared texts have one
-    whole = "the last documents" if found.held_out_characters else "the end of the text"
+    assert found.report  # prepared texts have one
     nbytes = sum(file.path.stat().st_size for file in found.tokens.files)
-    console.table(
-        "Text",
-        [
-            ["files", f"{report.files:,}"],
-            ["documents", f"{report.documents:,}"],
-            ["characters", f"{found.characters:,}"],
-            ["vocabulary", f"{tokenizer.vocab_size:,} {tokenizer.unit}"],
-            ["training", f"{len(found.train):,} tokens"],
-            ["held out", f"{len(found.held_out):,} tokens, {whole}"],
-            ["on disk", f"{format_bytes(nbytes)} in {len(found.tokens.files)} files"],
-        ],
-    )
-    describe_reading(console, report)
+    on_disk = ["on disk", f"{format_bytes(nbytes)} in {len(found.tokens.files)} files"]
+    rows = text_rows(TokenSource(found, str(options.out)), found.tokenizer, found)
+    console.table("Text", [*rows, on_disk])
+    describe_reading(console, found.report)
     if corpus.report is None:
         console.line(f"{options.out} was complete already")
     else:

@@ -2,17 +2,14 @@
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from smallmind.cli.console import Console, full_width, shorten
 from smallmind.console.activity import duration
 from smallmind.console.table import GAP, Table
 from smallmind.runs.files import RUNS
-
-if TYPE_CHECKING:
-    from smallmind.views.listing import RunRow
 
 UNKNOWN = "-"
 MOST_NOTES = 5  # runs about which there is more to say
@@ -25,15 +22,15 @@ class Column(NamedTuple):
     """
 
     head: str
-    cell: Callable[["RunRow"], str]
+    cell: Callable[[dict[str, Any]], str]
     goes: int
     side: str = ">"
 
 
-def steps_of(row: "RunRow") -> str:
+def steps_of(row: dict[str, Any]) -> str:
     """The steps done, of those planned if these are more: 1,250/2,000."""
-    planned = "" if row.steps in (None, row.step) else f"/{row.steps:,}"
-    return f"{row.step:,}{planned}"
+    planned = "" if row["steps"] in (None, row["step"]) else f"/{row['steps']:,}"
+    return f"{row['step']:,}{planned}"
 
 
 def format_count(count: int | None) -> str:
@@ -51,15 +48,15 @@ def _number(value: float | None, digits: int) -> str:
 
 
 COLUMNS = (
-    Column("name", lambda row: row.name, 0, side="<"),
-    Column("text", lambda row: shorten(row.text or UNKNOWN, 20), 2, side="<"),
-    Column("model", lambda row: row.architecture or UNKNOWN, 3, side="<"),
-    Column("parameters", lambda row: format_count(row.parameters), 7),
+    Column("name", lambda row: row["name"], 0, side="<"),
+    Column("text", lambda row: shorten(row["text"] or UNKNOWN, 20), 2, side="<"),
+    Column("model", lambda row: row["architecture"] or UNKNOWN, 3, side="<"),
+    Column("parameters", lambda row: format_count(row["parameters"]), 7),
     Column("steps", steps_of, 4),
-    Column("loss", lambda row: _number(row.best_loss, 4), 1),
-    Column("bits/byte", lambda row: _number(row.bits_per_byte, 3), 6),
-    Column("time", lambda row: duration(row.seconds), 5),
-    Column("state", lambda row: row.state, 0, side="<"),
+    Column("loss", lambda row: _number(row["best_loss"], 4), 1),
+    Column("bits/byte", lambda row: _number(row["bits_per_byte"], 3), 6),
+    Column("time", lambda row: duration(row["seconds"]), 5),
+    Column("state", lambda row: row["state"], 0, side="<"),
 )
 
 
@@ -94,19 +91,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the table, as wide as the terminal."""
-    from smallmind.views.listing import find_runs, row_of, sort_rows
+    from smallmind.views.listing import dated, find_runs, row_of, sort_rows
 
     console = Console()
     rows = [row_of(view) for view in find_runs(options.directory)]
     rows = sort_rows(rows, options.sort, options.reverse)
     if options.json:
-        console.piece(json.dumps([row.to_dict() for row in rows], indent=2) + "\n")
+        console.piece(json.dumps([dated(row) for row in rows], indent=2) + "\n")
         return 0
     if not rows:
         console.line(f"{options.directory} holds no run yet; `smallmind train` makes one")
         return 0
     show_rows(console, rows)
-    notes = [(row.name, row.failure or row.problem) for row in rows]
+    notes = [(row["name"], row["failure"] or row["problem"]) for row in rows]
     notes = [(name, note) for name, note in notes if note]
     for name, note in notes[:MOST_NOTES]:
         console.line(f"{name}: {note}")
@@ -115,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def show_rows(console: Console, rows: "list[RunRow]") -> None:
+def show_rows(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     """The table, without the columns for which the terminal is too narrow."""
     columns, width = list(COLUMNS), full_width()
     cells = {column: [column.cell(row) for row in rows] for column in columns}

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from smallmind.parallel.environment import launched
-from smallmind.signals import Impatience, handling, raising
+from smallmind.signals import handling, impatience, raising
 
 if TYPE_CHECKING:
     from smallmind.cli.console import Console
@@ -51,7 +51,7 @@ def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
     does outside of the block.
     """
     received: list[int] = []
-    impatience = Impatience()
+    is_impatient = impatience()
     numbers = _handled("SIGINT", *ENDING, *_of_mpiexec())
     outside = {number: signal.getsignal(number) for number in numbers}
 
@@ -60,7 +60,7 @@ def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
         if not run.training.progress.step and callable(handle):
             handle(number, frame)
             return
-        if number == signal.SIGINT and impatience.count():
+        if number == signal.SIGINT and is_impatient():
             os._exit(128 + number)
         if number == signal.SIGINT and number not in received:
             console.from_signal_handler(STOPPING)

@@ -9,7 +9,7 @@ from smallmind.settings.config import TrainingConfig
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
-    from smallmind.runs.assembly import Prepared
+    from smallmind.runs.creating import Prepared
     from smallmind.runs.pace import Pace
     from smallmind.runs.run import Run
 

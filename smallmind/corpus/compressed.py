@@ -219,6 +219,6 @@ def _read_member(
 
     opened = entry.member(shown(member.filename), open)
     if stat.S_ISLNK(member.external_attr >> 16):
-        entry.reading.tally.skipped.append(Skipped(opened.name, "is a symbolic link"))
+        entry.reading.skipped.append(Skipped(opened.name, "is a symbolic link"))
     else:
         yield from read_found(opened)

@@ -11,13 +11,11 @@ from smallmind.corpus.decoding import check_encoding
 from smallmind.corpus.entry import Entry, Piece, read, read_found
 from smallmind.corpus.finding import File, find
 from smallmind.corpus.reading import (
-    BytesRead,
     FileStream,
     Limits,
     Reading,
     Report,
     Skipped,
-    Tally,
     count_of,
     shown,
 )
@@ -75,31 +73,22 @@ class Corpus:
         one = len(self.files) == 1
         what = shown(self.files[0].path) if one else count_of(len(self.files), "file")
         with activity.doing(f"{doing} {what}", usual=size < activity.LARGE):
-            reading = Reading(
-                self.field,
-                self.encoding,
-                self._limits,
-                BytesRead(size),
-                decodable=self._decodable,
-            )
+            reading = Reading(self.field, self.encoding, self._limits, size, self._decodable)
             for file in self.files:
                 yield from _pieces(file, reading)
-                reading.bytes_read.start += file.size
-            skipped = [*self._skipped, *reading.tally.skipped]
-            if not reading.tally.documents:
-                raise _nothing(skipped)
-            self.report = reading.tally.report(self._skipped)
+            if not reading.documents:
+                raise _nothing([*self._skipped, *reading.skipped])
+            self.report = reading.report(self._skipped)
 
 
 def _pieces(file: File, reading: Reading) -> Iterator[Piece]:
     """The documents of a file, cleaned and counted."""
-    tally = reading.tally
-    before = tally.documents
-    cleaner = _Cleaner(tally)
+    before = reading.documents
+    cleaner = _Cleaner(reading)
     entry = Entry(
         name=shown(file.path),
         file=file.path.name,
-        open=lambda: FileStream(file.path, reading.bytes_read),
+        open=lambda: FileStream(file.path, reading),
         reading=reading,
         is_named=file.is_named,
         size=file.size,
@@ -107,7 +96,7 @@ def _pieces(file: File, reading: Reading) -> Iterator[Piece]:
     for piece in read(entry) if file.is_named else read_found(entry):
         if cleaned := cleaner.clean(piece):
             yield cleaned
-    tally.end_file(has_text=tally.documents > before)
+    reading.end_file(file.size, has_text=reading.documents > before)
 
 
 class _Cleaner:
@@ -116,32 +105,32 @@ class _Cleaner:
     Line ends become LF, lone surrogates are replaced.
     """
 
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
         # It holds back a CR at the end of a piece: an LF may follow.
         self._newlines = io.IncrementalNewlineDecoder(None, translate=True)
 
     def clean(self, piece: Piece) -> Piece | None:
         """The piece with its text cleaned; None if nothing is left of it."""
         text = self._newlines.decode(piece.text, piece.ends)
-        self._tally.characters += len(text)
+        self._reading.characters += len(text)
         if piece.ends:
             self._end_document()
         return Piece(self._whole(text), piece.ends) if text else None
 
     def _end_document(self) -> None:
-        self._tally.documents += 1
+        self._reading.documents += 1
         ends = self._newlines.newlines or ()
         for end in (ends,) if isinstance(ends, str) else ends:
             if end in LINE_ENDS:
-                self._tally.note(LINE_ENDS[end])
+                self._reading.note(LINE_ENDS[end])
         self._newlines.reset()
 
     def _whole(self, text: str) -> str:
         try:
             text.encode()  # ten times as fast as looking for them
         except UnicodeEncodeError:
-            self._tally.note("half characters became U+FFFD")
+            self._reading.note("half characters became U+FFFD")
             return HALVES.sub("\ufffd", text)
         return text
 

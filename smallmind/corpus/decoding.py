@@ -58,7 +58,7 @@ def decoded(entry: Entry, declared: re.Pattern[bytes] | None = None) -> Iterator
     if len(first) < 2:
         yield from first
         return
-    with entry.reading.bytes_read.paused():
+    with entry.reading.paused():
         for _ in chunks:
             pass
     entry.reading.decodable.add(entry.name)
@@ -112,7 +112,7 @@ def _encoding(entry: Entry, head: bytes, declared: re.Pattern[bytes] | None) -> 
         return "utf-8-sig"
     for mark, name in MARKS.items():
         if head.startswith(mark):
-            entry.reading.tally.note(f"text was read as {name} because of its byte order mark")
+            entry.reading.note(f"text was read as {name} because of its byte order mark")
             return name
     if entry.reading.encoding:
         return entry.reading.encoding

@@ -103,7 +103,7 @@ def read_found(entry: Entry) -> Iterator[Piece]:
     except Unusable as error:
         if has_text:
             raise
-        entry.reading.tally.skipped.append(Skipped(entry.name, error.reason))
+        entry.reading.skipped.append(Skipped(entry.name, error.reason))
 
 
 def document(chunks: Iterable[str], size: int) -> Iterator[Piece]:

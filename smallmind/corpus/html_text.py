@@ -50,12 +50,9 @@ class _Page(HTMLParser):
         self._layout = layout
         self._left_out = self._kept = 0  # how many elements of these kinds are open
 
-    def held(self) -> int:
-        return len(self.rawdata)
-
-    def may_hold(self, limits: Limits) -> int:
+    def held(self, limits: Limits) -> tuple[int, int]:
         is_tag = self.cdata_elem is None and self.rawdata[1:2].isalpha()
-        return limits.tag if is_tag else limits.record
+        return len(self.rawdata), limits.tag if is_tag else limits.record
 
     def handle_starttag(self, tag: str, _attrs: Any) -> None:
         self._separate(tag)

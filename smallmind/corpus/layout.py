@@ -41,12 +41,8 @@ class Layout:
 class Parser(Protocol):
     """A parser that is fed, and holds what it needs more text for."""
 
-    def held(self) -> int:
-        """The number of characters or bytes held."""
-        ...
-
-    def may_hold(self, limits: Limits) -> int:
-        """The number of characters or bytes of an unfinished element that may be held."""
+    def held(self, limits: Limits) -> tuple[int, int]:
+        """The characters or bytes of an unfinished element, and how many of them may be held."""
         ...
 
 
@@ -67,8 +63,8 @@ def growing(entry: Entry, chunks: Iterable[str], parser: Parser) -> Iterator[str
     for chunk in chunks:
         waiting.append(chunk)
         length += len(chunk)
-        held = parser.held()
-        if length + held > (longest := parser.may_hold(entry.reading.limits)) and held:
+        held, longest = parser.held(entry.reading.limits)
+        if length + held > longest and held:
             raise InputError(
                 f"{entry.name} has a tag or comment of more than {longest:,} characters; "
                 "shorten it, or leave the file out"

@@ -22,22 +22,32 @@ from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.shard_writer import (
     ShardWriter,
+    check_count,
     check_own,
-    check_shard_tokens,
     described,
+    make_directory,
     remove_leftovers,
     written,
 )
-from smallmind.corpus.shards import INDEX, PROGRESS, REMEDY, Index, Shards, open_shards
+from smallmind.corpus.shards import (
+    INDEX,
+    PLAN,
+    PROGRESS,
+    REMEDY,
+    Index,
+    Shards,
+    open_shards,
+    read_record,
+    write_record,
+)
 from smallmind.corpus.survey import Plan, joined, survey
-from smallmind.files import durable, safetensors
+from smallmind.files import durable
 from smallmind.files.lock import RunLock
 from smallmind.settings.config import SHARD_TOKENS, RunConfig
 from smallmind.text.dataset import HELD_OUT
 from smallmind.text.tokenizer import Tokenizer
 
-FORMAT = 1
-PLAN, TOKENIZER = "plan.json", "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 COMMIT = 1 << 25  # tokens after which progress is recorded
 MOST_SKIPPED = 100  # files whose names are kept
 
@@ -68,8 +78,7 @@ class Encoding(NamedTuple):
         """The class of a tokenizer that is fitted, or the one that is given."""
         if isinstance(self.tokenizer, Tokenizer):
             return self.tokenizer
-        kind: type[Tokenizer] = parts.load(parts.TOKENIZERS, self.tokenizer)
-        return kind
+        return parts.load(parts.TOKENIZERS, self.tokenizer)
 
     @property
     def separator(self) -> str:
@@ -98,7 +107,7 @@ def prepare(
     resumed.
     """
     directory = Path(check_type("directory", directory, str, PathLike))
-    check_shard_tokens(shard_tokens)  # before texts are read for long
+    check_count("shard_tokens", shard_tokens)  # before texts are read for long
     wanted = identity(corpus, encoding, shard_tokens)
     if os.path.lexists(directory / INDEX):
         index = Index.read(directory)
@@ -118,7 +127,7 @@ def prepare(
     else:
         is_new = not directory.exists()
         try:
-            _make(directory)
+            make_directory(directory)
             with RunLock(directory):  # or another process would find out the same meanwhile
                 plan, characters = survey(corpus.pieces(), encoding.separator)
                 tokenizer = _fitted(corpus, plan, characters, encoding)
@@ -169,15 +178,6 @@ def _files_digest(corpus: Corpus) -> str:
     return sha.hexdigest()
 
 
-def _make(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make {directory}: {error.strerror}") from None
-    if not os.access(directory, os.W_OK):
-        raise InputError(f"cannot write to {directory}; choose another directory")
-
-
 def _check_same(directory: Path, found: Any, wanted: dict[str, Any]) -> None:
     if found == wanted:
         return
@@ -191,19 +191,10 @@ def _check_same(directory: Path, found: Any, wanted: dict[str, Any]) -> None:
 
 def _read_plan(directory: Path, wanted: dict[str, Any]) -> Plan | None:
     """The plan of a process that was killed; None if there is none."""
-    path = directory / PLAN
-    if not os.path.lexists(path):
+    if not os.path.lexists(directory / PLAN):
         return None
-    try:
-        with durable.open_regular(path, follow=False) as file:
-            fields = safetensors.from_json(file.read())
+    with read_record(directory / PLAN) as fields:
         made_from, plan = fields["made_from"], Plan(**fields["plan"])
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path} is damaged: {error}; remove {directory}, and begin again"
-        ) from None
     _check_same(directory, made_from, wanted)
     return plan
 
@@ -261,8 +252,7 @@ def _write(
         durable.clear_stale(directory, 0, (TOKENIZER, PLAN))
         if not os.path.lexists(directory / PLAN):
             tokenizer.save(directory / TOKENIZER)
-            fields = {"format": FORMAT, "made_from": wanted, "plan": plan._asdict()}
-            durable.write(directory / PLAN, [safetensors.to_json(fields).encode()])
+            write_record(directory / PLAN, {"made_from": wanted, "plan": plan._asdict()})
         if _append(writer, corpus, plan, tokenizer) != plan.sha256:
             raise InputError(
                 f"the texts have changed since {directory} was begun; remove it to begin again"

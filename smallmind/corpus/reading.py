@@ -1,6 +1,5 @@
 """One reading of the texts: how it is done, and what it has found so far."""
 
-import dataclasses
 import io
 import math
 import os
@@ -64,21 +63,37 @@ class Report:
     notes: tuple[str, ...]  # what was done to the texts: "CRLF line ends became LF in 3 files"
 
 
-class Tally:
-    """The findings of a reading so far."""
+class Reading:
+    """A reading of texts: how they are read, what was found so far, which share has been read."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        field: str | None,
+        encoding: str | None,
+        limits: Limits,
+        size: int,
+        decodable: set[str],
+    ) -> None:
+        self.field = field  # of a record, its text; None: the obvious one
+        self.encoding = encoding  # of what has no byte order mark; None: UTF-8
+        self.limits = limits
+        # Names of what was decoded to its end, in this or in an earlier reading.
+        self.decodable = decodable
         self.files = self.documents = self.characters = self.empty = 0
         self.skipped: list[Skipped] = []
         self._notes: Counter[str] = Counter()
         self._of_this_file: set[str] = set()
+        self._start = 0  # where the current file begins in all bytes
+        self._steps = activity.parts(range(math.ceil(size / STEP)))
+        self._done, self._is_paused = -1, False
 
     def note(self, words: str) -> None:
         """Something about the file that is being read, said once per file."""
         self._of_this_file.add(words)
 
-    def end_file(self, has_text: bool) -> None:
+    def end_file(self, size: int, has_text: bool) -> None:
         """The file ends; what was noted about a file without text does not matter."""
+        self._start += size
         self.files += has_text
         self._notes.update(self._of_this_file if has_text else ())
         self._of_this_file.clear()
@@ -86,29 +101,13 @@ class Tally:
     def report(self, skipped: list[Skipped]) -> Report:
         """All that was found, after what was `skipped` before the reading."""
         notes = [f"{words} in {count_of(n, 'file')}" for words, n in sorted(self._notes.items())]
-        return Report(
-            self.files,
-            self.documents,
-            self.characters,
-            self.empty,
-            (*skipped, *self.skipped),
-            tuple(notes),
-        )
-
-
-class BytesRead:
-    """Shows which share of all bytes has been read, as part of the current activity."""
-
-    def __init__(self, total: int) -> None:
-        self._steps = activity.parts(range(math.ceil(total / STEP)))
-        self._done = -1
-        self._is_paused = False
-        self.start = 0  # where the current file begins in all bytes
+        counts = self.files, self.documents, self.characters, self.empty
+        return Report(*counts, (*skipped, *self.skipped), tuple(notes))
 
     def reach(self, position: int) -> None:
         """The current file has been read up to this position."""
         activity.tick()
-        while not self._is_paused and self._done < (self.start + position) // STEP:
+        while not self._is_paused and self._done < (self._start + position) // STEP:
             self._done += 1
             next(self._steps, None)
 
@@ -122,17 +121,16 @@ class BytesRead:
             self._is_paused = False
 
 
-class FileStream(io.RawIOBase):
+class FileStream(io.BufferedReader):
     """The bytes of a regular file; what has been read counts as progress.
 
     InputError naming the file if it cannot be opened or read.
     """
 
-    def __init__(self, path: Path, bytes_read: BytesRead | None = None) -> None:
-        super().__init__()
-        self._name, self._bytes_read, self.count = shown(path), bytes_read, 0
+    def __init__(self, path: Path, reading: Reading) -> None:
+        self._name, self._reading, self.count = shown(path), reading, 0
         try:
-            self._file = durable.open_regular(path)
+            super().__init__(durable.open_regular(path).detach())
         except OSError as error:
             raise InputError(f"cannot read {self._name}: {error.strerror}") from None
         except ValueError:
@@ -140,47 +138,16 @@ class FileStream(io.RawIOBase):
 
     def size(self) -> int:
         """Bytes."""
-        return os.fstat(self._file.fileno()).st_size
+        return os.fstat(self.fileno()).st_size
 
-    def read(self, size: int = -1, /) -> bytes:
+    def read(self, size: int | None = -1, /) -> bytes:
         try:
-            data = self._file.read(size)
+            data = super().read(size)
         except OSError as error:
             raise InputError(f"cannot read {self._name}: {error.strerror}") from None
         self.count += len(data)
-        if self._bytes_read:
-            self._bytes_read.reach(self._file.tell())
+        self._reading.reach(self.tell())
         return data
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def close(self) -> None:
-        if hasattr(self, "_file"):
-            self._file.close()
-        super().close()
-
-
-@dataclass
-class Reading:
-    """The way texts are read, and the findings so far."""
-
-    field: str | None  # of a record, its text; None: the obvious one
-    encoding: str | None  # of what has no byte order mark; None: UTF-8
-    limits: Limits
-    bytes_read: BytesRead
-    tally: Tally = dataclasses.field(default_factory=Tally)
-    # Names of what was decoded to its end, in this or in an earlier reading.
-    decodable: set[str] = dataclasses.field(default_factory=set)
 
 
 def count_of(number: int, thing: str) -> str:

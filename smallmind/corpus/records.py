@@ -43,7 +43,7 @@ def too_long(entry: Entry, where: str) -> InputError:
 def record(entry: Entry, text: str | None) -> Iterator[Piece]:
     """The document of a record; one without text is counted, not read."""
     if not text:
-        entry.reading.tally.empty += 1
+        entry.reading.empty += 1
     else:
         yield from document([text], entry.reading.limits.piece)
 
@@ -77,7 +77,7 @@ class TextField:
         """Says which field is read, unless the user has."""
         if not self._entry.reading.field:
             words = f"read the text from {self._name} {shown(field, 60)!r}"
-            self._entry.reading.tally.note(words)
+            self._entry.reading.note(words)
 
     def text_of(self, value: object, where: str) -> str | None:
         """The text of a record, itself one or an object; None for null.

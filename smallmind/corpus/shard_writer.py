@@ -4,10 +4,8 @@ progress.json records what is there and from which position the caller resumes: 
 after each finished shard, and when the caller asks for it. Everything else is a leftover, which the
 next writer removes.
 
-Tokens of a part, training or held-out, are appended to a file of their own, train_000003.partial.
-Once it holds a whole shard it is copied to train_000003.bin, behind a header, and removed when the
-record of progress says so. Until then both are there: whatever the last record describes can be
-restored.
+Tokens of a part, training or held-out, are appended to the file of their shard, behind a header for
+a full one. What comes after the tokens that the last record describes is cut off again.
 """
 
 import errno
@@ -28,7 +26,6 @@ from smallmind.console import activity
 from smallmind.corpus.shards import (
     INDEX,
     PARTS,
-    PIECE,
     PROGRESS,
     Index,
     Recipe,
@@ -40,16 +37,16 @@ from smallmind.corpus.shards import (
     shard_name,
     verify,
 )
-from smallmind.corpus.token_files import dtype_for, encode_header
+from smallmind.corpus.token_files import HEADER_BYTES, dtype_for, encode_header
 from smallmind.files import durable, safetensors
 from smallmind.files.lock import RunLock
 from smallmind.settings.config import SHARD_TOKENS
 from smallmind.text.ids import check_ids
 
 CHUNK = 2**20  # tokens that are written at once
-OURS = re.compile(r"(?:train|held_out)_[0-9]{6,}\.(?:bin|partial)", re.ASCII)
-MAX_SHARD_TOKENS = 2**31 - 1  # the header has 32 bits for it
-MAX_VOCAB_SIZE = 2**31  # ids are int32 in memory
+OURS = re.compile(r"(?:train|held_out)_[0-9]{6,}\.bin", re.ASCII)
+# The header has 32 bits for the tokens of a shard, and ids are int32 in memory.
+MOST = {"shard_tokens": 2**31 - 1, "vocab_size": 2**31}
 
 
 class ShardWriter:
@@ -59,9 +56,8 @@ class ShardWriter:
     it can be continued by a writer with the same arguments. Such a writer begins at `position`: the
     caller must append again what came after it.
 
-    Takes room on disk for one more shard of either part than it writes. InputError if the directory
-    is complete, in use, was begun with other arguments, is damaged, or holds other files; OSError
-    if the disk refuses something, which loses nothing that was recorded.
+    InputError if the directory is complete, in use, was begun with other arguments, is damaged, or
+    holds other files; OSError if the disk refuses something, which loses nothing that was recorded.
     """
 
     def __init__(
@@ -74,9 +70,13 @@ class ShardWriter:
     ) -> None:
         self.directory = Path(directory)
         self.state = dict(state or {})  # goes into the index; may be changed until the end
-        self._recipe = _checked_recipe(vocab_size, tokenizer_digest, shard_tokens)
+        self._recipe = Recipe(
+            check_count("vocab_size", vocab_size),
+            check_type("tokenizer_digest", tokenizer_digest, str),
+            check_count("shard_tokens", shard_tokens),
+        )
         safetensors.to_json(self.state)
-        _make_directory(self.directory)
+        make_directory(self.directory)
         self._lock = RunLock(self.directory)
         self._parts: dict[str, PartWriter] = {}
         self._is_usable = True
@@ -176,21 +176,17 @@ class ShardWriter:
         # If this fails, it is not tried again: an fsync that has failed may succeed the next time,
         # without the pages that the system has dropped.
         marked, self._marked = self._marked, self._recorded
-        parts = marked.parts
-        for name, part in self._parts.items():
-            part.sync(parts[name])
+        for part in self._parts.values():
+            part.sync()
         marked.write(self.directory)
         self._recorded = self._marked = marked
-        for name, part in self._parts.items():
-            part.remove_copied(len(parts[name].shards))
 
     def _finish(self) -> None:
         self._record()
         for part in self._parts.values():
             part.finish_shard()
+            part.sync()
         Index(self._recipe, self._written(), self.state).write(self.directory)
-        for part in self._parts.values():
-            part.remove_copied(len(part.shards))
         with suppress(OSError):  # an index makes it meaningless
             durable.remove(self.directory / PROGRESS)
 
@@ -248,7 +244,7 @@ class PartWriter:
         self._shard_tokens = recipe.shard_tokens
         self._dtype = dtype_for(recipe.vocab_size)
         self._sha = hashlib.sha256()  # of these tokens
-        self._files: dict[int, int] = {}  # the partial files by number of their shard
+        self._files: dict[int, int] = {}  # those that may not be synced, by number of their shard
         self._names_synced = True
         if self.tokens:
             self._reopen(progress.sha256)
@@ -258,8 +254,8 @@ class PartWriter:
         while len(ids):
             piece = ids[: min(self._shard_tokens - self.tokens, CHUNK)].astype(self._dtype)
             ids = ids[len(piece) :]
-            with durable.naming(self._partial(len(self.shards))):
-                self._write(piece.view(np.uint8).data)
+            with durable.naming(self._path(len(self.shards))):
+                durable.write_all(self._file(), piece.view(np.uint8).data)
             self._sha.update(piece.data)
             self.tokens += len(piece)
             if self.tokens == self._shard_tokens:
@@ -270,32 +266,28 @@ class PartWriter:
         """Ends the current shard, however many tokens it has."""
         if not self.tokens:
             return
-        name, sha = shard_name(self.part, len(self.shards)), hashlib.sha256()
-        durable.write(self.directory / name, self._contents(sha))
-        self.shards.append(Shard(name, self.tokens, sha.hexdigest()))
+        path = self._path(len(self.shards))
+        if self.tokens < self._shard_tokens:
+            with durable.naming(path):
+                header = encode_header(self._dtype, self.tokens)
+                durable.files.overwrite(self._file(), memoryview(header))
+        self.shards.append(Shard(path.name, self.tokens, digest(path).hexdigest()))
         self.tokens, self._sha = 0, hashlib.sha256()
 
     def progress(self) -> WrittenPart:
         """How far the part is written."""
         return WrittenPart(tuple(self.shards), self.tokens, self._sha.hexdigest())
 
-    def sync(self, progress: WrittenPart) -> None:
-        """After this, all that progress describes survives a power failure."""
-        if not progress.tokens:
-            return
-        number = len(progress.shards)
-        with durable.naming(self._partial(number)):
-            durable.files.fsync(self._files[number])
-            if not self._names_synced:
-                durable.files.fsync_directory(self.directory)
-                self._names_synced = True
-
-    def remove_copied(self, shards: int) -> None:
-        """Removes the partial files of the first `shards` shards."""
-        for number in [number for number in self._files if number < shards]:
-            os.close(self._files.pop(number))
-            with suppress(OSError):  # the next writer removes it
-                durable.remove(self._partial(number))
+    def sync(self) -> None:
+        """After this, all that was appended survives a power failure."""
+        for number in list(self._files):
+            with durable.naming(self._path(number)):
+                durable.files.fsync(self._files[number])
+                if not self._names_synced:
+                    durable.files.fsync_directory(self.directory)
+                    self._names_synced = True
+            if number < len(self.shards):
+                os.close(self._files.pop(number))
 
     def close(self) -> None:
         """Closes all files."""
@@ -305,49 +297,32 @@ class PartWriter:
     def __del__(self) -> None:
         self.close()
 
-    def _partial(self, number: int) -> Path:
-        return self.directory / partial_name(self.part, number)
+    def _path(self, number: int) -> Path:
+        return self.directory / shard_name(self.part, number)
 
-    def _write(self, rest: memoryview) -> None:
+    def _file(self) -> int:
+        """The file of the shard that is being filled, which is made if it is new."""
         number = len(self.shards)
         if number not in self._files:
-            self._files[number] = durable.files.create(self._partial(number))
+            self._files[number] = durable.files.create(self._path(number))
             self._names_synced = False
-        while rest:
-            written = durable.files.write(self._files[number], rest[: durable.MAX_WRITE])
-            rest = rest[written:]
-
-    def _contents(self, sha: "hashlib._Hash") -> Iterator[bytes]:
-        """The bytes of the current shard, which are added to sha."""
-        header = encode_header(self._dtype, self.tokens)
-        sha.update(header)
-        yield header
-        path, rest = self._partial(len(self.shards)), self.tokens * self._dtype.itemsize
-        with durable.open_regular(path, follow=False) as file:
-            while rest and (piece := file.read(min(PIECE, rest))):
-                sha.update(piece)
-                rest -= len(piece)
-                yield piece
-                activity.tick()
-        if rest:
-            raise InputError(f"{path} was truncated while it was written")
+            header = encode_header(self._dtype, self._shard_tokens)
+            durable.write_all(self._files[number], memoryview(header))
+        return self._files[number]
 
     def _reopen(self, sha256: str) -> None:
-        """Opens the partial file again; what was written to it after the record is overwritten."""
+        """Opens the file of the last shard again, and cuts off what came after the record."""
         number, nbytes = len(self.shards), self.tokens * self._dtype.itemsize
-        path = self._partial(number)
-        self._sha = digest(path, nbytes)
+        path = self._path(number)
+        self._sha = digest(path, HEADER_BYTES, nbytes)
         if self._sha.hexdigest() != sha256:
             raise InputError(damaged(path))
-        flags = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
         with durable.naming(path):
-            file = self._files[number] = os.open(path, flags)
-            os.lseek(file, nbytes, os.SEEK_SET)
-
-
-def partial_name(part: str, number: int) -> str:
-    """The name of the file in which a shard is collected."""
-    return f"{part}_{number:06}.partial"
+            way = os.O_WRONLY | durable.flags("O_NOFOLLOW", "O_BINARY")
+            file = self._files[number] = os.open(path, way)
+            os.ftruncate(file, HEADER_BYTES + nbytes)
+            header = encode_header(self._dtype, self._shard_tokens)
+            durable.files.overwrite(file, memoryview(header))
 
 
 def written(directory: Path) -> list[str]:
@@ -381,9 +356,10 @@ def check_own(directory: Path, records: Container[str] = ()) -> None:
 
 def described(parts: Mapping[str, WrittenPart]) -> set[str]:
     """The files of shards, finished or not, that a record describes."""
-    unfinished = {name: len(part.shards) for name, part in parts.items() if part.tokens}
-    return {shard.name for part in parts.values() for shard in part.shards} | {
-        partial_name(name, number) for name, number in unfinished.items()
+    return {
+        shard_name(name, number)
+        for name, part in parts.items()
+        for number in range(len(part.shards) + (part.tokens > 0))
     }
 
 
@@ -403,30 +379,21 @@ def _copied(position: Any) -> Any:
     return None if position is None else safetensors.from_json(safetensors.to_json(position))
 
 
-def _checked_recipe(vocab_size: int, tokenizer_digest: str, shard_tokens: int) -> Recipe:
-    check_type("vocab_size", vocab_size, int)
-    check_type("tokenizer_digest", tokenizer_digest, str)
-    _check_count("vocab_size", vocab_size, MAX_VOCAB_SIZE)
-    check_shard_tokens(shard_tokens)
-    return Recipe(vocab_size, tokenizer_digest, shard_tokens)
+def check_count(name: str, value: int) -> int:
+    """Returns value, of one of MOST. InputError if no directory can have as many."""
+    if not 1 <= check_type(name, value, int) <= MOST[name]:
+        raise InputError(f"{name}={value} must be at least 1 and at most {MOST[name]}")
+    return value
 
 
-def check_shard_tokens(value: int) -> None:
-    """InputError for a number of tokens that no shard can have."""
-    _check_count("shard_tokens", check_type("shard_tokens", value, int), MAX_SHARD_TOKENS)
-
-
-def _check_count(name: str, value: int, most: int) -> None:
-    if not 1 <= value <= most:
-        raise InputError(f"{name}={value} must be at least 1 and at most {most}")
-
-
-def _make_directory(directory: Path) -> None:
-    """Makes a directory and its parents. InputError if that is impossible."""
+def make_directory(directory: Path) -> None:
+    """Makes a directory and its parents. InputError if nothing can be written to it."""
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         durable.make_directory(directory)
     except OSError as error:
         raise InputError(f"cannot make {directory}: {error.strerror}") from None
     if not directory.is_dir():
-        raise InputError(f"{directory} is a file; choose another directory")
+        raise InputError(f"cannot make {directory}: it is a file; choose another directory")
+    if not os.access(directory, os.W_OK):
+        raise InputError(f"cannot write to {directory}; choose another directory")

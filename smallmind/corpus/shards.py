@@ -19,18 +19,12 @@ from smallmind.console import activity
 from smallmind.corpus.token_files import MappedTokens, TokenFile, dtype_for
 from smallmind.files import durable, safetensors
 
-FORMAT = 1
-INDEX, PROGRESS = "index.json", "progress.json"
+INDEX, PROGRESS, PLAN = "index.json", "progress.json", "plan.json"
+FORMATS = {INDEX: 1, PROGRESS: 2, PLAN: 1}
 PARTS = ("train", "held_out")
 DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 # Beside one of these; index.json alone could be anybody's.
-BESIDE = (
-    "tokenizer.json",
-    "train_000000.bin",
-    "train_000000.partial",
-    "held_out_000000.bin",
-    "held_out_000000.partial",
-)
+BESIDE = ("tokenizer.json", "train_000000.bin", "held_out_000000.bin")
 REMEDY = "restore it, or remove the directory and prepare it again"
 TOKENS = "a number of tokens"
 PIECE = 2**20  # bytes of a file that are digested at once
@@ -83,12 +77,12 @@ class Index(NamedTuple):
             "shards": {name: [shard._asdict() for shard in shards[name]] for name in PARTS},
             "state": self.state,
         }
-        _write(directory / INDEX, fields)
+        write_record(directory / INDEX, fields)
 
     @classmethod
     def read(cls, directory: Path) -> Self:
         """Reads index.json. FileNotFoundError if there is none, InputError if it is damaged."""
-        with _fields(directory / INDEX) as fields:
+        with read_record(directory / INDEX) as fields:
             parts = {name: WrittenPart(_shards(fields["shards"][name], name)) for name in PARTS}
             state = fields["state"]
             if not isinstance(state, dict):
@@ -110,12 +104,12 @@ class ResumePoint(NamedTuple):
             for name, part in self.parts.items()
         }
         fields = {**self.recipe._asdict(), "position": self.position, "parts": parts}
-        _write(directory / PROGRESS, fields)
+        write_record(directory / PROGRESS, fields)
 
     @classmethod
     def read(cls, directory: Path) -> Self:
         """Reads progress.json. FileNotFoundError if there is none, InputError if it is damaged."""
-        with _fields(directory / PROGRESS) as fields:
+        with read_record(directory / PROGRESS) as fields:
             parts = {name: _part(fields["parts"][name], name) for name in PARTS}
             return cls(_recipe(fields), parts, fields["position"])
 
@@ -187,14 +181,15 @@ def damaged(path: Path) -> str:
     return f"{path} does not match its SHA-256: it is damaged or was changed; {REMEDY}"
 
 
-def digest(path: Path, nbytes: int | None = None) -> "hashlib._Hash":
-    """The SHA-256 of a file, or of its first nbytes. InputError if they cannot be read."""
+def digest(path: Path, start: int = 0, nbytes: int | None = None) -> "hashlib._Hash":
+    """The SHA-256 of a file, or of nbytes of it from start on. InputError if it cannot be read."""
     sha = hashlib.sha256()
     try:
         with durable.open_regular(path, follow=False) as file:
             count = os.fstat(file.fileno()).st_size if nbytes is None else nbytes
-            for start in activity.parts(range(0, count, PIECE)):
-                sha.update(file.read(min(PIECE, count - start)))
+            file.seek(start)
+            for done in activity.parts(range(0, count, PIECE)):
+                sha.update(file.read(min(PIECE, count - done)))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; {REMEDY}") from None
     except ValueError as error:
@@ -203,7 +198,7 @@ def digest(path: Path, nbytes: int | None = None) -> "hashlib._Hash":
 
 
 @contextmanager
-def _fields(path: Path) -> Iterator[dict[str, Any]]:
+def read_record(path: Path) -> Iterator[dict[str, Any]]:
     """Reads a JSON object; errors about its fields within the block name the file.
 
     FileNotFoundError if it is missing.
@@ -213,9 +208,11 @@ def _fields(path: Path) -> Iterator[dict[str, Any]]:
             fields = safetensors.from_json(file.read())
         if not isinstance(fields, dict):
             raise ValueError("not a JSON object")
-        if fields["format"] != FORMAT:
-            found = shown_value(fields["format"])
-            raise InputError(f"{path} has format {found}; this version reads {FORMAT}")
+        if fields["format"] != (known := FORMATS[path.name]):
+            raise InputError(
+                f"{path} has format {shown_value(fields['format'])}; this version reads {known}: "
+                "remove the directory and prepare it again, or use the version that wrote it"
+            )
         yield fields
     except (FileNotFoundError, InputError):
         raise
@@ -229,8 +226,10 @@ def _fields(path: Path) -> Iterator[dict[str, Any]]:
         ) from None
 
 
-def _write(path: Path, fields: Mapping[str, Any]) -> None:
-    durable.write(path, [safetensors.to_json({"format": FORMAT, **fields}).encode() + b"\n"])
+def write_record(path: Path, fields: Mapping[str, Any]) -> None:
+    """Writes a JSON object with the format of the file. OSError if the disk refuses it."""
+    fields = {"format": FORMATS[path.name], **fields}
+    durable.write(path, [safetensors.to_json(fields).encode() + b"\n"])
 
 
 def _recipe(fields: dict[str, Any]) -> Recipe:

@@ -13,8 +13,7 @@ import os
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from itertools import accumulate
 from os import PathLike
 from pathlib import Path
@@ -22,9 +21,9 @@ from typing import Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 
-from smallmind.checks import InputError, shown_value
+from smallmind.checks import InputError, from_json, shown_value
 from smallmind.console import activity
-from smallmind.files import durable, safetensors
+from smallmind.files import durable
 
 HEADER_BYTES = 1024
 EVALUATION_MAGIC = 20240522  # llm.c's multiple-choice questions, such as HellaSwag
@@ -62,7 +61,9 @@ class TokenFile:
         self.path = Path(path)
         if self.path.is_dir():
             raise InputError(f"{path} is a directory; give the token files in it")
-        with _explained(path), durable.open_regular(path) as file:
+        if not os.path.lexists(path):
+            raise InputError(f"{path} does not exist; give the path of a token file")
+        with durable.explained(path, "token file"), durable.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             self.dtype, self._start = _layout(self.path, file.read(HEADER_BYTES), size)
             self._file = os.dup(file.fileno())
@@ -208,21 +209,6 @@ def _read_at(file: int, nbytes: int, offset: int) -> bytes:
         return os.read(file, nbytes)
 
 
-@contextmanager
-def _explained(path: str | PathLike[str]) -> Iterator[None]:
-    """Turns errors about the file within the block into a one-line InputError."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist; give the path of a token file") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except InputError:
-        raise
-    except ValueError as error:
-        raise InputError(f"{path} is not a valid token file: {error}") from None
-
-
 def _layout(path: Path, start: bytes, size: int) -> tuple[np.dtype, int]:
     """The first bytes of a file and its size -> the type of its ids, and where they begin."""
     if not size:
@@ -270,13 +256,8 @@ def _type_without_header(path: Path) -> np.dtype:
             f"{path} has no header of a token file; if it holds nothing but ids, put their type "
             f'into {META} beside it: {{"dtype": "uint16"}} or {{"dtype": "uint32"}}'
         )
-    try:
-        with durable.open_regular(meta) as file:
-            fields = safetensors.from_json(file.read(MAX_META_BYTES))
-    except OSError as error:
-        raise InputError(f"cannot read {meta}: {error.strerror}") from None
-    except ValueError as error:
-        raise InputError(f"{meta} is not valid JSON: {error}") from None
+    with durable.explained(meta, "JSON file"):
+        fields = from_json(durable.read(meta, MAX_META_BYTES))
     name = fields.get("dtype") if isinstance(fields, dict) else None
     for dtype in (UINT16, UINT32):
         if name == dtype.name:

@@ -54,11 +54,8 @@ class _Elements:
         self._parser.EntityDeclHandler = self._declare
         self._parser.SkippedEntityHandler = self._entity
 
-    def held(self) -> int:
-        return self._fed - max(0, self._parser.CurrentByteIndex)
-
-    def may_hold(self, limits: Limits) -> int:
-        return limits.record
+    def held(self, limits: Limits) -> tuple[int, int]:
+        return self._fed - max(0, self._parser.CurrentByteIndex), limits.record
 
     def feed(self, text: str, is_last: bool = False) -> None:
         """Parses the next part of the file. InputError if it is not well-formed."""

@@ -106,13 +106,9 @@ def _check_others(
         values = value.tolist() if isinstance(value, np.ndarray) else [value]
         if pattern is None or any(value not in neutral[pattern] for value in values):
             raise InputError(
-                f"{key[:80]!a} is {_short(value)}, which may change what the model computes and is "
-                f"not known here as a part of {architecture.name}"
+                f"{shown_value(key)} is {shown_value(value)}, which may change what the model "
+                f"computes and is not known here as a part of {architecture.name}"
             )
-
-
-def _short(value: Any) -> str:
-    return shown_value(value[:80] if isinstance(value, str) else value)
 
 
 def _value(settings: Keys, saved: Mapping[str, Any], name: str) -> Any:

@@ -76,8 +76,7 @@ def open_format(name: str) -> Format:
     """The format with this name. InputError if there is none."""
     if name not in parts.FORMATS:
         raise InputError(f"format {name!r} must be one of {', '.join(parts.FORMATS)}")
-    found: Format = parts.load(parts.FORMATS, name)()
-    return found
+    return parts.load(parts.FORMATS, name)()
 
 
 @suggesting()

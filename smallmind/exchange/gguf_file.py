@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, shown_value
 from smallmind.exchange.number_types import NUMBER_TYPES, NumberType, Stored
 from smallmind.files import durable
 
@@ -104,12 +104,9 @@ def _aligned(size: int, alignment: int = ALIGNMENT) -> int:
 def _read(path: Path, shape: tuple[int, ...], type: NumberType, start: int) -> np.ndarray:
     """Reads a tensor, float32. The file is opened anew: it must not change."""
     stored = np.empty(type.size(shape), np.uint8)
-    try:
-        with durable.open_regular(path) as file:
-            file.seek(start)
-            count = file.readinto(stored.data)  # type: ignore[attr-defined]
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
+    with durable.explained(path, "GGUF file"), durable.open_regular(path) as file:
+        file.seek(start)
+        count = file.readinto(stored.data)
     if count != stored.nbytes:
         raise InputError(f"{path} was truncated while it was read; restore it")
     return type.decode(stored, shape)
@@ -120,37 +117,32 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
 
     InputError if the file is missing, malformed, or holds tensors of a type not known here.
     """
-    try:
-        with durable.open_regular(path) as file:
-            return _Reader(file, os.fstat(file.fileno()).st_size).contents(path)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    except ValueError as error:
-        raise InputError(f"{path} is not a valid GGUF file: {error}") from None
+    with durable.explained(path, "GGUF file"), durable.open_regular(path) as file:
+        return _Reader(path, file, os.fstat(file.fileno()).st_size).contents()
 
 
 class _Reader:
     """Reads the start of a file, value by value, and never more than there is."""
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file, self._size = file, size
+    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
+        self._path, self._file, self._size = path, file, size
         self._position = 0
 
-    def contents(self, path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
+    def contents(self) -> tuple[dict[str, Any], dict[str, Stored]]:
         if self._bytes(4) != MAGIC:
             raise ValueError("it does not begin with GGUF")
         version = self._number("I")
         if version not in READ_VERSIONS:
             shown = "of a machine with another byte order" if version > 2**16 else version
-            raise InputError(f"its version is {shown}; this version of smallmind reads 2 and 3")
+            raise InputError(
+                f"{self._path}: its version is {shown}; this version of smallmind reads 2 and 3"
+            )
         n_tensors, n_keys = self._count(MAX_COUNT), self._count(MAX_COUNT)
         metadata: dict[str, Any] = {}
         for _ in range(n_keys):
             key = self._string()
             if key in metadata:
-                raise ValueError(f"the key {_shown(key)} appears twice")
+                raise ValueError(f"the key {shown_value(key)} appears twice")
             metadata[key] = self._value(self._number("I"))
         alignment = metadata.get("general.alignment", ALIGNMENT)
         if type(alignment) is not int or not 8 <= alignment <= 2**16 or alignment % 8:
@@ -161,13 +153,13 @@ class _Reader:
         end = 0
         for name, shape, kind, offset in described:
             if name in tensors:
-                raise ValueError(f"the tensor {_shown(name)} appears twice")
+                raise ValueError(f"the tensor {shown_value(name)} appears twice")
             if offset != end:  # as llama.cpp demands
-                raise ValueError(f"the tensor {_shown(name)} is not behind the one before it")
+                raise ValueError(f"the tensor {shown_value(name)} is not behind the one before it")
             size = kind.size(shape)
             if start + offset + size > self._size:
-                raise ValueError(f"it ends within the tensor {_shown(name)}")
-            read = functools.partial(_read, path, shape, kind, start + offset)
+                raise ValueError(f"it ends within the tensor {shown_value(name)}")
+            read = functools.partial(_read, self._path, shape, kind, start + offset)
             tensors[name] = Stored(shape, read)
             end = offset + _aligned(size, alignment)
         return metadata, tensors
@@ -176,17 +168,17 @@ class _Reader:
         name = self._string()
         n_sizes = self._number("I")
         if not 1 <= n_sizes <= MAX_DIMENSIONS:
-            raise ValueError(f"the tensor {_shown(name)} has {n_sizes} dimensions")
+            raise ValueError(f"the tensor {shown_value(name)} has {n_sizes} dimensions")
         shape = tuple(self._number("Q") for _ in range(n_sizes))[::-1]
         number, offset = self._number("I"), self._number("Q")
         if number not in TYPES_BY_NUMBER:
             raise InputError(
-                f"the tensor {_shown(name)} is of type {number}, which is not read here; export "
-                f"the model as one of {', '.join(TYPE_NUMBERS)}"
+                f"{self._path}: the tensor {shown_value(name)} is of type {number}, which is not "
+                f"read here; export the model as one of {', '.join(TYPE_NUMBERS)}"
             )
         kind = TYPES_BY_NUMBER[number]
         if not all(0 < size < 2**48 for size in shape) or not kind.fits(shape):
-            raise ValueError(f"the tensor {_shown(name)} has invalid sizes")
+            raise ValueError(f"the tensor {shown_value(name)} has invalid sizes")
         return name, shape, kind, offset
 
     def _value(self, number: int) -> Any:
@@ -240,7 +232,3 @@ class _Reader:
             raise ValueError("it was truncated while it was read")
         self._position += count
         return data
-
-
-def _shown(name: str) -> str:
-    return ascii(name[:80])

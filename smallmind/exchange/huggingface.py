@@ -6,14 +6,13 @@ Format: https://github.com/huggingface/transformers, "src/transformers/models".
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from smallmind.checks import InputError, shown_value
+from smallmind.checks import InputError, from_json, shown_value
 from smallmind.exchange import published
 from smallmind.exchange.architectures import (
     architecture_of,
@@ -25,7 +24,7 @@ from smallmind.exchange.card import model_card
 from smallmind.exchange.format import PICKLES, Exported, Foreign, Format, padded
 from smallmind.exchange.number_types import NUMBER_TYPES, Stored
 from smallmind.exchange.published import CONFIG, TOKENIZER
-from smallmind.exchange.tensors import Tensor, read_model, tensors_of, written_tensors
+from smallmind.exchange.tensors import read_model, tensors_of, written_tensors
 from smallmind.files import durable, safetensors
 from smallmind.kernels.half import BFLOAT16, to_float32
 from smallmind.nn.transformer import TransformerModel
@@ -82,7 +81,8 @@ class HuggingFace(Format):
         tokenizer = files.pop(TOKENIZER)
         path.mkdir(parents=True, exist_ok=True)
         try:
-            safetensors.write(path / MODEL, _Written(exported, type), {"format": "pt"})
+            tensors = _written(exported.model, architecture, type)
+            safetensors.write(path / MODEL, tensors, {"format": "pt"})
             tokenizer_json.write(path / TOKENIZER, tokenizer)
             for name, content in files.items():
                 if not isinstance(content, str):
@@ -102,7 +102,7 @@ class HuggingFace(Format):
         if path.suffix != ".safetensors" and not path.is_dir():
             return False
         with suppress(OSError, ValueError):
-            saved = published.read_json(place / CONFIG, MAX_CONFIG_BYTES)
+            saved = from_json(durable.read(place / CONFIG, MAX_CONFIG_BYTES))
             return isinstance(saved, dict) and "model_type" in saved
         return False
 
@@ -117,11 +117,10 @@ class ForeignDirectory(Foreign):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        with durable.explained(path / CONFIG, "JSON file"):
+            self._saved = from_json(durable.read(path / CONFIG, MAX_CONFIG_BYTES))
         try:
-            self._saved = published.read_json(path / CONFIG, MAX_CONFIG_BYTES)
             self._described, self.config = _described(self._saved)
-        except OSError as error:
-            raise InputError(f"cannot read {path / CONFIG}: {error.strerror}") from None
         except ValueError as error:  # InputError is one
             raise InputError(f"{path / CONFIG}: {error}") from None
         self.name = f"the {self._described.name} in {path}"
@@ -146,20 +145,25 @@ class ForeignDirectory(Foreign):
             ) from None
 
     def model(self, backend: str = "numba") -> TransformerModel:
-        stored = {
-            name: _stored(name, file, tensor)
-            for file in self._files()
-            for name, tensor in _tensors(file)
-        }
+        stored: dict[str, Stored] = {}
+        for file, names in self._files().items():
+            tensors = safetensors.open_tensors(file, strict=False)[0]
+            if names is not None and (different := tensors.keys() ^ names):
+                odd = min(different)
+                lack = f"{file.name} has no" if odd in names else "nothing says which file has"
+                raise InputError(
+                    f"{self.path / INDEX} is the index of another model: {lack} {odd!a}"
+                )
+            stored |= {name: _stored(name, file, tensor) for name, tensor in tensors.items()}
         layout = self._described.tensors
-        names = {tensor.name for tensor in tensors_of(self.config, layout)}
-        stored = _as_expected(stored, names)
+        expected = {tensor.name for tensor in tensors_of(self.config, layout)}
+        stored = _as_expected(stored, expected)
         return read_model(self.config, layout, stored, str(self.path), backend)
 
-    def _files(self) -> list[Path]:
-        """The files of weights: one, or the shards that an index names."""
+    def _files(self) -> dict[Path, set[str] | None]:
+        """The files of weights: one, or the shards of an index with the names of their tensors."""
         if (self.path / MODEL).exists():
-            return [self.path / MODEL]
+            return {self.path / MODEL: None}
         index = self.path / INDEX
         if not index.exists():
             found = sorted(file.name for file in self.path.iterdir() if file.suffix in PICKLES)
@@ -170,11 +174,9 @@ class ForeignDirectory(Foreign):
                 else f"no {MODEL}"
             )
             raise InputError(f"{self.path} has {reason}")
-        try:
-            content = published.read_json(index, MAX_INDEX_BYTES)
-            table = content.get("weight_map") if isinstance(content, dict) else None
-        except (OSError, ValueError) as error:
-            raise InputError(f"{index} cannot be read: {error}") from None
+        with durable.explained(index, "JSON file"):
+            content = from_json(durable.read(index, MAX_INDEX_BYTES))
+        table = content.get("weight_map") if isinstance(content, dict) else None
         if not isinstance(table, dict) or not table:
             raise InputError(f"{index} has no weight_map")
         shards: dict[str, set[str]] = {}
@@ -184,44 +186,29 @@ class ForeignDirectory(Foreign):
                     f"{index} names {shown_value(shard)}: not a file of this directory"
                 )
             shards.setdefault(shard, set()).add(name)
-        for shard, names in shards.items():
+        for shard in shards:
             if not (self.path / shard).exists():
                 raise InputError(
                     f"{self.path} lacks {shard}, one of {len(shards)} files of weights"
                 )
-            held = {name for name, _ in _tensors(self.path / shard)}
-            if held != names:
-                odd = min(held ^ names)
-                raise InputError(
-                    f"{index} is the index of another model: it does not say where {odd!a} is"
-                    if odd in held
-                    else f"{index} is the index of another model: {shard} has no {odd!a}"
-                )
-        return [self.path / shard for shard in sorted(shards)]
+        return {self.path / shard: shards[shard] for shard in sorted(shards)}
 
 
-class _Written(Mapping[str, np.ndarray]):
+def _written(
+    model: TransformerModel, architecture: Architecture, type: str
+) -> safetensors.LazyTensors:
     """The tensors of a model, each of which is converted when it is asked for."""
+    tensors = written_tensors(model.config, architecture, architecture.tensors)
+    by_name = {tensor.name: tensor for tensor in tensors}
 
-    def __init__(self, exported: Exported, type: str) -> None:
-        config, architecture = exported.model.config, architecture_of(exported.model.config)
-        tensors = written_tensors(config, architecture, architecture.tensors)
-        self._tensors: dict[str, Tensor] = {tensor.name: tensor for tensor in tensors}
-        self._parameters = exported.model.parameters
-        self._type = type
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        values = self._tensors[name].of_model(self._parameters)
-        if self._type == "f32":
+    def converted(name: str) -> np.ndarray:
+        values = by_name[name].of_model(model.parameters)
+        if type == "f32":
             return values  # a view
-        stored = NUMBER_TYPES[self._type].encode(values)
-        return stored.view(safetensors.BFLOAT16 if self._type == "bf16" else "<f2")
+        stored = NUMBER_TYPES[type].encode(values)
+        return stored.view(safetensors.BFLOAT16 if type == "bf16" else "<f2")
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
+    return safetensors.LazyTensors(by_name, converted)
 
 
 def _stored(name: str, file: Path, tensor: safetensors.StoredTensor) -> Stored:
@@ -237,10 +224,6 @@ def _stored(name: str, file: Path, tensor: safetensors.StoredTensor) -> Stored:
             return values.astype(np.float32)
 
     return Stored(tensor.shape, read)
-
-
-def _tensors(file: Path) -> list[tuple[str, safetensors.StoredTensor]]:
-    return list(safetensors.open_tensors(file, strict=False)[0].items())
 
 
 def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.checks import InputError, shown_value
-from smallmind.files import durable, safetensors
+from smallmind.checks import InputError, from_json, shown_value
+from smallmind.files import durable
 from smallmind.text import tokenizer_json
 from smallmind.text.tokenizer import Tokenizer
 
@@ -38,19 +38,6 @@ KEYS = {
 ADDED = ("bos", "eos")  # to each text, if a setting says so
 CHAT_TEMPLATE, CHAT_TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes without tokens of their own
-
-
-def read_json(file: Path, max_bytes: int) -> Any:
-    """The value in a file of JSON. OSError or ValueError if there is none, or it is longer."""
-    return safetensors.from_json(_read(file, max_bytes))
-
-
-def _read(file: Path, max_bytes: int) -> bytes:
-    with durable.open_regular(file) as opened:
-        content = opened.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise ValueError(f"it has more than {max_bytes:,} bytes")
-    return content
 
 
 # Directories of transformers
@@ -84,12 +71,8 @@ def _check_ids(file: Path, said: Mapping[str, Any]) -> None:
 
 
 def _object(file: Path) -> dict[str, Any]:
-    try:
-        content = read_json(file, MAX_BYTES)
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}") from None
-    except ValueError as error:
-        raise InputError(f"{file}: {error}") from None
+    with durable.explained(file, "JSON file"):
+        content = from_json(durable.read(file, MAX_BYTES))
     if not isinstance(content, dict):
         raise InputError(f"{file} is not a JSON object")
     return content
@@ -100,13 +83,9 @@ def _template_files(path: Path) -> Iterator[tuple[str, str]]:
     if not (path / TEMPLATE).exists():
         return
     for file in [path / TEMPLATE, *sorted((path / TEMPLATES).glob("*.jinja"))]:
-        try:
-            name = "default" if file.parent == path else file.stem
-            yield name, _read(file, MAX_BYTES).decode("utf-8")
-        except OSError as error:
-            raise InputError(f"cannot read {file}: {error.strerror}") from None
-        except ValueError as error:
-            raise InputError(f"{file}: {error}") from None
+        with durable.explained(file, "template"):
+            text = durable.read(file, MAX_BYTES).decode("utf-8")
+        yield "default" if file.parent == path else file.stem, text
 
 
 def files_of(tokenizer: Tokenizer, context: int) -> dict[str, Any]:

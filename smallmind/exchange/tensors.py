@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, shown_value
 from smallmind.console import activity
 from smallmind.exchange.number_types import Stored
 from smallmind.nn.network import declare_parameters
@@ -108,7 +108,7 @@ def read_model(
         if name not in stored:
             raise InputError(f"{source} lacks the tensor {name}")
         if name not in expected:
-            raise InputError(f"{source} has a tensor that is not known here: {_shown(name)}")
+            raise InputError(f"{source} has a tensor that is not known here: {shown_value(name)}")
         if stored[name].shape != expected[name]:
             raise InputError(
                 f"{source}: {name} is {_shape(stored[name].shape)}; the model that it describes "
@@ -126,7 +126,3 @@ def read_model(
 
 def _shape(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "a number"
-
-
-def _shown(name: str) -> str:
-    return ascii(name[:80])

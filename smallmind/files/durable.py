@@ -6,6 +6,7 @@ holds the name, is synced too. Every file that must survive is written this way 
 """
 
 import errno
+import io
 import os
 import re
 import secrets
@@ -15,7 +16,8 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
-from typing import BinaryIO
+
+from smallmind.checks import InputError
 
 try:
     import fcntl
@@ -41,12 +43,17 @@ class Files:
 
     def create(self, path: Path) -> int:
         """Creates a file -> its descriptor. FileExistsError if the name exists."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        return os.open(path, flags, 0o666)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags("O_BINARY"), 0o666)
 
     def write(self, file: int, data: memoryview) -> int:
         """-> the number of bytes written, which may be fewer than given."""
         return os.write(file, data)
+
+    def overwrite(self, file: int, start: memoryview) -> None:
+        """Writes over the first bytes of a file, of which there are more than these."""
+        os.lseek(file, 0, os.SEEK_SET)
+        write_all(file, start)
+        os.lseek(file, 0, os.SEEK_END)
 
     def fsync(self, file: int) -> None:
         _fsync(file)
@@ -74,6 +81,11 @@ class Files:
 
 
 files = Files()
+
+
+def flags(*names: str) -> int:
+    """Returns these flags for opening a file, without those that the system lacks."""
+    return sum(getattr(os, name, 0) for name in names)
 
 
 def replace(source: str | PathLike[str], target: str | PathLike[str]) -> None:
@@ -116,22 +128,29 @@ def write(path: str | PathLike[str], chunks: Iterable[bytes | memoryview]) -> No
         files.fsync_directory(path.parent)
 
 
-def open_regular(path: str | PathLike[str], follow: bool = True) -> BinaryIO:
+def open_regular(path: str | PathLike[str], follow: bool = True) -> io.BufferedReader:
     """Opens a regular file for reading; with follow=False, not through a symbolic link.
 
     ValueError for anything but a regular file. Never blocks, even on a FIFO.
     """
     path = Path(path)
-    optional = ["O_NONBLOCK", "O_NOCTTY", "O_BINARY"]
-    if not follow:
-        if path.is_symlink():
-            raise ValueError("a symbolic link is in its place")
-        optional.append("O_NOFOLLOW")
-    file = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in optional))
+    if not follow and path.is_symlink():
+        raise ValueError("a symbolic link is in its place")
+    way = flags("O_NONBLOCK", "O_NOCTTY", "O_BINARY", *([] if follow else ["O_NOFOLLOW"]))
+    file = os.open(path, os.O_RDONLY | way)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise ValueError("not a regular file")
     return os.fdopen(file, "rb")
+
+
+def read(path: str | PathLike[str], most: int, follow: bool = True) -> bytes:
+    """The contents of a regular file. ValueError if it has more than `most` bytes."""
+    with open_regular(path, follow) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return content
 
 
 def open_to_append(path: Path) -> int:
@@ -142,9 +161,8 @@ def open_to_append(path: Path) -> int:
     # Does not wait if the file is a pipe, nor follow it if it is a link.
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file; remove it")
-    optional = ("O_NONBLOCK", "O_NOFOLLOW", "O_BINARY")
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-    file = os.open(path, flags | sum(getattr(os, name, 0) for name in optional), 0o666)
+    way = os.O_RDWR | os.O_APPEND | os.O_CREAT | flags("O_NONBLOCK", "O_NOFOLLOW", "O_BINARY")
+    file = os.open(path, way, 0o666)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise OSError(errno.EINVAL, "not a regular file; remove it")
@@ -176,6 +194,21 @@ def naming(path: str | PathLike[str]) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
+@contextmanager
+def explained(path: str | PathLike[str], kind: str) -> Iterator[None]:
+    """Turns errors about a file of this kind within the block into a one-line InputError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except MemoryError:
+        raise InputError(f"{path} does not fit in memory") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not a valid {kind}: {error}") from None
+
+
 def clear_stale(
     directory: Path, age: float = STALE_SECONDS, targets: Container[str] | None = None
 ) -> None:
@@ -197,7 +230,7 @@ def _write_beside(temporary: Path, target: Path, chunks: Iterable[bytes | memory
         file = files.create(temporary)
         try:
             for chunk in chunks:
-                _write_all(file, memoryview(chunk))
+                write_all(file, memoryview(chunk))
             # Never retried: after an error the kernel may have dropped the dirty pages.
             files.fsync(file)
         finally:
@@ -209,6 +242,7 @@ def _write_beside(temporary: Path, target: Path, chunks: Iterable[bytes | memory
         raise
 
 
-def _write_all(file: int, rest: memoryview) -> None:
+def write_all(file: int, rest: memoryview) -> None:
+    """Writes all of it to an open file."""
     while rest:
         rest = rest[files.write(file, rest[:MAX_WRITE]) :]

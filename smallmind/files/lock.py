@@ -69,15 +69,15 @@ class RunLock:
         with suppress(OSError):
             # A forked child leaves the lock to its parent. If someone has removed the file, there
             # may be another one by now, of the next run.
-            if os.getpid() == self._process and self._is_in_place():
+            is_in_place = self._file is None or _is_same_file(self.path, self._file)
+            if os.getpid() == self._process and is_in_place:
                 os.unlink(self.path)
-
-    def _is_in_place(self) -> bool:
-        return self._file is None or _is_same_file(self.path, self._file)
 
     def _acquire(self) -> None:
         while True:
-            file = os.open(self.path, _flags(), 0o666)
+            # Does not wait if the file is a pipe, nor follow it if it is a link.
+            way = os.O_RDWR | os.O_CREAT | durable.flags("O_NONBLOCK", "O_NOFOLLOW", "O_BINARY")
+            file = os.open(self.path, way, 0o666)
             try:
                 self._lock(file)
                 if _is_same_file(self.path, file):
@@ -158,12 +158,6 @@ def _describe(content: bytes) -> str:
 
 def _match(content: bytes) -> re.Match[str] | None:
     return HOLDER.fullmatch(content.decode("ascii", "replace"))
-
-
-def _flags() -> int:
-    # Does not wait if the file is a pipe, nor follow it if it is a link.
-    optional = ("O_NONBLOCK", "O_NOFOLLOW", "O_BINARY")
-    return os.O_RDWR | os.O_CREAT | sum(getattr(os, name, 0) for name in optional)
 
 
 def _is_same_file(path: Path, file: int) -> bool:

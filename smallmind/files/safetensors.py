@@ -17,11 +17,10 @@ import mmap
 import os
 import weakref
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from io import FileIO
+from collections.abc import Callable, Collection, Iterator, Mapping
+from io import BufferedReader, FileIO
 from os import PathLike
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,9 +50,27 @@ DIGEST = "smallmind.sha256"
 # A second mark, so that damage to the first cannot pass a file off as another writer's.
 DIGEST_OF = "smallmind.sha256.of"
 DIGEST_NOTE = "this file with the digits of its SHA-256 as zeros"
+KIND = "safetensors file"
 TEXT = "smallmind.text."  # the prefix of the names of long texts, as tensors
 SHORT_TEXT = 2**17  # bytes of UTF-8 that the header holds
 MAX_TEXT = 2**25  # bytes: a tokenizer of 128,000 tokens and 280,000 merges takes 5,000,000
+
+
+class LazyTensors(Mapping[str, np.ndarray]):
+    """Tensors by name, each of which is made when it is asked for."""
+
+    def __init__(self, names: Collection[str], make: Callable[[str], np.ndarray]) -> None:
+        self._names = names
+        self._make = make
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class _Entry(NamedTuple):
@@ -98,7 +115,7 @@ def read(
     """
     # Not mapped: a mapped file can change after its digest was checked, and if it is truncated
     # meanwhile, the process dies of SIGBUS.
-    with _explained(path), durable.open_regular(path, follow=not strict) as file:
+    with durable.explained(path, KIND), durable.open_regular(path, follow=not strict) as file:
         before = os.fstat(file.fileno())
         head, entries, metadata = _read_head(file, before.st_size)
         digits = _pop_digest(metadata, strict)
@@ -122,7 +139,7 @@ class StoredTensor:
     Not mapped: if the file is truncated, a mapping ends the process with SIGBUS.
     """
 
-    def __init__(self, file: BinaryIO, path: str | PathLike[str], entry: _Entry, start: int):
+    def __init__(self, file: BufferedReader, path: str | PathLike[str], entry: _Entry, start: int):
         self.shape = tuple(entry.shape)
         self.dtype = entry.dtype
         self._start = start + entry.begin
@@ -156,7 +173,7 @@ def open_tensors(
 
     The file must not be modified meanwhile; `write` does not modify files, it replaces them.
     """
-    with _explained(path), durable.open_regular(path, follow=not strict) as file:
+    with durable.explained(path, KIND), durable.open_regular(path, follow=not strict) as file:
         before = os.fstat(file.fileno())
         head, entries, metadata = _read_head(file, before.st_size)
         if digits := _pop_digest(metadata, strict):
@@ -184,7 +201,7 @@ def release_pages(mapped: np.ndarray) -> None:
 
 def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
     """The metadata alone, fast for a file of any size; the digest is not checked."""
-    with _explained(path), durable.open_regular(path) as file:
+    with durable.explained(path, KIND), durable.open_regular(path) as file:
         head, entries, metadata = _read_head(file, os.fstat(file.fileno()).st_size)
         _pop_digest(metadata, strict=False)
         for entry in _texts(entries):
@@ -193,23 +210,12 @@ def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
     return metadata
 
 
-@contextmanager
-def _explained(path: str | PathLike[str]) -> Iterator[None]:
-    """Turns errors about the file within the block into a one-line InputError."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except MemoryError:
-        raise InputError(f"{path} does not fit in memory") from None
-    except ValueError as error:
-        raise InputError(f"{path} is not a valid safetensors file: {error}") from None
-
-
-def _read_head(file: BinaryIO, size: int) -> tuple[bytes, list[_Entry], dict[str, str]]:
+def _read_head(file: BufferedReader, size: int) -> tuple[bytes, list[_Entry], dict[str, str]]:
     """-> length and header as in the file, the tensors by offset, the metadata."""
     head, header = read_header(file, size)
-    metadata = _metadata(header.pop("__metadata__", {}))
+    metadata = header.pop("__metadata__", {})
+    if not _are_texts(metadata):
+        raise ValueError("its metadata is not strings by name")
     return head, _entries(header, size - len(head)), metadata
 
 
@@ -229,7 +235,9 @@ def _with_texts(
     """-> tensors, the long texts of the metadata among them, and the rest of the metadata."""
     if any(name.startswith(TEXT) for name in tensors):
         raise InputError(f"names that begin with {TEXT} are reserved")
-    short = _metadata(dict(metadata))
+    short = dict(metadata)
+    if not _are_texts(short):
+        raise InputError("metadata must be strings by name")
     texts: dict[str, np.ndarray] = {}
     for name, text in metadata.items():
         if len(text) <= SHORT_TEXT // 4:
@@ -264,9 +272,7 @@ def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> b
     """-> length and header, with 64 zeros in place of the digest."""
     if DIGEST in metadata or DIGEST_OF in metadata or "__metadata__" in tensors:
         raise InputError(f"{DIGEST}, {DIGEST_OF} and __metadata__ are reserved names")
-    header: dict[str, Any] = {
-        "__metadata__": _metadata({DIGEST: BLANK, DIGEST_OF: DIGEST_NOTE, **metadata})
-    }
+    header: dict[str, Any] = {"__metadata__": {DIGEST: BLANK, DIGEST_OF: DIGEST_NOTE, **metadata}}
     begin = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in NAMES:
@@ -304,10 +310,8 @@ def _bytes(tensor: np.ndarray) -> memoryview:
     return tensor.reshape(-1).view(np.uint8).data
 
 
-def _metadata(table: Any) -> dict[str, str]:
-    if not isinstance(table, dict) or not all(isinstance(text, str) for text in table.values()):
-        raise InputError("metadata must be strings by name")
-    return table
+def _are_texts(table: Any) -> bool:
+    return isinstance(table, dict) and all(isinstance(text, str) for text in table.values())
 
 
 def _pop_digest(metadata: dict[str, str], strict: bool) -> str:
@@ -355,9 +359,9 @@ def _are_sizes(numbers: Any, max_count: int) -> bool:
     )
 
 
-def _read_tensor(file: BinaryIO, entry: _Entry) -> np.ndarray:
+def _read_tensor(file: BufferedReader, entry: _Entry) -> np.ndarray:
     tensor = np.empty(entry.shape, entry.dtype)
-    if file.readinto(_bytes(tensor)) != tensor.nbytes:  # type: ignore[attr-defined]
+    if file.readinto(_bytes(tensor)) != tensor.nbytes:
         raise ValueError("it was truncated while it was read")
     return tensor
 

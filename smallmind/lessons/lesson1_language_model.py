@@ -520,41 +520,7 @@ def check_pair_loss(candidate):
 print("Exercise 1:", judge(lambda: check_pair_loss(pair_loss)))
 
 # %% [markdown]
-# **2. One matrix, used twice.** Many models use the token vectors as head too: `logits = a tokenᵀ`.
-# That saves `C V` parameters. The matrix then acts at both ends of the model. Compute its gradient
-# from `dx`, that of `x = token[ids]`, and from `dlogits`.
-
-
-# %%
-def tied_gradient(token, ids, dx, a, dlogits):
-    """token (V, C), ids (B, T), dx and a (B, T, C), dlogits (B, T, V) -> dtoken (V, C)."""
-    raise NotImplementedError
-
-
-def check_tied_gradient(candidate):
-    random = np.random.default_rng(0)
-    token, dx, a = (random.standard_normal(shape) for shape in ((5, 3), (2, 4, 3), (2, 4, 3)))
-    ids, dlogits = np.array([[0, 1, 1, 1], [4, 1, 2, 0]]), random.standard_normal((2, 4, 5))
-    given = candidate(token, ids, dx, a, dlogits)
-    assert np.shape(given) == token.shape, f"the shape is {np.shape(given)}, not {token.shape}"
-    head = np.einsum("btv,btc->vc", dlogits, a)
-    embedding = np.einsum("btv,btc->vc", ids[..., None] == np.arange(5), dx)
-    once = np.zeros_like(token)
-    once[ids] += dx
-    wrong = {
-        "the gradient that comes from the head is missing": embedding,
-        "the gradient that comes from the embedding is missing": head,
-        "token 1 occurs four times, and all four gradients count: see np.add.at": head + once,
-    }
-    for message, gradient in wrong.items():
-        assert not np.allclose(given, gradient), message
-    assert np.allclose(given, head + embedding), "it is not the sum of the two gradients"
-
-
-print("Exercise 2:", judge(lambda: check_tied_gradient(tied_gradient)))
-
-# %% [markdown]
-# **3. Temperature.** Dividing the logits by a temperature before softmax makes the model bolder
+# **2. Temperature.** Dividing the logits by a temperature before softmax makes the model bolder
 # (above 1) or more cautious (below 1). As the temperature goes to 0, only the most likely token is
 # left. Write that function, for 0 as well, then use it in `sample`.
 
@@ -581,7 +547,7 @@ def check_probabilities(candidate):
     assert np.isfinite(large).all(), "exp overflows for large logits: subtract the largest first"
 
 
-print("Exercise 3:", judge(lambda: check_probabilities(probabilities)))
+print("Exercise 2:", judge(lambda: check_probabilities(probabilities)))
 
 # %% [markdown]
 # ## Where to read on
@@ -592,7 +558,6 @@ print("Exercise 3:", judge(lambda: check_probabilities(probabilities)))
 # - Radford et al., *Language Models are Unsupervised Multitask Learners* (2019), section 2.3: norms
 #   at the start of each half, as here.
 # - Kingma & Ba, *Adam: A Method for Stochastic Optimization* (2015), sections 2 and 3.
-# - Zhang & Sennrich, *Root Mean Square Layer Normalization* (2019), and Press & Wolf, *Using the
-#   Output Embedding to Improve Language Models* (2017), on exercise 2.
+# - Zhang & Sennrich, *Root Mean Square Layer Normalization* (2019): the norm.
 # - In this package: `smallmind/kernels/reference.py` has every function in plain NumPy, each
 #   gradient below its function; `smallmind/nn/transformer.py` is the model's interface.

@@ -6,7 +6,7 @@
 # where most people slip: layer norm, attention, the embedding, and the head that shares its matrix
 # with the embedding.
 #
-# You need NumPy arrays and the chain rule; lesson 1 puts all of this into a model.
+# You need lesson 1, which puts all of this into a model.
 
 # %%
 import numpy as np
@@ -20,12 +20,8 @@ random = np.random.default_rng(0)
 # %% [markdown]
 # ## 1. Three rules
 #
-# A backward pass computes the derivative of one number, the loss, with respect to every weight,
-# layer by layer from the last to the first. We write `dx` for the derivative of the loss with
-# respect to `x`; it has the shape of `x`.
-#
-# A layer `y = f(x)` never sees the loss. It is handed `dy` and has to return `dx`. Three rules are
-# enough.
+# A layer `y = f(x)` never sees the loss. It is handed `dy`, the derivative of the loss with respect
+# to `y`, and has to return `dx`. Three rules are enough.
 #
 # 1. **Chain.** If `x` reaches the loss only through `y`, then `dx_i` is the sum over all `j` of
 #    `dy_j` times the derivative of `y_j` with respect to `x_i`.
@@ -33,18 +29,9 @@ random = np.random.default_rng(0)
 # 3. **Shapes.** `dx` has the shape of `x`. If an operation broadcasts or repeats `x`, then its
 #    backward pass sums; that is rule 2 again.
 #
-# A matrix product shows all of them. In `y = x W`, with `x` of shape (R, C) and `W` of shape (C,
-# N),
-#
-#     y[r, n] = sum over c of x[r, c] W[c, n]
-#
-# The element `x[r, c]` is used in `y[r, n]` for every `n`, with the factor `W[c, n]`. So `dx[r, c]`
-# is the sum over `n` of `dy[r, n] W[c, n]`. The element `W[c, n]` is used in every row `r`, with
-# the factor `x[r, c]`. As products:
-#
-#     dx = dy Wᵀ        dW = xᵀ dy
-#
-# Only one side for each transpose gives the right shapes.
+# A matrix product `y = x W` shows all of them. An element of `x` is used in a row of `y`, one of
+# `W` in every row: as products, `dx = dy Wᵀ` and `dW = xᵀ dy`. Only one side for each transpose
+# gives the right shapes.
 
 
 # %%
@@ -61,12 +48,9 @@ def product_backward(dy, x, weight):
 # %% [markdown]
 # ## 2. The judge
 #
-# Nothing crashes if a backward pass is wrong; the model just learns badly. But the definition of a
-# derivative can be computed: change the input a little and see how much the output changes.
-#
-# One direction is enough for all elements. Take a random `u` of the shape of `y` and pretend that
-# the loss is `sum(u * y)`; then `dy` is `u`. Take a random direction `v` of the shape of `x`. If we
-# move `x` by a small `h` along `v`, then two numbers must agree:
+# A layer is checked by finite differences as the model of lesson 1 was. Take a random `u` of the
+# shape of `y` and pretend that the loss is `sum(u * y)`; then `dy` is `u`. Take a random direction
+# `v` of the shape of `x`. If we move `x` by a small `h` along `v`, then two numbers must agree:
 #
 #     sum(dx * v)    and    (sum(u * f(x + h v)) - sum(u * f(x - h v))) / (2 h)
 #
@@ -218,12 +202,16 @@ for kernels, dtype in ((reference, np.float64), (compiled, np.float32)):
 
 
 # %%
+def softmax(s):
+    """Each row s -> exp(s) / sum(exp(s)), without overflow."""
+    p = np.exp(s - s.max(axis=1, keepdims=True))
+    return p / p.sum(axis=1, keepdims=True)
+
+
 def attention(q, k, v):
     """q, k, v (T, D) -> o (T, D), and what the backward pass needs."""
     T, D = q.shape
-    s = np.where(np.tri(T, dtype=bool), q @ k.T / np.sqrt(D), -np.inf)
-    p = np.exp(s - s.max(axis=1, keepdims=True))  # the same softmax, without overflow
-    p /= p.sum(axis=1, keepdims=True)
+    p = softmax(np.where(np.tri(T, dtype=bool), q @ k.T / np.sqrt(D), -np.inf))
     return p @ v, p, q, k, v
 
 
@@ -273,8 +261,8 @@ print("The gradients agree with those of the compiled kernel")
 # A gather forward is a scatter backward. By rule 2, a token that occurs five times in a batch adds
 # five gradients.
 #
-# NumPy has a trap here: `dweight[ids] += dx` computes `dweight[ids] + dx` and then assigns, so only
-# the last of the five survives. `np.add.at` does what we want.
+# `dweight[ids] += dx` computes `dweight[ids] + dx` and then assigns, so only the last of the five
+# survives. `np.add.at` does what we want.
 
 
 # %%
@@ -315,12 +303,7 @@ assert difference(look_up_backward(dx, weight, ids), theirs) < 1e-6
 # But `W` is used **twice**, so by rule 2 its gradient is the sum of this product and the scatter of
 # section 5. If one is missing, there is no error message: the model learns from the other alone.
 #
-# To see both we need a loss. The cross-entropy of a row is
-#
-#     log(sum(exp(logits))) - logits[target]
-#
-# The derivative of the first term with respect to `logits_i` is `p_i`, the softmax. That of the
-# second is 1 for the target and 0 for the others. For the mean over R rows:
+# To see both we need a loss, the mean cross-entropy of R rows, whose gradient lesson 1 has derived:
 #
 #     dlogits = (p - onehot(target)) / R
 
@@ -329,15 +312,9 @@ assert difference(look_up_backward(dx, weight, ids), theirs) < 1e-6
 def tied_loss(weight, ids, targets):
     """A model with nothing between embedding and head but a tanh -> its mean loss."""
     x = np.tanh(weight[ids.reshape(-1)])
-    logits = x @ weight.T
-    top = logits.max(axis=1, keepdims=True)
-    exponentials = np.exp(logits - top)
-    sums = exponentials.sum(axis=1, keepdims=True)
-    rows = np.arange(len(logits))
-    losses = np.log(sums[:, 0]) + top[:, 0] - logits[rows, targets.reshape(-1)]
-    dlogits = exponentials / sums
-    dlogits[rows, targets.reshape(-1)] -= 1
-    return losses.mean(), x, dlogits / len(rows), weight, ids
+    p = softmax(x @ weight.T)
+    hit = targets.reshape(-1, 1) == np.arange(len(weight))
+    return -np.log(p[hit]).mean(), x, (p - hit) / targets.size, weight, ids
 
 
 def tied_backward(dloss, x, dlogits, weight, ids):

@@ -501,8 +501,8 @@ for name, rate, bound in results:
 
 
 # %%
-def compare(name, function, *arguments, work, traffic, bandwidth):
-    """Prints the roofline's time and the measured one."""
+def compare(name, work, traffic, bandwidth, function, *arguments):
+    """Prints the roofline's time, from multiply-adds and bytes, and the measured one."""
     by_work, by_traffic = work / PEAK, traffic / bandwidth
     limit = "arithmetic" if by_work > by_traffic else "memory"
     taken = seconds(function, *arguments)
@@ -512,29 +512,13 @@ def compare(name, function, *arguments, work, traffic, bandwidth):
     )
 
 
-compare(
-    "product, 96 tokens",
-    *(with_smallmind, OUT, A, B),
-    work=M * K * N,
-    traffic=4 * (M * K + K * N + M * N),
-    bandwidth=WEIGHTS,
-)
+traffic = 4 * (M * K + K * N + M * N)
+compare("product, 96 tokens", M * K * N, traffic, WEIGHTS, with_smallmind, OUT, A, B)
 X = random.standard_normal((4096, 1024), np.float32)
 Y, rstd, gain = np.empty_like(X), np.empty(len(X), np.float32), np.ones(1024, np.float32)
-compare(
-    "norm of 16 MiB",
-    *(rmsnorm, Y, rstd, X, gain),
-    work=2 * X.size,
-    traffic=8 * X.size,
-    bandwidth=bytes_per_second(32 * MIB),
-)
-compare(
-    "product, 1 token",
-    *(with_smallmind, OUT[:1], A[:1], B),
-    work=K * N,
-    traffic=4 * K * N,
-    bandwidth=WEIGHTS,
-)
+far = bytes_per_second(32 * MIB)
+compare("norm of 16 MiB", 2 * X.size, 8 * X.size, far, rmsnorm, Y, rstd, X, gain)
+compare("product, 1 token", K * N, 4 * K * N, WEIGHTS, with_smallmind, OUT[:1], A[:1], B)
 
 # %% [markdown]
 # (If the norm takes half as long again as the bound, your core reads each cache line before it

@@ -237,25 +237,16 @@ try_change("no clipping", max_grad_norm=0.0)
 try_change("pairs of tokens", {"bigram_rows": 2**14})
 
 # %% [markdown]
-# All curves, and four of them drawn:
+# All curves:
 
 # %%
-from smallmind.charts.curve import Curve
-from smallmind.charts.figure import Figure, Line, Panel
-from smallmind.charts.text import draw
-
 count = len(curves["Muon"])
-steps = [STEPS * (i + 1) // count for i in range(count)]
-print(f"{'held-out loss at step':22}" + "".join(f"{step:8}" for step in steps))
+print(
+    f"{'held-out loss at step':22}"
+    + "".join(f"{STEPS * i // count:8}" for i in range(1, count + 1))
+)
 for name, curve in curves.items():
     print(f"{name:22}" + "".join(f"{loss:8.3f}" for loss in curve))
-marked = {"a": "nanoGPT's recipe", "b": "rotary positions", "c": "Muon", "d": "pairs of tokens"}
-lines = [
-    Line(name, Curve(steps, steps, curves[name]), run) for run, name in enumerate(marked.values())
-]
-panel = Panel("held-out loss", "nats per character", lines)
-print("\n" + ", ".join(f"{mark}: {name}" for mark, name in marked.items()))
-print(draw(Figure("Held-out losses", [panel]), panel, 80, 16, marks="abcd"))
 
 # %% [markdown]
 # ## 7. The other way round
@@ -318,20 +309,11 @@ for name, extra in (("all but pairs", {"bigram_rows": 0}), ("all changes", {})):
 # ## 9. At full size
 #
 # These were runs of a second with tiny models, and some changes matter less in longer ones. The
-# README has the comparison at full size: tiny Shakespeare by characters, on two cores of a Xeon,
-# whole programs, medians of three seeds. It includes what this lesson leaves out: how long a step
-# takes.
-#
-# | | nanoGPT's recipe, PyTorch | smallmind |
-# |---|--:|--:|
-# | to a loss of 1.88 | 83 s | 4.1 s; 2.7 s with the pairs of tokens |
-# | the same in float32 | 83 s | 6.9 s; 4.2 s |
-# | 4 layers of 128 channels, 1.54 million characters | 1.884 | 1.560 |
-#
-# In the first two rows smallmind reads 0.17 to 0.18 million characters instead of 1.54: a factor of
-# about nine is due to the recipe, the rest to the speed of a step. These runs have one or two
-# layers and windows of 128 characters (also where the loss is measured; nanoGPT's have 64), which
-# were found in the same way: by trying.
+# README has the comparison at full size, on tiny Shakespeare, and includes what this lesson leaves
+# out: how long a step takes. To a loss of 1.88, smallmind reads 0.17 to 0.18 million characters
+# instead of 1.54: a factor of about nine is due to the recipe, the rest to the speed of a step.
+# These runs have one or two layers and windows of 128 characters (also where the loss is measured;
+# nanoGPT's have 64), which were found in the same way: by trying.
 #
 # In a clone of the repository, `python -m bench recipe` compares recipes over seeds, and
 # `bench/LOG.md` lists what was tried, failures included. Two things can be learned from it.

@@ -53,7 +53,6 @@ class PoolStatistics:
 
     @property
     def misses(self) -> int:
-        """Rents that had to allocate."""
         return self.rents - self.hits
 
 
@@ -254,7 +253,6 @@ class TensorPool:
         self.close()
 
     def statistics(self) -> PoolStatistics:
-        """The counters so far."""
         with self._lock:
             reserved = sum(each.nbytes for each in self._reservations if each.in_use)
             return PoolStatistics(

@@ -34,7 +34,6 @@ class MemoryTracker:
         self.snapshots: list[MemorySnapshot] = []
 
     def snapshot(self, phase: str) -> MemorySnapshot:
-        """Takes a snapshot and appends it."""
         pool = self.pool.statistics()
         snapshot = MemorySnapshot(
             phase=phase,

@@ -22,7 +22,7 @@ class Backend:
     kernels: Any
     pool: TensorPool
     zeros: Callable[[int, Any], np.ndarray] = aligned_zeros
-    new_recording: Callable[[], Any] | None = None  # of the kernels' calls, if they are compiled
+    new_recording: Any = None  # makes one of the kernels' calls, if they are compiled
     threads: Callable[[], int] = lambda: 1  # that kernels divide their work among
 
     @property
@@ -32,9 +32,13 @@ class Backend:
 
 
 class NoKernels:
-    """Kernels that do nothing."""
+    """Kernels that do nothing. `names` are those that were asked for."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
 
     def __getattr__(self, name: str) -> Callable[..., float]:
+        self.names.add(name)
         return _no_kernel
 
 

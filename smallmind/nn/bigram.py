@@ -20,9 +20,8 @@ class BigramEmbedding(Layer):
         self.vocab_size, self.count = V, min(config.bigram_rows, V * V)
         self.document_token = -1 if config.document_token is None else config.document_token
         shape = self.count, config.n_embd
-        self.weight = scope.parameters.declare(
-            "bigram_embedding.weight", shape, ZEROS, Role.EMBEDDING
-        )
+        scope = scope._replace(name="bigram_embedding")
+        self.weight = scope.declare("weight", shape, ZEROS, Role.EMBEDDING)
 
     def forward(self, ids: np.ndarray, addend: np.ndarray) -> np.ndarray:
         """ids (B, T) -> addend (B T, C) + the row of each pair, in place; keeps their numbers."""

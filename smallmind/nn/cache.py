@@ -1,7 +1,7 @@
 """The keys and values of tokens that a model has seen: it continues from them token by token."""
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -11,13 +11,6 @@ from smallmind.nn.recorded_passes import RecordedPasses
 from smallmind.settings.config import ModelConfig
 
 REFED = 4  # a full cache with learned positions drops one token in this many
-
-
-class Model(Protocol):
-    """The interface of a model that a cache needs."""
-
-    config: ModelConfig
-    workspace: Any
 
 
 def _recorded_step() -> RecordedPasses:
@@ -43,7 +36,7 @@ class KeyValueCache:
     whatever the precision of the model.
     """
 
-    def __init__(self, model: Model, batch: int = 1, length: int | None = None) -> None:
+    def __init__(self, model: Any, batch: int = 1, length: int | None = None) -> None:
         config = model.config
         length = config.block_size if length is None else check_type("length", length, int)
         if not 1 <= length <= config.block_size:

@@ -16,10 +16,9 @@ class Embedding(Layer):
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
         config = scope.config
-        shape = config.vocab_size, config.n_embd
-        self.token = scope.parameters.declare(
-            "token_embedding.weight", shape, Normal(INITIAL_DEVIATION), Role.EMBEDDING
-        )
+        shape, normal = (config.vocab_size, config.n_embd), Normal(INITIAL_DEVIATION)
+        token = scope._replace(name="token_embedding")
+        self.token = token.declare("weight", shape, normal, Role.EMBEDDING)
         self.position = position_class(config)(scope)
         self.dropout = Dropout(scope)
         self.bigram = BigramEmbedding(scope) if config.bigram_rows else None

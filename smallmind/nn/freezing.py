@@ -22,7 +22,8 @@ def frozen_parts(names: str | None, config: ModelConfig) -> frozenset[str]:
             first, last = int(match[1]), int(match[2] or match[1])
             named = {f"blocks.{i}" for i in range(first, min(last, config.n_layer) + 1)}
         if not named or not named <= set(parts):
-            shown = ["embedding", _range(config.n_layer), *parts[1 + config.n_layer :]]
+            numbers = f"0-{config.n_layer - 1}" if config.n_layer > 1 else "0"
+            shown = ["embedding", f"blocks.{numbers}", *parts[1 + config.n_layer :]]
             tied = "; the head is the embedding" if config.tie_weights else ""
             raise InputError(
                 f"freeze={shown_value(names)}: the model has no part {shown_value(name.strip())}, "
@@ -32,7 +33,3 @@ def frozen_parts(names: str | None, config: ModelConfig) -> frozenset[str]:
     if len(frozen) == len(parts):
         raise InputError(f"freeze={shown_value(names)} leaves nothing to train; name fewer parts")
     return frozenset(frozen)
-
-
-def _range(count: int) -> str:
-    return f"blocks.0-{count - 1}" if count > 1 else "blocks.0"

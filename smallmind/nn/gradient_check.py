@@ -140,12 +140,11 @@ def gradient_check(
     worst: dict[str, Derivative] = {}
     for _ in range(directions):
         for row in _compare(checked, random, tolerance):
-            worst[row.name] = max(worst.get(row.name, row), row, key=_badness)
+            worst[row.name] = max(
+                (worst.get(row.name, row), row),
+                key=lambda row: (not row.ok, math.isnan(row.error), row.error),
+            )
     return GradientCheck(tuple(worst.values()), tolerance)
-
-
-def _badness(row: Derivative) -> tuple[bool, bool, float]:
-    return not row.ok, math.isnan(row.error), row.error
 
 
 def _of_layer(

@@ -1,10 +1,8 @@
 """A look inside a model: attention, activations and gradients of one batch, as copies."""
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,31 +123,12 @@ class Observer:
         self.activations: dict[str, np.ndarray] = {}
         self.gradients: dict[str, np.ndarray] = {}
 
-    def found(self, ids: np.ndarray, logits: np.ndarray) -> Inspection:
-        """The inspection of a forward pass of ids (B, T) with these logits (B T, V)."""
-        logits = np.array(logits).reshape(*self.shape, -1)
-        return Inspection(np.array(ids), logits, np.stack(self.attention), self.activations)
-
-    def with_gradients(
-        self, found: Inspection, losses: np.ndarray, gradients: Mapping[str, np.ndarray]
-    ) -> Inspection:
-        """Adds the backward pass to an inspection. losses (B, T), gradients are copied."""
-        return dataclasses.replace(
-            found,
-            losses=losses,
-            gradients={name: np.array(gradient) for name, gradient in gradients.items()},
-            activation_gradients=self.gradients,
-        )
-
-    def observing(self) -> AbstractContextManager[None]:
-        """Within the block, everything is copied. No block may be recomputed."""
-        return self.workspace.wrapped_kernels(self._observed)
-
-    def _observed(self, name: str, kernel: Kernel) -> Kernel:
+    def observed(self, name: str, kernel: Kernel) -> Kernel:
+        """A kernel -> the same, whose results are copied. No block may be recomputed."""
         names = list(inspect.signature(kernel).parameters)
 
         @functools.wraps(kernel)
-        def observed(*arguments: Any, **named: Any) -> Any:
+        def copied(*arguments: Any, **named: Any) -> Any:
             given = dict(zip(names, arguments, strict=False)) | named
             is_backward = self.workspace.direction == "backward"
             if is_backward:
@@ -163,7 +142,7 @@ class Observer:
                 self._keep(self.activations, given.get("out", given.get("y")), given)
             return result
 
-        return observed
+        return copied
 
     def _keep(self, kept: dict[str, np.ndarray], rows: Any, given: dict[str, Any]) -> None:
         """Copies rows (B T, W) as (B, T, W), or only the columns that the kernel is for."""

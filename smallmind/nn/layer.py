@@ -13,6 +13,7 @@ from smallmind.nn.parameters import (
     Normal,
     Parameter,
     Parameters,
+    ParameterSpec,
     Role,
 )
 from smallmind.nn.workspace import Workspace
@@ -39,8 +40,12 @@ class Scope(NamedTuple):
         role: Role,
         widths: tuple[int, ...] = (),
     ) -> Parameter:
-        """Declares a parameter of this layer."""
-        return self.parameters.declare(self.inner(name).name, shape, initialisation, role, widths)
+        """Declares a parameter of this layer.
+
+        widths: the columns of each matrix, if several stand side by side in this one.
+        """
+        spec = ParameterSpec(self.inner(name).name, shape, initialisation, role, widths)
+        return self.parameters.declare(spec)
 
     def declare_bias(self, size: int) -> Parameter:
         """Declares a bias, initially zero -> NO_PARAMETER in a model without biases."""

@@ -15,14 +15,12 @@ from smallmind.nn.parameters import Role
 
 def build_norm(scope: Scope, gain: float = 1.0) -> Norm:
     """The norm before attention, MLP and head. All its gains start at `gain`."""
-    norm: Norm = parts.load(parts.NORMS, scope.config.norm)(scope, gain)
-    return norm
+    return parts.load(parts.NORMS, scope.config.norm)(scope, gain)
 
 
 def build_mlp(scope: Scope) -> Branch:
     """Builds the part that mixes the channels of a token."""
-    mlp: Branch = parts.load(parts.MLPS, scope.config.mlp)(scope)
-    return mlp
+    return parts.load(parts.MLPS, scope.config.mlp)(scope)
 
 
 def build_linear(scope: Scope, shape: tuple[int, int], **options: Any) -> Linear:

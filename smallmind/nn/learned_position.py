@@ -18,9 +18,8 @@ class LearnedPosition(Position):
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
         shape, normal = (scope.config.block_size, scope.config.n_embd), Normal(INITIAL_DEVIATION)
-        self.weight = scope.parameters.declare(
-            "position_embedding.weight", shape, normal, Role.EMBEDDING
-        )
+        scope = scope._replace(name="position_embedding")
+        self.weight = scope.declare("weight", shape, normal, Role.EMBEDDING)
 
     def embed(self, kernels: Any, x: np.ndarray, ids: np.ndarray, token: Parameter) -> None:
         """ids (B, T) -> x (B T, C), the rows of the tokens and of their positions. Writes x."""

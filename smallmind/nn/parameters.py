@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smallmind.console import activity
+from smallmind.files.safetensors import LazyTensors
 from smallmind.kernels.alignment import ALIGNMENT, aligned_zeros
 from smallmind.kernels.half import round_to, to_float32
 from smallmind.nn.weight import Weight
@@ -96,30 +97,21 @@ class Parameter:
 NO_PARAMETER = Parameter()  # a bias of a model without biases: kernels take None
 
 
-class AsFloat32(Mapping[str, np.ndarray]):
+def as_float32(stored: Mapping[str, np.ndarray], prefix: str = "") -> Mapping[str, np.ndarray]:
     """Arrays by name. Those of 16-bit numbers are converted as they are asked for, read-only.
 
     Only those whose names begin with `prefix`.
     """
 
-    def __init__(self, stored: Mapping[str, np.ndarray], prefix: str = "") -> None:
-        self._stored = stored
-        self._prefix = prefix
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        stored = self._stored[name]
-        if stored.dtype.kind == "f" or not name.startswith(self._prefix):
-            return stored
-        values = np.empty(stored.shape, np.float32)
-        _copy(values, stored)
+    def converted(name: str) -> np.ndarray:
+        if stored[name].dtype.kind == "f" or not name.startswith(prefix):
+            return stored[name]
+        values = np.empty(stored[name].shape, np.float32)
+        _copy(values, stored[name])
         values.flags.writeable = False
         return values
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stored)
-
-    def __len__(self) -> int:
-        return len(self._stored)
+    return LazyTensors(stored, converted)
 
 
 class Copy(NamedTuple):
@@ -162,21 +154,11 @@ class Parameters:
         self._own: list[np.ndarray] = []  # the values of each, by number
         self._offsets: dict[int, int] = {}  # of those that are trained
 
-    def declare(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        initialisation: Normal | Constant,
-        role: Role,
-        widths: tuple[int, ...] = (),
-    ) -> Parameter:
-        """-> the handle that the layer keeps. Allocates nothing.
-
-        widths: the columns of each matrix, if several stand side by side in this one.
-        """
-        assert not widths or sum(widths) == shape[1]
-        self._numbers[name] = len(self.specs)
-        self.specs.append(ParameterSpec(name, shape, initialisation, role, widths))
+    def declare(self, spec: ParameterSpec) -> Parameter:
+        """-> the handle that the layer keeps. Allocates nothing."""
+        assert not spec.widths or sum(spec.widths) == spec.shape[1]
+        self._numbers[spec.name] = len(self.specs)
+        self.specs.append(spec)
         self._handles.append(Parameter())
         return self._handles[-1]
 
@@ -336,7 +318,7 @@ class Parameters:
             handle.matrix = Weight(handle.compute)
             compute[spec.name] = handle.compute
         self.compute, self.stored = MappingProxyType(compute), MappingProxyType(stored)
-        self.views = AsFloat32(self.stored)
+        self.views = as_float32(self.stored)
         read = [*self.arrays, *(copy.values for copy in self.copies)]
         self.compute_address = tuple(int(array.ctypes.data) for array in read)
 

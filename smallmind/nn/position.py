@@ -53,5 +53,4 @@ class Position(Layer):
 
 def position_class(config: ModelConfig) -> type[Position]:
     """The class of a model's position encoding."""
-    found: type[Position] = parts.load(parts.POSITIONS, config.position)
-    return found
+    return parts.load(parts.POSITIONS, config.position)

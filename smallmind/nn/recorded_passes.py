@@ -11,11 +11,12 @@ recorded.
 import threading
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from smallmind.memory.tensor_pool import Reservation, TensorPool
+from smallmind.nn.workspace import Workspace
 
 Inputs = tuple[np.ndarray, ...]
 
@@ -23,22 +24,6 @@ AFTER = 10  # passes of the same kind in a row: a recording takes as long as a h
 KINDS = 8  # recordings of a model: micro-batches of several sizes, numbers of threads
 # Bytes of all arrays, weights included: of larger passes of training Python is too small a part.
 LARGEST = 1024 * 1024 * 1024
-
-
-class Workspace(Protocol):
-    """The part of a workspace that recordings need."""
-
-    new_recording: Any
-    threads: Any
-    pool: TensorPool
-    reservation: Reservation | None
-
-    @property
-    def can_repeat(self) -> bool: ...
-
-    def keeping_arrays(self) -> Any: ...
-
-    def noting_rents(self) -> Any: ...
 
 
 class RecordedPasses:
@@ -78,8 +63,7 @@ class RecordedPasses:
             return
         noted = Noted(tuple(array.copy() for array in inputs))
         recording = workspace.new_recording()
-        arrays = workspace.keeping_arrays() if self._owns_arrays else workspace.noting_rents()
-        with recording.recording(), arrays as rented:
+        with recording.recording(), workspace.noting_rents(keeps=self._owns_arrays) as rented:
             yield noted
         if len(self._recorded) == self._kinds:
             # With more kinds than recordings, these must not replace each other all the time.

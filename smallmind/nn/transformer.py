@@ -449,16 +449,18 @@ class TransformerModel(Tabular):
         observer = Observer(self.workspace, ids.shape)
 
         def compute() -> Inspection:
-            with observer.observing(), self.network.without_recompute():
+            workspace, losses, gradients = self.workspace, None, {}
+            with workspace.wrapped_kernels(observer.observed), self.network.without_recompute():
                 logits = self.network.forward(ids)
-                found = observer.found(ids, logits)
-                if targets is None:
-                    return found
-                losses = np.empty(ids.shape, self.workspace.dtype)
-                dlogits = self._cross_entropy(losses, logits, targets, 1 / targets.size)
-                with self.flat.other_gradients():
-                    self.network.backward(dlogits)
-                    return observer.with_gradients(found, losses, self.gradients)
+                kept = np.array(logits).reshape(*ids.shape, -1)
+                if targets is not None:
+                    losses = np.empty(ids.shape, workspace.dtype)
+                    dlogits = self._cross_entropy(losses, logits, targets, 1 / targets.size)
+                    with self.flat.other_gradients():
+                        self.network.backward(dlogits)
+                        gradients = {name: x.copy() for name, x in self.gradients.items()}
+            observed = np.stack(observer.attention), observer.activations
+            return Inspection(ids.copy(), kept, *observed, losses, gradients, observer.gradients)
 
         at = None if targets is None else Pass(self.passes, drops=False)
         return self.workspace.one_pass(compute, at)

@@ -12,7 +12,6 @@ from smallmind.console import activity
 from smallmind.kernels.alignment import aligned_zeros
 from smallmind.memory.tensor_pool import Reservation, TensorPool
 from smallmind.nn.backend import Backend
-from smallmind.nn.cache import KeyValueCache
 from smallmind.randomness import hash64
 
 Kernel = Callable[..., Any]
@@ -20,10 +19,6 @@ Result = TypeVar("Result")
 
 _NOTHING = nullcontext()
 _BEGINNING = np.zeros((), np.int64)
-
-
-def nothing() -> None:
-    """Does nothing."""
 
 
 def no_profile(_name: str) -> AbstractContextManager[None]:
@@ -43,7 +38,7 @@ class Pass(NamedTuple):
     first_row: int = 0
     drops: bool = True
     after_block: Callable[[], object] | None = None
-    poll: Callable[[], object] = nothing
+    poll: Callable[[], object] | None = None
 
 
 class Workspace:
@@ -71,7 +66,7 @@ class Workspace:
         self._dropout_keys: list[np.ndarray] = []  # of the places that drop activations
         self._busy = threading.Lock()  # held during a pass; the owner of what the pass rents
         self._rented: dict[int, np.ndarray] = {}
-        self.cache: KeyValueCache | None = None  # what a pass continues, if it continues any
+        self.cache: Any = None  # the KeyValueCache that a pass continues, if it continues any
         self._keeps_arrays = False
         self._noted: list[np.ndarray] | None = None  # what a pass has rented so far, if it is noted
         self.reservation: Reservation | None = None  # of arrays that this pass rents, all at once
@@ -82,7 +77,7 @@ class Workspace:
     def kernels_for(self, layer: str) -> Any:
         """The kernels. Sets `layer`, for what profiles or checks them."""
         activity.tick()
-        if self.now:
+        if self.now and self.now.poll:
             self.now.poll()
         self.layer = layer
         return self.kernels
@@ -129,11 +124,11 @@ class Workspace:
         self,
         compute: Callable[[], Result],
         at: Pass | None = None,
-        cache: KeyValueCache | None = None,
+        cache: Any = None,
     ) -> Result:
         """Calls compute for a pass through the model -> its result.
 
-        at: the pass, if it is one of training; cache: what it continues, if it continues any.
+        at: the pass, if it is one of training; cache: the KeyValueCache that it continues, if any.
         Whatever it rents is returned at its end, even after an error.
 
         Ctrl-C raises KeyboardInterrupt after any call and at the start of any function, a context
@@ -205,23 +200,17 @@ class Workspace:
         return self.cache.position if self.cache else _BEGINNING
 
     @contextmanager
-    def keeping_arrays(self) -> Iterator[list[np.ndarray]]:
-        """Within the block, what is rented is new and stays with whoever holds it."""
-        self._keeps_arrays = True
-        try:
-            yield []
-        finally:
-            self._keeps_arrays = False
+    def noting_rents(self, keeps: bool) -> Iterator[list[np.ndarray]]:
+        """Within the block, what is rented is added to the list that it yields.
 
-    @contextmanager
-    def noting_rents(self) -> Iterator[list[np.ndarray]]:
-        """Within the block, what is rented is added to the list that it yields."""
+        If it `keeps` arrays, they are new, and stay with whoever holds them.
+        """
         noted: list[np.ndarray] = []
-        self._noted = noted
+        self._noted, self._keeps_arrays = noted, keeps
         try:
             yield noted
         finally:
-            self._noted = None
+            self._noted, self._keeps_arrays = None, False
 
     @property
     def can_repeat(self) -> bool:
@@ -229,7 +218,7 @@ class Workspace:
 
         Not so while they are profiled or checked, or somebody waits for the gradients of blocks.
         """
-        is_watched = self.now and (self.now.after_block or self.now.poll is not nothing)
+        is_watched = self.now and (self.now.after_block or self.now.poll)
         return self.new_recording is not None and self.profile is no_profile and not is_watched
 
     def new_dropout_key(self) -> np.ndarray:

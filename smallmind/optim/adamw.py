@@ -12,7 +12,7 @@ from smallmind.nn.parameters import ALIGNED, Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.clipping import Clipping
 from smallmind.optim.optimizer import Optimizer, UpdateSize
-from smallmind.parallel.sharding import WHOLE, Sharding
+from smallmind.parallel.group import ALONE, Group
 from smallmind.parallel.shards import bounds
 from smallmind.settings.config import TrainingConfig
 
@@ -26,7 +26,7 @@ class _Part(NamedTuple):
     parameters: slice
     moments: slice
     decayed: int  # of the parameters, the first ones
-    ends: list[int]  # where in the range each part of the sharding begins, and the end
+    ends: list[int]  # where in the range the part of each rank begins, and the end
 
 
 @suggesting()
@@ -35,8 +35,8 @@ class AdamW(Optimizer):
 
     Matrices decay, embeddings included; biases and norms do not. `learning_rate` may be set before
     each step. Updates the parameters with these roles; their moments `m` and `v` are flat vectors
-    like the model's. Each process of a sharding has a part of the moments, and updates the
-    parameters that belong to it. InputError if a setting is out of range.
+    like the model's. Each rank of a group has a part of the moments, and updates the parameters
+    that belong to it. InputError if a setting is out of range.
     """
 
     update_sizes: ClassVar[Mapping[Role, UpdateSize]] = dict.fromkeys(
@@ -51,7 +51,7 @@ class AdamW(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.1,
         roles: tuple[Role, ...] = tuple(Role),
-        sharding: Sharding = WHOLE,
+        group: Group = ALONE,
     ) -> None:
         super().__init__(model, learning_rate)
         if len(check_type("betas", betas, tuple, list)) != 2:
@@ -70,16 +70,13 @@ class AdamW(Optimizer):
         self._decayed = max((part.stop for part in flat.ranges(*DECAYED)), default=0)
         self._ranges = flat.ranges(*roles)
         size = sum(part.stop - part.start for part in self._ranges)
-        self.sharding = sharding
-        ends = [ALIGNED * line for line in bounds(size // ALIGNED, sharding.count)]
-        self._ends = ends
-        if sharding.count > 1:
+        self.group = group
+        ends = [ALIGNED * line for line in bounds(size // ALIGNED, group.size)]
+        if group.size > 1:
             self.ends = {"m": ends, "v": ends}
-        own = sharding.own(ends)
-        self._first, self._last = own.start, own.stop
-        self.m = flat.zeros(self._last - self._first, flat.data.dtype)
-        self.v = flat.zeros(self._last - self._first, flat.data.dtype)
-        self._parts = list(self._own_parts())
+        own = group.own(ends)
+        self.m, self.v = (flat.zeros(own.stop - own.start, flat.data.dtype) for _ in range(2))
+        self._parts = list(self._own_parts(own, ends))
 
     def __repr__(self) -> str:
         return (
@@ -89,7 +86,7 @@ class AdamW(Optimizer):
 
     @classmethod
     def from_config(
-        cls, model: TransformerModel, config: TrainingConfig, sharding: Sharding = WHOLE
+        cls, model: TransformerModel, config: TrainingConfig, group: Group = ALONE
     ) -> "AdamW":
         """The optimizer that a run with this config uses."""
         return cls(
@@ -97,7 +94,7 @@ class AdamW(Optimizer):
             config.learning_rate,
             (config.beta1, config.beta2),
             weight_decay=config.weight_decay,
-            sharding=sharding if config.shard_optimizer else WHOLE,
+            group=group if config.shard_optimizer else ALONE,
         )
 
     def update(self, clipping: Clipping) -> None:
@@ -121,21 +118,21 @@ class AdamW(Optimizer):
                 moments = self.m[part.moments], self.v[part.moments]
                 given = *moments, part.decayed, coefficients, flat.copy_of(own)
                 kernels.adamw(flat.data[own], flat.grad[own], *given)
-            if self.sharding.count > 1:
-                self.sharding.share_parameters(self.model, part.whole, part.ends)
+            if self.group.size > 1:
+                self.share_parameters(part.whole, part.ends)
 
-    def _own_parts(self) -> Iterator[_Part]:
-        """The own part of each range of parameters with its roles."""
+    def _own_parts(self, moments: slice, ends: list[int]) -> Iterator[_Part]:
+        """The part of each range of parameters with its roles to which these moments belong."""
         end = 0
         for whole in self._ranges:
             start, end = end, end + whole.stop - whole.start
-            first = min(max(start, self._first), end)
-            last = max(first, min(end, self._last))
+            first = min(max(start, moments.start), end)
+            last = max(first, min(end, moments.stop))
             own = slice(whole.start + first - start, whole.start + last - start)
-            moments = slice(first - self._first, last - self._first)
+            within = slice(first - moments.start, last - moments.start)
             decayed = max(0, min(own.stop, self._decayed) - own.start)
-            ends = [min(max(place, start), end) - start for place in self._ends]
-            yield _Part(whole, own, moments, decayed, ends)
+            places = [min(max(place, start), end) - start for place in ends]
+            yield _Part(whole, own, within, decayed, places)
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The moments, by name."""

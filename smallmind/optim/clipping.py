@@ -32,20 +32,8 @@ def clip(
         if limit is not None and not limit > 0:
             raise InputError(f"{name}={limit} must be above 0, or None")
     check_type("loss_scale", loss_scale, numbers.Real)
-    norm = gradient_norm(model, loss_scale)
-    return norm, Clipping(
-        clipping_factor(norm, max_grad_norm) / loss_scale,
-        min(max_grad_value or math.inf, MAX_GRADIENT),
-    )
-
-
-def gradient_norm(model: TransformerModel, loss_scale: float = 1.0) -> float:
-    """The norm of all gradients together, divided by the loss_scale that they contain."""
     workspace = model.workspace
     with workspace.profile("ClipGradients"):
-        return math.sqrt(workspace.kernels.sum_of_squares(model.flat.grad)) / loss_scale
-
-
-def clipping_factor(norm: float, max_norm: float | None) -> float:
-    """The factor that scales a gradient of this norm down to max_norm; 1 if it is not larger."""
-    return min(1.0, max_norm / (norm + 1e-6)) if max_norm else 1.0
+        norm = math.sqrt(workspace.kernels.sum_of_squares(model.flat.grad)) / loss_scale
+    factor = min(1.0, max_grad_norm / (norm + 1e-6)) if max_grad_norm else 1.0
+    return norm, Clipping(factor / loss_scale, min(max_grad_value or math.inf, MAX_GRADIENT))

@@ -11,7 +11,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
 from smallmind.optim.clipping import Clipping
 from smallmind.optim.optimizer import Optimizer, UpdateSize
-from smallmind.parallel.sharding import WHOLE, Sharding
+from smallmind.parallel.group import ALONE, Group
 from smallmind.settings.config import TrainingConfig
 
 # The momentum rises to its final value: while the weights change fast, old gradients mislead. Start
@@ -27,8 +27,8 @@ class Muon(Optimizer):
     The update of a matrix is its momentum with all singular values made about 1. Matrices that are
     stored side by side, like those of queries, keys and values, are updated apart. Their rate is
     matrix_learning_rate, their weight decay that of AdamW. `learning_rate` may be set before each
-    step; `matrix_learning_rate` follows it in proportion. Each process of a sharding updates
-    some of the matrices; if `is_sharded`, it keeps only the means of these. InputError if a setting
+    step; `matrix_learning_rate` follows it in proportion. Each rank of a group updates some of
+    the matrices; if `is_sharded`, it keeps only the means of these. InputError if a setting
     is out of range.
     """
 
@@ -50,7 +50,7 @@ class Muon(Optimizer):
         betas: tuple[float, float] = (0.9, 0.99),
         eps: float = 1e-8,
         weight_decay: float = 0.1,
-        sharding: Sharding = WHOLE,
+        group: Group = ALONE,
         is_sharded: bool = False,
     ) -> None:
         super().__init__(model, learning_rate)
@@ -59,8 +59,8 @@ class Muon(Optimizer):
                 "learning_rate=0 must be above 0 with Muon, whose matrix_learning_rate follows it"
             )
         rate = check_field(TrainingConfig, "matrix_learning_rate", matrix_learning_rate)
-        self.sharding = sharding
-        of_others = sharding if is_sharded else WHOLE
+        self.group = group
+        of_others = group if is_sharded else ALONE
         self.others = AdamW(model, learning_rate, betas, eps, weight_decay, OTHERS, of_others)
         self._peak_rates = self.learning_rate, rate
         self.momentum: float = check_field(TrainingConfig, "momentum", momentum)
@@ -70,10 +70,10 @@ class Muon(Optimizer):
         flat = model.flat
         # None if all of them are frozen.
         self._matrices = next(iter(flat.ranges(Role.MATRIX)), slice(0, 0))
-        self._ends = divided_matrices(flat, self._matrices, sharding.count)
-        self._own = sharding.own(self._ends)  # of the matrices
+        self._ends = divided_matrices(flat, self._matrices, group.size)
+        self._own = group.own(self._ends)  # of the matrices
         first, last = self._own.start, self._own.stop
-        self._is_sharded = is_sharded and sharding.count > 1
+        self._is_sharded = is_sharded and group.size > 1
         if self._is_sharded:
             self.ends = {**self.others.ends, "matrix_mean": self._ends}
         start = self._matrices.start
@@ -92,7 +92,7 @@ class Muon(Optimizer):
 
     @classmethod
     def from_config(
-        cls, model: TransformerModel, config: TrainingConfig, sharding: Sharding = WHOLE
+        cls, model: TransformerModel, config: TrainingConfig, group: Group = ALONE
     ) -> "Muon":
         """The optimizer that a run with this config uses."""
         return cls(
@@ -103,7 +103,7 @@ class Muon(Optimizer):
             config.momentum_warmup_steps,
             (config.beta1, config.beta2),
             weight_decay=config.weight_decay,
-            sharding=sharding,
+            group=group,
             is_sharded=config.shard_optimizer,
         )
 
@@ -131,12 +131,12 @@ class Muon(Optimizer):
         mean = self.matrix_mean if self._is_sharded else self.matrix_mean[own]
         if mean.size:
             kernels.muon(parameters[own], gradients[own], mean, self._blocks, coefficients, copy)
-        if self.sharding.count == 1 or part.start == part.stop:
+        if self.group.size == 1 or part.start == part.stop:
             return
         if not self._is_sharded:
             for other in (slice(0, own.start), slice(own.stop, None)):
                 kernels.average_gradient(self.matrix_mean[other], gradients[other], coefficients)
-        self.sharding.share_parameters(self.model, part, self._ends)
+        self.share_parameters(part, self._ends)
 
     def _momentum(self, step: int) -> float:
         """step (from 0) -> the momentum of its update."""

@@ -12,7 +12,7 @@ from smallmind.checks import check_field, check_type
 from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.clipping import Clipping, clip
-from smallmind.parallel.sharding import WHOLE, Sharding
+from smallmind.parallel.group import ALONE, Group
 from smallmind.settings.config import TrainingConfig
 
 
@@ -31,8 +31,8 @@ class Optimizer:
     """
 
     update_sizes: ClassVar[Mapping[Role, UpdateSize]]  # of matrices
-    sharding: Sharding = WHOLE  # of the update, if that pays
-    # Tensor -> where each part of its sharding begins, and the end; empty if everybody has all.
+    group: Group = ALONE  # the ranks that divide the update among them, if that pays
+    # Tensor -> where the part of each rank begins, and the end; empty if everybody has all.
     ends: Mapping[str, Sequence[int]] = MappingProxyType({})
     scratch_size: int = 0  # elements per thread that its kernels need, besides those of a product
 
@@ -68,20 +68,31 @@ class Optimizer:
         """Update number `steps`, from 1, of the parameters. Clears their gradients."""
         raise NotImplementedError
 
+    def share_parameters(self, part: slice, ends: Sequence[int]) -> None:
+        """Gives all ranks the parameters in a part of the vector that each has updated.
+
+        The ends are places in this part. Clears all of its gradients.
+        """
+        flat = self.model.flat
+        self.group.collect(flat.data[part], ends).wait()
+        flat.grad[part] = 0
+        if (copy := flat.copy_of(part)) is not None:
+            self.model.workspace.kernels.copy_vector(copy, flat.data[part])
+
     def tensors(self) -> dict[str, np.ndarray]:
         """The arrays that a resumed run needs, by name; `step` updates them in place.
 
-        If several processes share them, only the part of this one.
+        If several ranks share them, only the part of this one.
         """
         raise NotImplementedError
 
     def own_part(self, name: str, tensor: np.ndarray) -> np.ndarray:
         """A whole tensor -> the part that `tensors` has of it here."""
-        return tensor[self.sharding.own(self.ends[name])] if name in self.ends else tensor
+        return tensor[self.group.own(self.ends[name])] if name in self.ends else tensor
 
     def whole(self, name: str, part: np.ndarray) -> np.ndarray:
-        """A part as `tensors` has it -> the tensor with the parts of all; see `Sharding.whole`."""
-        return self.sharding.whole(part, self.ends[name]) if name in self.ends else part
+        """A part as `tensors` has it -> on rank 0 the whole tensor. All ranks call it."""
+        return self.group.gather(part, self.ends[name]) if name in self.ends else part
 
     def state(self) -> dict[str, Any]:
         """The rest of what a resumed run needs, JSON-able."""
@@ -99,9 +110,7 @@ def rate_settings(config: TrainingConfig) -> list[str]:
 
 
 def make_optimizer(
-    model: TransformerModel, config: TrainingConfig, sharding: Sharding = WHOLE
+    model: TransformerModel, config: TrainingConfig, group: Group = ALONE
 ) -> Optimizer:
     """The optimizer of a run, as it is before the first step."""
-    kind = parts.load(parts.OPTIMIZERS, config.optimizer)
-    optimizer: Optimizer = kind.from_config(model, config, sharding)
-    return optimizer
+    return parts.load(parts.OPTIMIZERS, config.optimizer).from_config(model, config, group)

@@ -13,8 +13,7 @@ IMPROVEMENT = 1e-4  # share by which a loss must be below the best to count as l
 
 def schedule(config: TrainingConfig) -> "Schedule":
     """The schedule named by config, as it is before the first step."""
-    named: Schedule = parts.load(parts.SCHEDULES, config.schedule)(config)
-    return named
+    return parts.load(parts.SCHEDULES, config.schedule)(config)
 
 
 def too_short(config: TrainingConfig, has_begun: bool = False) -> str | None:

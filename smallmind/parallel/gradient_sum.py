@@ -174,7 +174,7 @@ class GradientSum:
         self._on_its_way = None
         arrived = [pending.wait() for pending in arriving]
         ends = bounds(vectors[0].size, self.group.size)
-        own = slice(ends[self.group.rank], ends[self.group.rank + 1])
+        own = self.group.own(ends)
         self._add_pieces(vectors[-1][own], [vector[own] for vector in vectors], arrived)
         self._sums.append(self.group.collect(vectors[-1], ends))
 

@@ -44,6 +44,10 @@ class Group:
         """True for rank 0, which has the files of the run."""
         return not self.rank
 
+    def own(self, ends: Sequence[int]) -> slice:
+        """The part of a vector that is this rank's, of parts between these ends."""
+        return slice(*ends[self.rank : self.rank + 2])
+
     def share(self, value: Any) -> list[Any]:
         """A small value of each rank, JSON-able -> those of all, by rank. Tuples become lists.
 
@@ -119,8 +123,7 @@ class Group:
 
         Errors as in `together`.
         """
-        ends = bounds(len(items), self.size)
-        own = items[ends[self.rank] : ends[self.rank + 1]]
+        own = items[self.own(bounds(len(items), self.size))]
         parts = self.together(lambda: [compute(item) for item in activity.parts(own)])
         return [result for part in parts for result in part]
 

@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from smallmind.checks import InputError
-from smallmind.text.dataset import Batch, Dataset
+from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
 
 Value = TypeVar("Value")
@@ -45,11 +45,10 @@ class ShardSampler(Sampler):
     """The windows of consecutive shards, of those that another sampler chooses."""
 
     def __init__(self, sampler: Sampler, shards: int, own: range) -> None:
+        super().__init__(sampler.dataset, sampler.batches)
         self.whole = sampler
         self.shards = shards
         self.own = own
-        self.dataset: Dataset = sampler.dataset
-        self.batches: int = sampler.batches
 
     @property
     def max_batch_size(self) -> int:
@@ -61,9 +60,6 @@ class ShardSampler(Sampler):
 
     def windows_in_batch(self, number: int) -> int:
         return self.whole.windows_in_batch(number)
-
-    def windows_in_step(self, step: int) -> int:
-        return self.whole.windows_in_step(step)
 
     def shard(self, number: int, batch: Batch, shard: int) -> Batch:
         """The windows of one shard of batch `number`, as drawn by this sampler."""

@@ -1,21 +1,53 @@
-"""New runs: from settings and a text, or from a model of another program."""
+"""New runs: from choices and a text, or from a model of another program.
+
+A text is read and encoded first, as some settings follow from it.
+"""
 
 import dataclasses
+import os
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from smallmind import parts
 from smallmind.checks import InputError, check_field, check_type
+from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import find_foreign
+from smallmind.nn.freezing import frozen_parts
 from smallmind.nn.position import position_class
-from smallmind.runs.assembly import Prepared, prepare, with_paths
+from smallmind.nn.transformer import TransformerModel, resolve_precision
+from smallmind.parallel.environment import launched
+from smallmind.runs import budget
+from smallmind.runs.assembly import Initial, build_training, fit_tokenizer
 from smallmind.runs.directory import RunDirectory, SavedConfig
-from smallmind.runs.files import TEXT, Text, default_directory, is_literal
-from smallmind.runs.source import TOKENS
-from smallmind.settings.config import ModelConfig, RunConfig
+from smallmind.runs.files import TEXT, Text, default_directory, is_literal, paths_of
+from smallmind.runs.source import TOKENS, Source, TokenSource, read_source
+from smallmind.runs.threads import choose_threads
+from smallmind.settings.config import ModelConfig, Precision, RunConfig
 from smallmind.settings.presets import DEFAULT_RECIPE
 from smallmind.settings.settings import Settings
-from smallmind.settings.sources import Choices
+from smallmind.settings.sources import FIELDS, Choices, flag_of
+from smallmind.text.dataset import Dataset
+from smallmind.text.samplers import Epochs
+from smallmind.text.tokenizer import Tokenizer
+from smallmind.training.training import Training
+
+
+class Prepared(NamedTuple):
+    """A run that is ready to be built: everything in its settings is resolved."""
+
+    settings: Settings
+    source: Source
+    tokenizer: Tokenizer
+    data: Dataset
+    initial: Initial | None
+
+    def training(self) -> Training:
+        """Builds the training, to look at it: no teacher cache is written."""
+        settings, cache = self.settings, self.settings.distillation.teacher_cache
+        if cache and not os.path.lexists(cache):
+            settings = settings.replace(teacher_cache=None)
+        return build_training(settings, self.data, self.tokenizer, self.initial)
 
 
 def choices_of(settings: Settings | None, recipe: str | None, fields: dict[str, Any]) -> Choices:
@@ -52,14 +84,163 @@ def create(
         initial_sha256=prepared.initial.sha256 if prepared.initial else None,
         awaits_timing=bool(settings.run.minutes),
     )
-    directory = RunDirectory.create(path, literal)
+    return _write(path, config, prepared.tokenizer, literal), config, prepared
+
+
+def _write(
+    path: Path,
+    config: SavedConfig,
+    tokenizer: Tokenizer,
+    text: str | None = None,
+    model: TransformerModel | None = None,
+) -> RunDirectory:
+    directory = RunDirectory.create(path, text)
     try:
-        directory.save_tokenizer(prepared.tokenizer)
+        directory.save_tokenizer(tokenizer)
+        if model:
+            directory.save_model(model, tokenizer, 0)
         directory.save_config(config)
     except BaseException:
         directory.discard()
         raise
-    return directory, config, prepared
+    return directory
+
+
+def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> Prepared:
+    """Reads and encodes the text of a new run, and resolves its settings.
+
+    `text` overrides that of the choices. One that is large for the memory is kept in `cache`, if it
+    is given. InputError if a setting is wrong, or the text is too short or does not fit the weights
+    that the run starts from.
+    """
+    settings = choices.settings()  # before a long text is read
+    run = settings.run
+    initial = Initial.read(run)
+    encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
+    source = read_source(run.text if text is None else text, run, encoding, cache)
+    settings = _fitted(choices, settings, source.characters, initial)
+    tokenizer = fit_tokenizer(run, source, encoding, initial)
+    settings = with_tokenizer(settings, source)
+    T = settings.model.block_size
+    data = source.dataset(tokenizer, T, settings.run.batch_size, settings.run.seed)
+    settings = resolve_settings(settings, data, tokenizer)
+    return Prepared(settings, source, tokenizer, data, initial)
+
+
+def outline(choices: Choices, characters: int) -> Settings:
+    """The settings of a run with a text of this many characters, which is not read.
+
+    What follows from the text is missing: vocab_size, document_token, and steps if epochs are set.
+    """
+    settings = choices.settings()
+    return _fitted(choices, settings, characters, Initial.read(settings.run))
+
+
+def _fitted(
+    choices: Choices, settings: Settings, characters: int, initial: Initial | None
+) -> Settings:
+    """The settings that fit the time or the initial weights, if any were chosen."""
+    if settings.run.minutes and (fitted := budget.fit(choices, characters)) is not choices:
+        settings = fitted.settings()
+    return with_initial(settings, initial) if initial else settings
+
+
+def with_initial(settings: Settings, initial: Initial) -> Settings:
+    """The settings with the model and the kind of tokenizer that these weights need.
+
+    Only dropout is a free choice, and without an embedding of positions a shorter context.
+    InputError if another of their settings was chosen differently.
+    """
+    config, chosen = initial.config, settings.fields
+    fixed = {**vars(config), "tokenizer": initial.tokenizer.kind}
+    fixed["mask_documents"] = config.document_token is not None
+    del fixed["dropout"], fixed["vocab_size"]
+    if not position_class(config).limits_context and chosen["block_size"] != ModelConfig.block_size:
+        fixed["block_size"] = min(chosen["block_size"], config.block_size)
+    for name, value in fixed.items():
+        if chosen[name] not in (value, FIELDS[name][1].default):
+            raise InputError(
+                f"{name}={chosen[name]!r} contradicts {settings.run.init_from}, whose weights "
+                f"have {name}={value!r}; leave it out"
+            )
+    # The vocabulary too, which the document_token is one of.
+    return settings.replace(**fixed, vocab_size=config.vocab_size)
+
+
+def with_tokenizer(settings: Settings, source: Source) -> Settings:
+    """The settings with the tokenizer that given tokens have been encoded with.
+
+    InputError if another setting of it was chosen.
+    """
+    if not (isinstance(source, TokenSource) and source.is_given):
+        return settings
+    tokenizer = source.tokenizer
+    changes: dict[str, Any] = {"tokenizer": tokenizer.kind}
+    if source.found.separator != tokenizer.separator:
+        changes["text_separator"] = source.found.separator
+    for name, field in tokenizer.settings.items():
+        changes[field] = getattr(tokenizer, name)
+        chosen, default = getattr(settings.run, field), getattr(RunConfig, field)
+        if chosen not in (changes[field], default):
+            raise InputError(
+                f"{flag_of(field)} {chosen} contradicts {source.found.place}, whose vocabulary has "
+                f"{changes[field]}; leave it out"
+            )
+    return settings.replace(**changes)
+
+
+def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> Settings:
+    """The settings with everything that follows from the text and the machine filled in.
+
+    That is vocab_size, document_token, steps if epochs are set, min_lr, threads and the precision:
+    AUTO would mean another one on another CPU. InputError if the machine has fewer threads, or
+    documents are to be masked and no token separates them.
+    """
+    run, training = settings.run, settings.training
+    changes: dict[str, Any] = {
+        "vocab_size": tokenizer.vocab_size,
+        "min_lr": training.resolved_min_lr,
+    }
+    if run.mask_documents and settings.model.document_token is None:
+        changes["document_token"] = _document_token(run, tokenizer)
+    if training.requested_precision == Precision.AUTO:
+        changes["precision"] = resolve_precision(Precision.AUTO, run.backend).value
+    if training.epochs:
+        changes["steps"] = training.epochs * Epochs(data, training.grad_accum_steps).steps
+    frozen_parts(training.freeze, settings.model)  # raises early
+    resolved = settings.replace(**changes)
+    # Several processes choose their own, each on its machine.
+    return resolved if launched() else resolved.replace(threads=choose_threads(run, resolved))
+
+
+def _document_token(run: RunConfig, tokenizer: Tokenizer) -> int:
+    """The token between documents. InputError if there is none."""
+    token = tokenizer.separator_token
+    if run.text_separator:
+        token = tokenizer.token_of(run.text_separator)
+    if token is None:
+        raise InputError(
+            f"mask_documents=True needs a token between documents, and {tokenizer!r} has none: "
+            "leave it out, or choose --tokenizer bpe, which has <|endoftext|>"
+        )
+    return token
+
+
+def with_paths(settings: Settings, text: Text, out: str | None) -> Settings:
+    """The settings with this text and directory, and paths that are valid from any directory.
+
+    `out` stays as given.
+    """
+    run, distillation = settings.run, settings.distillation
+    paths = {
+        "init_from": run.init_from,
+        "tokenizer": None if run.tokenizer in parts.TOKENIZERS else run.tokenizer,
+        "teacher": distillation.teacher,
+        "teacher_cache": distillation.teacher_cache,
+    }
+    absolute = {name: str(Path(path).resolve()) for name, path in paths.items() if path}
+    texts = tuple(str(Path(path).resolve()) for path in paths_of(text))
+    return settings.replace(**absolute, text=texts or None, out=out)
 
 
 def import_model(
@@ -87,14 +268,7 @@ def import_model(
     path = default_directory(source.stem) if out is None else Path(out)
     settings = Settings(foreign.config, run=RunConfig(tokenizer=tokenizer.kind, out=str(path)))
     config = SavedConfig(settings, text_sha256="", imported=str(source.resolve().name))
-    directory = RunDirectory.create(path)
-    try:
-        directory.save_tokenizer(tokenizer)
-        directory.save_model(model, tokenizer, 0)
-        directory.save_config(config)
-    except BaseException:
-        directory.discard()
-        raise
+    directory = _write(path, config, tokenizer, model=model)
     directory.unlock()
     return directory, config
 

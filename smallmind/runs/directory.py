@@ -315,7 +315,6 @@ class RunDirectory:
         return str(record["failure"]) if record and "failure" in record else None
 
     def has_model(self) -> bool:
-        """Tells whether the final model has been saved."""
         return (self.path / MODEL).exists()
 
     def save_model(self, model: TransformerModel, tokenizer: Tokenizer, step: int) -> None:
@@ -348,7 +347,6 @@ class RunDirectory:
             raise InputError(f"{published} was not written by smallmind: {error}") from None
 
     def save_profile(self, rows: Sequence[ProfileRow]) -> None:
-        """Writes where the time of training went, in nanoseconds."""
         profile = {"format": 1, "rows": [dataclasses.asdict(row) for row in rows]}
         durable.write(self.path / PROFILE, [json.dumps(profile).encode()])
 
@@ -482,7 +480,6 @@ def _content(path: Path) -> bytes | None:
 
 
 def _published(said: Mapping[str, Any]) -> bytes:
-    """The bytes of a published.json."""
     return safetensors.to_json(dict(said)).encode()
 
 

@@ -31,7 +31,6 @@ START = 1  # of a session: TensorBoard drops what earlier ones wrote from this s
 
 
 def crc32c(data: bytes) -> int:
-    """The checksum of data."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -72,7 +71,6 @@ def scalars_of(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def summary_event(step: int, scalars: Iterable[tuple[str, float]]) -> bytes:
-    """An Event with scalars."""
     values = b""
     for tag, scalar in scalars:
         fits = math.copysign(math.inf, scalar) if abs(scalar) > LARGEST else scalar
@@ -82,7 +80,6 @@ def summary_event(step: int, scalars: Iterable[tuple[str, float]]) -> bytes:
 
 
 def start_event(step: int) -> bytes:
-    """An Event that says that a session starts at a step."""
     return _event(step, _field(7, BYTES, _field(1, VARINT, _varint(START))))
 
 

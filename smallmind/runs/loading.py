@@ -1,10 +1,11 @@
 """A model and its tokenizer from a run, a checkpoint, a model file or another program's."""
 
 import numbers
+from collections.abc import Mapping
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from smallmind.checks import InputError, check_type, from_json, suggesting, whole
 from smallmind.exchange.format import Foreign, find_foreign
@@ -116,11 +117,7 @@ def load_model(path: Path, backend: str = "numba") -> Loaded:
 
 def read_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer in a model file, whose tensors are not read. InputError if it has none."""
-    metadata = safetensors.read_metadata(path)
-    try:
-        return Tokenizer.from_saved(metadata["tokenizer"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} has no tokenizer in its metadata: {error}") from None
+    return _tokenizer(safetensors.read_metadata(path), str(path))
 
 
 def load_checkpoint(saved: RunState, backend: str = "numba") -> Loaded:
@@ -138,14 +135,17 @@ def load_checkpoint(saved: RunState, backend: str = "numba") -> Loaded:
 
 def tokenizer_of(saved: RunState) -> Tokenizer:
     """The tokenizer that a checkpoint was made with. InputError if it has none."""
+    return _tokenizer(saved.state, f"the checkpoint of step {saved.step}")
+
+
+def _tokenizer(saved: Mapping[str, Any], place: str) -> Tokenizer:
     try:
-        return Tokenizer.from_saved(saved.state["tokenizer"])
+        return Tokenizer.from_saved(saved["tokenizer"])
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"the checkpoint of step {saved.step} has no tokenizer: {error}") from None
+        raise InputError(f"{place} has no tokenizer in its metadata: {error}") from None
 
 
 def _checkpoint_file(directory: Path, which: int | str | None) -> Path:
-    """The file of the checkpoint "best" or of a step."""
     folder = directory / CHECKPOINTS
     if which == "best" and (folder / BEST).exists():
         return folder / BEST

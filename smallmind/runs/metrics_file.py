@@ -65,7 +65,6 @@ class MetricsFile:
         return self._records(whole)  # one by one: a hundred thousand take 100 MB
 
     def _records(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """The records in whole lines."""
         place = 0
         while place < len(data):
             first = place

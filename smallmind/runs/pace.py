@@ -1,5 +1,6 @@
 """How many steps fit in a given time, extrapolated from a few that are timed."""
 
+import bisect
 import dataclasses
 import math
 import statistics
@@ -23,9 +24,9 @@ from smallmind.settings.config import TrainingConfig, micro_batch_sizes
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import save
 from smallmind.training.evaluation import MOST_HELD_OUT
+from smallmind.training.gradients import FIRST, make_objective, set_up
 from smallmind.training.records import StepRecord
 from smallmind.training.state import split_snapshot
-from smallmind.training.step import FIRST, make_objective, set_up
 from smallmind.training.target import LOOKING
 from smallmind.training.training import SAMPLE_TOKENS, Training
 
@@ -221,10 +222,8 @@ def fit_steps(
             f"{max(0, seconds):.1f} seconds are left, and a run of 10 steps takes {needed:.1f}: "
             "give more minutes, or a smaller model"
         )
-    fitting, too_many = 1, int(min(most, math.ceil(seconds / pace.step))) + 1
-    while too_many - fitting > 1:
-        middle = (fitting + too_many) // 2
-        fitting, too_many = (middle, too_many) if fits(middle) else (fitting, middle)
+    most = int(min(most, math.ceil(seconds / pace.step)))
+    fitting = bisect.bisect_left(range(1, most + 1), True, lo=1, key=lambda n: not fits(n))
     warmup = min(config.warmup_steps, fitting // WARMUP_SHARE)
     return dataclasses.replace(config, steps=fitting, warmup_steps=warmup)
 

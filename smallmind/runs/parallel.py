@@ -6,10 +6,10 @@ own. They need no file of the run: only tokens on disk that they can read themse
 are.
 """
 
-import dataclasses
+import functools
 import tempfile
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.group import ORDERLY, Group
 from smallmind.parallel.shards import check_size
 from smallmind.runs import pace
+from smallmind.runs.assembly import new_model
 from smallmind.runs.source import Source, TokenSource
 from smallmind.runs.threads import use_threads
 from smallmind.settings.config import ModelConfig, TrainingConfig
@@ -36,33 +37,23 @@ CHUNK = 1 << 22  # tokens that are sent at once
 Stopping = Callable[[Callable[[], None]], object]
 
 
-class Plan(NamedTuple):
-    """The facts that a rank needs before it gets the tokens and weights of a run; JSON-able."""
-
-    settings: dict[str, Any]
-    tokenizer: str  # as it is saved
-    lengths: tuple[int, int]  # of the training and the held-out part, in tokens
-    on_disk: tuple[str, str] | None  # the place and the digest of tokens on disk
-    teacher: dict[str, Any] | None  # the fields of its ModelConfig
-
-
 def lead(group: Group, settings: Settings, source: Source, training: Training) -> None:
     """Rank 0 gives the others all that they need to follow a run. They `follow`."""
-    if group.size == 1:
-        return
     check_size(group.size, settings.training.shards)  # before the others get anything
     data, distillation = training.data, training.distillation
+    if distillation and distillation.cache:
+        raise InputError("a teacher cache is for one rank: leave out --teacher-cache")
     on_disk = None
     if isinstance(source, TokenSource):
         on_disk = str(source.found.place), source.sha256
-    teacher = None
-    if distillation:
-        if distillation.cache:
-            raise InputError("a teacher cache is for one rank: leave out --teacher-cache")
-        teacher = dataclasses.asdict(distillation.teacher_config)
-    lengths = len(data.train), len(data.held_out)
-    plan = Plan(settings.to_dict(), training.tokenizer.saved, lengths, on_disk, teacher)
-    group.share({"plan": plan._asdict()})
+    facts = {  # the arguments of `_receive`
+        "saved": settings.to_dict(),
+        "saved_tokenizer": training.tokenizer.saved,
+        "lengths": (len(data.train), len(data.held_out)),
+        "on_disk": on_disk,
+        "teacher": vars(distillation.teacher_config) if distillation else None,
+    }
+    group.share({"run": facts})
     _send_tokens(group, data, has_them=True)
     for array in training.model.flat.arrays:
         group.send(array)
@@ -75,8 +66,6 @@ def announce(
     group: Group, call: str, config: TrainingConfig, *more: Any, state: RunState | None = None
 ) -> None:
     """Makes the others call a method of their training, which rank 0 calls next of its own."""
-    if group.size == 1:
-        return
     group.share({"call": call, "config": vars(config), "more": more, "resumes": bool(state)})
     if state:
         group.share_arrays(state.tensors, (state.step, state.state))
@@ -92,8 +81,8 @@ def follow(group: Group, threads: int | None, stopping: Stopping) -> NoReturn:
     while True:
         message = group.share(None)[0]
         try:
-            if "plan" in message:
-                training = _receive(group, Plan(**message["plan"]), threads)
+            if "run" in message:
+                training = _receive(group, threads, **message["run"])
                 stopping(training.stop)
             elif training:
                 _call(group, training, **message)
@@ -111,7 +100,6 @@ def _call(
     more: list[Any],
     resumes: bool,
 ) -> None:
-    """Does what rank 0 is doing at the same time."""
     training_config, state = TrainingConfig(**config), None
     if resumes:
         tensors, (step, rest) = group.share_arrays({}, None)
@@ -129,26 +117,42 @@ def _call(
         training.evaluate_held_out()
 
 
-def _receive(group: Group, plan: Plan, threads: int | None) -> Training:
-    """Builds the training that rank 0 has."""
-    settings, tokenizer = Settings.from_dict(plan.settings), Tokenizer.from_saved(plan.tokenizer)
-    run = settings.run
-    use_threads(dataclasses.replace(run, threads=threads))
-    data = _receive_tokens(group, plan, settings, tokenizer)
-    freeze = settings.training.freeze
-    model = TransformerModel(settings.model, seed=run.seed, backend=run.backend, freeze=freeze)
-    model.use_precision(settings.training.requested_precision)
+def _receive(
+    group: Group,
+    threads: int | None,
+    saved: dict[str, Any],
+    saved_tokenizer: str,
+    lengths: tuple[int, int],
+    on_disk: tuple[str, str] | None,
+    teacher: dict[str, Any] | None,
+) -> Training:
+    """Builds the training that rank 0 has.
+
+    `lengths` are those of the training and the held-out part, in tokens, `on_disk` the place and
+    the digest of tokens on disk, and `teacher` the fields of its ModelConfig.
+    """
+    settings = Settings.from_dict(saved).replace(threads=threads)
+    tokenizer = Tokenizer.from_saved(saved_tokenizer)
+    use_threads(settings.run)
+    train: Tokens
+    held_out: Tokens
+    if found := _same_tokens(on_disk, tokenizer):
+        train, held_out = found.train, found.held_out
+    else:
+        make = _file_of if on_disk else functools.partial(np.empty, dtype=np.int32)
+        train, held_out = (make(length) for length in lengths)
+    T, run = settings.model.block_size, settings.run
+    data = Dataset(train, T, run.batch_size, run.seed, tokenizer, held_out)
+    _send_tokens(group, data, has_them=found is not None)
+    model = new_model(settings)
     for array in model.flat.arrays:
         group.send(array)
     model.flat.refresh()
     distillation = None
-    if plan.teacher:
-        teacher = TransformerModel(ModelConfig(**plan.teacher), backend=run.backend)
-        group.send(teacher.flat.data)
-        chosen = settings.distillation
-        distillation = Distillation(
-            teacher, chosen.temperature, chosen.alpha, chosen.learn_temperature
-        )
+    if teacher:
+        taught_by = TransformerModel(ModelConfig(**teacher), backend=run.backend)
+        group.send(taught_by.flat.data)
+        distillation = Distillation.of(taught_by, settings.distillation)
     training = Training(model, data=data, distillation=distillation, group=group)
     _check_instruction_sets(group, training, settings)
     return training
@@ -170,27 +174,11 @@ def _check_instruction_sets(group: Group, training: Training, settings: Settings
     group.together(lambda: check(first, here))
 
 
-def _receive_tokens(group: Group, plan: Plan, settings: Settings, tokenizer: Tokenizer) -> Dataset:
-    run, found = settings.run, _same_tokens(plan, tokenizer)
-    train: Tokens
-    held_out: Tokens
-    if found:
-        train, held_out = found.train, found.held_out
-    elif plan.on_disk:
-        train, held_out = (_file_of(length) for length in plan.lengths)
-    else:
-        train, held_out = (np.empty(length, np.int32) for length in plan.lengths)
-    T = settings.model.block_size
-    data = Dataset(train, T, run.batch_size, run.seed, tokenizer, held_out)
-    _send_tokens(group, data, has_them=found is not None)
-    return data
-
-
-def _same_tokens(plan: Plan, tokenizer: Tokenizer) -> TokensOnDisk | None:
+def _same_tokens(on_disk: tuple[str, str] | None, tokenizer: Tokenizer) -> TokensOnDisk | None:
     """The tokens on disk of rank 0, if this machine has them in the same place."""
-    if not plan.on_disk:
+    if not on_disk:
         return None
-    place, digest = plan.on_disk
+    place, digest = on_disk
     try:
         found = find_tokens([place], tokenizer)
     except (InputError, OSError):

@@ -10,6 +10,7 @@ from smallmind.corpus.preparation import Encoding
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.group import ALONE, Group
 from smallmind.runs import assembly, loading
+from smallmind.runs.creating import with_paths
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import Text, name_of
 from smallmind.runs.metrics import MetricsTable, read_metrics
@@ -54,7 +55,6 @@ class SavedRun:
 
     @property
     def name(self) -> str:
-        """A short name for the text."""
         return name_of(self.settings.run.text)
 
     @functools.cached_property
@@ -81,7 +81,7 @@ class SavedRun:
         """The text is at other paths from now on. InputError if it is not the run's own."""
         before = self.settings
         self.__dict__.pop("source", None)
-        self.settings = assembly.with_paths(before, text, before.run.out)
+        self.settings = with_paths(before, text, before.run.out)
         try:
             self.check_text()
         except InputError:
@@ -96,7 +96,8 @@ class SavedRun:
     @functools.cached_property
     def data(self) -> Dataset:
         """The encoded text, read on first use. InputError as for `text`."""
-        return assembly.make_dataset(self.settings, self.source, self._tokenizer())
+        T, run = self.settings.model.block_size, self.settings.run
+        return self.source.dataset(self._tokenizer(), T, run.batch_size, run.seed)
 
     def newest(self) -> RunState | None:
         """The newest sound checkpoint; None if nothing has been saved yet.
@@ -181,7 +182,8 @@ class SavedRun:
             self.settings, data, tokenizer, self._initial(), self.group
         )
         checkpoint.check_size(training.state())
-        lead(self.group, self.settings, self.source, training)
+        if self.group.size > 1:
+            lead(self.group, self.settings, self.source, training)
         if training.distillation:
             self._check_teacher(training.distillation.digest)
         return training
@@ -201,7 +203,6 @@ class SavedRun:
             self.kept_newest = None  # another process may have saved a newer one since
 
     def unlock(self) -> None:
-        """Lets other processes train the run."""
         self.directory.unlock()
 
     def save_config(self, **changes: Any) -> None:

@@ -6,10 +6,11 @@ from contextlib import closing
 
 from smallmind.checks import InputError
 from smallmind.console.activity import clock
-from smallmind.runs import assembly, pace
+from smallmind.runs import pace
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.parallel import announce
 from smallmind.runs.saved import SavedRun
+from smallmind.runs.threads import use_threads
 from smallmind.signals import stopping_on_interrupt
 from smallmind.text.samplers import Epochs
 from smallmind.training.checkpoint import BackgroundSaver
@@ -52,7 +53,8 @@ class Session:
         """Sets the number of steps. Arguments, result and errors as `Run.fit_steps`."""
         run, training, config = self.run, fresh_training(self.run), self.run.settings.training
         seconds = end - clock()
-        announce(run.group, "measure", config, seconds)
+        if run.group.size > 1:
+            announce(run.group, "measure", config, seconds)
         measured = pace.measure(training, config, seconds, run.path, SAMPLE_TOKENS)
         run.is_used = False  # measuring has restored it
         if measured is None or run.is_stopping:
@@ -73,11 +75,12 @@ class Session:
                 return
             run.final = run.sample = None
             training, config = fresh_training(run), run.settings.training
-            assembly.use_threads(run.settings.run)
+            use_threads(run.settings.run)
             newest = self._begin()
             yield from self._warnings(newest.step if newest else 0)
             with BackgroundSaver(run.path, config.keep) as saver:
-                announce(run.group, "steps", config, state=newest)
+                if run.group.size > 1:
+                    announce(run.group, "steps", config, state=newest)
                 records = training.steps(config, newest, saver=saver)
                 del newest
                 if run.is_stopping:  # since before there was a training to stop
@@ -144,7 +147,6 @@ class Session:
         self.directory.problems.clear()
 
     def _keep(self, record: Record) -> None:
-        """Writes a record to the file that it belongs to."""
         if isinstance(record, SampleRecord):
             self.directory.save_sample(record.step, record.text)
         else:
@@ -208,7 +210,8 @@ def save_ending(
         directory.save_model(training.model, training.tokenizer, step)
     if has_ended:
         with StepClock(training.progress).apart("final evaluation"):
-            announce(training.group, "evaluate_held_out", training.config)
+            if training.group.size > 1:
+                announce(training.group, "evaluate_held_out", training.config)
             final = training.evaluate_held_out()
     if final:
         scores = final.loss, final.perplexity, final.bits_per_character, final.bits_per_byte

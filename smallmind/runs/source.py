@@ -33,58 +33,41 @@ EXPANSION = 4  # of compressed texts, about
 UNSAFE = re.compile(r"[^\w.-]+")  # in names of directories, somewhere
 
 
-class Source:
-    """A text, or its tokens. Each subclass is one kind, and defines everything below."""
-
-    name: str  # a short one
-    report: Report | None  # if it was read from files
-    tokenizer: Tokenizer | None = None  # that its tokens are of, if it has any
-    held_out: int  # characters of documents at its end; 0: the last tenth of its tokens
-    characters: int  # its length; of tokens of other programs, an estimate
-    beginning: str  # the first characters
-    nbytes: int  # that it takes in memory
-
-    @property
-    def sha256(self) -> str:
-        """The digest that identifies it."""
-        raise NotImplementedError
-
-    def tokens(self, tokenizer: Tokenizer) -> Tokens:
-        """All of its tokens. InputError if they are of another tokenizer."""
-        raise NotImplementedError
-
-    def dataset(self, tokenizer: Tokenizer, T: int, batch_size: int, seed: int) -> Dataset:
-        """Its tokens in two parts. InputError if they are too few for windows of T."""
-        raise NotImplementedError
-
-
-class TextSource(Source):
+class TextSource:
     """A text in memory."""
+
+    tokenizer = None  # that its tokens are of: it has none
 
     def __init__(
         self, text: str, name: str, held_out: int = 0, report: Report | None = None
     ) -> None:
         self.text = text
-        self.name = name
-        self.held_out = held_out
-        self.report = report
+        self.name = name  # a short one
+        self.held_out = held_out  # characters of documents at its end; 0: the last tenth of tokens
+        self.report = report  # if it was read from files
         self.characters = len(text)
         self.beginning = text[:BEGINNING]
-        self.nbytes = sys.getsizeof(text)
+        self.nbytes = sys.getsizeof(text)  # that it takes in memory
 
     @functools.cached_property
     def sha256(self) -> str:
+        """The digest that identifies it."""
         return digest(self.text)
 
     def tokens(self, tokenizer: Tokenizer) -> Tokens:
+        """All of its tokens."""
         return tokenizer.encode(self.text)
 
     def dataset(self, tokenizer: Tokenizer, T: int, batch_size: int, seed: int) -> Dataset:
+        """Its tokens in two parts. InputError if they are too few for windows of T."""
         return Dataset.from_text(self.text, tokenizer, T, batch_size, seed, self.held_out or None)
 
 
-class TokenSource(Source):
-    """Tokens in files, which are read window by window."""
+class TokenSource:
+    """Tokens in files, which are read window by window.
+
+    Like a TextSource, but InputError for another tokenizer than that of the tokens.
+    """
 
     nbytes = 0
 
@@ -95,7 +78,7 @@ class TokenSource(Source):
         self.report = found.report
         self.tokenizer: Tokenizer = found.tokenizer
         self.held_out = found.held_out_characters
-        self.characters = found.characters
+        self.characters = found.characters  # of tokens of other programs, an estimate
         self.beginning = found.beginning
 
     @property
@@ -117,6 +100,9 @@ class TokenSource(Source):
                 f"the tokens in {self.found.place} are not those of this model; give the texts "
                 "that they were made from"
             )
+
+
+Source = TextSource | TokenSource
 
 
 def digest(text: str) -> str:
@@ -202,7 +188,6 @@ def _corpus(paths: Sequence[str | PathLike[str]], run: RunConfig | None) -> Corp
 
 
 def _size(corpus: Corpus) -> int:
-    """Bytes of text, about."""
     return sum(file.size * (EXPANSION if file.is_compressed else 1) for file in corpus.files)
 
 

@@ -145,7 +145,6 @@ class ModelConfig:
 
     @property
     def head_channels(self) -> int:
-        """Channels of a head of queries, of keys or of values."""
         return self.head_size or self.n_embd // self.n_head
 
     @property
@@ -155,12 +154,10 @@ class ModelConfig:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and of values."""
         return self.n_kv_head or self.n_head
 
     @property
     def hidden_size(self) -> int:
-        """Hidden channels of a perceptron."""
         if self.mlp_width is not None:
             return self.mlp_width
         if self.mlp == "swiglu":
@@ -411,7 +408,6 @@ class TrainingConfig:
 
     @property
     def resolved_min_lr(self) -> float:
-        """Returns min_lr, or a tenth of learning_rate if it is None."""
         return self.learning_rate / 10 if self.min_lr is None else self.min_lr
 
     def with_min_lr(self) -> "TrainingConfig":
@@ -420,7 +416,6 @@ class TrainingConfig:
 
     @property
     def shards(self) -> int:
-        """Returns data_shards, or 1 if it is None."""
         return self.data_shards or 1
 
     @property

@@ -87,7 +87,6 @@ class Settings:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of the four configs by name."""
         return {name: x for config in vars(self).values() for name, x in vars(config).items()}
 
     def replace(self, **fields: Any) -> "Settings":
@@ -113,7 +112,6 @@ SECTIONS: dict[str, Any] = {
 
 
 def _own(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that a config of this kind has."""
     names = {field.name for field in dataclasses.fields(kind)}
     return {name: value for name, value in fields.items() if name in names}
 

@@ -126,7 +126,6 @@ class Choices:
         return cls(given, None if is_saved else recipe or DEFAULT_RECIPE, size, in_file)
 
     def having(self, **fields: Any) -> "Choices":
-        """Copies the choices with others of these fields."""
         return dataclasses.replace(self, given=self.given | fields)
 
     @functools.cached_property

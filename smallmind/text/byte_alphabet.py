@@ -7,14 +7,13 @@ CHARACTER_OF = {
     byte: chr(byte if i < len(VISIBLE) else 0x100 + i - len(VISIBLE))
     for i, byte in enumerate(BYTES)
 }
-# As `translate` takes them. Characters that stand for no byte become one that Latin-1 lacks.
-TO_CHARACTERS = dict(CHARACTER_OF)
+# As `translate` takes it. Characters that stand for no byte become one that Latin-1 lacks.
 TO_BYTES = dict.fromkeys(range(256), 0x100) | {ord(c): byte for byte, c in CHARACTER_OF.items()}
 
 
 def as_characters(token: bytes) -> str:
     """Bytes -> a character for each."""
-    return token.decode("latin-1").translate(TO_CHARACTERS)
+    return token.decode("latin-1").translate(CHARACTER_OF)
 
 
 def as_bytes(characters: str) -> bytes:

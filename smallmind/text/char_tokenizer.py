@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.checks import InputError, check_type, suggesting
+from smallmind.checks import InputError, check_type, shown_value, suggesting
 from smallmind.console import activity
 from smallmind.text import tokenizer_json
 from smallmind.text.ids import total
@@ -44,7 +44,7 @@ class CharTokenizer(Tokenizer):
                 raise InputError(
                     f"the model has never seen the character {text[position]!r} "
                     f"(at position {position}): leave it out, or train with --tokenizer bpe or "
-                    f"byte, which encode any text; it knows {_shorten(self.characters)!r}"
+                    f"byte, which encode any text; it knows {shown_value(self.characters)}"
                 )
         return ids
 
@@ -94,10 +94,6 @@ class CharTokenizer(Tokenizer):
         if {character: i for i, character in enumerate(characters)} != vocabulary:
             raise InputError("its tokens are not single characters in their order")
         return cls.from_state({"characters": characters})
-
-
-def _shorten(text: str, max_length: int = 80) -> str:
-    return text if len(text) <= max_length else text[: max_length - 3] + "..."
 
 
 def _code_points(text: str) -> np.ndarray:

@@ -135,8 +135,7 @@ class Tokenizer:
             raise InputError("state has no 'kind'; give what Tokenizer.state() returned")
         if state["kind"] not in parts.TOKENIZERS:
             raise InputError(f"tokenizer={state['kind']!r} is not known to this version")
-        tokenizer: Tokenizer = parts.load(parts.TOKENIZERS, state["kind"]).from_state(state)
-        return tokenizer
+        return parts.load(parts.TOKENIZERS, state["kind"]).from_state(state)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -181,8 +180,7 @@ class Tokenizer:
         """
         kinds = (parts.load(parts.TOKENIZERS, kind) for kind in parts.TOKENIZERS)
         found = next((kind for kind in kinds if kind.claims(data)), None)
-        kind: type[Tokenizer] = found or parts.load(parts.TOKENIZERS, "bpe")
-        return kind.from_json(data)
+        return (found or parts.load(parts.TOKENIZERS, "bpe")).from_json(data)
 
     @classmethod
     def claims(cls, data: dict[str, Any]) -> bool:

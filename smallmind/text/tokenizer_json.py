@@ -4,12 +4,11 @@ Format: https://github.com/huggingface/tokenizers, "tokenizers/src/tokenizer/ser
 """
 
 import json
-import os
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any, NamedTuple
 
-from smallmind.checks import InputError, shown_value
+from smallmind.checks import InputError, from_json, shown_value
 from smallmind.files import durable
 
 MAX_BYTES = 100_000_000
@@ -225,24 +224,11 @@ def pair_of(merge: Any) -> list[str]:
 
 def read(path: str | PathLike[str]) -> dict[str, Any]:
     """The contents of a tokenizer.json. InputError if it is none."""
-    try:
-        with durable.open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            content = file.read(min(size, MAX_BYTES))
-        if size > MAX_BYTES:
-            raise InputError(f"{path} has more than {MAX_BYTES:,} bytes: it is no tokenizer.json")
-        data = json.loads(content)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except InputError:
-        raise
-    except (RecursionError, ValueError) as error:
-        raise InputError(
-            f"{path} is not a tokenizer.json: {error or 'nested too deeply'}"
-        ) from None
-    if not isinstance(data, dict) or not isinstance(data.get("model"), dict):
-        raise InputError(f"{path} is not a tokenizer.json: it has no 'model'")
-    return data
+    with durable.explained(path, "tokenizer.json"):
+        data = from_json(durable.read(path, MAX_BYTES), strict=False)
+        if not isinstance(data, dict) or not isinstance(data.get("model"), dict):
+            raise ValueError("it has no 'model'")
+        return data
 
 
 def encoded(data: dict[str, Any]) -> bytes:

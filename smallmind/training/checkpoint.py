@@ -7,7 +7,7 @@ A run's directory holds `checkpoints/step-<step>.safetensors`, the newest few, a
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
@@ -18,7 +18,7 @@ from smallmind.checks import InputError, from_json, whole
 from smallmind.console import activity
 from smallmind.files import durable, safetensors
 from smallmind.files.checkpoint_names import BEST, CHECKPOINTS, file_name, saved_steps
-from smallmind.nn.parameters import AsFloat32
+from smallmind.nn.parameters import as_float32
 from smallmind.nn.transformer import CHECKPOINT_FORMAT as FORMAT
 from smallmind.nn.transformer import WEIGHTS
 from smallmind.training.state import TOKENIZER, RunState, Snapshot, StateCopy, with_snapshot
@@ -42,7 +42,7 @@ def save(
     durable.make_directory(folder)
     # The best one first: the state in the other file says that it exists.
     for name in [BEST, file_name(state.step)] if best else [file_name(state.step)]:
-        safetensors.write(folder / name, AsFloat32(state.tensors, WEIGHTS), metadata)
+        safetensors.write(folder / name, as_float32(state.tensors, WEIGHTS), metadata)
     steps = _steps(folder)
     past = [step for step in steps if step <= state.step]
     for step in set(steps) - set(past[: max(1, keep)]):
@@ -56,7 +56,7 @@ def check_size(state: RunState) -> None:
     """
     whole = with_snapshot(state, dataclasses.replace(state, step=state.step - 1))
     try:
-        tensors = AsFloat32(whole.tensors, WEIGHTS)
+        tensors = as_float32(whole.tensors, WEIGHTS)
         safetensors.check(tensors, {**_metadata(whole), "spare": " " * SPARE})
     except InputError as error:
         raise InputError(f"this run could not be saved: {error}. Use fewer layers") from None
@@ -120,13 +120,18 @@ def peek(directory: str | PathLike[str]) -> RunState | None:
     return None
 
 
-def verify(directory: str | PathLike[str]) -> list[tuple[Path, str | None]]:
+def verify(directory: str | PathLike[str]) -> Iterator[tuple[Path, str | None]]:
     """Every checkpoint of a run, newest first and the best last, with its fault or None."""
-    return [(path, _fault(path)) for path in _files(_folder(directory))]
+    for path in _files(_folder(directory)):
+        fault = None
+        try:
+            load(path)
+        except InputError as error:
+            fault = str(error)
+        yield path, fault
 
 
 def exist(directory: str | PathLike[str]) -> bool:
-    """True if a directory holds checkpoints, sound or not."""
     return bool(_files(_folder(directory)))
 
 
@@ -136,7 +141,7 @@ def clear_stale(directory: str | PathLike[str]) -> None:
     An interrupted run of this process may have left a thread that still writes: waits for it.
     """
     for thread in threading.enumerate():
-        if isinstance(thread, SavingThread) and thread.directory == Path(directory).resolve():
+        if thread.name == _thread_name(directory):
             thread.join()
     with suppress(OSError):
         durable.clear_stale(_folder(directory), 0)
@@ -156,14 +161,6 @@ class Saver:
     def wait(self) -> Exception | None:
         """Waits until no save is running -> why the last one failed, or None."""
         return None
-
-
-class SavingThread(threading.Thread):
-    """A thread that writes a checkpoint of the run in a directory."""
-
-    def __init__(self, directory: Path, write: Callable[[], None]) -> None:
-        super().__init__(target=write, name="checkpoint")
-        self.directory = directory.resolve()
 
 
 class BackgroundSaver(Saver):
@@ -189,7 +186,7 @@ class BackgroundSaver(Saver):
             self._pending = None  # an interrupt may leave the copy incomplete
             snapshot = state if isinstance(state, Snapshot) else self._copy.take(state)
             self._pending = snapshot, best
-        self._thread = SavingThread(self.directory, self._write)
+        self._thread = threading.Thread(target=self._write, name=_thread_name(self.directory))
         self._thread.start()
         return failure
 
@@ -252,6 +249,10 @@ class BackgroundSaver(Saver):
                 self.failure = self._pending = None
 
 
+def _thread_name(directory: str | PathLike[str]) -> str:
+    return f"checkpoint in {Path(directory).resolve()}"
+
+
 def _folder(directory: str | PathLike[str]) -> Path:
     folder = Path(directory) / CHECKPOINTS
     if folder.is_symlink():
@@ -289,7 +290,6 @@ def _state(metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _steps(folder: Path) -> list[int]:
-    """The steps with a checkpoint, newest first."""
     try:
         return saved_steps(folder)
     except OSError as error:
@@ -300,11 +300,3 @@ def _files(folder: Path) -> list[Path]:
     """The checkpoints in a folder, newest first and the best one last."""
     names = [file_name(step) for step in _steps(folder)]
     return [folder / name for name in [*names, BEST] if os.path.lexists(folder / name)]
-
-
-def _fault(path: Path) -> str | None:
-    try:
-        load(path)
-    except InputError as error:
-        return str(error)
-    return None

@@ -67,6 +67,12 @@ class Distillation:
         self.cache: TeacherCache | None = None
         self.temperature_parameter = Temperature(self.config.temperature, learn_temperature)
 
+    @classmethod
+    def of(cls, teacher: TransformerModel, config: DistillationConfig) -> "Distillation":
+        """Distils a teacher with these settings."""
+        learning = config.temperature, config.alpha, config.learn_temperature
+        return cls(teacher, *learning, config.teacher_cache, config.teacher_top_k)
+
     def __repr__(self) -> str:
         return (
             f"<Distillation: from {self.teacher_config.n_layer} layers of "
@@ -76,7 +82,6 @@ class Distillation:
 
     @property
     def temperature(self) -> float:
-        """The current temperature."""
         return self.temperature_parameter.value
 
     def prepare(self, model: TransformerModel, dataset: Dataset) -> None:
@@ -188,7 +193,6 @@ def _check_precision(teacher: TransformerModel, model: TransformerModel) -> None
 
 
 def model_digest(model: TransformerModel) -> str:
-    """SHA-256 of a model's config and weights."""
     config = dataclasses.asdict(model.config)
     if config["document_token"] is None:
         del config["document_token"]  # so that caches and runs of versions without it fit

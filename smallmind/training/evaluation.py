@@ -1,10 +1,9 @@
-"""Evaluates a model on a text, or some windows of it; decides when a run evaluates and stops."""
+"""Evaluates a model on a text, or some windows of it."""
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -12,14 +11,15 @@ from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.group import ALONE
-from smallmind.settings.config import TrainingConfig
 from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.tokenizer import Spelled, Tokenizer
-from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress, TargetRecord
+from smallmind.training.records import EvaluationRecord
 
 Spells = Callable[[np.ndarray], Spelled]  # tokens, an array of any shape -> what they spell
 # Items, and what computes the result of one -> the results of all, in order. May raise Stopped.
 Divide = Callable[[Sequence[Any], Callable[[Any], Any]], list[Any]]
+# The sums that a batch adds to an evaluation: losses, tokens, characters, bytes, correct.
+_Counts = tuple[list[float], int, int, int, int]
 
 GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it, modulo 1, are spread evenly
 MOST_HELD_OUT = 1 << 18  # tokens predicted at the end of a run: the loss to 0.003 nats or so
@@ -62,24 +62,12 @@ class Evaluation:
         return self.correct / self.tokens
 
 
-class _Counts(NamedTuple):
-    """The sums that one batch adds to an evaluation."""
-
-    losses: list[float]  # to be added one by one: their sum does not depend on who computed them
-    tokens: int
-    characters: int
-    bytes: int
-    correct: int
-
-
-def _summed(parts: Sequence[Sequence[Any]], divisor: int | None = None) -> Evaluation:
-    """The fields of batches' counts, in order -> the mean of the losses, by default per token."""
-    counts, total = [_Counts(*part) for part in parts], 0.0
-    for loss in itertools.chain.from_iterable(part.losses for part in counts):
+def _summed(parts: Sequence[_Counts], divisor: int | None = None) -> Evaluation:
+    """The counts of batches, in order -> the mean of the losses, by default per token."""
+    losses, total = [loss for part in parts for loss in part[0]], 0.0
+    for loss in losses:  # one by one: the sum does not depend on who computed them
         total += loss
-    tokens, characters, nbytes, correct = (
-        sum(getattr(part, name) for part in counts) for name in _Counts._fields[1:]
-    )
+    tokens, characters, nbytes, correct = map(sum, list(zip(*parts, strict=True))[1:])
     return Evaluation(
         total / (divisor or tokens), tokens, max(1, characters), max(1, nbytes), correct
     )
@@ -119,7 +107,7 @@ def evaluate(
             spelled = spells(ids[new])
             characters, nbytes = characters + spelled.characters, nbytes + spelled.bytes
             counted += len(row[new])
-        return _Counts(losses, counted, characters, nbytes, correct)
+        return losses, counted, characters, nbytes, correct
 
     return _summed(divide(batches, compute))
 
@@ -182,7 +170,6 @@ def held_out_loss(
 
 
 def evaluate_tokens(model: TransformerModel, tokenizer: Tokenizer, tokens: Tokens) -> Evaluation:
-    """Evaluates a model on the tokens of a text, all but the first."""
     with activity.doing("Evaluating the text", usual=True):
         return evaluate(model, tokens, tokenizer.spelled)
 
@@ -209,7 +196,7 @@ def evaluate_parts(
             right = np.empty(batch.targets.shape, np.bool_)
             loss = float(model.losses(batch.ids, batch.targets, right).mean(dtype=np.float64))
             spelled, size = spells(batch.targets), batch.targets.size
-            return _Counts([loss], size, spelled.characters, spelled.bytes, int(right.sum()))
+            return [loss], size, spelled.characters, spelled.bytes, int(right.sum())
 
         return _summed(divide(range(count), compute), count)
 
@@ -223,31 +210,3 @@ def evaluate_parts(
         bits_per_byte=held_out.bits_per_byte,
         accuracy=held_out.accuracy,
     )
-
-
-def evaluation_is_due(config: TrainingConfig, progress: RunProgress) -> bool:
-    """True if the step that a run has reached still has to be evaluated."""
-    step = progress.step
-    if not step or not config.val_every or progress.evaluated == step:
-        return False
-    return step % config.val_every == 0 or step == config.steps
-
-
-def count_evaluation(
-    config: TrainingConfig, progress: RunProgress, record: EvaluationRecord
-) -> EarlyStopRecord | TargetRecord | None:
-    """Counts an evaluation in progress -> a record if it ends the run."""
-    best, loss, patience = progress.best_loss, record.val_loss, config.early_stopping_patience
-    is_lower = best is None or loss < best - config.early_stopping_min_delta
-    progress.evaluated = record.step
-    progress.waited = 0 if is_lower else progress.waited + 1
-    if math.isfinite(loss) and (best is None or loss < best):
-        progress.best_loss, progress.best_step = loss, record.step
-    # Windows that do not overlap read high, so the loss on the whole held-out text is lower still.
-    if config.target_loss is not None and loss <= config.target_loss:
-        progress.ended = True
-        return TargetRecord(record.step, loss, config.target_loss)
-    if progress.best_loss is None or not 0 < patience <= progress.waited:
-        return None
-    progress.ended = True
-    return EarlyStopRecord(record.step, progress.best_step, progress.best_loss)

@@ -1,4 +1,4 @@
-"""The gradient of each step of a run: shard by shard, added up over all processes."""
+"""The gradient of each step of a run: batch by batch and shard by shard, over all processes."""
 
 import functools
 import math
@@ -6,21 +6,101 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
+from smallmind.console import activity
+from smallmind.nn.recompute import RecomputePlan
+from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Pass
 from smallmind.parallel.gradient_sum import GradientSum, adding
 from smallmind.parallel.group import ORDERLY, Group
 from smallmind.parallel.shards import ShardSampler, own_shards
-from smallmind.settings.config import micro_batch_sizes
+from smallmind.settings.config import Precision, TrainingConfig, micro_batch_sizes
 from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
+from smallmind.training.distillation import Distillation
 from smallmind.training.live_state import LiveState
 from smallmind.training.prefetch import Batches, drawing
-from smallmind.training.step import Summed, accumulate_gradients, make_objective, passes_in_step
 
 # Gradients are sent during the backward pass if sending them takes more than this share of a step,
 # in the median of some steps after the first ones.
 WORTH_OVERLAP, COLD_STEPS, TIMED_STEPS = 0.05, 3, 5
+FIRST = Pass(0)  # of a run
+
+
+def set_up(model: TransformerModel, config: TrainingConfig, precision: Precision) -> None:
+    """Makes the passes of a model those of a run with this config, in a precision."""
+    strategy, interval = config.recompute, config.checkpoint_interval
+    model.use_recompute(RecomputePlan.of(strategy, model.config.n_layer, interval))
+    model.micro_batch_size = config.micro_batch_size
+    model.use_precision(precision)
+    if config.freeze is not None:  # else what the model trains already
+        model.freeze(config.freeze)
+
+
+class Summed(NamedTuple):
+    """The mean loss of a step's targets, or a part of the sum, and their mean weight.
+
+    Gradients are those of the loss. Divided by the weight, both are the weighted means, with the
+    same bits however the targets are divided into batches and shards.
+    """
+
+    loss: float
+    weight: float  # in windows: exact where all targets count the same
+
+    def over(self, windows: int) -> float:
+        """The divisor of the loss and the gradients of this many windows."""
+        return self.weight / windows if self.weight else 1.0
+
+
+# (batch, scale, share, at) -> the mean loss of the batch; adds scale times its gradient to those of
+# the model. share is the batch's share of the step's windows, which scale already includes.
+LossAndGradients = Callable[[Batch, float, float, Pass], float]
+
+
+def make_objective(model: TransformerModel, distillation: Distillation | None) -> LossAndGradients:
+    """Returns the loss of a run: the cross-entropy of its text, or that of its distillation."""
+    if distillation:
+        return functools.partial(distillation.loss_and_gradients, model)
+
+    def objective(batch: Batch, scale: float, _share: float, at: Pass) -> float:
+        return model.loss_and_gradients(batch.ids, batch.targets, scale, at, **batch.weighting)
+
+    return objective
+
+
+def accumulate_gradients(
+    model: TransformerModel,
+    sampler: Sampler,
+    step: int,
+    objective: LossAndGradients,
+    get_batch: Callable[[int], Batch],
+    loss_scale: float = 1.0,
+    at: Pass = FIRST,
+) -> Summed:
+    """Adds loss_scale times the gradients of a step's batches -> mean loss, and its weight.
+
+    get_batch takes the number of a batch, and may return some of its windows: the result is then
+    their part of the sum. Every window counts the same, as in one large batch. `at` is the first
+    pass of the step.
+    """
+    windows, total, weight = sampler.windows_in_step(step), 0.0, 0.0
+    for number in activity.parts(sampler.batches_in_step(step)):
+        with model.workspace.profile("GetBatch"):
+            batch = get_batch(number)
+        if len(batch.ids):  # the last update of an epoch may need fewer batches
+            share = len(batch.ids) / windows
+            here = at._replace(first_row=batch.first_row)
+            total += share * objective(batch, loss_scale * share, share, here)
+            weight += batch.windows
+        # Dropout depends on the number of the batch, whichever of its windows are here.
+        at = at._replace(number=at.number + (sampler.windows_in_batch(number) > 0))
+    return Summed(total, weight)
+
+
+def passes_in_step(sampler: Sampler, step: int) -> int:
+    """Batches of a step that are not empty."""
+    return sum(sampler.windows_in_batch(number) > 0 for number in sampler.batches_in_step(step))
 
 
 class Gradients:
@@ -38,7 +118,7 @@ class Gradients:
         self.group = gradient_sum.group
         self.losses: list[float] = []  # of each shard in the last step, as parts of the mean
         self.divisor = 1.0  # what the gradients of the last step have to be divided by
-        self._sampler = sampler
+        self.sampler = sampler
         self._batches = batches
         self._sum = gradient_sum
         self._check_stop = check_stop
@@ -66,7 +146,7 @@ class Gradients:
         shards = [shard for part in computed for shard in part]
         self.losses = [loss for loss, _, _ in shards]
         total = Summed(sum(self.losses), sum(weight for _, weight, _ in shards))
-        self.divisor = total.over(self.windows_in_step(step))
+        self.divisor = total.over(self.sampler.windows_in_step(step))
         if self.run.distillation:
             for _, _, dtemperature in shards:
                 self.run.distillation.temperature_parameter.dx += dtemperature / self.divisor
@@ -88,17 +168,9 @@ class Gradients:
         place = next(name for i, name in names if bad[0] in own_shards(i, group.size, shards))
         return f" in data shard {bad[0]}, on {place}"
 
-    def windows_in_step(self, step: int) -> int:
-        """Update, from 1 -> the number of windows in all its batches together, of all processes."""
-        return self._sampler.windows_in_step(step)
-
-    def passes_in_step(self, step: int) -> int:
-        """Update, from 1 -> the number of its batches that are not empty."""
-        return passes_in_step(self._sampler, step)
-
     def last_batch(self, step: int) -> Batch:
         """The windows here, perhaps none, of the last batch that the step has computed."""
-        sampler = self._sampler
+        sampler = self.sampler
         last = max(filter(sampler.windows_in_batch, sampler.batches_in_step(step)))
         count = sum(sampler.windows_of(last, shard) for shard in self._sum.own)
         return self._batches.latest.part(slice(count))
@@ -115,7 +187,7 @@ class Gradients:
 
         -> of each shard its part of the mean loss, its weight and the temperature's gradient.
         """
-        run, sampler = self.run, self._sampler
+        run, sampler = self.run, self.sampler
         are_copied = len(self._sum.own) > 1 and sampler.batches > 1
         computed = []
 
@@ -128,20 +200,14 @@ class Gradients:
         for shard in self._sum.own:
 
             def windows(number: int, shard: int = shard) -> Batch:
+                self._check_stop()
                 return sampler.shard(number, get_batch(number), shard)
 
             at = Pass(run.passes)
             if self._sum.early and shard == self._sum.own[-1]:
                 at = self._sending_early(at, step)
             summed = accumulate_gradients(
-                run.model,
-                sampler,
-                step,
-                self._objective,
-                windows,
-                loss_scale,
-                at,
-                self._check_stop,
+                run.model, sampler, step, self._objective, windows, loss_scale, at
             )
             taught = run.distillation
             gradient = taught.temperature_parameter.take_gradient() if taught else 0.0
@@ -171,7 +237,7 @@ class Gradients:
 
     def _sending_early(self, at: Pass, step: int) -> Pass:
         """Passes of the last shard, the last of which sends the gradients of each block."""
-        model, sampler, shard = self.run.model, self._sampler, self._sum.own[-1]
+        model, sampler, shard = self.run.model, self.sampler, self._sum.own[-1]
         T = sampler.dataset.block_size
         sizes = [sampler.windows_of(number, shard) for number in sampler.batches_in_step(step)]
         passes = sum(len(micro_batch_sizes(n, T, model.micro_batch_size)) for n in sizes if n)

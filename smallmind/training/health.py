@@ -16,10 +16,10 @@ from smallmind.kernels.reference_optimizers import sum_of_squares
 from smallmind.nn.parameters import ZEROS, Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
-from smallmind.optim.loss_scaler import LossScaler
-from smallmind.optim.optimizer import Optimizer, UpdateSize
+from smallmind.optim.optimizer import UpdateSize
 from smallmind.parallel.group import ALONE
-from smallmind.settings.config import TrainingConfig
+from smallmind.text.dataset import Batch
+from smallmind.training.live_state import LiveState
 from smallmind.training.records import Finding, HealthRecord
 
 Collect = Callable[[Callable[[], Any]], list[Any]]  # what computes a result -> those of all
@@ -108,7 +108,6 @@ def _sparse(gradients: np.ndarray, role: Role | None, nonzero: int) -> str:
 
 
 def _statistics(gradients: np.ndarray) -> str:
-    """The end of a verbose message."""
     zeros = 1 - np.count_nonzero(gradients) / gradients.size
     return (
         f"; norm {_norm(gradients):.3g}, mean {gradients.mean(dtype=np.float64):.3g}, "
@@ -217,26 +216,20 @@ def _check_ratios(
 
 @contextmanager
 def checked_update(
-    model: TransformerModel,
-    config: TrainingConfig,
-    step: int,
-    optimizer: Optimizer,
-    batch: tuple[np.ndarray, np.ndarray],
-    scaler: LossScaler | None = None,
-    collect: Collect = ALONE.together,
+    run: LiveState, step: int, batch: Batch, collect: Collect
 ) -> Iterator[list[HealthRecord]]:
     """Wraps an update. The list that it yields holds the step's record at the end, if there is one:
     for the first step and every diagnostic_interval-th, unless a gradient is not finite.
 
     batch, collect: the arguments of `dead_units`.
     """
-    records: list[HealthRecord] = []
+    model, config, records = run.model, run.config, list[HealthRecord]()
     due = config.check_gradient_health and (step == 1 or step % config.diagnostic_interval == 0)
     profile = model.workspace.profile
     if due:
         with profile("CheckHealth"):
-            scale = scaler.scale if scaler else 1.0
-            findings = [*check_model(model, scale), *dead_units(model, *batch, collect)]
+            findings = check_model(model, run.loss_scale)
+            findings += dead_units(model, batch.ids, batch.targets, collect)
             if step == 1 and model.config.zero_init:
                 # The first gradients stop at the projections, which are zero.
                 findings = [finding for finding in findings if finding.problem != "zero"]
@@ -247,7 +240,7 @@ def checked_update(
     if due and not overflowed:
         with profile("CheckHealth"):
             ratios = update_ratios(model, before)
-            rate, sizes = optimizer.learning_rate, optimizer.update_sizes
+            rate, sizes = run.optimizer.learning_rate, run.optimizer.update_sizes
             lr_share = rate / config.learning_rate if config.learning_rate else 0.0
             # Any update is large beside a matrix that has just left zero.
             matrices = {

@@ -12,7 +12,7 @@ from smallmind.nn.transformer import WEIGHTS, TransformerModel, weights
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer, make_optimizer
 from smallmind.optim.schedule import Schedule, schedule
-from smallmind.parallel.sharding import WHOLE, Sharding
+from smallmind.parallel.group import ALONE, Group
 from smallmind.settings.config import NEUTRAL, ModelConfig, Precision, TrainingConfig, __version__
 from smallmind.settings.settings import from_saved
 from smallmind.text.dataset import Dataset
@@ -45,7 +45,7 @@ class LiveState:
         model: TransformerModel,
         data: Dataset,
         distillation: Distillation | None,
-        sharding: Sharding = WHOLE,
+        group: Group = ALONE,
     ) -> None:
         self.config = config
         self.model = model
@@ -53,7 +53,7 @@ class LiveState:
         self.distillation = distillation
         self.progress = RunProgress()
         self.passes = 0  # batches trained on so far: dropout masks depend on it
-        self.optimizer: Optimizer = make_optimizer(model, config, sharding)
+        self.optimizer: Optimizer = make_optimizer(model, config, group)
         self.schedule: Schedule = schedule(config)
         self.scaler = LossScaler() if model.precision == Precision.FLOAT16 else None
         self.spikes = Spikes(config.max_rollbacks)
@@ -106,7 +106,7 @@ class LiveState:
         return with_snapshot(self.capture(), self.spikes.good)
 
     def gathered(self, state: RunState) -> RunState:
-        """A state to be saved, with the parts of it that other processes have: see Sharding."""
+        """A state to be saved, with the parts of it that other ranks have."""
         return self._with_moments(state, self.optimizer.whole)
 
     def _with_moments(
@@ -123,7 +123,6 @@ class LiveState:
         return RunState(state.step, tensors, state.state)
 
     def load_model(self, state: RunState) -> None:
-        """Restores what capture_model returned."""
         self.model.flat.write(weights(state.tensors))
         self.passes = int(state.state["passes"])
         if self.distillation:

@@ -13,11 +13,11 @@ from smallmind.optim.optimizer import rate_settings
 from smallmind.signals import Stopped
 from smallmind.training.checkpoint import Saver
 from smallmind.training.clock import StepClock
-from smallmind.training.evaluation import count_evaluation, evaluation_is_due
-from smallmind.training.gradients import Gradients
-from smallmind.training.health import checked_update
+from smallmind.training.gradients import Gradients, passes_in_step
+from smallmind.training.health import checked_update, not_finite
 from smallmind.training.live_state import LiveState
 from smallmind.training.records import (
+    EarlyStopRecord,
     EvaluationRecord,
     OverflowRecord,
     Record,
@@ -25,9 +25,9 @@ from smallmind.training.records import (
     SampleRecord,
     SaveFailedRecord,
     StepRecord,
+    TargetRecord,
 )
 from smallmind.training.state import Snapshot
-from smallmind.training.step import fatal_reason, update
 from smallmind.training.target import HeldOutLoss, Target
 
 FAR = 1000  # times max_grad_norm: there AdamW's epsilon begins to count beside clipped gradients
@@ -58,10 +58,10 @@ class Loop:
 
     def records(self, last: int) -> Iterator[Record]:
         """Trains to the step `last`, or until the run ends earlier, and yields what happens."""
-        run, config, gradients = self.run, self.run.config, self.gradients
+        run, gradients = self.run, self.gradients
         clock = StepClock(run.progress)
         # The run was stopped during it.
-        if evaluation_is_due(config, run.progress) or self._target.is_due():
+        if self._evaluation_is_due() or self._target.is_due():
             yield from self._after_step(clock)
         if not run.spikes.good:
             self._keep_state()
@@ -84,7 +84,7 @@ class Loop:
                 yield self._roll_back(step, loss)
                 clock.restart(run.progress)
                 continue
-            yield from self._update(step, loss, gradients.windows_in_step(step), clock)
+            yield from self._update(step, loss, gradients.sampler.windows_in_step(step), clock)
             yield from self._after_step(clock)
         yield from self._finish()
 
@@ -99,14 +99,16 @@ class Loop:
         rate = run.schedule.lr(step - 1) * run.spikes.lr_factor
         run.optimizer.learning_rate = rate
         batch, collect = self.gradients.last_batch(step), self.gradients.group.together
-        with checked_update(
-            run.model, config, step, run.optimizer, (batch.ids, batch.targets), run.scaler, collect
-        ) as health:
-            norm = update(run, self.gradients.divisor)
-        if reason := fatal_reason(run, norm):
+        with checked_update(run, step, batch, collect) as health:
+            limits = config.max_grad_norm or None, config.max_grad_value or None
+            divisor = run.loss_scale * self.gradients.divisor
+            norm = run.optimizer.step(limits[0], divisor, limits[1])
+            if run.scaler:
+                run.scaler.update(overflowed=not math.isfinite(norm))
+        if reason := self._fatal_reason(norm):
             raise FloatingPointError(reason)
         progress.step = step
-        run.passes += self.gradients.passes_in_step(step)
+        run.passes += passes_in_step(self.gradients.sampler, step)
         is_updated = math.isfinite(norm)
         if is_updated and run.distillation:
             run.distillation.temperature_parameter.step(rate)
@@ -140,15 +142,33 @@ class Loop:
             peak_memory=peak_resident_bytes(),
         )
 
+    def _fatal_reason(self, norm: float) -> str | None:
+        """Why a run cannot continue after an update with this norm, or None."""
+        run = self.run
+        if math.isfinite(norm) or (run.scaler and not run.scaler.is_lost):
+            return None
+        culprits = not_finite(run.model)
+        if run.scaler is None:
+            reason = f"the norm of the gradient is {norm}; nothing was updated"
+            others = len(culprits) - 1
+            more = f" (and {others} more parameters)" if others > 0 else ""
+            return "; ".join([reason, *map(str, culprits[:1])]) + more
+        first = culprits[0].name if culprits else "the norm of all gradients"
+        return (
+            f"{run.scaler.skips} gradients in a row overflowed float16, down to a loss scale of "
+            f"{run.scaler.scale:g}; {first} was the first: lower the learning rate, or use "
+            "precision bfloat16 or float32"
+        )
+
     def _after_step(self, clock: StepClock) -> Iterator[Record]:
         """Evaluates, writes a sample, takes a snapshot and saves, each if it is due."""
         config, progress = self.run.config, self.run.progress
-        if evaluation_is_due(config, progress):
+        if self._evaluation_is_due():
             is_end = progress.step == config.steps
             with clock.apart("last evaluation" if is_end else "evaluations"):
                 records = list(self._evaluation())
             yield from records
-            if evaluation_is_due(config, progress):  # it was stopped
+            if self._evaluation_is_due():  # it was stopped
                 return
         if self._target.is_due():
             with clock.apart("looks"):
@@ -174,15 +194,36 @@ class Loop:
         elif is_save_due and self.saver:
             yield from self._save(self.saver, best)
 
+    def _evaluation_is_due(self) -> bool:
+        """True if the step that the run has reached still has to be evaluated."""
+        step, every = self.run.progress.step, self.run.config.val_every
+        if not step or not every or self.run.progress.evaluated == step:
+            return False
+        return step % every == 0 or step == self.run.config.steps
+
     def _evaluation(self) -> Iterator[Record]:
         """Evaluates -> the record, and another one if the run ends."""
         config, progress = self.run.config, self.run.progress
-        if record := self.evaluate(progress.step, config.val_batches):
-            self.run.schedule.observe(record.val_loss)
-            end = count_evaluation(config, progress, record)
-            yield record
-            if end:
-                yield end
+        record = self.evaluate(progress.step, config.val_batches)
+        if not record:
+            return
+        yield record
+        best, loss = progress.best_loss, record.val_loss
+        self.run.schedule.observe(loss)
+        is_lower = best is None or loss < best - config.early_stopping_min_delta
+        progress.evaluated = record.step
+        progress.waited = 0 if is_lower else progress.waited + 1
+        if math.isfinite(loss) and (best is None or loss < best):
+            progress.best_loss, progress.best_step = loss, record.step
+        # Windows that do not overlap read high: the loss on the whole held-out text is lower still.
+        if config.target_loss is not None and loss <= config.target_loss:
+            progress.ended = True
+            yield TargetRecord(record.step, loss, config.target_loss)
+        elif progress.best_loss is not None and (
+            0 < config.early_stopping_patience <= progress.waited
+        ):
+            progress.ended = True
+            yield EarlyStopRecord(record.step, progress.best_step, progress.best_loss)
 
     @property
     def _target(self) -> Target:

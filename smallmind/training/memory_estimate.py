@@ -1,17 +1,22 @@
-"""The memory of a training run before it starts: a dry run of the real model.
+"""The memory of a training run before it starts, and what to change if it does not fit.
 
-Kernels do nothing, and arrays have a shape but no memory: the pool only counts what it would hold.
+A dry run of the real model counts it: kernels do nothing, and arrays have a shape but no memory.
 NumPy's kernels allocate temporary arrays as well: those of the hungriest one are counted.
 """
 
+import bisect
+import dataclasses
+import math
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from smallmind.console.table import Table, Tabular, format_bytes
 from smallmind.files.safetensors import StoredTensor
+from smallmind.kernels.description import described
 from smallmind.memory.tensor_pool import unbacked
 from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.nn.backend import Backend, NoKernels, dry_run_backend
@@ -22,14 +27,21 @@ from smallmind.optim.optimizer import make_optimizer
 from smallmind.parallel.gradient_sum import adding
 from smallmind.parallel.group import ALONE
 from smallmind.parallel.shards import bounds
-from smallmind.settings.config import MAX_BATCH, ModelConfig, TrainingConfig, micro_batch_sizes
+from smallmind.settings.config import (
+    MAX_BATCH,
+    CheckpointStrategy,
+    ModelConfig,
+    Precision,
+    TrainingConfig,
+    micro_batch_sizes,
+)
+from smallmind.settings.settings import Settings
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Epochs, make_sampler
 from smallmind.training.distillation import Distillation, check_teacher
 from smallmind.training.evaluation import evaluate
-from smallmind.training.plain_kernels import CACHING, CountedKernels
+from smallmind.training.gradients import set_up
 from smallmind.training.prefetch import borrow_batches
-from smallmind.training.step import set_up
 from smallmind.training.teacher_cache import TOKENS_PER_PASS, TeacherCache
 from smallmind.training.training import SAMPLE_TOKENS
 
@@ -78,7 +90,6 @@ class TextSize:
 
     @classmethod
     def of(cls, nbytes: int, data: Dataset) -> "TextSize":
-        """The size of a text of nbytes and its dataset."""
         return cls(nbytes, len(data.train) + len(data.held_out), data.is_on_disk)
 
     @property
@@ -87,6 +98,7 @@ class TextSize:
         return self.nbytes + (0 if self.is_on_disk else 4 * self.tokens)
 
 
+CACHING = 10  # of top_k_log_probabilities, in sizes of the logits: it computes in float64
 # Memory besides arrays after a run has started: modules, records, the saver's thread. Measured.
 LATER = 4 * 2**20
 OPTIONAL = ("teacher", "text", "sample", "timing", "saving")  # parts that not every run has
@@ -114,7 +126,6 @@ class MemoryEstimate(Tabular):
 
     @property
     def total(self) -> int:
-        """The peak of the process."""
         training = sum(vars(self).values()) - self.preparation - self.start
         return max(training, self.program + self.text + self.preparation, self.start)
 
@@ -195,37 +206,112 @@ def estimate(
     )
 
 
-def largest_batch(
-    model: ModelConfig,
-    training: TrainingConfig,
-    memory: int,
-    threads: int = 1,
-    teacher: Teacher | None = None,
-    text: TextSize | None = None,
-    backend: str = "numba",
-    timed: bool = False,
-    program: Program | None = None,
-) -> int:
-    """The largest batch that fits in memory if it passes through the model at once, or 0.
+FLOAT16_SETTINGS: dict[str, Any] = {"precision": Precision.FLOAT16.value}
+RECOMPUTE: dict[str, Any] = {
+    "use_gradient_checkpointing": True,
+    "checkpoint_strategy": CheckpointStrategy.EVERY_LAYER.value,
+}
 
-    At most MAX_BATCH.
-    """
 
-    def fits(windows: int) -> bool:
-        config = replace(training, micro_batch_size=windows)
-        needed = estimate(model, config, windows, threads, teacher, text, backend, timed, program)
-        return needed.total <= memory
+@dataclass(frozen=True)
+class Change:
+    """New values for fields of the configs, and the bytes that the run would then take."""
 
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while high <= MAX_BATCH and fits(high):
-        low, high = high, 2 * high
-    high = min(high, MAX_BATCH + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    settings: dict[str, Any]
+    total: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training run before it starts; its precision is not AUTO."""
+
+    settings: Settings
+    teacher: Teacher | None = None
+    text: TextSize | None = None
+    program: Program | None = None  # None: a typical one
+
+    @property
+    def estimate(self) -> MemoryEstimate:
+        model, training, run = self.settings.model, self.settings.training, self.settings.run
+        return estimate(
+            model,
+            training,
+            run.batch_size,
+            threads=run.threads or 1,
+            teacher=self.teacher,
+            text=self.text,
+            backend=run.backend,
+            timed=run.minutes is not None,
+            program=self.program,
+        )
+
+    @property
+    def held(self) -> int:
+        """The part of it that this process holds already, where that was measured."""
+        held = self.program.resident if self.program else 0
+        return held + (self.text.in_memory if held and self.text else 0)
+
+    def largest_batch(self, memory: int) -> int:
+        """The largest batch that fits in memory if it goes through the model at once; 0: none."""
+
+        def fits(windows: int) -> bool:
+            return self.change(batch_size=windows, micro_batch_size=windows).total <= memory
+
+        beyond = 1
+        while beyond <= MAX_BATCH and fits(beyond):
+            beyond *= 2
+        batches = range(1, min(beyond, MAX_BATCH + 1))
+        return bisect.bisect_left(batches, True, lo=beyond // 2, key=lambda n: not fits(n))
+
+    def changed(self, **settings: Any) -> "Plan":
+        return dataclasses.replace(self, settings=self.settings.replace(**settings))
+
+    def change(self, **settings: Any) -> Change:
+        """The change to these settings, with the memory that it leads to."""
+        return Change(settings, self.changed(**settings).estimate.total)
+
+    def max_micro_batch(self, memory: int) -> int:
+        """The largest micro-batch of this batch that fits in memory; 0: not even one sequence.
+
+        Considers the sizes that split the batch into equal parts, apart from a smaller last one: a
+        pool keeps arrays for each size.
+        """
+        batch = self.settings.run.batch_size
+        sizes = {math.ceil(batch / passes) for passes in range(1, batch + 1)}
+        changes = (self.change(micro_batch_size=size) for size in sorted(sizes, reverse=True))
+        fitting = (change for change in changes if change.total <= memory)
+        return next((change.settings["micro_batch_size"] for change in fitting), 0)
+
+    def changes_to_fit(self, memory: int) -> list[Change]:
+        """Changes that make the run fit, or bring it closer; the least costly one comes first."""
+        largest = self.max_micro_batch(memory)
+        if largest:
+            return [self.change(micro_batch_size=largest)]
+        changes = [self.change(micro_batch_size=1, **settings) for settings in self._savings()]
+        for name, multiple in (("block_size", 1), ("n_embd", self.settings.model.n_head)):
+            smaller = (
+                self.change(micro_batch_size=1, **{name: n})
+                for n in self._halved_sizes(name, multiple)
+            )
+            changes += [change for change in smaller if change.total <= memory][:1]
+        return changes
+
+    def _savings(self) -> list[dict[str, Any]]:
+        """Settings that save memory and are not used yet: 16 bits, recompute, both."""
+        training, backend = self.settings.training, self.settings.run.backend
+        may_halve = training.requested_precision == Precision.FLOAT32 and backend == "numba"
+        settings = [FLOAT16_SETTINGS] if may_halve else []
+        if training.recompute != CheckpointStrategy.EVERY_LAYER:
+            settings.append(RECOMPUTE)
+            settings += [{**FLOAT16_SETTINGS, **RECOMPUTE}] if may_halve else []
+        return settings
+
+    def _halved_sizes(self, name: str, multiple: int) -> Iterator[int]:
+        """A size of the model, halved again and again and rounded down to a multiple."""
+        size = getattr(self.settings.model, name)
+        while size >= 2 * multiple:
+            size = size // 2 // multiple * multiple
+            yield size
 
 
 class _DryRun:
@@ -251,13 +337,12 @@ class _DryRun:
 
     @property
     def held(self) -> int:
-        """Bytes that the pool holds so far."""
         return self.pool.statistics().bytes_held
 
     @property
     def temporaries(self) -> int:
         """The most bytes that a kernel of NumPy allocates."""
-        assert isinstance(self.kernels, CountedKernels)
+        assert isinstance(self.kernels, _CountedKernels)
         return self.kernels.nbytes
 
     def train(self, data: Dataset) -> None:
@@ -329,8 +414,25 @@ class _DryRun:
             evaluate(self.model, held_out, batch_size=data.batch_size)
 
 
+class _CountedKernels(NoKernels):
+    """Kernels that do nothing but note the temporary arrays that NumPy's would need.
+
+    `nbytes` is what the hungriest call so far needs.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def __getattr__(self, name: str) -> Callable[..., float]:
+        def count(*arguments: Any, **named: Any) -> float:
+            self.nbytes = max(self.nbytes, described(name).temporary_bytes(*arguments, **named))
+            return 0.0
+
+        return count
+
+
 def _dry_kernels(backend: str) -> NoKernels:
-    return CountedKernels() if backend == "numpy" else NoKernels()
+    return _CountedKernels() if backend == "numpy" else NoKernels()
 
 
 def _caching(teacher: Teacher, backend: str) -> int:
@@ -343,7 +445,7 @@ def _caching(teacher: Teacher, backend: str) -> int:
         unbacked((windows, T), np.int32), lambda logits: logits.nbytes
     )
     held = opened.pool.statistics().bytes_held
-    return held + max(chosen, kernels.nbytes if isinstance(kernels, CountedKernels) else 0)
+    return held + max(chosen, kernels.nbytes if isinstance(kernels, _CountedKernels) else 0)
 
 
 def _dry_distillation(teacher: Teacher, config: ModelConfig, backend: Backend) -> Distillation:

@@ -18,8 +18,8 @@ from smallmind.optim.schedule import schedule
 from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import RandomWindows, draw
+from smallmind.training.gradients import FIRST
 from smallmind.training.health import check_model
-from smallmind.training.step import FIRST
 from smallmind.training.training import Training
 
 FIRST_LOSS_SLACK = 0.2  # nats by which a batch may differ by chance

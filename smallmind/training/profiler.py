@@ -180,7 +180,6 @@ class TrainingProfiler(Tabular):
         return self._table(TITLE, wide).box(widths, ascii_only)
 
     def table(self) -> Table:
-        """Returns the rows of the report."""
         return self._table("Where the time went")
 
     def _table(self, title: str, wide: bool = False) -> Table:

@@ -27,7 +27,6 @@ class StatusText:
         self._held_out = ""
 
     def update(self, record: Record) -> None:
-        """Takes a step or an evaluation into account."""
         if isinstance(record, StepRecord):
             self._first = self._first or record
             self._record = record
@@ -49,7 +48,6 @@ class StatusText:
 
     @property
     def has_begun(self) -> bool:
-        """True if a step has been reported."""
         return self._record is not None
 
     @property
@@ -110,7 +108,6 @@ class ProgressLine:
             self._show(step, so_far)
 
     def activity(self, text: str | None, _usual: bool) -> None:
-        """Shows other work than steps."""
         if text:
             self._show_text(f"{text} ...")
         elif self.line.is_live and self.progress.has_begun:

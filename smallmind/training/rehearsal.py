@@ -6,7 +6,6 @@ that have to be compiled are compiled here, all in one go.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import numpy as np
 
@@ -81,17 +80,6 @@ def _rehearse(
         generate(models[0], run.tokenizer, max_tokens=TOKENS)
 
 
-class _NamedKernels(NoKernels):
-    """Kernels that do nothing but note their names."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def __getattr__(self, name: str) -> Callable[..., float]:
-        self.names.add(name)
-        return super().__getattr__(name)
-
-
 def _expected(config: ModelConfig, training: TrainingConfig) -> int:
     """About how many functions a first start compiles; 0 if it is not the first one.
 
@@ -102,7 +90,7 @@ def _expected(config: ModelConfig, training: TrainingConfig) -> int:
     directory = cache_directory()
     if directory is None or any(directory.glob("*.nbi")):
         return 0
-    kernels = _NamedKernels()
+    kernels = NoKernels()
     model = TransformerModel(config, backend=dry_run_backend(kernels))
     model.use_precision(training.requested_precision)
     ids = unbacked((1, config.block_size), np.int32)

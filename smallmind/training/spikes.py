@@ -34,7 +34,6 @@ class Spikes:
         return self.average is not None and loss > FACTOR * max(self.average, MIN_AVERAGE)
 
     def observe(self, loss: float) -> None:
-        """Adds the loss of an update to the average."""
         self.average = loss if self.average is None else DECAY * self.average + (1 - DECAY) * loss
 
     def keep(self, state: RunState, overwrite: bool = True) -> str | None:
@@ -72,7 +71,6 @@ class Spikes:
 
     @property
     def held_bytes(self) -> int:
-        """Size of the copy in bytes."""
         return self._copy.nbytes
 
     @property
@@ -86,6 +84,5 @@ class Spikes:
         return {"average": self.average, "rollbacks": self.rollbacks, "skipped": skipped}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores what state() returned."""
         self.average, self.rollbacks = state["average"], int(state["rollbacks"])
         self.skipped = [int(step) for step in state["skipped"]]

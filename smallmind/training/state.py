@@ -65,7 +65,6 @@ class StateCopy:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated."""
         return sum(array.nbytes for array in self._arrays.values() if array.flags.writeable)
 
 

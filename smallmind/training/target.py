@@ -62,7 +62,6 @@ class Target(NamedTuple):
 
     @property
     def batches(self) -> int:
-        """The number of batches of the next look."""
         target, expected = self.config.target_loss, self.expected
         few = min(math.ceil(TOKENS / self._tokens(2)), self._all_batches)
         if target is None or expected is None or expected.loss > (1 + CLOSE) * target:

@@ -32,7 +32,6 @@ class Temperature:
 
     @property
     def value(self) -> float:
-        """The current temperature."""
         if not self.is_learnt:
             return self.initial
         return LEARNT_TEMPERATURES[1] ** _sigmoid(self.x[0])
@@ -52,7 +51,6 @@ class Temperature:
         return gradient
 
     def zero_gradient(self) -> None:
-        """Sets dx to zero."""
         self.dx[0] = 0
 
     def step(self, learning_rate: float) -> None:
@@ -78,7 +76,6 @@ class Temperature:
         return {"x": x, "m": m, "v": v, "updates": self.updates}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores what state() returned."""
         self.x[0], self._m[0], self._v[0] = (float(state[name]) for name in ("x", "m", "v"))
         self.updates = int(state["updates"])
 

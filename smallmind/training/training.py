@@ -17,7 +17,6 @@ from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer
 from smallmind.optim.schedule import Schedule
 from smallmind.parallel.group import ALONE, Group
-from smallmind.parallel.sharding import Sharding
 from smallmind.parallel.shards import check_size
 from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.signals import Stopped
@@ -40,7 +39,7 @@ from smallmind.training.evaluation import (
     evaluate_parts,
     held_out_loss,
 )
-from smallmind.training.gradients import computing
+from smallmind.training.gradients import computing, set_up
 from smallmind.training.live_state import LiveState, saved_precision
 from smallmind.training.loop import Loop
 from smallmind.training.profiler import TrainingProfiler
@@ -53,7 +52,6 @@ from smallmind.training.records import (
 )
 from smallmind.training.spikes import Spikes
 from smallmind.training.state import RunState, StateCopy
-from smallmind.training.step import set_up
 
 SNAPSHOT_EVERY = 100  # steps
 SAMPLE_TOKENS = 400
@@ -224,7 +222,6 @@ class Training:
         self._stopping = True
 
     def check_stop(self) -> None:
-        """Raises Stopped after `stop`."""
         if self._stopping:
             raise Stopped
 
@@ -390,7 +387,7 @@ class Training:
         self._begun_in = directory
 
     def _new_run(self, config: TrainingConfig) -> LiveState:
-        return LiveState(config, self.model, self.data, self.distillation, Sharding(self.group))
+        return LiveState(config, self.model, self.data, self.distillation, self.group)
 
     def _begin(self, config: TrainingConfig, state: RunState | None = None) -> None:
         """Sets up the model and a new run for a config, and resolves its open settings.

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from smallmind.charts.curve import Curve
 from smallmind.settings.config import NEUTRAL
@@ -19,15 +18,12 @@ OF_TOKENS = ("tokenizer", "vocab_size", *OF_TOKENIZER)
 ROWS = 6  # of a table of losses, at most
 
 
-@dataclass(frozen=True)
-class Losses:
-    """A field of records at the same places of an axis.
+class Losses(NamedTuple):
+    """Values at the same places of an axis.
 
-    None where a run has no value: it had not begun, or not got there. The losses of training are
-    smoothed.
+    None where a run has no value: it had not begun, or not got there.
     """
 
-    field: str  # val_loss, bits_per_byte or loss
     places: list[float]  # steps or seconds
     values: list[list[float | None]]  # a row for each place, a column for each run
 
@@ -63,13 +59,13 @@ def compared_field(runs: Sequence[RunView], differing: Mapping[str, Any]) -> str
 def compare(runs: Sequence[RunView], field: str, axis: str) -> Losses:
     """A field of the runs at a few places that all of them have got to, if there are any.
 
-    Between two points it is taken to be on a straight line.
+    Between two points it is taken to be on a straight line. Losses of training are smoothed.
     """
     curves = [run.curves[field].finite() for run in runs]
     if field == "loss":
         curves = [curve.smoothed() for curve in curves]
     places = _places(curves, axis) if all(map(len, curves)) else []
-    return Losses(field, places, [[curve.at(place, axis) for curve in curves] for place in places])
+    return Losses(places, [[curve.at(place, axis) for curve in curves] for place in places])
 
 
 def lowest(runs: Sequence[RunView], field: str) -> list[tuple[float, int, float] | None]:

@@ -2,7 +2,6 @@
 
 import datetime
 import math
-from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 from smallmind.checks import InputError, number
 from smallmind.views.run_view import RunView, State
 
-# A word to sort runs by -> the field of RunRow.
+Row = dict[str, Any]  # see `row_of`
+# A word to sort runs by -> the field of a row.
 SORT_KEYS = {
     "created": "created",
     "name": "name",
@@ -23,38 +23,7 @@ SORT_KEYS = {
     "time": "seconds",
     "state": "state",
 }
-
-
 LAST = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC).timestamp()  # a date has four digits
-
-
-@dataclass(frozen=True)
-class RunRow:
-    """A run's row in a table. None means unknown, or not yet known."""
-
-    name: str
-    path: str
-    created: float | None  # seconds since 1970
-    state: str
-    text: str | None
-    architecture: str | None
-    parameters: int | None
-    step: int  # done
-    steps: int | None  # planned
-    best_loss: float | None  # the lowest on held-out text, in nats per token
-    best_step: int | None
-    bits_per_byte: float | None  # of that evaluation
-    seconds: float  # of training
-    failure: str | None  # why it has failed
-    problem: str | None  # why fields are missing
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields by name, JSON-able; `created` in ISO 8601."""
-        fields = asdict(self)
-        if self.created is not None:
-            moment = datetime.datetime.fromtimestamp(self.created, datetime.UTC)
-            fields["created"] = moment.isoformat(timespec="seconds")
-        return fields
 
 
 def find_runs(parent: str | PathLike[str]) -> list[RunView]:
@@ -75,38 +44,46 @@ def find_runs(parent: str | PathLike[str]) -> list[RunView]:
     return [view for view in (RunView(path, fields=()) for path in paths) if view.is_run]
 
 
-def row_of(view: RunView) -> RunRow:
-    """Returns the row of a run."""
+def row_of(view: RunView) -> Row:
+    """Returns the row of a run: its fields by name, None for what is unknown, or not yet known."""
     best = view.best or {}
     loss, bits = best.get("val_loss"), best.get("bits_per_byte")
     if not best and view.final:
         loss, bits = view.final.get("final_loss"), view.final.get("final_bits_per_byte")
     state = view.state
-    return RunRow(
-        name=view.name,
-        path=str(view.path),
-        created=view.created if 0 <= view.created < LAST else None,
-        state=state.value,
-        text=view.text,
-        architecture=view.architecture,
-        parameters=view.parameters,
-        step=view.step,
-        steps=view.steps,
-        best_loss=_finite(loss),
-        best_step=best.get("step"),
-        bits_per_byte=_finite(bits),
-        seconds=view.seconds,
-        failure=view.failure if state == State.FAILED else None,
-        problem=view.problem,
-    )
+    return {
+        "name": view.name,
+        "path": str(view.path),
+        "created": view.created if 0 <= view.created < LAST else None,  # seconds since 1970
+        "state": state.value,
+        "text": view.text,
+        "architecture": view.architecture,
+        "parameters": view.parameters,
+        "step": view.step,  # done
+        "steps": view.steps,  # planned
+        "best_loss": _finite(loss),  # the lowest on held-out text, in nats per token
+        "best_step": best.get("step"),
+        "bits_per_byte": _finite(bits),  # of that evaluation
+        "seconds": view.seconds,  # of training
+        "failure": view.failure if state == State.FAILED else None,  # why it has failed
+        "problem": view.problem,  # why fields are missing
+    }
 
 
-def sort_rows(rows: list[RunRow], by: str, reverse: bool = False) -> list[RunRow]:
+def sort_rows(rows: list[Row], by: str, reverse: bool = False) -> list[Row]:
     """The rows by one of SORT_KEYS, ascending; those without a value come last."""
     field = SORT_KEYS[by]
-    known = [row for row in rows if getattr(row, field) is not None]
-    others = [row for row in rows if getattr(row, field) is None]
-    return sorted(known, key=lambda row: (getattr(row, field), row.name), reverse=reverse) + others
+    known = [row for row in rows if row[field] is not None]
+    others = [row for row in rows if row[field] is None]
+    return sorted(known, key=lambda row: (row[field], row["name"]), reverse=reverse) + others
+
+
+def dated(row: Row) -> Row:
+    """A row for JSON, with `created` in ISO 8601."""
+    if row["created"] is None:
+        return row
+    moment = datetime.datetime.fromtimestamp(row["created"], datetime.UTC)
+    return row | {"created": moment.isoformat(timespec="seconds")}
 
 
 def _finite(value: Any) -> float | None:

@@ -40,7 +40,7 @@ def test_a_command_is_a_module_with_two_functions_and_help(name, cli):
 # build models of other shapes too.
 @pytest.mark.parametrize(("name", "most"), [("train", 4), ("check", 6), ("estimate", 6)])
 def test_a_command_validates_the_config_of_its_model_a_few_times(
-    name, most, root, tmp_path, monkeypatch, capsys
+    name, most, root, tmp_path, monkeypatch, cli
 ):
     validated, original = [], ModelConfig.__post_init__
 
@@ -49,8 +49,8 @@ def test_a_command_validates_the_config_of_its_model_a_few_times(
         original(config)
 
     monkeypatch.setattr(ModelConfig, "__post_init__", validate)
-    out = ["--out", str(tmp_path / "run")] if name == "train" else []
-    assert main([name, str(root / "cats.txt"), *SMALL, *out]) == 0, capsys.readouterr()
+    out = ["--out", tmp_path / "run"] if name == "train" else []
+    cli(name, root / "cats.txt", SMALL, out)
     assert len(validated) <= most
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from smallmind.cli import main
 from tests.faults.test_consoles import Recorded
 from tests.programs import flat
 from tests.views.written import evaluation, step, write
@@ -97,13 +96,9 @@ def test_other_texts_and_other_tokens_are_said(runs, show):
     assert "Held-out loss, bits per byte, at equal steps" in printed and "texts" not in printed
 
 
-def test_every_encoding_will_do(runs, monkeypatch):
+def test_every_encoding_will_do(runs, cli):
     write(runs / "größe", step(1), text="größe.txt")
-    stream = Recorded("ascii")
-    with monkeypatch.context() as patch:
-        patch.setattr("sys.stdout", stream)
-        assert main(["compare", "slow", "größe"]) == 0
-    assert "gr??e" in stream.shown()
+    assert "gr??e" in cli.on(Recorded("ascii"), "compare slow größe")
 
 
 def test_what_cannot_be_compared_is_refused(runs, cli):

@@ -135,13 +135,9 @@ def test_distillation_settings_are_saved_and_reused(root, tmp_path, cli, learn):
 
 def test_estimate_counts_the_teacher(root, cli):
     def rows(*flags):
-        lines = cli("estimate", root / "cats.txt", STUDENT, "--memory 1TB", *flags).out.splitlines()
-        cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
-        return {
-            cell[0]: float(cell[1].split()[0].replace(",", ""))
-            for cell in cells
-            if len(cell) == 2 and cell[1][:1].isdigit()
-        }
+        cells = cli("estimate", root / "cats.txt", STUDENT, "--memory 1TB", *flags).cells.items()
+        sizes = {name: cell.removesuffix(" MB") for name, cell in cells if cell.endswith(" MB")}
+        return {name: float(size.replace(",", "")) for name, size in sizes.items()}
 
     teacher = "--teacher", root / "teacher"
     alone, taught, cached = rows(), rows(*teacher), rows(*teacher, "--teacher-cache cache")

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 import pytest
 
 from smallmind.charts.svg import LEFT, RIGHT, SMALL, WIDTH
+from tests.cli.test_plot import SVG, curves_of
 
-SVG = "{http://www.w3.org/2000/svg}"
 FLAGS = "schedule --recipe gpt2 --min-lr 0 --steps 5000 --plot"
 
 
@@ -16,9 +16,8 @@ def test_every_schedule_gets_a_panel(tmp_path, cli):
     picture = ElementTree.fromstring(file.read_text(encoding="utf-8"))
     texts = [text.text for text in picture.iter(f"{SVG}text") if text.get("x") == "2.0"]
     assert texts == ["constant", "cosine", "one-cycle", "linear", "step", "wsd", "plateau"]
-    curves = [x for x in picture.iter(f"{SVG}polyline") if x.get("class").startswith("curve")]
-    for curve in curves:
-        places = [tuple(map(float, place.split(","))) for place in curve.get("points").split()]
+    curves = curves_of(file)
+    for _, places in curves:
         assert LEFT <= places[0][0] < LEFT + 1 and places[-1][0] == WIDTH - RIGHT
         heights = [y for _, y in places]
         assert max(heights) - min(heights) <= SMALL and len(places) >= 100

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from smallmind.charts.text import ASCII_BLOCKS, BLOCKS
-from smallmind.cli import main
 from smallmind.cli.console import Console
 from smallmind.cli.display import show_losses
 from smallmind.training.training import Training
@@ -20,15 +19,11 @@ LINE = re.compile(r"^Training loss: (\d\.\d{4}) (\S+) (\d\.\d{4})$", re.MULTILIN
     ("columns", "encoding"), [(40, "utf-8"), (40, "ascii"), (80, "utf-8"), (200, "cp437")]
 )
 def test_a_run_ends_with_its_losses_before_its_results(
-    text, tmp_path, monkeypatch, columns, encoding
+    text, tmp_path, cli, monkeypatch, columns, encoding
 ):
     monkeypatch.setenv("COLUMNS", str(columns))
-    stream = Recorded(encoding)
-    flags = ["--recipe", "gpt2", "--log-every", "2", "--out", str(tmp_path / "run")]
-    with monkeypatch.context() as patch:
-        patch.setattr("sys.stdout", stream)
-        assert main(["train", text, *SMALL, *flags]) == 0
-    shown = stream.shown()
+    flags = "--recipe gpt2 --log-every 2 --out", tmp_path / "run"
+    shown = cli.on(Recorded(encoding), "train", text, SMALL, *flags)
     first, curve, last = LINE.search(shown).groups()
     assert float(first) > float(last)
     blocks = BLOCKS if encoding == "utf-8" else ASCII_BLOCKS

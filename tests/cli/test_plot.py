@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from smallmind.charts import svg
-from smallmind.cli import figures, main
+from smallmind.cli import figures
 from tests.faults.test_consoles import Recorded
 from tests.programs import flat
 from tests.test_old_runs import OLD_RUNS
@@ -82,13 +82,9 @@ def test_several_runs_have_letters(runs, show):
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
 @pytest.mark.parametrize("encoding", ["ascii", "cp437", "utf-8"])
-def test_a_drawing_fits_the_width_in_every_encoding(runs, monkeypatch, columns, encoding):
+def test_a_drawing_fits_the_width_in_every_encoding(runs, cli, monkeypatch, columns, encoding):
     monkeypatch.setenv("COLUMNS", str(columns))
-    stream = Recorded(encoding, is_terminal=True)
-    with monkeypatch.context() as patch:
-        patch.setattr("sys.stdout", stream)
-        assert main(["plot", "runs/one", "runs/two", "--x", "time"]) == 0
-    shown = stream.shown()
+    shown = cli.on(Recorded(encoding, is_terminal=True), "plot runs/one runs/two --x time")
     assert max(map(len, shown.splitlines())) == columns and "?" not in shown
     assert any("\u2801" <= c <= "\u28ff" for c in shown) == (encoding == "utf-8")
     assert flat(shown).endswith("minutes of training")

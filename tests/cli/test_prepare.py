@@ -16,6 +16,7 @@ from smallmind.files import durable
 from smallmind.runs import source
 from tests.corpus.files import header
 from tests.corpus.reading import written
+from tests.corpus.test_shards import flipped
 from tests.corpus.writing import contents
 from tests.faults.disk import Quick
 from tests.faults.runs import outcome
@@ -345,9 +346,7 @@ def test_prepared_files_are_verified(text, tmp_path, cli):
     shards = tmp_path / "shards"
     cli("prepare", text, "--out", shards)
     assert "All 2 files are sound" in cli("verify", shards).out
-    damaged = bytearray((shards / "train_000000.bin").read_bytes())
-    damaged[-1] ^= 1
-    (shards / "train_000000.bin").write_bytes(damaged)
+    flipped(shards / "train_000000.bin")
     assert "does not match its SHA-256" in cli("verify", shards, ends=2).err
 
 

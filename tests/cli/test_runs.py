@@ -5,7 +5,6 @@ import os
 
 import pytest
 
-from smallmind.cli import main
 from smallmind.cli.runs import COLUMNS, format_count
 from smallmind.files.lock import RunLock
 from tests.faults.test_consoles import Recorded
@@ -128,13 +127,10 @@ def test_a_long_name_is_shortened_only_if_nothing_else_helps(tmp_path, show):
 
 
 @pytest.mark.parametrize(("encoding", "is_terminal"), [("ascii", False), ("utf-8", True)])
-def test_the_table_prints_in_every_encoding(runs, monkeypatch, encoding, is_terminal):
+def test_the_table_prints_in_every_encoding(runs, cli, encoding, is_terminal):
     write(runs / "größe-漢", step(1))
-    stream = Recorded(encoding, is_terminal)
-    with monkeypatch.context() as patch:
-        patch.setattr("sys.stdout", stream)
-        assert main(["runs", str(runs)]) == 0
-    assert "finished" in stream.shown() and "interrupted" in stream.shown()
+    shown = cli.on(Recorded(encoding, is_terminal), "runs", runs)
+    assert "finished" in shown and "interrupted" in shown
 
 
 def test_a_run_itself_may_be_named(runs, show):

@@ -7,11 +7,11 @@ import shutil
 import pytest
 
 import smallmind
-from smallmind import InputError, Run, TransformerModel
+from smallmind import Run, TransformerModel
 from smallmind.cli import main
 from smallmind.cli.program import COMMANDS
 from smallmind.files.lock import RunLock
-from tests.programs import flat
+from tests.programs import flat, refuses
 from tests.runs.small import create
 
 
@@ -135,8 +135,7 @@ def test_every_loader_reads_checkpoints(finished):
     assert (TransformerModel.load(file, "numpy").flat.data == expected).all()
     assert (smallmind.load(file, "numpy")[0].flat.data == expected).all()
     assert (smallmind.load(finished, "numpy", checkpoint=4)[0].flat.data == expected).all()
-    with pytest.raises(InputError, match="is one file; give the run's directory to choose 4"):
-        smallmind.load(file, checkpoint=4)
+    refuses("is one file; give the run's directory to choose 4", smallmind.load, file, checkpoint=4)
     message = r"checkpoint must be a whole number or str or None, not 4\.0"
     with pytest.raises(TypeError, match=message):
         smallmind.load(finished, checkpoint=4.0)

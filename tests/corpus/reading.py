@@ -1,10 +1,8 @@
 """Helpers for the tests of this folder: reading paths to the end, and asserting refusals."""
 
-import pytest
-
-from smallmind import InputError
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.reading import Limits
+from tests.programs import refusal
 
 
 def corpus(paths, piece=None, **settings):
@@ -30,9 +28,7 @@ def documents(source):
 
 def refused(paths, **settings):
     """The one-line message with which paths are refused."""
-    with pytest.raises(InputError) as caught:
-        list(corpus(paths, **settings).pieces())
-    message = str(caught.value)
+    message = refusal(lambda: list(corpus(paths, **settings).pieces()))
     assert message.isprintable()
     return message
 

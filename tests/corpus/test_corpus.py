@@ -22,6 +22,7 @@ from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.reading import Skipped
 from tests.corpus.reading import corpus, documents, refused, written
+from tests.peaks import traced
 
 # Documents may hold any characters; the line ends of a text become LF.
 TEXTS = st.lists(st.text(min_size=1), min_size=1, max_size=6)
@@ -149,12 +150,9 @@ def large(tmp_path_factory):
 def test_a_large_file_takes_little_memory(suffix, large):
     texts = Corpus(large / f"a.{suffix}")
     next(texts.pieces())  # loads what is loaded when it is first used
-    tracemalloc.start()
-    try:
+    with traced():
         characters = sum(len(text) for text, _ in texts.pieces())
         peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
     assert (
         characters > 0.9 * SIZE[suffix.partition(".")[0]] and characters == texts.report.characters
     )

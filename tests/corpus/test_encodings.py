@@ -1,7 +1,9 @@
 """Text files in any encoding: what is read by itself, with `encoding`, and what is refused."""
 
+import bz2
 import codecs
 import gzip
+import lzma
 import shutil
 import subprocess
 
@@ -14,6 +16,9 @@ from tests.corpus.reading import corpus, documents, refused, written
 
 TEXT = "Ein süßer Bär aß “vier” Möhren für 3 € 🐻.\nZeile zwei\n"
 LATIN = "Ein süßer Bär aß vier Möhren.\n" * 4
+WESTERN = "Ein süßer Bär aß “vier” Möhren für 3 € das Stück.\n" * 4
+DAMAGED = WESTERN.encode() + b"\xff tail\n"
+PLAIN = "plain words\n"
 
 MARKED = {
     "UTF-8": codecs.BOM_UTF8 + TEXT.encode(),
@@ -86,33 +91,49 @@ def test_changed_line_ends_are_noted(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("data", "likely"),
-    [(LATIN.encode("latin-1"), "ISO-8859-1"), ((LATIN + "“€”").encode("cp1252"), "Windows-1252")],
-)
-def test_the_advice_works_in_either_way(data, likely, tmp_path, monkeypatch):
+COMMANDS = {  # what a message says, the bytes of the file, the text that its command makes of it
+    "UTF-16": ("probably UTF-16LE; add --encoding UTF-16", PLAIN.encode("utf-16-le"), PLAIN),
+    "UTF-16BE": ("probably UTF-16BE; add --encoding UTF-16BE", PLAIN.encode("utf-16-be"), PLAIN),
+    "Windows-1252": ("byte 0xfc at offset 5, but probably ", WESTERN.encode("cp1252"), WESTERN),
+    "ISO-8859-1": ("byte 0xfc at offset 5, but probably ", LATIN.encode("latin-1"), LATIN),
+    "damaged": ("the rest is; to leave out what is not: iconv -c", DAMAGED, WESTERN + " tail\n"),
+    "cut": ("the rest is; to leave out", WESTERN.encode() + b"\xe2\x82", WESTERN),
+    "gzip": ("with gzip; convert it: gzip -dc", gzip.compress(WESTERN.encode()), WESTERN),
+    "bzip2": ("but compressed with bzip2", bz2.compress(WESTERN.encode()), WESTERN),
+    "xz": ("but compressed with xz", lzma.compress(WESTERN.encode()), WESTERN),
+}
+
+
+@pytest.mark.parametrize("name", ["book.txt", "my book.txt", "it's", "-f.txt"])
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_the_command_works_on_that_very_file(kind, name, tmp_path, monkeypatch):
+    expected, data, text = COMMANDS[kind]
     monkeypatch.chdir(tmp_path)
-    written(tmp_path / "a b.txt", data)
-    message = refused("a b.txt")
-    start = f"a b.txt is not UTF-8: byte 0xfc at offset 5, but probably {likely}; "
-    assert message.startswith(f"{start}add --encoding {likely}, or convert it: iconv ")
-    [text] = documents(Corpus("a b.txt", encoding=likely))
-    assert text == data.decode(likely)
-    if not shutil.which("iconv"):
-        pytest.skip("iconv is not installed")
-    subprocess.run(["sh", "-c", message.partition("convert it: ")[2]], check=True)
-    assert documents("a b-utf8.txt") == [text]
+    (tmp_path / name).write_bytes(data)
+    message = refused(name)
+    assert message.startswith(f"{name} is not UTF-8: ") and expected in message
+    assert refused(name, piece=1).startswith(message.partition(",")[0].partition(";")[0])
+    command = message.rpartition(": ")[2]
+    if kind in ("Windows-1252", "ISO-8859-1"):
+        advice = f"probably {kind}; add --encoding {kind}, or convert it: {command}"
+        assert message.endswith(advice) and documents(Corpus(name, encoding=kind)) == [text]
+    if not shutil.which(command.split()[0]):
+        pytest.skip(f"{command.split()[0]} is not installed")
+    subprocess.run(["sh", "-c", command], check=kind not in ("damaged", "cut"))
+    [converted] = tmp_path.glob("*-utf8.txt")
+    assert documents(converted) == [text]
 
 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"plain words\n".decode().encode("utf-16-le"), "probably UTF-16LE; add --encoding UTF-16"),
-        (TEXT.encode() * 3 + b"\xff tail", "the rest is; to leave out what is not: iconv -c"),
         ("привет мир\n".encode("koi8-r"), "its encoding is unknown: save it as UTF-8"),
-        (gzip.compress(b"text", mtime=0), "but compressed with gzip; convert it: gzip -dc"),
+        (bytes(range(256)) * 4, "its encoding is unknown"),
+        (b"\x81 plain words", "its encoding is unknown"),
         (b"%PDF-1.7\n\xe2\xe3\xcf\xd3\n", "but a PDF document; convert it: pdftotext "),
         (b"\xd0\xcf\x11\xe0 office", "but an office document; save it as plain text in UTF-8"),
+        (b"PK\x03\x04" + bytes(26) + b"[Content_Types].xml\xff", "an office document; save it as"),
+        (b"PK\x03\x04" + bytes(26) + b"mimetypeapplication/epub+zip\xff", "pandoc -t plain -o "),
         (b"cut \xe2\x82", "byte 0xe2 at offset 4"),
         (b"\xff\xfea", "is not UTF-16: byte 0x61 at offset 2; it is damaged"),
     ],

@@ -7,6 +7,7 @@ import pytest
 
 from smallmind.corpus.corpus import Corpus
 from tests.corpus.reading import documents, refused, skipped, written
+from tests.programs import refuses
 
 
 @pytest.fixture
@@ -145,13 +146,7 @@ def test_what_is_not_a_regular_file_is_refused(folder, tmp_path):
 def test_a_file_that_vanishes_is_an_error(folder):
     corpus = Corpus("texts")
     (folder / "b.txt").unlink()
-    assert "cannot read texts/b.txt: No such file" in refused_reading(corpus)
-
-
-def refused_reading(corpus):
-    with pytest.raises(ValueError) as caught:
-        list(corpus.pieces())
-    return str(caught.value)
+    refuses("cannot read texts/b.txt: No such file", lambda: list(corpus.pieces()))
 
 
 def test_wrong_types_are_named():

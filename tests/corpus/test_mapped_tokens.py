@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from smallmind.corpus.token_files import MappedTokens, open_tokens
 from smallmind.memory.tracker import MIB
-from smallmind.text.dataset import HELD_OUT, Dataset
+from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, RandomWindows, draw
 from tests.corpus.files import IDS, LLAMA3, llm_c, plain
 from tests.programs import output_of
@@ -71,15 +71,6 @@ def test_files_are_not_loaded_whole_by_mistake(tmp_path):
         tokens[::-1]
 
 
-class FileDataset(Dataset):
-    """A Dataset whose parts are ranges of files."""
-
-    def __init__(self, tokens, block_size, batch_size, seed):
-        super().__init__(np.broadcast_to(np.int32(0), len(tokens)), block_size, batch_size, seed)
-        border = len(tokens) - int(len(tokens) * HELD_OUT)
-        self.train, self.held_out = tokens.part(stop=border), tokens.part(border)
-
-
 @pytest.mark.parametrize("sampler", [RandomWindows, Epochs])
 def test_a_dataset_of_files_has_the_batches_of_an_array(tmp_path, sampler):
     borders = [0, 1, 17, 400, 401, 1000]
@@ -87,7 +78,8 @@ def test_a_dataset_of_files_has_the_batches_of_an_array(tmp_path, sampler):
         FORMATS[i % 3](tmp_path / f"{i}.bin", IDS[borders[i] : borders[i + 1]]) for i in range(5)
     ]
     expected = Dataset(IDS, block_size=16, batch_size=3, seed=4)
-    found = FileDataset(open_tokens(*paths), block_size=16, batch_size=3, seed=4)
+    tokens = open_tokens(*paths)
+    found = Dataset(tokens.part(stop=900), 16, batch_size=3, seed=4, held_out=tokens.part(900))
     assert found.held_out_batches == expected.held_out_batches and repr(found) == repr(expected)
     batches = [
         (draw(sampler(found, 2, stride=3), i), draw(sampler(expected, 2, stride=3), i))

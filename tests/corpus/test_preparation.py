@@ -25,12 +25,20 @@ from smallmind.text import bpe, byte_tokenizer, char_tokenizer, tokenizer, token
 from smallmind.text.bpe_tokenizer import BPETokenizer
 from tests.corpus.reading import written
 from tests.corpus.writing import contents
+from tests.peaks import traced
+from tests.programs import edited, refusal, refuses
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 END = "<|endoftext|>"
 STORY = "The cat's hat, naïve 🐈‍⬛🐕, sat\r\n\r\non  12345 mats.\tIt'll go\n" + f"a{END}b <|end "
 SHARD_TOKENS = 150
+
+
+@pytest.fixture
+def cats(tmp_path):
+    """A short text."""
+    return written(tmp_path / "a.txt", "the cat sat " * 50)
 
 
 def one_document(folder):
@@ -53,11 +61,10 @@ def learned_elsewhere(folder):
     """A file of byte pairs with special tokens besides the end of a text."""
     path = folder / "tokenizer.json"
     Tokenizer("the cat sat on the mat " * 9, "bpe", vocab_size=270).save(path)
-    data = json.loads(path.read_bytes())
-    for number, content in enumerate(["<|end", "hat", "  "], 300):
-        token = {"id": number, "content": content, "special": True}
-        data["added_tokens"].append({**data["added_tokens"][0], **token})
-    path.write_text(json.dumps(data), encoding="utf-8")
+    with edited(path) as data:
+        for number, content in enumerate(["<|end", "hat", "  "], 300):
+            token = {"id": number, "content": content, "special": True}
+            data["added_tokens"].append({**data["added_tokens"][0], **token})
     return path
 
 
@@ -244,9 +251,9 @@ def test_other_settings_are_refused_and_change_nothing(tmp_path, changed, name):
     fields = {"tokenizer": "bpe", "bpe_vocab_size": 300}
     on_disk(paths, tmp_path / "shards", **fields)
     before = contents(tmp_path / "shards")
-    with pytest.raises(InputError, match="was made from other texts or settings") as error:
-        on_disk(paths, tmp_path / "shards", **{**fields, **changed})
-    assert name in str(error.value) and "remove it to begin again" in str(error.value)
+    message = refusal(on_disk, paths, tmp_path / "shards", **{**fields, **changed})
+    for words in ("was made from other texts or settings", name, "remove it to begin again"):
+        assert words in message
     assert contents(tmp_path / "shards") == before
     on_disk(paths, tmp_path / "another directory", **{**fields, **changed})
 
@@ -302,43 +309,42 @@ def test_a_preparation_is_continued_wherever_texts_are_cut(tmp_path, monkeypatch
     assert contents(tmp_path / "shards") == contents(tmp_path / "unbroken")
 
 
-def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
-    path = written(tmp_path / "a.txt", "the cat sat " * 50)
+def test_a_text_that_changes_while_it_is_read_is_refused(cats, tmp_path, monkeypatch):
     fitted = preparation._fitted
 
     def changing(*arguments):
         made = fitted(*arguments)
-        path.write_text("the cat ate " * 50, encoding="utf-8")
+        cats.write_text("the cat ate " * 50, encoding="utf-8")
         return made
 
     with monkeypatch.context() as patch:
         patch.setattr(preparation, "_fitted", changing)
         with pytest.raises(InputError, match=r"the texts have changed since .* remove it to begin"):
-            on_disk([path], tmp_path / "shards", tokenizer="byte")
+            on_disk([cats], tmp_path / "shards", tokenizer="byte")
     with pytest.raises(InputError, match=r"other texts or settings \(files\)"):
-        on_disk([path], tmp_path / "shards", tokenizer="byte")
+        on_disk([cats], tmp_path / "shards", tokenizer="byte")
     for file in (tmp_path / "shards").iterdir():
         file.unlink()
-    found = on_disk([path], tmp_path / "shards", tokenizer="byte")
-    assert_same(found, *in_memory([path], tokenizer="byte"))
+    found = on_disk([cats], tmp_path / "shards", tokenizer="byte")
+    assert_same(found, *in_memory([cats], tokenizer="byte"))
 
 
 @pytest.mark.parametrize("name", ["plan.json", "progress.json", "tokenizer.json"])
 @pytest.mark.parametrize("damage", ["", "{}", "[1", None])
-def test_a_damaged_record_of_progress_is_refused_in_a_line(tmp_path, monkeypatch, name, damage):
-    path = written(tmp_path / "a.txt", "the cat sat " * 50)
-    half_prepare(monkeypatch, [path], tmp_path / "shards", tokenizer="byte")
+def test_a_damaged_record_of_progress_is_refused_in_a_line(
+    cats, tmp_path, monkeypatch, name, damage
+):
+    half_prepare(monkeypatch, [cats], tmp_path / "shards", tokenizer="byte")
     if damage is None:
         (tmp_path / "shards" / name).unlink()
     else:
         (tmp_path / "shards" / name).write_text(damage, encoding="utf-8")
     if (name, damage) == ("plan.json", None):  # all that it said can be found out again
-        assert len(on_disk([path], tmp_path / "shards", tokenizer="byte").tokens) == 600
+        assert len(on_disk([cats], tmp_path / "shards", tokenizer="byte").tokens) == 600
         return
-    with pytest.raises(InputError) as error:
-        on_disk([path], tmp_path / "shards", tokenizer="byte")
-    assert str(tmp_path / "shards") in str(error.value) and "\n" not in str(error.value)
-    assert "remove" in str(error.value) or "another directory" in str(error.value)
+    message = refusal(on_disk, [cats], tmp_path / "shards", tokenizer="byte")
+    assert str(tmp_path / "shards") in message
+    assert "remove" in message or "another directory" in message
 
 
 def test_nothing_is_left_behind_where_nothing_could_be_prepared(tmp_path):
@@ -355,11 +361,9 @@ def test_nothing_is_left_behind_where_nothing_could_be_prepared(tmp_path):
 def test_a_directory_that_cannot_be_made_or_is_in_use_is_refused(tmp_path):
     path = written(tmp_path / "a.txt", "the cat sat ")
     for out in (path, path / "below"):
-        with pytest.raises(InputError, match="cannot make"):
-            on_disk([path], out, tokenizer="char")
+        refuses("cannot make", on_disk, [path], out, tokenizer="char")
     written(tmp_path / "taken" / "train_000000.bin", "mine")
-    with pytest.raises(InputError, match="already holds train"):
-        on_disk([path], tmp_path / "taken", tokenizer="char")
+    refuses("already holds train", on_disk, [path], tmp_path / "taken", tokenizer="char")
     assert contents(tmp_path / "taken") == {"train_000000.bin": b"mine"}
 
 
@@ -375,14 +379,13 @@ def test_a_directory_that_cannot_be_made_or_is_in_use_is_refused(tmp_path):
 )
 @pytest.mark.parametrize("is_begun", [True, False])
 def test_a_directory_with_files_of_others_is_left_alone(
-    tmp_path, monkeypatch, name, content, is_begun
+    cats, tmp_path, monkeypatch, name, content, is_begun
 ):
-    path = written(tmp_path / "a.txt", "the cat sat " * 50)
     if is_begun:  # before there was a plan, as an earlier version could beside a run
         with monkeypatch.context() as patch:
             patch.setattr(Tokenizer, "save", _end)
             with pytest.raises(EOFError):
-                on_disk([path], tmp_path / "out", tokenizer="byte")
+                on_disk([cats], tmp_path / "out", tokenizer="byte")
     if is_begun and name == "tokenizer.json":
         name = "model.safetensors"
     written(tmp_path / "out" / name, content)
@@ -390,7 +393,7 @@ def test_a_directory_with_files_of_others_is_left_alone(
     with monkeypatch.context() as patch:
         patch.setattr(preparation, "survey", None)  # refused before the texts are read
         with pytest.raises(InputError, match=f"already holds {name.split('/')[0]}, .* new or emp"):
-            on_disk([path], tmp_path / "out", tokenizer="byte")
+            on_disk([cats], tmp_path / "out", tokenizer="byte")
     after = {p.name: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
     assert after == before
 
@@ -399,27 +402,25 @@ def _end(*_):
     raise EOFError
 
 
-def test_an_empty_directory_is_prepared_in(tmp_path):
-    path = written(tmp_path / "a.txt", "the cat sat " * 50)
+def test_an_empty_directory_is_prepared_in(cats, tmp_path):
     written(tmp_path / "out" / ".gitkeep", "")
-    assert len(on_disk([path], tmp_path / "out", tokenizer="byte").tokens) == 600
+    assert len(on_disk([cats], tmp_path / "out", tokenizer="byte").tokens) == 600
     written(tmp_path / "out" / "notes.txt", "mine")  # beside complete shards
-    assert len(on_disk([path], tmp_path / "out", tokenizer="byte").tokens) == 600
+    assert len(on_disk([cats], tmp_path / "out", tokenizer="byte").tokens) == 600
 
 
 @pytest.mark.parametrize("is_begun", [True, False])
 def test_a_directory_that_another_process_prepares_is_refused_at_once(
-    tmp_path, monkeypatch, is_begun
+    cats, tmp_path, monkeypatch, is_begun
 ):
-    path = written(tmp_path / "a.txt", "the cat sat " * 50)
     if is_begun:
-        half_prepare(monkeypatch, [path], tmp_path / "shards", tokenizer="byte")
+        half_prepare(monkeypatch, [cats], tmp_path / "shards", tokenizer="byte")
     (tmp_path / "shards").mkdir(exist_ok=True)
     with monkeypatch.context() as patch, RunLock(tmp_path / "shards"):
         patch.setattr(preparation, "survey", None)
         with pytest.raises(InputError, match="shards is in use by process"):
-            on_disk([path], tmp_path / "shards", tokenizer="byte")
-    assert len(on_disk([path], tmp_path / "shards", tokenizer="byte").tokens) == 600
+            on_disk([cats], tmp_path / "shards", tokenizer="byte")
+    assert len(on_disk([cats], tmp_path / "shards", tokenizer="byte").tokens) == 600
 
 
 def test_preparing_a_long_text_takes_memory_that_does_not_grow_with_it(tmp_path, monkeypatch):
@@ -427,12 +428,9 @@ def test_preparing_a_long_text_takes_memory_that_does_not_grow_with_it(tmp_path,
     peaks = {}
     for lines in (2_000, 20_000):
         path = written(tmp_path / f"{lines}.txt", "the cat sat on the mat. 🐈\n" * lines)
-        tracemalloc.start()
-        try:
+        with traced():
             found = on_disk([path], tmp_path / f"{lines}", 1 << 12, 10_000, tokenizer="byte")
             peaks[lines] = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
         assert len(found.tokens) == 29 * lines
     assert peaks[20_000] < peaks[2_000] + 29 * 20_000 // 4  # of 29 bytes in each line
 

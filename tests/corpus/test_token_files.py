@@ -16,6 +16,7 @@ from smallmind.corpus.token_files import (
     open_tokens,
 )
 from tests.corpus.files import EVALUATION, GPT2, IDS, LLAMA3, header, llm_c, plain
+from tests.programs import refusal, refuses
 
 
 @pytest.mark.parametrize("magic", [GPT2, LLAMA3])
@@ -72,16 +73,14 @@ WHOLE = header(3) + b"abcdef"
 )
 def test_a_damaged_file_is_refused_in_one_line(tmp_path, content, message):
     (tmp_path / "train.bin").write_bytes(content)
-    with pytest.raises(InputError) as caught:
-        TokenFile(tmp_path / "train.bin")
-    said = str(caught.value)
-    assert message in said and said.startswith(str(tmp_path / "train.bin")) and "\n" not in said
+    said = refusal(TokenFile, tmp_path / "train.bin")
+    assert message in said and said.startswith(str(tmp_path / "train.bin"))
 
 
 @pytest.mark.parametrize(
     ("meta", "message"),
     [
-        ("{", "is not valid JSON"),
+        ("{", "is not a valid JSON file"),
         ("[]", "dtype=None must be uint16 or uint32"),
         ('{"vocab_size": 3}', "dtype=None must be"),
         ('{"dtype": "int64"}', "dtype='int64' must be"),
@@ -91,38 +90,31 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, content, message):
 def test_a_damaged_meta_json_is_refused(tmp_path, meta, message):
     (tmp_path / "train.bin").write_bytes(b"abcd")
     (tmp_path / "meta.json").write_text(meta)
-    with pytest.raises(InputError, match=r"meta\.json") as caught:
-        TokenFile(tmp_path / "train.bin")
-    assert message in str(caught.value)
+    said = refusal(TokenFile, tmp_path / "train.bin")
+    assert message in said and "meta.json" in said
 
 
 def test_a_file_of_unknown_type_is_refused_until_it_is_named(tmp_path):
     (tmp_path / "tokens.bin").write_bytes(b"abcd")
-    with pytest.raises(InputError, match="put their type into") as caught:
-        TokenFile(tmp_path / "tokens.bin")
-    advice = str(caught.value).split("beside it: ")[1].split(" or ")[0]
+    said = refusal(TokenFile, tmp_path / "tokens.bin").split("put their type into")[1]
+    advice = said.split("beside it: ")[1].split(" or ")[0]
     (tmp_path / "meta.json").write_text(advice)
     assert len(TokenFile(tmp_path / "tokens.bin")) == 2
 
 
 def test_what_is_not_a_regular_file_is_refused(tmp_path):
-    with pytest.raises(InputError, match="is a directory; give the token files in it"):
-        TokenFile(tmp_path)
-    with pytest.raises(InputError, match="does not exist"):
-        TokenFile(tmp_path / "none.bin")
-    with pytest.raises(InputError, match="no token file was given"):
-        open_tokens()
+    refuses("is a directory; give the token files in it", TokenFile, tmp_path)
+    refuses("does not exist", TokenFile, tmp_path / "none.bin")
+    refuses("no token file was given", open_tokens)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no FIFOs")
 def test_a_fifo_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "train.bin")
-    with pytest.raises(InputError, match="not a regular file"):
-        TokenFile(tmp_path / "train.bin")
+    refuses("not a regular file", TokenFile, tmp_path / "train.bin")
     os.mkfifo(tmp_path / "meta.json")
     (tmp_path / "val.bin").write_bytes(b"abcd")
-    with pytest.raises(InputError, match=r"meta\.json"):
-        TokenFile(tmp_path / "val.bin")
+    refuses(r"meta\.json", TokenFile, tmp_path / "val.bin")
 
 
 def test_a_file_that_is_truncated_while_it_is_read_is_an_error(tmp_path):
@@ -139,15 +131,11 @@ def test_the_first_id_outside_the_vocabulary_is_named(tmp_path):
     ids[[123, 700]] = 2**32 - 1, 60_000
     tokens = open_tokens(first, llm_c(tmp_path / "second.bin", ids, LLAMA3))
     check_vocabulary(tokens.part(0, 1123), int(IDS.max()) + 1)
-    with pytest.raises(InputError) as caught:
-        check_vocabulary(tokens, 50257)
-    assert str(caught.value).startswith(
+    assert refusal(check_vocabulary, tokens, 50257).startswith(
         f"{tmp_path / 'second.bin'}: token 123 is 4294967295, outside the vocabulary of 50,257"
     )
-    with pytest.raises(InputError, match="token 700 is 60000"):
-        check_vocabulary(tokens.part(1124), 50257)
-    with pytest.raises(InputError, match=r"first\.bin: token 1 is 7, outside the vocabulary of 7"):
-        check_vocabulary(tokens, 7)
+    refuses("token 700 is 60000", check_vocabulary, tokens.part(1124), 50257)
+    refuses(r"first\.bin: token 1 is 7, outside the vocabulary of 7", check_vocabulary, tokens, 7)
 
 
 def test_the_check_of_a_vocabulary_says_what_it_does(tmp_path, monkeypatch):

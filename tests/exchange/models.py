@@ -1,8 +1,11 @@
 """Tiny models of every published architecture, and tokenizers of every kind."""
 
+import json
+
 import numpy as np
 
 from smallmind import Tokenizer, TransformerModel
+from smallmind.files import safetensors
 from smallmind.settings.presets import ARCHITECTURES
 
 TEXT = "The cat sat on the mat, isn't it? A dog's 12 logs: über Äpfel!\n" * 30
@@ -32,6 +35,25 @@ def model_of(name, tokenizer, tie_weights=True, **fields):
     for values in model.parameters.values():
         values[...] += random.normal(0, 0.3, values.shape)
     return model
+
+
+def shard(directory):
+    """Divides the weights of a directory into two files and an index -> the index."""
+    tensors, _ = safetensors.read(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    table = {}
+    for i, part in enumerate((list(tensors)[::2], list(tensors)[1::2])):
+        name = f"{i}.safetensors"
+        safetensors.write(directory / name, {name: tensors[name] for name in part}, {})
+        table |= dict.fromkeys(part, name)
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": table}))
+    return index
+
+
+def assert_same_logits(found, model):
+    ids = ids_for(model)
+    np.testing.assert_array_equal(found.forward(ids), model.forward(ids))
 
 
 def ids_for(model):

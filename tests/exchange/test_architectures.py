@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from smallmind import InputError, ModelConfig
+from smallmind import ModelConfig
 from smallmind.cli.flags import add_training_flags
 from smallmind.exchange.architectures import architecture_of, config_of, settings_of
 from smallmind.exchange.tensors import tensors_of
@@ -13,6 +13,7 @@ from smallmind.settings.architectures import PUBLISHED
 from smallmind.settings.presets import ARCHITECTURES as PRESETS
 from smallmind.settings.sources import MODEL_FIELDS
 from tests.exchange.models import MODELS, SHAPE
+from tests.programs import refusal, refuses
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -62,10 +63,8 @@ def test_what_the_config_calls_published_can_be_exported():
     ],
 )
 def test_parts_that_nobody_else_has_are_named_with_the_flags_that_avoid_them(fields, parts, flags):
-    with pytest.raises(InputError) as caught:
-        architecture_of(ModelConfig(**{**SHAPE, **fields}))
-    message = str(caught.value)
-    assert parts in message and message.endswith(f"train with {flags}") and "\n" not in message
+    message = refusal(architecture_of, ModelConfig(**{**SHAPE, **fields}))
+    assert parts in message and message.endswith(f"train with {flags}")
     parser = argparse.ArgumentParser()
     add_training_flags(parser)
     advised = vars(parser.parse_args(flags.split()))
@@ -108,5 +107,4 @@ def test_an_epsilon_that_cannot_be_is_refused(architecture, epsilon):
     config = ModelConfig(**{**SHAPE, **architecture.parts, **architecture.filled})
     saved = settings_of(config, architecture.config)
     saved[architecture.config.keys["norm_epsilon"]] = epsilon
-    with pytest.raises(InputError, match=r"norm_epsilon=.* must be"):
-        config_of(architecture, architecture.config, saved)
+    refuses(r"norm_epsilon=.* must be", config_of, architecture, architecture.config, saved)

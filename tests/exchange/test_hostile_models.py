@@ -17,7 +17,8 @@ from smallmind import InputError
 from smallmind.exchange import gguf_file
 from smallmind.exchange.format import find_foreign
 from smallmind.files import safetensors
-from tests.exchange.models import model_of, tokenizer_of
+from tests.exchange.models import model_of, shard, tokenizer_of
+from tests.programs import edited
 
 # As in the files of Llama 3.2.
 LLAMA3 = {
@@ -177,18 +178,6 @@ def test_pickles_are_refused_and_not_read(model, tmp_path, name, cli):
     assert not (tmp_path / "harm").exists() and not (tmp_path / "run").exists()
 
 
-def shard(model, edit_map=lambda table: table, keep=()):
-    """Divides the weights of a directory into two files and an index."""
-    tensors, _ = safetensors.read(model / "model.safetensors")
-    (model / "model.safetensors").unlink()
-    table = {}
-    for i, part in enumerate((list(tensors)[::2], list(tensors)[1::2])):
-        safetensors.write(model / f"{i}.safetensors", {name: tensors[name] for name in part}, {})
-        table |= dict.fromkeys(part, f"{i}.safetensors")
-    index = {"weight_map": edit_map(table)}
-    (model / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
 @pytest.mark.parametrize(
     ("edit_map", "reason"),
     [
@@ -207,7 +196,9 @@ def shard(model, edit_map=lambda table: table, keep=()):
     ],
 )
 def test_an_index_that_lies_is_refused(model, edit_map, reason):
-    shard(model, edit_map)
+    index = shard(model)
+    table = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": edit_map(table)}))
     assert reason in refusal(model)
 
 
@@ -258,9 +249,8 @@ def test_a_model_without_weights_or_tokenizer_says_what_to_do(model):
 
 def test_a_tokenizer_of_another_kind_is_refused(model):
     path = model / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    tokenizer["model"]["type"] = "Unigram"
-    path.write_text(json.dumps(tokenizer))
+    with edited(path) as tokenizer:
+        tokenizer["model"]["type"] = "Unigram"
     assert "its model is of type 'Unigram', not BPE" in refusal(model)
 
 
@@ -454,10 +444,9 @@ def test_any_changed_gguf_file_is_read_or_refused(sound, tmp_path, data):
 @given(data=st.data())
 def test_any_tokenizer_is_read_or_refused(model, data):
     path = model / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    original = json.dumps(tokenizer)
-    table = data.draw(st.sampled_from([tokenizer, tokenizer["model"]]))
-    table[data.draw(st.sampled_from(list(table)))] = data.draw(anything)
-    path.write_text(json.dumps(tokenizer))
+    with edited(path) as tokenizer:
+        original = json.dumps(tokenizer)
+        table = data.draw(st.sampled_from([tokenizer, tokenizer["model"]]))
+        table[data.draw(st.sampled_from(list(table)))] = data.draw(anything)
     read_or_refuse(model)
     path.write_text(original)

@@ -6,10 +6,11 @@ import shutil
 import pytest
 
 import smallmind
-from smallmind import InputError, Run
+from smallmind import Run
 from smallmind.cli import main
 from smallmind.exchange import gguf_file
 from tests.exchange import chat, models
+from tests.programs import refuses
 from tests.runs.small import FIELDS
 
 NAMES = list(chat.ENDS)
@@ -120,12 +121,12 @@ def test_it_is_known_before_the_first_checkpoint_and_with_prepared_texts(tmp_pat
     ("file", "content", "reason"),
     [
         ("tokenizer_config.json", "[]", "tokenizer_config.json is not a JSON object"),
-        ("generation_config.json", "{", "generation_config.json: "),
+        ("generation_config.json", "{", "generation_config.json is not a valid JSON file: "),
         ("generation_config.json", '{"eos_token_id": 1e3}', "eos_token_id is 1000.0, not the"),
         ("generation_config.json", '{"eos_token_id": [1, true]}', "is [1, True], not the number"),
         ("generation_config.json", f'{{"pad_token_id": {2**70}}}', "pad_token_id is 118059162071"),
         ("tokenizer_config.json", '{"x": "\\ud800"}', "surrogates not allowed"),
-        ("chat_template.jinja", b"\xff", "chat_template.jinja: "),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja is not a valid template: "),
         ("chat_template.jinja", b" " * 20_000_001, "it has more than 20,000,000 bytes"),
     ],
 )
@@ -142,8 +143,7 @@ def test_files_that_are_damaged_are_refused_in_one_line(tmp_path, capsys, file, 
 def test_a_run_whose_published_file_is_damaged_says_so(tmp_path, content):
     run = Run.import_model(chat.made(tmp_path / "source", "Qwen"), tmp_path / "run")
     (run.path / "published.json").write_text(content)
-    with pytest.raises(InputError, match=r"published\.json was not written by smallmind"):
-        run.directory.load_tokenizer()
+    refuses(r"published\.json was not written by smallmind", run.directory.load_tokenizer)
 
 
 def test_gguf_with_tokens_that_do_not_exist_is_read_without_them(tmp_path, monkeypatch):

@@ -10,15 +10,12 @@ import pytest
 import smallmind
 from smallmind import InputError, Run, Tokenizer
 from tests.exchange.models import TEXT, model_of, tokenizer_of
+from tests.programs import refuses
 from tests.runs.small import FIELDS
 from tests.text import published
 
 LLAMA = {"norm": "rmsnorm", "position": "rope", "mlp": "swiglu", "bias": False, "qk_norm": True}
-
-
 LLAMA["n_kv_head"] = 1
-
-
 TUNED = {name: x for name, x in FIELDS.items() if not name.startswith(("n_", "block"))}
 
 
@@ -80,8 +77,7 @@ def test_characters_that_a_published_tokenizer_lacks_are_named(tmp_path):
     smallmind.export(model_of("Llama", tokenizer), tokenizer, tmp_path / "hf")
     fields = {"init_from": str(tmp_path / "hf"), "batch_size": 2, "block_size": 8, "steps": 1}
     reason = r"the text has characters that .*hf does not know \(1\): '\\U000f0000'; remove them"
-    with pytest.raises(InputError, match=reason):
-        Run.create(text=published.TEXT + "\U000f0000", out=tmp_path / "run", **fields)
+    refuses(reason, Run.create, text=published.TEXT + "\U000f0000", out=tmp_path / "run", **fields)
     assert Run.create(text=published.TEXT, out=tmp_path / "run", **fields)
 
 
@@ -104,11 +100,9 @@ def test_a_context_can_be_shorter_where_positions_are_rotations(root, tmp_path):
     fields |= {"block_size": 6, "init_from": str(root / "hf")}
     assert Run.create(text=TEXT, out=tmp_path / "a", **fields).settings.model.block_size == 6
     fields["block_size"] = 16
-    with pytest.raises(InputError, match="block_size=16 contradicts"):
-        Run.create(text=TEXT, out=tmp_path / "b", **fields)
+    refuses("block_size=16 contradicts", Run.create, text=TEXT, out=tmp_path / "b", **fields)
     for size, reason in ((9, "must be at most 8"), (0, "at least 1"), (True, "must be a number")):
-        with pytest.raises(InputError, match=reason):
-            Run.import_model(root / "hf", tmp_path / "c", block_size=size)
+        refuses(reason, Run.import_model, root / "hf", tmp_path / "c", block_size=size)
     tokenizer = tokenizer_of("char")
     smallmind.export(model_of("GPT-2", tokenizer), tokenizer, tmp_path / "gpt2")
     with pytest.raises(InputError, match="has learned its 64 positions"):
@@ -133,8 +127,7 @@ def test_an_imported_run_has_no_text(root, tmp_path, cli, monkeypatch):
     for command in ("evaluate", "train --resume", "verify"):
         cli.refuses("was imported and has no text of its own: name one", command, path)
     cli.refuses("holds no unfinished run", "train --resume auto")
-    with pytest.raises(InputError, match="was imported and has no text"):
-        Run.open(path).train()
+    refuses("was imported and has no text", Run.open(path).train)
 
 
 def test_an_imported_run_goes_out_again(root, tmp_path):
@@ -172,8 +165,7 @@ def test_what_cannot_be_exported_is_refused_at_once(root, cli, monkeypatch, tmp_
         ("--to hf x --checkpoint 7", "has no checkpoint 7"),
     ]:
         cli.refuses(reason, "export", root / "run", words)
-    with pytest.raises(InputError, match="type='q4' must be one of"):
-        Run.open(root / "run").export("x", type="q4")
+    refuses("type='q4' must be one of", Run.open(root / "run").export, "x", type="q4")
     assert not list(tmp_path.iterdir())
 
 
@@ -199,7 +191,6 @@ def test_a_directory_in_use_is_not_imported_to(root):
 
     for out in ("run", "hf"):
         before = contents(root / out)
-        with pytest.raises(InputError, match="already holds a run"):
-            Run.import_model(root / "hf", root / out)
+        refuses("already holds a run", Run.import_model, root / "hf", root / out)
         assert contents(root / out) == before
     assert Run.open(root / "run").is_finished

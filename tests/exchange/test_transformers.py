@@ -11,6 +11,7 @@ from smallmind.exchange.format import padded
 from smallmind.exchange.number_types import quantise
 from tests.exchange import chat
 from tests.exchange.models import MODELS, TEXT, ids_for, model_of, tokenizer_of
+from tests.programs import edited
 from tests.text import published
 
 torch = pytest.importorskip("torch")
@@ -226,9 +227,8 @@ MESSAGES = [{"role": "user", "content": "The cat?"}, {"role": "assistant", "cont
 @pytest.mark.parametrize("name", chat.ENDS)
 def test_a_chat_model_that_was_here_is_used_as_before(tmp_path, name, has_own_file):
     source = chat.made(tmp_path / "source", name, has_own_file)
-    config = json.loads((source / "tokenizer_config.json").read_text())
-    del config["auto_map"]  # transformers would ask whether to execute it
-    (source / "tokenizer_config.json").write_text(json.dumps(config))
+    with edited(source / "tokenizer_config.json") as config:
+        del config["auto_map"]  # transformers would ask whether to execute it
     run = smallmind.Run.import_model(source, tmp_path / "run")
     run.export(tmp_path / "hf")
     run.export(tmp_path / "model.gguf", "gguf")

@@ -94,10 +94,13 @@ class File:
     def __init__(self):
         self.content = b""
         self.synced = 0
+        self.overwritten = b""  # its first bytes as they surely are on disk
 
     def after_power_loss(self, random):
         """The synced part and some pages of the rest; others are zeros or missing."""
         content = bytearray(self.content[: random.integers(self.synced, len(self.content) + 1)])
+        if random.random() < 0.5:
+            content[: len(self.overwritten)] = self.overwritten
         for page in range(self.synced, len(content), 512):
             if random.random() < 0.5:
                 end = min(len(content), page + 512)
@@ -134,9 +137,17 @@ class Volatile(Quick):
         self.open[file].content += bytes(data)
         return super().write(file, data)
 
+    def overwrite(self, file, start):
+        self.step()
+        known = self.open[file]
+        known.overwritten = known.content[: min(known.synced, len(start))]
+        known.content = bytes(start) + known.content[len(start) :]
+        os.pwrite(file, start, 0)
+
     def fsync(self, file):
         self.step()
-        self.open[file].synced = len(self.open[file].content)
+        known = self.open[file]
+        known.synced, known.overwritten = len(known.content), b""
 
     def close(self, file):
         super().close(file)

@@ -8,14 +8,13 @@ import pytest
 from smallmind import InputError
 from smallmind.files import durable, safetensors
 from smallmind.training.checkpoint import load, newest, save, verify
-from tests.faults.disk import Quick, assert_sound, checkpoint
+from tests.faults.disk import assert_sound, checkpoint
 
 FLIPS = 10_000
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.setattr(durable, "files", Quick())
+def run(tmp_path, quick_disk):
     for step in (10, 20):
         save(tmp_path, checkpoint(step, elements=200))
     return tmp_path

@@ -22,8 +22,7 @@ def refuse(number):
 
 
 @pytest.fixture
-def before(tmp_path, monkeypatch):
-    monkeypatch.setattr(durable, "files", Quick())
+def before(tmp_path, quick_disk):
     (tmp_path / "before").mkdir()
     for step in (10, 20, 30):
         save(tmp_path / "before", checkpoint(step), keep=2, best=step == 20)

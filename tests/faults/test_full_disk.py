@@ -3,8 +3,6 @@
 import errno
 import os
 
-import pytest
-
 from smallmind.files import durable
 from smallmind.training.checkpoint import newest
 from tests.faults.disk import Quick
@@ -33,14 +31,6 @@ class Full(Quick):
     def close(self, file):
         self.refused.discard(file)
         super().close(file)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The outcome of a run on a disk with room."""
-    root = tmp_path_factory.mktemp("whole")
-    assert train(root) == 0
-    return outcome(root / "run")
 
 
 def test_a_run_survives_a_full_disk_that_has_room_again(tmp_path, monkeypatch, capsys, whole):

@@ -82,16 +82,11 @@ def test_ctrl_c_at_any_moment_leaves_no_scope_of_a_profile_open():
 # Modules of a run: its session, steps, saves and end.
 RUN = (
     *("run.py", "saved.py", "session.py", "directory.py", "durable.py", "lock.py", "checkpoint.py"),
-    *("training.py", "loop.py", "step.py", "gradients.py", "live_state.py", "state.py"),
+    *("training.py", "loop.py", "gradients.py", "live_state.py", "state.py"),
     *("spikes.py", "evaluation.py", "adamw.py", "optimizer.py", "parameters.py"),
     *("transformer.py", "generation.py", "safetensors.py"),
 )
 MOMENTS = 40
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(durable, "files", Quick())
 
 
 def small_run(path):
@@ -123,7 +118,9 @@ def moments(tmp_path_factory):
 # An interrupt between opening a file and `with` leaves it to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("is_reopened", [False, True], ids=["same object", "reopened"])
-def test_a_run_interrupted_anywhere_ends_as_if_undisturbed(tmp_path, quick, moments, is_reopened):
+def test_a_run_interrupted_anywhere_ends_as_if_undisturbed(
+    tmp_path, quick_disk, moments, is_reopened
+):
     """However early or late, also twice: before the first checkpoint, in a save, at the end."""
     whole = small_run(tmp_path / "whole")
     whole.train()
@@ -143,7 +140,7 @@ def test_a_run_interrupted_anywhere_ends_as_if_undisturbed(tmp_path, quick, mome
 
 
 @pytest.mark.parametrize("name", ["creating.py", "directory.py", "durable.py", "lock.py"])
-def test_a_creation_interrupted_anywhere_can_be_repeated(tmp_path, quick, name):
+def test_a_creation_interrupted_anywhere_can_be_repeated(tmp_path, quick_disk, name):
     for number in itertools.count():
         out = tmp_path / str(number)
         if not interrupted(lambda out=out: small_run(out), number, name):

@@ -1,7 +1,5 @@
 """NaN or Inf in a weight, an activation, a gradient, the data: named, and never saved."""
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -82,19 +80,6 @@ def _at_step(patch, plant):
     patch.setattr(TransformerModel, "loss_and_gradients", loss_and_gradients)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A function: flags -> the outcome of a run with them, without faults."""
-
-    @functools.cache
-    def outcome_with(*flags):
-        root = tmp_path_factory.mktemp("whole")
-        assert train(root, *flags) == 0
-        return outcome(root / "run")
-
-    return outcome_with
-
-
 @pytest.mark.parametrize(
     ("plant", "precision", "rollbacks", "value"),
     [  # both values with every two of the others
@@ -105,7 +90,7 @@ def whole(tmp_path_factory):
     ],
 )
 def test_a_non_finite_value_is_named_and_never_saved(
-    tmp_path, monkeypatch, capsys, whole, plant, precision, rollbacks, value
+    tmp_path, monkeypatch, capsys, undisturbed, plant, precision, rollbacks, value
 ):
     flags = ["--precision", precision, "--save-every", "1", "--keep", "2"]
     flags += ["--max-rollbacks", str(rollbacks)]
@@ -126,4 +111,4 @@ def test_a_non_finite_value_is_named_and_never_saved(
     if (precision == "float32" and not rollbacks) or plant is data:
         assert newest(run)[0].step == STEP - 1
         assert status("train", "--resume", run) == 0
-        assert outcome(run) == whole(*flags)
+        assert outcome(run) == undisturbed(*flags)

@@ -47,22 +47,6 @@ def unhandled():
         signal.signal(number, handler)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The outcome of a run without signals."""
-    root = tmp_path_factory.mktemp("whole")
-    assert train(root) == 0
-    return outcome(root / "run")
-
-
-@pytest.fixture(scope="module")
-def accumulated(tmp_path_factory):
-    """The outcome of a run of two batches per step, without signals."""
-    root = tmp_path_factory.mktemp("accumulated")
-    assert train(root, *ACCUMULATE) == 0
-    return outcome(root / "run")
-
-
 def signal_at(patch, owner, name, call, number):
     """Raises a signal at this call of a function, which then runs as usual."""
     original, calls = getattr(owner, name), []
@@ -97,7 +81,7 @@ STAGES = {
     ],
 )
 def test_an_interrupted_run_resumes_as_if_uninterrupted(
-    tmp_path, monkeypatch, capsys, accumulated, stage, number
+    tmp_path, monkeypatch, capsys, undisturbed, stage, number
 ):
     owner, name, call, steps = STAGES[stage]
     with monkeypatch.context() as patch:
@@ -110,7 +94,7 @@ def test_an_interrupted_run_resumes_as_if_uninterrupted(
     if steps:
         assert saved.step == steps
     assert status("train", "--resume", run) == 0
-    assert outcome(run) == accumulated
+    assert outcome(run) == undisturbed(*ACCUMULATE)
     assert "Traceback" not in "".join(capsys.readouterr())
 
 
@@ -145,7 +129,7 @@ def test_a_signal_before_the_first_step_leaves_nothing(tmp_path, monkeypatch, nu
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_signals_end_other_commands_too(tmp_path, monkeypatch, capsys, number, whole):
+def test_signals_end_other_commands_too(tmp_path, monkeypatch, capsys, number):
     assert train(tmp_path, "--steps", "2") == 0
     signal_at(monkeypatch, generation, "choose", 3, number)
     assert status("generate", tmp_path / "run") == 128 + number
@@ -173,15 +157,20 @@ def smallmind(code, *arguments, **environment):
     )
 
 
+def read_until(start, process):
+    """Reads what a process prints, to a line that begins like this."""
+    for line in process.stdout:
+        if line.startswith(start):
+            break
+
+
 def test_a_signal_while_kernels_compile_leaves_nothing(tmp_path):
     """With an empty cache: the signal comes after the line about compiling."""
     run, cache = tmp_path / "run", tmp_path / "cache"
     flags = ["train", write_text(tmp_path), *FLAGS, "--out", run]
     with smallmind("", *flags, SMALLMIND_CACHE_DIR=str(cache)) as process:
-        for line in process.stdout:
-            if line.startswith("Compiling"):
-                process.send_signal(signal.SIGINT)
-                break
+        read_until("Compiling", process)
+        process.send_signal(signal.SIGINT)
         process.stdout.read()
         assert process.stderr.read() == "\nsmallmind: interrupted\n"
     assert process.returncode == 130
@@ -213,13 +202,9 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path, whole):
     run = tmp_path / "run"
     flags = ["train", write_text(tmp_path), *FLAGS, "--out", run]
     with smallmind(STUCK, *flags) as process:
-        for line in process.stdout:
-            if line == "stuck\n":
-                break
+        read_until("stuck\n", process)
         process.send_signal(signal.SIGINT)
-        for line in process.stdout:
-            if line.strip() == STOPPING:  # from now on the second one is awaited
-                break
+        read_until(STOPPING, process)  # from now on the second one is awaited
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(signals.PATIENCE)
         process.send_signal(signal.SIGINT)
@@ -308,9 +293,7 @@ TransformerModel.loss_and_gradients = long_step
 def test_the_first_ctrl_c_is_answered_within_the_step(tmp_path):
     flags = ["train", write_text(tmp_path), *FLAGS, "--out", tmp_path / "run"]
     with smallmind(LONG_STEP, *flags) as process:
-        for line in process.stdout:
-            if line == "within a step\n":
-                break
+        read_until("within a step\n", process)
         process.send_signal(signal.SIGINT)
         # The step goes on until the process is told that the answer has been read.
         assert next(process.stdout).strip() == STOPPING

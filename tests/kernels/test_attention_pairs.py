@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 
-from smallmind.kernels import compiled, reference
+from smallmind.kernels import reference
 from smallmind.kernels.half import BFLOAT16, round_to, to_float32
-from tests.guards import Guarded
+from tests.kernels.test_compiled import KEY, attention_of
 
 SEED = 0
-
-KEY = 0x123456789ABCDEF
 
 
 def bfloat16(random, *shape):
@@ -22,17 +20,6 @@ def document_firsts(random, B, T):
     starts = random.random((B, T)) < 1 / 12
     starts[:, 0] = True
     return np.maximum.accumulate(np.where(starts, np.arange(T), 0), axis=1).astype(np.int32)
-
-
-def run_compiled(qkv, dout, shape, *mask):
-    """-> out, logsumexp, dqkv."""
-    out, dqkv = (Guarded(x.shape, dtype=x.dtype) for x in (dout, qkv))
-    logsumexp = Guarded(shape)
-    compiled.attention(out.array, logsumexp.array, qkv, *mask)
-    compiled.attention_backward(dqkv.array, dout, out.array, logsumexp.array, qkv, *mask)
-    for guarded in (out, logsumexp, dqkv):
-        guarded.assert_intact()
-    return to_float32(out.array), logsumexp.array, to_float32(dqkv.array)
 
 
 def run_exactly(qkv, dout, shape, *mask):
@@ -60,7 +47,7 @@ def test_attention_of_every_size_matches_the_reference(random, D):
         firsts = None if number % 2 else document_firsts(random, B, T)
         qkv, dout = bfloat16(random, B * T, (H + 2 * G) * D), bfloat16(random, B * T, H * D)
         inputs = qkv, dout, (B, H, T), KEY, probability, 5 * T, firsts
-        (out, logsumexp, dqkv), exact = run_compiled(*inputs), run_exactly(*inputs)
+        (out, logsumexp, dqkv), exact = attention_of(*inputs), run_exactly(*inputs)
         assert_rounded(out, exact[0], 2.0**-7)
         np.testing.assert_allclose(logsumexp, exact[1], rtol=2e-6, atol=2e-6)
         assert_rounded(dqkv, exact[2], 2.0**-6)
@@ -72,7 +59,7 @@ def test_attention_is_exact_where_nothing_is_rounded(random):
     qkv = np.zeros((T, 3 * D), np.float32)
     qkv[:, 2 * D :] = random.integers(-8, 9, (T, D))
     dout = np.zeros((T, D), np.float32)
-    out, logsumexp, _ = run_compiled(
+    out, logsumexp, _ = attention_of(
         *(np.ascontiguousarray(round_to(x, BFLOAT16)) for x in (qkv, dout)), (1, 1, T)
     )
     means = np.cumsum(qkv[:, 2 * D :], axis=0) / np.arange(1, T + 1)[:, None]
@@ -87,7 +74,7 @@ def test_errors_are_not_larger_than_those_of_pytorch(random, T, D):
     B, H = 2, 4
     qkv, dout = bfloat16(random, B * T, 3 * H * D), bfloat16(random, B * T, H * D)
     exact = run_exactly(qkv, dout, (B, H, T))
-    ours = run_compiled(qkv, dout, (B, H, T))
+    ours = attention_of(qkv, dout, (B, H, T))
     tensor = torch.from_numpy(qkv).view(torch.bfloat16).requires_grad_()
     heads = tensor.view(B, T, 3, H, D).permute(2, 0, 3, 1, 4).unbind()
     out = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)

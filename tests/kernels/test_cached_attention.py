@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from smallmind.kernels import compiled, reference
-from smallmind.kernels.codegen.threads import set_threads, threads
 
 CASES = [  # B, T, H, G, D, S, start
     (1, 1, 1, 1, 1, 1, 0),
@@ -65,17 +64,3 @@ def test_places_that_are_not_seen_do_not_matter():
     found = np.empty_like(expected)
     compiled.cached_attention(found, qkv, keys, values, np.array(20))
     assert np.array_equal(found, expected)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_number_of_threads_changes_no_bit(case):
-    (keys, values), qkv, out = new_arrays(case)
-    found, before = [], threads()
-    try:
-        for count in range(1, before + 1):
-            set_threads(count)
-            compiled.cached_attention(out, qkv, keys, values, np.array(case[-1]))
-            found.append(out.copy())
-    finally:
-        set_threads(before)
-    assert all(np.array_equal(each, found[0]) for each in found)

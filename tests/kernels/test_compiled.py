@@ -1,6 +1,5 @@
 """The compiled kernels against the reference: awkward sizes, between guard values."""
 
-import functools
 import importlib
 import inspect
 import itertools
@@ -12,6 +11,7 @@ import pytest
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.codegen.simd import LANES
 from smallmind.kernels.description import KERNELS, described
+from smallmind.kernels.half import BFLOAT16, FLOAT16, to_float32
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.guards import Guarded
 
@@ -20,32 +20,38 @@ SEED = 11
 SIZES = (1, 2, 3, 5, 63, 64, 65, 127, 129)
 ROWS_AND_CHANNELS = [*itertools.product((1, 3, 64, 129), (1, 5, 16, 63, 65)), (65, 128), (2, 300)]
 KEY = (0xABCD1234 << 32) + 0x9876FEDC
+# Half a unit in the last place, relative.
+ROUNDING = {np.dtype(np.float32): 0, np.dtype(FLOAT16): 2.0**-11, np.dtype(BFLOAT16): 2.0**-8}
 
 
 def normal(random, *shape):
     return random.standard_normal(shape, dtype=np.float32)
 
 
-def run_both(name, outputs, *inputs):
-    """Runs both kernels; outputs are shapes (initially NaN) or arrays (added to or overwritten).
+def widen(x):
+    """The numbers of an array in float64; everything else as it is."""
+    is_float = isinstance(x, np.ndarray) and x.dtype in ROUNDING
+    return to_float32(x).astype(np.float64) if is_float else x
 
+
+def run_both(name, outputs, *inputs):
+    """Runs both kernels on the same stored numbers.
+
+    outputs are shapes, or pairs of shape and dtype, initially NaN; or arrays, which are changed.
     Returns the pairs (compiled, reference) of outputs. Inputs must stay unchanged.
     """
-    shaped = [output if isinstance(output, tuple) else output.shape for output in outputs]
-    starts = [None if isinstance(output, tuple) else output for output in outputs]
-    fast = [Guarded(shape, values=start) for shape, start in zip(shaped, starts, strict=True)]
-    slow = [
-        np.full(shape, np.nan) if start is None else start.astype(np.float64)
-        for shape, start in zip(shaped, starts, strict=True)
-    ]
-
-    def widen(x):
-        is_float = isinstance(x, np.ndarray) and x.dtype == np.float32
-        return x.astype(np.float64) if is_float else x
-
+    fast, slow = [], []
+    for output in outputs:
+        if isinstance(output, tuple):
+            shape, dtype = output if isinstance(output[0], tuple) else (output, np.float32)
+            fast.append(Guarded(shape, dtype=dtype))
+            slow.append(np.full(shape, np.nan))
+        else:
+            fast.append(Guarded(output.shape, output, output.dtype))
+            slow.append(widen(output))
     copies = [x.copy() if isinstance(x, np.ndarray) else x for x in inputs]
     getattr(compiled, name)(*(guarded.array for guarded in fast), *inputs)
-    getattr(reference, name)(*slow, *(widen(x) for x in copies))
+    getattr(reference, name)(*slow, *map(widen, copies))
     for guarded in fast:
         guarded.assert_intact()
     for copy, after in zip(copies, inputs, strict=True):
@@ -54,10 +60,25 @@ def run_both(name, outputs, *inputs):
 
 
 def assert_close(pairs, tolerance=2e-6, min_scale=1e-3):
-    """Compares the error of each output to its largest element, or to min_scale if larger."""
+    """Compares the error of each output to its largest element, or to min_scale if larger.
+
+    In 16 bits each number may be rounded once besides.
+    """
     for actual, exact in pairs:
-        scale = max(np.abs(exact).max(initial=0), min_scale)
-        np.testing.assert_allclose(actual, exact, rtol=0, atol=tolerance * scale)
+        allowed = tolerance * max(np.abs(exact).max(initial=0), min_scale)
+        rounding = ROUNDING[actual.dtype]
+        np.testing.assert_allclose(widen(actual), exact, rtol=1.01 * rounding, atol=allowed)
+
+
+def assert_attention_matches(random, B, H, G, T, D, *mask, tolerances=(3e-6, 5e-6)):
+    """Both passes of attention, where H heads of queries share G heads of keys and values."""
+    R, C, W = B * T, H * D, (H + 2 * G) * D
+    qkv, dout = normal(random, R, W), normal(random, R, C)
+    pairs = run_both("attention", [(R, C), (B, H, T)], qkv, *mask)
+    assert_close(pairs, tolerances[0])
+    out, logsumexp = (exact.astype(np.float32) for _, exact in pairs)
+    pairs = run_both("attention_backward", [(R, W)], dout, out, logsumexp, qkv, *mask)
+    assert_close(pairs, tolerances[1])
 
 
 def test_both_backends_have_the_same_kernels_with_the_same_arguments():
@@ -92,47 +113,36 @@ def test_what_a_kernel_writes_is_described(random):
     assert described("my_own").gradient == "dy" and not described("my_own").temporary_bytes()
 
 
-@pytest.mark.parametrize("shape", [*itertools.product((0, 1, 40), repeat=3)], ids=str)
-def test_products_with_empty_operands_match_the_reference(random, shape):
-    M, K, N = shape
+def assert_products_match(random, M, K, N, tolerance=2e-6):
+    """Every kind of product, with and without what may be added."""
     a, b = normal(random, M, K), normal(random, K, N)
     a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
-    bias, addend = normal(random, N), normal(random, M, N)
-    assert_close(run_both("matmul", [(M, N)], a, b, bias, addend))
-    assert_close(run_both("matmul_gelu", [(M, N), (M, N)], a, b, bias))
-    assert_close(run_both("matmul_transpose_a", [(M, N)], a_t, b, addend))
-    assert_close(run_both("matmul_transpose_b", [(M, N)], a, b_t))
+    bias, addend, out = normal(random, N), normal(random, M, N), (M, N)
+    pairs = []
+    for added in ((), (bias,), (bias, addend)):
+        pairs += run_both("matmul", [out], a, b, *added)
+    for added in ((), (addend,)):
+        pairs += run_both("matmul_transpose_a", [out], a_t, b, *added)
+        pairs += run_both("matmul_transpose_b", [out], a, b_t, *added)
+    for added in ((), (bias,)):
+        pairs += run_both("matmul_gelu", [out, out], a, b, *added)
+    # Terms of size 1 may cancel: the error is relative to the terms, not to their sum.
+    assert_close(pairs, tolerance, min_scale=max(1e-3, np.sqrt(K)))
 
 
-@pytest.mark.parametrize("M", SIZES)
-def test_products_match_the_reference(random, M):
-    for K, N in itertools.product(SIZES, SIZES):
-        a, b = normal(random, M, K), normal(random, K, N)
-        a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
-        bias, addend = normal(random, N), normal(random, M, N)
-        out = (M, N)
-        # Terms of size 1 may cancel: the error is relative to the terms, not to their sum.
-        check = functools.partial(assert_close, min_scale=np.sqrt(K))
-        check(run_both("matmul", [out], a, b))
-        check(run_both("matmul", [out], a, b, bias))
-        check(run_both("matmul", [out], a, b, bias, addend))
-        check(run_both("matmul_transpose_a", [out], a_t, b))
-        check(run_both("matmul_transpose_a", [out], a_t, b, addend))
-        check(run_both("matmul_transpose_b", [out], a, b_t))
-        check(run_both("matmul_transpose_b", [out], a, b_t, addend))
-        check(run_both("matmul_gelu", [out, out], a, b, bias))
+PRODUCTS = {
+    "without elements": [*itertools.product((0, 1, 40), repeat=3)],
+    **{f"of {M} rows": [*itertools.product((M,), SIZES, SIZES)] for M in SIZES},
+    # Over several blocks of depth; a transposed a is packed for wide b, or always.
+    "deep": [*itertools.product((70,), (255, 256, 257, 511, 700), (65, 261))],
+    "of several strips": [(1000, 33, 40), (1000, 33, 300)],
+}
 
 
-@pytest.mark.parametrize("N", [65, 261])  # a transposed a is packed for wide b, or always
-@pytest.mark.parametrize("K", [255, 256, 257, 511, 700])
-def test_products_over_several_blocks_of_depth_match_the_reference(random, K, N):
-    M = 70
-    a, b, bias = normal(random, M, K), normal(random, K, N), normal(random, N)
-    assert_close(run_both("matmul", [(M, N)], a, b, bias, normal(random, M, N)))
-    assert_close(run_both("matmul_gelu", [(M, N), (M, N)], a, b, bias))
-    a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
-    assert_close(run_both("matmul_transpose_a", [(M, N)], a_t, b))
-    assert_close(run_both("matmul_transpose_b", [(M, N)], a, b_t))
+@pytest.mark.parametrize("shapes", PRODUCTS)
+def test_products_match_the_reference(random, shapes):
+    for shape in PRODUCTS[shapes]:
+        assert_products_match(random, *shape)
 
 
 def test_columns_of_a_product_do_not_depend_on_how_many_there_are(random):
@@ -168,13 +178,6 @@ def test_long_sums_of_products_with_few_rows_lose_no_digits(random, M, N):
         np.testing.assert_allclose(out, exact, rtol=2e-6, err_msg=name)
 
 
-def test_a_product_may_add_to_its_own_output(random):
-    a, b, start = normal(random, 65, 7), normal(random, 65, 9), normal(random, 7, 9)
-    out = start.copy()
-    compiled.matmul_transpose_a(out, a, b, out)
-    np.testing.assert_allclose(out, start + a.T.astype(np.float64) @ b, atol=2e-5)
-
-
 @pytest.mark.parametrize(("R", "C"), ROWS_AND_CHANNELS)
 def test_layernorm_matches_the_reference(random, R, C):
     x, weight, bias, dy = (normal(random, *s) for s in ((R, C), (C,), (C,), (R, C)))
@@ -190,46 +193,81 @@ def test_layernorm_matches_the_reference(random, R, C):
         assert_close(pairs, 1e-5)
 
 
-def test_layernorm_backward_may_overwrite_its_addend(random):
-    R, C = 5, 33
-    x, dy, residual, weight = (normal(random, *s) for s in ((R, C), (R, C), (R, C), (C,)))
-    out, mean, rstd = np.empty_like(x), np.empty(R, np.float32), np.empty(R, np.float32)
-    compiled.layernorm(out, mean, rstd, x, weight)
-    results = []
-    for dx in (np.empty_like(x), residual.copy()):
-        addend = dx if results else residual
-        compiled.layernorm_backward(
-            dx, np.zeros(C, np.float32), None, dy, x, mean, rstd, weight, addend
-        )
-        results.append(dx)
-    np.testing.assert_array_equal(*results)
+# Outputs, inputs, and the input whose array an output may be, by its place.
+IN_PLACE = {
+    "matmul_transpose_a": (["x"], ["a", "b", "x"], {0: 2}),
+    "gelu_backward": (["x", "x"], ["x", "x"], {0: 1, 1: 0}),
+    "relu2_backward": (["x", "x"], ["x", "x"], {0: 1, 1: 0}),
+    "swiglu_backward": (["wide", "x"], ["x", "wide"], {0: 1, 1: 0}),
+    "softcap": (["x"], ["x", 2.0], {0: 0}),
+    "softcap_backward": (["x"], ["x", "x", 2.0], {0: 0}),
+    "layernorm_backward": (
+        ["x", "channel", None],
+        ["x", "x", "row", "row", "channel", "x"],
+        {0: 5},
+    ),
+    "rmsnorm_backward": (["x", "channel"], ["x", "x", "row", "channel"], {0: 0}),
+    "rmsnorm_backward and an addend": (["x", "channel"], ["x", "x", "row", "channel", "x"], {0: 4}),
+    "embedding": (["x"], ["x", "ids", "x"], {0: 2}),
+}
 
 
-def test_gelu_backward_may_overwrite_its_inputs(random):
-    x, dy = normal(random, 37, 29), normal(random, 37, 29)
-    dx, y, preactivation, alone = (np.empty_like(x) for _ in range(4))
-    compiled.gelu_backward(dx, y, dy, x)
-    activation = np.empty_like(x)
-    compiled.matmul_gelu(activation, preactivation, x, np.eye(29, dtype=np.float32))
-    np.testing.assert_array_equal(y, activation)  # the same bits as in the forward pass
-    compiled.gelu(alone, x)
+@pytest.mark.parametrize("call", IN_PLACE)
+def test_what_may_be_overwritten_gives_the_same_bits(random, call):
+    R, C = 37, 29
+    shapes = {"x": (R, C), "wide": (R, 2 * C), "a": (65, R), "b": (65, C), "row": (R,)}
+    shapes["channel"] = (C,)
+    outputs, inputs, places = IN_PLACE[call]
+
+    def array(kind):
+        if kind == "ids":
+            return np.zeros((1, R), np.int32)
+        return normal(random, *shapes[kind]) if kind in shapes else kind
+
+    inputs = [array(kind) for kind in inputs]
+    expected = [kind and np.zeros(shapes[kind], np.float32) for kind in outputs]
+    kernel = getattr(compiled, call.partition(" ")[0])
+    given = [x.copy() if isinstance(x, np.ndarray) else x for x in inputs]
+    found = [
+        given[places[i]] if i in places else x if x is None else x.copy()
+        for i, x in enumerate(expected)
+    ]
+    kernel(*expected, *inputs)
+    kernel(*found, *given)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["gelu", "relu2", "swiglu"])
+def test_activations_have_the_same_bits_in_both_passes(random, name):
+    x, dy = normal(random, 37, 58), normal(random, 37, 29 if name == "swiglu" else 58)
+    dx, y, alone = np.empty_like(x), np.empty_like(dy), np.empty_like(dy)
+    getattr(compiled, f"{name}_backward")(dx, y, dy, x)
+    getattr(compiled, name)(alone, x)
     np.testing.assert_array_equal(y, alone)
-    compiled.gelu_backward(x, dy, dy, x)
-    np.testing.assert_array_equal(x, dx)
-    np.testing.assert_array_equal(dy, y)
+    if name == "gelu":
+        compiled.matmul_gelu(alone, np.empty_like(x), x, np.eye(58, dtype=np.float32))
+        np.testing.assert_array_equal(y, alone)
+
+
+def kernels_of_elements(random, R, C):
+    """Runs all that need no more than a matrix of R rows and C channels -> the pairs."""
+    x, dy, wide = 3 * normal(random, R, C), normal(random, R, C), 3 * normal(random, R, 2 * C)
+    pairs = run_both("column_sum", [normal(random, C)], x)
+    for name, source in (("gelu", x), ("relu2", x), ("swiglu", wide)):
+        pairs += run_both(name, [(R, C)], source)
+        pairs += run_both(f"{name}_backward", [source.shape, (R, C)], dy, source)
+    pairs += run_both("softcap", [(R, C)], x, 1.5)
+    pairs += run_both("softcap_backward", [(R, C)], dy, np.tanh(x), 1.5)
+    return pairs + run_both("dropout", [(R, C)], x, KEY, 0.3, dy)
 
 
 @pytest.mark.parametrize(("R", "C"), ROWS_AND_CHANNELS)
-def test_kernels_of_rows_and_elements_match_the_reference(random, R, C):
-    x, dy = 3 * normal(random, R, C), normal(random, R, C)
-    assert_close(run_both("gelu", [(R, C)], x))
-    assert_close(run_both("gelu_backward", [(R, C), (R, C)], dy, x))
-    assert_close(run_both("column_sum", [normal(random, C)], x))
-    for addend in (normal(random, R, C), None):
-        assert_close(run_both("dropout", [(R, C)], x, KEY, 0.3, addend))
-        assert_close(run_both("dropout", [(R, C)], x, KEY, 0.3, addend, 1001))
-    exact = float(np.square(x, dtype=np.float64).sum())
-    assert compiled.sum_of_squares(x.reshape(-1)) == pytest.approx(exact, rel=1e-6)
+def test_kernels_of_elements_match_the_reference(random, R, C):
+    pairs = kernels_of_elements(random, R, C)
+    for addend, first_row in ((None, 0), (None, 1001), (normal(random, R, C), 1001)):
+        pairs += run_both("dropout", [(R, C)], normal(random, R, C), KEY, 0.3, addend, first_row)
+    assert_close(pairs)
 
 
 @pytest.mark.parametrize("n", [1, 15, 8191, 8192, 8193, 30001])
@@ -342,6 +380,26 @@ def test_cross_entropy_is_exact_for_huge_logits(random):
     np.testing.assert_allclose(*pairs[1], atol=1e-6)
 
 
+def attention_of(qkv, dout, shape, *mask):
+    """Both compiled passes of attention -> out, logsumexp, dqkv."""
+    out, dqkv = (Guarded(x.shape, dtype=x.dtype) for x in (dout, qkv))
+    logsumexp = Guarded(shape)
+    compiled.attention(out.array, logsumexp.array, qkv, *mask)
+    compiled.attention_backward(dqkv.array, dout, out.array, logsumexp.array, qkv, *mask)
+    for guarded in (out, logsumexp, dqkv):
+        guarded.assert_intact()
+    return to_float32(out.array), logsumexp.array, to_float32(dqkv.array)
+
+
+ATTENTION = [  # of each head its own keys and values, and of several heads the same
+    *((1, 1, 1, 1, 1), (2, 3, 3, 5, 7), (3, 2, 2, 16, 4), (1, 3, 3, 17, 20), (2, 2, 2, 31, 33)),
+    *((2, 1, 1, 32, 64), (2, 1, 1, 33, 8), (1, 2, 2, 64, 32), (2, 2, 2, 65, 16)),
+    *((1, 2, 2, 129, 33), (1, 1, 1, 200, 80)),
+    *((2, 2, 1, 3, 3), (2, 6, 2, 20, 5), (1, 6, 2, 64, 5), (2, 4, 1, 65, 16)),
+    *((1, 4, 2, 129, 33), (3, 3, 1, 1, 1)),
+]
+
+
 @pytest.mark.parametrize("C", [1, 5, 16, 63, 65])
 @pytest.mark.parametrize(("B", "T"), [(1, 1), (2, 3), (3, 65)])
 def test_embedding_matches_the_reference(random, B, T, C):
@@ -355,32 +413,10 @@ def test_embedding_matches_the_reference(random, B, T, C):
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.3])
-@pytest.mark.parametrize(
-    ("B", "H", "T", "D"),
-    [
-        (1, 1, 1, 1),
-        (2, 3, 5, 7),
-        (3, 2, 16, 4),
-        (1, 3, 17, 20),
-        (2, 2, 31, 33),
-        (2, 1, 32, 64),
-        (2, 1, 33, 8),
-        (1, 2, 64, 32),
-        (2, 2, 65, 16),
-        (1, 2, 129, 33),
-        (1, 1, 200, 80),
-    ],
-)
-def test_attention_matches_the_reference(random, B, H, T, D, probability):
-    R, C = B * T, H * D
+@pytest.mark.parametrize(("B", "H", "G", "T", "D"), ATTENTION)
+def test_attention_matches_the_reference(random, B, H, G, T, D, probability):
     dropout = KEY, probability, 5 * T  # of the sequences from the sixth of a batch on
-    qkv, dout = normal(random, R, 3 * C), normal(random, R, C)
-    shapes = [(R, C), (B, H, T)]
-    pairs = run_both("attention", shapes, qkv, *dropout)
-    assert_close(pairs, 3e-6)
-    out, logsumexp = (exact.astype(np.float32) for _, exact in pairs)
-    pairs = run_both("attention_backward", [(R, 3 * C)], dout, out, logsumexp, qkv, *dropout)
-    assert_close(pairs, 5e-6)
+    assert_attention_matches(random, B, H, G, T, D, *dropout)
 
 
 @pytest.mark.parametrize("kernels", [compiled, reference], ids=["compiled", "reference"])

@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.attention import backward, forward
-from smallmind.kernels.codegen.isa import ISA
-from smallmind.kernels.half import BFLOAT16, FLOAT16
-from tests.gradcheck import assert_gradients
-from tests.kernels.test_compiled import KEY, assert_close, normal, run_both
-from tests.kernels.test_half import assert_half_close, half
+from tests.kernels.test_compiled import (
+    KEY,
+    assert_attention_matches,
+    assert_close,
+    attention_of,
+    normal,
+)
 
 SEED = 23
 
@@ -39,25 +41,10 @@ def firsts_at(*windows, T):
     return firsts
 
 
-def run_compiled(qkv, dout, shape, *mask):
-    """-> out, logsumexp and dqkv."""
-    out, logsumexp = np.full_like(dout, np.nan), np.full(shape, np.nan, np.float32)
-    dqkv = np.full_like(qkv, np.nan)
-    compiled.attention(out, logsumexp, qkv, *mask)
-    compiled.attention_backward(dqkv, dout, out, logsumexp, qkv, *mask)
-    return out, logsumexp, dqkv
-
-
 def assert_match(random, B, H, G, D, firsts, probability):
     T = firsts.shape[1]
-    R, C, W = B * T, H * D, (H + 2 * G) * D
     mask = KEY, probability, 5 * T, firsts
-    qkv, dout = normal(random, R, W), normal(random, R, C)
-    pairs = run_both("attention", [(R, C), (B, H, T)], qkv, *mask)
-    assert_close(pairs, 5e-6)
-    out, logsumexp = (exact.astype(np.float32) for _, exact in pairs)
-    pairs = run_both("attention_backward", [(R, W)], dout, out, logsumexp, qkv, *mask)
-    assert_close(pairs, 1e-5)
+    assert_attention_matches(random, B, H, G, T, D, *mask, tolerances=(5e-6, 1e-5))
 
 
 @pytest.mark.parametrize("kernels", [compiled, reference], ids=["compiled", "reference"])
@@ -102,27 +89,13 @@ def test_attention_in_any_documents_matches_the_reference(windows, T, G, shared,
     assert_match(np.random.default_rng(T), len(windows), G * shared, G, D, firsts, 0.0)
 
 
-@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=["float16", "bfloat16"])
-@pytest.mark.parametrize(("T", "D"), [(17, 5), (65, 16), (130, 33)])
-def test_attention_in_documents_in_16_bits_matches_the_reference(random, dtype, T, D):
-    B, H, R, C = 2, 2, 2 * T, 2 * D
-    mask = KEY, 0.2, 0, firsts_at([T // 3, T - 1], range(0, T, 7), T=T)
-    qkv, dout = half(normal(random, R, 3 * C), dtype), half(normal(random, R, C), dtype)
-    outputs = [((R, C), dtype), ((B, H, T), np.float32)]
-    # See test_attention_pairs.
-    tolerance = 2.0**-8 if dtype == BFLOAT16 and ISA.fast_bfloat16 else 1e-5
-    out, logsumexp = assert_half_close("attention", outputs, qkv, *mask, tolerance=tolerance)
-    inputs = dout, out, logsumexp, qkv, *mask
-    assert_half_close("attention_backward", [((R, 3 * C), dtype)], *inputs, tolerance=tolerance)
-
-
 @pytest.mark.parametrize("probability", [0.0, 0.3])
 @pytest.mark.parametrize("T", SIZES)
 def test_one_document_gives_the_same_bits_as_none(random, T, probability):
     B, H, D = 2, 3, 24
     qkv, dout = normal(random, B * T, 3 * H * D), normal(random, B * T, H * D)
     masks = [(KEY, probability, 0, firsts) for firsts in (None, np.zeros((B, T), np.int32))]
-    results = [run_compiled(qkv, dout, (B, H, T), *mask) for mask in masks]
+    results = [attention_of(qkv, dout, (B, H, T), *mask) for mask in masks]
     for none, one in zip(*results, strict=True):
         np.testing.assert_array_equal(none, one)
 
@@ -133,13 +106,13 @@ def test_a_document_gets_nothing_from_the_one_before_and_gives_it_nothing(random
     for place in {1, T // 3, T // 2, T - 1} - {0}:
         mask = KEY, 0.2, 0, firsts_at([place], T=T)
         qkv, dout = normal(random, T, 3 * H * D), normal(random, T, H * D)
-        before = run_compiled(qkv, dout, (1, H, T), *mask)
+        before = attention_of(qkv, dout, (1, H, T), *mask)
         first, second = slice(0, place), slice(place, T)
         for changed, others in ((first, second), (second, first)):
             moved, other_dout = qkv.copy(), dout.copy()
             moved[changed] = 9 * normal(random, *moved[changed].shape)
             other_dout[changed] *= -2
-            after = run_compiled(moved, other_dout, (1, H, T), *mask)
+            after = attention_of(moved, other_dout, (1, H, T), *mask)
             np.testing.assert_array_equal(before[0][others], after[0][others])
             np.testing.assert_array_equal(before[2][others], after[2][others])
             np.testing.assert_array_equal(before[1][0, :, others], after[1][0, :, others])
@@ -148,8 +121,8 @@ def test_a_document_gets_nothing_from_the_one_before_and_gives_it_nothing(random
 def test_a_document_in_a_window_equals_the_document_alone(random):
     T, place, H, D = 150, 61, 2, 24
     qkv, dout = normal(random, T, 3 * H * D), normal(random, T, H * D)
-    window = run_compiled(qkv, dout, (1, H, T), 0, 0.0, 0, firsts_at([place], T=T))
-    alone = run_compiled(qkv[place:].copy(), dout[place:].copy(), (1, H, T - place))
+    window = attention_of(qkv, dout, (1, H, T), 0, 0.0, 0, firsts_at([place], T=T))
+    alone = attention_of(qkv[place:].copy(), dout[place:].copy(), (1, H, T - place))
     assert_close([(window[0][place:], alone[0]), (window[2][place:], alone[2])], 3e-6)
     assert_close([(window[1][:, :, place:], alone[1])], 3e-6)
 
@@ -161,8 +134,8 @@ def test_scores_of_other_documents_may_be_of_any_size(random):
         qkv[3, D : 2 * D] *= factor
         firsts = firsts_at([8], T=T)
         with np.errstate(all="raise", under="ignore"):
-            out, logsumexp, dqkv = run_compiled(qkv, dout, (1, 1, T), 0, 0.0, 0, firsts)
-        alone = run_compiled(qkv[8:].copy(), dout[8:].copy(), (1, 1, T - 8))
+            out, logsumexp, dqkv = attention_of(qkv, dout, (1, 1, T), 0, 0.0, 0, firsts)
+        alone = attention_of(qkv[8:].copy(), dout[8:].copy(), (1, 1, T - 8))
         assert_close([(out[8:], alone[0]), (dqkv[8:], alone[2])], 3e-6)
         assert np.isfinite(logsumexp).all()
 
@@ -178,27 +151,10 @@ def test_documents_compile_no_further_kernels(random):
         if hasattr(cell.cell_contents, "signatures")
     ]
     assert len(dispatchers) == 2
-    run_compiled(qkv, dout, (1, 1, T))
+    attention_of(qkv, dout, (1, 1, T))
     before = [len(dispatcher.signatures) for dispatcher in dispatchers]
-    run_compiled(qkv, dout, (1, 1, T), KEY, 0.2, 0, firsts_at([3], T=T))
+    attention_of(qkv, dout, (1, 1, T), KEY, 0.2, 0, firsts_at([3], T=T))
     assert [len(dispatcher.signatures) for dispatcher in dispatchers] == before
-
-
-@pytest.mark.parametrize("probability", [0.0, 0.4])
-def test_gradient_of_attention_in_documents_matches_finite_differences(random, probability):
-    B, H, G, T, D = 2, 4, 2, 6, 3
-    qkv = random.standard_normal((B * T, (H + 2 * G) * D))
-    u = random.standard_normal((B * T, H * D))
-    mask = KEY, probability, 0, firsts_at([2, 5], [3], T=T)
-
-    def forward(qkv):
-        out, logsumexp = np.zeros((B * T, H * D)), np.zeros((B, H, T))
-        reference.attention(out, logsumexp, qkv, *mask)
-        return out, logsumexp
-
-    dqkv = np.full_like(qkv, np.nan)
-    reference.attention_backward(dqkv, u, *forward(qkv), qkv, *mask)
-    assert_gradients(lambda qkv: float((forward(qkv)[0] * u).sum()), [dqkv], [qkv])
 
 
 @pytest.mark.parametrize("T", [17, 65])
@@ -206,9 +162,9 @@ def test_a_mask_that_begins_one_key_early_or_late_is_noticed(random, T):
     B, H, D = 1, 2, 16
     qkv, dout = normal(random, T, 3 * H * D), normal(random, T, H * D)
     firsts = firsts_at([T // 2], T=T)
-    right = run_compiled(qkv, dout, (B, H, T), 0, 0.0, 0, firsts)
+    right = attention_of(qkv, dout, (B, H, T), 0, 0.0, 0, firsts)
     for shift in (-1, 1):
         wrong = firsts_at([T // 2 + shift], T=T)
-        results = run_compiled(qkv, dout, (B, H, T), 0, 0.0, 0, wrong)
+        results = attention_of(qkv, dout, (B, H, T), 0, 0.0, 0, wrong)
         for x, y in zip(right, results, strict=True):
             assert np.abs(x - y).max() > 1e-2

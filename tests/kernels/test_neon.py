@@ -92,20 +92,12 @@ def fma(builder, ops, a, b, c):
     ops.store(builder, ops.fma(builder, *(ops.load(builder, x) for x in (a, b, c))), a)
 
 
-def from_float16(builder, ops, a, b, _):
-    ops.store(builder, ops.load(builder, b, Storage.FLOAT16), a)
+def widening(storage):
+    return lambda builder, ops, a, b, _: ops.store(builder, ops.load(builder, b, storage), a)
 
 
-def to_float16(builder, ops, a, b, _):
-    ops.store(builder, ops.load(builder, b), a, Storage.FLOAT16)
-
-
-def from_bfloat16(builder, ops, a, b, _):
-    ops.store(builder, ops.load(builder, b, Storage.BFLOAT16), a)
-
-
-def to_bfloat16(builder, ops, a, b, _):
-    ops.store(builder, ops.load(builder, b), a, Storage.BFLOAT16)
+def narrowing(storage):
+    return lambda builder, ops, a, b, _: ops.store(builder, ops.load(builder, b), a, storage)
 
 
 def dot_pairs(builder, ops, a, b, c):
@@ -119,14 +111,11 @@ def prefetch(builder, ops, a, b, c):
     ops.prefetch(builder, c, write=True)
 
 
-def square_root(builder, ops, a, b, _):
-    kind = ops.vector
-    ops.store(builder, ops.call(builder, "llvm.sqrt.v4f32", kind, ops.load(builder, b)), a)
+def calling(name):
+    def call(builder, ops, a, b, _):
+        ops.store(builder, ops.call(builder, name, ops.vector, ops.load(builder, b)), a)
 
-
-def nearest(builder, ops, a, b, _):
-    kind = ops.vector
-    ops.store(builder, ops.call(builder, "llvm.nearbyint.v4f32", kind, ops.load(builder, b)), a)
+    return call
 
 
 def scale_by_power(builder, ops, a, b, c):
@@ -146,13 +135,13 @@ def partial(builder, ops, a, b, _):
     ("operation", "instructions"),
     [
         (fma, ["fmla"]),
-        (from_float16, ["fcvtl"]),
-        (to_float16, ["fcvtn"]),
-        (from_bfloat16, ["shll"]),
-        (to_bfloat16, ["bsl|bif|bit", "xtn|shrn|uzp2"]),
+        (widening(Storage.FLOAT16), ["fcvtl"]),
+        (narrowing(Storage.FLOAT16), ["fcvtn"]),
+        (widening(Storage.BFLOAT16), ["shll"]),
+        (narrowing(Storage.BFLOAT16), ["bsl|bif|bit", "xtn|shrn|uzp2"]),
         (prefetch, ["pldl1keep", "pldl2keep", "pstl1keep"]),
-        (square_root, ["fsqrt"]),
-        (nearest, ["frinti"]),
+        (calling("llvm.sqrt.v4f32"), ["fsqrt"]),
+        (calling("llvm.nearbyint.v4f32"), ["frinti"]),
         (scale_by_power, ["fmul", "shl"]),
         (lane_sum, ["fadd|faddp"]),
         (partial, ["ldr|ldp|ld1|mov", "str|stp|st1"]),
@@ -168,7 +157,7 @@ def test_an_operation_is_a_few_instructions(operation, instructions, cpu, triple
 
 @pytest.mark.parametrize(("cpu", "triple"), WITH_BFLOAT16)
 def test_a_cpu_with_bfloat16_narrows_and_multiplies_pairs_in_one_instruction(cpu, triple):
-    assert "bfcvtn" in compiled(to_bfloat16, cpu, triple, DOTS)
+    assert "bfcvtn" in compiled(narrowing(Storage.BFLOAT16), cpu, triple, DOTS)
     assert len(re.findall(r"\sbfdot", compiled(dot_pairs, cpu, triple, DOTS))) == 1
 
 

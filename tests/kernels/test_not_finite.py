@@ -55,17 +55,25 @@ def test_non_finite_values_pass_through_kernels_of_rows(random, C, value):
     R = 9
     clean, spoilt, weight = normal(random, R, C), normal(random, R, C), normal(random, C)
     spoilt[3, -1] = value
+    wide, weights = np.concatenate((clean, spoilt), axis=1), np.ones(2, np.float32)
     mean, rstd = np.zeros(R, np.float32), np.ones(R, np.float32)
     assert_same_kinds("layernorm", [(R, C), (R,), (R,)], spoilt, weight)
+    assert_same_kinds("rmsnorm", [(R, C), (R,)], spoilt, weight)
+    assert_same_kinds("norm_heads", [wide, (R, 2 * C), (R, 2)], weight, weight, 1, R)
     for dy, x in ((clean, spoilt), (spoilt, clean)):
         kernel = "layernorm_backward"
         assert_same_kinds(kernel, [(R, C), (C,), (C,)], dy, x, mean, rstd, weight)
-    for dy, x in ((spoilt, clean), (clean, spoilt)):
+        assert_same_kinds("rmsnorm_backward", [(R, C), (C,)], dy, x, rstd, weight)
         assert_same_kinds("gelu_backward", [(R, C), (R, C)], dy, x)
+        assert_same_kinds("relu2_backward", [(R, C), (R, C)], dy, np.abs(x))
+        assert_same_kinds("mix", [(R, C)], dy, x, weights)
+        assert_same_kinds("dropout", [(R, C)], dy, KEY, 0.3, x)
     assert_same_kinds("gelu", [(R, C)], spoilt)
+    assert_same_kinds("swiglu", [(R, C)], wide)
     assert_same_kinds("column_sum", [(C,)], spoilt)
-    assert_same_kinds("dropout", [(R, C)], spoilt, KEY, 0.3, clean)
-    assert_same_kinds("dropout", [(R, C)], clean, KEY, 0.3, spoilt)
+    if np.isnan(value):
+        assert_same_kinds("relu2", [(R, C)], spoilt)
+        assert_same_kinds("softcap", [(R, C)], spoilt, 2.0)
     targets = np.zeros(R, np.int32)
     losses, logits = np.zeros(R, np.float32), spoilt.copy()
     compiled.cross_entropy(losses, logits, logits, targets, 1.0)

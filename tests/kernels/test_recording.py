@@ -1,7 +1,5 @@
 """Recorded calls of kernels: repeated, they do what they did, with what their arrays hold now."""
 
-import threading
-
 import numpy as np
 import pytest
 from numba import get_num_threads, prange
@@ -9,7 +7,8 @@ from numba import get_num_threads, prange
 from smallmind.kernels import compiled
 from smallmind.kernels.codegen.jit import parallel_jit, serial_jit
 from smallmind.kernels.codegen.recording import TRIAL, TRIED_EVERY, Pace, Recording
-from smallmind.kernels.codegen.threads import max_threads, set_threads, threads
+from smallmind.kernels.codegen.threads import max_threads
+from tests.threads import in_threads, on_threads
 
 
 @serial_jit
@@ -76,9 +75,7 @@ def test_a_recording_keeps_its_arrays_alive_and_nothing_may_be_recorded():
 def test_only_the_calls_of_its_own_thread_are_recorded():
     out, other, recording = np.zeros(1), np.zeros(1), Recording()
     with recording.recording():
-        thread = threading.Thread(target=count_up, args=(other, np.array(1)))
-        thread.start()
-        thread.join()
+        in_threads(lambda: count_up(other, np.array(1)))
         count_up(out, np.array(1))
     recording.repeat()
     assert (out[0], other[0], len(recording)) == (2, 1, 1)
@@ -143,18 +140,14 @@ def test_repetitions_that_are_interrupted_do_not_change_the_way():
 def test_repetitions_are_made_on_one_thread_and_on_all():
     if max_threads() == 1:
         pytest.skip("needs two threads")
-    count, found, recording = threads(), np.zeros(1, np.int64), Recording()
-    set_threads(2)
-    try:
+    found, recording, seen = np.zeros(1, np.int64), Recording(), set()
+    for _ in on_threads(2):
         with recording.recording():
             count_threads(found, np.zeros(1000, np.float32))
         assert found[0] == 2 and recording.nbytes == 8 + 4000
-        seen = set()
         for _ in range(2 * TRIAL):
             recording.repeat()
             seen.add(int(found[0]))
         assert seen == {1, 2}
         count_threads(found, np.zeros(1, np.float32))
         assert found[0] == 2
-    finally:
-        set_threads(count)

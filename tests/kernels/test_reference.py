@@ -41,13 +41,88 @@ def test_gradients_of_matmul_and_its_bias_match_finite_differences(random):
     assert_gradients(weighted(u, "matmul"), [dx, dweight, dbias], [x, weight, bias])
 
 
-def test_gradient_of_gelu_matches_finite_differences(random):
-    x, u = 3 * random.standard_normal((R, C)), random.standard_normal((R, C))
-    dx, y, out = nan(R, C), nan(R, C), nan(R, C)
-    reference.gelu_backward(dx, y, u, x)
-    assert_gradients(weighted(u, "gelu"), [dx], [x])
-    reference.matmul_gelu(out, nan(R, C), x, np.eye(C))
+@pytest.mark.parametrize(("name", "width"), [("gelu", C), ("relu2", C), ("swiglu", C // 2)])
+def test_gradients_of_activations_match_finite_differences(random, name, width):
+    """The backward pass returns the activation too, which need not be kept."""
+    x, u = 3 * random.standard_normal((R, C)), random.standard_normal((R, width))
+    dx, y, out = nan(R, C), nan(R, width), nan(R, width)
+    getattr(reference, f"{name}_backward")(dx, y, u, x)
+    assert_gradients(weighted(u, name), [dx], [x])
+    if name == "gelu":
+        reference.matmul_gelu(out, nan(R, C), x, np.eye(C))
+    else:
+        getattr(reference, name)(out, x)
     np.testing.assert_allclose(y, out, rtol=1e-14)
+
+
+def test_gradient_of_softcap_matches_finite_differences(random):
+    x, u, y, dx = (
+        3 * random.standard_normal((R, C)),
+        random.standard_normal((R, C)),
+        nan(R, C),
+        nan(R, C),
+    )
+    reference.softcap(y, x, 2.0)
+    reference.softcap_backward(dx, u, y, 2.0)
+    f = weighted(u, "softcap")
+    assert_gradients(lambda x: f(x, 2.0), [dx], [x])
+
+
+@pytest.mark.parametrize(("first", "width"), [(0, 5), (2, 9)])
+def test_gradients_of_mix_match_finite_differences(random, first, width):
+    shapes = (4, 5), (4, 5), (2,), (4, width)
+    *inputs, u = (random.standard_normal(shape) for shape in shapes)
+    dx, dother, dweights = u.copy(), np.zeros((4, 5)), np.zeros(2)
+    reference.mix_backward(dx, dother, dweights, *inputs, first)
+
+    def f(*inputs):
+        out = np.zeros((4, width))
+        reference.mix(out, *inputs, first)
+        return float((out * u).sum())
+
+    assert_gradients(f, [dx[:, first : first + 5], dother, dweights], inputs)
+
+
+@pytest.mark.parametrize("D", [3, 4])
+def test_gradient_of_rope_matches_finite_differences(random, D):
+    x, u = random.standard_normal((2, 6, 2 * D + 1))
+    arguments = 1e4, 3, 2, D, 1
+
+    def f(x):
+        y = x.copy()
+        reference.rope(y, *arguments)
+        return float((y * u).sum())
+
+    dx = u.copy()
+    reference.rope(dx, *arguments, inverse=True)
+    assert_gradients(f, [dx], [x])
+
+
+def test_gradients_of_rmsnorm_match_finite_differences(random):
+    x, weight, u = (random.standard_normal(s) for s in ((R, C), (C,), (R, C)))
+    rstd, dx, dweight = nan(R), u.copy(), np.zeros(C)
+    reference.rmsnorm(nan(R, C), rstd, x, weight)
+    reference.rmsnorm_backward(dx, dweight, dx, x, rstd, weight)
+    assert_gradients(weighted(u, "rmsnorm", nan(R)), [dx, dweight], [x, weight])
+
+
+@pytest.mark.parametrize("theta", [None, 1e4])
+@pytest.mark.parametrize("D", [3, 4])
+def test_gradients_of_norm_heads_match_finite_differences(random, D, theta):
+    H, G, T = 2, 1, 3
+    x, u = random.standard_normal((2, 2 * T, (H + 2 * G) * D))
+    gains = random.standard_normal((2, D))
+    n, rotation = (H + G) * D, () if theta is None else (theta,)
+
+    def forward(x, gains):
+        y, kept, rstd = x.copy(), nan(2 * T, n), nan(2 * T, H + G)
+        reference.norm_heads(y, kept, rstd, *gains, H, T, *rotation)
+        return y, kept, rstd
+
+    _, *kept = forward(x, gains)
+    dx, dgains = u.copy(), np.zeros((2, D))
+    reference.norm_heads_backward(dx, *dgains, *kept, *gains, H, T, *rotation)
+    assert_gradients(lambda x, g: float((forward(x, g)[0] * u).sum()), [dx, dgains], [x, gains])
 
 
 class Assigned(np.ndarray):
@@ -168,19 +243,27 @@ def test_gradients_of_layernorm_match_finite_differences(random, with_bias):
     assert_gradients(weighted(u, "layernorm", nan(R), nan(R)), gradients, arrays)
 
 
+DOCUMENTS = np.array([[0, 0, 2, 2, 2, 5], [0, 0, 0, 3, 3, 3]], np.int32)
+
+
 @pytest.mark.parametrize("probability", [0.0, 0.4])
-def test_gradient_of_attention_matches_finite_differences(random, probability):
-    B, H, T, D = 2, 3, 5, 4
-    qkv, u = random.standard_normal((B * T, 3 * H * D)), random.standard_normal((B * T, H * D))
-    key = (12345 << 32) + 678
+@pytest.mark.parametrize(
+    ("H", "G", "T", "D", "firsts"),
+    [(3, 3, 5, 4, None), (4, 2, 5, 3, None), (4, 2, 6, 3, DOCUMENTS)],
+)
+def test_gradient_of_attention_matches_finite_differences(random, H, G, T, D, firsts, probability):
+    B = 2
+    qkv = random.standard_normal((B * T, (H + 2 * G) * D))
+    u = random.standard_normal((B * T, H * D))
+    mask = (12345 << 32) + 678, probability, 0, firsts
 
     def forward(qkv):
         out, logsumexp = nan(B * T, H * D), nan(B, H, T)
-        reference.attention(out, logsumexp, qkv, key, probability)
+        reference.attention(out, logsumexp, qkv, *mask)
         return out, logsumexp
 
     dqkv = nan(*qkv.shape)
-    reference.attention_backward(dqkv, u, *forward(qkv), qkv, key, probability)
+    reference.attention_backward(dqkv, u, *forward(qkv), qkv, *mask)
     assert_gradients(lambda qkv: float((forward(qkv)[0] * u).sum()), [dqkv], [qkv])
 
 

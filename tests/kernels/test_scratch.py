@@ -1,10 +1,9 @@
 """The memory that kernels keep between calls."""
 
-import threading
-
 import numpy as np
 
 from smallmind.kernels.codegen.scratch import scratch, scratch_bytes
+from tests.threads import in_threads
 
 
 def test_rows_do_not_share_cache_lines():
@@ -27,26 +26,10 @@ def test_scratch_grows_and_frees_what_it_has_outgrown():
         for size in range(1, 2000):  # more shapes than the number of views kept
             assert scratch(1, size).shape[1] >= size
 
-    run_in_a_thread(grow)
+    in_threads(grow)
 
 
 def test_every_python_thread_has_its_own_scratch():
     mine, theirs = scratch(1, 64), []
-    run_in_a_thread(lambda: theirs.append(scratch(1, 64)))
+    in_threads(lambda: theirs.append(scratch(1, 64)))
     assert not np.shares_memory(mine, theirs[0])
-
-
-def run_in_a_thread(function):
-    errors = []
-
-    def catch():
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=catch)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]

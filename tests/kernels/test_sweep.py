@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
-from tests.kernels.test_compiled import KEY, assert_close, normal, run_both
+from tests.kernels.test_compiled import (
+    KEY,
+    assert_attention_matches,
+    assert_close,
+    assert_products_match,
+    kernels_of_elements,
+    normal,
+    run_both,
+)
 
 SEED = 5
 
@@ -20,14 +28,8 @@ def swept(**others):
 
 @pytest.mark.parametrize("others", [(7, 33, 65), (13, 17, 3)], ids=str)
 def test_products_of_every_size_match_the_reference(random, others):
-    for M, K, N in swept(**dict(zip("MKN", others, strict=True))):
-        a, b, addend = normal(random, M, K), normal(random, K, N), normal(random, M, N)
-        a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
-        pairs = run_both("matmul", [(M, N)], a, b, normal(random, N), addend)
-        pairs += run_both("matmul_gelu", [(M, N), (M, N)], a, b)
-        pairs += run_both("matmul_transpose_a", [(M, N)], a_t, b, addend)
-        pairs += run_both("matmul_transpose_b", [(M, N)], a, b_t)
-        assert_close(pairs, 5e-6, min_scale=np.sqrt(K))
+    for shape in swept(**dict(zip("MKN", others, strict=True))):
+        assert_products_match(random, *shape, tolerance=5e-6)
 
 
 def test_kernels_of_rows_of_every_size_match_the_reference(random):
@@ -40,10 +42,7 @@ def test_kernels_of_rows_of_every_size_match_the_reference(random):
         sums = [normal(random, C), normal(random, C)]
         pairs = run_both("layernorm_backward", [(R, C), *sums], dy, x, mean, rstd, weight, addend)
         assert_close(pairs, 1e-5 * max(1, rstd.max()))
-        pairs = run_both("gelu", [(R, C)], x)
-        pairs += run_both("gelu_backward", [(R, C), (R, C)], dy, x)
-        pairs += run_both("dropout", [(R, C)], x, KEY, 0.3, addend)
-        pairs += run_both("column_sum", [weight], x)
+        pairs = kernels_of_elements(random, R, C)
         targets = random.integers(0, C, R).astype(np.int32)
         pairs += run_both("cross_entropy", [(R,), (R, C), x.copy()], targets, 1 / R)[:2]
         logits = normal(random, R, C)
@@ -68,17 +67,10 @@ def test_embedding_of_every_size_matches_the_reference(random):
 @pytest.mark.parametrize("probability", [0.0, 0.2])
 def test_attention_of_every_size_matches_the_reference(random, probability):
     for B, H, T, D in swept(B=1, H=1, T=23, D=13):
-        R, C = B * T, H * D
-        if R * C > 23 * 130:
+        if B * T * H * D > 23 * 130:
             continue
-        qkv, dout = normal(random, R, 3 * C), normal(random, R, C)
-        pairs = run_both("attention", [(R, C), (B, H, T)], qkv, KEY, probability)
-        assert_close(pairs, 5e-6)
-        out, logsumexp = (exact.astype(np.float32) for _, exact in pairs)
-        pairs = run_both(
-            "attention_backward", [(R, 3 * C)], dout, out, logsumexp, qkv, KEY, probability
-        )
-        assert_close(pairs, 1e-5)
+        tolerances = 5e-6, 1e-5
+        assert_attention_matches(random, B, H, H, T, D, KEY, probability, tolerances=tolerances)
 
 
 def test_adamw_of_every_size_matches_the_reference(random):

@@ -11,9 +11,7 @@ import numpy as np
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 from smallmind.kernels.codegen.threads import set_threads
-from smallmind.kernels.half import BFLOAT16, round_to
-from smallmind.kernels.compiled import *
-from smallmind.kernels.half import BFLOAT16, round_to
+from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to
 
 KEY = (0xABCD1234 << 32) + 0x9876FEDC
 random = np.random.default_rng(3)
@@ -43,6 +41,16 @@ p, g, m, v = normal(40000), normal(40000), normal(40000), np.abs(normal(40000))
 coefficients = AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
 sizes = (0, 17000, 34000, 39000), (68, 250, 33, 40), (250, 68, 120, 25), (250, 68, 120, 25)
 matrices = MatrixBlocks(*(np.array(x) for x in sizes))
+cached = [  # keys and values of G heads, four of which look back from `start` on
+    (
+        (normal(B, G, -(-S // reference.PANEL), D, reference.PANEL), normal(B, G, S, D)),
+        normal(B * T, (4 + 2 * G) * D),
+        np.array(start),
+    )
+    for B, T, G, D, S, start in (
+        (1, 1, 1, 8, 16, 15), (2, 1, 2, 64, 40, 17), (3, 5, 4, 7, 24, 7), (1, 1, 2, 20, 31, 1000)
+    )
+]
 
 
 for count in map(int, sys.argv[1].split(",")):
@@ -118,6 +126,11 @@ for count in map(int, sys.argv[1].split(",")):
     digest("column_sum", [bias.copy()], dy)
     digest("sum_of_squares", [], p)
     digest("adamw", [a.copy() for a in (p, g, m, v)], 30000, coefficients)
+    for dtype in (np.float32, FLOAT16, BFLOAT16):
+        terms = [round_to(np.concatenate((a, b)), dtype) for a, b in ((p, g), (m, v))]
+        digest("add_vectors", [np.empty(80000, dtype)], *terms)
+    for kept, row, start in cached:
+        digest("cached_attention", [empty(len(row), kept[1].shape[-1] * 4)], row, *kept, start)
     momentum = MuonCoefficients(1e-2, 0.9, 0.1, 0.5)
     digest("muon", [a.copy() for a in (p, g, m)], matrices, momentum)
     print(count, *shown)

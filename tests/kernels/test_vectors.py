@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from smallmind.kernels import compiled, reference
-from smallmind.kernels.codegen.threads import max_threads, set_threads, threads
 from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to
 from tests.guards import Guarded
 from tests.kernels.test_compiled import normal
@@ -68,17 +67,3 @@ def test_numbers_that_are_not_finite_reach_the_sum_alone(random, dtype):
         for result in (out, copy):
             np.testing.assert_array_equal(result[30], np.float32(value))
             assert np.isfinite(np.delete(result, 30)).all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_bits_do_not_depend_on_the_number_of_threads(random, dtype):
-    x, y = vectors(random, dtype, 70_001)
-    results, before = [], threads()
-    try:
-        for count in (1, max_threads()):
-            set_threads(count)
-            results.append(np.empty(x.size, dtype))
-            compiled.add_vectors(results[-1], x, y)
-    finally:
-        set_threads(before)
-    np.testing.assert_array_equal(*results)

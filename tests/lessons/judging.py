@@ -1,6 +1,9 @@
 """Lessons that are run, and the verdicts of their exercises."""
 
+import functools
 import runpy
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,21 +16,43 @@ def source_of(number):
     return path.read_text(encoding="utf-8")
 
 
-def run_lesson(number, directory, *shortened, leave_out=None):
-    """The names a lesson defines, with pairs of old and new code that make slow parts quick.
+# Pairs of old and new code that make slow parts quick, and two headings, between which the text is
+# left out.
+SHORTENED = {
+    1: [("STEPS, RATE = 200,", "STEPS, RATE = 5,")],
+    3: [("repeats=5", "repeats=1")],
+    4: [
+        ("PATIENCE = 0.05", "PATIENCE = 0.0001"),
+        ("ROUNDS = 1_000_000", "ROUNDS = 1000"),
+        ("M, K, N = 96, 1536, 1536", "M, K, N = 12, 128, 128"),
+        ("4 * MIB, 16 * MIB, 128 * MIB):", "1 * MIB):"),
+        ("FAR = bytes_per_second(128 * MIB)", "FAR = bytes_per_second(1 * MIB)"),
+        ("random.standard_normal((4096, 1024)", "random.standard_normal((64, 1024)"),
+        ("B.nbytes // (32 * KIB) * 32 * KIB", "32 * KIB"),
+    ],
+    6: [("STEPS = 100", "STEPS = 5")],
+    8: [("steps=300", "steps=3")],
+}
+LEFT_OUT = {
+    5: ("2. Where gradients", "Exercises"),
+    7: ("6. The proof", "Exercises"),
+    8: ("7. Fewer bits", "Exercises"),
+}
 
-    The text between two headings may be left out.
-    """
+
+@functools.cache
+def lesson(number):
+    """The names that a lesson defines, which is run once."""
     source = source_of(number)
-    for old, new in shortened:
+    for old, new in SHORTENED.get(number, ()):
         assert source.count(old) == 1, f"lesson {number} has to have {old!r} once"
         source = source.replace(old, new)
-    if leave_out:
-        first, last = (source.index(f"# ## {heading}") for heading in leave_out)
+    if number in LEFT_OUT:
+        first, last = (source.index(f"# ## {heading}") for heading in LEFT_OUT[number])
         source = source[:first] + source[last:]
-    script = directory / f"lesson{number}.py"
-    script.write_text(source, encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        script = Path(directory) / f"lesson{number}.py"
+        script.write_text(source, encoding="utf-8")
         # Otherwise both would stay with the tests that follow.
         patch.setattr("smallmind.runs.threads.set_threads", lambda *_: None)
         patch.setenv("OPENBLAS_NUM_THREADS", "1")

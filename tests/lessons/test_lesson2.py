@@ -1,21 +1,9 @@
 """Lesson 2: right solutions of the exercises are accepted, and typical wrong ones refused."""
 
-import runpy
-
 import numpy as np
-import pytest
 
-from smallmind.lessons import judge, lessons
-
-
-@pytest.fixture(scope="module")
-def lesson():
-    (path,) = (path for path in lessons() if path.stem.startswith("lesson2_"))
-    return runpy.run_path(str(path))
-
-
-def verdict(lesson, number, solution):
-    return judge(lambda: lesson[f"check_{number}"](solution))
+from smallmind.lessons import judge
+from tests.lessons.judging import assert_judged, lesson, refused, source_of
 
 
 def centred(rows):
@@ -103,52 +91,40 @@ def with_a_constant_root(dy, x, weight):
     return dy * weight * rstd, (dy * x * rstd).sum(axis=0)
 
 
-@pytest.mark.parametrize(
-    ("number", "solution"),
-    [
-        (1, layernorm_backward),
-        (2, scatter),
-        (2, scatter_in_a_loop),
-        (3, tied_backward),
-        (4, rmsnorm_backward),
-    ],
-)
-def test_a_right_solution_is_accepted(lesson, number, solution):
-    assert verdict(lesson, number, solution) == "solved"
+def test_the_backward_pass_of_a_norm():
+    wrong = [
+        (solution, "WRONG: x\n")
+        for solution in (without_the_variance, without_the_mean, with_sums_of_other_rows)
+    ]
+    assert_judged(lesson(2).check_1, wrong, layernorm_backward)
 
 
-@pytest.mark.parametrize(
-    ("number", "solution", "named"),
-    [
-        (1, without_the_variance, "x"),
-        (1, without_the_mean, "x"),
-        (1, with_sums_of_other_rows, "x"),
-        (2, scatter_that_counts_once, "weight"),
-        (2, gather, "weight"),
-        (3, only_at_the_start, "weight"),
-        (3, without_the_tanh, "weight"),
-        (4, with_a_mean, "x"),
-        (4, with_a_constant_root, "x"),
-    ],
-)
-def test_a_wrong_solution_is_refused_by_name(lesson, number, solution, named):
-    first = verdict(lesson, number, solution).split("\n")[0]
-    assert first.startswith("not right yet: Gradient check of ")
-    assert first.endswith(f": WRONG: {named}")
+def test_the_gradient_of_an_embedding():
+    wrong = [(solution, "WRONG: weight\n") for solution in (scatter_that_counts_once, gather)]
+    assert_judged(lesson(2).check_2, wrong, scatter, scatter_in_a_loop)
 
 
-def test_the_exercises_are_shipped_with_their_mistakes(lesson):
+def test_the_gradient_of_tied_weights():
+    wrong = [(solution, "WRONG: weight\n") for solution in (only_at_the_start, without_the_tanh)]
+    assert_judged(lesson(2).check_3, wrong, tied_backward)
+
+
+def test_the_backward_pass_of_rms_norm():
+    wrong = [(solution, "WRONG: x\n") for solution in (with_a_mean, with_a_constant_root)]
+    assert_judged(lesson(2).check_4, wrong, rmsnorm_backward)
+
+
+def test_the_exercises_are_shipped_with_their_mistakes():
     for number in (1, 2, 3):
-        shipped = verdict(lesson, number, lesson[f"exercise_{number}"])
-        assert shipped.startswith("not right yet: ")
-    assert verdict(lesson, 4, lesson["exercise_4"]) == "not tried yet"
+        check, exercise = (getattr(lesson(2), f"{kind}_{number}") for kind in ("check", "exercise"))
+        refused(check, exercise)
+    assert judge(lambda: lesson(2).check_4(lesson(2).exercise_4)) == "not tried yet"
 
 
 def test_the_lesson_does_not_depend_on_its_random_numbers():
-    (path,) = (path for path in lessons() if path.stem.startswith("lesson2_"))
-    source = path.read_text(encoding="utf-8")
+    source = source_of(2)
     assert source.count("default_rng(0)") == 1
     for seed in (1, 2, 3):
         exec(
-            compile(source.replace("default_rng(0)", f"default_rng({seed})"), path.name, "exec"), {}
+            compile(source.replace("default_rng(0)", f"default_rng({seed})"), "lesson2", "exec"), {}
         )

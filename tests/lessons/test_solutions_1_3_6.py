@@ -6,27 +6,9 @@ A refusal must help: each wrong solution comes with words that its verdict conta
 import math
 
 import numpy as np
-import pytest
 
 from smallmind.nn.parameters import ONES, ZEROS, Constant, Role
-from tests.lessons.judging import assert_judged, run_lesson, source_of
-
-
-@pytest.fixture(scope="module")
-def lesson1(tmp_path_factory):
-    quicker = "STEPS, RATE = 200,", "STEPS, RATE = 5,"
-    return run_lesson(1, tmp_path_factory.mktemp("lesson"), quicker)
-
-
-@pytest.fixture(scope="module")
-def lesson3(tmp_path_factory):
-    return run_lesson(3, tmp_path_factory.mktemp("lesson"), ("repeats=5", "repeats=1"))
-
-
-@pytest.fixture(scope="module")
-def lesson6(tmp_path_factory):
-    return run_lesson(6, tmp_path_factory.mktemp("lesson"), ("STEPS = 100", "STEPS = 5"))
-
+from tests.lessons.judging import assert_judged, lesson, source_of
 
 # Lesson 1
 
@@ -51,7 +33,7 @@ def pair_loss(tokens, V):
     return -np.log(p[tokens[:-1], tokens[1:]]).mean()
 
 
-def test_pair_loss(lesson1):
+def test_pair_loss():
     def over_pairs(tokens, V):
         counts = pair_counts(tokens, V)
         p = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
@@ -68,38 +50,11 @@ def test_pair_loss(lesson1):
         (of_all_tokens, "the loss is"),
         (lambda _, V: math.log(V), "each token decides the next one"),
     ]
-    assert_judged(lesson1.check_pair_loss, wrong, pair_loss)
+    assert_judged(lesson(1).check_pair_loss, wrong, pair_loss)
 
 
-def test_tied_gradient(lesson1):
-    def once(token, ids, dx, a, dlogits):
-        gradient = head(token, ids, dx, a, dlogits)
-        gradient[ids] += dx
-        return gradient
-
-    def embedding(token, ids, dx, a, dlogits):
-        gradient = np.zeros_like(token)
-        np.add.at(gradient, ids, dx)
-        return gradient
-
-    def head(token, ids, dx, a, dlogits):
-        V, C = token.shape
-        return dlogits.reshape(-1, V).T @ a.reshape(-1, C)
-
-    wrong = [
-        (head, "from the embedding is missing"),
-        (embedding, "from the head is missing"),
-        (once, "occurs four times"),
-        (lambda *given: head(*given).T, "the shape is"),
-        (lambda *given: head(*given) - embedding(*given), "not the sum"),
-    ]
-    assert_judged(
-        lesson1.check_tied_gradient, wrong, lambda *given: head(*given) + embedding(*given)
-    )
-
-
-def test_probabilities(lesson1):
-    softmax = lesson1.softmax
+def test_probabilities():
+    softmax = lesson(1).softmax
 
     def probabilities(logits, temperature):
         if temperature == 0:
@@ -122,13 +77,13 @@ def test_probabilities(lesson1):
         (lambda logits, _: softmax(logits), "favours"),
         (lambda logits, t: np.exp(probabilities(logits, t)), "the sum is"),
     ]
-    assert_judged(lesson1.check_probabilities, wrong, probabilities)
+    assert_judged(lesson(1).check_probabilities, wrong, probabilities)
 
 
 # Lesson 3
 
 
-def test_llama_block_keeps(lesson3):
+def test_llama_block_keeps():
     def keeps(C, H, G, W):
         return 2 * (2 * C + 1) + C + 2 * G * (C // H) + C + H + 2 * W
 
@@ -138,10 +93,10 @@ def test_llama_block_keeps(lesson3):
         (lambda C, H, G, W: keeps(C, H, G, W) - H + 4, "each head of queries"),
         (lambda C, H, *_: 12 * C + H + 4, "not 776"),
     ]
-    assert_judged(lesson3.check_llama_block, wrong, keeps)
+    assert_judged(lesson(3).check_llama_block, wrong, keeps)
 
 
-def test_best_segment(lesson3):
+def test_best_segment():
     def best(N, K, X):
         return min(range(1, N + 1), key=lambda k: (math.ceil(N / k) - 1) * X + k * K)
 
@@ -155,7 +110,7 @@ def test_best_segment(lesson3):
         (lambda *_: 0, "is not from 1 to"),
         (last_of_the_best, "and is smaller"),
     ]
-    assert_judged(lesson3.check_best_segment, wrong, best)
+    assert_judged(lesson(3).check_best_segment, wrong, best)
 
 
 def new_scale(**changes):
@@ -182,7 +137,7 @@ def new_scale(**changes):
     )
 
 
-def test_scale(lesson3):
+def test_scale():
     right = new_scale()
 
     def declaring(initialisation, role, size=None):
@@ -233,10 +188,10 @@ def test_scale(lesson3):
         (new_scale(backward=greedy), "belong to the caller"),
         (new_scale(backward=forgetful), "still rented"),
     ]
-    assert_judged(lesson3.check_scale, wrong, right, new_scale(backward=in_place))
+    assert_judged(lesson(3).check_scale, wrong, right, new_scale(backward=in_place))
 
 
-def test_accumulate(lesson3):
+def test_accumulate():
     def accumulating(share, total=np.dot):
         def accumulate(model, ids, targets, sizes):
             losses, begin = [], 0
@@ -258,13 +213,13 @@ def test_accumulate(lesson3):
         (accumulating(by_size, lambda *_: None), "None instead of the loss"),
         (accumulating(by_size, lambda losses, _: sum(losses)), "the loss is"),
     ]
-    assert_judged(lesson3.check_accumulate, wrong, accumulating(by_size))
+    assert_judged(lesson(3).check_accumulate, wrong, accumulating(by_size))
 
 
 # Lesson 6
 
 
-def test_rate_of(lesson6):
+def test_rate_of():
     def rate_of(step, steps, peak, warmup):
         if step < warmup:
             return peak * (step + 1) / (warmup + 1)
@@ -287,10 +242,10 @@ def test_rate_of(lesson6):
         (from_the_start, "in the decay"),
         (lambda *_: None, "returns None"),
     ]
-    assert_judged(lesson6.check_rate, wrong, rate_of)
+    assert_judged(lesson(6).check_rate, wrong, rate_of)
 
 
-def test_orthogonalise(lesson6):
+def test_orthogonalise():
     def iterate(X, iterations, step=lambda X: 1.5 * X - 0.5 * X @ X.T @ X):
         for _ in range(iterations):
             X = step(X)
@@ -322,10 +277,10 @@ def test_orthogonalise(lesson6):
         (transposed, "the shape is"),
         (by_decomposition, "one iteration"),
     ]
-    assert_judged(lesson6.check_orthogonalise, wrong, orthogonalise, by_spectral_norm)
+    assert_judged(lesson(6).check_orthogonalise, wrong, orthogonalise, by_spectral_norm)
 
 
-def test_paired_difference(lesson6):
+def test_paired_difference():
     def paired(before, after):
         differences = after - before
         return differences.mean(), differences.std(ddof=1) / math.sqrt(len(differences))
@@ -341,4 +296,4 @@ def test_paired_difference(lesson6):
         (lambda before, after: (-0.02, (after - before).std(ddof=1)), "the root of n"),
         (lambda before, after: paired(before, after)[0], "return two numbers"),
     ]
-    assert_judged(lesson6.check_paired_difference, wrong, paired)
+    assert_judged(lesson(6).check_paired_difference, wrong, paired)

@@ -11,7 +11,7 @@ import pytest
 import smallmind
 from smallmind.kernels.codegen.threads import set_threads, threads
 from smallmind.lessons import judge
-from tests.lessons.judging import assert_judged, refused, run_lesson
+from tests.lessons.judging import assert_judged, lesson, refused
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,45 +24,31 @@ def as_many_threads_as_before():
 # 4. How fast is fast
 
 
-@pytest.fixture(scope="module")
-def lesson4(tmp_path_factory):
-    quicker = [
-        ("PATIENCE = 0.05", "PATIENCE = 0.0001"),
-        ("ROUNDS = 1_000_000", "ROUNDS = 1000"),
-        ("M, K, N = 96, 1536, 1536", "M, K, N = 12, 128, 128"),
-        ("4 * MIB, 16 * MIB, 128 * MIB):", "1 * MIB):"),
-        ("FAR = bytes_per_second(128 * MIB)", "FAR = bytes_per_second(1 * MIB)"),
-        ("random.standard_normal((4096, 1024)", "random.standard_normal((64, 1024)"),
-        ("B.nbytes // (32 * KIB) * 32 * KIB", "32 * KIB"),
-    ]
-    return run_lesson(4, tmp_path_factory.mktemp("lesson4"), *quicker)
-
-
-def test_its_products_are_right(lesson4):
-    shape = SimpleNamespace(M=8, K=50, N=4 * lesson4.LANES)
+def test_its_products_are_right():
+    shape = SimpleNamespace(M=8, K=50, N=4 * lesson(4).LANES)
     random = np.random.default_rng(0)
     a = random.standard_normal((shape.M, shape.K)).astype(np.float32)
     b = random.standard_normal((shape.K, shape.N)).astype(np.float32)
     for function, arguments in (
-        (lesson4.three_loops, ()),
-        (lesson4.rows_first, ()),
-        (lesson4.blocks, (7,)),
-        (lesson4.tiles, (7,)),
-        (lesson4.with_smallmind, ()),
+        (lesson(4).three_loops, ()),
+        (lesson(4).rows_first, ()),
+        (lesson(4).blocks, (7,)),
+        (lesson(4).tiles, (7,)),
+        (lesson(4).with_smallmind, ()),
     ):
         out = np.full((shape.M, shape.N), np.nan, np.float32)
         function(out, a, b, *arguments)
         np.testing.assert_allclose(out, a @ b, rtol=0, atol=1e-4)
 
 
-def test_its_cache_counts_what_the_text_says(lesson4):
-    n, lines = lesson4.SIZE, lesson4.SIZE // 8
-    assert lesson4.misses(lesson4.by_columns(n)) >= n**3
-    assert lesson4.misses(lesson4.by_rows(n)) == n * n * lines + 2 * n * lines
-    assert lesson4.misses(lesson4.by_blocks(n, 4)) < 10_000
+def test_its_cache_counts_what_the_text_says():
+    n, lines = lesson(4).SIZE, lesson(4).SIZE // 8
+    assert lesson(4).misses(lesson(4).by_columns(n)) >= n**3
+    assert lesson(4).misses(lesson(4).by_rows(n)) == n * n * lines + 2 * n * lines
+    assert lesson(4).misses(lesson(4).by_blocks(n, 4)) < 10_000
 
 
-def test_the_roofline(lesson4):
+def test_the_roofline():
     def traffic(M, K, N):
         return 4 * (M * K + K * N + M * N)
 
@@ -77,10 +63,10 @@ def test_the_roofline(lesson4):
         (seconds(moved=lambda _M, K, N: 4 * K * N), "moves 4,008,000 bytes"),
         (seconds(2), "210,000,000 multiply-adds"),
     ]
-    assert_judged(lesson4.check_least_seconds, wrong, seconds())
+    assert_judged(lesson(4).check_least_seconds, wrong, seconds())
 
 
-def test_the_best_tile(lesson4):
+def test_the_best_tile():
     def best_tile(registers):
         fitting = [
             (rows, vectors)
@@ -97,10 +83,10 @@ def test_the_best_tile(lesson4):
         ),
         (lambda registers: (registers - 2, 1), "another tile that fits"),
     ]
-    assert_judged(lesson4.check_best_tile, wrong, best_tile)
+    assert_judged(lesson(4).check_best_tile, wrong, best_tile)
 
 
-def test_few_misses(lesson4):
+def test_few_misses():
     def blocks_of_all_three(n):
         return (
             (i, k, j)
@@ -112,21 +98,15 @@ def test_few_misses(lesson4):
         )
 
     wrong = [
-        (lambda n: lesson4.by_blocks(n, 4), "it fetches 9,728 lines"),
-        (lambda _n: lesson4.by_rows(16), "yours has 4,096"),
+        (lambda n: lesson(4).by_blocks(n, 4), "it fetches 9,728 lines"),
+        (lambda _n: lesson(4).by_rows(16), "yours has 4,096"),
         (lambda n: [(0, 0, 0)] * n**3, "twice"),
-        (lambda n: ((i + 1, k, j) for i, k, j in lesson4.by_rows(n)), "out of range"),
+        (lambda n: ((i + 1, k, j) for i, k, j in lesson(4).by_rows(n)), "out of range"),
     ]
-    assert_judged(lesson4.check_few_misses, wrong, blocks_of_all_three)
+    assert_judged(lesson(4).check_few_misses, wrong, blocks_of_all_three)
 
 
 # 5. Half the bits
-
-
-@pytest.fixture(scope="module")
-def lesson5(tmp_path_factory):
-    parts = "2. Where gradients", "Exercises"
-    return run_lesson(5, tmp_path_factory.mktemp("lesson5"), leave_out=parts)
 
 
 def bfloat16(values):
@@ -135,7 +115,7 @@ def bfloat16(values):
     return np.where(np.isnan(values), bits >> 16 | 0x40, up).astype(np.uint16)
 
 
-def test_rounding_to_bfloat16(lesson5):
+def test_rounding_to_bfloat16():
     def cut(values):
         return (values.view(np.uint32) >> 16).astype(np.uint16)
 
@@ -156,10 +136,10 @@ def test_rounding_to_bfloat16(lesson5):
             "differ from round_to",
         ),
     ]
-    assert_judged(lesson5.check_to_bfloat16, wrong, bfloat16)
+    assert_judged(lesson(5).check_to_bfloat16, wrong, bfloat16)
 
 
-def test_a_step_with_loss_scaling(lesson5):
+def test_a_step_with_loss_scaling():
     def make(unscale_first=True, update=True, skip=True, tell=True):
         def scaled_step(weights, gradient, scaler, learning_rate, max_norm):
             scale = scaler.scale
@@ -197,10 +177,10 @@ def test_a_step_with_loss_scaling(lesson5):
         (make(update=False), "must be halved, once; it is 64"),
         (make(tell=False), "steps without an overflow too"),
     ]
-    assert_judged(lesson5.check_scaled_step, wrong, make())
+    assert_judged(lesson(5).check_scaled_step, wrong, make())
 
 
-def test_random_rounding(lesson5):
+def test_random_rounding():
     def rounded(values, random, spread=2**16):
         noise = random.integers(0, spread, values.shape, dtype=np.uint32)
         return (values.view(np.uint32) + noise & np.uint32(0xFFFF0000)).view(np.float32)
@@ -211,19 +191,13 @@ def test_random_rounding(lesson5):
         (lambda values, _random: values, "last 16 bits must be 0"),
         (lambda v, r: rounded(v, r).astype(np.float64), "return float32"),
     ]
-    assert_judged(lesson5.check_round_at_random, wrong, rounded)
+    assert_judged(lesson(5).check_round_at_random, wrong, rounded)
 
 
 # 7. Runs that survive
 
 
-@pytest.fixture(scope="module")
-def lesson7(tmp_path_factory):
-    parts = "6. The proof", "Exercises"
-    return run_lesson(7, tmp_path_factory.mktemp("lesson7"), leave_out=parts)
-
-
-def test_an_atomic_write(lesson7):
+def test_an_atomic_write():
     def make(*steps):
         def save(disk, name, data):
             for step in steps:
@@ -258,10 +232,10 @@ def test_an_atomic_write(lesson7):
         (forever, "six are enough"),
     ]
     right = make("create", "write", "sync", "rename", "directory")
-    assert_judged(lesson7.check_save, wrong, right)
+    assert_judged(lesson(7).check_save, wrong, right)
 
 
-def test_a_sum_on_any_number_of_threads(lesson7):
+def test_a_sum_on_any_number_of_threads():
     def of_chunks(x, threads, add):
         chunks = np.array_split(x, 40)
         total = np.float32(0)
@@ -287,7 +261,7 @@ def test_a_sum_on_any_number_of_threads(lesson7):
         (lambda x, _threads, _add: x.sum(), "added up 0 of 20,011 numbers"),
         (lambda x, _threads, add: 2 * add(0, x), "the sum is"),
     ]
-    assert_judged(lesson7.check_parallel_sum, wrong, of_chunks)
+    assert_judged(lesson(7).check_parallel_sum, wrong, of_chunks)
 
 
 ARRAYS = "weights", "velocity", "order"
@@ -304,9 +278,9 @@ def saving(*left_out):
     return save_state
 
 
-def loading(lesson7, as_array=np.array):
+def loading(as_array=np.array):
     def load_state(text):
-        trainer, state = lesson7.Trainer(), json.loads(text)
+        trainer, state = lesson(7).Trainer(), json.loads(text)
         if "random" in state:
             trainer.random.bit_generator.state = state.pop("random")
         for name, value in state.items():
@@ -316,8 +290,8 @@ def loading(lesson7, as_array=np.array):
     return load_state
 
 
-def test_a_checkpoint(lesson7):
-    check, load_state = lesson7.check_state, loading(lesson7)
+def test_a_checkpoint():
+    check, load_state = lesson(7).check_state, loading()
     assert judge(lambda: check(saving(), load_state)) == "solved"
     for name in (*ARRAYS, *NUMBERS):
         message = refused(check, saving(name), load_state)
@@ -326,19 +300,13 @@ def test_a_checkpoint(lesson7):
     assert "will draw other orders" in refused(check, saving("random"), load_state)
     assert "must return a JSON text, not dict" in refused(check, vars, load_state)
     assert "must return a Trainer" in refused(check, saving(), json.loads)
-    assert "is a <class 'list'>" in refused(check, saving(), loading(lesson7, list))
+    assert "is a <class 'list'>" in refused(check, saving(), loading(list))
 
 
 # 8. Out of here
 
 
-@pytest.fixture(scope="module")
-def lesson8(tmp_path_factory):
-    quicker, parts = ("steps=300", "steps=3"), ("7. Fewer bits", "Exercises")
-    return run_lesson(8, tmp_path_factory.mktemp("lesson8"), quicker, leave_out=parts)
-
-
-def test_writing_safetensors(lesson8):
+def test_writing_safetensors():
     def make(start=0, in_memory=False, endian="little", upper=True):
         def write_safetensors(path, tensors):
             header, begin = {}, start
@@ -381,14 +349,14 @@ def test_writing_safetensors(lesson8):
         ),
     ]
     assert_judged(
-        lesson8.check_write_safetensors,
+        lesson(8).check_write_safetensors,
         wrong,
         make(),
         lambda path, tensors: smallmind.files.safetensors.write(path, tensors, {}),
     )
 
 
-def test_neighbours(lesson8):
+def test_neighbours():
     def as_neighbours(rows, H):
         halves = rows.reshape(H, 2, -1, rows.shape[-1])
         return halves.swapaxes(1, 2).reshape(rows.shape)
@@ -404,10 +372,10 @@ def test_neighbours(lesson8):
         (lambda rows, _H: np.concatenate([rows[: len(rows) // 2]] * 2), "missing or doubled"),
         (lambda rows, _H: rows.T, "the shape must stay (12, 3)"),
     ]
-    assert_judged(lesson8.check_as_neighbours, wrong, as_neighbours)
+    assert_judged(lesson(8).check_as_neighbours, wrong, as_neighbours)
 
 
-def test_reading_q8_0(lesson8):
+def test_reading_q8_0():
     def read_q8_0(data, scale="<f2", integer=np.int8):
         blocks = np.frombuffer(data, np.uint8).reshape(-1, 34)
         d = np.ascontiguousarray(blocks[:, :2]).view(scale).astype(np.float32)
@@ -425,4 +393,4 @@ def test_reading_q8_0(lesson8):
         (lambda data: read_q8_0(data).astype(np.float64), "return float32, not float64"),
         (lambda d: read_q8_0(d).ravel(), "the shape is (32,), not (1, 32)"),
     ]
-    assert_judged(lesson8.check_read_q8_0, wrong, read_q8_0)
+    assert_judged(lesson(8).check_read_q8_0, wrong, read_q8_0)

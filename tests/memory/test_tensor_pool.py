@@ -1,4 +1,4 @@
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smallmind.memory.tensor_pool import TensorPool, bucket_size
+from tests.threads import in_threads
 
 
 @given(st.integers(1, 10**9))
@@ -53,22 +54,20 @@ def test_contents_stay_unless_cleared():
 
 def test_a_reshaped_array_can_be_returned():
     pool = TensorPool()
-    matrix = pool.rent(600).reshape(20, 30)
+    matrix = pool.rent(64).reshape(4, 16)
     pool.return_(matrix)
-    assert np.shares_memory(pool.rent(600), matrix)
-
-
-def test_reshaping_in_place_does_not_affect_later_rents():
-    pool = TensorPool()
     array = pool.rent(64)
-    array.shape = (8, 8)
+    assert np.shares_memory(array, matrix)
+    array.shape = (8, 8)  # in place, which does not affect later rents
     pool.return_(array)
     assert pool.rent(64).shape == (64,)
 
 
-def test_returning_twice_or_a_foreign_array_raises():
+def test_returning_a_part_or_twice_or_a_foreign_array_raises():
     pool = TensorPool()
-    array = pool.rent(10)
+    array = pool.rent(100)
+    with pytest.raises(ValueError, match="100 elements were rented; this array has 10 of them"):
+        pool.return_(array[:10])
     pool.return_(array)
     for wrong in (array, np.zeros(10), TensorPool().rent(10)):
         with pytest.raises(ValueError, match="not rented from this pool"):
@@ -88,14 +87,6 @@ def test_dtypes_do_not_share_buckets():
     pool = TensorPool()
     pool.return_(pool.rent(64, np.float32))
     assert pool.rent(64, np.float64).dtype == np.float64
-
-
-def test_a_part_of_what_was_rented_cannot_be_returned():
-    pool = TensorPool()
-    array = pool.rent(100)
-    with pytest.raises(ValueError, match="100 elements were rented; this array has 10 of them"):
-        pool.return_(array[:10])
-    pool.return_(array)
 
 
 def test_a_dtype_may_be_spelled_in_several_ways():
@@ -171,11 +162,7 @@ def test_several_threads_never_get_the_same_array():
                 if not (array == number).all():
                     errors.append(number)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(work, number) for number in range(8)))
     assert not errors
     statistics = pool.statistics()
     assert statistics.rents == 8 * 300 and statistics.bytes_rented == 0
@@ -214,20 +201,12 @@ def test_a_reservation_ends_before_anything_is_allocated():
     assert pool.statistics().bytes_held == held
 
 
-@pytest.mark.parametrize("end", [TensorPool.trim, TensorPool.close])
-def test_reserved_arrays_are_freed_with_the_others(end):
-    pool = TensorPool()
-    array = pool.rent(64)
-    pool.return_(array)
-    reservation = pool.reserve([array])
-    end(pool)
-    assert not reservation.rent() and pool.statistics().bytes_held == 0
-
-
-def test_at_its_capacity_a_pool_frees_what_is_reserved():
+@pytest.mark.parametrize("end", [TensorPool.trim, TensorPool.close, lambda pool: pool.rent(2000)])
+def test_reserved_arrays_are_freed_with_the_others_and_at_the_capacity(end):
     pool = TensorPool(capacity=10_000)
     array = pool.rent(1000)
     pool.return_(array)
     reservation = pool.reserve([array])
-    pool.rent(2000)
-    assert not reservation.rent()
+    end(pool)
+    statistics = pool.statistics()
+    assert not reservation.rent() and statistics.bytes_held == statistics.bytes_rented

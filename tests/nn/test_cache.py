@@ -113,6 +113,12 @@ def through_the_layers(model, ids, cache):
         return model.decode(ids, cache)
 
 
+def assert_decodes_like_the_layers(model, ids, recorded, plain):
+    """With the caches of both ways, which are continued."""
+    found = model.decode(ids, recorded)
+    np.testing.assert_array_equal(found, through_the_layers(model, ids, plain))
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_recorded_passes_give_the_bits_of_the_layers(variant, precision):
@@ -120,8 +126,7 @@ def test_recorded_passes_give_the_bits_of_the_layers(variant, precision):
     model.use_precision(precision)
     recorded, plain = KeyValueCache(model, 2, 20), KeyValueCache(model, 2, 20)
     for begin, end in [(0, 3), *((i, i + 1) for i in range(3, 60)), (60, 64)]:
-        found = model.decode(ids[:, begin:end], recorded)
-        np.testing.assert_array_equal(found, through_the_layers(model, ids[:, begin:end], plain))
+        assert_decodes_like_the_layers(model, ids[:, begin:end], recorded, plain)
         if end == 30:
             model.flat.data *= 0.9  # as an optimizer does, in place
             model.flat.refresh()
@@ -141,10 +146,7 @@ def test_what_a_recording_depends_on_may_change():
     try:
         for i in range(60):
             changes.get(i, lambda: None)()
-            found = models[0].decode(ids[:, i : i + 1], recorded)
-            np.testing.assert_array_equal(
-                found, through_the_layers(models[0], ids[:, i : i + 1], plain)
-            )
+            assert_decodes_like_the_layers(models[0], ids[:, i : i + 1], recorded, plain)
             copy = recorded.repeated(1)
             if i == 50:
                 recorded = copy
@@ -157,8 +159,7 @@ def test_an_interrupt_while_recording_leaves_the_earlier_recording_whole(monkeyp
     ids = tokens(1, 12)
     recorded, plain = KeyValueCache(models[0]), KeyValueCache(models[0])
     for i in range(8):
-        models[0].decode(ids[:, i : i + 1], recorded)
-        through_the_layers(models[0], ids[:, i : i + 1], plain)
+        assert_decodes_like_the_layers(models[0], ids[:, i : i + 1], recorded, plain)
 
     def interrupted(self, x):
         raise KeyboardInterrupt
@@ -168,9 +169,7 @@ def test_an_interrupt_while_recording_leaves_the_earlier_recording_whole(monkeyp
         with pytest.raises(KeyboardInterrupt):
             models[1].decode(ids[:, 8:9], recorded)
     for i in range(8, 12):
-        found = models[0].decode(ids[:, i : i + 1], recorded)
-        expected = through_the_layers(models[0], ids[:, i : i + 1], plain)
-        np.testing.assert_array_equal(found, expected)
+        assert_decodes_like_the_layers(models[0], ids[:, i : i + 1], recorded, plain)
 
 
 class OwnMLP(SwiGLU):
@@ -194,9 +193,7 @@ def test_layers_of_another_package_are_not_skipped(table, part, monkeypatch):
     ids = tokens(2, 8)
     recorded, plain = KeyValueCache(model, 2), KeyValueCache(model, 2)
     for i in range(ids.shape[1]):
-        found = model.decode(ids[:, i : i + 1], recorded)
-        expected = through_the_layers(model, ids[:, i : i + 1], plain)
-        np.testing.assert_array_equal(found, expected)
+        assert_decodes_like_the_layers(model, ids[:, i : i + 1], recorded, plain)
 
 
 def test_in_16_bits_decoding_is_as_close_as_a_pass():

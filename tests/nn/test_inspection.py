@@ -10,6 +10,7 @@ from smallmind.kernels import reference
 from smallmind.kernels.reference import split_heads
 from smallmind.settings.presets import ARCHITECTURES
 from tests.nn.test_parts import DOCUMENTS, EVERYTHING, LLAMA, PARTS, T, V, batch, make
+from tests.unchanged import unchanged
 
 IDS, TARGETS = batch()
 ARCHS = {
@@ -140,14 +141,10 @@ def test_the_model_stays_as_it_was(precision):
     model.use_checkpointing(CheckpointManager(1))
     model.loss_and_gradients(IDS, TARGETS)
     segments = model.network.segments
-    state = model.flat.data.copy(), model.flat.grad.copy(), model.passes
-    rented = model.workspace.pool.statistics().bytes_rented
     for targets in (None, TARGETS):
-        model.inspect(IDS, targets)
-        np.testing.assert_array_equal(model.flat.data, state[0])
-        np.testing.assert_array_equal(model.flat.grad, state[1])
-        assert model.passes == state[2] and model.network.segments is segments
-        assert model.workspace.pool.statistics().bytes_rented == rented
+        with unchanged(model):
+            model.inspect(IDS, targets)
+        assert model.network.segments is segments
     other = make(dropout=0.3, **EVERYTHING)
     other.use_precision(precision)
     for each in (model, other):
@@ -160,17 +157,14 @@ def test_the_model_stays_as_it_was(precision):
 def test_an_error_leaves_the_model_as_it_was(monkeypatch):
     model = make()
     model.loss_and_gradients(IDS, TARGETS)
-    kernels, gradient = model.workspace.kernels, model.flat.grad.copy()
 
     def fail(*_):
         raise RuntimeError("planted")
 
-    with monkeypatch.context() as patch:
+    with unchanged(model), monkeypatch.context() as patch:
         patch.setattr(model.network.embedding, "backward", fail)
         with pytest.raises(RuntimeError, match="planted"):
             model.inspect(IDS, TARGETS)
-    assert model.workspace.kernels is kernels
-    np.testing.assert_array_equal(model.flat.grad, gradient)
     model.inspect(IDS, TARGETS)
 
 

@@ -1,14 +1,13 @@
 """Recorded passes of training give the losses and gradients of the layers, to the bit."""
 
 import gc
-import threading
 
 import numpy as np
 import pytest
 
 from smallmind import AdamW, KeyValueCache, TransformerModel, parts
 from smallmind.kernels.codegen.recording import Recording
-from smallmind.kernels.codegen.threads import max_threads, set_threads, threads
+from smallmind.kernels.codegen.threads import max_threads
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn import recorded_passes
 from smallmind.nn.mlp import SwiGLU
@@ -17,6 +16,7 @@ from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.recorded_passes import AFTER, KINDS
 from smallmind.nn.workspace import Pass
 from smallmind.settings.presets import ARCHITECTURES
+from tests.threads import in_threads, on_threads
 
 T, V = 12, 31
 ENOUGH = AFTER + 2  # passes after which they are repeated
@@ -124,19 +124,14 @@ def test_they_add_to_gradients_and_take_no_memory():
 def test_each_number_of_threads_has_a_recording_of_its_own():
     if max_threads() == 1:
         pytest.skip("needs two threads")
-    begun, pair = threads(), Pair("modern")
-    try:
-        for count in (1, 2):
-            set_threads(count)
-            assert pair.goes_through_layers()
-            for _ in range(ENOUGH):
-                pair.step()
-            assert pair.is_repeating
-        for number in range(6):
-            set_threads(1 + number % 2)
-            assert pair.is_repeating
-    finally:
-        set_threads(begun)
+    pair = Pair("modern")
+    for _ in on_threads(1, 2):
+        assert pair.goes_through_layers()
+        for _ in range(ENOUGH):
+            pair.step()
+        assert pair.is_repeating
+    for _ in on_threads(1, 2, 1, 2):
+        assert pair.is_repeating
 
 
 def test_models_that_share_a_pool_may_be_trained_in_turn():
@@ -180,9 +175,7 @@ def test_a_thread_repeats_only_what_it_has_recorded_itself():
     for _ in range(ENOUGH):
         pair.step()
     found = []
-    other = threading.Thread(target=lambda: found.append(pair.is_repeating))
-    other.start()
-    other.join()
+    in_threads(lambda: found.append(pair.is_repeating))
     assert found == [False]
     assert pair.is_repeating
 

@@ -131,21 +131,6 @@ def test_parameters_and_gradients_are_views_of_one_flat_vector_each():
         assert (flat == 8).any()
 
 
-def test_a_pass_returns_every_array_that_it_rents():
-    model = small_model(dropout=0.1)
-    pool = model.workspace.pool
-    ids, targets = batch(model)
-    rented = pool.statistics().bytes_rented
-    for call in (model.loss_and_gradients, model.loss, model.losses):
-        call(ids, targets)
-        assert pool.statistics().bytes_rented == rented
-    model.forward(ids)
-    assert pool.statistics().bytes_rented == rented
-    misses = pool.statistics().misses
-    model.loss_and_gradients(ids, targets)
-    assert pool.statistics().misses == misses
-
-
 def test_an_interrupted_pass_returns_every_array(monkeypatch):
     model = small_model(dropout=0.1)
     ids, targets = batch(model)
@@ -193,17 +178,6 @@ def test_dropout_does_not_depend_on_the_micro_batches(backend, recomputes, micro
 def test_the_seed_determines_the_weights():
     values = [small_model(seed=seed).flat.data.tobytes() for seed in (1, 1, 2)]
     assert values[0] == values[1] != values[2]
-
-
-@pytest.mark.parametrize("settings", [{}, {"tie_weights": False, "bias": False}])
-def test_a_saved_model_loads_with_the_same_weights(tmp_path, settings):
-    model = small_model(seed=9, **settings)
-    model.save(tmp_path / "model.safetensors")
-    metadata = safetensors.read_metadata(tmp_path / "model.safetensors")
-    assert metadata["format"] == "smallmind model 1"
-    loaded = smallmind.TransformerModel.load(tmp_path / "model.safetensors")
-    assert loaded.config == model.config
-    assert loaded.flat.data.tobytes() == model.flat.data.tobytes()
 
 
 def test_files_without_a_format_number_are_read(tmp_path):

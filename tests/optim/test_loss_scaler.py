@@ -5,46 +5,36 @@ import json
 from smallmind import LossScaler
 
 
+def scale_after(scaler, clean=0, overflowed=0):
+    """The scale after some steps without an overflow, and then some with one."""
+    for number in range(clean + overflowed):
+        scaler.update(overflowed=number >= clean)
+    return scaler.scale
+
+
 def test_the_scale_halves_down_to_one_and_doubles_after_a_thousand_clean_steps():
     scaler = LossScaler()
     assert scaler.scale == 65536
-    for _ in range(999):
-        scaler.update(overflowed=False)
-    assert scaler.scale == 65536
-    scaler.update(overflowed=False)
-    assert scaler.scale == 131072
-    scaler.update(overflowed=True)
-    assert scaler.scale == 65536
-    for _ in range(40):
-        scaler.update(overflowed=True)
-    assert scaler.scale == 1
-    for _ in range(1000 * 30):
-        scaler.update(overflowed=False)
-    assert scaler.scale == 2**24
+    assert scale_after(scaler, clean=999) == 65536
+    assert scale_after(scaler, clean=1) == 131072
+    assert scale_after(scaler, overflowed=1) == 65536
+    assert scale_after(scaler, overflowed=40) == 1
+    assert scale_after(scaler, clean=1000 * 30) == 2**24
 
 
 def test_an_overflow_restarts_the_count_of_clean_steps():
     scaler = LossScaler()
-    for _ in range(999):
-        scaler.update(overflowed=False)
-    scaler.update(overflowed=True)
-    for _ in range(999):
-        scaler.update(overflowed=False)
-    assert scaler.scale == 32768
-    scaler.update(overflowed=False)
-    assert scaler.scale == 65536
+    scale_after(scaler, clean=999, overflowed=1)
+    assert scale_after(scaler, clean=999) == 32768
+    assert scale_after(scaler, clean=1) == 65536
 
 
 def test_the_scaler_is_lost_after_ten_overflows_in_a_row():
     scaler = LossScaler()
-    for _ in range(9):
-        scaler.update(overflowed=True)
-    assert not scaler.is_lost
-    scaler.update(overflowed=False)
-    for _ in range(9):
-        scaler.update(overflowed=True)
-    assert not scaler.is_lost
-    scaler.update(overflowed=True)
+    for clean in (0, 1):
+        scale_after(scaler, clean, overflowed=9)
+        assert not scaler.is_lost
+    scale_after(scaler, overflowed=1)
     assert scaler.is_lost
 
 

@@ -29,6 +29,8 @@ from smallmind.training.records import HealthRecord, StepRecord
 from smallmind.training.state import StateCopy
 from tests.golden import make_muon
 from tests.guards import Guarded
+from tests.optim.small import small_model, with_gradients
+from tests.training.test_resume import assert_resumes_whole
 
 TEXT = "".join(f"the cat {i} sat on mat {i * i % 97}; how odd!\n" for i in range(300))
 
@@ -41,17 +43,6 @@ def blocks_of(*shapes, gap=0):
         start += rows * (columns + gap)
     fields = [np.array(field, np.int64) for field in zip(*blocks, strict=True)]
     return MatrixBlocks(*fields), start
-
-
-def small_model(**settings):
-    return TransformerModel(11, 6, 24, 2, 3, **settings)
-
-
-def with_gradients(model, seed=0):
-    random = np.random.default_rng(seed)
-    for gradient in model.gradients.values():
-        gradient[...] = random.standard_normal(gradient.shape)
-    return model
 
 
 def run(steps=6, seed=3, **settings):
@@ -259,57 +250,6 @@ def test_momentum_rises_to_its_final_value():
     assert low._momentum(0) == low._momentum(99) == 0.5
 
 
-@pytest.mark.parametrize("planted", [np.nan, np.inf])
-def test_a_gradient_that_is_not_finite_changes_nothing(planted):
-    model = with_gradients(small_model())
-    optimizer = Muon(model)
-    model.gradients["blocks.1.mlp.expansion.weight"][3, 4] = planted
-    before, gradients = model.flat.data.copy(), model.flat.grad.copy()
-    assert not math.isfinite(optimizer.step(max_grad_norm=1.0))
-    np.testing.assert_array_equal(model.flat.grad, gradients)
-    np.testing.assert_array_equal(model.flat.data, before)
-    assert optimizer.steps == 0 and not any(x.any() for x in optimizer.tensors().values())
-
-
-@pytest.mark.parametrize("backend", ["numba", "numpy"])
-def test_gradients_are_clipped_and_unscaled(backend):
-    means = []
-    for scale in (1.0, 1024.0):
-        model = with_gradients(small_model(backend=backend))
-        norm = np.linalg.norm(model.flat.grad)
-        model.flat.grad *= scale
-        optimizer = Muon(model, momentum=0.0)
-        assert optimizer.step(2.0, scale, 0.01) == pytest.approx(norm, rel=1e-5)
-        assert not model.flat.grad.any()
-        assert np.abs(optimizer.matrix_mean).max() == pytest.approx(0.01)
-        means.append(optimizer.matrix_mean)
-    np.testing.assert_allclose(*means, rtol=1e-5, atol=1e-9)
-
-
-@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
-def test_the_working_copy_is_kept_up_to_date(precision):
-    model = with_gradients(small_model())
-    model.use_precision(precision)
-    Muon(model).step(1.0)
-    expected = round_to(model.flat.data, model.flat.copies[0].values.dtype)
-    np.testing.assert_array_equal(model.flat.copies[0].values, expected)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"learning_rate": 0.0},
-        {"matrix_learning_rate": -1.0},
-        {"momentum": 1.0},
-        {"momentum_warmup_steps": -1},
-        {"weight_decay": math.nan},
-    ],
-)
-def test_invalid_settings_are_refused(settings):
-    with pytest.raises(InputError, match=f"{next(iter(settings))}="):
-        Muon(small_model(), **settings)
-
-
 def test_it_says_what_it_is():
     shown = repr(Muon(small_model()))
     assert shown.startswith("<Muon: learning_rate=0.001, matrix_learning_rate=0.02, betas=")
@@ -333,19 +273,11 @@ def test_the_rate_of_matrices_follows_the_schedule_and_a_rollback():
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_a_resumed_run_equals_one_without_a_break(precision):
+def test_a_resumed_run_equals_one_without_a_break(tmp_path, precision):
     settings = {"optimizer": "muon", "steps": 7, "val_every": 0, "precision": precision}
     config = TrainingConfig(**settings, momentum_warmup_steps=5, warmup_steps=2)
-    whole = new_training()
-    list(whole.steps(config))
-    broken = new_training()
-    list(broken.steps(config, until=3))
-    state = StateCopy().take(broken.state())
-    resumed = new_training(seed=9)
-    list(resumed.steps(config, state))
-    for name, tensor in whole.state().tensors.items():
-        np.testing.assert_array_equal(resumed.state().tensors[name], tensor, err_msg=name)
-    assert "optimizer.matrix_mean" in whole.state().tensors
+    _, resumed, _ = assert_resumes_whole(new_training, config, [3], tmp_path)
+    assert "optimizer.matrix_mean" in resumed.state().tensors
 
 
 def test_a_run_cannot_resume_with_another_optimizer():

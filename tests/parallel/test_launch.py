@@ -160,10 +160,9 @@ def test_an_error_of_any_rank_is_raised_with_its_name():
 
 
 def test_another_error_counts_more_than_being_stopped():
-    with pytest.raises(OSError, match="rank 0: disk"):
-        Mirrored(1, ("OSError", "disk")).together(_stop)
-    with pytest.raises(OSError, match="rank 1: disk"):
-        Mirrored(0, ("OSError", "disk")).together(_stop)
+    for rank in (0, 1):
+        with pytest.raises(OSError, match=f"rank {1 - rank}: disk"):
+            Mirrored(rank, ("OSError", "disk")).together(_stop)
     with pytest.raises(Stopped):
         Mirrored(0, (None, 1)).together(_stop)
 

@@ -57,6 +57,15 @@ def smallmind_lines(errors):
     return [line for line in errors.splitlines() if line.startswith("smallmind: ")]
 
 
+def assert_refused(root, result):
+    """All ranks have ended before there was a run -> the only line, which says why."""
+    code, _, errors = result
+    assert code == 2
+    (line,) = smallmind_lines(errors)
+    assert not (root / "run").exists()
+    return line
+
+
 def wait_for_files_of_killed(run):
     """A killed rank may be a zombie with a thread left, whose files the system has yet to close."""
     end = time.monotonic() + BOUND
@@ -114,10 +123,10 @@ def test_a_killed_rank_ends_all(tmp_path, whole, launcher, rank):
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=SLOW), 1])
 def test_a_rank_that_does_not_answer_is_given_up_by_name(tmp_path, whole, rank):
-    code, _, errors = disturbed(tmp_path, ("pause", rank, 12), "--rank-timeout", "3")
+    code, _, errors = disturbed(tmp_path, ("pause", rank, 12), "--rank-timeout", "10")
     assert code != 0
     (line,) = smallmind_lines(errors)
-    assert f"no answer from rank {rank} for 3 seconds" in line
+    assert f"no answer from rank {rank} for 10 seconds" in line
     assert_resumes(tmp_path, whole, {7, 10, 12})  # rank 0 saves before it gives up
 
 
@@ -145,11 +154,7 @@ UNEQUAL = {
 
 @pytest.mark.parametrize("fault", UNEQUAL, ids=str)
 def test_ranks_that_would_compute_other_bits_refuse_at_the_start(tmp_path, fault):
-    code, _, errors = disturbed(tmp_path, fault)
-    assert code == 2
-    (line,) = smallmind_lines(errors)
-    assert UNEQUAL[fault] in line
-    assert not (tmp_path / "run").exists()
+    assert UNEQUAL[fault] in assert_refused(tmp_path, disturbed(tmp_path, fault))
 
 
 def test_other_instruction_sets_are_allowed_by_a_flag(tmp_path, whole):
@@ -158,25 +163,16 @@ def test_other_instruction_sets_are_allowed_by_a_flag(tmp_path, whole):
     assert outcome(tmp_path / "run") == whole
 
 
-@pytest.mark.parametrize(("flags", "name"), [(("--steps", "21"), "steps")])
-def test_ranks_with_other_arguments_refuse_at_the_start(tmp_path, flags, name):
-    programs = (1, words(tmp_path)), (1, words(tmp_path, *flags))
-    code, _, errors = run(LAUNCHERS[0].command(*programs))
-    assert code == 2
-    (line,) = smallmind_lines(errors)
-    assert line.startswith(f"smallmind: rank 1: it has {name}={flags[1]}, rank 0 ")
-    assert not (tmp_path / "run").exists()
+def test_ranks_with_other_arguments_refuse_at_the_start(tmp_path):
+    programs = (1, words(tmp_path)), (1, words(tmp_path, "--steps", "21"))
+    line = assert_refused(tmp_path, run(LAUNCHERS[0].command(*programs)))
+    assert line.startswith("smallmind: rank 1: it has steps=21, rank 0 ")
 
 
 def test_more_ranks_than_shards_are_refused_with_what_to_do(tmp_path):
-    code, _, errors = disturbed(tmp_path, (), "--data-shards", "1")
-    assert code == 2
-    (line,) = smallmind_lines(errors)
-    assert (
-        "data_shards=1 is too few for 2 ranks: start at most 1, or a new run with --data-shards 2"
-        in line
-    )
-    assert not (tmp_path / "run").exists()
+    line = assert_refused(tmp_path, disturbed(tmp_path, (), "--data-shards", "1"))
+    advice = "start at most 1, or a new run with --data-shards 2"
+    assert f"data_shards=1 is too few for 2 ranks: {advice}" in line
 
 
 def test_wrong_flags_are_reported_once(tmp_path):
@@ -187,12 +183,9 @@ def test_wrong_flags_are_reported_once(tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_without_mpi4py_ends_all_and_says_what_to_install(tmp_path, rank):
-    code, _, errors = disturbed(tmp_path, ("no mpi4py", rank, 0))
-    assert code == 2
-    (line,) = smallmind_lines(errors)
+    line = assert_refused(tmp_path, disturbed(tmp_path, ("no mpi4py", rank, 0)))
     assert line.startswith(f"smallmind: rank {rank}: several ranks need mpi4py")
     assert "python -m pip install mpi4py mpich" in line
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

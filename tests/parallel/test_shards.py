@@ -18,11 +18,15 @@ def joined(left, right):
     return left, right
 
 
-def summed(nodes):
+def pushed(nodes):
     tree = TreeSum(joined)
     for node in nodes:
         tree.push(node)
-    return tree.total()
+    return tree
+
+
+def summed(nodes):
+    return pushed(nodes).total()
 
 
 def leaves(own):
@@ -67,9 +71,7 @@ def test_the_nodes_of_ranks_make_the_same_tree_as_their_shards(shards_ranks):
     nodes = []
     for rank in range(ranks):
         own = own_shards(rank, ranks, shards)
-        tree = TreeSum(joined)
-        for node in leaves(own):
-            tree.push(node)
+        tree = pushed(leaves(own))
         nodes += tree.nodes
         expected = [(node.first, node.size) for node in left_over(own)]
         assert [(node.first, node.size) for node in tree.nodes] == expected

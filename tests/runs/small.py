@@ -1,8 +1,10 @@
 """A run of six steps in plain NumPy, on a short text."""
 
 from smallmind import Run
+from smallmind.training.records import StepRecord
+from tests.programs import CATS
 
-TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
+TEXT = CATS
 FIELDS = {
     "block_size": 8,
     "n_embd": 8,
@@ -22,3 +24,11 @@ FIELDS = {
 
 def create(out, **fields):
     return Run.create(text=TEXT, out=out, **{**FIELDS, **fields})
+
+
+def left(run, step):
+    """Trains a run until the record of a step comes, and leaves it there -> the run."""
+    for record in run.steps():
+        if isinstance(record, StepRecord) and record.step == step:
+            break
+    return run

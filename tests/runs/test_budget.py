@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given as examples
 from hypothesis import strategies as st
 
-from smallmind import InputError, Run
-from smallmind.cli import main
+from smallmind import Run
 from smallmind.cli.flags import choices_of_run
 from smallmind.cli.program import make_parser
 from smallmind.runs import budget, pace
 from smallmind.runs.budget import CHOSEN, OPERATIONS, TOKENS_PER_PARAMETER, choose, fit
 from smallmind.runs.pace import Pace
 from smallmind.settings.sources import Choices
+from tests.programs import CATS, refuses
 
-TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 BOOK = 1_000_000  # characters
 
 
@@ -128,8 +127,7 @@ def test_only_what_is_missing_is_chosen(monkeypatch):
         ({"minutes": -1.0}, "minutes=-1.0 must be above 0"),
         ({"minutes": "1"}, "minutes='1' must be a number"),
     ]:
-        with pytest.raises(InputError, match=message):
-            fit(Choices({"minutes": 1.0, **wrong}), BOOK)
+        refuses(message, fit, Choices({"minutes": 1.0, **wrong}), BOOK)
 
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
@@ -139,21 +137,18 @@ def test_the_speed_of_the_machine_is_measured(backend):
     assert budget.operations_per_second(settings) > 0
 
 
-def test_the_command_line_and_the_library_choose_the_same(tmp_path, monkeypatch, capsys):
+def test_the_command_line_and_the_library_choose_the_same(text, tmp_path, monkeypatch, cli):
     monkeypatch.setattr(budget, "operations_per_second", lambda _: 2e6)
     monkeypatch.setattr(pace, "measure", lambda *_: Pace(100.0, 0.0, 0.0, 0.0))  # for few steps
-    text = tmp_path / "cats.txt"
-    text.write_text(TEXT, encoding="utf-8")
     run = Run.create(text=text, out=tmp_path / "library", minutes=10)
-    expected = choose({"minutes": 10}, Choices({}).fields, 2e6 * 600 * budget.LEARNING, len(TEXT))
+    expected = choose({"minutes": 10}, Choices({}).fields, 2e6 * 600 * budget.LEARNING, len(CATS))
     model = run.settings.model
     assert {name: expected[name] for name in ("n_layer", "n_embd")} == {
         "n_layer": model.n_layer,
         "n_embd": model.n_embd,
     }
-    flags = ["--minutes", "10", "--batch-size", "4", "--out", str(tmp_path / "run")]
-    assert main(["train", str(text), *flags]) == 0
+    printed = cli("train", text, "--minutes 10 --batch-size 4 --out", tmp_path / "run").flat
     saved = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
     assert saved["model"] == dataclasses.asdict(model) and saved["run"]["batch_size"] == 4
     shape = f"{model.n_layer} layers of {model.n_embd} channels, 4 windows of {model.block_size}"
-    assert f"For 10 minutes: {shape}" in " ".join(capsys.readouterr().out.split())
+    assert f"For 10 minutes: {shape}" in printed

@@ -21,6 +21,7 @@ from smallmind.training.records import FileWarningRecord, StepRecord
 from smallmind.training.state import RunState
 from tests.faults.disk import Quick
 from tests.faults.disk import checkpoint as made_up
+from tests.programs import refuses
 from tests.runs import small
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -65,8 +66,7 @@ def test_a_directory_with_any_part_of_another_run_is_refused(tmp_path, text, cli
 
 def test_a_text_of_the_user_is_not_overwritten(tmp_path):
     (tmp_path / "text.txt").write_text("precious")
-    with pytest.raises(InputError, match="already holds a run or part of one"):
-        create(tmp_path)
+    refuses("already holds a run or part of one", create, tmp_path)
     assert files(tmp_path) == {"text.txt": b"precious"}
 
 
@@ -89,8 +89,7 @@ def test_what_a_killed_start_has_left_is_no_run_and_is_taken_over(tmp_path, text
         f"start it again with --out {out}",
     ):
         cli.refuses(message, "train --resume", out)
-    with pytest.raises(InputError, match="holds no unfinished run"):
-        Run.unfinished(out.parent)
+    refuses("holds no unfinished run", Run.unfinished, out.parent)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in FIELDS.items()]
     cli("train", text, "--out", out, flags)
     assert Run.open(out).is_finished
@@ -105,8 +104,7 @@ def test_a_file_of_the_user_beside_what_a_start_has_left_is_kept(tmp_path, name,
     leave_a_start(out, tokenizer=False)
     (out / name).write_text(content)
     before = files(out)
-    with pytest.raises(InputError, match="already holds a run or part of one"):
-        create(out)
+    refuses("already holds a run or part of one", create, out)
     assert files(out) == before
 
 
@@ -122,10 +120,8 @@ def test_a_start_that_takes_over_and_fails_leaves_the_text_of_the_user(tmp_path,
 
 def test_a_start_under_way_is_not_taken_over(tmp_path):
     first = RunDirectory.create(tmp_path / "run")
-    with pytest.raises(InputError, match="run is in use by another process"):
-        create(tmp_path / "run")
-    with pytest.raises(InputError, match="another process is using the directory; wait for it"):
-        Run.open(tmp_path / "run")
+    refuses("run is in use by another process", create, tmp_path / "run")
+    refuses("another process is using the directory; wait for it", Run.open, tmp_path / "run")
     assert files(tmp_path / "run").keys() == {".lock", "metrics.jsonl"}
     first.discard()
 
@@ -151,8 +147,7 @@ def test_a_new_run_is_locked_before_its_first_file(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "touch", look)
     run = create(tmp_path / "run")
     assert locked == [True]
-    with pytest.raises(InputError, match="is in use by process"):
-        Run.open(run.path).resume()
+    refuses("is in use by process", Run.open(run.path).resume)
     run.train()
     assert not (run.path / ".lock").exists()
 
@@ -165,13 +160,11 @@ def test_a_start_that_is_refused_leaves_the_run_that_refused_it(tmp_path):
     steps = b.steps()
     next(steps)
     before = files(a.path)
-    with pytest.raises(InputError, match="is in use by process"):
-        a.train()
+    refuses("is in use by process", a.train)
     a.discard_untrained()
     assert files(a.path) == before and "config.json" in before
     steps.close()
-    with pytest.raises(InputError, match="has been trained to step 1 already: resume it"):
-        a.train()
+    refuses("has been trained to step 1 already: resume it", a.train)
     a.discard_untrained()
     assert steps_of(a.path) == [1]
     b.resume()
@@ -242,8 +235,7 @@ def test_auto_passes_over_runs_that_are_going_or_have_failed(tmp_path, cli, monk
     printed = cli("train --resume auto").flat
     assert "Passing over a newer run: runs/failed has failed: the loss is not finite" in printed
     assert runs["open"].is_finished
-    with pytest.raises(InputError, match=r"runs holds no unfinished run.*runs/going is in use"):
-        Run.unfinished()
+    refuses(r"runs holds no unfinished run.*runs/going is in use", Run.unfinished)
     runs["failed"].resume()  # named, it is tried again
     assert runs["failed"].is_finished and runs["failed"].directory.failure() is None
 
@@ -258,11 +250,7 @@ def diverge(*_, **__):
 
 def interrupted(path, step=4):
     """A run on disk that was left after a step."""
-    run = create(path)
-    for record in run.steps():
-        if record.step == step:
-            break
-    return run
+    return small.left(create(path), step)
 
 
 def warnings(records):
@@ -380,24 +368,19 @@ def test_a_disk_without_room_to_cut_the_metrics_does_not_stop_a_resume(tmp_path,
     assert steps_of(run.path) == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="no pipes there")
-@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.txt"])
-def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(tmp_path, name):
+@pytest.mark.skipif(os.name == "nt", reason="no pipes there, and links need rights")
+@pytest.mark.parametrize(
+    ("name", "kind"), [("metrics.jsonl", "pipe"), ("samples.txt", "pipe"), ("samples.txt", "link")]
+)
+def test_a_pipe_or_a_link_in_place_of_a_file_is_refused_without_waiting(tmp_path, name, kind):
     run = interrupted(tmp_path / "run")
     (run.path / name).unlink(missing_ok=True)
-    os.mkfifo(run.path / name)
-    with pytest.raises(InputError, match=rf"{name}: not a regular file; remove it"):
-        Run.open(run.path).resume()
-
-
-@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
-def test_samples_are_not_written_through_a_link(tmp_path):
-    run = interrupted(tmp_path / "run")
-    (tmp_path / "precious").write_text("precious")
-    (run.path / "samples.txt").symlink_to(tmp_path / "precious")
-    with pytest.raises(InputError, match=r"samples.txt: a symbolic link is in its place; remove"):
-        Run.open(run.path).resume()
-    assert (tmp_path / "precious").read_text() == "precious"
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    os.mkfifo(run.path / name) if kind == "pipe" else (run.path / name).symlink_to(precious)
+    what = "not a regular file" if kind == "pipe" else "a symbolic link is in its place"
+    refuses(rf"{name}: {what}; remove", Run.open(run.path).resume)
+    assert precious.read_text() == "precious"
 
 
 # The end of a run

@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from smallmind import InputError, Run, Tokenizer, TransformerModel
+from smallmind import Run, Tokenizer, TransformerModel
 from smallmind.files import safetensors
 from smallmind.settings.sources import read_settings
 from smallmind.text.bpe_tokenizer import BPETokenizer
 from smallmind.training.distillation import model_digest
-from smallmind.training.records import StepRecord
-from tests.runs.small import FIELDS, TEXT, create
+from tests.programs import refusal, refuses
+from tests.runs.small import FIELDS, TEXT, create, left
 
 DOCUMENTS = ["the cat sat.", "a dog saw the cat on the mat.", "no cat. the dog ate the hat."] * 30
 FLAGS = "--n-layer 1 --n-embd 8 --n-head 2 --block-size 16 --steps 6"
@@ -65,10 +65,7 @@ def test_the_command_line_trains_saves_and_resumes_bit_for_bit(texts, tmp_path, 
     assert token_of(unbroken) == tokenizer.special["<|endoftext|>"] == tokenizer.vocab_size - 1
     assert unbroken.load(backend="numpy")[0].config == unbroken.settings.model
 
-    broken = Run.create(unbroken.settings, out=tmp_path / "broken")
-    for record in broken.steps():
-        if isinstance(record, StepRecord) and record.step == 4:
-            break
+    broken = left(Run.create(unbroken.settings, out=tmp_path / "broken"), step=4)
     cli("train --resume", broken.path, "--threads 1")
     np.testing.assert_array_equal(weights(Run.open(broken.path)), weights(unbroken))
     cli("verify", broken.path)
@@ -95,10 +92,9 @@ def test_a_line_break_begins_a_document_of_bytes(tmp_path):
 
 def test_a_text_without_line_breaks_is_refused(tmp_path):
     fields = {**FIELDS, "text": "the cat sat. " * 90, "mask_documents": True}
-    with pytest.raises(InputError) as error:
-        Run.create(out=tmp_path / "run", **fields)
-    assert "mask_documents=True needs a token between documents" in str(error.value)
-    assert "choose --tokenizer bpe" in str(error.value) and "\n" not in str(error.value)
+    message = refusal(Run.create, out=tmp_path / "run", **fields)
+    assert "mask_documents=True needs a token between documents" in message
+    assert "choose --tokenizer bpe" in message
     assert not (tmp_path / "run").exists()
     # The advice works.
     fields |= {"tokenizer": "bpe", "bpe_vocab_size": 260}
@@ -123,8 +119,7 @@ def test_a_run_from_the_weights_of_another_masks_documents_as_that_one_did(maske
     fields |= {"text": TEXT, "init_from": str(whole.path)}
     assert token_of(Run.create(out=tmp_path / "whole", **fields)) is None
     message = r"mask_documents=True contradicts .*run, whose weights have mask_documents=False"
-    with pytest.raises(InputError, match=message):
-        Run.create(out=tmp_path / "new", mask_documents=True, **fields)
+    refuses(message, Run.create, out=tmp_path / "new", mask_documents=True, **fields)
 
 
 def test_the_settings_of_a_run_find_the_token_of_another_text(masked, tmp_path):
@@ -138,8 +133,7 @@ def test_the_settings_of_a_run_find_the_token_of_another_text(masked, tmp_path):
 def test_the_token_is_not_chosen(tmp_path, cli):
     file = tmp_path / "run.toml"
     file.write_text("[model]\ndocument_token = 4", encoding="utf-8")
-    with pytest.raises(InputError, match="document_token=4 follows from the text; leave it out"):
-        read_settings(file)
+    refuses("document_token=4 follows from the text; leave it out", read_settings, file)
     assert "unknown flag --document-token" in cli("train --document-token 4", ends=2).err
 
 

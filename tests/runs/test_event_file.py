@@ -11,7 +11,7 @@ from smallmind.files import durable
 from smallmind.runs.event_file import EventFile, crc32c, frame, scalars_of
 from smallmind.training.records import EarlyStopRecord, FinalRecord, HealthRecord, OverflowRecord
 from tests.cli.test_cli import SMALL
-from tests.runs.small import create
+from tests.runs.small import create, left
 from tests.views.written import evaluation, rollback, step
 
 
@@ -155,12 +155,7 @@ def test_a_run_without_the_setting_writes_none(tmp_path):
 
 
 def test_a_resumed_run_continues_in_a_new_file(tmp_path):
-    run = create(tmp_path / "run", tensorboard=True)
-    records = run.steps()
-    for record in records:
-        if record.step == 5:  # the last checkpoint is of step 3
-            break
-    del records
+    run = left(create(tmp_path / "run", tensorboard=True), step=5)  # the last save was at step 3
     (run.path / "checkpoints" / "step-00000005.safetensors").unlink(missing_ok=True)
     run.resume()
     first, second = event_files(run.path)
@@ -170,11 +165,7 @@ def test_a_resumed_run_continues_in_a_new_file(tmp_path):
 
 
 def test_a_run_that_gets_the_setting_later_writes_its_earlier_records_too(tmp_path):
-    run = create(tmp_path / "run")
-    records = run.steps()
-    next(records)
-    next(records)
-    records.close()
+    run = left(create(tmp_path / "run"), step=2)
     run.change(tensorboard=True)
     run.resume()
     assert len(event_files(run.path)) == 1
@@ -273,11 +264,7 @@ def test_the_flag_can_be_given_when_a_run_resumes(text, tmp_path, cli):
 def test_tensorboard_reads_the_same(tmp_path):
     name = "tensorboard.backend.event_processing.event_accumulator"
     accumulator = pytest.importorskip(name)
-    run = create(tmp_path / "run", tensorboard=True)
-    records = run.steps()
-    next(records)
-    next(records)
-    records.close()
+    run = left(create(tmp_path / "run", tensorboard=True), step=2)
     run.resume()
     reader = accumulator.EventAccumulator(str(run.path), size_guidance={"scalars": 0})
     reader.Reload()

@@ -9,7 +9,8 @@ import pytest
 from smallmind import InputError, Run
 from smallmind.optim.schedule import schedule
 from smallmind.training.records import EarlyStopRecord, StepRecord
-from tests.runs.small import TEXT, create
+from tests.programs import refuses
+from tests.runs.small import TEXT, create, left
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +54,7 @@ def test_a_longer_run_that_is_interrupted_continues_bit_for_bit(path, finished, 
     whole.resume(steps=12)
     run = Run.open(path)
     run.extend(12)
-    for record in run.steps():
-        if record.step == 8:
-            break
+    left(run, step=8)
     assert not Run.open(path).is_finished
     Run.open(path).resume()
     assert (weights(Run.open(path)) == weights(whole)).all()
@@ -90,8 +89,7 @@ def test_a_length_that_is_reached_already_is_refused(path):
     for steps in (5, 6):
         with pytest.raises(InputError, match=f"steps={steps}: the run has trained 6 steps alrea"):
             Run.open(path).resume(steps=steps)
-    with pytest.raises(InputError, match="is counted in steps: give steps"):
-        Run.open(path).resume(epochs=3)
+    refuses("is counted in steps: give steps", Run.open(path).resume, epochs=3)
     assert (path / "config.json").read_bytes() == before
 
 
@@ -99,8 +97,7 @@ def test_epochs_are_made_longer_in_epochs(tmp_path):
     run = create(tmp_path / "run", block_size=64, batch_size=16, epochs=1)
     run.train()
     per_epoch = run.settings.training.steps
-    with pytest.raises(InputError, match="is counted in epochs: give epochs"):
-        Run.open(run.path).resume(steps=9999)
+    refuses("is counted in epochs: give epochs", Run.open(run.path).resume, steps=9999)
     longer = Run.open(run.path)
     longer.resume(epochs=2)
     assert longer.settings.training.steps == longer.newest().step == 2 * per_epoch

@@ -8,11 +8,10 @@ import math
 
 import pytest
 
-from smallmind import InputError
-from smallmind.cli import main
 from smallmind.runs.metrics import read_metrics
 from smallmind.training.records import EvaluationRecord, OverflowRecord, StepRecord
 from smallmind.views.run_view import RunView
+from tests.programs import refuses
 from tests.runs.small import create
 
 STEPS = [
@@ -54,7 +53,7 @@ def test_there_is_one_row_per_step_with_its_evaluation(tmp_path):
     assert rows[20] == dataclasses.asdict(STEPS[2]) | dataclasses.asdict(EVALUATIONS[1])
 
 
-def test_every_line_that_a_run_writes_says_its_kind_its_step_and_its_time(tmp_path):
+def test_every_line_that_a_run_writes_says_its_kind_its_step_and_its_time(tmp_path, cli):
     run = create(tmp_path / "run")
     run.train()
     lines = (run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -71,7 +70,7 @@ def test_every_line_that_a_run_writes_says_its_kind_its_step_and_its_time(tmp_pa
     kinds = {row["step"]: row["kind"] for row in table.rows}
     assert kinds[1] == "step" and kinds[3] == "step evaluation"
     assert kinds[6] == "step evaluation final"
-    assert main(["export-metrics", str(run.path), "--out", str(tmp_path / "table.csv")]) == 0
+    cli("export-metrics", run.path, "--out", tmp_path / "table.csv")
     assert (tmp_path / "table.csv").read_text().splitlines()[0].endswith(",kind")
 
 
@@ -130,11 +129,9 @@ def test_a_loss_that_is_not_a_number_is_shown_as_nan(tmp_path):
 
 
 def test_a_directory_without_metrics_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"is not a run: cannot read its metrics\.jsonl"):
-        read_metrics(tmp_path)
+    refuses(r"is not a run: cannot read its metrics\.jsonl", read_metrics, tmp_path)
     write(tmp_path, [])
-    with pytest.raises(InputError, match="has no records yet"):
-        read_metrics(tmp_path)
+    refuses("has no records yet", read_metrics, tmp_path)
 
 
 def test_findings_and_ratios_are_json_in_one_cell_each(tmp_path):

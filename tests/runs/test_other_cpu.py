@@ -14,7 +14,7 @@ from smallmind.kernels.codegen import isa, threads
 from smallmind.training import checkpoint
 from smallmind.training.records import InstructionSetRecord, StepRecord
 from smallmind.training.state import RunState
-from tests.programs import CATS
+from tests.programs import CATS, edited
 from tests.runs import small
 
 TEXT = CATS
@@ -42,10 +42,7 @@ def new_training():
 
 def half_trained(path, **fields):
     """A run that was stopped after its third step."""
-    run = Run.create(text=TEXT, out=path, **FIELDS, **fields)
-    for record in run.steps():
-        if isinstance(record, StepRecord) and record.step == 3:
-            break
+    run = small.left(Run.create(text=TEXT, out=path, **FIELDS, **fields), step=3)
     assert not run.is_finished
     return run
 
@@ -154,11 +151,8 @@ def test_a_checkpoint_without_these_fields_resumes(precision):
 def test_a_run_resumes_on_fewer_cores_without_a_flag(tmp_path, cli):
     run = half_trained(tmp_path / "run")
     file = run.path / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8"))
-    config["run"]["threads"] = 4096  # those of a larger machine
-    file.write_text(json.dumps(config), encoding="utf-8")
+    with edited(file) as config:
+        config["run"]["threads"] = 4096  # those of a larger machine
     cli.refuses("threads=4096 must be at most", "train --resume", run.path, "--threads 4096")
-    rows = [line.split() for line in cli("train --resume", run.path).out.splitlines()]
-    shown = [row[-2] for row in rows if row[1:2] == ["threads"]]
-    assert shown == [str(threads.max_threads())]
+    assert cli("train --resume", run.path).cells["threads"] == str(threads.max_threads())
     assert Run.open(run.path).is_finished

@@ -123,8 +123,8 @@ def test_a_run_that_is_timed_before_it_starts_learns_the_same(text, tmp_path, mo
     flags = f"{SHAPE} --steps 4 --warmup-steps 1 --dropout 0.1"
     models, rehearsed = [], []
     for name in ("untimed", "timed"):
-        shown = cli("train", text, flags, "--out", tmp_path / name).out
-        assert time_in(shown).startswith("about ")
+        shown = cli("train", text, flags, "--out", tmp_path / name).cells["time"]
+        assert shown.startswith("about ")
         models.append((tmp_path / name / "model.safetensors").read_bytes())
         # conftest.py replaces both.
         monkeypatch.setattr(pace, "rough_pace", rough_pace)
@@ -278,43 +278,38 @@ def test_the_time_is_shown_before_the_run_and_by_estimate(text, tmp_path, take, 
     flags = f"{SHAPE} --steps 20 --warmup-steps 2"
     printed = cli("estimate", text, flags).out
     assert "Time on this machine: about 2 min, 20 steps of 6,000 ms." in printed
-    assert time_in(cli("train", text, flags, "--out", tmp_path / "run").out) == "about 2 min"
+    shown = cli("train", text, flags, "--out", tmp_path / "run").cells["time"]
+    assert shown == "about 2 min"
 
 
 FLAGS = f"{SHAPE} --batch-size 4 --save-every 10 --warmup-steps 2"
 
 
-def time_in(printed):
-    """The row of the table at a run's start."""
-    rows = [line.strip("│ ").split("│") for line in printed.splitlines()]
-    return next(row[1].strip() for row in rows if row[0].strip() == "time")
-
-
 def test_a_resumed_run_shows_what_is_left(text, tmp_path, take, cli):
     take(6.0, 0.0, 0.0, 7.0)
     out = tmp_path / "run"
-    printed = cli("train", text, FLAGS, "--steps 20 --out", out).out
-    assert time_in(printed) == "about 2 min"  # 127 seconds
+    printed = cli("train", text, FLAGS, "--steps 20 --out", out)
+    assert printed.cells["time"] == "about 2 min"  # 127 seconds
     (out / "samples.txt").unlink()
-    assert time_in(cli("train --resume", out).out) == "about 7 s"  # only the end
+    assert cli("train --resume", out).cells["time"] == "about 7 s"  # only the end
     assert "time" not in cli("train --resume", out).out  # finished
-    assert time_in(cli("train --resume", out, "--steps 28").out) == "about 55 s"
+    assert cli("train --resume", out, "--steps 28").cells["time"] == "about 55 s"
 
 
 def test_no_steps_take_the_time_of_the_end(text, tmp_path, take, cli):
     take(6.0, 5.0, 0.0, 7.0)
-    printed = cli("train", text, FLAGS, "--steps 0 --val-every 4 --out", tmp_path / "r").out
-    assert time_in(printed) == "about 7 s"
+    printed = cli("train", text, FLAGS, "--steps 0 --val-every 4 --out", tmp_path / "r")
+    assert printed.cells["time"] == "about 7 s"
 
 
 def test_a_run_that_has_ended_early_shows_only_its_end(text, tmp_path, take, cli):
     take(6.0, 0.0, 0.0, 7.0)
     out = tmp_path / "run"
     flags = "--val-every 2 --target-loss 9 --steps 20 --out"
-    assert time_in(cli("train", text, FLAGS, flags, out).out) == "at most about 2 min"
+    assert cli("train", text, FLAGS, flags, out).cells["time"] == "at most about 2 min"
     assert not (out / "checkpoints" / "step-20.safetensors").exists()
     (out / "samples.txt").unlink()
-    assert time_in(cli("train --resume", out).out) == "about 7 s"
+    assert cli("train --resume", out).cells["time"] == "about 7 s"
 
 
 def test_minutes_that_would_memorise_the_text_are_not_all_taken(
@@ -325,7 +320,7 @@ def test_minutes_that_would_memorise_the_text_are_not_all_taken(
     monkeypatch.setattr(pace, "MAX_PASSES", 1)
     command = text, FLAGS, "--minutes 10"
     assert "Time on this machine: about 6 to 55 s." in cli("estimate", *command).out
-    assert time_in(cli("train", *command, "--out", tmp_path / "run").out) == "about 6 s"
+    assert cli("train", *command, "--out", tmp_path / "run").cells["time"] == "about 6 s"
     take(20.0, 0.0, 0.0, 5.0, spread=9.0)
     assert "Time on this machine: about 10 min." in cli("estimate", *command).out
 

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from smallmind import InputError, Run
+from smallmind import Run
 from smallmind.corpus.survey import DocumentStarts
 from smallmind.settings.sources import read_settings
+from tests.programs import edited, refusal, refuses
 
 FIELDS = {"n_layer": 1, "n_embd": 16, "n_head": 2, "block_size": 16, "batch_size": 4, "steps": 2}
 STORIES = [f"story {i}: the cat sat on mat {i}, and the dog ran to hill {i}." for i in range(40)]
@@ -70,8 +71,7 @@ def test_a_run_on_many_files_is_resumed_and_evaluated(folder, tmp_path):
     assert again.evaluate() == again.evaluate([folder / "*.txt", folder / "a.jsonl"])
     assert len(again.resume(steps=3)) > 0
     (folder / "a.jsonl").write_text('{"story": "another one"}\n', encoding="utf-8")
-    with pytest.raises(InputError, match="has changed since the run was created"):
-        Run.open(tmp_path / "run").check_text()
+    refuses("has changed since the run was created", Run.open(tmp_path / "run").check_text)
 
 
 def test_a_text_that_has_moved_is_found_where_it_is_said_to_be(folder, tmp_path, cli):
@@ -93,28 +93,24 @@ def test_a_file_that_an_earlier_version_read_as_plain_text_still_is(tmp_path, is
     plain = tmp_path / "table.txt"
     plain.write_bytes(file.read_bytes())
     run = Run.create(text=plain, out=tmp_path / "run", **FIELDS)
-    config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
-    run.unlock()
-    assert "\r" not in run.text
-    config["run"]["text"] = [str(file)] if is_list else str(file)
-    config["text_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with edited(tmp_path / "run" / "config.json") as config:
+        run.unlock()
+        assert "\r" not in run.text
+        config["run"]["text"] = [str(file)] if is_list else str(file)
+        config["text_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
     assert Run.open(tmp_path / "run").text == file.read_bytes().decode()
 
 
 @pytest.mark.parametrize("text", ["word " * 150, "x" * 400, "a\0b", "a/b" * 90])
 def test_paths_that_cannot_be_are_refused_in_a_line(tmp_path, text):
-    with pytest.raises(InputError) as error:
-        Run.create(text=text, out=tmp_path / "run", **FIELDS)
-    assert "\n" not in str(error.value)
+    assert refusal(Run.create, text=text, out=tmp_path / "run", **FIELDS)
 
 
 def test_a_list_of_lists_is_no_text(tmp_path):
     toml = tmp_path / "run.toml"
     for value in ('[["a", "b"], "c"]', "[]", "[1]", "[" * 90 + "]" * 90):
         toml.write_text(f"[run]\ntext = {value}\n", encoding="utf-8")
-        with pytest.raises(InputError, match="must be text in quotes"):
-            read_settings(toml)
+        refuses("must be text in quotes", read_settings, toml)
 
 
 def test_settings_may_name_several_texts(folder, tmp_path, cli):

@@ -10,15 +10,15 @@ import pytest
 from smallmind import InputError, Run, Tokenizer
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, prepare
-from smallmind.corpus.tokens import find_tokens
 from smallmind.runs import source
 from smallmind.runs.source import TextSource, TokenSource
 from smallmind.settings.config import RunConfig
 from smallmind.text import samplers
-from smallmind.text.dataset import Dataset
-from smallmind.text.samplers import RandomWindows, draw, make_sampler
+from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.checkpoint import newest
 from tests.faults.runs import outcome
+from tests.peaks import traced
+from tests.programs import refusal, refuses
 from tests.runs.small import FIELDS
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -96,23 +96,6 @@ def test_weights_are_those_of_a_text_in_memory(folder, tmp_path, monkeypatch, ki
         assert vocabulary == in_memory.settings.model.vocab_size
 
 
-def test_every_batch_of_either_sampler_is_that_of_memory(folder, tmp_path):
-    found = find_tokens([prepared(folder, tmp_path / "shards")], None)
-    in_memory = Dataset(found.tokens[:], 8, 3, 7, held_out=len(found.held_out))
-    on_disk = Dataset(found.train, 8, 3, 7, held_out=found.held_out)
-    for epochs in (0, 2):
-        samplers_of_both = make_sampler(in_memory, epochs, 2), make_sampler(on_disk, epochs, 2)
-        for number in range(200):
-            one, other = (draw(sampler, number) for sampler in samplers_of_both)
-            for a, b in zip(one, other, strict=True):
-                np.testing.assert_array_equal(a, b)
-    for part in ("train", "held_out"):
-        for number in range(9):
-            one, other = (data.evaluation_batch(part, number) for data in (in_memory, on_disk))
-            np.testing.assert_array_equal(one.ids, other.ids)
-            np.testing.assert_array_equal(one.targets, other.targets)
-
-
 @pytest.mark.parametrize("stop", [2, 5, 7])
 def test_a_run_resumes_anywhere_in_an_epoch_too_long_to_shuffle(
     folder, tmp_path, monkeypatch, stop
@@ -170,11 +153,9 @@ def test_a_run_without_text_and_cache_says_what_to_do(begun, folder, tmp_path):
     run, expected = begun
     moved = folder.rename(tmp_path / "moved")
     shutil.rmtree(run.parent / "tokens")
-    with pytest.raises(InputError, match=r"does not exist; .*has moved, say where it is") as error:
-        Run.open(run).check_text()
-    assert "\n" not in str(error.value) and f"smallmind train --resume {run} PATH" in str(
-        error.value
-    )
+    message = refusal(Run.open(run).check_text)
+    assert "does not exist; " in message and "has moved, say where it is" in message
+    assert f"smallmind train --resume {run} PATH" in message
     again = Run.open(run)
     again.move_text(moved)
     again.resume()
@@ -189,8 +170,7 @@ def test_a_run_on_a_prepared_directory_that_moved_is_told_where_it_is(folder, tm
     with pytest.raises(InputError, match=r"shards does not exist; .* has moved, say where it is"):
         Run.open(tmp_path / "run").check_text()
     other = prepared([folder / "00.txt", folder / "01.txt"], tmp_path / "other")
-    with pytest.raises(InputError, match="other has tokens of another tokenizer"):
-        Run.open(tmp_path / "run").move_text(other)
+    refuses("other has tokens of another tokenizer", Run.open(tmp_path / "run").move_text, other)
     again = Run.open(tmp_path / "run")
     again.move_text(moved)
     again.resume()
@@ -215,8 +195,7 @@ def test_a_large_text_that_changed_is_refused_unless_its_tokens_are_kept(begun, 
     (folder / "07.txt").write_text("another story", encoding="utf-8")
     if not has_cache:
         shutil.rmtree(run.parent / "tokens")
-        with pytest.raises(InputError, match="has changed since the run was created; restore"):
-            Run.open(run).resume()
+        refuses("has changed since the run was created; restore", Run.open(run).resume)
         return
     Run.open(run).resume()
     assert outcome(run) == expected
@@ -236,8 +215,7 @@ def test_a_directory_that_holds_a_run_is_refused_before_a_text_is_prepared(
     create(folder, tmp_path / "run").unlock()
     shutil.rmtree(tmp_path / "tokens")
     monkeypatch.setattr("smallmind.corpus.preparation.survey", None)
-    with pytest.raises(InputError, match="already holds a run or part of one; choose another"):
-        create(folder, tmp_path / "run")
+    refuses("already holds a run or part of one; choose another", create, folder, tmp_path / "run")
     assert not (tmp_path / "tokens").exists()
 
 
@@ -249,9 +227,7 @@ def test_a_damaged_shard_ends_a_run_in_a_line(folder, tmp_path):
         shard.write_bytes(data[:1024] + b"\xff\xff" * ((len(data) - 1024) // 2))
     for backend in ("numpy", "numba"):
         run = create(shards, tmp_path / backend, backend=backend)
-        with pytest.raises(InputError, match="is outside the vocabulary") as error:
-            run.train()
-        assert "\n" not in str(error.value)
+        refuses("is outside the vocabulary", run.train)
 
 
 def test_the_tokens_of_others_train_a_run(folder, tmp_path):
@@ -268,8 +244,7 @@ def test_the_tokens_of_others_train_a_run(folder, tmp_path):
     np.testing.assert_array_equal(data.held_out[:], ids[-200:])
     assert isinstance(Run.open(tmp_path / "run").source, TokenSource)
     (tmp_path / "data" / "val.bin").write_bytes(ids[-198:].astype("<u2").tobytes())
-    with pytest.raises(InputError, match="has changed since the run was created; restore"):
-        Run.open(tmp_path / "run").check_text()
+    refuses("has changed since the run was created; restore", Run.open(tmp_path / "run").check_text)
 
 
 def test_a_teachers_cache_on_disk_is_that_in_memory(folder, tmp_path):
@@ -321,13 +296,10 @@ def test_memory_does_not_grow_with_a_text_on_disk(tmp_path, large):
         text = tmp_path / f"{lines}.txt"
         text.write_text("the cat sat on the mat.\n" * lines, encoding="utf-8")
         create(text, tmp_path / f"prepare-{lines}", tokenizer="byte").unlock()
-        tracemalloc.start()
-        try:
+        with traced():
             run = create(text, tmp_path / f"run-{lines}", tokenizer="byte", steps=2)
             found = [draw(RandomWindows(run.data), number) for number in range(9)]
             assert run.training and len(found) == 9
             peaks[lines] = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
         run.unlock()
     assert peaks[20_000] < peaks[2_000] + 24 * 20_000 // 8  # of 24 bytes in each line

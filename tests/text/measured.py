@@ -1,4 +1,4 @@
-"""The exact entropy of a grammar, and the proof that its rules are whole."""
+"""The exact entropy of a grammar, the derivations of a text, and the proof of whole rules."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,8 +30,16 @@ class Measure(NamedTuple):
     length: float
 
 
+class Match(NamedTuple):
+    """One derivation of the text up to `end`, with the slots it set and its log-probability."""
+
+    end: int
+    slots: Mapping[str, str]
+    log_probability: float
+
+
 class Measured(Grammar):
-    """A grammar that knows the entropy and the expected length of its texts.
+    """A grammar that knows the entropy, the expected length and the derivations of its texts.
 
     ValueError if a rule is missing, contains itself, or sets a slot in only some of its
     alternatives (a later use could then find it empty), or if a slot is read before it is set. The
@@ -57,6 +65,18 @@ class Measured(Grammar):
     def expected_length(self) -> float:
         """The exact expected number of characters of one derivation."""
         return self._measure(self._start, no_slots).length
+
+    def derivations(self, text: str) -> int:
+        """text -> the number of derivations that give exactly this text.
+
+        The grammar is unambiguous if this is 1 for every text that it can write.
+        """
+        return len(self._derive(text))
+
+    def log_probability(self, text: str) -> float:
+        """text -> its log-probability in nats, minus infinity if it has no derivation."""
+        total = math.fsum(math.exp(match.log_probability) for match in self._derive(text))
+        return math.log(total) if total else -math.inf
 
     def _effect(self, symbols: Symbols) -> Effect:
         """symbols -> the slots that they read before setting them, and those that they set."""
@@ -194,6 +214,38 @@ class Measured(Grammar):
                 ends = [(symbol, 1.0)]
             texts = [(text + end, p * q) for text, p in texts for end, q in ends]
         return texts
+
+    def _derive(self, text: str) -> list[Match]:
+        matches = self._match(self._start, text, Match(0, {}, 0.0))
+        return [match for match in matches if match.end == len(text)]
+
+    def _match(self, symbols: Symbols, text: str, match: Match) -> list[Match]:
+        """Symbols and a match of everything before them -> every way to extend it by them."""
+        matches = [match]
+        for symbol in symbols:
+            matches = [longer for match in matches for longer in self._extend(symbol, text, match)]
+        return matches
+
+    def _extend(self, symbol: Symbol, text: str, match: Match) -> list[Match]:
+        end, slots, log_probability = match
+        if isinstance(symbol, Reference):
+            rule = self._rules[symbol.name(slots)]
+            return [
+                longer
+                for symbols, probability in rule.choices()
+                for longer in self._match(
+                    symbols, text, Match(end, slots, log_probability + math.log(probability))
+                )
+            ]
+        if isinstance(symbol, Assignment):
+            return [
+                Match(end, {**slots, symbol.slot: value}, log_probability + math.log(probability))
+                for value, probability in self._texts(symbol.value, slots)
+            ]
+        written = symbol.text(slots) if isinstance(symbol, Slot) else symbol
+        if not text.startswith(written, end):
+            return []
+        return [Match(end + len(written), slots, log_probability)]
 
 
 def restrict(slots: Mapping[str, str], wanted: frozenset[str]) -> State:

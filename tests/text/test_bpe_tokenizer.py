@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from smallmind import InputError, Tokenizer
 from smallmind.text import bpe
 from smallmind.text.stories import built_in_text
+from tests.programs import refuses
 
 STORIES = built_in_text()[:20_000]
 MIXED = (
@@ -68,32 +69,27 @@ def test_a_stream_never_splits_a_character(kind):
 
 @pytest.mark.parametrize("kind", BPE)
 def test_half_a_character_is_refused(kind):
-    with pytest.raises(InputError, match="half a character, at position 3"):
-        tokenizer_of(kind).encode("abc\ud800")
+    refuses("half a character, at position 3", tokenizer_of(kind).encode, "abc\ud800")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=500)
 @given(text=WORDS)
 def test_other_programs_give_the_same_ids(kind, text):
-    tokenizers = pytest.importorskip("tokenizers")
-    tokenizer = tokenizer_of(kind)
+    tokenizer, theirs = tokenizer_of(kind), loaded(kind)
     if kind == "char":
         text = "".join(c for c in text if not tokenizer.unknown(c))
-    theirs = _loaded(tokenizers, kind)
     ids = tokenizer.encode(text).tolist()
     assert theirs.encode(text).ids == ids
     assert theirs.get_vocab_size() == tokenizer.vocab_size
     assert theirs.decode(ids, skip_special_tokens=False) == text
 
 
-LOADED = {}
-
-
-def _loaded(tokenizers, kind):
-    if kind not in LOADED:
-        LOADED[kind] = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_of(kind).as_json()))
-    return LOADED[kind]
+@functools.cache
+def loaded(kind):
+    """The tokenizer as `tokenizers` reads it."""
+    tokenizers = pytest.importorskip("tokenizers")
+    return tokenizers.Tokenizer.from_str(json.dumps(tokenizer_of(kind).as_json()))
 
 
 ACCENTS = st.text(alphabet="eaé\u0301\u0327\u030a\u0338>= \n1'\u1100\u1161\u11a8\u212b")
@@ -273,16 +269,12 @@ def _model(**fields):
 def test_files_of_other_kinds_are_refused_in_a_line(tmp_path, make):
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(make()), encoding="utf-8")
-    with pytest.raises(InputError, match=r"tokenizer\.json") as error:
-        Tokenizer.load(path)
-    assert "\n" not in str(error.value)
+    refuses(r"tokenizer\.json", Tokenizer.load, path)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000])
 def test_damaged_files_are_refused_in_a_line(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"tokenizer\.json"):
-        Tokenizer.load(path)
-    with pytest.raises(InputError, match="cannot read"):
-        Tokenizer.load(tmp_path / "missing.json")
+    refuses(r"tokenizer\.json", Tokenizer.load, path)
+    refuses("cannot read", Tokenizer.load, tmp_path / "missing.json")

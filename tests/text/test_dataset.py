@@ -7,6 +7,7 @@ from smallmind import InputError
 from smallmind.randomness import hash64, hash64_each
 from smallmind.text.dataset import Batch, Dataset, random_starts
 from smallmind.text.samplers import RandomWindows, draw
+from tests.programs import refusal
 
 TOKENS = np.arange(1000, dtype=np.int32)
 
@@ -88,9 +89,8 @@ def test_a_batch_depends_only_on_seed_and_number():
 
 @pytest.mark.parametrize("block_size", [1, 5, 64])
 def test_a_text_of_the_length_in_the_message_is_long_enough(block_size):
-    with pytest.raises(InputError, match="needs at least") as error:
-        Dataset(TOKENS[: max(3, block_size - 1)], block_size, 8, 1)
-    needed = int(str(error.value).split("at least ")[1].split()[0])
+    message = refusal(Dataset, TOKENS[: max(3, block_size - 1)], block_size, 8, 1)
+    needed = int(message.split("needs at least ")[1].split()[0])
     draw(RandomWindows(Dataset(TOKENS[:needed], block_size, 8, 1)), 0)
     with pytest.raises(InputError):
         Dataset(TOKENS[: needed - 1], block_size, 8, 1)

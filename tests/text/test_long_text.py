@@ -9,6 +9,7 @@ from smallmind.runs import source
 from smallmind.text import byte_tokenizer, char_tokenizer
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.memory_estimate import TextSize
+from tests.peaks import traced
 
 LINES = {
     "ASCII": "the cat sat on the mat. the dog sat on the log.\n",
@@ -29,16 +30,13 @@ def test_the_peak_is_the_text_and_its_tokens(kind, name, tmp_path, small_chunks)
     file = tmp_path / "long.txt"
     file.write_text(LINES[name] * 60_000, encoding="utf-8")
     Tokenizer("warm", kind).decode(Tokenizer("warm", kind).encode("warm"))
-    tracemalloc.start()
-    try:
+    with traced():
         read = source.read_source(file)
         tokenizer = Tokenizer(read.text, kind)
         data = read.dataset(tokenizer, 64, 12, 1337)
         assert read.sha256
         assert data.spelled(data.held_out).characters > 0
         peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
     counted = TextSize.of(read.nbytes, data).in_memory
     # The held-out tenth while it is decoded, and the table of a vocabulary with emoji; Python
     # decodes a file of wide characters into a larger array, which it then shrinks.

@@ -10,11 +10,10 @@ import pytest
 
 from smallmind.text.grammar import Grammar
 from smallmind.text.stories import ENTROPY_PER_CHARACTER, RULES, built_in_text
-from tests.text.deriving import Deriving
 from tests.text.measured import Measured
 
 DATA = Path(__file__).parents[2] / "data"
-STORIES = Deriving(RULES)
+STORIES = Measured(RULES)
 
 # Each grammar is followed by its texts and their probabilities, written out with plain loops.
 
@@ -113,7 +112,7 @@ def test_entropy_and_length_match_an_enumeration_of_all_texts(rules, texts):
 
 @SMALL
 def test_each_text_has_one_derivation_and_the_expected_probability(rules, texts):
-    grammar = Deriving(rules)
+    grammar = Measured(rules)
     for text, probability in texts():
         assert grammar.derivations(text) == 1
         assert grammar.log_probability(text) == pytest.approx(math.log(probability), rel=1e-12)
@@ -132,7 +131,7 @@ def test_sample_frequencies_match_their_probabilities(rules, texts):
 
 
 def test_two_derivations_of_one_text_are_counted():
-    grammar = Deriving("story: <size>bird | black<size>\nsize: black | bird")
+    grammar = Measured("story: <size>bird | black<size>\nsize: black | bird")
     assert grammar.derivations("blackbird") == 2
     assert grammar.derivations("birdbird") == 1
     assert grammar.log_probability("blackbird") == pytest.approx(math.log(1 / 2))
@@ -141,7 +140,7 @@ def test_two_derivations_of_one_text_are_counted():
 
 
 def test_a_choice_that_is_never_written_counts_as_two_derivations():
-    assert Deriving("story: {mood=<mood>}The end.\nmood: sad | glad").derivations("The end.") == 2
+    assert Measured("story: {mood=<mood>}The end.\nmood: sad | glad").derivations("The end.") == 2
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from smallmind import InputError, RunConfig, Tokenizer, parts
 from smallmind.settings.sources import FIELDS, flag_of
+from tests.programs import refusal, refuses
 
 
 def test_the_vocabulary_is_sorted():
@@ -19,16 +20,12 @@ def test_the_vocabulary_is_sorted():
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_encoded_text_decodes_to_itself(text):
+def test_encoded_text_decodes_to_itself_and_a_state_restores_the_tokenizer(text):
     for tokenizer in (Tokenizer(text), Tokenizer(kind="byte")):
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_a_tokenizer_is_restored_from_its_state(text):
-    for tokenizer in (Tokenizer(text), Tokenizer(kind="byte")):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
         again = Tokenizer.from_state(tokenizer.state())
-        assert again.encode(text).tolist() == tokenizer.encode(text).tolist()
+        assert again.encode(text).tolist() == ids.tolist()
 
 
 def test_an_unknown_character_is_named():
@@ -49,15 +46,12 @@ def test_invalid_bytes_are_replaced():
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(InputError, match="tokenizer='word' must be one of char, byte"):
-        Tokenizer("", kind="word")
+    refuses("tokenizer='word' must be one of char, byte", Tokenizer, "", kind="word")
 
 
 def test_a_long_vocabulary_is_shortened_in_messages():
     tokenizer = Tokenizer("".join(map(chr, range(0x4E00, 0x4E00 + 3000))))
-    with pytest.raises(InputError) as error:
-        tokenizer.encode("a")
-    assert len(str(error.value)) < 300
+    assert len(refusal(tokenizer.encode, "a")) < 300
 
 
 @pytest.mark.parametrize("token", [-1, 3])
@@ -113,8 +107,7 @@ class UpperCase(Tokenizer):
 def test_a_new_kind_recognises_its_own_files(monkeypatch, tmp_path):
     path = tmp_path / "tokenizer.json"
     UpperCase("ABC").save(path)
-    with pytest.raises(InputError, match="its model is of type 'UpperCase', not BPE"):
-        Tokenizer.load(path)
+    refuses("its model is of type 'UpperCase', not BPE", Tokenizer.load, path)
     monkeypatch.setitem(parts.TOKENIZERS, "upper", f"{__name__}:UpperCase")
     assert Tokenizer.load(path).letters == "ABC"
     for kind in ("char", "byte", "bpe"):

@@ -21,8 +21,16 @@ def step_file(step):
     return f"step-{step:08}.safetensors"
 
 
+def saved_in_background(directory, *states):
+    """Saves states one after the other -> the newest checkpoint."""
+    with BackgroundSaver(directory) as saver:
+        for state in states:
+            saver.save(state)
+    return newest(directory)[0]
+
+
 def test_a_saved_checkpoint_is_found(tmp_path):
-    assert newest(tmp_path) == (None, []) and verify(tmp_path) == []
+    assert newest(tmp_path) == (None, []) and list(verify(tmp_path)) == []
     save(tmp_path, checkpoint(7))
     found, skipped = newest(tmp_path)
     assert_sound(found, {7})
@@ -149,11 +157,9 @@ def test_a_save_allocates_nothing_after_the_first(tmp_path):
 
 
 def test_tensors_may_change_shape_or_disappear(tmp_path):
-    saver = BackgroundSaver(tmp_path)
-    saver.save(RunState(1, {"a": np.zeros(3), "b": np.zeros(2)}, {}))
-    saver.save(RunState(2, {"a": np.ones((2, 2), np.float32)}, {}))
-    saver.close()
-    found, _ = newest(tmp_path)
+    first = RunState(1, {"a": np.zeros(3), "b": np.zeros(2)}, {})
+    second = RunState(2, {"a": np.ones((2, 2), np.float32)}, {})
+    found = saved_in_background(tmp_path, first, second)
     assert found.tensors.keys() == {"a"} and found.tensors["a"].shape == (2, 2)
 
 
@@ -214,16 +220,12 @@ def test_the_interpreter_ends_after_the_save(tmp_path, end):
 
 
 def test_other_errors_in_the_thread_are_raised_too(tmp_path):
-    saver = BackgroundSaver(tmp_path)
-    saver.save(RunState(1, {"bad": np.zeros(1, np.complex64)}, {}))
     with pytest.raises(InputError, match="bad is complex64"):
-        saver.close()
+        saved_in_background(tmp_path, RunState(1, {"bad": np.zeros(1, np.complex64)}, {}))
 
 
 def test_bfloat16_is_saved_bit_for_bit(tmp_path):
     bits = np.arange(10, dtype=np.uint16)
-    saver = BackgroundSaver(tmp_path)
-    saver.save(RunState(1, {"weights": bits.view(safetensors.BFLOAT16)}, {}))
-    saver.close()
-    found = newest(tmp_path)[0].tensors["weights"]
+    state = RunState(1, {"weights": bits.view(safetensors.BFLOAT16)}, {})
+    found = saved_in_background(tmp_path, state).tensors["weights"]
     np.testing.assert_array_equal(found.view(np.uint16), bits)

@@ -12,15 +12,17 @@ from smallmind import (
     TrainingConfig,
     TransformerModel,
 )
-from smallmind.kernels.codegen.threads import max_threads, set_threads, threads
+from smallmind.kernels.codegen.threads import max_threads
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.text.samplers import RandomWindows, draw
-from smallmind.training import checkpoint as checkpoints
 from smallmind.training.records import OverflowRecord, StepRecord
 from tests.gradcheck import assert_gradients
-from tests.training.test_resume import Saves, digest, shown
+from tests.programs import CATS
+from tests.threads import on_threads
+from tests.training.small import at_each_pass
+from tests.training.test_resume import assert_resumes_whole, digest
 
-TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
+TEXT = CATS
 TOKENIZER = Tokenizer(TEXT)
 V, T = TOKENIZER.vocab_size, 16
 
@@ -138,17 +140,11 @@ def test_the_teacher_keeps_nothing_and_does_not_change():
 
 def test_the_same_bits_on_any_number_of_threads():
     digests = set()
-    before = threads()
-    try:
-        for count in {1, max_threads()}:
-            set_threads(count)
-            training = new_training(
-                Distillation(sharp(new_teacher()), learn_temperature=True), batch_size=9
-            )
-            training.train(4, val_every=0)
-            digests.add(digest(training))
-    finally:
-        set_threads(before)
+    for _ in on_threads(1, max_threads()):
+        distillation = Distillation(sharp(new_teacher()), learn_temperature=True)
+        training = new_training(distillation, batch_size=9)
+        training.train(4, val_every=0)
+        digests.add(digest(training))
     assert len(digests) == 1
 
 
@@ -164,29 +160,21 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, precision, cached):
         teacher = sharp(new_teacher())
         return new_training(Distillation(teacher, 3.0, 0.5, True, cache, top_k=4))
 
-    unbroken = build()
-    records = list(unbroken.steps(config))
-    stopped, resumed = build(), build()
-    first = list(stopped.steps(config, saver=Saves(stopped, 5, tmp_path)))
-    rest = list(resumed.steps(config, checkpoints.newest(tmp_path)[0]))
-    assert shown(first + rest) == shown(records)
-    assert digest(resumed) == digest(unbroken)
+    _, resumed, _ = assert_resumes_whole(build, config, [5], tmp_path)
     assert 1 < resumed.distillation.temperature < 2.99  # it was learnt
 
 
-def test_an_update_that_overflows_leaves_the_temperature_alone(monkeypatch):
+def test_an_update_that_overflows_leaves_the_temperature_alone():
     distillation = Distillation(sharp(new_teacher()), 3.0, learn_temperature=True)
     training = new_training(distillation)
-    seen, original = [], training.model.loss_and_gradients
+    seen = []
 
-    def loss_and_gradients(*arguments):
-        loss = original(*arguments)
+    def plant(number):
         seen.append(distillation.temperature_parameter.state())
-        if len(seen) == 2:
+        if number == 2:
             training.model.gradients["final_norm.bias"][0] = np.inf
-        return loss
 
-    monkeypatch.setattr(training.model, "loss_and_gradients", loss_and_gradients)
+    at_each_pass(training.model, after=plant)
     records = training.train(3, precision="float16", val_every=0, log_every=1)
     assert [r.step for r in records if isinstance(r, OverflowRecord)] == [2]
     assert seen[0]["updates"] == 0 and seen[1] == seen[2] and seen[1]["updates"] == 1
@@ -201,15 +189,12 @@ def test_a_stopped_step_leaves_no_gradient_of_the_temperature():
 
     unbroken, training = build(), build()
     list(unbroken.steps(config))
-    original, batches = training.model.loss_and_gradients, []
 
-    def loss_and_gradients(*arguments):
-        batches.append(1)
-        if len(batches) == 3:  # in the second step
+    def stop(number):
+        if number == 3:  # in the second step
             training.stop()
-        return original(*arguments)
 
-    training.model.loss_and_gradients = loss_and_gradients
+    at_each_pass(training.model, before=stop)
     list(training.steps(config))
     assert training.progress.step == 1
     list(training.steps(config, training.state()))

@@ -8,23 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind import TrainingConfig
 from smallmind.randomness import permuted
 from smallmind.text import samplers
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, draw
+from smallmind.training.gradients import accumulate_gradients, make_objective
 from smallmind.training.records import StepRecord
-from smallmind.training.step import accumulate_gradients, make_objective
-from tests.training.test_resume import Saves
+from tests.training import small
+from tests.training.test_resume import assert_resumes_whole
 
-TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
-WINDOWS = (len(TEXT) * 9 // 10 - 1) // 16
-
-
-def small_training(batch_size=4, **settings):
-    tokenizer = Tokenizer(TEXT)
-    model = TransformerModel(tokenizer.vocab_size, 16, 16, 1, 2, seed=1, **settings)
-    return Training(model, tokenizer, TEXT, batch_size=batch_size, seed=1)
+small_training = partial(small.small_training, seed=1, model_seed=1, n_embd=16, n_layer=1)
+WINDOWS = (len(small.TEXT) * 9 // 10 - 1) // 16
 
 
 def starts(sampler, epoch):
@@ -137,15 +132,10 @@ def test_a_text_smaller_than_a_batch_can_be_trained_on():
     assert training.progress.step == 3
 
 
-@pytest.mark.parametrize("step", [3, 7, 9, 12])
-def test_a_run_is_resumed_within_an_epoch(step):
+def test_a_run_is_resumed_within_an_epoch(tmp_path):
     config = TrainingConfig(epochs=2, grad_accum_steps=3, val_every=5, val_batches=1, save_every=1)
-    whole, first, rest = (small_training(dropout=0.1) for _ in range(3))
-    list(whole.steps(config))
-    list(first.steps(config, saver=Saves(first, stop_at=step)))
-    assert first.progress.step == step
-    list(rest.steps(config, first.state()))
-    assert rest.model.flat.data.tobytes() == whole.model.flat.data.tobytes()
+    build = partial(small_training, dropout=0.1)
+    assert_resumes_whole(build, config, [3, 7, 9, 12], tmp_path)
 
 
 @settings(max_examples=300, deadline=None)

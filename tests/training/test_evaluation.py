@@ -1,15 +1,17 @@
 """Evaluations during a run measure the right thing, on the right tokens."""
 
+import dataclasses
 import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from smallmind import Tokenizer, Training, TransformerModel
+from smallmind import InputError, Tokenizer, Training, TransformerModel
 from smallmind.text.tokenizer import Spelled
 from smallmind.training import evaluation
 from smallmind.training.evaluation import evaluate
+from tests.training.small import at_each_pass
 
 TEXT = "the cät sat on the mat. the dög sat on the log. " * 40
 
@@ -66,19 +68,17 @@ def test_a_whole_text_counts_exactly_the_characters_predicted():
     assert (result.tokens, result.characters) == (27, 9)
 
 
-def test_a_stop_ends_the_evaluation_of_the_whole_part_too(monkeypatch):
-    training = small_training()
-    original, calls = training.model.losses, []
+def test_a_stop_ends_the_evaluation_of_the_whole_part_too():
+    training, calls = small_training(), []
 
-    def losses(*arguments):
-        calls.append(1)
-        if len(calls) == training.dataset.held_out_batches + 2:
+    def stop(number):
+        calls.append(number)
+        if number == training.dataset.held_out_batches + 2:
             training.stop()
-        return original(*arguments)
 
-    monkeypatch.setattr(training.model, "losses", losses)
+    at_each_pass(training.model, before=stop, name="losses")
     assert training.evaluate(30, 0) is None
-    assert len(calls) == training.dataset.held_out_batches + 2
+    assert calls[-1] == training.dataset.held_out_batches + 2
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
@@ -106,6 +106,13 @@ class Counting:
         self.config = SimpleNamespace(block_size=block_size)
         self.seen = []  # of each window, its first token
 
+    def assert_half_a_window_before(self, scored):
+        """Each token has that context, but for those at the very start of the text."""
+        T, starts = self.config.block_size, np.array(sorted(set(self.seen)))
+        for token in scored[scored > T]:
+            start = starts[starts <= token - T // 2].max()
+            assert T // 2 <= token - start <= T
+
     def losses(self, ids, targets, right):
         np.testing.assert_array_equal(ids[:, 1:], targets[:, :-1])
         right[:] = targets % 2 == 0
@@ -118,7 +125,9 @@ class Counting:
 @pytest.mark.parametrize("batch_size", [1, 3, 32])
 def test_an_evaluation_of_enough_tokens_is_that_of_all(T, n, batch_size):
     tokens, spells = np.arange(n, dtype=np.int32), Spelled.as_bytes
-    whole = evaluate(Counting(T), tokens, spells, batch_size)
+    model = Counting(T)
+    whole = evaluate(model, tokens, spells, batch_size)
+    model.assert_half_a_window_before(tokens[1:])
     assert whole.tokens == n - 1 and whole.loss == pytest.approx(n / 2)
     assert whole.correct == (n - 1) // 2
     for most in (n + T, 10 * n):
@@ -142,13 +151,21 @@ def test_an_evaluation_of_some_tokens_spreads_them_over_the_text(T, most, batch_
     assert found.tokens == len(scored) == len(set(scored.tolist()))
     assert found.loss == pytest.approx(scored.mean())
     assert found.tokens <= max(most, T // 2) + T and found.tokens >= min(most, n) - 2 * T
-    # Each with half a window before it, but for those at the very start.
-    starts = np.array(sorted(set(model.seen)))
-    for token in scored[scored > T]:
-        start = starts[starts <= token - T // 2].max()
-        assert T // 2 <= token - start <= T
+    model.assert_half_a_window_before(scored)
     gaps = np.diff(np.concatenate([[0], np.sort(scored), [n]]))
     assert gaps.max() <= n / max(1, most // (T // 2)) + 2 * T
+
+
+def test_an_evaluation_in_other_units():
+    model = Counting(1)
+    result = dataclasses.replace(
+        evaluate(model, np.arange(9)), loss=math.log(2), tokens=8, characters=4
+    )
+    assert result.bits_per_character == pytest.approx(2)
+    assert result.perplexity == pytest.approx(2)
+    assert dataclasses.replace(result, loss=1000.0).perplexity == math.inf
+    with pytest.raises(InputError, match="at least 2 tokens; the text has 1"):
+        evaluate(model, np.arange(1))
 
 
 def test_estimates_of_different_numbers_take_different_windows():

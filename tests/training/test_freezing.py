@@ -5,26 +5,25 @@ import json
 import numpy as np
 import pytest
 
-from smallmind import AdamW, InputError, Run, Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind import AdamW, InputError, Run, TrainingConfig, TransformerModel
 from smallmind.files import safetensors
 from smallmind.kernels.half import BFLOAT16, round_to, to_float32
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training import checkpoint
 from smallmind.training.records import HealthRecord, RollbackRecord, StepRecord
 from smallmind.training.state import RunState
+from tests.programs import CATS
+from tests.training import test_resume
+from tests.training.small import at_each_pass
+from tests.training.test_resume import assert_resumes_whole
 
-TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 BELOW = "embedding,blocks.0-1"
 STEPS = {"steps": 8, "val_every": 4, "val_batches": 2, "save_every": 4, "log_every": 1}
 STEPS |= {"warmup_steps": 2}
 
 
 def new_training(backend="numba", **settings):
-    tokenizer = Tokenizer(TEXT)
-    model = TransformerModel(
-        tokenizer.vocab_size, 16, 16, 4, 2, dropout=0.1, seed=3, backend=backend
-    )
-    return Training(model, tokenizer, TEXT, batch_size=3, seed=5, **settings)
+    return test_resume.new_training(n_layer=4, n_embd=16, backend=backend, **settings)
 
 
 def config(freeze=BELOW, **settings):
@@ -88,14 +87,7 @@ def test_clipping_health_and_anomalies_see_what_is_trained():
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_run_resumes_with_the_same_bits(tmp_path, precision, optimizer):
     settings = config(precision=precision, optimizer=optimizer)
-    whole, part, resumed = new_training(), new_training(), new_training()
-    train(whole, settings)
-    train(part, settings, until=5)
-    checkpoint.save(tmp_path, part.state())
-    state, _ = checkpoint.newest(tmp_path)
-    train(resumed, settings, state)
-    for name, tensor in whole.state().tensors.items():
-        np.testing.assert_array_equal(resumed.state().tensors[name], tensor, name)
+    whole, resumed, _ = assert_resumes_whole(new_training, settings, [5], tmp_path)
     assert resumed.spikes.held_bytes == whole.spikes.held_bytes
 
 
@@ -133,13 +125,11 @@ def test_a_snapshot_shares_what_is_frozen(precision):
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_a_spike_restores_what_is_trained(precision):
     training = new_training(snapshot_every=2)
-    original = training.model.loss_and_gradients
 
-    def loss_and_gradients(*arguments, **named):
-        loss = original(*arguments, **named)
-        return 1e3 if training.progress.step == 4 and not training.spikes.rollbacks else loss
+    def spike(_):
+        return 1e3 if training.progress.step == 4 and not training.spikes.rollbacks else None
 
-    training.model.loss_and_gradients = loss_and_gradients
+    at_each_pass(training.model, after=spike)
     rounded = None
     for record in training.steps(config(precision=precision)):
         rounded = rounded or values(training)
@@ -179,12 +169,12 @@ SMALL |= {"batch_size": 3, "threads": 1}
 
 
 def test_a_run_is_created_resumed_and_built_upon(tmp_path):
-    whole = Run.create(text=TEXT, out=tmp_path / "whole", **SMALL, **STEPS, freeze=BELOW)
+    whole = Run.create(text=CATS, out=tmp_path / "whole", **SMALL, **STEPS, freeze=BELOW)
     before = {name: value.copy() for name, value in whole.training.model.parameters.items()}
     whole.train()
     saved = json.loads((tmp_path / "whole" / "config.json").read_text())
     assert BELOW in json.dumps(saved)
-    part = Run.create(text=TEXT, out=tmp_path / "part", **SMALL, **STEPS, freeze=BELOW)
+    part = Run.create(text=CATS, out=tmp_path / "part", **SMALL, **STEPS, freeze=BELOW)
     part.train(lambda record: part.stop() if record.step >= 5 else None)
     Run.open(tmp_path / "part").resume()
     models = [Run.open(tmp_path / name).load()[0] for name in ("whole", "part")]
@@ -194,7 +184,7 @@ def test_a_run_is_created_resumed_and_built_upon(tmp_path):
         assert np.array_equal(value, before[name]) == (name not in trained)
     settings = {**STEPS, "recipe": "gpt2", "threads": 1, "precision": "bfloat16"}
     settings |= {"init_from": str(tmp_path / "whole"), "freeze": "embedding,blocks.0-3"}
-    Run.create(text=TEXT, out=tmp_path / "tuned", **settings).train()
+    Run.create(text=CATS, out=tmp_path / "tuned", **settings).train()
     model, _ = Run.open(tmp_path / "tuned").load()
     for name, value in model.parameters.items():
         expected = to_float32(round_to(models[0].parameters[name], BFLOAT16))
@@ -204,5 +194,5 @@ def test_a_run_is_created_resumed_and_built_upon(tmp_path):
 @pytest.mark.parametrize("freeze", ["blocks.4", "attention", "embedding,blocks.0-3,final_norm"])
 def test_a_run_with_parts_that_the_model_does_not_have_is_not_created(tmp_path, freeze):
     with pytest.raises(InputError, match="freeze="):
-        Run.create(text=TEXT, out=tmp_path / "run", **SMALL, freeze=freeze)
+        Run.create(text=CATS, out=tmp_path / "run", **SMALL, freeze=freeze)
     assert not (tmp_path / "run").exists()

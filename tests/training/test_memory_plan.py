@@ -4,8 +4,13 @@ import pytest
 
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
 from smallmind.settings.settings import Settings
-from smallmind.training.memory_estimate import TYPICAL, estimate
-from smallmind.training.memory_plan import FLOAT16_SETTINGS, RECOMPUTE, Plan
+from smallmind.training.memory_estimate import (
+    FLOAT16_SETTINGS,
+    RECOMPUTE,
+    TYPICAL,
+    Plan,
+    estimate,
+)
 
 PROGRAM = TYPICAL.resident
 MODEL = ModelConfig(block_size=512)
@@ -27,6 +32,21 @@ def test_a_change_reaches_the_config_that_has_the_field():
     assert changed.model.block_size == 64 and changed.training.precision == "float16"
     assert changed.run.batch_size == 3 and changed.model.n_embd == MODEL.n_embd
     assert plan().change(batch_size=3).total == plan(3).estimate.total
+
+
+def test_the_largest_batch_that_fits():
+    memory = 400 * 2**20
+    windows = plan().largest_batch(memory)
+
+    def total(windows):
+        return plan(windows, micro_batch_size=windows).estimate.total
+
+    assert total(windows) <= memory < total(windows + 1)
+    assert plan().largest_batch(total(windows)) == windows
+    assert plan().largest_batch(total(windows) - 1) == windows - 1
+    assert plan().largest_batch(1) == 0
+    small = plan(**FLOAT16_SETTINGS, **RECOMPUTE)
+    assert small.largest_batch(memory) >= 3 * windows
 
 
 @pytest.mark.parametrize("batch", [1, 7, 16, 61])

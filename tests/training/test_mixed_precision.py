@@ -8,23 +8,18 @@ import pytest
 from smallmind import InputError, TrainingConfig, TransformerModel
 from smallmind.settings.config import Precision
 from smallmind.training.records import OverflowRecord, StepRecord
-from tests.training.small import small_training
+from tests.training.small import at_each_pass, small_training
 
 
-def spoil(monkeypatch, training, at_passes, name="blocks.1.mlp.expansion.weight"):
+def spoil(training, at_passes):
     """Plants an infinity in the gradient of a parameter in some passes, counted from 1."""
-    model = training.model
-    original, passes = model.loss_and_gradients, 0
+    gradient = training.model.gradients["blocks.1.mlp.expansion.weight"]
 
-    def loss_and_gradients(*arguments):
-        nonlocal passes
-        passes += 1
-        loss = original(*arguments)
-        if passes in at_passes:
-            model.gradients[name].flat[3] = np.inf
-        return loss
+    def plant(number):
+        if number in at_passes:
+            gradient.flat[3] = np.inf
 
-    monkeypatch.setattr(model, "loss_and_gradients", loss_and_gradients)
+    at_each_pass(training.model, after=plant)
 
 
 def state(training):
@@ -38,16 +33,18 @@ def state(training):
 def test_the_loss_falls_as_in_float32(precision):
     losses = {}
     for each in ("float32", precision):
-        records = small_training(seed=5).train(60, log_every=1, val_every=0, precision=each)
+        training = small_training(seed=5)
+        records = training.train(60, log_every=1, val_every=0, precision=each)
+        assert (training.scaler is None) == (each != "float16")
         losses[each] = np.array([record.loss for record in records])
     assert losses["float32"][-1] < 0.8 * losses["float32"][0]
     np.testing.assert_allclose(losses[precision], losses["float32"], rtol=0.02)
     assert (losses[precision] != losses["float32"]).any()
 
 
-def test_an_overflow_changes_only_the_loss_scale(monkeypatch):
+def test_an_overflow_changes_only_the_loss_scale():
     training = small_training(seed=5)
-    spoil(monkeypatch, training, at_passes={4})
+    spoil(training, at_passes={4})
     before = None
     for record in training.steps(
         TrainingConfig(steps=6, log_every=1, val_every=0, use_mixed_precision=True)
@@ -67,18 +64,18 @@ def test_an_overflow_changes_only_the_loss_scale(monkeypatch):
     assert training.scaler.scale == 32768
 
 
-def test_accumulation_sees_an_overflow_in_any_of_its_batches(monkeypatch):
+def test_accumulation_sees_an_overflow_in_any_of_its_batches():
     training = small_training(seed=5)
-    spoil(monkeypatch, training, at_passes={5})  # the second batch of the second step
+    spoil(training, at_passes={5})  # the second batch of the second step
     records = training.train(
         4, log_every=1, val_every=0, use_mixed_precision=True, grad_accum_steps=3
     )
     assert [isinstance(record, OverflowRecord) for record in records] == [False, True, False, False]
 
 
-def test_ten_overflows_in_a_row_end_the_run_and_name_the_first(monkeypatch):
+def test_ten_overflows_in_a_row_end_the_run_and_name_the_first():
     training = small_training(seed=5)
-    spoil(monkeypatch, training, at_passes=range(3, 99))
+    spoil(training, at_passes=range(3, 99))
     start = None
     message = "10 gradients in a row overflowed float16.*scale of 64; blocks.1.mlp.expansion.weight"
     with pytest.raises(FloatingPointError, match=message):
@@ -90,16 +87,9 @@ def test_ten_overflows_in_a_row_end_the_run_and_name_the_first(monkeypatch):
     np.testing.assert_array_equal(training.model.flat.data, start)
 
 
-def test_finite_gradients_whose_squares_overflow_float32_do_not_end_the_run(monkeypatch):
+def test_finite_gradients_whose_squares_overflow_float32_do_not_end_the_run():
     training = small_training(seed=5)
-    original = training.model.loss_and_gradients
-
-    def loss_and_gradients(*arguments):
-        loss = original(*arguments)
-        training.model.flat.grad[:8] = 1e30
-        return loss
-
-    monkeypatch.setattr(training.model, "loss_and_gradients", loss_and_gradients)
+    at_each_pass(training.model, after=lambda _: training.model.flat.grad[:8].fill(1e30))
     training.train(3, val_every=0, precision="float16")
     assert training.progress.step == 3 and training.scaler.skips == 0
     assert np.isfinite(training.model.flat.data).all()
@@ -113,12 +103,6 @@ def test_a_real_overflow_finds_its_scale():
     overflows = [isinstance(record, OverflowRecord) for record in records]
     assert overflows[0] and not overflows[-1]
     assert overflows == sorted(overflows, reverse=True)  # none after the first that fits
-
-
-def test_bfloat16_has_no_scaler():
-    training = small_training(seed=5)
-    training.train(2, precision="bfloat16", val_every=0)
-    assert training.scaler is None
 
 
 def test_use_mixed_precision_and_precision_are_combined():

@@ -18,7 +18,7 @@ from smallmind.training.preflight import (
     preflight,
     small_config,
 )
-from tests.training.small import TEXT, small_training
+from tests.training.small import TEXT, at_each_pass, small_training
 
 
 def failed(training):
@@ -137,23 +137,20 @@ def test_an_optimizer_that_goes_uphill_memorises_nothing(monkeypatch):
     assert set(failed(small_training())) == {"memorising"}
 
 
-def test_a_gradient_off_by_a_thousandth_is_named(monkeypatch):
+def test_a_gradient_off_by_a_thousandth_is_named():
     model = TransformerModel(11, 7, 12, 2, 3, backend="numpy", dtype=np.float64)
     random = np.random.default_rng(0)
     for value in model.parameters.values():
         value += 0.3 * random.standard_normal(value.shape)
     data = random.integers(0, 11, (2, 8))
     before = model.flat.data.copy()
-    original = model.loss_and_gradients
     assert gradient_check(model, data[:, :-1], data[:, 1:]).ok
     np.testing.assert_array_equal(model.flat.data, before)
 
-    def wrong(*batch, **named):
-        loss = original(*batch, **named)
+    def wrong(_):
         model.gradients["blocks.1.attention.qkv.bias"][...] *= 1.001
-        return loss
 
-    monkeypatch.setattr(model, "loss_and_gradients", wrong)
+    at_each_pass(model, after=wrong)
     found = gradient_check(model, data[:, :-1], data[:, 1:])
     assert found.wrong == ["blocks.1.attention.qkv.bias"]
 

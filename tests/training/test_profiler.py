@@ -12,6 +12,7 @@ import pytest
 import smallmind
 from smallmind.console import activity
 from smallmind.training.profiler import TrainingProfiler
+from tests.threads import in_threads
 
 
 @pytest.fixture
@@ -94,15 +95,6 @@ def test_the_report_looks_exactly_like_this(profiler):
     )
 
 
-def together(count, work):
-    """Runs work in some threads at once."""
-    threads = [threading.Thread(target=work) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 def test_the_wide_report_has_minimum_maximum_and_rate(profiler):
     rows = cells(profiler.report(wide=True))
     assert rows[1][-4:] == ["Avg (ms)", "Min (ms)", "Max (ms)", "GB/s"]
@@ -174,7 +166,7 @@ def test_each_thread_has_its_own_scopes():
             with profiler.profile("outer"), profiler.profile("inner"):
                 pass
 
-    together(4, work)
+    in_threads(*[work] * 4)
     found = [(row.path, row.count) for row in profiler.rows()]
     assert found == [(("outer",), 400), (("outer", "inner"), 400)]
 
@@ -285,7 +277,7 @@ def test_every_thread_has_a_profile_of_its_own(tmp_path):
             with profiler.profile("inner"):
                 pass
 
-    together(2, work)
+    in_threads(work, work)
     file = speedscope(profiler, tmp_path / "run.json")
     assert [profile["name"] for profile in file["profiles"]] == ["thread 1", "thread 2"]
     for number in range(2):

@@ -21,19 +21,22 @@ from smallmind.training.records import (
     StepRecord,
     TargetRecord,
 )
+from smallmind.training.training import SNAPSHOT_EVERY
 from tests.programs import CATS, finished, last_of_each, started
+from tests.training.small import at_each_pass
 
-TEXT = CATS
 EVERYTHING = {"grad_accum_steps": 2, "schedule": "plateau", "plateau_patience": 1, "val_every": 7}
 EVERYTHING |= {"val_batches": 1, "early_stopping_patience": 50, "log_every": 1, "save_every": 5}
 EVERYTHING |= {"use_gradient_checkpointing": True, "checkpoint_strategy": "every_layer"}
 EVERYTHING["warmup_steps"] = 3
 
 
-def new_training(dropout=0.1, seed=5, n_embd=24):
-    tokenizer = Tokenizer(TEXT)
-    model = TransformerModel(tokenizer.vocab_size, 16, n_embd, 3, 2, dropout=dropout, seed=3)
-    return Training(model, tokenizer, TEXT, batch_size=3, seed=seed)
+def new_training(seed=5, snapshot_every=SNAPSHOT_EVERY, **settings):
+    tokenizer = Tokenizer(CATS)
+    shape = {"block_size": 16, "n_embd": 24, "n_layer": 3, "n_head": 2, "dropout": 0.1, "seed": 3}
+    model = TransformerModel(tokenizer.vocab_size, **shape | settings)
+    run = {"batch_size": 3, "seed": seed, "snapshot_every": snapshot_every}
+    return Training(model, tokenizer, CATS, **run)
 
 
 class Saves:
@@ -84,6 +87,24 @@ def run(config, until=None, state=None, tmp_path=None):
     return records, training, checkpoints.newest(tmp_path)[0] if tmp_path else None
 
 
+def assert_resumes_whole(build, config, steps, directory):
+    """Runs that end after these steps and resume from their checkpoint equal the whole run.
+
+    build() makes the training of each -> those of the whole and the last resumed one, and records.
+    """
+    whole = build()
+    records = list(whole.steps(config))
+    for step in steps:
+        first, resumed, place = build(), build(), directory / f"at {step}"
+        place.mkdir()
+        begun = list(first.steps(config, until=step))
+        checkpoints.save(place, first.state())
+        rest = list(resumed.steps(config, checkpoints.newest(place)[0]))
+        assert shown(begun + rest) == shown(records), step
+        assert digest(resumed) == digest(whole), step
+    return whole, resumed, records
+
+
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, precision):
     config = TrainingConfig(steps=22, precision=precision, **EVERYTHING)
@@ -126,23 +147,17 @@ def test_a_run_with_one_thread_is_resumed_with_three(tmp_path):
     assert [int(line.split()[1]) > 3 for line in result.stdout.splitlines()] == [True] * 3
 
 
-def test_a_stop_in_the_middle_of_a_step_leaves_no_trace(tmp_path, monkeypatch):
+def test_a_stop_in_the_middle_of_a_step_leaves_no_trace():
     config = TrainingConfig(steps=12, **{**EVERYTHING, "grad_accum_steps": 3})
     records, unbroken, _ = run(config)
     for stopped_after in (1, 2, 3, 7, 13):  # batches
         training = new_training()
-        original, batches = training.model.loss_and_gradients, 0
 
-        def loss_and_gradients(
-            *arguments, training=training, original=original, after=stopped_after
-        ):
-            nonlocal batches
-            batches += 1
-            if batches == after:
+        def stop(number, training=training, after=stopped_after):
+            if number == after:
                 training.stop()
-            return original(*arguments)
 
-        monkeypatch.setattr(training.model, "loss_and_gradients", loss_and_gradients)
+        at_each_pass(training.model, before=stop)
         first = list(training.steps(config))
         assert training.progress.step == stopped_after // 3
         saved = training.state()
@@ -163,17 +178,11 @@ def test_a_run_until_a_step_equals_one_stopped_after_it():
     assert digest(training) == digest(unbroken)
 
 
-def test_an_interrupted_evaluation_is_repeated(monkeypatch):
+def test_an_interrupted_evaluation_is_repeated():
     config = TrainingConfig(steps=9, **EVERYTHING)
     records, unbroken, _ = run(config)
     training = new_training()
-    original = training.model.losses
-
-    def losses(*arguments):
-        training.stop()
-        return original(*arguments)
-
-    monkeypatch.setattr(training.model, "losses", losses)
+    at_each_pass(training.model, before=lambda _: training.stop(), name="losses")
     first = list(training.steps(config))
     assert training.progress.step == 7 and training.progress.evaluated == 0
     rest, resumed, _ = run(config, state=training.state())

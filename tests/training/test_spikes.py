@@ -10,23 +10,14 @@ from smallmind.text.stories import built_in_text
 from smallmind.training import checkpoint as checkpoints
 from smallmind.training.records import RollbackRecord, StepRecord
 from smallmind.training.spikes import Spikes
-from tests.training.test_resume import Saves, digest
-
-TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
+from tests.training.small import at_each_pass
+from tests.training.test_resume import Saves, assert_resumes_whole, digest, new_training
 
 
 def spiking_training(at):
     """A training whose loss is at[step] at these steps, with a snapshot every 4 steps."""
-    tokenizer = Tokenizer(TEXT)
-    model = TransformerModel(tokenizer.vocab_size, 16, 16, 2, 2, dropout=0.1, seed=3)
-    training = Training(model, tokenizer, TEXT, batch_size=3, seed=5, snapshot_every=4)
-    original = model.loss_and_gradients
-
-    def loss_and_gradients(*arguments):
-        loss = original(*arguments)
-        return at.get(training.progress.step + 1, loss)
-
-    model.loss_and_gradients = loss_and_gradients
+    training = new_training(n_layer=2, n_embd=16, snapshot_every=4)
+    at_each_pass(training.model, after=lambda _: at.get(training.progress.step + 1))
     return training
 
 
@@ -71,20 +62,12 @@ def test_a_spike_restores_the_last_good_state_at_half_the_rate(loss, precision):
 
 def test_a_run_resumed_between_snapshots_equals_an_uninterrupted_one(tmp_path):
     settings = config(save_every=5, val_every=6, val_batches=1)
-    whole = spiking_training({7: 1e3, 9: math.nan})
-    records = list(whole.steps(settings))
+
+    def build():
+        return spiking_training({7: 1e3, 9: math.nan})
+
+    *_, records = assert_resumes_whole(build, settings, (2, 5, 6, 8, 11), tmp_path)
     assert [r.step for r in records if isinstance(r, RollbackRecord)] == [6, 8]
-    for stop in (2, 5, 7, 9, 11):
-        first = spiking_training({7: 1e3, 9: math.nan})
-        for record in first.steps(settings):
-            if isinstance(record, StepRecord) and record.step == stop - 1:
-                first.stop()
-        directory = tmp_path / str(stop)
-        directory.mkdir()
-        checkpoints.save(directory, first.state())
-        rest = spiking_training({7: 1e3, 9: math.nan})
-        list(rest.steps(settings, checkpoints.newest(directory)[0]))
-        assert digest(rest) == digest(whole), stop
 
 
 def test_a_saved_state_is_also_the_snapshot(tmp_path):

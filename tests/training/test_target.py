@@ -1,5 +1,6 @@
 """A run with a target loss looks at its held-out loss when it comes near, and ends there."""
 
+import functools
 import math
 from types import SimpleNamespace
 
@@ -8,11 +9,16 @@ import pytest
 
 from smallmind import TrainingConfig
 from smallmind.training import target as targets
-from smallmind.training.checkpoint import newest
 from smallmind.training.records import LookRecord, RunProgress, TargetRecord
 from smallmind.training.spikes import DECAY
 from smallmind.training.target import Estimate, Target
-from tests.training.test_resume import Saves, digest, new_training, shown
+from tests.training.test_resume import (
+    Saves,
+    assert_resumes_whole,
+    digest,
+    new_training,
+    shown,
+)
 
 B, T, TOKENS = 12, 64, 110_000  # of windows, and of the held-out text
 
@@ -92,10 +98,9 @@ CONFIG = TrainingConfig(
 )
 
 
-def trained(state=None, until=None, directory=None):
+def trained(state=None):
     training = new_training(dropout=0.0)
-    records = list(training.steps(CONFIG, state, saver=Saves(training, until, directory)))
-    return records, training
+    return list(training.steps(CONFIG, state)), training
 
 
 def test_a_resumed_run_looks_where_the_whole_one_does(tmp_path):
@@ -104,12 +109,8 @@ def test_a_resumed_run_looks_where_the_whole_one_does(tmp_path):
     assert len(looks) > 2 and isinstance(records[-1], TargetRecord)
     assert CONFIG.steps > records[-1].step == whole.progress.step
     saves = [step for step in range(5, records[-1].step, 5) if step > looks[0]]
-    for step in saves[0], saves[-1]:
-        place = tmp_path / str(step)
-        first, _ = trained(until=step, directory=place)
-        rest, resumed = trained(newest(place)[0])
-        assert shown(first + rest) == shown(records)
-        assert digest(resumed) == digest(whole)
+    build = functools.partial(new_training, dropout=0.0)
+    assert_resumes_whole(build, CONFIG, (saves[0], saves[-1]), tmp_path)
 
 
 def test_a_run_stopped_within_a_look_takes_it_when_it_resumes():

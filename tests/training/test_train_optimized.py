@@ -2,15 +2,16 @@
 
 import dataclasses
 import os
+from functools import partial
 
 import pytest
 
-from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind import InputError, Training, TrainingConfig
 from smallmind.training import checkpoint as checkpoints
 from smallmind.training.records import EvaluationRecord, StepRecord
 from tests.programs import CATS
+from tests.training.test_resume import new_training
 
-TEXT = CATS
 SCRIPT = """
 from smallmind import CheckpointStrategy, Tokenizer, Training, TrainingConfig, TransformerModel
 
@@ -33,10 +34,7 @@ training.profiler.print_report()
 """
 
 
-def small_training():
-    tokenizer = Tokenizer(TEXT)
-    model = TransformerModel(tokenizer.vocab_size, 16, 16, 1, 2, seed=3)
-    return Training(model, tokenizer, TEXT, batch_size=3, seed=5)
+small_training = partial(new_training, n_layer=1, n_embd=16, dropout=0.0)
 
 
 def test_arguments_override_the_config(tmp_path):
@@ -130,7 +128,7 @@ def test_checkpoints_of_another_run_are_left_alone(tmp_path):
 
 def test_a_script_with_every_switch_on(tmp_path, monkeypatch, capsys):
     """As written, except that it stops after two updates."""
-    (tmp_path / "data.txt").write_text(TEXT, encoding="utf-8")
+    (tmp_path / "data.txt").write_text(CATS, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     original, names = Training.steps, {}
 

@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 import math
 import traceback
@@ -13,17 +12,15 @@ from smallmind.nn.network import Network
 from smallmind.optim.schedule import schedule
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import RandomWindows, draw
-from smallmind.training.evaluation import evaluate
 from smallmind.training.records import EvaluationRecord, StepRecord
+from tests.training import small
+from tests.training.small import TEXT
 
-TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
 SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare.txt"
 
 
-def small_training(batch_size=4, seed=1, **settings):
-    tokenizer = Tokenizer(TEXT)
-    model = TransformerModel(tokenizer.vocab_size, 16, 32, 1, 2, seed=seed, **settings)
-    return Training(model, tokenizer, TEXT, batch_size=batch_size, seed=seed)
+def small_training(seed=1, **settings):
+    return small.small_training(seed, model_seed=seed, n_layer=1, **settings)
 
 
 def test_the_loss_falls_and_records_report_it():
@@ -141,67 +138,6 @@ def test_training_on_shorter_windows_than_the_model_has():
     training.train(steps=2, val_batches=1)
 
 
-def test_adamw_decays_only_matrices():
-    model = TransformerModel(5, 4, 8, 1, 2)
-    for value in model.parameters.values():
-        value[...] = 1
-    optimizer = smallmind.AdamW(model, learning_rate=0.1, weight_decay=0.5)
-    norm = optimizer.step()  # all gradients are zero: only decay
-    assert norm == 0
-    for name, value in model.parameters.items():
-        expected = 0.95 if value.ndim == 2 else 1.0
-        np.testing.assert_allclose(value, expected, rtol=1e-6, err_msg=name)
-    assert model.parameters["token_embedding.weight"][0, 0] == np.float32(0.95)
-
-
-def test_adamw_returns_the_norm_and_clips_to_it():
-    updates = []
-    for scale in (1.0, 1000.0):
-        model = TransformerModel(5, 4, 8, 1, 2)
-        before = model.flat.data.copy()
-        random = np.random.default_rng(0)
-        for gradient in model.gradients.values():
-            gradient[...] = scale * random.standard_normal(gradient.shape)
-        expected = np.linalg.norm(model.flat.grad)
-        optimizer = smallmind.AdamW(model, weight_decay=0.0, eps=1.0)
-        assert optimizer.step(max_grad_norm=1.0) == pytest.approx(expected, rel=1e-6)
-        assert not model.flat.grad.any()
-        assert np.linalg.norm(optimizer.m) == pytest.approx(0.1, rel=1e-4)
-        updates.append(model.flat.data - before)
-    # Clipped to the same norm, both steps are equal.
-    np.testing.assert_allclose(updates[0], updates[1], rtol=1e-3, atol=1e-9)
-
-
-@pytest.mark.parametrize("loss_scale", [1.0, 1024.0])
-def test_adamw_clips_by_value_after_unscaling_and_after_the_norm(loss_scale):
-    model = TransformerModel(5, 4, 8, 1, 2)
-    random = np.random.default_rng(0)
-    for gradient in model.gradients.values():
-        gradient[...] = random.standard_normal(gradient.shape)
-    gradients = model.flat.grad.copy()
-    norm = np.linalg.norm(gradients)
-    model.flat.grad *= loss_scale
-    optimizer = smallmind.AdamW(model, betas=(0.0, 0.99))
-    measured = optimizer.step(2.0, loss_scale, 0.01)
-    assert measured == pytest.approx(norm, rel=1e-6)
-    expected = np.clip(gradients * (2.0 / norm), -0.01, 0.01)
-    assert 0.1 < (np.abs(expected) == 0.01).mean() < 0.99
-    np.testing.assert_allclose(optimizer.m, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("planted", [np.nan, np.inf])
-def test_a_non_finite_gradient_changes_nothing(planted):
-    model = TransformerModel(5, 4, 8, 1, 2)
-    optimizer = smallmind.AdamW(model)
-    model.gradients["final_norm.weight"][3] = planted
-    before = model.flat.data.copy()
-    gradients = model.flat.grad.copy()
-    assert not math.isfinite(optimizer.step(max_grad_norm=1.0))
-    np.testing.assert_array_equal(model.flat.grad, gradients)
-    np.testing.assert_array_equal(model.flat.data, before)
-    assert not optimizer.m.any() and not optimizer.v.any() and optimizer.steps == 0
-
-
 def test_every_setting_reaches_the_optimizer(monkeypatch):
     made, steps, limits = [], [], []
 
@@ -314,68 +250,6 @@ def test_train_and_held_out_losses_are_not_confused():
     )
     assert record.train_loss == pytest.approx(expected)
     assert record.val_loss != pytest.approx(expected, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"learning_rate": -1.0}, {"betas": (1.0, 0.9)}, {"weight_decay": -0.1}, {"eps": -1.0}],
-)
-def test_adamw_refuses_invalid_settings(settings):
-    with pytest.raises(InputError):
-        smallmind.AdamW(TransformerModel(5, 4, 8, 1, 2), **settings)
-
-
-@pytest.mark.parametrize("limit", ["max_grad_norm", "max_grad_value"])
-@pytest.mark.parametrize("value", [-1.0, 0.0, float("nan")])
-def test_adamw_refuses_to_clip_to_zero(limit, value):
-    with pytest.raises(InputError, match=f"{limit}={value} must be above 0, or None"):
-        smallmind.AdamW(TransformerModel(5, 4, 8, 1, 2)).step(**{limit: value})
-
-
-class CountingModel:
-    """A stand-in whose loss of a token is the number of tokens before it in the window."""
-
-    def __init__(self, block_size):
-        self.config = dataclasses.make_dataclass("C", ["block_size"])(block_size)
-        self.seen = []
-
-    def losses(self, ids, targets, correct):
-        correct[...] = np.arange(ids.shape[1]) % 2
-        np.testing.assert_array_equal(ids[:, 1:], targets[:, :-1])
-        self.seen += [list(row) for row in targets]
-        return np.tile(np.arange(ids.shape[1], dtype=np.float32), (len(ids), 1))
-
-
-@pytest.mark.parametrize("n", [2, 3, 9, 10, 11, 40, 41, 43, 44])
-def test_evaluation_counts_every_token_once_with_half_a_window_before_it(n):
-    model = CountingModel(block_size=8)
-    tokens = np.arange(n)
-    result = evaluate(model, tokens, batch_size=3)
-    assert result.tokens == n - 1
-    # The first window counts in full, later ones only from where the last one ended: token 4 or on.
-    first = min(8, n - 1)
-    total, counted = sum(range(first)), first
-    places = []
-    for row in model.seen[1:]:
-        fresh = [place for place, token in enumerate(row) if token > counted]
-        places += fresh
-        total += sum(fresh)
-        counted += len(fresh)
-    assert counted == n - 1
-    assert all(place >= 4 for place in places)
-    assert result.loss == pytest.approx(total / (n - 1))
-
-
-def test_evaluation_in_other_units():
-    model = CountingModel(block_size=1)
-    result = dataclasses.replace(
-        evaluate(model, np.arange(9)), loss=math.log(2), tokens=8, characters=4
-    )
-    assert result.bits_per_character == pytest.approx(2)
-    assert result.perplexity == pytest.approx(2)
-    assert dataclasses.replace(result, loss=1000.0).perplexity == math.inf
-    with pytest.raises(InputError, match="at least 2 tokens; the text has 1"):
-        evaluate(model, np.arange(1))
 
 
 @pytest.mark.skipif(not SHAKESPEARE.exists(), reason="tinyshakespeare.txt is not here")

@@ -1,11 +1,10 @@
 """Runs differ in settings, and their losses are compared at equal places."""
 
-import json
-
 import pytest
 
 from smallmind.views.comparison import COMPARED, compare, compared_field, differences
 from smallmind.views.run_view import RunView
+from tests.programs import edited
 from tests.test_old_runs import OLD_RUNS
 from tests.views.written import evaluation, step, write
 
@@ -39,9 +38,8 @@ def test_a_setting_that_a_version_lacked_is_what_it_meant_then():
 def test_settings_of_a_newer_version_are_compared_as_they_are(tmp_path, view):
     plain = view("a")
     path = write(tmp_path / "b", saved={"format": 99})
-    config = json.loads((path / "config.json").read_text())
-    config["model"]["novelty"] = True
-    (path / "config.json").write_text(json.dumps(config))
+    with edited(path / "config.json") as config:
+        config["model"]["novelty"] = True
     assert differences([plain, RunView(path, COMPARED)]) == {"novelty": [None, True]}
 
 

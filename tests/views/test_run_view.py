@@ -5,16 +5,14 @@ import math
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from smallmind import InputError
 from smallmind.files.lock import RunLock
 from smallmind.views.run_view import RunView, State, open_view
+from tests.programs import refuses
 from tests.runs.small import create
 from tests.test_old_runs import OLD_RUNS
 from tests.views.written import append, evaluation, final, finish, rollback, step, write
@@ -251,8 +249,7 @@ def test_files_in_place_of_a_run_are_refused_with_what_to_do(tmp_path):
         ("hf", "is not a run: config.json was not written by smallmind"),
         ("", "`smallmind runs` lists those in runs/"),
     ]:
-        with pytest.raises(InputError, match=words):
-            open_view(tmp_path / name)
+        refuses(words, open_view, tmp_path / name)
 
 
 def test_an_imported_model_is_no_run_of_training(tmp_path):
@@ -264,14 +261,3 @@ def test_the_best_evaluation_is_the_lowest_that_is_finite(tmp_path):
     losses = [(10, 2.0), (20, 1.5), (30, math.nan), (40, 1.75)]
     view = RunView(write(tmp_path / "run", *(evaluation(*point) for point in losses)))
     assert view.best["step"] == 20
-
-
-def test_looking_needs_neither_numpy_nor_numba():
-    code = (
-        "import sys; from smallmind.views.listing import find_runs, row_of\n"
-        "import smallmind.charts.text, smallmind.charts.svg, smallmind.views.comparison\n"
-        "rows = [row_of(view) for view in find_runs(sys.argv[1])]\n"
-        "sys.exit(len(rows) != 5 or 'numpy' in sys.modules or 'numba' in sys.modules)"
-    )
-    command = [sys.executable, "-c", code, str(OLD_RUNS)]
-    assert subprocess.run(command, check=False).returncode == 0

@@ -236,7 +236,7 @@ def gemm_16(out, activation, a, b, bias, addend, variant, scratch):
         gemm_part(operands, packed_of(a, borrow(scratch[worker])), np.int64(worker), workers)
 
 
-@inline_jit
+@jit
 def gemm_part(operands, packed, worker, workers):
     """The worker's part of the result: a rectangle of a grid that balances the work."""
     a, variant = operands.a, operands.variant
