@@ -237,15 +237,17 @@ class VectorIR:
         Adds and rounds as `dot_pairs` does, for two pairs one after the other.
         """
         if not self.isa.bfloat16:
-            bits, (rows, columns) = ir.VectorType(I16, 8), ((0, 0, 1, 1), (0, 1, 0, 1))
+            bits = ir.VectorType(I16, 8)
+
+            def numbers(x, rows):
+                mask = ir.Constant(self.integers, rows)
+                x = builder.bitcast(x, bits)
+                chosen = builder.shuffle_vector(x, ir.Constant(bits, ir.Undefined), mask)
+                return self._widen(builder, chosen, Storage.BFLOAT16)
+
             for k in range(4):
-                factors = []
-                for x, order in ((a, rows), (b, columns)):
-                    mask = ir.Constant(self.integers, [4 * row + k for row in order])
-                    x = builder.bitcast(x, bits)
-                    number = builder.shuffle_vector(x, ir.Constant(bits, ir.Undefined), mask)
-                    factors.append(self._widen(builder, number, Storage.BFLOAT16))
-                total = self.fma(builder, *factors, total)
+                a_k, b_k = numbers(a, [k, k, 4 + k, 4 + k]), numbers(b, [k, 4 + k, k, 4 + k])
+                total = self.fma(builder, a_k, b_k, total)
             return total
         kind = ir.VectorType(_BFloat(), 8)
         a, b = builder.bitcast(a, kind), builder.bitcast(b, kind)

@@ -48,8 +48,9 @@ def _interleave_four(builder, out, place, stride):
     def shuffle(a, b, places):
         return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(places)), places))
 
-    halves = [shuffle(*rows[r : r + 2], list(range(2 * LANES))) for r in (0, 2)]
-    quads = shuffle(*halves, [r * LANES + lane for lane in range(LANES) for r in range(4)])
+    both = list(range(2 * LANES))
+    lower, upper = shuffle(rows[0], rows[1], both), shuffle(rows[2], rows[3], both)
+    quads = shuffle(lower, upper, [r * LANES + lane for lane in range(LANES) for r in range(4)])
     builder.store(quads, builder.bitcast(out, quads.type.as_pointer()), align=4)
 
 
