@@ -16,11 +16,18 @@ from smallmind.kernels.codegen.simd import (
     store_first,
     store_up_to,
 )
-from smallmind.kernels.gemm import amx as amx  # compiled before what calls it
-from smallmind.kernels.gemm.blocked import SCRATCH_16, Operands, gemm_part, packed_of
+from smallmind.kernels.gemm.blocked import (
+    SCRATCH_16,
+    Operands,
+    gemm_part,
+    load_packing,
+    packed_of,
+)
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B
+from smallmind.kernels.half import BFLOAT16
 from smallmind.kernels.reference_optimizers import CUBIC, ITERATIONS, LINEAR, QUINTIC
 
+load_packing(np.empty(0, BFLOAT16))
 PACKING = SCRATCH_16  # elements of Scratch.packing
 _A, _B, _C = np.float32(LINEAR), np.float32(CUBIC), np.float32(QUINTIC)
 

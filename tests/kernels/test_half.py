@@ -123,6 +123,22 @@ def test_products_of_pairs_work_without_a_matrix_unit(tmp_path):
     assert list(tmp_path.rglob("gemm.bfloat16_pairs.*"))
 
 
+QUADS = PAIRED.replace("pairs=True", "pairs=True, quads=True").replace(" or attention", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="names of x86")
+def test_products_of_quads_work_without_their_instruction(tmp_path):
+    """With vectors of four lanes, as ARM has them."""
+    directory = {"SMALLMIND_CACHE_DIR": str(tmp_path), "NUMBA_ENABLE_AVX": "0"}
+    environment = {**os.environ, **directory}
+    root = Path(__file__).parent.parent.parent
+    command = [sys.executable, "-c", QUADS, __file__]
+    result = subprocess.run(command, env=environment, cwd=root, capture_output=True, check=False)
+    assert result.returncode == 0, result.stdout.decode()
+    assert list(tmp_path.rglob("gemm.bfloat16_quads.*"))
+
+
 def half(values, dtype):
     return np.ascontiguousarray(round_to(values, dtype))
 

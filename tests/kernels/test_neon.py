@@ -1,6 +1,7 @@
 """LLVM compiles the kernels' operations for ARM CPUs that need not be here."""
 
 import re
+from collections import Counter
 
 import llvmlite.binding as llvm
 import pytest
@@ -9,7 +10,8 @@ from llvmlite import ir
 from smallmind.kernels.codegen import isa as isa_module
 from smallmind.kernels.codegen.isa import compiles_bfloat16, instruction_set
 from smallmind.kernels.codegen.vector_ir import F32, I64, Storage, VectorIR
-from tests.kernels.test_tile import assembly, inner_loop, vectors_on_the_stack
+from smallmind.kernels.gemm.tile import tile_function
+from tests.kernels.test_tile import assembly, hottest_block, inner_loop, vectors_on_the_stack
 
 LINUX, MACOS, WINDOWS = "aarch64-unknown-linux-gnu", "arm64-apple-darwin", "aarch64-pc-windows-msvc"
 PLAIN = [("neoverse-n1", LINUX), ("apple-m1", MACOS), ("cortex-a72", LINUX), ("generic", WINDOWS)]
@@ -36,6 +38,43 @@ def test_every_sum_of_a_tile_stays_in_a_register_of_its_own(cpu, triple, pairs, 
     assert len(registers) == len(set(registers)) == NEON.tile_rows * NEON.tile_vectors == 24
     assert not vectors_on_the_stack(loop)
     assert not re.search(r"\s(bl|blr|mov(\.16b)?\s+v\d+)", loop)
+
+
+def counts(loop):
+    """-> how often each instruction occurs in a loop up to its branch back, loads by register."""
+    names = re.findall(r"\n\t([a-z]\w*)(?:\.\S+)?\s+(\S)", loop[: re.search(BACK, loop).end()])
+    kinds = ((name, f" {first}" if name.startswith("ld") else "") for name, first in names)
+    return Counter(name.replace("ldur", "ldr") + kind for name, kind in kinds)
+
+
+BACK = r"\n\tb\.\w+\s"  # a loop has one branch
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize(("cpu", "triple"), PLAIN + WITH_BFLOAT16)
+def test_units_that_multiply_do_nothing_else_in_the_loop(cpu, triple, transposed, packs):
+    found = counts(inner_loop(cpu, triple, NEON, transposed, packs))
+    assert found.pop("fmla") == 24
+    assert found.pop("ldp q") == 2  # 4 vectors of b
+    # The 6 elements of a, 4 and 2 of them at a time if they are contiguous.
+    loads = {"ldr q": 1, "ldr d": 1} if transposed else {"ldr s": 6}
+    assert {name: found.pop(name) for name in loads} == loads
+    if packs:
+        assert found.pop("stp") == found.pop("prfm") + found.pop("prfum") == 2
+    assert set(found) <= {"add", "cmp", "b"}
+    assert sum(found.values()) <= 10
+
+
+@pytest.mark.parametrize("rows", [5, 6])
+@pytest.mark.parametrize(("cpu", "triple"), WITH_BFLOAT16)
+def test_matrices_of_2_x_4_are_multiplied_in_one_instruction(cpu, triple, rows):
+    module = ir.Module()
+    function = tile_function(module, DOTS, rows, DOTS.tile_vectors, transposed=True, quads=True)
+    found = counts(hottest_block(module, function, cpu, triple))
+    assert found.pop("bfmmla") == 24
+    assert (found.pop("ldp q"), found.pop("ldr q")) == (5, 1)  # 3 vectors of a, 8 of b
+    assert set(found) <= {"add", "cmp", "b"}
 
 
 def compiled(operation, cpu, triple, isa=NEON):
@@ -196,4 +235,5 @@ def test_a_cpu_that_llvm_fails_on_is_compiled_for_as_any_other(chosen, host, exp
 )
 def test_bfloat16_is_chosen_on_arm_where_it_is_known_to_be_faster(features, pairs, is_fast):
     isa = instruction_set("aarch64", features)
-    assert (isa.pairs, isa.bfloat16, isa.fast_bfloat16) == (pairs, pairs, is_fast)
+    assert (isa.pairs, isa.bfloat16, isa.quads) == (pairs, pairs, pairs)
+    assert isa.fast_bfloat16 == is_fast

@@ -84,7 +84,7 @@ CPUS = [
 ]
 
 
-MULTIPLICATION = r"\s(vfmadd\w+|vdpbf16ps|tdpbf16ps|(?:fmla|bfdot)(?:\.4s)?|mulps)\s"
+MULTIPLICATION = r"\s(vfmadd\w+|vdpbf16ps|tdpbf16ps|(?:fmla|bfdot|bfmmla)(?:\.4s)?|mulps)\s"
 
 
 def inner_loop(cpu, triple, isa, transposed, packs=False, pairs=False):

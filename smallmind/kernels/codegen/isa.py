@@ -27,9 +27,11 @@ class InstructionSet:
     tile_vectors: int
     fused: bool = True  # multiplies and adds in one instruction
     unrolled: int = 1  # steps along K per iteration: more where loop overhead is measurable
+    by_lane: bool = False  # multiplies by one lane of a vector, which need not fill one first
     half: bool = True  # converts float16 in one instruction
     bfloat16: bool = False  # has a dot product of bfloat16 pairs
     pairs: bool = False  # bfloat16 is multiplied in pairs
+    quads: bool = False  # has a product of 2 x 4 and 4 x 2 bfloat16: bfmmla
     matrix_unit: bool = False  # multiplies matrices of bfloat16: AMX
     # Faster than float32: Intel's dot product is not, AMD's and that of Arm's own cores are.
     fast_bfloat16: bool = False
@@ -87,8 +89,10 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
             lanes=4,
             tile_rows=6,
             tile_vectors=4,
+            by_lane=True,
             bfloat16=dots,
             pairs=dots,
+            quads=dots,
             fast_bfloat16=bool(dots and is_neoverse),
             prefetch_level=3,
         )

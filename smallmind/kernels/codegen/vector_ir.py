@@ -50,6 +50,27 @@ class VectorIR:
             first, undefined, ir.Constant(self.integers, [0] * self.lanes)
         )
 
+    def splats(self, builder, pointer, count):
+        """The `count` elements from pointer on, each in all lanes."""
+        places = [builder.gep(pointer, [I64(i)]) for i in range(count)]
+        return [self.splat(builder, builder.load(place)) for place in places]
+
+    def splats_by_lane(self, builder, pointer, count):
+        """`splats` for a CPU that multiplies by one lane of a vector. count is at most LANES."""
+        if count == 1:
+            # LLVM knows nothing about what comes out of inline assembly. It would load the element
+            # into all lanes, which takes a turn of a unit that multiplies.
+            values = ir.Constant(self.vector, ir.Undefined)
+            values = builder.insert_element(values, builder.load(pointer), I32(0))
+            kind = ir.FunctionType(self.vector, [self.vector])
+            values = builder.asm(kind, "", "=w,0", [values], side_effect=False)
+        else:
+            kind = ir.VectorType(F32, count)
+            values = builder.load(builder.bitcast(pointer, kind.as_pointer()), align=4)
+        undefined = ir.Constant(values.type, ir.Undefined)
+        lanes = (ir.Constant(self.integers, [lane] * self.lanes) for lane in range(count))
+        return [builder.shuffle_vector(values, undefined, lane) for lane in lanes]
+
     def constant(self, value):
         return ir.Constant(self.vector, [value] * self.lanes)
 
@@ -209,6 +230,28 @@ class VectorIR:
         avx512, neon = "llvm.x86.avx512bf16.dpbf16ps.512", "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
         name = avx512 if self.lanes == 16 else neon
         return self.call(builder, name, self.vector, total, a, b)
+
+    def add_quads(self, builder, total, a, b):
+        """total + a b^T, of matrices of bfloat16 in NEON: a and b 2 x 4, total 2 x 2 float32.
+
+        Adds and rounds as `dot_pairs` does, for two pairs one after the other.
+        """
+        if not self.isa.bfloat16:
+            bits = ir.VectorType(I16, 8)
+
+            def numbers(x, rows):
+                mask = ir.Constant(self.integers, rows)
+                x = builder.bitcast(x, bits)
+                chosen = builder.shuffle_vector(x, ir.Constant(bits, ir.Undefined), mask)
+                return self._widen(builder, chosen, Storage.BFLOAT16)
+
+            for k in range(4):
+                a_k, b_k = numbers(a, [k, k, 4 + k, 4 + k]), numbers(b, [k, 4 + k, k, 4 + k])
+                total = self.fma(builder, a_k, b_k, total)
+            return total
+        kind = ir.VectorType(_BFloat(), 8)
+        a, b = builder.bitcast(a, kind), builder.bitcast(b, kind)
+        return self.call(builder, "llvm.aarch64.neon.bfmmla", self.vector, total, a, b)
 
     def _lower_half(self, builder, bits):
         return builder.bitcast(builder.shl(bits, self.integer(16)), self.vector)

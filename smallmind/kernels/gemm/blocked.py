@@ -3,9 +3,9 @@
 The result is cut into tiles that stay in registers or, on a matrix unit, in its tiles. A thread
 goes through its part strip by strip; in a strip it goes through K block by block, and in a block
 through panels of columns. How the operands of a strip and a panel are read is up to the packing of
-their type: `float32` reads them in place where that is as fast, `converted`, `bfloat16_pairs` and
-`amx` pack what is stored in 16 bits. Strip and panel are scratch of bounded size: no transposed
-copy of a matrix ever exists.
+their type: `float32` reads them in place where that is as fast, `converted`, `bfloat16_pairs`,
+`bfloat16_quads` and `amx` pack what is stored in 16 bits. Strip and panel are scratch of bounded
+size: no transposed copy of a matrix ever exists.
 
 Sums along K are float32. If the result is too, they are kept in it; otherwise they are kept apart
 until they are complete, and rounded once.
@@ -93,6 +93,10 @@ def _pairs() -> ModuleType:
         from smallmind.kernels.gemm import amx
 
         return amx
+    if ISA.quads:
+        from smallmind.kernels.gemm import bfloat16_quads
+
+        return bfloat16_quads
     from smallmind.kernels.gemm import bfloat16_pairs
 
     return bfloat16_pairs

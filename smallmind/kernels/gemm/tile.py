@@ -12,7 +12,7 @@ from smallmind.kernels.codegen.jit import jit, native
 from smallmind.kernels.codegen.operation import element_pointer, operation
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.simd import LINE_SIZE
-from smallmind.kernels.codegen.vector_ir import F32, I64, VectorIR
+from smallmind.kernels.codegen.vector_ir import F32, I32, I64, VectorIR
 
 LANES = ISA.lanes
 TILE_ROWS = ISA.tile_rows
@@ -26,7 +26,9 @@ _POINTER = F32.as_pointer()
 FLOAT_POINTER = types.CPointer(types.float32)  # the same for Numba
 
 
-def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pairs=False):
+def tile_function(
+    module, isa, rows, vectors, transposed=False, packs=False, pairs=False, quads=False
+):
     """The IR function of one tile of `rows` x `vectors` registers; defined once per module.
 
     c[i, j] = sum_k a[i, k] b[k, j] + bias[j] + addend[i, j], without the last two if they are null.
@@ -35,12 +37,17 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
     row, packed or in place. A function that `packs` writes what it reads of b to `packed`, row
     after row without gaps: this is free, as the load and store units are idle most of the time.
 
-    With `pairs`, an element of a or b is two bfloat16 that are adjacent along K.
+    With `pairs`, an element of a or b is two bfloat16 that are adjacent along K. With `quads` too,
+    but two elements of a row or column that are adjacent along K are adjacent in memory; a is
+    `transposed` and the depth even.
     """
     ops = VectorIR(isa)
     name = f"smallmind_tile_{rows}x{vectors}" + "_transposed" * transposed + "_packs" * packs
-    name += "_pairs" * pairs
+    name += "_pairs" * pairs + "_quads" * quads
     multiply_add = ops.dot_pairs if pairs else ops.add_product
+    by_lane = isa.by_lane and not pairs
+    read_a = ops.splats_by_lane if by_lane else ops.splats
+    together = ops.lanes if by_lane and transposed else 1  # elements of a column that are loaded
     if name in module.globals:
         return module.globals[name]
     to_c = [_POINTER, I64, _POINTER, I64, _POINTER, I64, I64, I64]
@@ -90,23 +97,46 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
                 ops.store(builder, value, builder.gep(packed_k, [I64(v * ops.lanes)]))
         added = []
         for i in range(rows):
-            a_value = ops.splat(builder, builder.load(of_a(i, k)))
+            if i % together == 0:
+                a_values = read_a(builder, of_a(i, k), min(together, rows - i))
+            a_value = a_values[i % together]
             added += [
                 multiply_add(builder, sums[i * vectors + v], a_value, b_values[v])
                 for v in range(vectors)
             ]
         return added
 
-    sums = [ops.constant(0.0)] * (rows * vectors)
-    first = I64(0)
-    unrolled = isa.unrolled if rows == isa.tile_rows and not packs else 1
-    begin = fetch if rows == isa.tile_rows and not transposed else None
-    if unrolled > 1:
-        end = builder.sub(depth, I64(unrolled - 1))
-        first, sums = _loop(builder, ops, first, end, unrolled, sums, step, begin)
-        begin = None
-    _, sums = _loop(builder, ops, first, depth, 1, sums, step, begin)
-    result = [sums[i * vectors : (i + 1) * vectors] for i in range(rows)]
+    def step_of_quads(k, sums):
+        """As `step`, for k and k + 1. A sum has two rows and two columns of the result."""
+        a_k, b_k = of_a(0, k), builder.gep(b, [builder.mul(k, b_row)])
+        a_values = [ops.load(builder, builder.gep(a_k, [I64(2 * i)])) for i in range(0, rows, 2)]
+        added = list(sums)
+        for v in range(2 * vectors):
+            if v == 4:
+                # There are no registers for all of b at once, which LLVM would load.
+                fence = ir.FunctionType(ir.VoidType(), [])
+                builder.asm(fence, "", "~{memory}", [], side_effect=True)
+            b_value = ops.load(builder, builder.gep(b_k, [I64(4 * v)]))
+            for i, a_value in enumerate(a_values):
+                place = 2 * vectors * i + v
+                added[place] = ops.add_quads(builder, added[place], a_value, b_value)
+        return added
+
+    zero, first = ops.constant(0.0), I64(0)
+    if quads:
+        blocks = [zero] * ((rows + 1) // 2 * 2 * vectors)
+        _, blocks = _loop(builder, ops, first, depth, 1, blocks, step_of_quads, None, length=2)
+        result = _rows_of_blocks(builder, blocks, vectors)[:rows]
+    else:
+        sums = [zero] * (rows * vectors)
+        unrolled = isa.unrolled if rows == isa.tile_rows and not packs else 1
+        begin = fetch if rows == isa.tile_rows and not transposed else None
+        if unrolled > 1:
+            end = builder.sub(depth, I64(unrolled - 1))
+            first, sums = _loop(builder, ops, first, end, unrolled, sums, step, begin)
+            begin = None
+        _, sums = _loop(builder, ops, first, depth, 1, sums, step, begin)
+        result = [sums[i * vectors : (i + 1) * vectors] for i in range(rows)]
 
     whole = builder.icmp_signed("==", columns, I64(vectors * ops.lanes))
     remaining = builder.sub(columns, I64((vectors - 1) * ops.lanes))
@@ -124,8 +154,19 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
     return function
 
 
-def _loop(builder, ops, first, end, unrolled, sums, step, begin):
-    """Writes the loop `while k < end: sums = step(k, sums); k += 1`, unrolled, from k = first.
+def _rows_of_blocks(builder, blocks, vectors):
+    """Blocks of 2 rows x 2 columns, 2 `vectors` of them side by side -> rows of vectors."""
+    rows: list[list[ir.Value]] = []
+    for start in range(0, len(blocks), 2 * vectors):
+        for first in (0, 2):
+            mask = ir.Constant(ir.VectorType(I32, 4), [first, first + 1, first + 4, first + 5])
+            sides = (blocks[place : place + 2] for place in range(start, start + 2 * vectors, 2))
+            rows.append([builder.shuffle_vector(*both, mask) for both in sides])
+    return rows
+
+
+def _loop(builder, ops, first, end, unrolled, sums, step, begin, length=1):
+    """Writes the loop `while k < end: sums = step(k, sums); k += length`, unrolled, from k = first.
 
     Each iteration starts with begin(k), unless that is None. Returns the final k and the sums.
     """
@@ -140,8 +181,8 @@ def _loop(builder, ops, first, end, unrolled, sums, step, begin):
     if begin:
         begin(k)
     for u in range(unrolled):
-        added = step(builder.add(k, I64(u)), added)
-    following = builder.add(k, I64(unrolled))
+        added = step(builder.add(k, I64(u * length)), added)
+    following = builder.add(k, I64(unrolled * length))
     last = builder.block
     k.add_incoming(first, before)
     k.add_incoming(following, last)
@@ -294,22 +335,22 @@ _EXTENT = types.NamedUniTuple(types.int64, 3, Extent)
 PANEL_SIGNATURE = types.void(_ROWS, _STRIP, _ROWS, _EXTENT, _ROWS, FLOAT_POINTER, FLOAT_POINTER)
 
 
-def tile_caller(pairs):
+def tile_caller(pairs, quads=False):
     """The intrinsic that calls the tile function for an extent of at most one tile.
 
-    With `pairs` elements are pairs of bfloat16.
+    With `pairs` or `quads` elements are pairs of bfloat16: see `tile_function`.
     """
 
     @operation(types.void, *PANEL_SIGNATURE.args)
     def call_tile(builder, *arguments):
         *operands, bias, packed = arguments
         c, a, b, extent, addend = (cgutils.unpack_tuple(builder, x) for x in operands)
-        _call_tile(builder, c, a, b, extent, addend, bias, packed, pairs)
+        _call_tile(builder, c, a, b, extent, addend, bias, packed, pairs, quads)
 
     return call_tile
 
 
-def _call_tile(builder, c, a, b, extent, addend, bias, packed, pairs):
+def _call_tile(builder, c, a, b, extent, addend, bias, packed, pairs, quads):
     """Branches to the tile function of the same shape."""
     start, _, a_row, a_column = a
     rows, columns, depth = extent
@@ -327,11 +368,14 @@ def _call_tile(builder, c, a, b, extent, addend, bias, packed, pairs):
     for number in range(1, 2 * TILE_ROWS + 3):
         is_transposed, tile_rows = number > TILE_ROWS + 1, (number - 1) % (TILE_ROWS + 1) + 1
         is_packing = tile_rows > TILE_ROWS
-        if pairs and is_packing:
-            continue  # pairs are packed before
+        if (pairs or quads) and is_packing:
+            continue  # they are packed before
+        if quads and not is_transposed:
+            continue
         for tile_vectors in range(1, TILE_VECTORS + 1):
             shape = (min(tile_rows, TILE_ROWS), tile_vectors)
-            function = tile_function(builder.module, ISA, *shape, is_transposed, is_packing, pairs)
+            form = is_transposed, is_packing, pairs, quads
+            function = tile_function(builder.module, ISA, *shape, *form)
             block = builder.append_basic_block("tile")
             switch.add_case(I64(number * (TILE_VECTORS + 1) + tile_vectors), block)
             with builder.goto_block(block):
