@@ -113,6 +113,7 @@ class _State:
     compiling: int = 0  # kernels, each within the one before
     compiled: int = 0
     expected: int = 0  # about how many in all; 0: not known
+    finished: Callable[[], int] | None = None  # kernels, by any process, where several compile
     compile_start: int = 0  # nanoseconds
     compile_time: int = 0  # nanoseconds
 
@@ -192,13 +193,16 @@ def parts(items: Sequence[Item]) -> Iterator[Item]:
 
 
 @contextmanager
-def expecting_kernels(count: int) -> Iterator[None]:
-    """Within the block, compiling is announced as one of about `count` kernels; 0: not known."""
-    _state.expected = count
+def expecting_kernels(count: int, finished: Callable[[], int] | None = None) -> Iterator[None]:
+    """Within the block, compiling is announced as one of about `count` kernels; 0: not known.
+
+    If several processes compile, `finished` returns how many of them are compiled.
+    """
+    _state.expected, _state.finished = count, finished
     try:
         yield
     finally:
-        _state.expected = 0
+        _state.expected, _state.finished = 0, None
 
 
 def begin_compiling() -> None:
@@ -209,8 +213,9 @@ def begin_compiling() -> None:
         _state.compile_start = time.perf_counter_ns()
     _state.compiling += 1
     _state.compiled += 1
-    in_all = f" of about {max(_state.expected, _state.compiled)}" if _state.expected else ""
-    _state.tasks.append(_Task(f"{COMPILING}: {_state.compiled}{in_all}", at_once=True))
+    number = max(_state.compiled, _state.finished() + 1 if _state.finished else 0)
+    in_all = f" of about {max(_state.expected, number)}" if _state.expected else ""
+    _state.tasks.append(_Task(f"{COMPILING}: {number}{in_all}", at_once=True))
 
 
 def end_compiling() -> None:

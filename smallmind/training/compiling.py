@@ -94,7 +94,7 @@ class _OneKernel(NoKernels):
         nothing = super().__getattr__(name)
         if name != self.name:
             return nothing
-        # Of its module alone: others compile as they are imported.
+        # Only its own module is imported: some compile functions as they are.
         kernel: Callable[..., Any] = getattr(
             import_module(f"smallmind.kernels.{KERNELS[name].module}"), name
         )

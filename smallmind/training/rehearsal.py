@@ -64,7 +64,7 @@ def _rehearse(
     expected = _expected(config, training) if backend == "numba" else 0
     text = ALPHABET * (20 * WINDOW // len(ALPHABET))
     helping = helpers(config, training) if expected else nullcontext()
-    with activity.expecting_kernels(expected), helping, TensorPool() as pool:
+    with activity.expecting_kernels(expected, _compiled), helping, TensorPool() as pool:
         models = [
             TransformerModel(config, backend=backend) for config in (config, teacher) if config
         ]
@@ -81,6 +81,14 @@ def _rehearse(
             pass
         run.evaluate_held_out()
         generate(models[0], run.tokenizer, max_tokens=TOKENS)
+
+
+def _compiled() -> int:
+    """How many functions are compiled, by any process."""
+    from smallmind.kernels.codegen.cache_directory import cache_directory
+
+    directory = cache_directory()
+    return sum(1 for _ in directory.glob("*.nbc")) if directory else 0
 
 
 def _expected(config: ModelConfig, training: TrainingConfig) -> int:

@@ -5,12 +5,13 @@ import pickle
 import stat
 import sys
 import time
+from subprocess import PIPE
 
 import pytest
 
 from smallmind.kernels.codegen import cache, cache_directory
 from smallmind.kernels.codegen.cache import CheckedFiles
-from tests.programs import finished
+from tests.programs import finished, started
 
 POSIX = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions are those of POSIX")
 
@@ -228,3 +229,39 @@ def test_functions_from_elsewhere_are_not_cached(tmp_path):
         pass
 
     assert not hasattr(cache.enable_cache(Compiled(), kernel, cache.KernelCache), "_cache")
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from smallmind.kernels.codegen.cache import _Turns
+turns = _Turns(Path(sys.argv[1]))
+print(turns.take("gelu"), flush=True)
+input()
+turns.give("gelu")
+print("given", flush=True)
+input()
+"""
+
+
+def test_one_process_at_a_time_has_the_turn_for_a_function_until_it_ends(tmp_path):
+    turns = cache._Turns(tmp_path)
+    for ending in ("give", "kill"):
+        with started([sys.executable, "-c", HOLD, str(tmp_path)], stdin=PIPE) as holder:
+            assert holder.stdout.readline() == "True\n"
+            assert not turns.take("gelu")
+            assert turns.take("relu2")
+            if ending == "give":
+                holder.stdin.write("\n")
+                holder.stdin.flush()
+                assert holder.stdout.readline() == "given\n"
+            holder.kill()
+            holder.wait()
+        assert turns.take("gelu")
+        turns.give("gelu")
+
+
+def test_where_nothing_can_be_locked_everybody_has_the_turn(tmp_path):
+    turns = cache._Turns(tmp_path / "missing")
+    assert turns.take("gelu")
+    turns.give("gelu")

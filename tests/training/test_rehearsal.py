@@ -1,6 +1,7 @@
 """A tiny run before the real one: it loads all kernels, and leaves no trace."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -70,3 +71,53 @@ def test_a_first_start_expects_the_kernels_of_its_configuration(monkeypatch, tmp
     assert 150 < plain < 200 < modern < 320
     (tmp_path / "kernel.nbi").touch()  # later ones lack fewer, nobody knows how many
     assert rehearsal._expected(ModelConfig(65, 64), adamw) == 0
+
+
+# Rehearses with an empty cache -> the functions that this process has compiled.
+FIRST = """
+import json, sys
+from numba.core import event
+from smallmind import ModelConfig, TrainingConfig
+from smallmind.kernels.codegen import threads
+from smallmind.memory import available
+from smallmind.training import compiling
+from smallmind.training.rehearsal import STEPS, rehearse
+
+class Compiled(event.Listener):
+    names = []
+    def on_start(self, event):
+        self.names.append(event.data["dispatcher"].py_func.__name__)
+    def on_end(self, event):
+        pass
+
+event.register("numba:compile", Compiled())
+helpers, exec_instead = json.loads(sys.argv[1])
+threads.USABLE = set(range(1 + helpers))
+compiling.PROGRAM = exec_instead or compiling.PROGRAM
+config = ModelConfig(65, 16, 1, 1, 16)
+settings = TrainingConfig(steps=STEPS, val_every=0)
+rehearse(config, settings, None, "numba")
+print(json.dumps(Compiled.names))
+"""
+
+
+def compiled_at_a_first_start(cache, helpers, instead=""):
+    words = [sys.executable, "-c", FIRST, json.dumps([helpers, instead])]
+    environment = {**os.environ, "SMALLMIND_CACHE_DIR": str(cache)}
+    result = subprocess.run(words, check=True, text=True, stdout=subprocess.PIPE, env=environment)
+    return json.loads(result.stdout)
+
+
+@pytest.mark.slow
+def test_helpers_compile_a_part_of_the_kernels(tmp_path):
+    alone = compiled_at_a_first_start(tmp_path / "alone", 0)
+    helped = compiled_at_a_first_start(tmp_path / "helped", 1)
+    assert len(helped) < 0.8 * len(alone)
+    for cache in ("alone", "helped"):
+        assert compiled_at_a_first_start(tmp_path / cache, 1) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("instead", ["import os; os._exit(3)", "import time; time.sleep(600)"])
+def test_helpers_that_fail_or_hang_cost_nothing(tmp_path, instead):
+    assert len(compiled_at_a_first_start(tmp_path, 2, instead)) > 30

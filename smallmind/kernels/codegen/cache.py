@@ -160,7 +160,7 @@ class KernelCache(FunctionCache):
         return str(self._files.directory)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """What is kept for these types; None if it is to be compiled here, until `end_turn`."""
+        """Returns what is kept for these types; None if it is compiled here, until `end_turn`."""
         _define_runtime()
         loaded = self._load(sig, target_context)
         if loaded is None and self._take_turn(f"{self._name}{sig}"):
