@@ -5,8 +5,8 @@ another, the slowest to compile first. The process that they help goes its usual
 to a function first compiles it; the others load it (see `kernels.codegen.cache`).
 """
 
+import json
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -43,8 +43,8 @@ SLOWEST = (
 )
 # With the path of its parent, whose own directory may be another, and its job.
 PROGRAM = (
-    "import pickle, sys\n"
-    "sys.path[:], job = pickle.load(sys.stdin.buffer)\n"
+    "import json, sys\n"
+    "sys.path[:], *job = json.load(sys.stdin)\n"
     "from smallmind.training.compiling import compile_kernels\n"
     "compile_kernels(*job)\n"
 )
@@ -66,7 +66,7 @@ def helpers(model: ModelConfig, training: TrainingConfig) -> Iterator[None]:
             process.wait()
 
 
-def _start(model: ModelConfig, training: TrainingConfig) -> "subprocess.Popen[bytes]":
+def _start(model: ModelConfig, training: TrainingConfig) -> "subprocess.Popen[str]":
     from smallmind.kernels.codegen.threads import USABLE
 
     environment = {
@@ -76,12 +76,14 @@ def _start(model: ModelConfig, training: TrainingConfig) -> "subprocess.Popen[by
         [sys.executable, "-c", PROGRAM],
         env={**environment, "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
+        encoding="utf-8",
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     assert process.stdin
     with suppress(OSError), process.stdin:  # it may have ended
-        process.stdin.write(pickle.dumps((sys.path, (model, training, os.getpid(), USABLE))))
+        settings = vars(model), vars(training)
+        json.dump([sys.path, *settings, os.getpid(), sorted(USABLE)], process.stdin)
     return process
 
 
@@ -102,12 +104,13 @@ class _OneKernel(NoKernels):
 
 
 def compile_kernels(
-    config: ModelConfig, training: TrainingConfig, parent: int, cpus: set[int]
+    model_fields: dict[str, Any], training_fields: dict[str, Any], parent: int, cpus: list[int]
 ) -> None:
-    """Compiles the kernels of training and evaluating this model that nobody else has compiled.
+    """Compiles the kernels of training and evaluating a model that nobody else has compiled.
 
     On any of these CPUs: the parent may be bound to one. Ends when the parent does.
     """
+    config, training = ModelConfig(**model_fields), TrainingConfig(**training_fields)
     from smallmind.kernels.codegen.cache import BusyError, skip_what_others_compile
     from smallmind.kernels.codegen.threads import threads
 
