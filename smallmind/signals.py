@@ -14,6 +14,7 @@ Handler = Callable[[int, Any], Any]
 
 PATIENCE = 1.0  # seconds after which a second Ctrl-C counts: terminals may send the first one twice
 PAUSE = 0.001  # seconds until a signal whose exception was lost is sent again
+_deferred: list[int] = []  # signals that have come within `deferred` blocks, which have not ended
 
 
 class Stopped(Exception):
@@ -121,14 +122,21 @@ def deferred() -> Iterator[None]:
 
     def remember(number: int, _frame: object) -> None:
         waiting.append(number)
+        _deferred.append(number)
 
     handled = [n for n in signal.valid_signals() if callable(signal.getsignal(n))]
     try:
         with handling(remember, *handled):
             yield
     finally:
+        del _deferred[len(_deferred) - len(waiting) :]
         for number in waiting:
             signal.raise_signal(number)
+
+
+def is_any_deferred() -> bool:
+    """True if a signal waits for the end of a `deferred` block."""
+    return bool(_deferred)
 
 
 def impatience() -> Callable[[], bool]:

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,14 @@ PROGRAMS = {
 def test_a_program_imports_only_what_it_needs(code, names):
     found = f"import sys; print('imported:', *(sys.modules.keys() & {set(names.split())}))"
     assert output_of(f"{code}\n{found}").endswith("imported:\n")
+
+
+def test_ranks_are_known_to_what_divides_work_among_them_alone():
+    word = re.compile(r"\branks?\b", re.IGNORECASE)
+    files = {
+        source.relative_to(ROOT).as_posix()
+        for source in SOURCES
+        if word.search(source.read_text(encoding="utf-8"))
+    }
+    others = {file for file in files if not file.startswith(("parallel/", "optim/"))}
+    assert others == {"cli/parallel.py", "runs/parallel.py", "settings/config.py"}

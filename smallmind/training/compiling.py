@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -41,10 +41,13 @@ SLOWEST = (
     "norm_heads",
     "cross_entropy",
 )
-# With the path of its parent, whose own directory may be another, and its job.
+# With the path of its parent, whose own directory may be another, and its job. It ends when nobody
+# holds the other end of its standard input any more.
 PROGRAM = (
-    "import json, sys\n"
-    "sys.path[:], *job = json.load(sys.stdin)\n"
+    "import json, os, sys, threading\n"
+    "sys.path[:], *job = json.loads(sys.stdin.readline())\n"
+    "wait = lambda: (sys.stdin.read(), os._exit(0))\n"
+    "threading.Thread(target=wait, daemon=True).start()\n"
     "from smallmind.training.compiling import compile_kernels\n"
     "compile_kernels(*job)\n"
 )
@@ -56,35 +59,38 @@ def helpers(model: ModelConfig, training: TrainingConfig) -> Iterator[None]:
     from smallmind.kernels.codegen.threads import USABLE
 
     count = min(len(USABLE), MOST, 1 + int(available_bytes() // NEEDED)) - 1
-    # Ranks of one machine share what they compile.
-    processes = [] if launched() else [_start(model, training) for _ in range(count)]
-    try:
+    with ExitStack() as stack:
+        # The system may refuse more processes. Those of mpiexec share what they compile anyway.
+        with suppress(OSError):
+            for _ in range(0 if launched() else count):
+                process = _start()
+                stack.callback(_end, process)
+                assert process.stdin
+                settings = vars(model), vars(training)
+                process.stdin.write(json.dumps([sys.path, *settings, sorted(USABLE)]) + "\n")
+                process.stdin.flush()
         yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
-def _start(model: ModelConfig, training: TrainingConfig) -> "subprocess.Popen[str]":
-    from smallmind.kernels.codegen.threads import USABLE
+def _start() -> "subprocess.Popen[str]":
+    from smallmind.kernels.codegen import cache_directory
 
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("OMP_P")
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        env={**environment, "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+    variables = {"NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **cache_directory.environment()}
+    others = {name: value for name, value in os.environ.items() if not name.startswith("OMP_P")}
+    return subprocess.Popen(
+        [sys.executable, "-I", "-c", PROGRAM],
+        env={**others, **variables},
         stdin=subprocess.PIPE,
         encoding="utf-8",
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    assert process.stdin
-    with suppress(OSError), process.stdin:  # it may have ended
-        settings = vars(model), vars(training)
-        json.dump([sys.path, *settings, os.getpid(), sorted(USABLE)], process.stdin)
-    return process
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    process.kill()
+    with suppress(OSError), process:  # closes its input, which it may not have read
+        pass
 
 
 class _OneKernel(NoKernels):
@@ -104,19 +110,19 @@ class _OneKernel(NoKernels):
 
 
 def compile_kernels(
-    model_fields: dict[str, Any], training_fields: dict[str, Any], parent: int, cpus: list[int]
+    model_fields: dict[str, Any], training_fields: dict[str, Any], cpus: list[int]
 ) -> None:
     """Compiles the kernels of training and evaluating a model that nobody else has compiled.
 
-    On any of these CPUs: the parent may be bound to one. Ends when the parent does.
+    On any of these CPUs: the process that started this one may be bound to one.
     """
-    config, training = ModelConfig(**model_fields), TrainingConfig(**training_fields)
     from smallmind.kernels.codegen.cache import BusyError, skip_what_others_compile
     from smallmind.kernels.codegen.threads import threads
 
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
     skip_what_others_compile()
+    config, training = ModelConfig(**model_fields), TrainingConfig(**training_fields)
     kernels = _OneKernel()
     backend = Backend("numba", kernels, TensorPool(), aligned_zeros, None, threads)
     model = TransformerModel(config, backend=backend)
@@ -138,8 +144,6 @@ def compile_kernels(
     for part in parts:
         part()
     for name in (*SLOWEST, *sorted(kernels.names.difference(SLOWEST))):
-        if os.getppid() != parent:
-            return
         kernels.name = name
         for part in parts:
             with suppress(BusyError):

@@ -106,7 +106,7 @@ class LiveState:
         return with_snapshot(self.capture(), self.spikes.good)
 
     def gathered(self, state: RunState) -> RunState:
-        """A state to be saved, with the parts of it that other ranks have."""
+        """A state to be saved, with the parts of it that other processes have."""
         return self._with_moments(state, self.optimizer.whole)
 
     def _with_moments(

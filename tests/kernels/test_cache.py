@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 import stat
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from smallmind.kernels.codegen import cache, cache_directory
 from smallmind.kernels.codegen.cache import CheckedFiles
+from smallmind.signals import deferred
 from tests.programs import finished, started
 
 POSIX = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions are those of POSIX")
@@ -259,6 +261,28 @@ def test_one_process_at_a_time_has_the_turn_for_a_function_until_it_ends(tmp_pat
             holder.wait()
         assert turns.take("gelu")
         turns.give("gelu")
+
+
+def test_ctrl_c_ends_the_wait_for_a_process_that_compiles_the_same(tmp_path, monkeypatch):
+    kernel = cache.KernelCache(find, tmp_path)
+    with started([sys.executable, "-c", HOLD, str(tmp_path)], stdin=PIPE) as holder:
+        assert holder.stdout.readline() == "True\n"
+        # The first time that it waits.
+        monkeypatch.setattr(cache.time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt), deferred():
+            assert kernel._take_turn("gelu")
+            kernel.end_turn()
+        holder.kill()
+
+
+def test_a_process_that_is_told_where_finds_a_temporary_cache(chosen, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_directory, "_candidates", lambda: [])
+        directory = find()
+        told = cache_directory.environment()
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert find() == directory and not directory.is_relative_to(chosen)
 
 
 def test_where_nothing_can_be_locked_everybody_has_the_turn(tmp_path):

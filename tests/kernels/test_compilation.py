@@ -135,20 +135,39 @@ def test_a_kernel_is_recompiled_if_its_cache_file_is_truncated(package, suffix, 
     assert run_kernel(package, **environment)[:2] == (VALUE, False)
 
 
-def test_concurrent_first_starts_all_succeed(package):
+# The result, and the functions that this process has compiled.
+LISTED = f"""
+from numba.core import event
+class Compiled(event.Listener):
+    names = []
+    def on_start(self, event):
+        self.names.append(f"{{event.data['dispatcher'].py_func.__qualname__}}{{event.data['args']}}")
+    def on_end(self, event):
+        pass
+event.register("numba:compile", Compiled())
+{PROGRAM}
+print(*Compiled.names, sep="\\n")
+"""
+
+
+def test_concurrent_first_starts_all_succeed_and_do_no_work_twice(package):
     environment = {
         **os.environ,
         "PYTHONPATH": str(package),
         "SMALLMIND_CACHE_DIR": str(package / "empty"),
     }
-    command = [sys.executable, "-W", "error", "-c", PROGRAM]
+    command = [sys.executable, "-W", "error", "-c", LISTED]
+    compiled = []
     with ExitStack() as stack:
         settings = {"env": environment, "cwd": package}
         starts = [stack.enter_context(started(command, **settings)) for _ in range(3)]
         for start in starts:
             output, _ = start.communicate()
             assert start.returncode == 0
-            assert float(output.split()[0]) == VALUE
+            result, *names = output.splitlines()
+            assert float(result.split()[0]) == VALUE
+            compiled += names
+    assert len(set(compiled)) == len(compiled) > 0
     assert run_kernel(package, SMALLMIND_CACHE_DIR=environment["SMALLMIND_CACHE_DIR"])[1] is False
 
 

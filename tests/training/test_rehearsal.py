@@ -8,10 +8,11 @@ import sys
 import pytest
 
 from smallmind import ModelConfig, TrainingConfig
-from smallmind.kernels.codegen import cache_directory
+from smallmind.kernels.codegen import cache_directory, threads
 from smallmind.settings.presets import ARCHITECTURES
-from smallmind.training import rehearsal
-from smallmind.training.rehearsal import rehearse  # conftest.py replaces it
+from smallmind.training import compiling, rehearsal
+from smallmind.training.rehearsal import STEPS, rehearse  # conftest.py replaces it
+from tests.programs import started
 
 # Rehearses, then trains, evaluates and writes with other sizes -> the kernels that this loads.
 PROGRAM = """
@@ -106,6 +107,18 @@ def compiled_at_a_first_start(cache, helpers, instead=""):
     environment = {**os.environ, "SMALLMIND_CACHE_DIR": str(cache)}
     result = subprocess.run(words, check=True, text=True, stdout=subprocess.PIPE, env=environment)
     return json.loads(result.stdout)
+
+
+def test_a_helper_ends_with_the_process_that_it_helps(tmp_path):
+    environment = {**os.environ, "SMALLMIND_CACHE_DIR": str(tmp_path)}
+    words = [sys.executable, "-I", "-c", compiling.PROGRAM]
+    with started(words, stdin=subprocess.PIPE, env=environment) as helper:
+        fields = vars(ModelConfig(65, 16, 1, 1, 16)), vars(TrainingConfig(steps=STEPS))
+        job = json.dumps([sys.path, *fields, sorted(threads.USABLE)])
+        helper.stdin.write(f"{job}\n")
+        helper.stdin.close()  # as when the process dies
+        assert helper.wait() == 0
+    assert not any(tmp_path.rglob("*.nbi"))
 
 
 @pytest.mark.slow

@@ -25,9 +25,10 @@ from smallmind.console import activity
 from smallmind.files import durable
 from smallmind.files.lock import lock_byte
 from smallmind.kernels.codegen.cache_directory import cache_directory, is_ours, warn
+from smallmind.signals import is_any_deferred
 
 PACKAGE = "smallmind.kernels."
-PATIENCE = 300.0  # seconds to wait for another process that compiles the same
+PATIENCE = 60.0  # seconds to wait for another process that compiles the same; it may be stopped
 DIGEST = hashlib.sha256().digest_size  # bytes
 
 
@@ -38,8 +39,8 @@ class BusyError(Exception):
 class _Turns:
     """Lets one process at a time compile a function, all processes of one directory together.
 
-    Each function has a byte far past the end of a file, which its process locks. The system
-    unlocks those of a process that dies. Where the disk has no locks, all compile everything.
+    Each function has a byte of a file, past its end, which its process locks. The system unlocks
+    those of a process that dies. Where the disk has no locks, all compile everything.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -169,7 +170,10 @@ class KernelCache(FunctionCache):
         return loaded
 
     def _take_turn(self, name: str) -> bool:
-        """Waits until no other process compiles this -> True if one did."""
+        """Waits while another process compiles this -> True if one did.
+
+        Not for ever, and not after Ctrl-C: then both compile it.
+        """
         waits = not self._turns.take(name)
         if waits and self.can_be_skipped and _Patience.skips and not _Patience.taken:
             raise BusyError
@@ -177,7 +181,7 @@ class KernelCache(FunctionCache):
             activity.begin_compiling()
             try:
                 end = time.monotonic() + PATIENCE
-                while not self._turns.take(name) and time.monotonic() < end:
+                while not (self._turns.take(name) or time.monotonic() > end or is_any_deferred()):
                     time.sleep(0.01)
             finally:
                 activity.end_compiling()

@@ -27,6 +27,7 @@ from smallmind.kernels.codegen.isa import ISA
 
 KERNELS = Path(__file__).parent.parent
 NAME = re.compile("[0-9a-f]{16}")  # of a directory for one state of the sources
+NAMES = "smallmind", "kernels"  # of directories within the one that the user chooses
 DAY = 86400  # seconds
 KEPT_UNUSED = 7 * DAY  # then the kernels of other versions are removed
 
@@ -52,7 +53,7 @@ def cache_directory() -> Path | None:
             if base == _chosen():  # elsewhere it is no surprise, such as a read-only home
                 warn(f"SMALLMIND_CACHE_DIR: cannot keep kernels in {base}: {error.strerror}")
     try:
-        return Path(_temporary_directory().name)
+        return _usable_directory(_temporary_directory().name, *NAMES)
     except OSError as error:
         warn(f"compiled kernels are not kept: no temporary directory: {error.strerror}")
         return None
@@ -82,7 +83,7 @@ def _candidates() -> Iterator[list[Path | str]]:
     bases.append(os.path.join(os.path.expanduser("~"), caches))
     for base in bases:
         if os.path.isabs(base):
-            yield [Path(base), "smallmind", "kernels"]
+            yield [Path(base), *NAMES]
     user = os.geteuid() if hasattr(os, "geteuid") else os.environ.get("USERNAME", "user")
     with suppress(OSError):  # there is none
         yield [Path(tempfile.gettempdir()), f"smallmind-{user}", "kernels"]
@@ -148,6 +149,12 @@ def _mark_used(directory: Path) -> None:
             is_cache = NAME.fullmatch(other.name) and stat.S_ISDIR(found.st_mode)
             if is_old and is_cache and is_ours(found):
                 shutil.rmtree(other, ignore_errors=True)
+
+
+def environment() -> dict[str, str]:
+    """The variables by which a process that this one starts finds the same directory."""
+    is_temporary = _temporary_directory.cache_info().currsize
+    return {"SMALLMIND_CACHE_DIR": _temporary_directory().name} if is_temporary else {}
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from numba import types
 from numba.core.dispatcher import Dispatcher
 from numba.extending import overload
 
@@ -28,6 +29,23 @@ def choice(module_for: Callable[[Any], ModuleType], name: str, inline: bool = Fa
 
             return call
         return chosen
+
+    return function
+
+
+def by_type(for_float32: Callable[..., Any], for_others: Callable[..., Any]) -> Any:
+    """One of two functions, by the type of the first argument. Only that one is compiled.
+
+    They are no kernels by themselves, and not decorated: each function within others takes longer
+    to compile the deeper it is.
+    """
+
+    def function(x, *arguments):
+        """Replaced as kernels are compiled."""
+
+    @overload(function, strict=False, jit_options={"error_model": "numpy"})
+    def choose(x, *_arguments):
+        return for_float32 if x.dtype == types.float32 else for_others
 
     return function
 

@@ -18,7 +18,7 @@ import numpy as np
 from numba import prange, types
 from numba.extending import overload
 
-from smallmind.kernels.codegen.choice import choice, chosen_number
+from smallmind.kernels.codegen.choice import by_type, choice, chosen_number
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import (
     called_jit,
@@ -73,11 +73,12 @@ GROUP = max(1, 256 // PANEL)  # panels of b that are prefetched together
 
 # Scratch of a thread: a packed panel of b, a packed strip of a, which stays in the second-level
 # cache, and the incomplete sums of a strip, which 16 bits need.
-PANEL_SIZE = (DEPTH + 1) * PANEL  # blocks may begin at even numbers: one may be deeper by one
+PANEL_SIZE = DEPTH * PANEL
+PANEL_16 = (DEPTH + 1) * PANEL  # blocks begin at even numbers, so one may be deeper by one
 STRIP_16 = 64 * 1024
 SUMS_SIZE = 64 * 1024
 SCRATCH = PANEL_SIZE + float32.STRIP_SIZE
-SCRATCH_16 = PANEL_SIZE + STRIP_16 + SUMS_SIZE
+SCRATCH_16 = PANEL_16 + STRIP_16 + SUMS_SIZE
 
 
 def _packing(array: Any) -> ModuleType:
@@ -162,8 +163,10 @@ class Packed(NamedTuple):
 @inline_jit
 def packed_of(a, own):
     """own (SCRATCH or SCRATCH_16,) -> Packed."""
-    end = PANEL_SIZE + (float32.STRIP_SIZE if is_float32(a) else STRIP_16)
-    return Packed(own[:PANEL_SIZE], own[PANEL_SIZE:end], own[end:])
+    if is_float32(a):
+        return Packed(own[:PANEL_SIZE], own[PANEL_SIZE:SCRATCH], own[SCRATCH:])
+    end = PANEL_16 + STRIP_16
+    return Packed(own[:PANEL_16], own[PANEL_16:end], own[end:])
 
 
 class Block(NamedTuple):
@@ -249,7 +252,7 @@ def gemm_part(operands, packed, worker, workers):
     if first == last:
         return
     if is_few(M, variant):
-        _gemm_few(operands, packed.sums, Region(first, last, left, right))
+        _gemm_few(a, operands, packed.sums, Region(first, last, left, right))
         return
     single = single if right == N else 0
     right -= single
@@ -266,7 +269,7 @@ def gemm_part(operands, packed, worker, workers):
     # Strips of equal height: b is packed for each of them, however few rows it has.
     height = round_up(ceil_div(last - first, ceil_div(last - first, max_height)), step)
     # Sums that are complete after one block, or are added in place, need no space.
-    has_space = blocks == 1 or _adds_in_place(operands)
+    has_space = is_float32(a) or blocks == 1 or _adds_in_place(operands)
     width = right - left if has_space else (SUMS_SIZE // height - 16) // LANES * LANES
     for row in range(first, last, height):
         end = min(last, row + height)
@@ -275,47 +278,50 @@ def gemm_part(operands, packed, worker, workers):
                 operands, packed, Region(row, end, column, min(right, column + width)), blocks
             )
         if single > 0:
-            _gemm_few(operands, packed.sums, Region(row, end, right, N))
+            _gemm_few(a, operands, packed.sums, Region(row, end, right, N))
 
 
-@jit
-def _gemm_few(operands, sums, region):
+def _few_of_float32(a, operands, _sums, region):
     """A region of the result that has few rows or few columns: nothing is packed."""
     out, bias, addend = operands.out, operands.bias, operands.addend
     first, last, left, right = region
+    for i in range(first, last):
+        for j in range(left, right):
+            start = np.float32(0)
+            if addend.size > 0:
+                start += addend[i, j]
+            if bias.size > 0:
+                start += bias[j]
+            out[i, j] = start
     N = out.shape[1]
-    if is_float32(operands.a):
+    multiply_few(Rows(at(out, first * N + left), N), a, operands.b, operands.variant, region)
+    if operands.activation.size > 0:
         for i in range(first, last):
-            for j in range(left, right):
-                start = np.float32(0)
-                if addend.size > 0:
-                    start += addend[i, j]
-                if bias.size > 0:
-                    start += bias[j]
-                out[i, j] = start
-        rows = Rows(float32_at(out, first * N + left), N)
-        multiply_few(rows, operands.a, operands.b, operands.variant, region)
-        if operands.activation.size > 0:
-            for i in range(first, last):
-                _activate(operands.activation, out, Region(i, i + 1, left, right))
-        return
+            _activate(operands.activation, out, Region(i, i + 1, left, right))
+
+
+def _few_of_16_bits(a, operands, sums, region):
+    """Like `_few_of_float32`, with sums apart."""
+    first, last, left, right = region
     width = SUMS_SIZE // (last - first)
     for column in range(left, right, width):
         part = Region(first, last, column, min(right, column + width))
         columns = part.right - column
         sums[: (last - first) * columns] = np.float32(0)
-        multiply_few(Rows(at(sums, 0), columns), operands.a, operands.b, operands.variant, part)
+        multiply_few(Rows(at(sums, 0), columns), a, operands.b, operands.variant, part)
         _finish(operands, sums, 0, columns, part)
+
+
+_gemm_few = by_type(_few_of_float32, _few_of_16_bits)
 
 
 @inline_jit
 def _adds_in_place(operands):
-    """True if sums are kept in the result itself."""
+    """True if sums of what is stored in 16 bits are kept in the result itself."""
     out, addend, bias = operands.out, operands.addend, operands.bias
     is_exact = is_float32(out) and (addend.size == 0 or is_float32(addend))
     # A matrix unit writes whole vectors, and adds no bias.
-    is_whole = is_float32(operands.a) or (bias.size == 0 and out.shape[1] % LANES == 0)
-    return is_exact and is_whole
+    return is_exact and bias.size == 0 and out.shape[1] % LANES == 0
 
 
 @inline_jit
@@ -339,40 +345,31 @@ def _gemm_region(operands, packed, region, blocks):
         start, end, depth = block.start, block.end, block.depth
         row, columns = padded_row(depth), operands.out.shape[1]
         strip = _pack_a(a, packed.strip, row, variant, start, end, first, last, columns)
-        for number_of_panel in range(ceil_div(right - left, PANEL)):
-            column = panel_start(left, right, number_of_panel)
-            part = Region(first, last, column, panel_start(left, right, number_of_panel + 1))
+        for k in range(ceil_div(right - left, PANEL)):
+            part_left, part_right = panel_start(left, right, k), panel_start(left, right, k + 1)
+            part = Region(first, last, part_left, part_right)
             panel = _pack_b(b, packed.panel, variant, start, end, part, depth)
-            if _adds_in_place(operands):
-                _multiply_in_place(operands, strip, panel, part, block, region, number_of_panel)
-            else:
-                row = PANEL if blocks == 1 else padded_row(right - left)
-                sums = Sums(0 if blocks == 1 else column - left, row, block.start > 0)
-                _multiply_apart(operands, packed.sums, strip, panel, part, block, sums)
-    if _adds_in_place(operands) and operands.activation.size > 0:
-        _activate(operands.activation, operands.out, region)
+            _multiply_panel(a, operands, packed.sums, strip, panel, part, block, region, k)
 
 
-@jit
-def _multiply_in_place(operands, strip, panel, part, block, region, number):
+def _multiply_float32(a, operands, _sums, strip, panel, part, block, region, number):
     """The products of a strip and the panel of this number in a region -> sums in the result."""
-    a, out = operands.a, operands.out
-    N = out.shape[1]
+    out, N = operands.out, operands.out.shape[1]
     rows, packed_to = panel
     prefetches = operands.variant == TRANSPOSE_A and a.size + operands.b.size >= PREFETCHES_FROM
     ahead = _ahead(region, block, number) if prefetches else Ahead(part, part)
     bias = NULL
     if block.is_last and operands.bias.size > 0:
-        bias = float32_at(operands.bias, part.left)
+        bias = at(operands.bias, part.left)
     # All tiles at once, or one by one, each prefetching its share.
     step = _height(a) if prefetches else part.last - part.first
     for row in range(part.first, part.last, step):
         place = row * N + part.left
-        c, start = float32_at(out, place), NULL
+        c, start = at(out, place), NULL
         if block.start > 0:
             start = c
         elif operands.addend.size > 0:
-            start = float32_at(operands.addend, place)
+            start = at(operands.addend, place)
         extent = Extent(min(step, part.last - row), part.right - part.left, block.depth)
         tiles = _strip_from(strip, (row - part.first) // _height(a))
         _multiply(a, Rows(c, N), tiles, rows, extent, Rows(start, N), bias, packed_to)
@@ -382,6 +379,27 @@ def _multiply_in_place(operands, strip, panel, part, block, region, number):
             share, shares = (row - part.first) // step, ceil_div(part.last - part.first, step)
             _prefetch_share(operands.b, ahead.b, share, shares)
             _prefetch_share(a, ahead.a, share, shares)
+    if block.is_last and part.right == region.right and operands.activation.size > 0:
+        _activate(operands.activation, out, region)
+
+
+def _multiply_16_bits(a, operands, sums, strip, panel, part, block, region, _number):
+    """Like `_multiply_float32`, with sums in the result or apart."""
+    if not _adds_in_place(operands):
+        _multiply_apart(operands, sums, strip, panel, part, block, region)
+        return
+    N = operands.out.shape[1]
+    place = part.first * N + part.left
+    c, addend = float32_at(operands.out, place), NULL
+    if block.start > 0:
+        addend = c
+    elif operands.addend.size > 0:
+        addend = float32_at(operands.addend, place)
+    extent = Extent(part.last - part.first, part.right - part.left, block.depth)
+    _multiply(a, Rows(c, N), strip, panel.rows, extent, Rows(addend, N), NULL, NULL)
+
+
+_multiply_panel = by_type(_multiply_float32, _multiply_16_bits)
 
 
 @inline_jit
@@ -447,37 +465,30 @@ def _activate(activation, out, region):
             store_first(activation, place, gelu_of(load_first(out, place, tail)), tail)
 
 
-class Sums(NamedTuple):
-    """Where the incomplete sums of a panel are."""
-
-    place: int
-    row: int  # from a row to the next
-    adds: bool  # to what an earlier block along K left there
-
-
 @jit
-def _multiply_apart(operands, space, strip, panel, part, block, sums):
+def _multiply_apart(operands, sums, strip, panel, part, block, region):
     """The products of a strip and a panel -> sums, and from complete ones the result.
 
     A few tiles at a time, so that these are still in the first-level cache.
     """
     first, last, left, right = part
-    height = _height(operands.a)
+    height, adds = _height(operands.a), block.start > 0
+    # Sums that are complete after one block are overwritten by the next tiles.
+    is_only = block.is_last and not adds
+    sums_row = PANEL if is_only else padded_row(region.right - region.left)
     step = height * FINISHED
     for row in range(first, last, step):
         rows = Region(row, min(last, row + step), left, right)
-        # Sums that are complete after one block are overwritten by the next tiles.
-        is_only = block.is_last and not sums.adds
-        place = sums.place + (0 if is_only else (row - first) * sums.row)
-        c = Rows(at(space, place), sums.row)
-        addend = c if sums.adds else Rows(NULL, 0)
+        place = 0 if is_only else left - region.left + (row - first) * sums_row
+        c = Rows(at(sums, place), sums_row)
         tiles = _strip_from(strip, (row - first) // height)
         extent = Extent(rows.last - row, round_up(right - left, LANES), block.depth)
         if block.is_last:
             _prefetch_finished(operands, rows)
+        addend = c if adds else Rows(NULL, 0)
         _multiply(operands.a, c, tiles, panel.rows, extent, addend, NULL, NULL)
         if block.is_last:
-            _finish(operands, space, place, sums.row, rows)
+            _finish(operands, sums, place, sums_row, rows)
 
 
 @jit

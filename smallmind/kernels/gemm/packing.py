@@ -34,7 +34,7 @@ PLAIN, TRANSPOSE_A, TRANSPOSE_B = 0, 1, 2  # the products a b, a^T b and a b^T
 class Panel(NamedTuple):
     """A panel of b as tiles read it."""
 
-    rows: Any  # Rows
+    rows: Any
     packed: Any  # pointer to where the first tile writes what it reads, or NULL
 
 
