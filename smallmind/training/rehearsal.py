@@ -6,12 +6,14 @@ that have to be compiled are compiled here, all in one go.
 
 import dataclasses
 import functools
+import sys
 from contextlib import nullcontext
 
 import numpy as np
 
 from smallmind.console import activity
 from smallmind.generation import generate
+from smallmind.kernels.description import KERNELS
 from smallmind.memory.tensor_pool import TensorPool, unbacked
 from smallmind.nn.backend import NoKernels, dry_run_backend
 from smallmind.nn.recorded_passes import AFTER
@@ -84,11 +86,12 @@ def _rehearse(
 
 
 def _compiled() -> int:
-    """How many functions are compiled, by any process."""
-    from smallmind.kernels.codegen.cache_directory import cache_directory
+    """How many functions are compiled, by any process, of the modules that this one has loaded."""
+    from smallmind.kernels.codegen.cache_directory import cache_directory, kernels_in
+    from smallmind.kernels.codegen.sources import modules
 
-    directory = cache_directory()
-    return sum(1 for _ in directory.glob("*.nbc")) if directory else 0
+    places = {cache_directory(module) for module in modules() if module in sys.modules}
+    return sum(1 for place in places if place for _ in kernels_in(place))
 
 
 def _expected(config: ModelConfig, training: TrainingConfig) -> int:
@@ -96,10 +99,7 @@ def _expected(config: ModelConfig, training: TrainingConfig) -> int:
 
     Which of them a later one lacks is not known before it has asked for them.
     """
-    from smallmind.kernels.codegen.cache_directory import cache_directory
-
-    directory = cache_directory()
-    if directory is None or any(directory.glob("*.nbi")):
+    if not any(map(_is_new, ("matmul", "attention"))):  # those that take long
         return 0
     kernels = NoKernels()
     model = TransformerModel(config, backend=dry_run_backend(kernels))
@@ -108,7 +108,17 @@ def _expected(config: ModelConfig, training: TrainingConfig) -> int:
     model.loss_and_gradients(ids, ids)
     make_optimizer(model, training).step()
     is_half = training.requested_precision != Precision.FLOAT32
-    return sum(COMPILED.get(name, FEW) for name in kernels.names) + DECODING + is_half * HALF
+    new = sum(COMPILED.get(name, FEW) for name in kernels.names if _is_new(name))
+    return new + DECODING * _is_new("cached_attention") + is_half * HALF
+
+
+def _is_new(kernel: str) -> bool:
+    """True if nothing of a kernel's module has been compiled, and what is compiled is kept."""
+    from smallmind.kernels.codegen.cache_directory import cache_directory, kernels_in
+    from smallmind.kernels.codegen.sources import PACKAGE
+
+    directory = cache_directory(f"{PACKAGE}.{KERNELS[kernel].module}")
+    return directory is not None and not any(kernels_in(directory))
 
 
 def _tiny(config: ModelConfig) -> ModelConfig:

@@ -54,7 +54,7 @@ def cut(content, choose):
 def damage(cache, number, files=1):
     """Damages some files in the cache, chosen by a number."""
     choose = random.Random(number)
-    found = sorted(path for path in Path(cache).rglob("*") if path.suffix in (".nbi", ".nbc"))
+    found = sorted(Path(cache).rglob("*.nbc"))
     for path in choose.sample(found, min(files, len(found))):
         change = choose.choice([flip, zero, cut])
         path.write_bytes(change(path.read_bytes(), choose))

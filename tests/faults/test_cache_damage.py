@@ -14,7 +14,7 @@ print(sum_of_squares(np.ones(1000, np.float32)))
 def test_damaged_kernels_are_compiled_again(tmp_path):
     expected = outcome(tmp_path, NORM)
     assert expected == (0, "1000.0\n", "")
-    sound = {path: path.read_bytes() for path in Path(tmp_path).rglob("*.nb?")}
+    sound = {path: path.read_bytes() for path in Path(tmp_path).rglob("*.nbc")}
     damage(tmp_path, number=0, files=len(sound))
     assert outcome(tmp_path, NORM) == expected
     assert outcome(tmp_path, NORM) == expected

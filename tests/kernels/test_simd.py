@@ -5,7 +5,7 @@ import pytest
 from numba import njit
 
 from smallmind.kernels.codegen import simd
-from smallmind.kernels.elementwise import gelu_and_derivative_of, gelu_of
+from smallmind.kernels.gelu import gelu_and_derivative_of, gelu_of
 
 
 def apply(function):

@@ -65,12 +65,12 @@ def test_the_rehearsal_of_any_model_is_tiny(monkeypatch):
 
 
 def test_a_first_start_expects_the_kernels_of_its_configuration(monkeypatch, tmp_path):
-    monkeypatch.setattr(cache_directory, "cache_directory", lambda: tmp_path)
+    monkeypatch.setattr(cache_directory, "cache_directory", lambda _module: tmp_path)
     adamw, muon = TrainingConfig(), TrainingConfig(optimizer="muon", precision="bfloat16")
     plain = rehearsal._expected(ModelConfig(65, 64), adamw)
     modern = rehearsal._expected(ModelConfig(65, 64, **ARCHITECTURES["modern"]), muon)
     assert 150 < plain < 200 < modern < 320
-    (tmp_path / "kernel.nbi").touch()  # later ones lack fewer, nobody knows how many
+    (tmp_path / "kernel.nbc").touch()  # later ones lack fewer, nobody knows how many
     assert rehearsal._expected(ModelConfig(65, 64), adamw) == 0
 
 
@@ -118,7 +118,7 @@ def test_a_helper_ends_with_the_process_that_it_helps(tmp_path):
         helper.stdin.write(f"{job}\n")
         helper.stdin.close()  # as when the process dies
         assert helper.wait() == 0
-    assert not any(tmp_path.rglob("*.nbi"))
+    assert not any(tmp_path.rglob("*.nbc"))
 
 
 @pytest.mark.slow

@@ -20,14 +20,15 @@ from numba.core.caching import FunctionCache
 from numba.core.compiler import CompileResult
 from numba.core.runtime import _nrt_python
 from numba.core.serialize import dumps
+from numba.core.types.containers import BaseTuple
 
 from smallmind.console import activity
 from smallmind.files import durable
 from smallmind.files.lock import lock_byte
-from smallmind.kernels.codegen.cache_directory import cache_directory, is_ours, warn
+from smallmind.kernels.codegen.cache_directory import SUFFIX, cache_directory, is_ours, warn
+from smallmind.kernels.codegen.sources import PACKAGE, modules
 from smallmind.signals import is_any_deferred
 
-PACKAGE = "smallmind.kernels."
 PATIENCE = 60.0  # seconds to wait for another process that compiles the same; it may be stopped
 DIGEST = hashlib.sha256().digest_size  # bytes
 
@@ -80,40 +81,28 @@ def skip_what_others_compile() -> None:
 
 
 class CheckedFiles:
-    """The compiled versions of one function by key: an index, and a file for each version.
+    """The compiled versions of one function by key, each in a file of its own.
 
-    The index begins with the SHA-256 of the rest and maps keys to the names of files, which are
-    SHA-256 too. So nothing that is damaged, or that another process was writing meanwhile, is ever
-    unpickled or executed.
+    A file begins with the SHA-256 of its key and of the rest, so that nothing that is damaged, or
+    belongs to another key, is ever unpickled or executed.
     """
 
     def __init__(self, directory: Path, name: str) -> None:
-        self.directory = directory
-        self._index = f"{name}.nbi"
-        self._data = f"{name}.{{}}.nbc"
+        self.directory, self._name = directory, name
 
-    def load(self, key: Any) -> Any:
+    def load(self, key: str) -> Any:
         """key -> what `save` was given; None if it is missing or damaged."""
-        digest = self._load_index().get(key)
-        if digest is None:
-            return None
-        data = self._read(self._data.format(digest))
-        return pickle.loads(data) if hashlib.sha256(data).hexdigest() == digest else None
+        content = self._read(self._file(key))
+        digest, data = content[:DIGEST], content[DIGEST:]
+        return pickle.loads(data) if _digest(key, data) == digest else None
 
-    def save(self, key: Any, value: Any) -> None:
+    def save(self, key: str, value: Any) -> None:
         """Adds a compiled version. OSError if the disk refuses it."""
         data = dumps(value)
-        digest = hashlib.sha256(data).hexdigest()
-        # Before the index names it: a crash in between must not leave a name without contents.
-        self._write(self._data.format(digest), data)
-        index = dumps({**self._load_index(), key: digest})
-        self._write(self._index, hashlib.sha256(index).digest() + index)
+        self._write(self._file(key), _digest(key, data) + data)
 
-    def _load_index(self) -> dict[Any, str]:
-        content = self._read(self._index)
-        digest, index = content[:DIGEST], content[DIGEST:]
-        is_sound = hashlib.sha256(index).digest() == digest
-        return pickle.loads(index) if is_sound else {}
+    def _file(self, key: str) -> str:
+        return f"{self._name}.{hashlib.sha256(key.encode()).hexdigest()[:32]}{SUFFIX}"
 
     def _read(self, name: str) -> bytes:
         """The contents of a file; empty if it is missing or not ours."""
@@ -148,12 +137,13 @@ class KernelCache(FunctionCache):
     can_be_skipped = True  # by `skip_what_others_compile`
 
     def __init__(self, function: Callable[..., Any], directory: Path) -> None:
-        name = f"{function.__module__}.{function.__qualname__}".replace("<locals>.", "")
+        module = function.__module__.removeprefix(f"{PACKAGE}.")
+        name = f"{module}.{function.__qualname__}".replace("<locals>.", "")
         line = function.__code__.co_firstlineno
         self._py_func = function  # of which the key takes a digest
-        self._name = f"{name.removeprefix(PACKAGE)}-{line}"
+        self._name = f"{name}-{line}"
         self._files = CheckedFiles(directory, self._name)
-        self._turns = _turns(directory)
+        self._turns = _turns(directory.parent)
         self._taken: list[str] = []
 
     @property
@@ -164,7 +154,8 @@ class KernelCache(FunctionCache):
         """Returns what is kept for these types; None if it is compiled here, until `end_turn`."""
         _define_runtime()
         loaded = self._load(sig, target_context)
-        if loaded is None and self._take_turn(f"{self._name}{sig}"):
+        turn = f"{self._files.directory.name}/{self._name}{sig}"
+        if loaded is None and self._take_turn(turn):
             # Another process has compiled it since.
             loaded = self._load(sig, target_context)
         return loaded
@@ -195,9 +186,13 @@ class KernelCache(FunctionCache):
             self._turns.give(self._taken.pop())
             _Patience.taken -= 1
 
+    def _key(self, sig: Any, codegen: Any) -> str:
+        # A module may not import the class of a named tuple that its functions are given.
+        return repr((*self._index_key(sig, codegen), _fields(getattr(sig, "args", sig))))
+
     def _load(self, sig: Any, target_context: Any) -> Any:
         try:
-            saved = self._files.load(self._index_key(sig, target_context.codegen()))
+            saved = self._files.load(self._key(sig, target_context.codegen()))
             return saved and CompileResult._rebuild(target_context, *saved)
         except Exception:  # sound, but this process cannot use it
             return None  # so it is compiled again
@@ -206,10 +201,11 @@ class KernelCache(FunctionCache):
         if compiled.library.has_dynamic_globals:  # addresses in this process
             return
         try:
-            self._files.save(self._index_key(sig, compiled.codegen), self.reduce(compiled))
+            self._files.save(self._key(sig, compiled.codegen), self.reduce(compiled))
         except OSError as error:
+            place = self._files.directory.parent  # of all modules
             warn(
-                f"cannot keep compiled kernels in {self.cache_path}: {error.strerror}; every start "
+                f"cannot keep compiled kernels in {place}: {error.strerror}; every start "
                 "compiles them again until SMALLMIND_CACHE_DIR names a directory with room"
             )
 
@@ -241,6 +237,16 @@ class NativeCache(EntryPointCache):
     can_be_skipped = False
 
 
+def _digest(key: str, data: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + data).digest()
+
+
+def _fields(kinds: Any) -> list[Any]:
+    """The names of the fields of named tuples among these types, and within them."""
+    tuples = (kind for kind in kinds if isinstance(kind, BaseTuple))
+    return [(getattr(kind, "fields", ()), _fields(kind)) for kind in tuples]
+
+
 @functools.cache
 def _turns(directory: Path) -> _Turns:
     return _Turns(directory)
@@ -254,13 +260,14 @@ def _define_runtime() -> None:
 
 
 def enable_cache(compiled: Any, function: Callable[..., Any], kind: type[KernelCache]) -> Any:
-    """Gives compiled a cache in cache_directory(), if there is one.
+    """Gives compiled a cache in the directory of its module, if there is one.
 
     Not a function from elsewhere, of whose source the directory's name has no digest.
     """
-    directory = cache_directory()
-    if directory is not None and function.__module__.startswith(PACKAGE):
-        compiled._cache = kind(function, directory)
+    if function.__module__ in modules():
+        directory = cache_directory(function.__module__)
+        if directory is not None:
+            compiled._cache = kind(function, directory)
     return compiled
 
 

@@ -23,10 +23,11 @@ import llvmlite
 import numba
 import numpy
 
+from smallmind.kernels.codegen import sources
 from smallmind.kernels.codegen.isa import ISA
 
-KERNELS = Path(__file__).parent.parent
-NAME = re.compile("[0-9a-f]{16}")  # of a directory for one state of the sources
+SUFFIX = ".nbc"  # of a file with compiled code
+NAME = re.compile("[0-9a-f]{16}")  # of a directory for one state of a module
 NAMES = "smallmind", "kernels"  # of directories within the one that the user chooses
 DAY = 86400  # seconds
 KEPT_UNUSED = 7 * DAY  # then the kernels of other versions are removed
@@ -37,23 +38,24 @@ class UnsafeError(Exception):
 
 
 @functools.cache
-def cache_directory() -> Path | None:
-    """The directory of compiled kernels: one for each state of the kernels' source.
+def cache_directory(module: str) -> Path | None:
+    """The directory of a module's compiled kernels: one for each state of its source.
 
     None, with a warning, if there is no place for one. It is made for each digest of the sources
-    and of the versions that compile them: after an edit or an upgrade it is a different one, and
-    stale code cannot be found.
+    on which the module depends and of the versions that compile them: after an edit or an upgrade
+    it is a different one, and stale code cannot be found.
     """
+    name = _digest(module)
     for base, *names in _candidates():
         try:
-            return _usable_directory(base, *names)
+            return _usable_directory(base, *names, name)
         except UnsafeError as error:
             warn(f"compiled kernels are not kept in {Path(base, *names)}: {error}")
         except OSError as error:
             if base == _chosen():  # elsewhere it is no surprise, such as a read-only home
                 warn(f"SMALLMIND_CACHE_DIR: cannot keep kernels in {base}: {error.strerror}")
     try:
-        return _usable_directory(_temporary_directory().name, *NAMES)
+        return _usable_directory(_temporary_directory().name, *NAMES, name)
     except OSError as error:
         warn(f"compiled kernels are not kept: no temporary directory: {error.strerror}")
         return None
@@ -95,13 +97,18 @@ def _chosen() -> Path | None:
     return Path(os.path.abspath(chosen)) if chosen else None
 
 
+def kernels_in(directory: Path) -> Iterator[Path]:
+    """The files of compiled functions in a directory."""
+    return directory.glob(f"*{SUFFIX}")
+
+
 def _usable_directory(base: Path | str, *names: str | Path) -> Path:
-    """The directory of this version's kernels in base/names[0]/... -> its path.
+    """The directory base/names[0]/... -> its path.
 
     UnsafeError if others could write there; OSError if this user cannot, and it is empty.
     """
-    directory = _private_directory(base, *names, _digest())
-    if not os.access(directory, os.W_OK) and not any(directory.glob("*.nbi")):
+    directory = _private_directory(base, *names)
+    if not os.access(directory, os.W_OK) and not any(kernels_in(directory)):
         raise OSError(errno.EROFS, "it is read-only, and has no kernels of this version")
     _mark_used(directory)
     return directory
@@ -163,16 +170,15 @@ def _temporary_directory() -> "tempfile.TemporaryDirectory[str]":
     return tempfile.TemporaryDirectory(prefix="smallmind-kernels-", ignore_cleanup_errors=True)
 
 
-def _digest() -> str:
-    """A digest of everything that the machine code depends on.
+def _digest(module: str) -> str:
+    """A digest of everything that the machine code of a module's kernels depends on.
 
     Not the optimisation level: it changes no result, and a cache for each level would double the
     wait of someone who uses both the command line and the library.
     """
     digest = hashlib.sha256()
-    for source in sorted(KERNELS.rglob("*.py")):
-        name = source.relative_to(KERNELS).as_posix()
-        digest.update(name.encode() + b"\0" + source.read_bytes())
+    for name in sorted(sources.imported_by(module)):
+        digest.update(name.encode() + b"\0" + sources.digest(name))
     versions = (sys.version, numba.__version__, llvmlite.__version__, numpy.__version__)
     config = numba.config
     target = (config.CPU_NAME, config.CPU_FEATURES, config.ENABLE_AVX, config.BOUNDSCHECK)

@@ -40,7 +40,7 @@ from smallmind.kernels.codegen.simd import (
     store,
     store_first,
 )
-from smallmind.kernels.elementwise import gelu_of
+from smallmind.kernels.gelu import gelu_of
 from smallmind.kernels.gemm import converted, float32
 from smallmind.kernels.gemm.few_rows import FEW, multiply_few
 from smallmind.kernels.gemm.packing import (
