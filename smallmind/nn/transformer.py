@@ -26,7 +26,7 @@ from smallmind.nn.inspection import Inspection, Observer
 from smallmind.nn.network import Network, declare_parameters
 from smallmind.nn.parameters import Parameters, Role
 from smallmind.nn.recompute import RecomputePlan
-from smallmind.nn.recorded_passes import RecordedPasses
+from smallmind.nn.recorded_passes import AFTER, RecordedPasses
 from smallmind.nn.sizes import size_rows
 from smallmind.nn.workspace import Kernel, Pass, Result, Workspace
 from smallmind.settings.config import ModelConfig, Precision, RunConfig, micro_batch_sizes
@@ -405,9 +405,12 @@ class TransformerModel(Tabular):
             total += workspace.one_pass(functools.partial(compute, windows), part)
         return total / divisor if divisor else 0.0
 
-    def forget_recorded(self) -> None:
-        """Drops the passes that are repeated without Python, and with them their arrays."""
-        self._recorded = RecordedPasses()
+    def forget_recorded(self, after: int = AFTER) -> None:
+        """Drops the passes that are repeated without Python, and with them their arrays.
+
+        From now on passes of a kind are repeated once there have been more than `after`.
+        """
+        self._recorded = RecordedPasses(after)
 
     def _add_gradients(
         self,
