@@ -1,4 +1,4 @@
-"""What the machine code of a kernel depends on is found without importing or parsing it."""
+"""The modules that a kernel's machine code depends on are found without importing them."""
 
 import ast
 import sys
