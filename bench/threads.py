@@ -19,10 +19,10 @@ import numpy as np
 from numba import prange
 from tabulate import tabulate
 
-from bench.ceilings import copy_rate, one_thread
-from bench.peers import job
-from bench.peers.job import Sizes
 from smallmind import AdamW, TransformerModel
+from smallmind.bench.ceilings import copy_rate, one_thread
+from smallmind.bench.peers import job
+from smallmind.bench.peers.job import Sizes
 from smallmind.kernels import head_norm, reference
 from smallmind.kernels.attention.layout import row_of_share
 from smallmind.kernels.codegen.jit import parallel_jit
