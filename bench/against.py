@@ -25,11 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from tabulate import tabulate
 
-from smallmind import TransformerModel
 from smallmind.bench import start, step
 from smallmind.bench.cases import PRODUCTS
 from smallmind.bench.machine import ROOT, Worker, answer_of
-from smallmind.bench.peers import job
 from smallmind.bench.peers.job import Sizes
 from smallmind.bench.timing import TURN, duration
 from smallmind.cli.bench import saying
@@ -95,8 +93,7 @@ def rows(part: str) -> Iterator[Row]:
                 name, work = f"attention, {direction}, B{B} T{T} {H} heads of {D}", B * H * T * D
                 yield Row(name, ["attention", direction, B, H, T, D], products * work * (T + 1.0))
     for sizes in STEPS if part == "steps" else []:
-        model = TransformerModel(job.model_config(sizes, "gpt2"), backend="numpy")
-        work = step.operations(sizes, step.multiplied_parameters(model))
+        work = step.operations(sizes, "gpt2")
         for precision in PRECISIONS:
             built = ["step", *dataclasses.astuple(sizes)[:-1], precision]
             yield Row(f"step, {sizes.name}, {precision}", built, work, turn=10 * TURN)

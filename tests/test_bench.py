@@ -252,11 +252,11 @@ def test_peers_whose_losses_differ_are_named():
 
 def test_the_operations_of_a_step_are_counted():
     sizes = Sizes(B=3, T=5, n_embd=7, n_layer=2, n_head=1)
-    # By hand: 6 per parameter and token; QK^T and PV forward, twice that backward, half of T x T.
-    assert step.operations(sizes, 100) == 6 * 100 * 15 + 3 * 2 * (2 * 3 * 5 * 5 * 7 * 2) // 2
-    # q, k, v, projection, expansion to 28 and back; the head. The table of pairs is looked up.
-    model = TransformerModel(65, 5, 7, 2, 1, mlp="relu2", bigram_rows=9)
-    assert step.multiplied_parameters(model) == 2 * (4 * 7 * 7 + 2 * 7 * 28) + 65 * 7
+    # By hand: q, k, v, projection, expansion to 28 and back in two layers; the head.
+    multiplied = 2 * (4 * 7 * 7 + 2 * 7 * 28) + 65 * 7
+    # 6 per parameter and token; QK^T and PV forward, twice that backward, half of T x (T + 1).
+    attention = 3 * 2 * (2 * 3 * 5 * 6 * 7 * 2) // 2
+    assert step.operations(sizes, "gpt2") == 6 * multiplied * 15 + attention
 
 
 def test_turns_of_short_steps_are_longer():

@@ -19,7 +19,7 @@ LAYERS = [
     {"checks", "settings", "parts", "files.safetensors_header"},
     {"randomness", "signals", "files", "console", "charts", "bench.timing"},
     {"files.safetensors", "kernels"},
-    {"memory", "text", "settings.presets", "settings.sources", "bench.ceilings"},
+    {"memory", "text", "settings.presets", "settings.sources"},
     {"corpus"},
     {"nn", "linalg"},
     {"parallel"},

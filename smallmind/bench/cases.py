@@ -16,6 +16,7 @@ from smallmind.bench.timing import Contestant
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.alignment import aligned_empty, aligned_zeros
 from smallmind.kernels.ceilings import multiply_add, multiply_bfloat16
+from smallmind.kernels.description import muon_operations
 from smallmind.kernels.half import BFLOAT16, round_to, to_float32
 from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 
@@ -485,9 +486,7 @@ def muon(L: int, C: int) -> Case:
     blocks = MatrixBlocks(starts, rows, columns, columns)
     coefficients = MuonCoefficients(0.02, 0.95, 0.1, 0.5)
     gradient = _copy(g)
-    # On the Gram matrix, of whose products one triangle is needed: of C^3, 17 in the iterations,
-    # and for a matrix (C, K) 3 K / C.
-    flops = sum(17 * C**3 + 3 * C**2 * max(shape) for shape in shapes)
+    flops = muon_operations(p, g, m, blocks)
     case = _case("muon", [p, g, m], [blocks, coefficients], 2 * _bytes(p, g, m), flops)
     case.ours = Contestant(case.ours.run, lambda: np.copyto(g, gradient))
     if torch:

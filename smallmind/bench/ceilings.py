@@ -41,6 +41,6 @@ def copy_rate(nbytes: float) -> float:
     return copies.nbytes / take_in_turn({"": Contestant(copies)}, rounds=5)[""].minimum
 
 
-def multiply_add_rate(rounds: int = 5) -> float:
+def multiply_add_rate() -> float:
     """The peak operations per second of all threads."""
-    return multiply_add() / take_in_turn({"": Contestant(multiply_add)}, rounds)[""].median
+    return multiply_add() / take_in_turn({"": Contestant(multiply_add)}, rounds=5)[""].median

@@ -18,9 +18,9 @@ from smallmind.bench.machine import Worker
 from smallmind.bench.peers import job
 from smallmind.bench.peers.job import Sizes
 from smallmind.checks import InputError
-from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.stories import built_in_text
+from smallmind.training.operations import count_operations
 
 # name -> package; those in 16 bits are measured only with --peers.
 PEERS = {
@@ -55,10 +55,9 @@ def _is_16_bit(name: str) -> bool:
     return name.endswith("float16")
 
 
-def operations(sizes: Sizes, multiplied: int) -> int:
-    """Operations per step: 6 per multiplied parameter and token; attention's causal products."""
-    tokens = sizes.B * sizes.T
-    return 6 * multiplied * tokens + 6 * sizes.n_layer * sizes.n_embd * sizes.T * tokens
+def operations(sizes: Sizes, arch: str) -> int:
+    """Operations per step, those of attention over the causal half: what a run counts too."""
+    return sizes.B * count_operations(job.model_config(sizes, arch)).window
 
 
 def steps_per_turn(operations: int) -> int:
@@ -67,12 +66,6 @@ def steps_per_turn(operations: int) -> int:
     The first steps of a turn find nothing in the caches.
     """
     return int(min(LONGEST_TURN, max(TURN, TURN_OPERATIONS // operations)))
-
-
-def multiplied_parameters(model: TransformerModel) -> int:
-    """The elements of hidden matrices and of the token embedding, which is also the head."""
-    hidden = sum(spec.size for spec in model.flat.specs if spec.role == Role.MATRIX)
-    return hidden + model.config.vocab_size * model.config.n_embd
 
 
 def peers_of(named: Sequence[str] | None, arch: str) -> list[str]:
@@ -94,7 +87,7 @@ def measure(
 ) -> dict[str, Any]:
     """Runs the contestants in turn -> the record. Units: seconds, bytes, nats per token."""
     model = TransformerModel(job.model_config(sizes, arch), backend="numpy")
-    work = operations(sizes, multiplied_parameters(model))
+    work = operations(sizes, arch)
     turn = steps_per_turn(work)
     steps = steps * turn // TURN
     with tempfile.TemporaryDirectory() as directory, ExitStack() as running:

@@ -42,6 +42,7 @@ from smallmind.training.evaluation import (
 from smallmind.training.gradients import computing, set_up
 from smallmind.training.live_state import LiveState, saved_precision
 from smallmind.training.loop import Loop
+from smallmind.training.operations import Usage, count_operations, multiply_add_ceiling
 from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.progress import follow, showing_progress
 from smallmind.training.records import (
@@ -208,7 +209,15 @@ class Training:
             if config.detect_anomaly:
                 stack.enter_context(detect_anomaly(self.model))
             calls = self.evaluate, self.held_out_loss, self.sample, self.on_step
-            yield from Loop(self._run, gradients, saver, self.snapshot_every, *calls).records(last)
+            loop = Loop(self._run, gradients, saver, self.snapshot_every, *calls, self._usage())
+            yield from loop.records(last)
+
+    def _usage(self) -> Usage:
+        """Counts the operations of a step, and measures what the machine can do at most."""
+        teacher = self.distillation and self.distillation.teacher
+        counted = count_operations(self.model.config, self.config, teacher and teacher.config)
+        is_compiled = self.model.backend == "numba"
+        return Usage(counted, self.group.size * multiply_add_ceiling() if is_compiled else None)
 
     def with_step_count(self, config: TrainingConfig) -> TrainingConfig:
         """The config with the number of steps that its epochs take, if it has any."""
