@@ -89,8 +89,6 @@ class Loop:
             yield from self._update(step, loss, gradients.sampler.windows_in_step(step), clock)
             yield from self._after_step(clock)
         yield from self._finish()
-        if self.usage.updates:
-            yield self.usage.record(run.progress.step)
 
     def _showing(self, step: int) -> AbstractContextManager[None]:
         if self.on_step:

@@ -115,6 +115,7 @@ class Training:
         self.profiler = TrainingProfiler()  # used with enable_diagnostics
         self._run = self._new_run(TrainingConfig())
         self.on_step: Callable[[int, str], object] | None = None  # see Loop
+        self.usage: Usage | None = None  # what the steps of the last call of `steps` have used
         self._stopping = False
         self._begun_in: Path | None = None  # where `train_optimized` saves its last run
 
@@ -200,6 +201,7 @@ class Training:
         last = config.steps if until is None else min(until, config.steps)
         stride = self.distillation.stride if self.distillation else 1
         sampler = make_sampler(self.data, config.epochs, config.grad_accum_steps, stride)
+        self.usage = self._new_usage()
         with ExitStack() as stack:
             gradients = stack.enter_context(
                 computing(self._run, sampler, self.group, last, self.check_stop)
@@ -209,10 +211,10 @@ class Training:
             if config.detect_anomaly:
                 stack.enter_context(detect_anomaly(self.model))
             calls = self.evaluate, self.held_out_loss, self.sample, self.on_step
-            loop = Loop(self._run, gradients, saver, self.snapshot_every, *calls, self._usage())
+            loop = Loop(self._run, gradients, saver, self.snapshot_every, *calls, self.usage)
             yield from loop.records(last)
 
-    def _usage(self) -> Usage:
+    def _new_usage(self) -> Usage:
         """Counts the operations of a step, and measures what the machine can do at most."""
         teacher = self.distillation and self.distillation.teacher
         counted = count_operations(self.model.config, self.config, teacher and teacher.config)
