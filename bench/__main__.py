@@ -184,6 +184,13 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
             _counted("--rounds", 5, "turns per number of threads"),
         ],
     ),
+    "busy": (
+        "measure training steps beside programs that keep the cores busy",
+        [
+            _several("--sizes", "S,S", _size, "such as nano,tiny; default: nano,tiny,small"),
+            _counted("--rounds", 6, "turns each"),
+        ],
+    ),
     "start": (
         "time compiling kernels and loading them from cache",
         [
@@ -365,7 +372,7 @@ def main() -> None:
     os.environ["NUMBA_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(count)
     if options.command == "kernels":
         _import_and_bind(count)
-    if options.command == "threads":
+    if options.command in ("threads", "busy"):
         from smallmind.kernels.codegen.threads import bind_to_cores
 
         bind_to_cores()

@@ -209,8 +209,10 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
         changes["steps"] = training.epochs * Epochs(data, training.grad_accum_steps).steps
     frozen_parts(training.freeze, settings.model)  # raises early
     resolved = settings.replace(**changes)
-    # Several processes choose their own, each on its machine.
-    return resolved if launched() else resolved.replace(threads=choose_threads(run, resolved))
+    if launched():  # several processes choose their own, each on its machine
+        return resolved
+    adapts = run.adapt_threads and run.threads is None
+    return resolved.replace(threads=choose_threads(run, resolved), adapt_threads=adapts)
 
 
 def _document_token(run: RunConfig, tokenizer: Tokenizer) -> int:

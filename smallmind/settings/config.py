@@ -199,6 +199,7 @@ def micro_batch_sizes(windows: int, tokens: int, max_windows: int | None) -> lis
 
 # Settings that do not change what a run learns: a resumed run may have others.
 NEUTRAL = (
+    "adapt_threads",
     "tensorboard",
     "prefetch",
     "sample_every",
@@ -514,6 +515,12 @@ class RunConfig:
     )
     threads: int | None = setting(
         None, "threads; default: one per core, fewer for small models", low=1
+    )
+    adapt_threads: bool = setting(
+        True,
+        "train on fewer threads while that is faster, as when other programs use the cores; "
+        "--threads turns it off",
+        before=False,
     )
     backend: str = setting("numba", "compiled kernels or plain NumPy", choices=("numba", "numpy"))
     tensorboard: bool = setting(False, "write event files too, for tensorboard --logdir runs")

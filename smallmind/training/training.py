@@ -52,6 +52,7 @@ from smallmind.training.records import (
 )
 from smallmind.training.spikes import Spikes
 from smallmind.training.state import RunState, StateCopy
+from smallmind.training.step_threads import choosing_threads
 
 SNAPSHOT_EVERY = 100  # steps
 SAMPLE_TOKENS = 400
@@ -207,8 +208,10 @@ class Training:
                 stack.enter_context(self.profiler.watch(self.model))
             if config.detect_anomaly:
                 stack.enter_context(detect_anomaly(self.model))
+            threads = stack.enter_context(choosing_threads(self.model, self.group))
             calls = self.evaluate, self.held_out_loss, self.sample, self.on_step
-            yield from Loop(self._run, gradients, saver, self.snapshot_every, *calls).records(last)
+            loop = Loop(self._run, gradients, threads, saver, self.snapshot_every, *calls)
+            yield from loop.records(last)
 
     def with_step_count(self, config: TrainingConfig) -> TrainingConfig:
         """The config with the number of steps that its epochs take, if it has any."""
