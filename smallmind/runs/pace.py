@@ -27,6 +27,7 @@ from smallmind.training.evaluation import MOST_HELD_OUT
 from smallmind.training.gradients import FIRST, make_objective, set_up
 from smallmind.training.records import StepRecord
 from smallmind.training.state import split_snapshot
+from smallmind.training.step_threads import may_choose, on_one_thread
 from smallmind.training.target import LOOKING
 from smallmind.training.training import SAMPLE_TOKENS, Training
 
@@ -41,6 +42,7 @@ MAX_PASSES = 64  # over the text: more memorise it, and its held-out part is pre
 # The slowest over the fastest try of a rough pace.
 TRIES = 3  # calls that are timed
 RECORDED = AFTER + 1  # passes of training, after which they are repeated at full speed
+BUSY = 1.5  # spread from which one thread may be faster than all
 MAX_TIMING = 1.0  # seconds, once TRIES are timed
 OPERATIONS = 6  # per parameter and token of a training pass
 MAX_OPERATIONS = 1e10  # of a pass that is timed: some tenths of a second on two cores
@@ -146,17 +148,25 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         objective = make_objective(model, training.distillation)
         optimizer, right = make_optimizer(model, config), np.empty(batch.ids.shape, np.bool_)
         optimizer.learning_rate *= 1e-3  # passes over one batch must not lead anywhere
-        tries = _tries(
+        calls = (
             lambda: objective(batch, 1.0, 1.0, FIRST),
             lambda: optimizer.step(config.max_grad_norm or None),
             lambda: model.losses(batch.ids, batch.targets, right),
         )
+        tries = _tries(*calls)
+        # Reading is never recorded: all its tries should take as long.
+        spread = statistics.median(tries[2]) / min(tries[2]) if min(tries[2]) else 1.0
+        learning, update, reading = map(_usual, tries)
+        if spread >= BUSY and may_choose(model, training.group):  # as the run will
+            with on_one_thread():
+                alone = [_usual(times) for times in _tries(*calls)]
+            if alone[0] + alone[1] < learning + update:
+                learning, update, reading = alone
         training.sample(2)  # waits for kernels and memory
         with _timed() as sampling:
             training.sample(TIMED_TOKENS)
         model.forget_recorded()
     model.workspace.pool.trim()  # a run has batches of other sizes
-    learning, update, reading = map(min, tries)
     # Processes divide the windows, of a step by shards; what they exchange is left out.
     size = training.group.size
     most = math.ceil(config.shards / size) / config.shards  # that one of them has
@@ -171,8 +181,7 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         save=0.0,
         end=end,
         sample=sample,
-        # Reading is never recorded: all its tries should take as long.
-        spread=statistics.median(tries[2]) / min(tries[2]) if min(tries[2]) else 1.0,
+        spread=spread,
     )
 
 
@@ -191,6 +200,11 @@ def _tries(*calls: Callable[[], object]) -> list[list[float]]:
             times += seconds
         rounds += 1
     return [times[1:] for times in tries]
+
+
+def _usual(seconds: list[float]) -> float:
+    """The time of the last tries, which other programs may have interrupted."""
+    return statistics.median(seconds[-TRIES:])
 
 
 def _batches_at_the_end(data: Dataset) -> int:

@@ -69,18 +69,22 @@ class FastestThreads(StepThreads):
             self._threads.set_threads(self._most, are_fixed=False)
 
 
-@contextmanager
-def choosing_threads(model: TransformerModel, group: Group) -> Iterator[StepThreads]:
-    """Within the block, the threads of steps are chosen, unless the user has set their number.
+def may_choose(model: TransformerModel, group: Group) -> bool:
+    """True unless the user has set the number of threads, or it is one.
 
-    Nor are those of several processes: they would wait for the slowest all the same.
+    Not for several processes: they would wait for the slowest all the same.
     """
     if model.backend != "numba" or group.size > 1 or model.workspace.threads() == 1:
-        yield StepThreads()
-        return
+        return False
     from smallmind.kernels.codegen.threads import are_fixed
 
-    if are_fixed():
+    return not are_fixed()
+
+
+@contextmanager
+def choosing_threads(model: TransformerModel, group: Group) -> Iterator[StepThreads]:
+    """Within the block, steps run on the number of threads that is fastest, if it may be chosen."""
+    if not may_choose(model, group):
         yield StepThreads()
         return
     chosen = FastestThreads()
@@ -88,3 +92,16 @@ def choosing_threads(model: TransformerModel, group: Group) -> Iterator[StepThre
         yield chosen
     finally:
         chosen.close()
+
+
+@contextmanager
+def on_one_thread() -> Iterator[None]:
+    """Within the block, kernels run on one thread."""
+    from smallmind.kernels.codegen import threads
+
+    of = threads.threads()
+    threads.run_on(1, of)
+    try:
+        yield
+    finally:
+        threads.run_on(of, of)
