@@ -106,7 +106,9 @@ class ThreadChoice:
         lasts = self._elapsed - self._best_since >= self._lasting
         if self.best == self._reported or not lasts:
             return False
-        self._reported, self._lasting = self.best, 2 * self._lasting
+        self._reported = self.best
+        if self.best == self._most:  # the next time it is no longer new
+            self._lasting *= 2
         return True
 
     def _switch(self, count: int) -> None:
