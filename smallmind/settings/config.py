@@ -338,6 +338,12 @@ class TrainingConfig:
     precision: str | None = setting(
         None, "number type of weights and activations; default: float32", choices=tuple(Precision)
     )
+    products: str | None = setting(
+        None,
+        "what multiplies matrices of float32: numba, or NumPy's blas, whose bits may depend on the "
+        "machine; default: on macOS whichever is faster, elsewhere numba",
+        choices=("numba", "blas"),
+    )
     micro_batch_size: int | None = setting(
         None, "windows per forward pass; default: 2048 tokens' worth", low=1
     )
@@ -520,7 +526,6 @@ class RunConfig:
         True,
         "train on fewer threads while that is faster, as when other programs use the cores; "
         "--threads turns it off",
-        before=False,
     )
     backend: str = setting("numba", "compiled kernels or plain NumPy", choices=("numba", "numpy"))
     tensorboard: bool = setting(False, "write event files too, for tensorboard --logdir runs")

@@ -241,6 +241,7 @@ class Training:
         """Restores the model and the run at the end of the block, whatever was trained in it."""
         model, run = self.model, self._run
         precision, recompute, frozen = model.precision, model.recompute_plan, model.frozen
+        products = model.products
         micro_batch_size = model.micro_batch_size
         before = StateCopy().take(run.capture_model())
         self._run = self._new_run(run.config)
@@ -251,6 +252,7 @@ class Training:
             model.micro_batch_size = micro_batch_size
             model.use_recompute(recompute)
             model.use_precision(precision)
+            model.use_products(products)
             model.freeze(frozen)
             run.load_model(before)
             self._run.clear_gradients()
@@ -406,6 +408,11 @@ class Training:
         self._run = self._new_run(config)
         self._run.passes = passes
         check_size(self.group.size, config.shards)
+        if self.group.size > 1 and config.products == "blas":
+            raise InputError(
+                "products='blas' is for one process: with several, the bits of the results must "
+                "not depend on the machine; use products='numba'"
+            )
         self._run.clear_gradients()
         if state:
             self.load_state(state)
