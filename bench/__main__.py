@@ -87,6 +87,13 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
             counted("--rounds", 5, "turns per number of threads"),
         ],
     ),
+    "busy": (
+        "measure training steps beside programs that keep the cores busy",
+        [
+            several("--sizes", "S,S", _size, "such as nano,tiny; default: nano,tiny,small"),
+            counted("--rounds", 6, "turns each"),
+        ],
+    ),
     "start": (
         OWN["start"][0],
         [
@@ -246,7 +253,7 @@ def _run(options: argparse.Namespace) -> None:
             plot.draw(results, plotted)
         return
     os.environ.update(variables_of(options.threads, options.isa))
-    if options.command == "threads":
+    if options.command in ("threads", "busy"):
         from smallmind.kernels.codegen.threads import bind_to_cores
 
         bind_to_cores()

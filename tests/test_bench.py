@@ -18,6 +18,7 @@ from hypothesis import Phase
 from bench import __main__ as program
 from bench import (
     against,
+    busy,
     corpus,
     faults,
     inferena,
@@ -36,6 +37,7 @@ from smallmind.bench.peers import job, ours
 from smallmind.bench.peers.job import Job, Sizes
 from smallmind.cli import bench as command
 from smallmind.cli import main
+from smallmind.kernels.codegen import threads as thread_counts
 from smallmind.kernels.description import KERNELS
 from smallmind.settings.presets import ARCHITECTURES
 from tests.programs import printed_by
@@ -162,6 +164,24 @@ def test_threads_counts_measures_and_predicts(tmp_path):
     for calls in record["kernels"]:
         assert calls["calls"] > 0 and calls["seconds"]["1"] > 0 and calls["read"] > 0
         assert calls["imbalance"]["1"] == pytest.approx(1, abs=0.5)
+
+
+def test_steps_beside_busy_loops_are_compared_with_the_better_number_of_threads(monkeypatch):
+    monkeypatch.setattr(busy, "TURN", 0.01)
+    monkeypatch.setitem(busy.SIZES, "nano", {**busy.SIZES["nano"], "n_layer": 1})
+    before, are_fixed = thread_counts.threads(), thread_counts.are_fixed()
+    try:
+        quiet, crowded = busy.measure("nano", rounds=1)
+    finally:
+        thread_counts.set_threads(before, are_fixed)
+    assert (quiet["loops"], crowded["loops"]) == (0, thread_counts.cores())
+    for record in (quiet, crowded):
+        better = min(record["one"], record["all"])
+        assert record["ratio"] == record["chosen"] / better > 0
+    slow = {**crowded, "size": "tiny", "loops": 2, "ratio": 1.5}
+    assert busy.failures([{**quiet, "ratio": 1.2}, slow]) == [
+        "tiny beside 2 loops: 1.50 times the better"
+    ]
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "llama", "modern"])

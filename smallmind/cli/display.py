@@ -27,6 +27,7 @@ from smallmind.training.records import (
     SaveFailedRecord,
     StepRecord,
     TargetRecord,
+    ThreadsRecord,
 )
 from smallmind.views.run_view import RunView
 
@@ -104,6 +105,11 @@ class ProgressDisplay:
                     f"computes with {record.instruction_set}: the results differ in the last "
                     "digits."
                 )
+            case ThreadsRecord(threads=threads, most_threads=most):
+                text = f"training on {most} threads again"
+                if threads < most:  # because of other programs, or of a small model
+                    text = f"training on {threads} of {most} threads: more wait for each other"
+                self.console.line(f"{place}  {text}")
             case EarlyStopRecord():
                 self.console.line(
                     f"{place}  stopped early: the lowest held-out loss was "

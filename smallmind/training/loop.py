@@ -29,6 +29,7 @@ from smallmind.training.records import (
     TargetRecord,
 )
 from smallmind.training.state import Snapshot
+from smallmind.training.step_threads import StepThreads
 from smallmind.training.target import HeldOutLoss, Target
 
 FAR = 1000  # times max_grad_norm: there AdamW's epsilon begins to count beside clipped gradients
@@ -38,15 +39,16 @@ FAR = 1000  # times max_grad_norm: there AdamW's epsilon begins to count beside 
 class Loop:
     """Takes a run through its steps, and yields a record of whatever happens.
 
-    `gradients` computes those of its steps; `saver` gets the state when a save is due. `evaluate`
-    takes a step and a number of batches -> the record, or None if it was stopped; `held_out_loss`
-    is for looks at a target (`training.target`); `sample` returns a text that the model writes;
-    `on_step` is called about once a second with the number of the step, and how far it is if it
-    takes long: "17%, 0:12 left"; `usage` counts the steps.
+    `gradients` computes those of its steps, on the threads that `threads` chooses; `saver` gets the
+    state when a save is due. `evaluate` takes a step and a number of batches -> the record, or None
+    if it was stopped; `held_out_loss` is for looks at a target (`training.target`); `sample`
+    returns a text that the model writes; `on_step` is called about once a second with the number of
+    the step, and how far it is if it takes long: "17%, 0:12 left"; `usage` counts the steps.
     """
 
     run: LiveState
     gradients: Gradients
+    threads: StepThreads
     saver: Saver | None
     snapshot_every: int
     evaluate: Callable[[int, int], EvaluationRecord | None]
@@ -73,6 +75,7 @@ class Loop:
                 run.progress.step = step
                 yield from self._after_step(clock)
                 continue
+            self.threads.begin()
             try:
                 with self._showing(step):
                     loss = gradients.compute(step, run.loss_scale)
@@ -87,6 +90,7 @@ class Loop:
                 clock.restart(run.progress)
                 continue
             yield from self._update(step, loss, gradients.sampler.windows_in_step(step), clock)
+            yield from self.threads.news(step)
             yield from self._after_step(clock)
         yield from self._finish()
 
@@ -105,6 +109,7 @@ class Loop:
             limits = config.max_grad_norm or None, config.max_grad_value or None
             divisor = run.loss_scale * self.gradients.divisor
             norm = run.optimizer.step(limits[0], divisor, limits[1])
+            self.threads.end()
             if run.scaler:
                 run.scaler.update(overflowed=not math.isfinite(norm))
         if reason := self._fatal_reason(norm):

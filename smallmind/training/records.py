@@ -204,6 +204,15 @@ class InstructionSetRecord(Record):
     instruction_set: str
 
 
+@dataclass(frozen=True)
+class ThreadsRecord(Record):
+    """From here on the steps are computed on another number of threads, of those that are set."""
+
+    kind = "threads"
+    threads: int
+    most_threads: int
+
+
 @dataclass
 class RunProgress:
     """The progress of a run. All fields are JSON-able."""

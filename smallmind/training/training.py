@@ -53,6 +53,7 @@ from smallmind.training.records import (
 )
 from smallmind.training.spikes import Spikes
 from smallmind.training.state import RunState, StateCopy
+from smallmind.training.step_threads import choosing_threads
 
 SNAPSHOT_EVERY = 100  # steps
 SAMPLE_TOKENS = 400
@@ -210,8 +211,11 @@ class Training:
                 stack.enter_context(self.profiler.watch(self.model))
             if config.detect_anomaly:
                 stack.enter_context(detect_anomaly(self.model))
+            threads = stack.enter_context(choosing_threads(self.model, self.group))
             calls = self.evaluate, self.held_out_loss, self.sample, self.on_step
-            loop = Loop(self._run, gradients, saver, self.snapshot_every, *calls, self.usage)
+            loop = Loop(
+                self._run, gradients, threads, saver, self.snapshot_every, *calls, self.usage
+            )
             yield from loop.records(last)
 
     def _new_usage(self) -> Usage:
@@ -249,6 +253,7 @@ class Training:
         """Restores the model and the run at the end of the block, whatever was trained in it."""
         model, run = self.model, self._run
         precision, recompute, frozen = model.precision, model.recompute_plan, model.frozen
+        products = model.products
         micro_batch_size = model.micro_batch_size
         before = StateCopy().take(run.capture_model())
         self._run = self._new_run(run.config)
@@ -259,6 +264,7 @@ class Training:
             model.micro_batch_size = micro_batch_size
             model.use_recompute(recompute)
             model.use_precision(precision)
+            model.use_products(products)
             model.freeze(frozen)
             run.load_model(before)
             self._run.clear_gradients()
@@ -414,6 +420,11 @@ class Training:
         self._run = self._new_run(config)
         self._run.passes = passes
         check_size(self.group.size, config.shards)
+        if self.group.size > 1 and config.products == "blas":
+            raise InputError(
+                "products='blas' is for one process: with several, the bits of the results must "
+                "not depend on the machine; use products='numba'"
+            )
         self._run.clear_gradients()
         if state:
             self.load_state(state)
