@@ -5,7 +5,6 @@ products, which their descriptions know. What a backward pass computes again is 
 """
 
 import functools
-import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -97,7 +96,7 @@ def count_operations(
 def multiply_add_ceiling() -> float:
     """The operations per second of multiply-adds from registers on the threads that are set.
 
-    Measured once in a process, in a twentieth of a second.
+    Measured once in a process, in about a tenth of a second.
     """
     from smallmind.kernels.codegen.threads import threads
 
@@ -109,7 +108,7 @@ def _ceiling(_threads: int) -> float:
     from smallmind.bench.timing import Contestant, turn
     from smallmind.kernels.ceilings import multiply_add
 
-    return multiply_add() / statistics.median(turn(Contestant(multiply_add), LENGTH))
+    return multiply_add() / min(turn(Contestant(multiply_add), LENGTH))
 
 
 @dataclass
@@ -180,9 +179,8 @@ class Usage:
 def usage_text(record: Mapping[str, Any]) -> str:
     """The fields of a UsageRecord, which a file may have changed, in a sentence; or nothing."""
     values = {name: number(value) for name, value in record.items() if name != "kind"}
-    names = ("used_forward", "used_backward", "used_update", "used_recompute", "used_gflops")
-    names += ("used_seconds", "used_waiting")
-    found = [values.get(name, -1.0) for name in names]
+    kinds = ("forward", "backward", "update", "recompute", "gflops", "seconds", "waiting")
+    found = [values.get(f"used_{kind}", -1.0) for kind in kinds]
     if not all(0 <= value < np.inf for value in found) or not found[-2]:
         return ""
     forward, backward, update, again, rate, seconds, waiting = found
