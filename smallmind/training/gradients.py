@@ -120,6 +120,7 @@ class Gradients:
         self.losses: list[float] = []  # of each shard in the last step, as parts of the mean
         self.divisor = 1.0  # what the gradients of the last step have to be divided by
         self.sampler = sampler
+        self.waiting = 0.0  # seconds that all steps have waited for their batches
         self._batches = batches
         self._sum = gradient_sum
         self._check_stop = check_stop
@@ -194,7 +195,9 @@ class Gradients:
 
         @functools.cache
         def get_batch(number: int) -> Batch:
+            begun = time.perf_counter()
             batch = self._batches.get(number)
+            self.waiting += time.perf_counter() - begun
             # Each shard has windows of all batches of the step, which share their buffers.
             return batch.copy() if are_copied else batch
 

@@ -42,6 +42,12 @@ from smallmind.training.evaluation import (
 from smallmind.training.gradients import computing, set_up
 from smallmind.training.live_state import LiveState, saved_precision
 from smallmind.training.loop import Loop
+from smallmind.training.operations import (
+    Operations,
+    Usage,
+    count_operations,
+    multiply_add_ceiling,
+)
 from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.progress import follow, showing_progress
 from smallmind.training.records import (
@@ -115,6 +121,7 @@ class Training:
         self.profiler = TrainingProfiler()  # used with enable_diagnostics
         self._run = self._new_run(TrainingConfig())
         self.on_step: Callable[[int, str], object] | None = None  # see Loop
+        self.counts_operations = True  # what steps use of the machine is in their records
         self._stopping = False
         self._begun_in: Path | None = None  # where `train_optimized` saves its last run
 
@@ -210,8 +217,19 @@ class Training:
                 stack.enter_context(detect_anomaly(self.model))
             threads = stack.enter_context(choosing_threads(self.model, self.group))
             calls = self.evaluate, self.held_out_loss, self.sample, self.on_step
-            loop = Loop(self._run, gradients, threads, saver, self.snapshot_every, *calls)
+            loop = Loop(
+                self._run, gradients, threads, saver, self.snapshot_every, *calls, self._usage()
+            )
             yield from loop.records(last)
+
+    def _usage(self) -> Usage:
+        """Counts the operations of a step, and measures what the machine can do at most."""
+        if not self.counts_operations:
+            return Usage(Operations(0, 0, 0, 0), None)
+        teacher = self.distillation and self.distillation.teacher
+        counted = count_operations(self.model.config, self.config, teacher and teacher.config)
+        is_compiled = self.model.backend == "numba"
+        return Usage(counted, self.group.size * multiply_add_ceiling() if is_compiled else None)
 
     def with_step_count(self, config: TrainingConfig) -> TrainingConfig:
         """The config with the number of steps that its epochs take, if it has any."""

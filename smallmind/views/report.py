@@ -19,6 +19,7 @@ from smallmind.console.table import Table, escape
 from smallmind.files import durable
 from smallmind.runs.files import PROFILE
 from smallmind.settings.settings import SECTIONS
+from smallmind.training.operations import usage_text
 from smallmind.views.run_view import PLOTTED, RunView, open_view
 
 FIELDS = (*PLOTTED, "tokens_per_second", "memory", "peak_memory")
@@ -141,7 +142,10 @@ def _figures(view: RunView) -> str:
         f'<span class="quiet">{escape(unit)}</span></div>'
         for name, value, unit in figures
     )
-    return f'<div class="figures">{boxes}</div>' if boxes else ""
+    used = usage_text(view.usage)
+    return f'<div class="figures">{boxes}</div>' * bool(boxes) + f"<p>{escape(used)}.</p>" * bool(
+        used
+    )
 
 
 def _evaluations(view: RunView) -> str:
