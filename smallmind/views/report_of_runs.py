@@ -167,7 +167,7 @@ def _curves(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
 
 
 def _ranking(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
-    """What differs, and the loss that it leads to; only if runs with other seeds are together."""
+    """Ranks the groups by their mean loss; only if runs with other seeds are together."""
     if not any(len(group.runs) > 1 for group in groups):
         return ""
     rows, varied = [], varied if len(varied) <= MOST_SETTINGS else []
