@@ -58,7 +58,7 @@ def report_of_runs(paths: Sequence[str | PathLike[str]]) -> str:
         f'<p class="quiet">{escape(_names(views))}</p>',
         _warnings(differing, field),
         _curves(groups, varied, field),
-        _ranking(groups, varied, field),
+        _means(groups, varied, field),
         _differing(groups, varied),
         _course(groups),
         _runs(groups, varied, field),
@@ -166,20 +166,20 @@ def _curves(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
     return section("Loss", chart and chart + note)
 
 
-def _ranking(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
-    """Ranks the groups by their mean loss; only if runs with other seeds are together."""
+def _means(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
+    """Sorts the groups by their mean loss; only if runs with other seeds are together."""
     if not any(len(group.runs) > 1 for group in groups):
         return ""
     rows, varied = [], varied if len(varied) <= MOST_SETTINGS else []
-    for rank, group in enumerate(groups):
+    for number, group in enumerate(groups):
         losses = group.losses
         spread = f"{statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
         ends = [f"{min(losses):.4f}", f"{max(losses):.4f}"] if losses else ["", ""]
         mean = f"{group.mean:.4f}" if losses else ""
         settings = [shown(group.settings[name])[:LONGEST] for name in varied]
         count = f"{len(losses)} of {len(group.runs)}"
-        rows.append([f"{rank + 1}", *settings, mean, spread, *ends, count])
-    heads = ["rank", *varied, "mean", "spread", "lowest", "highest", "runs"]
+        rows.append([f"{number + 1}", *settings, mean, spread, *ends, count])
+    heads = ["place", *varied, "mean", "spread", "lowest", "highest", "runs"]
     note = (
         f"<p>{NAMES[field].capitalize()} in {UNITS[field]}, the lowest mean first. The spread is "
         "the standard deviation over runs that differ by their seed only.</p>"

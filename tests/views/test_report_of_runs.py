@@ -40,7 +40,7 @@ def test_runs_with_other_seeds_are_one_group_with_mean_and_spread(runs):
     content = report_of_runs(runs)
     assert Page(content).text.count("held-out loss (nats per token)") == 2  # wide and narrow
     heads, best, other = rows_of(content, "Mean and spread over seeds")
-    assert heads[:4] == ["rank", "learning_rate", "mean", "spread"]
+    assert heads[:4] == ["place", "learning_rate", "mean", "spread"]
     assert best == ["1", "0.003", "1.2000", f"{0.4 / 2**0.5:.4f}", "1.0000", "1.4000", "2 of 2"]
     assert other[1:3] == ["0.001", "2.1000"]
     losses = [row[3] for row in rows_of(content, "Runs")[1:]]
