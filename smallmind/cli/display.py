@@ -28,7 +28,6 @@ from smallmind.training.records import (
     StepRecord,
     TargetRecord,
     ThreadsRecord,
-    UsageRecord,
 )
 from smallmind.views.run_view import RunView
 
@@ -100,8 +99,6 @@ class ProgressDisplay:
                 warn(f"A checkpoint could not be saved; the next save tries again: {record.reason}")
             case FileWarningRecord():
                 warn(record.warning)
-            case UsageRecord():
-                self._show_usage(record)
             case InstructionSetRecord():
                 warn(
                     f"The checkpoint was saved with {record.saved_instruction_set}, and this CPU "
@@ -154,18 +151,6 @@ class ProgressDisplay:
         # On a narrow terminal the losses are wrapped, and nothing is below them.
         below = below if len(below + scores) <= line_width() else INDENT
         self.console.line(below + scores)
-
-    def _show_usage(self, record: UsageRecord) -> None:
-        """The share of the machine that steps used, with advice if they waited much for data."""
-        text = usage_text(dataclasses.asdict(record))
-        waiting = record.used_waiting
-        if waiting > max(MIN_WAITING, MAX_WAITING * record.used_seconds):
-            self.console.warning(
-                f"{text}: draw batches while steps compute (--prefetch 4), from tokens that "
-                "`smallmind prepare` has written to a fast disk"
-            )
-        elif text:
-            self.console.line(text)
 
     def _show_findings(self, record: HealthRecord) -> None:
         """Each finding once per run; of several similar ones, the first few and their number."""
@@ -223,6 +208,21 @@ def show_costs(console: Console, training: "Training") -> None:
             )
         else:
             console.line(text)
+
+
+def show_usage(console: Console, training: "Training") -> None:
+    """The share of the machine that steps used, with advice if they waited much for data."""
+    usage = training.usage
+    if not usage or not usage.updates:
+        return
+    text = usage_text(dataclasses.asdict(usage.record(training.progress.step)))
+    if usage.waiting > max(MIN_WAITING, MAX_WAITING * usage.seconds):
+        console.warning(
+            f"{text}: draw batches while steps compute (--prefetch 4), from tokens that "
+            "`smallmind prepare` has written to a fast disk"
+        )
+    elif text:
+        console.line(text)
 
 
 def show_looks(console: Console, training: "Training") -> None:

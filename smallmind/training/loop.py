@@ -93,8 +93,6 @@ class Loop:
             yield from self.threads.news(step)
             yield from self._after_step(clock)
         yield from self._finish()
-        if self.usage.updates:
-            yield self.usage.record(run.progress.step)
 
     def _showing(self, step: int) -> AbstractContextManager[None]:
         if self.on_step:

@@ -185,15 +185,19 @@ def usage_text(record: Mapping[str, Any]) -> str:
     if not all(0 <= value < np.inf for value in found) or not found[-2]:
         return ""
     forward, backward, update, again, rate, seconds, waiting = found
-    text = f"Steps computed {_operations(forward + backward + update)} at {rate:,.0f} GFLOP/s"
+    text = f"Steps computed {_operations(forward + backward + update)} at {_rate(rate)}"
     share = values.get("used_share", -1.0)
     if 0 <= share < np.inf:
         ceiling = values.get("ceiling_gflops", 0.0)
-        text += f", {share:.0%} of the {ceiling:,.0f} GFLOP/s of float32 multiply-adds"
+        text += f", {share:.0%} of the {_rate(ceiling)} of float32 multiply-adds"
     if again:
-        text += f"; {_operations(again)} were computed again"
+        text += f"; {_operations(again)} more to recompute activations"
     return f"{text}; they waited {waiting / seconds:.1%} of their time for data"
 
 
 def _operations(count: float) -> str:
     return f"{count / 1e12:,.1f} TFLOP" if count >= 1e12 else f"{count / 1e9:,.1f} GFLOP"
+
+
+def _rate(gflops: float) -> str:
+    return f"{gflops:,.0f} GFLOP/s" if gflops >= 10 else f"{gflops:.2g} GFLOP/s"

@@ -122,6 +122,7 @@ class Training:
         self._run = self._new_run(TrainingConfig())
         self.on_step: Callable[[int, str], object] | None = None  # see Loop
         self.counts_operations = True  # what steps use of the machine is in their records
+        self.usage: Usage | None = None  # what the steps of the last call of `steps` have used
         self._stopping = False
         self._begun_in: Path | None = None  # where `train_optimized` saves its last run
 
@@ -207,6 +208,7 @@ class Training:
         last = config.steps if until is None else min(until, config.steps)
         stride = self.distillation.stride if self.distillation else 1
         sampler = make_sampler(self.data, config.epochs, config.grad_accum_steps, stride)
+        self.usage = self._new_usage()
         with ExitStack() as stack:
             gradients = stack.enter_context(
                 computing(self._run, sampler, self.group, last, self.check_stop)
@@ -218,11 +220,11 @@ class Training:
             threads = stack.enter_context(choosing_threads(self.model, self.group))
             calls = self.evaluate, self.held_out_loss, self.sample, self.on_step
             loop = Loop(
-                self._run, gradients, threads, saver, self.snapshot_every, *calls, self._usage()
+                self._run, gradients, threads, saver, self.snapshot_every, *calls, self.usage
             )
             yield from loop.records(last)
 
-    def _usage(self) -> Usage:
+    def _new_usage(self) -> Usage:
         """Counts the operations of a step, and measures what the machine can do at most."""
         if not self.counts_operations:
             return Usage(Operations(0, 0, 0, 0), None)
