@@ -21,7 +21,7 @@ from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.training.gradients import set_up
 from smallmind.training.records import UsageRecord
 
-LENGTH = 0.05  # seconds that the ceiling is measured for
+LENGTH = 0.03  # seconds that the ceiling is measured for
 
 
 class Operations(NamedTuple):
@@ -96,7 +96,7 @@ def count_operations(
 def multiply_add_ceiling() -> float:
     """The operations per second of multiply-adds from registers on the threads that are set.
 
-    Measured once in a process, in about a tenth of a second.
+    Measured once in a process, in some hundredths of a second.
     """
     from smallmind.kernels.codegen.threads import threads
 
@@ -179,8 +179,8 @@ class Usage:
 def usage_text(record: Mapping[str, Any]) -> str:
     """The fields of a UsageRecord, which a file may have changed, in a sentence; or nothing."""
     values = {name: number(value) for name, value in record.items() if name != "kind"}
-    kinds = ("forward", "backward", "update", "recompute", "gflops", "seconds", "waiting")
-    found = [values.get(f"used_{kind}", -1.0) for kind in kinds]
+    names = "forward", "backward", "update", "recompute", "gflops", "seconds", "waiting"
+    found = [values.get(f"used_{name}", -1.0) for name in names]
     if not all(0 <= value < np.inf for value in found) or not found[-2]:
         return ""
     forward, backward, update, again, rate, seconds, waiting = found

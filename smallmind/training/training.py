@@ -42,7 +42,12 @@ from smallmind.training.evaluation import (
 from smallmind.training.gradients import computing, set_up
 from smallmind.training.live_state import LiveState, saved_precision
 from smallmind.training.loop import Loop
-from smallmind.training.operations import Usage, count_operations, multiply_add_ceiling
+from smallmind.training.operations import (
+    Operations,
+    Usage,
+    count_operations,
+    multiply_add_ceiling,
+)
 from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.progress import follow, showing_progress
 from smallmind.training.records import (
@@ -116,6 +121,7 @@ class Training:
         self.profiler = TrainingProfiler()  # used with enable_diagnostics
         self._run = self._new_run(TrainingConfig())
         self.on_step: Callable[[int, str], object] | None = None  # see Loop
+        self.counts_operations = True  # what steps use of the machine is in their records
         self.usage: Usage | None = None  # what the steps of the last call of `steps` have used
         self._stopping = False
         self._begun_in: Path | None = None  # where `train_optimized` saves its last run
@@ -220,6 +226,8 @@ class Training:
 
     def _new_usage(self) -> Usage:
         """Counts the operations of a step, and measures what the machine can do at most."""
+        if not self.counts_operations:
+            return Usage(Operations(0, 0, 0, 0), None)
         teacher = self.distillation and self.distillation.teacher
         counted = count_operations(self.model.config, self.config, teacher and teacher.config)
         is_compiled = self.model.backend == "numba"
