@@ -86,7 +86,7 @@ def test_the_header_is_the_first_line_and_numbers_stay_numbers(tmp_path):
     assert first == f"{columns},loss_scale,clip_share,memory,peak_memory,gflops,waiting_share"
     assert rest == ""
     numbers = "1,4.0,0.001,0.30000000000000004,33333.333333333336,0.01,7.5,12"
-    assert second == f"{numbers},float16,65536.0,0.25,8,9"
+    assert second == f"{numbers},float16,65536.0,0.25,8,9,0.0,0.0"
 
 
 @pytest.mark.parametrize("end", ['{"step": 30, "loss": 1.2', '{"step": 3', "{", "1", '{"lr": 1}\n'])
