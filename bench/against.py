@@ -25,13 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from tabulate import tabulate
 
-from bench import start, step
-from bench.machine import ROOT, Worker, answer_of, saying
-from bench.peers import job
-from bench.peers.job import Sizes
-from bench.peers.tree import PRODUCTS
-from bench.timing import TURN, duration
-from smallmind import TransformerModel
+from smallmind.bench import start, step
+from smallmind.bench.cases import PRODUCTS
+from smallmind.bench.machine import ROOT, Worker, answer_of
+from smallmind.bench.peers.job import Sizes
+from smallmind.bench.timing import TURN, duration
+from smallmind.cli.bench import saying
 
 RESULTS = Path(__file__).parent / "results"
 SLOWER = 1.03  # from this ratio on a row is doubtful
@@ -85,7 +84,8 @@ def rows(part: str) -> Iterator[Row]:
         for name, symbol in SYMBOLS.items():
             for placed, offset in OFFSETS.items():
                 for M, K, N in (PRODUCTS[name][1](*shape) for shape in HIDDEN):
-                    group, built = f"{symbol}, {placed}", ["product", name, M, K, N, offset]
+                    group, shapes = f"{symbol}, {placed}", PRODUCTS[name][0](M, K, N)
+                    built = ["product", name, *shapes, (M, N), offset]
                     yield Row(f"{group}, {M} x {K} x {N}", built, 2.0 * M * K * N, group=group)
     if part == "attention":
         for direction, products in DIRECTIONS.items():
@@ -93,8 +93,7 @@ def rows(part: str) -> Iterator[Row]:
                 name, work = f"attention, {direction}, B{B} T{T} {H} heads of {D}", B * H * T * D
                 yield Row(name, ["attention", direction, B, H, T, D], products * work * (T + 1.0))
     for sizes in STEPS if part == "steps" else []:
-        model = TransformerModel(job.model_config(sizes, "gpt2"), backend="numpy")
-        work = step.operations(sizes, step.multiplied_parameters(model))
+        work = step.operations(sizes, "gpt2")
         for precision in PRECISIONS:
             built = ["step", *dataclasses.astuple(sizes)[:-1], precision]
             yield Row(f"step, {sizes.name}, {precision}", built, work, turn=10 * TURN)

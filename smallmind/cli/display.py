@@ -1,5 +1,6 @@
 """Shows a run while it trains, and its results at the end."""
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from smallmind.console.table import GAP
 from smallmind.settings.config import TrainingConfig
 from smallmind.settings.presets import PRESETS
 from smallmind.training.evaluation import Evaluation
+from smallmind.training.operations import usage_text
 from smallmind.training.progress import StatusText
 from smallmind.training.records import (
     EarlyStopRecord,
@@ -25,6 +27,8 @@ from smallmind.training.records import (
     SaveFailedRecord,
     StepRecord,
     TargetRecord,
+    ThreadsRecord,
+    UsageRecord,
 )
 from smallmind.views.run_view import RunView
 
@@ -38,6 +42,7 @@ MAX_CLIPPED = 0.1
 USUAL_NORM = 1.0  # to which gradients are clipped
 MAX_EVALUATING = 0.2
 MIN_SECONDS = 10.0  # of evaluations, below which there is little to save
+MAX_WAITING, MIN_WAITING = 0.05, 1.0  # share and seconds that steps may wait for batches
 # val_every and val_batches as nobody has set them: no advice about the program's own choice.
 NOT_CHOSEN = [
     tuple(preset.get(name, getattr(TrainingConfig, name)) for name in ("val_every", "val_batches"))
@@ -95,12 +100,19 @@ class ProgressDisplay:
                 warn(f"A checkpoint could not be saved; the next save tries again: {record.reason}")
             case FileWarningRecord():
                 warn(record.warning)
+            case UsageRecord():
+                self._show_usage(record)
             case InstructionSetRecord():
                 warn(
                     f"The checkpoint was saved with {record.saved_instruction_set}, and this CPU "
                     f"computes with {record.instruction_set}: the results differ in the last "
                     "digits."
                 )
+            case ThreadsRecord(threads=threads, most_threads=most):
+                text = f"training on {most} threads again"
+                if threads < most:  # because of other programs, or of a small model
+                    text = f"training on {threads} of {most} threads: more wait for each other"
+                self.console.line(f"{place}  {text}")
             case EarlyStopRecord():
                 self.console.line(
                     f"{place}  stopped early: the lowest held-out loss was "
@@ -142,6 +154,18 @@ class ProgressDisplay:
         # On a narrow terminal the losses are wrapped, and nothing is below them.
         below = below if len(below + scores) <= line_width() else INDENT
         self.console.line(below + scores)
+
+    def _show_usage(self, record: UsageRecord) -> None:
+        """The share of the machine that steps used, with advice if they waited much for data."""
+        text = usage_text(dataclasses.asdict(record))
+        waiting = record.used_waiting
+        if waiting > max(MIN_WAITING, MAX_WAITING * record.used_seconds):
+            self.console.warning(
+                f"{text}: draw batches while steps compute (--prefetch 4), from tokens that "
+                "`smallmind prepare` has written to a fast disk"
+            )
+        elif text:
+            self.console.line(text)
 
     def _show_findings(self, record: HealthRecord) -> None:
         """Each finding once per run; of several similar ones, the first few and their number."""

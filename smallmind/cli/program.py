@@ -28,6 +28,7 @@ COMMANDS = {
     "watch": ("watch", "watch a run from another window: curve, speed, samples"),
     "report": ("report", "write a page about a run, with curves and samples, for a browser"),
     "export-metrics": ("export_metrics", "write the metrics of a run as a CSV table"),
+    "bench": ("bench", "measure kernels, training steps and starts on this machine"),
     "lessons": ("lessons", "list the lessons, and copy one to work on"),
 }
 

@@ -1,21 +1,29 @@
 """The compiled kernels under one name: the same functions and arguments as `reference`.
 
-Their own docstrings say only how they differ from their plain twins.
+Their own docstrings say only how they differ from their plain twins. The module of a kernel is
+imported once it is asked for.
 """
 
 import inspect
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from smallmind.kernels import reference
 from smallmind.kernels.description import KERNELS
 
-for _name, _description in KERNELS.items():
-    _kernel = getattr(import_module(f"smallmind.kernels.{_description.module}"), _name)
-    _docs = map(inspect.getdoc, (getattr(reference, _name), _kernel))
-    _kernel.__doc__ = "\n\n".join(filter(None, _docs))
-    globals()[_name] = _kernel
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name not in KERNELS:
+        raise AttributeError(f"there is no kernel {name}")
+    kernel: Callable[..., Any] = getattr(
+        import_module(f"smallmind.kernels.{KERNELS[name].module}"), name
+    )
+    docs = map(inspect.getdoc, (getattr(reference, name), kernel))
+    kernel.__doc__ = "\n\n".join(filter(None, docs))
+    globals()[name] = kernel  # from now on it is found without asking
+    return kernel
 
 
-def __getattr__(name: str) -> Any:
-    raise AttributeError(f"there is no kernel {name}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *KERNELS})

@@ -93,11 +93,14 @@ def use_threads(run: RunConfig) -> None:
         return
     from smallmind.kernels.codegen import threads
 
-    threads.set_threads(min(run.threads or choose_threads(run), threads.max_threads()))
+    count = min(run.threads or choose_threads(run), threads.max_threads())
+    threads.set_threads(count, are_fixed=not run.adapt_threads)
 
 
 def set_threads(n: int | None = None, pin: bool = False) -> None:
     """Runs all kernels on n threads from now on; None: one per core.
+
+    Without n, training takes fewer while other programs use some of the cores.
 
     `pin` binds every thread to a core of its own, as the command line does by default. The system
     may otherwise put two on one core, and each then waits for the other. Pin only before the first
@@ -114,4 +117,4 @@ def set_threads(n: int | None = None, pin: bool = False) -> None:
                 "else of smallmind computes"
             )
         threads.bind_to_cores()
-    threads.set_threads(count)
+    threads.set_threads(count, are_fixed=n is not None)

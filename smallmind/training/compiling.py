@@ -11,13 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from smallmind.kernels import compiled
 from smallmind.kernels.alignment import aligned_zeros
-from smallmind.kernels.description import KERNELS
 from smallmind.memory.available import available_bytes
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.backend import Backend, NoKernels
@@ -102,10 +101,7 @@ class _OneKernel(NoKernels):
         nothing = super().__getattr__(name)
         if name != self.name:
             return nothing
-        # Only its own module is imported: some compile functions as they are.
-        kernel: Callable[..., Any] = getattr(
-            import_module(f"smallmind.kernels.{KERNELS[name].module}"), name
-        )
+        kernel: Callable[..., Any] = getattr(compiled, name)
         return kernel
 
 

@@ -14,6 +14,7 @@ from smallmind.console.table import escape
 from smallmind.files import durable
 from smallmind.runs.files import PROFILE
 from smallmind.settings.settings import SECTIONS
+from smallmind.training.operations import usage_text
 from smallmind.views.page import (
     figures,
     large_chart,
@@ -165,7 +166,9 @@ def _course(view: RunView) -> str:
         Panel("Memory of the process", "MB", [Line("", megabytes)], from_zero=True),
     ]
     charts = [Figure(f"{panel.label} by step", [panel]) for panel in panels]
-    return section("Course of the run", small_charts(charts))
+    used = usage_text(view.usage)
+    note = f"<p>{escape(used)}.</p>" if used else ""
+    return section("Course of the run", small_charts(charts) + note)
 
 
 def _samples(view: RunView) -> str:

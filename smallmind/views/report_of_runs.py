@@ -171,14 +171,14 @@ def _means(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
     if not any(len(group.runs) > 1 for group in groups):
         return ""
     rows, varied = [], varied if len(varied) <= MOST_SETTINGS else []
-    for i, group in enumerate(groups):
+    for place, group in enumerate(groups, 1):
         losses = group.losses
         spread = f"{statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
         ends = [f"{min(losses):.4f}", f"{max(losses):.4f}"] if losses else ["", ""]
         mean = f"{group.mean:.4f}" if losses else ""
         settings = [shown(group.settings[name])[:LONGEST] for name in varied]
         count = f"{len(losses)} of {len(group.runs)}"
-        rows.append([f"{i + 1}", *settings, mean, spread, *ends, count])
+        rows.append([f"{place}", *settings, mean, spread, *ends, count])
     heads = ["place", *varied, "mean", "spread", "lowest", "highest", "runs"]
     note = (
         f"<p>{NAMES[field].capitalize()} in {UNITS[field]}, the lowest mean first. The spread is "
