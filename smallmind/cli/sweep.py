@@ -29,7 +29,6 @@ SOURCES = ("recipe", "size", "arch", "preset", "config")
 # Settings that are paths, which must be valid from any directory.
 PATHS = ("config", "init_from", "teacher", "teacher_cache")
 ONE_VALUE = ("out",)
-STOPPING = "Stopping after this step, then saving. Ctrl-C again quits without saving."
 UNKNOWN = "-"
 MOST_ERRORS = 5  # below the table
 # A run ends in order, and saves, as soon as nobody holds the other end of its standard input: this
@@ -133,9 +132,11 @@ def run(options: argparse.Namespace) -> int:
         if received:
             console.command("Next:", ["smallmind", "sweep", "--resume", str(folder)])
             return 128 + received
-    console.command("Next:", ["smallmind", "compare", str(folder)])
+    has_ended = [each.state == "finished" for each in results]
+    if sum(has_ended) > 1:
+        console.command("Next:", ["smallmind", "compare", str(folder)])
     console.check()
-    return 0
+    return 0 if any(has_ended) else 1
 
 
 def _check_alone(options: argparse.Namespace) -> None:
@@ -280,11 +281,12 @@ class _Job:
         return min(1.0, self.view.step / self.view.steps) if self.view.steps else 0.0
 
     def progress(self) -> str:
-        """Says how far it is."""
+        """Says how far it is; the name, which may be long, comes last."""
         losses = self.view.curves["loss"].values
+        taken = duration(time.monotonic() - self.start)
         if not losses:
-            return f"{self.run.name}: starting, {duration(time.monotonic() - self.start)}"
-        return f"{self.run.name}: {self.share:.0%}, loss {losses[-1]:.3f}"
+            return f"   0%, {taken}, starting   {self.run.name}"
+        return f"{self.share:5.0%}, {taken}, loss {losses[-1]:.4f}  {self.run.name}"
 
 
 @contextmanager
@@ -372,18 +374,19 @@ class _Sweep:
             save(self.folder, self.plan, results)
 
     def _show_progress(self, is_stopping: bool) -> None:
-        """One line for the runs that are being trained."""
+        """A line for the sweep, and one for each run that is being trained."""
         for job in self.jobs:
             job.view.refresh()
-        place = "Stopping" if is_stopping else f"{self.done}/{len(self.plan.runs)} done"
+        place = f"{self.done} of {len(self.plan.runs)} runs done"
         here = self.done - self.begun_with + sum(job.share for job in self.jobs)
-        if here and not is_stopping:
+        if is_stopping:
+            place += ", stopping: the others save after their step; Ctrl-C again does not wait"
+        elif not self.jobs and self.waiting:
+            place += f"; waiting for the process that trains {self.waiting[0].name}"
+        elif here:
             left = len(self.plan.runs) - self.begun_with - here
             place += f", {duration((time.monotonic() - self.start) * left / here)} left"
-        parts = [job.progress() for job in self.jobs]
-        if not parts and self.waiting:
-            parts = [f"waiting for the process that trains {self.waiting[0].name}"]
-        self.console.live(" | ".join([place, *parts]), " | ".join([place, *parts[:1]]), place)
+        self.console.live_lines([place, *(job.progress() for job in self.jobs)])
 
     def _kill(self) -> None:
         for job in self.jobs:
@@ -410,6 +413,8 @@ def _told(result: "Result") -> str:
     if result.error:
         return f"{result.name}: {result.error}"
     place = f"{result.step:,} steps, {duration(result.seconds)}"
+    if result.state == "waiting":
+        return f"{result.name}: not begun yet"
     if result.loss is None:
         return f"{result.name}: {result.state} after {place}"
     return f"{result.name}: loss {result.loss:.4f}, {place}"
