@@ -42,6 +42,7 @@ MAX_PASSES = 64  # over the text: more memorise it, and its held-out part is pre
 TRIES = 3  # calls that are timed
 RECORDED = AFTER + 1  # passes of training, after which they are repeated at full speed
 MAX_TIMING = 1.0  # seconds, once TRIES are timed
+LONG = 5.0  # seconds of the first try, next to which the wait for memory is short
 OPERATIONS = 6  # per parameter and token of a training pass
 MAX_OPERATIONS = 1e10  # of a pass that is timed: some tenths of a second on two cores
 
@@ -180,7 +181,7 @@ def _tries(*calls: Callable[[], object]) -> list[list[float]]:
     """Seconds of TRIES calls or more of each function, made in turn after one that is not timed.
 
     That one waits for memory. As many as it takes until passes are recorded and repeated, which is
-    faster, but not for longer than MAX_TIMING.
+    faster, but not for longer than MAX_TIMING. The first one is all if it takes LONG seconds.
     """
     tries: list[list[float]] = [[] for _ in calls]
     start, rounds = clock(), 0
@@ -190,6 +191,8 @@ def _tries(*calls: Callable[[], object]) -> list[list[float]]:
                 call()
             times += seconds
         rounds += 1
+        if rounds == 1 and clock() - start > LONG:
+            return tries
     return [times[1:] for times in tries]
 
 
@@ -208,7 +211,9 @@ def most_steps(config: TrainingConfig, data: Dataset) -> int:
 def fit_steps(
     config: TrainingConfig, pace: Pace, seconds: float, most: float = math.inf
 ) -> TrainingConfig:
-    """The config with the number of steps that fit, at most `most`; a tenth of them is warmup.
+    """The config with the number of steps that fit, at most `most`.
+
+    At most a tenth of them is warmup, unless the config says which share.
 
     InputError if not even one fits.
     """
@@ -224,8 +229,11 @@ def fit_steps(
         )
     most = int(min(most, math.ceil(seconds / pace.step)))
     fitting = bisect.bisect_left(range(1, most + 1), True, lo=1, key=lambda n: not fits(n))
+    fitted = dataclasses.replace(config, steps=fitting)
+    if config.warmup_share is not None:
+        return fitted.with_warmup(0)
     warmup = min(config.warmup_steps, fitting // WARMUP_SHARE)
-    return dataclasses.replace(config, steps=fitting, warmup_steps=warmup)
+    return dataclasses.replace(fitted, warmup_steps=warmup)
 
 
 def _step(training: Training, config: TrainingConfig, seconds: float) -> float | None:

@@ -21,7 +21,7 @@ from smallmind.parallel.shards import check_size
 from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.signals import Stopped, stopping_on_interrupt
 from smallmind.text.dataset import Dataset
-from smallmind.text.samplers import Epochs, make_sampler
+from smallmind.text.samplers import count_steps, make_sampler
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.anomaly import detect_anomaly
 from smallmind.training.checkpoint import (
@@ -211,11 +211,8 @@ class Training:
             yield from Loop(self._run, gradients, saver, self.snapshot_every, *calls).records(last)
 
     def with_step_count(self, config: TrainingConfig) -> TrainingConfig:
-        """The config with the number of steps that its epochs take, if it has any."""
-        if not config.epochs:
-            return config
-        steps = Epochs(self.data, config.grad_accum_steps).steps
-        return dataclasses.replace(config, steps=config.epochs * steps)
+        """The config with its length and its warmup in steps, if it has them in epochs."""
+        return count_steps(config, self.data)
 
     def stop(self) -> None:
         """Ends the current run before its next batch; may be called from any thread."""
