@@ -9,6 +9,7 @@ from smallmind.charts.text import BLOCKS, sparkline
 from smallmind.cli.console import INDENT, Console, line_width
 from smallmind.console.live_line import can_print
 from smallmind.console.table import GAP
+from smallmind.optim.loss_scaler import FALLS, PERIOD
 from smallmind.settings.config import TrainingConfig
 from smallmind.settings.presets import PRESETS
 from smallmind.training.evaluation import Evaluation
@@ -17,6 +18,7 @@ from smallmind.training.progress import StatusText
 from smallmind.training.records import (
     EarlyStopRecord,
     EvaluationRecord,
+    FallingScaleRecord,
     FileWarningRecord,
     HealthRecord,
     InstructionSetRecord,
@@ -95,6 +97,12 @@ class ProgressDisplay:
                     f"Step {record.step}: Gradient overflow detected, skipping update. "
                     f"Loss scale: {record.loss_scale:g}"
                 )
+                if isinstance(record, FallingScaleRecord):
+                    warn(
+                        f"The loss scale was halved {FALLS} times in {PERIOD} steps. The largest "
+                        f"gradients: {record.largest_gradients}. Lower --learning-rate, or use "
+                        "--precision bfloat16."
+                    )
             case SaveFailedRecord():
                 warn(f"A checkpoint could not be saved; the next save tries again: {record.reason}")
             case FileWarningRecord():

@@ -27,9 +27,9 @@ from smallmind.runs.threads import choose_threads
 from smallmind.settings.config import ModelConfig, Precision, RunConfig
 from smallmind.settings.presets import DEFAULT_RECIPE
 from smallmind.settings.settings import Settings
-from smallmind.settings.sources import FIELDS, Choices, flag_of
+from smallmind.settings.sources import ALTERNATIVES, FIELDS, Choices, flag_of
 from smallmind.text.dataset import Dataset
-from smallmind.text.samplers import Epochs
+from smallmind.text.samplers import count_steps
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.training import Training
 
@@ -206,8 +206,9 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
         changes["document_token"] = _document_token(run, tokenizer)
     if training.requested_precision == Precision.AUTO:
         changes["precision"] = resolve_precision(Precision.AUTO, run.backend).value
-    if training.epochs:
-        changes["steps"] = training.epochs * Epochs(data, training.grad_accum_steps).steps
+    if not (run.minutes and training.warmup_share):  # else the steps are not known yet
+        counted = count_steps(training, data)
+        changes |= {name: getattr(counted, name) for name in ("steps", *ALTERNATIVES["warmup"])}
     frozen_parts(training.freeze, settings.model)  # raises early
     if training.products == "blas" and run.backend == "numpy":
         raise InputError(

@@ -41,6 +41,7 @@ MAX_PASSES = 64  # over the text: more memorise it, and its held-out part is pre
 # The slowest over the fastest try of a rough pace.
 TRIES = 3  # calls that are timed
 UNTIMED = 2  # calls before: one waits for memory, the next is recorded
+LONG = 5.0  # seconds of the first ones, next to which the wait for memory is short
 BUSY = 1.5  # spread from which one thread may be faster than all
 SHORT = 0.005  # seconds of a pass for which it may be too
 OPERATIONS = 6  # per parameter and token of a training pass
@@ -187,13 +188,19 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
 
 
 def _tries(*calls: Callable[[], object]) -> list[list[float]]:
-    """Seconds of TRIES calls of each function, made in turn after UNTIMED ones."""
+    """Seconds of TRIES calls of each function, made in turn after UNTIMED ones.
+
+    If the first ones take LONG, they are all.
+    """
     tries: list[list[float]] = [[] for _ in calls]
+    start = clock()
     for _ in range(UNTIMED + TRIES):
         for call, times in zip(calls, tries, strict=True):
             with _timed() as seconds:
                 call()
             times += seconds
+        if len(tries[0]) == 1 and clock() - start > LONG:
+            return tries
     return [times[UNTIMED:] for times in tries]
 
 
@@ -212,7 +219,9 @@ def most_steps(config: TrainingConfig, data: Dataset) -> int:
 def fit_steps(
     config: TrainingConfig, pace: Pace, seconds: float, most: float = math.inf
 ) -> TrainingConfig:
-    """The config with the number of steps that fit, at most `most`; a tenth of them is warmup.
+    """The config with the number of steps that fit, at most `most`.
+
+    At most a tenth of them is warmup, unless the config says which share.
 
     InputError if not even one fits.
     """
@@ -228,8 +237,11 @@ def fit_steps(
         )
     most = int(min(most, math.ceil(seconds / pace.step)))
     fitting = bisect.bisect_left(range(1, most + 1), True, lo=1, key=lambda n: not fits(n))
+    fitted = dataclasses.replace(config, steps=fitting)
+    if config.warmup_share is not None:
+        return fitted.with_warmup(0)
     warmup = min(config.warmup_steps, fitting // WARMUP_SHARE)
-    return dataclasses.replace(config, steps=fitting, warmup_steps=warmup)
+    return dataclasses.replace(fitted, warmup_steps=warmup)
 
 
 def _step(training: Training, config: TrainingConfig, seconds: float) -> float | None:

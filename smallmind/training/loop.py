@@ -14,12 +14,13 @@ from smallmind.signals import Stopped
 from smallmind.training.checkpoint import Saver
 from smallmind.training.clock import StepClock
 from smallmind.training.gradients import Gradients, passes_in_step
-from smallmind.training.health import checked_update, not_finite
+from smallmind.training.health import checked_update, largest_gradients, not_finite
 from smallmind.training.live_state import LiveState
 from smallmind.training.operations import Usage
 from smallmind.training.records import (
     EarlyStopRecord,
     EvaluationRecord,
+    FallingScaleRecord,
     OverflowRecord,
     Record,
     RollbackRecord,
@@ -116,7 +117,9 @@ class Loop:
             raise FloatingPointError(reason)
         progress.step = step
         run.passes += passes_in_step(self.gradients.sampler, step)
-        is_updated = math.isfinite(norm)
+        is_updated, largest = math.isfinite(norm), None
+        if run.scaler and run.scaler.keeps_falling:
+            largest = largest_gradients(run.model, divisor)
         if is_updated and run.distillation:
             run.distillation.temperature_parameter.step(rate)
         if not is_updated:
@@ -126,7 +129,8 @@ class Loop:
         usage.count(clock.stepping - usage.seconds, waiting - usage.waiting, windows)
         yield from health
         if not is_updated:
-            yield OverflowRecord(step, run.loss_scale)
+            overflow = step, run.loss_scale
+            yield FallingScaleRecord(*overflow, largest) if largest else OverflowRecord(*overflow)
             return
         run.spikes.observe(loss)
         limit = config.max_grad_norm

@@ -77,6 +77,13 @@ class OverflowRecord(Record):
 
 
 @dataclass(frozen=True)
+class FallingScaleRecord(OverflowRecord):
+    """An overflow after which the loss scale keeps falling, and who has the largest gradients."""
+
+    largest_gradients: str
+
+
+@dataclass(frozen=True)
 class RollbackRecord(Record):
     """A loss spike: the run is back at `step`, at half the learning rate, and will skip the
     batches of `spike_step`."""
