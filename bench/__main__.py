@@ -257,7 +257,7 @@ def _run(options: argparse.Namespace) -> None:
         from smallmind.kernels.codegen.threads import bind_to_cores
 
         bind_to_cores()
-        for sizes in options.shapes or []:
+        for sizes in getattr(options, "shapes", None) or []:
             if len(sizes) != 5 or sizes[2] % sizes[4]:
                 sys.exit("--shapes needs B, T, C, layers and heads, C a multiple of the heads")
     if options.command == "faults" and not importlib.util.find_spec("hypothesis"):

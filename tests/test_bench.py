@@ -184,6 +184,16 @@ def test_steps_beside_busy_loops_are_compared_with_the_better_number_of_threads(
     ]
 
 
+def test_the_busy_command_fails_above_its_limit(monkeypatch, capsys):
+    record = {"loops": 2, "one": 1.0, "all": 2.0, "chosen": 1.5, "ratio": 1.5}
+    monkeypatch.setattr(busy, "measure", lambda size, _: [{"size": size, **record}])
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "argv", ["bench", "busy", "--sizes", "nano"])
+    with pytest.raises(SystemExit, match="nano beside 2 loops: 1.50 times the better"):
+        program.main()
+    assert "x the better" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("arch", ["gpt2", "llama", "modern"])
 def test_the_division_of_every_kernel_of_a_step_is_known(arch):
     counted = threads.Step(Sizes(2, 8, 16, 2, 2), arch).count([1, 3])
