@@ -21,6 +21,7 @@ from smallmind.runs import budget
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import TEXT, Text, default_directory, is_literal, paths_of
+from smallmind.runs.products import fastest_products
 from smallmind.runs.source import TOKENS, Source, TokenSource, read_source
 from smallmind.runs.threads import choose_threads
 from smallmind.settings.config import ModelConfig, Precision, RunConfig
@@ -209,9 +210,16 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
         counted = count_steps(training, data)
         changes |= {name: getattr(counted, name) for name in ("steps", *ALTERNATIVES["warmup"])}
     frozen_parts(training.freeze, settings.model)  # raises early
+    if training.products == "blas" and run.backend == "numpy":
+        raise InputError(
+            "products='blas' needs backend='numba': backend='numpy' uses the BLAS anyway"
+        )
     resolved = settings.replace(**changes)
-    # Several processes choose their own, each on its machine.
-    return resolved if launched() else resolved.replace(threads=choose_threads(run, resolved))
+    if launched():  # several processes choose their own, each on its machine
+        return resolved
+    adapts = run.adapt_threads and run.threads is None
+    resolved = resolved.replace(threads=choose_threads(run, resolved), adapt_threads=adapts)
+    return resolved if training.products else resolved.replace(products=fastest_products(resolved))
 
 
 def _document_token(run: RunConfig, tokenizer: Tokenizer) -> int:

@@ -15,7 +15,6 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.console.activity import clock
-from smallmind.nn.recorded_passes import AFTER
 from smallmind.nn.transformer import resolve_precision
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.optim.schedule import WARMUP_SHARE
@@ -27,6 +26,7 @@ from smallmind.training.evaluation import MOST_HELD_OUT
 from smallmind.training.gradients import FIRST, make_objective, set_up
 from smallmind.training.records import StepRecord
 from smallmind.training.state import split_snapshot
+from smallmind.training.step_threads import may_choose, on_one_thread
 from smallmind.training.target import LOOKING
 from smallmind.training.training import SAMPLE_TOKENS, Training
 
@@ -40,9 +40,10 @@ MAX_PASSES = 64  # over the text: more memorise it, and its held-out part is pre
 
 # The slowest over the fastest try of a rough pace.
 TRIES = 3  # calls that are timed
-RECORDED = AFTER + 1  # passes of training, after which they are repeated at full speed
-MAX_TIMING = 1.0  # seconds, once TRIES are timed
-LONG = 5.0  # seconds of the first try, next to which the wait for memory is short
+UNTIMED = 2  # calls before: one waits for memory, the next is recorded
+LONG = 5.0  # seconds of the first ones, next to which the wait for memory is short
+BUSY = 1.5  # spread from which one thread may be faster than all
+SHORT = 0.005  # seconds of a pass for which it may be too
 OPERATIONS = 6  # per parameter and token of a training pass
 MAX_OPERATIONS = 1e10  # of a pass that is timed: some tenths of a second on two cores
 
@@ -147,17 +148,27 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         objective = make_objective(model, training.distillation)
         optimizer, right = make_optimizer(model, config), np.empty(batch.ids.shape, np.bool_)
         optimizer.learning_rate *= 1e-3  # passes over one batch must not lead anywhere
-        tries = _tries(
+        calls = (
             lambda: objective(batch, 1.0, 1.0, FIRST),
             lambda: optimizer.step(config.max_grad_norm or None),
             lambda: model.losses(batch.ids, batch.targets, right),
         )
+        model.forget_recorded(after=UNTIMED - 1)
+        tries = _tries(*calls)
+        # Reading is never recorded: all its tries should take as long.
+        spread = statistics.median(tries[2]) / min(tries[2]) if min(tries[2]) else 1.0
+        learning, update, reading = map(statistics.median, tries)
+        may_be_faster = spread >= BUSY or learning < SHORT
+        if may_be_faster and may_choose(model, training.group):  # as the run will
+            with on_one_thread():
+                alone = [statistics.median(times) for times in _tries(*calls)]
+            if alone[0] + alone[1] < learning + update:
+                learning, update, reading = alone
         training.sample(2)  # waits for kernels and memory
         with _timed() as sampling:
             training.sample(TIMED_TOKENS)
         model.forget_recorded()
     model.workspace.pool.trim()  # a run has batches of other sizes
-    learning, update, reading = map(min, tries)
     # Processes divide the windows, of a step by shards; what they exchange is left out.
     size = training.group.size
     most = math.ceil(config.shards / size) / config.shards  # that one of them has
@@ -172,28 +183,25 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         save=0.0,
         end=end,
         sample=sample,
-        # Reading is never recorded: all its tries should take as long.
-        spread=statistics.median(tries[2]) / min(tries[2]) if min(tries[2]) else 1.0,
+        spread=spread,
     )
 
 
 def _tries(*calls: Callable[[], object]) -> list[list[float]]:
-    """Seconds of TRIES calls or more of each function, made in turn after one that is not timed.
+    """Seconds of TRIES calls of each function, made in turn after UNTIMED ones.
 
-    That one waits for memory. As many as it takes until passes are recorded and repeated, which is
-    faster, but not for longer than MAX_TIMING. The first one is all if it takes LONG seconds.
+    If the first ones take LONG, they are all.
     """
     tries: list[list[float]] = [[] for _ in calls]
-    start, rounds = clock(), 0
-    while rounds <= TRIES or (rounds < RECORDED + TRIES and clock() - start < MAX_TIMING):
+    start = clock()
+    for _ in range(UNTIMED + TRIES):
         for call, times in zip(calls, tries, strict=True):
             with _timed() as seconds:
                 call()
             times += seconds
-        rounds += 1
-        if rounds == 1 and clock() - start > LONG:
+        if len(tries[0]) == 1 and clock() - start > LONG:
             return tries
-    return [times[1:] for times in tries]
+    return [times[UNTIMED:] for times in tries]
 
 
 def _batches_at_the_end(data: Dataset) -> int:

@@ -179,6 +179,8 @@ class Run(SavedRun):
                 raise InputError(
                     f"{name} is fixed when a run is created; you can change {', '.join(CHANGEABLE)}"
                 )
+        if fields.get("threads"):
+            fields = {"adapt_threads": False, **fields}
         self.settings = self.settings.replace(**fields)
         if fields.get("threads"):
             choose_threads(self.settings.run)  # else it might come from a larger machine

@@ -3,7 +3,10 @@
 Numba is only imported in the functions that need it: the command line's help does not.
 """
 
+import itertools
 import math
+import os
+from contextlib import suppress
 
 from smallmind.checks import InputError, check_field
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
@@ -58,6 +61,29 @@ def useful_threads(model: ModelConfig, training: TrainingConfig, run: RunConfig)
     return max(MIN_THREADS, round(math.sqrt(operations / regions / OPERATIONS_PER_THREAD)))
 
 
+def divided_cpus(count: int) -> list[list[int]]:
+    """CPUs for each of `count` processes side by side: one CPU of each core, all of them fast.
+
+    Empty lists where the system cannot bind a process to CPUs. InputError if there are fewer cores.
+    """
+    from smallmind.kernels.codegen import threads
+
+    can_bind = hasattr(os, "sched_setaffinity")
+    of_core: dict[str, int] = {}
+    for cpu in threads.fast_cpus() or sorted(threads.USABLE):
+        file = threads.CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+        siblings = str(cpu)
+        with suppress(OSError, ValueError):
+            siblings = file.read_text(encoding="ascii").strip()
+        of_core.setdefault(siblings, cpu)
+    cpus = list(of_core.values())
+    cores = len(cpus) if can_bind else threads.cores()
+    if count > cores:
+        raise InputError(f"{count} side by side need as many cores, and this machine has {cores}")
+    bounds = [len(cpus) * i // count for i in range(count + 1)]
+    return [cpus[low:high] if can_bind else [] for low, high in itertools.pairwise(bounds)]
+
+
 def use_threads(run: RunConfig) -> None:
     """Runs kernels on the threads of a run from now on: those that it was created with.
 
@@ -67,11 +93,14 @@ def use_threads(run: RunConfig) -> None:
         return
     from smallmind.kernels.codegen import threads
 
-    threads.set_threads(min(run.threads or choose_threads(run), threads.max_threads()))
+    count = min(run.threads or choose_threads(run), threads.max_threads())
+    threads.set_threads(count, are_fixed=not run.adapt_threads)
 
 
 def set_threads(n: int | None = None, pin: bool = False) -> None:
     """Runs all kernels on n threads from now on; None: one per core.
+
+    Without n, training takes fewer while other programs use some of the cores.
 
     `pin` binds every thread to a core of its own, as the command line does by default. The system
     may otherwise put two on one core, and each then waits for the other. Pin only before the first
@@ -88,4 +117,4 @@ def set_threads(n: int | None = None, pin: bool = False) -> None:
                 "else of smallmind computes"
             )
         threads.bind_to_cores()
-    threads.set_threads(count)
+    threads.set_threads(count, are_fixed=n is not None)

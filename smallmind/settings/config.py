@@ -200,6 +200,7 @@ def micro_batch_sizes(windows: int, tokens: int, max_windows: int | None) -> lis
 
 # Settings that do not change what a run learns: a resumed run may have others.
 NEUTRAL = (
+    "adapt_threads",
     "tensorboard",
     "prefetch",
     "sample_every",
@@ -350,6 +351,12 @@ class TrainingConfig:
     use_mixed_precision: bool = setting(False, "same as --precision float16")
     precision: str | None = setting(
         None, "number type of weights and activations; default: float32", choices=tuple(Precision)
+    )
+    products: str | None = setting(
+        None,
+        "what multiplies matrices of float32: numba, or NumPy's blas, whose bits may depend on the "
+        "machine; default: on macOS whichever is faster, elsewhere numba",
+        choices=("numba", "blas"),
     )
     micro_batch_size: int | None = setting(
         None, "windows per forward pass; default: 2048 tokens' worth", low=1
@@ -544,6 +551,11 @@ class RunConfig:
     )
     threads: int | None = setting(
         None, "threads; default: one per core, fewer for small models", low=1
+    )
+    adapt_threads: bool = setting(
+        True,
+        "train on fewer threads while that is faster, as when other programs use the cores; "
+        "--threads turns it off",
     )
     backend: str = setting("numba", "compiled kernels or plain NumPy", choices=("numba", "numpy"))
     tensorboard: bool = setting(False, "write event files too, for tensorboard --logdir runs")

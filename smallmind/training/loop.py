@@ -16,6 +16,7 @@ from smallmind.training.clock import StepClock
 from smallmind.training.gradients import Gradients, passes_in_step
 from smallmind.training.health import checked_update, largest_gradients, not_finite
 from smallmind.training.live_state import LiveState
+from smallmind.training.operations import Usage
 from smallmind.training.records import (
     EarlyStopRecord,
     EvaluationRecord,
@@ -29,6 +30,7 @@ from smallmind.training.records import (
     TargetRecord,
 )
 from smallmind.training.state import Snapshot
+from smallmind.training.step_threads import StepThreads
 from smallmind.training.target import HeldOutLoss, Target
 
 FAR = 1000  # times max_grad_norm: there AdamW's epsilon begins to count beside clipped gradients
@@ -38,21 +40,23 @@ FAR = 1000  # times max_grad_norm: there AdamW's epsilon begins to count beside 
 class Loop:
     """Takes a run through its steps, and yields a record of whatever happens.
 
-    `gradients` computes those of its steps; `saver` gets the state when a save is due. `evaluate`
-    takes a step and a number of batches -> the record, or None if it was stopped; `held_out_loss`
-    is for looks at a target (`training.target`); `sample` returns a text that the model writes;
-    `on_step` is called about once a second with the number of the step, and how far it is if it
-    takes long: "17%, 0:12 left".
+    `gradients` computes those of its steps, on the threads that `threads` chooses; `saver` gets the
+    state when a save is due. `evaluate` takes a step and a number of batches -> the record, or None
+    if it was stopped; `held_out_loss` is for looks at a target (`training.target`); `sample`
+    returns a text that the model writes; `on_step` is called about once a second with the number of
+    the step, and how far it is if it takes long: "17%, 0:12 left"; `usage` counts the steps.
     """
 
     run: LiveState
     gradients: Gradients
+    threads: StepThreads
     saver: Saver | None
     snapshot_every: int
     evaluate: Callable[[int, int], EvaluationRecord | None]
     held_out_loss: HeldOutLoss
     sample: Callable[[], str]
     on_step: Callable[[int, str], object] | None
+    usage: Usage
 
     def __post_init__(self) -> None:
         self._saved = self.run.progress.step  # the step of the last save
@@ -60,7 +64,7 @@ class Loop:
     def records(self, last: int) -> Iterator[Record]:
         """Trains to the step `last`, or until the run ends earlier, and yields what happens."""
         run, gradients = self.run, self.gradients
-        clock = StepClock(run.progress)
+        clock, self._reported = StepClock(run.progress), self.usage.sums
         # The run was stopped during it.
         if self._evaluation_is_due() or self._target.is_due():
             yield from self._after_step(clock)
@@ -72,6 +76,7 @@ class Loop:
                 run.progress.step = step
                 yield from self._after_step(clock)
                 continue
+            self.threads.begin()
             try:
                 with self._showing(step):
                     loss = gradients.compute(step, run.loss_scale)
@@ -86,6 +91,7 @@ class Loop:
                 clock.restart(run.progress)
                 continue
             yield from self._update(step, loss, gradients.sampler.windows_in_step(step), clock)
+            yield from self.threads.news(step)
             yield from self._after_step(clock)
         yield from self._finish()
 
@@ -104,6 +110,7 @@ class Loop:
             limits = config.max_grad_norm or None, config.max_grad_value or None
             divisor = run.loss_scale * self.gradients.divisor
             norm = run.optimizer.step(limits[0], divisor, limits[1])
+            self.threads.end()
             if run.scaler:
                 run.scaler.update(overflowed=not math.isfinite(norm))
         if reason := self._fatal_reason(norm):
@@ -118,6 +125,8 @@ class Loop:
         if not is_updated:
             run.clear_gradients()
         clock.count(windows)
+        usage, waiting = self.usage, self.gradients.waiting
+        usage.count(clock.stepping - usage.seconds, waiting - usage.waiting, windows)
         yield from health
         if not is_updated:
             overflow = step, run.loss_scale
@@ -130,6 +139,7 @@ class Loop:
         if step % config.log_every and step not in (1, config.steps):
             return
         seconds, windows_per_second = clock.since_last()
+        recent, self._reported = self.usage.since(*self._reported), self.usage.sums
         yield StepRecord(
             step=step,
             loss=loss,
@@ -144,6 +154,8 @@ class Loop:
             clip_share=progress.clipped / run.optimizer.steps,
             memory=resident_bytes(),
             peak_memory=peak_resident_bytes(),
+            gflops=recent.rate / 1e9,
+            waiting_share=recent.waiting_share,
         )
 
     def _fatal_reason(self, norm: float) -> str | None:
@@ -192,11 +204,14 @@ class Loop:
         # A run that resumes from a saved state has it as its snapshot, so this run needs it too.
         broken = None
         if is_save_due or step % self.snapshot_every == 0:
-            broken = self._keep_state()
+            with clock.apart("saves"):
+                broken = self._keep_state()
         if is_save_due and self.saver and broken:
             yield SaveFailedRecord(step, f"{broken} has NaN or Inf: the last checkpoint stays")
         elif is_save_due and self.saver:
-            yield from self._save(self.saver, best)
+            with clock.apart("saves"):
+                failed = list(self._save(self.saver, best))
+            yield from failed
 
     def _evaluation_is_due(self) -> bool:
         """True if the step that the run has reached still has to be evaluated."""

@@ -21,7 +21,9 @@ class StepRecord(Record):
     """One update: loss in nats per token, gradient norm before clipping.
 
     step_ms and tokens_per_second are means since the previous record, without evaluations.
-    clip_share covers all updates so far; memory is that of the whole process, in bytes.
+    clip_share covers all updates so far; memory is that of the whole process, in bytes. gflops are
+    the operations of products per nanosecond, without recompute, and waiting_share that part of
+    their time that steps wait for batches, both since the previous record.
     """
 
     kind = "step"
@@ -37,6 +39,8 @@ class StepRecord(Record):
     clip_share: float
     memory: int
     peak_memory: int
+    gflops: float = 0.0
+    waiting_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,28 @@ class FinalRecord(Record):
 
 
 @dataclass(frozen=True)
+class UsageRecord(Record):
+    """The share of the machine that the steps of a session used, at its end.
+
+    Operations are those of products, in the forward pass, the backward pass, updates, and what is
+    computed again for the backward pass. Rates are without the latter; used_share is that of the
+    ceiling, the rate of float32 multiply-adds from registers. Times are in seconds, without
+    evaluations, samples and saves.
+    """
+
+    kind = "usage"
+    used_forward: int
+    used_backward: int
+    used_update: int
+    used_recompute: int
+    used_gflops: float
+    ceiling_gflops: float | None  # None without compiled kernels
+    used_share: float | None
+    used_seconds: float
+    used_waiting: float  # for batches
+
+
+@dataclass(frozen=True)
 class InstructionSetRecord(Record):
     """The run continues on another kind of CPU: from here on its results differ in the last digits
     from those that it would have had."""
@@ -183,6 +209,15 @@ class InstructionSetRecord(Record):
     kind = "instruction_set"
     saved_instruction_set: str
     instruction_set: str
+
+
+@dataclass(frozen=True)
+class ThreadsRecord(Record):
+    """From here on the steps are computed on another number of threads, of those that are set."""
+
+    kind = "threads"
+    threads: int
+    most_threads: int
 
 
 @dataclass

@@ -42,6 +42,12 @@ from smallmind.training.evaluation import (
 from smallmind.training.gradients import computing, set_up
 from smallmind.training.live_state import LiveState, saved_precision
 from smallmind.training.loop import Loop
+from smallmind.training.operations import (
+    Operations,
+    Usage,
+    count_operations,
+    multiply_add_ceiling,
+)
 from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.progress import follow, showing_progress
 from smallmind.training.records import (
@@ -52,6 +58,7 @@ from smallmind.training.records import (
 )
 from smallmind.training.spikes import Spikes
 from smallmind.training.state import RunState, StateCopy
+from smallmind.training.step_threads import choosing_threads
 
 SNAPSHOT_EVERY = 100  # steps
 SAMPLE_TOKENS = 400
@@ -114,6 +121,8 @@ class Training:
         self.profiler = TrainingProfiler()  # used with enable_diagnostics
         self._run = self._new_run(TrainingConfig())
         self.on_step: Callable[[int, str], object] | None = None  # see Loop
+        self.counts_operations = True  # what steps use of the machine is in their records
+        self.usage: Usage | None = None  # what the steps of the last call of `steps` have used
         self._stopping = False
         self._begun_in: Path | None = None  # where `train` saves its last run
 
@@ -199,6 +208,7 @@ class Training:
         last = config.steps if until is None else min(until, config.steps)
         stride = self.distillation.stride if self.distillation else 1
         sampler = make_sampler(self.data, config.epochs, config.grad_accum_steps, stride)
+        self.usage = self._new_usage()
         with ExitStack() as stack:
             gradients = stack.enter_context(
                 computing(self._run, sampler, self.group, last, self.check_stop)
@@ -207,8 +217,21 @@ class Training:
                 stack.enter_context(self.profiler.watch(self.model))
             if config.detect_anomaly:
                 stack.enter_context(detect_anomaly(self.model))
+            threads = stack.enter_context(choosing_threads(self.model, self.group))
             calls = self.evaluate, self.held_out_loss, self.sample, self.on_step
-            yield from Loop(self._run, gradients, saver, self.snapshot_every, *calls).records(last)
+            loop = Loop(
+                self._run, gradients, threads, saver, self.snapshot_every, *calls, self.usage
+            )
+            yield from loop.records(last)
+
+    def _new_usage(self) -> Usage:
+        """Counts the operations of a step, and measures what the machine can do at most."""
+        if not self.counts_operations:
+            return Usage(Operations(0, 0, 0, 0), None)
+        teacher = self.distillation and self.distillation.teacher
+        counted = count_operations(self.model.config, self.config, teacher and teacher.config)
+        is_compiled = self.model.backend == "numba"
+        return Usage(counted, self.group.size * multiply_add_ceiling() if is_compiled else None)
 
     def with_step_count(self, config: TrainingConfig) -> TrainingConfig:
         """The config with its length and its warmup in steps, if it has them in epochs."""
@@ -235,6 +258,7 @@ class Training:
         """Restores the model and the run at the end of the block, whatever was trained in it."""
         model, run = self.model, self._run
         precision, recompute, frozen = model.precision, model.recompute_plan, model.frozen
+        products = model.products
         micro_batch_size = model.micro_batch_size
         before = StateCopy().take(run.capture_model())
         self._run = self._new_run(run.config)
@@ -245,6 +269,7 @@ class Training:
             model.micro_batch_size = micro_batch_size
             model.use_recompute(recompute)
             model.use_precision(precision)
+            model.use_products(products)
             model.freeze(frozen)
             run.load_model(before)
             self._run.clear_gradients()
@@ -426,6 +451,11 @@ class Training:
         self._run = self._new_run(config)
         self._run.passes = passes
         check_size(self.group.size, config.shards)
+        if self.group.size > 1 and config.products == "blas":
+            raise InputError(
+                "products='blas' is for one process: with several, the bits of the results must "
+                "not depend on the machine; use products='numba'"
+            )
         self._run.clear_gradients()
         if state:
             self.load_state(state)

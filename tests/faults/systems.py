@@ -34,15 +34,16 @@ class Other(types.ModuleType):
 class Locking:
     """Stands in for msvcrt.locking, which locks one byte, from the place in the file on."""
 
-    LK_NBLCK = 2
+    LK_UNLCK, LK_NBLCK = 0, 2
     places: ClassVar[list[int]] = []
 
     @classmethod
     def locking(cls, file, mode, count):
-        assert (mode, count) == (cls.LK_NBLCK, 1)
+        assert mode in (cls.LK_UNLCK, cls.LK_NBLCK) and count == 1
         cls.places.append(os.lseek(file, 0, os.SEEK_CUR))
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks = fcntl.LOCK_EX | fcntl.LOCK_NB
+            fcntl.flock(file, locks if mode == cls.LK_NBLCK else fcntl.LOCK_UN)
         except BlockingIOError as error:
             raise PermissionError(*error.args) from None
 

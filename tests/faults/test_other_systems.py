@@ -356,6 +356,55 @@ def test_linux_leaves_out_cores_that_all_others_would_wait_for(
     assert system.environ["OMP_PLACES"] == (places or "cores")
 
 
+def intel(monkeypatch, tmp_path, performance, efficient, is_wide=False, capacities=None):
+    """Plays an Intel CPU: its performance cores come first, with two CPUs each."""
+    cpus = tmp_path / "system" / "cpu"
+    first = 2 * performance
+    for cpu in range(first + efficient):
+        siblings = f"{cpu - cpu % 2}-{cpu - cpu % 2 + 1}" if cpu < first else f"{cpu}"
+        (cpus / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        (cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(f"{siblings}\n")
+        if capacities:
+            (cpus / f"cpu{cpu}" / "cpu_capacity").write_text(f"{capacities[cpu >= first]}\n")
+    if efficient:
+        for name, ends in (
+            ("core", f"0-{first - 1}"),
+            ("atom", f"{first}-{first + efficient - 1}"),
+        ):
+            (tmp_path / f"cpu_{name}").mkdir()
+            (tmp_path / f"cpu_{name}" / "cpus").write_text(f"{ends}\n")
+    usable = set(range(first + efficient))
+    monkeypatch.setattr(threads, "os", Other(os, sched_getaffinity=lambda _: usable, environ={}))
+    monkeypatch.setattr(threads, "CPUS", cpus)
+    monkeypatch.setattr(threads, "max_threads", lambda: len(usable))
+    monkeypatch.setattr(threads.psutil, "cpu_count", lambda **_: performance + efficient)
+    features = {"avxvnniint8": is_wide}
+    monkeypatch.setattr(threads, "llvm", SimpleNamespace(get_host_cpu_features=lambda: features))
+
+
+@pytest.mark.parametrize(
+    ("performance", "efficient", "kind", "expected"),
+    [
+        (8, 4, {}, 8),  # Core i7-12700
+        (8, 8, {}, 8),
+        (2, 8, {}, 10),  # Core i5-1235U: ten at half the speed compute more than two
+        (6, 8, {"capacities": (1024, 620)}, 6),  # a new Linux grades them
+        (4, 4, {"is_wide": True}, 8),  # Lunar Lake
+        (8, 16, {"is_wide": True, "capacities": (1024, 800)}, 24),
+        (4, 0, {}, 4),
+    ],
+)
+def test_intels_efficient_cores_take_part_where_all_compute_more(
+    tmp_path, monkeypatch, performance, efficient, kind, expected
+):
+    intel(monkeypatch, tmp_path, performance, efficient, **kind)
+    assert threads.cores() == expected
+    threads.bind_to_cores()
+    fast = "" if expected > performance else ",".join(f"{{{2 * n}}}" for n in range(performance))
+    is_uniform = expected == performance + efficient
+    assert threads.os.environ["OMP_PLACES"] == ("cores" if is_uniform else fast)
+
+
 @pytest.mark.parametrize(("system", "machine"), [("Darwin", "x86_64"), ("Windows", "AMD64")])
 def test_only_linux_is_asked_for_tile_registers(monkeypatch, system, machine):
     played = SimpleNamespace(system=lambda: system, machine=lambda: machine)

@@ -6,7 +6,8 @@ from numba import get_num_threads, prange
 
 from smallmind.kernels import compiled
 from smallmind.kernels.codegen.jit import parallel_jit, serial_jit
-from smallmind.kernels.codegen.recording import TRIAL, TRIED_EVERY, Pace, Recording
+from smallmind.kernels.codegen.recording import Recording
+from smallmind.kernels.codegen.thread_choice import TRIAL
 from smallmind.kernels.codegen.threads import max_threads
 from tests.threads import in_threads, on_threads
 
@@ -98,43 +99,6 @@ def test_a_failed_call_is_not_recorded():
     with pytest.raises(ZeroDivisionError), recording.recording():
         divide(np.zeros(1), np.ones(1), np.zeros(1))
     assert len(recording) == 0
-
-
-def ways_of(pace, costs):
-    """The choices for repetitions that take costs(number, alone) nanoseconds."""
-    ways = []
-    for number in range(4000):
-        ways.append(pace.is_faster_alone())
-        pace.count(ways[-1], costs(number, ways[-1]))
-    return ways
-
-
-def test_the_faster_way_is_taken_and_the_other_one_tried_again():
-    def costs(number, alone):
-        is_crowded = 1000 <= number < 2500  # by another program
-        return 20 if alone else 200 if is_crowded else 11
-
-    ways = ways_of(Pace(), costs)
-    assert set(ways[: 2 * TRIAL]) == {True, False}
-    assert sum(ways[300:1000]) <= 7 * TRIAL
-    assert 1500 - sum(ways[1000:2500]) <= 4 * TRIAL  # trials that cost much are rare
-    assert sum(ways[3800:]) <= 2 * TRIAL
-
-
-@pytest.mark.parametrize(("alone", "together", "share"), [(20, 11, 0.01), (11, 20, 0.03)])
-def test_trials_of_the_slower_way_take_little_time(alone, together, share):
-    ways = ways_of(Pace(), lambda _, is_alone: alone if is_alone else together)[2 * TRIAL :]
-    taken = sum(alone if way else together for way in ways)
-    assert len(set(ways)) == 2
-    assert taken <= (1 + share) * min(alone, together) * len(ways)
-
-
-def test_repetitions_that_are_interrupted_do_not_change_the_way():
-    def costs(number, alone):
-        return 10**6 if number % 5 < 2 else 20 if alone else 5
-
-    ways = ways_of(Pace(), costs)
-    assert sum(ways[300:]) <= (4000 // TRIED_EVERY + 1) * TRIAL
 
 
 def test_repetitions_are_made_on_one_thread_and_on_all():

@@ -7,6 +7,7 @@ import re
 import sys
 
 import pytest
+from numba import get_num_threads
 
 from smallmind import (
     AdamW,
@@ -18,6 +19,7 @@ from smallmind import (
     TransformerModel,
 )
 from smallmind.cli.timing import about
+from smallmind.kernels.codegen.threads import are_fixed, max_threads, set_threads, threads
 from smallmind.runs import pace
 from smallmind.runs.pace import Pace, fit_steps, measure, rough_pace
 from smallmind.training import rehearsal
@@ -217,9 +219,9 @@ def test_a_measurement_that_is_stopped_counts_for_nothing(monkeypatch, stopped_i
 
 def test_tries_that_differ_give_a_range(monkeypatch):
     training = small_training()
-    clocked(monkeypatch, training, lambda n: 100.0 * n)
+    clocked(monkeypatch, training, lambda n: 100.0 * n * n)
     found = rough_pace(training, TrainingConfig(micro_batch_size=3))
-    assert found.spread == pytest.approx(1.5)  # the second to the fourth: 200, 300 and 400
+    assert found.spread == pytest.approx(16 / 9)  # the third to the fifth: 900, 1600 and 2500
     assert about(100, found.spread) == "about 2 to 3 min" and about(100, 1.2) == "about 2 min"
     assert about(50, 1.5) == "about 50 to 75 s" and about(0.1, 4) == "about 1 s"
 
@@ -394,3 +396,19 @@ def test_an_interrupt_while_passes_are_timed_leaves_nothing(text, tmp_path, monk
     monkeypatch.setattr(pace, "rough_pace", interrupted)
     cli("train", text, SHAPE, "--out", tmp_path / "run", ends=130)
     assert not (tmp_path / "run").exists()
+
+
+def test_on_a_busy_machine_one_thread_is_timed_too(monkeypatch):
+    """By a clock on which two threads wait for each other, each time for another while."""
+    if max_threads() < 2:
+        pytest.skip("needs two threads")
+    training, before = small_training(), (threads(), are_fixed())
+    clocked(monkeypatch, training, lambda n: 3.0 if get_num_threads() == 1 else 5.0 + n % 3 * 9)
+    config = TrainingConfig(val_batches=4, micro_batch_size=3)
+    try:
+        set_threads(2, are_fixed=False)
+        assert rough_pace(training, config).step == 3.0 + 3.0 and get_num_threads() == 2
+        set_threads(2)  # a number that is given stays
+        assert rough_pace(training, config).step >= 14.0
+    finally:
+        set_threads(*before)

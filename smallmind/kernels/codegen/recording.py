@@ -9,7 +9,6 @@ import ctypes
 import functools
 import struct
 import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -20,14 +19,10 @@ from llvmlite import ir
 from numba.core import types
 
 from smallmind.console.activity import clock_ns
-from smallmind.kernels.codegen.threads import PARALLEL, one_thread
+from smallmind.kernels.codegen.thread_choice import ThreadChoice
+from smallmind.kernels.codegen.threads import PARALLEL, one_thread, passes_choose, threads
 from smallmind.signals import deferred
 
-TRIED_EVERY = 128  # repetitions or more, before some are made the other way:
-TRIAL = 4  # so many
-# Share of the time that trials of one thread, or of several, may take.
-TRIAL_COST = {True: 0.004, False: 0.016}
-WORTH = 1.15  # times faster that several threads must be: they have to find all cores free
 # Calls each function with its arguments until one fails -> 0, or what that one returned.
 _LOOP = """
 define i32 @run(ptr %calls, i64 %count) {
@@ -66,51 +61,6 @@ class _Active(threading.local):
 active = _Active()
 
 
-class Pace:
-    """True if repetitions are faster on one thread: small ones are, and where another program has
-    the other cores. Threads wait for each other at the end of every kernel.
-
-    Both ways are timed from time to time, more rarely the more that costs. One thread is tried less
-    than several: these become faster whenever another program ends, and that they have become
-    slower shows without a trial.
-    """
-
-    def __init__(self) -> None:
-        self._alone = True  # how the last repetition was made
-        self._in_turn = 0  # repetitions made that way, one after another
-        self._interval = 4 * TRIAL  # short at first, when little is known
-        self._better = False
-        # Alone or not -> nanoseconds of the last ones, and of the fastest of these.
-        self._last = {alone: deque[int](maxlen=TRIAL) for alone in (True, False)}
-        self._costs: dict[bool, int] = {}
-
-    def is_faster_alone(self) -> bool:
-        """How the next repetition is made."""
-        alone = self._alone
-        if len(self._costs) == 2 and alone == self._better:
-            ratio = self._costs[not alone] / max(1, self._costs[alone])  # clocks may stop
-            rarely = TRIAL * (ratio - 1) / TRIAL_COST[not alone]
-            is_over = self._in_turn >= max(self._interval, rarely)
-        else:
-            is_over = self._in_turn >= TRIAL
-        if is_over:
-            self._alone, self._in_turn = not alone, 0
-            self._interval = min(TRIED_EVERY, self._interval + TRIAL)
-        self._in_turn += 1
-        return self._alone
-
-    def count(self, alone: bool, nanoseconds: int) -> None:
-        """A repetition took so long."""
-        if self._in_turn == 1:  # other threads were asleep, or data in the caches of other cores
-            return
-        # The fastest of the last ones: that some were interrupted changes nothing.
-        last = self._last[alone]
-        last.append(nanoseconds)
-        self._costs[alone] = min(last)
-        if len(self._costs) == 2:
-            self._better = self._costs[True] < WORTH * self._costs[False]
-
-
 class Recording:
     """Calls of compiled functions, which return nothing. Keeps their arguments alive."""
 
@@ -119,7 +69,7 @@ class Recording:
         self._tables: list[np.ndarray] = []  # of the arguments of each call
         self._program = np.empty((0, 2), np.int64)  # addresses: function, arguments
         self._address = 0
-        self._pace = Pace()
+        self._choice = ThreadChoice({threads(), 1})
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -164,11 +114,13 @@ class Recording:
 
     def repeat(self) -> None:
         """Makes all calls again, on one thread where that is faster: it changes no result."""
-        alone = self._pace.is_faster_alone()
-        with PARALLEL.region, one_thread() if alone else nullcontext():
+        choice = self._choice if passes_choose() else None
+        is_alone = choice is not None and choice.next() == 1
+        with PARALLEL.region, one_thread() if is_alone else nullcontext():
             start = clock_ns()
             status = _loop()(self._address, len(self._program))
-            self._pace.count(alone, clock_ns() - start)
+            if choice:
+                choice.took(clock_ns() - start)
         if status:
             raise RuntimeError(f"a recorded kernel failed with status {status}")
 

@@ -4,12 +4,13 @@ import ctypes
 import os
 import sys
 import threading
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import llvmlite.binding as llvm
 import numba
 import psutil
 from numba.np.ufunc import parallel
@@ -17,6 +18,9 @@ from numba.np.ufunc import parallel
 from smallmind.checks import InputError
 
 CPUS = Path("/sys/devices/system/cpu")
+FULL_SPEED = 1024  # of a CPU that Linux does not grade, relative to the fastest of the machine
+SLOWER = 0.75  # times the speed of a core, below which another one is of a slower kind
+WORTH_SLOWER = 1.25  # times as much that all must compute together, for slower cores to take part
 # The CPUs of this process, before its threads are bound to some of them.
 USABLE = (
     os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
@@ -112,17 +116,50 @@ def bind_to_cores() -> None:
 
 @dataclass
 class _Count:
-    threads: int
+    threads: int  # among which kernels divide their work
+    running: int  # that do it
+    are_fixed: bool = False  # the user has chosen them
+    passes_choose: bool = True  # those that are repeated, between all and one
 
 
-_count = _Count(numba.config.NUMBA_NUM_THREADS)  # asking Numba takes a microsecond
+_most = numba.config.NUMBA_NUM_THREADS
+_count = _Count(_most, _most)  # asking Numba takes a microsecond
 
 
-def set_threads(count: int) -> None:
-    """Makes the kernels run on `count` threads; results do not depend on it."""
+def set_threads(count: int, are_fixed: bool = True) -> None:
+    """Makes the kernels run on `count` threads; results do not depend on it.
+
+    Unless they are fixed, training takes fewer while it is faster on these.
+    """
     start_threads()
     numba.set_num_threads(count)
-    _count.threads = count
+    _count.threads = _count.running = count
+    _count.are_fixed, _count.passes_choose = are_fixed, True
+
+
+def run_on(count: int, of: int) -> None:
+    """Makes the kernels run on `count` of `of` threads, until `set_threads`.
+
+    One thread does the work of all, in passes that were recorded for all. Any other number of them
+    divides the work anew.
+    """
+    numba.set_num_threads(count)
+    _count.threads, _count.running = of if count == 1 else count, count
+
+
+def let_passes_choose(may_choose: bool) -> None:
+    """Recorded passes choose one thread or all, or run on those that are set."""
+    _count.passes_choose = may_choose
+
+
+def passes_choose() -> bool:
+    """True if recorded passes choose between several threads and one."""
+    return _count.passes_choose and _count.running > 1
+
+
+def are_fixed() -> bool:
+    """True if the user has chosen the number of threads."""
+    return _count.are_fixed
 
 
 class one_thread:
@@ -133,11 +170,11 @@ class one_thread:
         numba.set_num_threads(1)
 
     def __exit__(self, *_: TracebackType | BaseException | type | None) -> None:
-        numba.set_num_threads(_count.threads)
+        numba.set_num_threads(_count.running)
 
 
 def threads() -> int:
-    """The number of threads that kernels run on."""
+    """The number of threads among which kernels divide their work."""
     return _count.threads
 
 
@@ -149,24 +186,60 @@ def max_threads() -> int:
 def cores() -> int:
     """The number of cores to use.
 
-    Two threads that share one core's multipliers gain nothing. Where some cores are much slower
-    than others, all would wait for these: every thread has an equal share of the work.
+    Two threads that share one core's multipliers gain nothing, and fast cores would wait for much
+    slower ones: every thread has an equal share of the work.
     """
     fast = fast_cores_of_mac() or len(fast_cpus())
     return min(max_threads(), fast or psutil.cpu_count(logical=False) or max_threads())
 
 
 def fast_cpus() -> list[int]:
-    """The CPUs that have more than half the speed of the fastest, on Linux; empty if all have."""
-    capacities = {}
-    for file in CPUS.glob("cpu[0-9]*/cpu_capacity"):  # only where they differ, or on ARM
-        with suppress(OSError, ValueError):
-            capacities[int(file.parent.name[3:])] = int(file.read_text(encoding="ascii"))
-    if hasattr(os, "sched_getaffinity"):
-        usable = os.sched_getaffinity(0)
-        capacities = {cpu: speed for cpu, speed in capacities.items() if cpu in usable}
-    fast = [cpu for cpu, speed in capacities.items() if 2 * speed > max(capacities.values())]
-    return [] if len(fast) == len(capacities) else sorted(fast)
+    """One CPU of each core that is to be used, on Linux, if there are slower ones; else empty.
+
+    As many of the fastest cores as compute most together, all at the speed of the slowest.
+    """
+    speeds: dict[int, float] = {}
+    for cpu in sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else USABLE):
+        siblings = _cpus_in(CPUS / f"cpu{cpu}/topology/thread_siblings_list")
+        if speeds.keys().isdisjoint(siblings):  # the first of its core
+            speeds[cpu] = _speed(cpu)
+    fastest_first = sorted(speeds, key=lambda cpu: -speeds[cpu])
+    count, most = 0, 0.0
+    for together, cpu in enumerate(fastest_first, 1):
+        following = fastest_first[together : together + 1]
+        is_last_of_kind = not following or speeds[following[0]] < SLOWER * speeds[cpu]
+        if is_last_of_kind and together * speeds[cpu] > WORTH_SLOWER * most:
+            count, most = together, together * speeds[cpu]
+    return [] if count == len(speeds) else sorted(fastest_first[:count])
+
+
+def _speed(cpu: int) -> float:
+    """The speed of a CPU, relative to others of this machine.
+
+    Linux grades CPUs on ARM, and newer versions those of Intel, which have two kinds of core. Up to
+    the 14th generation the efficient ones multiply half as many numbers per cycle as the others,
+    which the grade does not say.
+    """
+    try:
+        speed = float((CPUS / f"cpu{cpu}/cpu_capacity").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        speed = FULL_SPEED
+    is_efficient = cpu in _cpus_in(CPUS.parent.parent / "cpu_atom/cpus")
+    return speed / 2 if is_efficient and not _has_wide_efficient_cores() else speed
+
+
+def _has_wide_efficient_cores() -> bool:
+    """True if Intel's efficient cores have as many multipliers as the others: since Lunar Lake."""
+    return bool(llvm.get_host_cpu_features().get("avxvnniint8"))
+
+
+def _cpus_in(file: Path) -> list[int]:
+    """The CPUs of a list such as 0-3,8; empty if there is none."""
+    try:
+        ranges = [part.split("-") for part in file.read_text(encoding="ascii").split(",")]
+        return [cpu for ends in ranges for cpu in range(int(ends[0]), int(ends[-1]) + 1)]
+    except (OSError, ValueError):
+        return []
 
 
 def fast_cores_of_mac() -> int | None:
@@ -194,5 +267,6 @@ def has_started() -> bool:
 
 def threading_layer() -> str:
     """The library that runs the threads: omp, tbb or workqueue."""
-    set_threads(threads())  # starts the layer, which has no name before
+    start_threads()  # it has no name before
+    numba.set_num_threads(_count.running)
     return str(numba.threading_layer())
