@@ -18,7 +18,7 @@ def run(options: argparse.Namespace) -> int:
     """Prints a line per check and the verdict -> exit status."""
     from smallmind.optim.schedule import too_short
     from smallmind.runs.creating import prepare
-    from smallmind.training.preflight import preflight
+    from smallmind.training.preflight import preflight, why_not_repeated
 
     console = Console()
     failed = count = 0
@@ -28,6 +28,8 @@ def run(options: argparse.Namespace) -> int:
         if not prepared.settings.run.minutes and (shortcoming := too_short(config)):
             console.warning(shortcoming)
         training = prepared.training()
+        if reason := why_not_repeated(training, config):
+            console.line(f"Steps are not repeated from a recording: {reason}")
         with activity.doing("Checking", usual=True):
             for result in preflight(training, config, untrained=is_untrained):
                 console.line(repr(result), INDENT)

@@ -1,6 +1,7 @@
 """Train a model on a text, or resume a run."""
 
 import argparse
+import dataclasses
 import functools
 import os
 import signal
@@ -232,17 +233,22 @@ def _show_steps(console: Console, run: "Run") -> int:
         token_name,
     )
     from smallmind.cli.signals import stopping_on_signals
+    from smallmind.training.energy import EnergyMeter
 
     token = token_name(run.training.tokenizer.kind)
     progress = ProgressDisplay(console, run.settings.training.steps, token)
     run.training.on_step = progress.during_step
+    energy = EnergyMeter()
     with stopping_on_signals(run, console) as received, closing(run.steps()) as steps:
         for record in steps:
             progress.show(record)
+            energy.update()
         show_losses(console, run)
         progress.show_health()
         show_looks(console, run.training)
         show_costs(console, run.training)
+        if used := str(energy):
+            console.line(used)
         show_usage(console, run.training)
     if not received and (run.group.size == 1 or run.sample is not None):
         return 0
@@ -273,12 +279,27 @@ def _profiling(console: Console, run: "Run", options: argparse.Namespace) -> Ite
         ascii_only = not can_print(console.stream, BOX)
         console.drawing(profiler.report(options.profile_wide, ascii_only))
         console.drawing(tracker.report(ascii_only))
+        console.line(_about_recording(run))
         if options.profile_json:
             profiler.save_trace(options.profile_json)
             console.line(f"Wrote the trace to {options.profile_json}")
         if options.profile_speedscope:
             profiler.save_speedscope(options.profile_speedscope)
             console.line(f"Wrote the profile to {options.profile_speedscope}")
+
+
+def _about_recording(run: "Run") -> str:
+    """Why the steps of a profile were not repeated, and whether they are without it."""
+    from smallmind.training.preflight import why_not_repeated
+
+    config = dataclasses.replace(run.settings.training, enable_diagnostics=False)
+    reason = why_not_repeated(run.training, config)
+    if reason:
+        return f"Steps are not repeated from a recording: {reason}"
+    return (
+        "Steps were not repeated from a recording, as --profile times each kernel: without it they "
+        "are, and take less time"
+    )
 
 
 def _suggested_prompt(text: str) -> str | None:

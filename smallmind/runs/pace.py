@@ -41,11 +41,11 @@ MAX_PASSES = 64  # over the text: more memorise it, and its held-out part is pre
 # The slowest over the fastest try of a rough pace.
 TRIES = 3  # calls that are timed
 UNTIMED = 2  # calls before: one waits for memory, the next is recorded
-LONG = 5.0  # seconds of the first ones, next to which the wait for memory is short
 BUSY = 1.5  # spread from which one thread may be faster than all
 SHORT = 0.005  # seconds of a pass for which it may be too
 OPERATIONS = 6  # per parameter and token of a training pass
 MAX_OPERATIONS = 1e10  # of a pass that is timed: some tenths of a second on two cores
+LONG = 10 * MAX_OPERATIONS  # of one window: the wait for memory is short next to it
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,8 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
             lambda: model.losses(batch.ids, batch.targets, right),
         )
         model.forget_recorded(after=UNTIMED - 1)
-        tries = _tries(*calls)
+        is_long = OPERATIONS * model.flat.count * T > LONG
+        tries = _tries(*calls, untimed=0, count=1) if is_long else _tries(*calls)
         # Reading is never recorded: all its tries should take as long.
         spread = statistics.median(tries[2]) / min(tries[2]) if min(tries[2]) else 1.0
         learning, update, reading = map(statistics.median, tries)
@@ -187,21 +188,17 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
     )
 
 
-def _tries(*calls: Callable[[], object]) -> list[list[float]]:
-    """Seconds of TRIES calls of each function, made in turn after UNTIMED ones.
-
-    If the first ones take LONG, they are all.
-    """
+def _tries(
+    *calls: Callable[[], object], untimed: int = UNTIMED, count: int = TRIES
+) -> list[list[float]]:
+    """Seconds of `count` calls of each function, made in turn after `untimed` ones."""
     tries: list[list[float]] = [[] for _ in calls]
-    start = clock()
-    for _ in range(UNTIMED + TRIES):
+    for _ in range(untimed + count):
         for call, times in zip(calls, tries, strict=True):
             with _timed() as seconds:
                 call()
             times += seconds
-        if len(tries[0]) == 1 and clock() - start > LONG:
-            return tries
-    return [times[UNTIMED:] for times in tries]
+    return [times[untimed:] for times in tries]
 
 
 def _batches_at_the_end(data: Dataset) -> int:

@@ -217,6 +217,7 @@ def test_profile_shows_where_time_and_memory_went(text, out, tmp_path, cli):
     names += "|  attention_backward|  adamw|TOTAL|MEMORY REPORT|After training"
     for name in names.split("|"):
         assert any(name in line for line in boxes), name
+    assert "Steps were not repeated from a recording, as --profile times each" in printed.flat
     assert f"Wrote the trace to {trace}" in printed.flat
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     assert sum(event["name"] == "OptimizerStep" for event in events) == 30
@@ -421,6 +422,9 @@ def test_check_reports_a_sound_and_a_wrong_model(text, tmp_path, monkeypatch, cl
     for line, name in zip(lines[-7:-1], names.split("|"), strict=True):
         assert line[8:].startswith(name) and "; expected " in line
     assert lines[-1] == "All 6 checks passed: the run can start; nothing was written"
+    assert not any("not repeated" in line for line in lines)
+    plain = cli(*words, "--detect-anomaly").flat
+    assert "Steps are not repeated from a recording: --detect-anomaly looks at" in plain
     original = compiled.gelu_backward
 
     def wrong(dx, *arguments):

@@ -1,9 +1,11 @@
+import gc
 import io
+import tracemalloc
 
 import numpy as np
 
 from smallmind.memory.tensor_pool import TensorPool
-from smallmind.memory.tracker import MemoryTracker, peak_resident_bytes
+from smallmind.memory.tracker import MemoryTracker, numpy_bytes, peak_resident_bytes
 from tests.programs import output_of
 
 MIB = 1024 * 1024
@@ -41,6 +43,35 @@ def test_the_peak_stays_when_memory_is_freed():
     del big
     # The system counts pages per thread and adds them up only now and then.
     assert peak_resident_bytes() > peak - MIB > 64 * MIB
+
+
+def test_garbage_collections_are_counted_and_timed_by_generation():
+    before = len(gc.callbacks)
+    tracker = MemoryTracker(TensorPool())
+    first = tracker.snapshot("before")
+    gc.collect(0)
+    gc.collect(2)
+    gc.collect(2)
+    last = tracker.snapshot("after")
+    assert first.collections == (0, 0, 0) and first.collecting == 0
+    assert last.collections[0] >= 1 and last.collections[2] >= 2
+    assert last.collecting > 0 and last.objects > 0
+    row = next(line for line in tracker.report().splitlines()[8:] if "after" in line)
+    assert " + ".join(map(str, last.collections)) in row
+    del tracker
+    gc.collect()
+    assert len(gc.callbacks) == before
+
+
+def test_the_share_of_numpy_is_known_while_memory_is_traced():
+    assert numpy_bytes() is None
+    tracemalloc.start()
+    try:
+        before = numpy_bytes()
+        array = np.ones(MIB, np.float32)
+        assert array.nbytes <= numpy_bytes() - before < array.nbytes + MIB
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_report_uses_only_characters_that_the_stream_can_encode():

@@ -180,6 +180,14 @@ def clocked(monkeypatch, training, seconds):
     monkeypatch.setattr(pace, "clock", lambda: now[0])
 
 
+def test_a_long_window_is_timed_once(monkeypatch):
+    training, config = small_training(), TrainingConfig(val_batches=4)
+    clocked(monkeypatch, training, lambda n: 40.0 if n == 1 else 1000.0)
+    monkeypatch.setattr(pace, "MAX_OPERATIONS", 1.0)  # one window
+    monkeypatch.setattr(pace, "LONG", 10.0)
+    assert rough_pace(training, config).step == training.data.batch_size * 40.0 + 40.0
+
+
 @pytest.mark.parametrize("slow", [1, 2, 3])
 def test_kernels_that_are_loaded_and_a_slow_try_are_left_out(monkeypatch, slow):
     training = small_training()

@@ -17,6 +17,7 @@ from smallmind.training.preflight import (
     learns_at_peak,
     preflight,
     small_config,
+    why_not_repeated,
 )
 from tests.training.small import TEXT, at_each_pass, small_training
 
@@ -50,6 +51,22 @@ def test_a_sound_model_passes_and_stays_unchanged(settings, monkeypatch, tmp_pat
     np.testing.assert_array_equal(training.model.flat.data, values)
     assert not training.model.flat.grad.any() and training.state().state["passes"] == 0
     assert not list(Path().iterdir())
+
+
+def test_it_is_known_why_steps_are_not_repeated_from_a_recording(monkeypatch):
+    training = small_training()
+
+    def why(training=training, **settings):
+        return why_not_repeated(training, TrainingConfig(**settings))
+
+    assert why() is None
+    assert "plain NumPy" in why(small_training(backend="numpy"))
+    assert "--profile times each kernel" in why(enable_diagnostics=True)
+    assert "--detect-anomaly" in why(detect_anomaly=True)
+    monkeypatch.setattr(module, "LARGEST", 1000)
+    assert "a pass takes " in why()
+    training.model.workspace.new_recording = None
+    assert "a layer from another package" in why()
 
 
 def test_a_model_in_16_bits_is_checked_in_float32_and_then_restored():
