@@ -21,7 +21,7 @@ from tests.training.small import small_training
 
 SHAPE = {"vocab_size": 65, "block_size": 5, "n_embd": 8, "n_layer": 3, "n_head": 2}
 B = 2
-# Of each layer: q, k, v, projection, expansion to 32 and back; the head.
+# Each layer has q, k, v, projection, expansion to 32 and back; then comes the head.
 MATRICES = 3 * (4 * 8 * 8 + 2 * 8 * 32) + 65 * 8
 ATTENTION = 3 * 5 * 6 * 8  # a product over the causal half, in all layers, two operations each
 
