@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from tabulate import tabulate
@@ -86,14 +86,11 @@ def measure(size: str, rounds: int) -> list[dict[str, Any]]:
             for _ in range(rounds):
                 for steps in contestants:
                     steps.turn(TURN)
-        means = [statistics.fmean(steps.seconds) for steps in contestants]
-        names = ("one", "all", "chosen")
-        ratio = means[2] / min(means[:2])
-        records.append({"size": size, "loops": loops, **dict(zip(names, means, strict=True))})
-        records[-1]["ratio"] = ratio
+        one, all_, chosen = (statistics.fmean(steps.seconds) for steps in contestants)
+        record = {"size": size, "loops": loops, "one": one, "all": all_, "chosen": chosen}
+        records.append({**record, "ratio": chosen / min(one, all_)})
     for steps in contestants:
-        with closing(steps):
-            pass
+        steps.close()
     return records
 
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from tabulate import tabulate
 
-from bench.machine import answer_of
 from bench.prefetch import turn
 from smallmind import Training, TransformerModel
+from smallmind.bench.machine import answer_of
 from smallmind.corpus.shards import open_shards
 from smallmind.corpus.tokens import TokensOnDisk
 from smallmind.text.dataset import Dataset

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from bench.ceilings import copy_rate
-from bench.machine import answer_of
 from smallmind import KeyValueCache, Tokenizer, TransformerModel, export
+from smallmind.bench.ceilings import copy_rate
+from smallmind.bench.machine import answer_of
 from smallmind.kernels.codegen.threads import threads
 from smallmind.settings.presets import ARCHITECTURES
 

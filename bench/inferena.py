@@ -16,9 +16,10 @@ from typing import Any
 
 from tabulate import tabulate
 
-from bench.machine import Worker, saying
-from bench.step import AGREEMENT, installed
 from smallmind import ModelConfig, TransformerModel, __version__
+from smallmind.bench.machine import Worker
+from smallmind.bench.step import AGREEMENT, installed
+from smallmind.cli.bench import saying
 from smallmind.exchange.format import find_foreign
 from smallmind.settings.presets import ARCHITECTURES
 

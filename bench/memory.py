@@ -17,8 +17,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from bench.machine import ROOT, answer_of, environment
 from bench.trial import ALPHABET
+from smallmind.bench.machine import ROOT, answer_of, environment
 from smallmind.settings.config import ModelConfig, TrainingConfig
 from smallmind.settings.sources import Choices
 from smallmind.training.memory_estimate import MemoryEstimate, Plan, estimate

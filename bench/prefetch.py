@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.timing import Stopwatch
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind.bench.timing import Stopwatch
 from smallmind.console.live_line import can_print
 from smallmind.console.table import BOX, Table
 from smallmind.corpus.token_files import UINT16, encode_header, open_tokens

@@ -20,7 +20,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from bench.machine import started
+from smallmind.bench.machine import started
 
 NANOGPT = "nanoGPT in PyTorch"
 SEED = 1337

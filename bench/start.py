@@ -1,39 +1,13 @@
-"""Measures compiling at the first start, and loading at later ones: python -m bench start.
-
-With --sizes also the time of a run that its start predicts, beside the time that it takes.
-"""
+"""Compares the time that a run's start predicts with the time it takes: bench start --sizes."""
 
 import argparse
 import os
-import subprocess
 import tempfile
 
 from tabulate import tabulate
 
-from bench.machine import answer_of
 from bench.memory import run_trial
-
-# A training step uses every kernel; the time of a second step is subtracted.
-PROGRAM = """
-import json, time
-begin = time.perf_counter()
-import numpy as np
-import smallmind
-from smallmind.kernels import compiled
-imported = time.perf_counter()
-model = smallmind.TransformerModel(65, 64, 128, 4, 4, dropout=0.1)
-optimizer = smallmind.AdamW(model)
-ids = np.zeros((2, 65), np.int32)
-
-def step():
-    model.loss_and_gradients(ids[:, :-1], ids[:, 1:])
-    optimizer.step(max_grad_norm=1.0)
-
-step()
-first = time.perf_counter()
-step()
-print(json.dumps([imported - begin, first - imported - (time.perf_counter() - first)]))
-"""
+from smallmind.cli.bench import measure
 
 
 def predictions(sizes: list[str], steps: int | None, threads: int) -> list[dict[str, object]]:
@@ -76,22 +50,6 @@ def _made(directory: str) -> str:
 
 
 def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, object]]:
-    """Runs a step in new processes, first without a cache and then with it. Units: seconds."""
-    records: list[dict[str, object]] = []
-    with tempfile.TemporaryDirectory() as cache:
-        for start in ("first", *["later"] * options.rounds):
-            imports, kernels = answer_of(
-                "-c",
-                PROGRAM,
-                variables={"SMALLMIND_CACHE_DIR": cache},
-                stderr=subprocess.DEVNULL,
-            )
-            records.append({"start": start, "imports": imports, "kernels": kernels})
-    rows = [
-        [r["start"], f"{r['imports']:.2f} s", f"{r['kernels']:.2f} s"]  # type: ignore[str-format]
-        for r in records
-    ]
-    print(tabulate(rows, ["start", "imports", "compiling or loading kernels"]))
-    if options.sizes:
-        records += predictions(options.sizes, options.steps, int(str(machine["threads"])))
-    return records
+    """Measures and prints starts and the runs of --sizes; returns the records."""
+    records = measure(argparse.Namespace(**vars(options) | {"json": None}), "start")
+    return records + predictions(options.sizes, options.steps, int(str(machine["threads"])))

@@ -19,10 +19,10 @@ import numpy as np
 from numba import prange
 from tabulate import tabulate
 
-from bench.ceilings import copy_rate, one_thread
-from bench.peers import job
-from bench.peers.job import Sizes
 from smallmind import AdamW, TransformerModel
+from smallmind.bench.ceilings import copy_rate, one_thread
+from smallmind.bench.peers import job
+from smallmind.bench.peers.job import Sizes
 from smallmind.kernels import head_norm, reference
 from smallmind.kernels.attention.layout import row_of_share
 from smallmind.kernels.codegen.jit import parallel_jit
@@ -166,18 +166,6 @@ def division(name: str) -> Callable[[Arguments, int], Work]:
     return OWN.get(name) or kinds[kind]()
 
 
-def operations(name: str, a: Arguments) -> int:
-    """Operations of products, those of attention over the causal half; 0 for other kernels."""
-    if name.startswith("matmul"):
-        K = a["a"].shape[0 if name == "matmul_transpose_a" else 1]
-        out = a["preactivation"] if name == "matmul_gelu" else a["out"]
-        return int(2 * K * out.size)
-    if name.startswith("attention"):
-        products = 5 if name == "attention_backward" else 2
-        return int(products * a["logsumexp"].shape[2] * a["out"].size)
-    return 0
-
-
 @dataclass
 class Calls:
     """The calls of a kernel with the same shapes in a step. Figures are for all of them."""
@@ -277,7 +265,8 @@ class Step:
                 read, written = _nbytes(name, bound)
                 calls.calls += 1
                 calls.regions += entered
-                calls.operations += operations(name, bound)
+                if operations := KERNELS[name].operations:
+                    calls.operations += operations(*arguments, **named)
                 calls.read += read
                 calls.written += written
                 return result

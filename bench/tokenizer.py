@@ -10,7 +10,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from bench.machine import answer_of
+from smallmind.bench.machine import answer_of
 from smallmind.text.stories import built_in_text
 
 # Each side in a process of its own: seconds, and the memory besides that of the text. A small text

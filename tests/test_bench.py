@@ -18,24 +18,26 @@ from hypothesis import Phase
 from bench import __main__ as program
 from bench import (
     against,
-    cases,
+    busy,
     corpus,
     faults,
     inferena,
-    kernels,
     memory,
     prefetch,
     recipe,
     start,
-    step,
     threads,
     trial,
 )
 from bench.__main__ import parse
-from bench.machine import ROOT
-from bench.peers import job, ours
-from bench.peers.job import Job, Sizes
 from smallmind import Tokenizer, TransformerModel, export
+from smallmind.bench import cases, kernels, machine, step
+from smallmind.bench.machine import ROOT
+from smallmind.bench.peers import job, ours
+from smallmind.bench.peers.job import Job, Sizes
+from smallmind.cli import bench as command
+from smallmind.cli import main
+from smallmind.kernels.codegen import threads as thread_counts
 from smallmind.kernels.description import KERNELS
 from smallmind.settings.presets import ARCHITECTURES
 from tests.programs import printed_by
@@ -126,7 +128,6 @@ def test_kernels_prints_a_table_and_writes_a_record(tmp_path):
 )
 def test_wrong_arguments_are_refused_in_one_line(arguments, message, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bench", *arguments])
-    monkeypatch.setattr(program, "_import_and_bind", lambda _: None)
     for name in ("NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "1")  # restored: main() sets them
     with pytest.raises(SystemExit) as refused:
@@ -165,6 +166,24 @@ def test_threads_counts_measures_and_predicts(tmp_path):
         assert calls["imbalance"]["1"] == pytest.approx(1, abs=0.5)
 
 
+def test_steps_beside_busy_loops_are_compared_with_the_better_number_of_threads(monkeypatch):
+    monkeypatch.setattr(busy, "TURN", 0.01)
+    monkeypatch.setitem(busy.SIZES, "nano", {**busy.SIZES["nano"], "n_layer": 1})
+    before, are_fixed = thread_counts.threads(), thread_counts.are_fixed()
+    try:
+        quiet, crowded = busy.measure("nano", rounds=1)
+    finally:
+        thread_counts.set_threads(before, are_fixed)
+    assert (quiet["loops"], crowded["loops"]) == (0, thread_counts.cores())
+    for record in (quiet, crowded):
+        better = min(record["one"], record["all"])
+        assert record["ratio"] == record["chosen"] / better > 0
+    slow = {**crowded, "size": "tiny", "loops": 2, "ratio": 1.5}
+    assert busy.failures([{**quiet, "ratio": 1.2}, slow]) == [
+        "tiny beside 2 loops: 1.50 times the better"
+    ]
+
+
 @pytest.mark.parametrize("arch", ["gpt2", "llama", "modern"])
 def test_the_division_of_every_kernel_of_a_step_is_known(arch):
     counted = threads.Step(Sizes(2, 8, 16, 2, 2), arch).count([1, 3])
@@ -192,14 +211,16 @@ def test_a_prediction_divides_what_is_divided():
 def test_architectures_are_measured_one_after_another(monkeypatch, capsys):
     measured = []
 
-    def measure(sizes, arch, peers, steps, threads):
+    def measure(sizes, arch, peers, steps, threads, variables):
         measured.append((sizes.T, arch, peers, steps, threads))
+        return {"contestants": {}}
 
     monkeypatch.setattr(step, "measure", measure)
-    monkeypatch.setattr(step, "show", lambda _: None)
+    monkeypatch.setattr(command, "_show_step", lambda *_: None)
     monkeypatch.setattr(step, "installed", lambda: ["torch", "jax"])
-    options = parse(["step", "--shapes", "2x8x16x2x2,2x9x16x2x2", "--arch", "gpt2,modern"])
-    step.run(options, {"threads": 3})
+    monkeypatch.setattr(machine, "answer_of", lambda *_, **__: {"threads": 3})
+    flags = ["--shapes", "2x8x16x2x2,2x9x16x2x2", "--arch", "gpt2,modern"]
+    command.measure(parse(["step", *flags]), "step")
     assert measured == [
         (8, "gpt2", ["torch", "jax"], 60, 3),
         (8, "modern", ["torch"], 60, 3),  # JAX's page is GPT-2 alone
@@ -210,7 +231,7 @@ def test_architectures_are_measured_one_after_another(monkeypatch, capsys):
 
 @pytest.mark.parametrize("arch", program.ARCHS)
 def test_pytorch_has_the_same_model(arch, tmp_path):
-    torch_step = pytest.importorskip("bench.peers.torch_step", exc_type=ImportError)
+    torch_step = pytest.importorskip("smallmind.bench.peers.torch_step", exc_type=ImportError)
     sizes = Sizes(B=2, T=8, n_embd=16, n_layer=2, n_head=2)
     model = TransformerModel(job.model_config(sizes, arch))
     job.write(tmp_path / "job.npz", sizes, arch, dict(model.parameters), b"to be or not " * 9)
@@ -251,11 +272,11 @@ def test_peers_whose_losses_differ_are_named():
 
 def test_the_operations_of_a_step_are_counted():
     sizes = Sizes(B=3, T=5, n_embd=7, n_layer=2, n_head=1)
-    # By hand: 6 per parameter and token; QK^T and PV forward, twice that backward, half of T x T.
-    assert step.operations(sizes, 100) == 6 * 100 * 15 + 3 * 2 * (2 * 3 * 5 * 5 * 7 * 2) // 2
-    # q, k, v, projection, expansion to 28 and back; the head. The table of pairs is looked up.
-    model = TransformerModel(65, 5, 7, 2, 1, mlp="relu2", bigram_rows=9)
-    assert step.multiplied_parameters(model) == 2 * (4 * 7 * 7 + 2 * 7 * 28) + 65 * 7
+    # By hand: q, k, v, projection, expansion to 28 and back in two layers; the head.
+    multiplied = 2 * (4 * 7 * 7 + 2 * 7 * 28) + 65 * 7
+    # 6 per parameter and token; QK^T and PV forward, twice that backward, half of T x (T + 1).
+    attention = 3 * 2 * (2 * 3 * 5 * 6 * 7 * 2) // 2
+    assert step.operations(sizes, "gpt2") == 6 * multiplied * 15 + attention
 
 
 def test_turns_of_short_steps_are_longer():
@@ -469,7 +490,7 @@ def test_this_tree_takes_turns_with_a_commit(small, capsys):
 
 
 def test_a_doubtful_row_is_timed_again_and_fails_if_most_pairs_agree(monkeypatch, capsys):
-    times = {"slow": [2.0] * 9, "lucky": [2.0] * 3 + [0.5] * 6, "even": [1.0] * 9}
+    times = {"slow": [2.0] * 15, "lucky": [2.0] * 3 + [0.5] * 6, "even": [1.0] * 9}
     known = [against.Row(name, [name], pairs=3) for name in times]
     monkeypatch.setattr(against, "rows", lambda _: iter(known))
     asked = []
@@ -483,7 +504,9 @@ def test_a_doubtful_row_is_timed_again_and_fails_if_most_pairs_agree(monkeypatch
     monkeypatch.setattr(against, "measure", measure)
     trees = SimpleNamespace(worker=nullcontext)
     records = against.time_part("steps", trees)
-    assert asked == [("slow", 3), ("lucky", 3), ("even", 3), ("slow", 6), ("lucky", 6)]
+    assert asked == [("slow", 3), ("lucky", 3), ("even", 3), ("slow", 3), ("lucky", 3)] + 3 * [
+        ("slow", 3)
+    ]
     assert against.failures(records) == ["slow: 2.000 times as long"]
     assert "slower" in capsys.readouterr().out
 
@@ -556,3 +579,35 @@ def test_a_case_of_the_neutral_table_is_measured(weights, tmp_path, monkeypatch,
     assert len(line["outputs"]["logits_sample"]) == 16
     wrong = [records[0], records[1] | {"loss": records[0]["loss"] + 0.01}]
     assert "torch's loss is" in inferena.failures(wrong)[0]
+
+
+def test_the_command_measures_and_compares(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["bench", "kernels", "sum_of_squares", "--shapes", "9", "--rounds", "1"]
+    assert main([*flags, "--json", "a.json", "--threads", "1"]) == 0
+    whole = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert whole["machine"]["threads"] == 1 and whole["limits"]["multiply_add_per_second"] > 0
+    capsys.readouterr()
+    assert main([*flags, "--compare", "a.json", "--isa", "haswell", "--threads", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "compiled_for haswell" in shown and "instruction_set AVX2" in shown
+    assert "Median of 1 ratios" in shown and "Not the same compiled_for" in shown
+    assert re.search(r"sum_of_squares 9 +[\d.]+ us +[\d.]+ us +\d", shown)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read a.json: No such file"),
+        ("[1]", "a.json was not written by `smallmind bench start --json`"),
+        ('{"command": "step", "results": []}', "a.json is of `smallmind bench step`"),
+    ],
+)
+def test_a_file_that_cannot_be_compared_is_refused_before_measuring(
+    content, message, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    if content:
+        (tmp_path / "a.json").write_text(content, encoding="utf-8")
+    assert main(["bench", "start", "--compare", "a.json"]) == 2
+    assert f"--compare: {message}" in " ".join(capsys.readouterr().err.split())

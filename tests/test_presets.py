@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from smallmind import InputError, ModelConfig, RunConfig, TrainingConfig
+from smallmind import InputError, ModelConfig, Run, RunConfig, TrainingConfig
 from smallmind.nn.network import declare_parameters
 from smallmind.settings.config import SCHEDULES
 from smallmind.settings.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES
@@ -238,6 +238,33 @@ def test_a_length_overrides_all_lengths_set_before_it(toml):
     assert resolve(file=saved).items() >= {("epochs", 3), ("steps", 77)}
     with pytest.raises(InputError, match="--steps and --minutes both set the length"):
         resolve(flags={"steps": 5, "minutes": 1.0})
+
+
+def test_a_warmup_overrides_all_warmups_set_before_it(toml):
+    file = toml("[training]\nwarmup_steps = 3\n")
+    fields = resolve(preset="test", file=file, flags={"warmup_share": 0.05})
+    assert fields["warmup_share"] == 0.05 and "warmup_steps" not in fields
+    assert resolve(file=toml("[training]\nwarmup_epochs = 2\n"))["warmup_epochs"] == 2
+    refuses("--warmup-steps and --warmup-share both set the warmup; give only one", resolve,
+            flags={"warmup_steps": 5, "warmup_share": 0.1})  # fmt: skip
+    refuses("warmup_share=0.1 and warmup_epochs=1.0 both set the warmup", TrainingConfig,
+            warmup_share=0.1, warmup_epochs=1.0)  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", [{"warmup_share": 0.05}, {"warmup_epochs": 0.5}])
+def test_a_run_keeps_its_warmup_as_a_number(tmp_path, fields):
+    shape = {"n_layer": 1, "n_embd": 16, "n_head": 1, "block_size": 16, "batch_size": 2}
+    text = "a cat sat on a mat. " * 40  # 720 tokens to train on: 44 windows, 22 steps an epoch
+    (tmp_path / "cats.txt").write_text(text, encoding="utf-8")
+    run = Run.create(text=tmp_path / "cats.txt", steps=100, out=tmp_path / "run", **shape, **fields)
+    expected = {"warmup_share": 5, "warmup_epochs": 11}[next(iter(fields))]
+    saved = json.loads((run.path / "config.json").read_text(encoding="utf-8"))["training"]
+    assert (
+        saved["warmup_steps"]
+        == expected
+        == run.training.with_step_count(TrainingConfig(steps=100, **fields)).warmup_steps
+    )
+    assert saved["warmup_share"] is saved["warmup_epochs"] is None
 
 
 def test_a_file_may_hold_values_of_every_type(toml):

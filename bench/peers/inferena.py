@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers import serve
-from bench.timing import Contestant, turn
 from smallmind import ModelConfig, TransformerModel
+from smallmind.bench.timing import Contestant, serve, turn
 from smallmind.files import safetensors
 from smallmind.memory.tracker import peak_resident_bytes
 
@@ -37,7 +36,7 @@ def _ours(path: str) -> Framework:
 def _torch(path: str, compiled: bool) -> Framework:
     import torch
 
-    from bench.peers import torch_llama, torch_step
+    from smallmind.bench.peers import torch_llama, torch_step
 
     tensors, metadata = safetensors.read(path)
     built = torch_llama.Model(ModelConfig(**json.loads(metadata["config"])))

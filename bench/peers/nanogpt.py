@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from bench.peers.job import Sizes
-from bench.peers.torch_gpt2 import Model
+from smallmind.bench.peers.job import Sizes
+from smallmind.bench.peers.torch_gpt2 import Model
 
 B, T, STEPS, EVERY, BATCHES = 12, 64, 2000, 250, 20
 

@@ -14,8 +14,8 @@ import time
 
 import numpy as np
 
-from bench.timing import Stopwatch
 from smallmind import Training, TrainingConfig, TransformerModel
+from smallmind.bench.timing import Stopwatch
 from smallmind.kernels.codegen.threads import bind_to_cores, set_threads
 from smallmind.parallel.group import Group
 from smallmind.parallel.launch import join

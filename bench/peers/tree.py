@@ -6,27 +6,22 @@ seconds of the fastest call; `{"limit": bytes}` -> bytes copied per second, or w
 of multiply-adds.
 """
 
+import runpy
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import smallmind
-from bench.peers import serve
-from bench.timing import Contestant, turn
 
 PAGE = 4096  # bytes
 ALPHABET = "".join(map(chr, range(ord("0"), ord("0") + 65)))  # 65, as in Shakespeare
 Shape = tuple[int, ...]
-
-# The shapes of the operands of each product (M, K) x (K, N), and the order of a step's sizes in it:
-# a layer's output, the gradient of its weights, that of its input.
-PRODUCTS: dict[str, tuple[Callable[..., tuple[Shape, Shape]], Callable[..., Shape]]] = {
-    "matmul": (lambda M, K, N: ((M, K), (K, N)), lambda M, K, N: (M, K, N)),
-    "matmul_transpose_a": (lambda M, K, N: ((K, M), (K, N)), lambda M, K, N: (K, M, N)),
-    "matmul_transpose_b": (lambda M, K, N: ((M, K), (N, K)), lambda M, K, N: (M, N, K)),
-}
+# This tree has it; the one that is timed may have none, or another one.
+TIMING = runpy.run_path(str(Path(__file__).parents[2] / "smallmind" / "bench" / "timing.py"))
+Contestant, serve, turn = (TIMING[name] for name in ("Contestant", "serve", "turn"))
 
 
 def _numbers(shape: Shape, offset: int = 0) -> np.ndarray:
@@ -39,9 +34,8 @@ def _numbers(shape: Shape, offset: int = 0) -> np.ndarray:
     return array
 
 
-def _product(name: str, M: int, K: int, N: int, offset: int) -> Callable[[], object]:
-    a, b = (_numbers(shape, offset) for shape in PRODUCTS[name][0](M, K, N))
-    return partial(getattr(smallmind, name), a, b, _numbers((M, N), offset))
+def _product(name: str, a: Shape, b: Shape, out: Shape, offset: int) -> Callable[[], object]:
+    return partial(getattr(smallmind, name), *(_numbers(tuple(x), offset) for x in (a, b, out)))
 
 
 def _attention(direction: str, B: int, H: int, T: int, D: int) -> Callable[[], object]:
@@ -91,13 +85,13 @@ KINDS: dict[str, Callable[..., Callable[[], object]]] = {
 
 def _limit(nbytes: int | None) -> float:
     """This bench knows the vectors of its own tree alone."""
-    from bench import ceilings
+    from smallmind.bench import ceilings
 
     return ceilings.copy_rate(nbytes) if nbytes else ceilings.multiply_add_rate()
 
 
 def main() -> None:
-    built: list[Contestant] = []  # the last one
+    built: list[Any] = []  # the last one
 
     def build(kind_and_sizes: list[Any]) -> str | None:
         kind, *sizes = kind_and_sizes

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from smallmind.charts.axis import format_tick, ticks
 from smallmind.charts.figure import Figure, Line, Panel
@@ -11,12 +12,26 @@ from smallmind.console.table import escape
 WIDTH, LEFT, RIGHT = 720, 90, 26  # with room for the larger letters of a phone
 TOP, BOTTOM = 38, 46  # above each panel, and below the last one
 LARGE, SMALL = 192, 76  # the heights of panels
-TICKS = 5
 POINTS = 500  # of a curve at most: more are not seen
 DOTS = 40  # evaluations up to which each is a dot
 NAME = 56  # letters of a name in the legend
 N_COLOURS = 6
 LARGEST = 1e30  # larger numbers are left out
+
+
+class Layout(NamedTuple):
+    """The measures of a figure, and about how many ticks its axes have."""
+
+    width: int = WIDTH
+    left: int = LEFT
+    large: int = LARGE
+    small: int = SMALL
+    ticks: int = 5
+    has_legend: bool = True  # above the panels
+    kind: str = "wide"  # the class beside "chart"
+
+
+PICTURE = Layout()
 
 LIGHT = """--ink: #1d2433; --quiet: #5d6779; --line: #d8dde6; --page: #ffffff; --panel: #f5f7fa;
   --c0: #1f6feb; --c1: #d1480f; --c2: #1a7f37; --c3: #8250df; --c4: #9a6700; --c5: #bf3989;"""
@@ -53,18 +68,29 @@ class Svg(str):
         return str(self)
 
 
-def chart(figure: Figure) -> str:
+def chart(figure: Figure, layout: Layout = PICTURE) -> str:
     """The SVG of a figure for a page that has STYLE, "" if there is nothing to draw."""
-    elements, height = _drawn(figure)
+    elements, height = _drawn(figure, layout)
     return elements and (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'<svg class="chart {layout.kind}" viewBox="0 0 {layout.width} {height}" role="img" '
         f'aria-label="{escape(figure.title)}">{elements}</svg>'
     )
 
 
+def legend(panel: Panel) -> list[tuple[str, str]]:
+    """The classes and the name of each line of a panel that is not faint; none for a single line.
+
+    Lines of one kind with one name, such as those of runs with other seeds, are in it once.
+    """
+    lines = [line for line in panel.lines if len(line.points) and not line.faint]
+    if len(lines) < 2:
+        return []
+    return list(dict.fromkeys((_kind(panel, line), line.name) for line in lines))
+
+
 def picture(figure: Figure) -> Svg:
     """The SVG of a figure on white, whatever the page is like; empty if nothing is drawn."""
-    elements, height = _drawn(figure)
+    elements, height = _drawn(figure, PICTURE)
     style = re.sub(r"var\(--(\w+)\)", lambda found: COLOURS[found[1]], SHAPES)
     return Svg(
         elements
@@ -75,7 +101,7 @@ def picture(figure: Figure) -> Svg:
     )
 
 
-def _drawn(figure: Figure) -> tuple[str, int]:
+def _drawn(figure: Figure, layout: Layout) -> tuple[str, int]:
     """The elements of a figure, and its height; "" if no axis can show a point of it."""
     panels = [
         replace(panel, lines=[replace(x, points=x.points.below(LARGEST)) for x in panel.lines])
@@ -84,51 +110,51 @@ def _drawn(figure: Figure) -> tuple[str, int]:
     figure = replace(figure, panels=[x for x in panels if any(len(y.points) for y in x.lines)])
     if not figure.panels:
         return "", 0
-    parts, height = _legend(figure.panels[0])
+    parts, height = _legend(figure.panels[0]) if layout.has_legend else ([], 0)
     for panel in figure.panels:
         is_last = panel is figure.panels[-1]
-        parts += _panel(figure, panel, height, is_last)
-        height += TOP + (SMALL if panel.is_small else LARGE) + BOTTOM * is_last
+        parts += _panel(figure, panel, height, is_last, layout)
+        height += TOP + (layout.small if panel.is_small else layout.large) + BOTTOM * is_last
     return "".join(parts), height
 
 
 def _legend(panel: Panel) -> tuple[list[str], int]:
     """The names of lines above all panels, and the height of that; none for a single line."""
-    lines = [line for line in panel.lines if len(line.points) and not line.faint]
-    if len(lines) < 2:
-        return [], 0
-    parts, x, y = [], LEFT, 16
-    for line in lines:
-        name = line.name if len(line.name) <= NAME else f"...{line.name[-NAME:]}"
+    parts: list[str] = []
+    x, y = LEFT, 16
+    if not (names := legend(panel)):
+        return parts, 0
+    for kind, name in names:
+        name = name if len(name) <= NAME else f"...{name[-NAME:]}"
         width = 40 + 10 * len(name)
         if x > LEFT and x + width > WIDTH:
             x, y = LEFT, y + 22
-        parts.append(_polyline(_kind(panel, line), [(x, y), (x + 24, y)]))
+        parts.append(_polyline(kind, [(x, y), (x + 24, y)]))
         parts.append(_text(x + 30, y, name))
         x += width
     return parts, y + 14
 
 
-def _panel(figure: Figure, panel: Panel, top: int, is_last: bool) -> list[str]:
+def _panel(figure: Figure, panel: Panel, top: int, is_last: bool, layout: Layout) -> list[str]:
     """The grid, the labels and the lines of a panel whose upper end is at `top`."""
     (left, right), (low, high) = figure.x_range, panel.y_range
     right = right if right > left else left + 1
-    top, height = top + TOP, SMALL if panel.is_small else LARGE
-    bottom = top + height
+    top, height = top + TOP, layout.small if panel.is_small else layout.large
+    bottom, end = top + height, layout.width - RIGHT
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = LEFT + (x - left) / (right - left) * (WIDTH - LEFT - RIGHT)
+        across = layout.left + (x - left) / (right - left) * (end - layout.left)
         return across, top + (high - min(max(y, low), high)) / (high - low) * height
 
     parts = [_text(2, top - 16, panel.label)]
-    for tick in ticks(low, high, 3 if panel.is_small else TICKS):
+    for tick in ticks(low, high, 3 if panel.is_small else layout.ticks):
         y = place(left, tick)[1]
-        parts.append(_polyline("grid", [(LEFT, y), (WIDTH - RIGHT, y)]))
-        parts.append(_text(LEFT - 8, y, format_tick(tick), "end"))
+        parts.append(_polyline("grid", [(layout.left, y), (end, y)]))
+        parts.append(_text(layout.left - 8, y, format_tick(tick), "end"))
     if is_last:
-        for tick in ticks(left, right, TICKS):
-            parts.append(_text(place(tick, low)[0], bottom + 14, format_tick(tick), "middle"))
-        parts.append(_text(WIDTH - RIGHT, bottom + 36, figure.x_name, "end"))
+        for tick, label in figure.x_ticks(layout.ticks):
+            parts.append(_text(place(tick, low)[0], bottom + 14, label, "middle"))
+        parts.append(_text(end, bottom + 36, figure.x_name, "end"))
     for line in sorted(panel.lines, key=lambda line: not line.faint):
         if not len(line.points):
             continue

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from smallmind.console import activity
-from smallmind.console.live_line import LiveLine, can_print, fit, printable
+from smallmind.console.live_line import LiveLine, can_print, fit, knows_escapes, printable
 from smallmind.console.table import OUTLINE, Table
 from smallmind.guide import with_page
 
@@ -46,6 +46,7 @@ class Console:
         self.failure: OSError | None = None
         self._live = LiveLine(self.stream)
         self._live.write = self._emit  # type: ignore[method-assign]
+        self._rows = 0  # of the lines that `live_lines` shows
         self._pause = activity.Pause()
         self._printed = time.monotonic()  # the time of the last output
 
@@ -95,6 +96,17 @@ class Console:
             self._live.show(*variants)
         elif silent >= activity.REFRESH:
             self._live.show(*(f" [{text}]" for text in variants), " ...")
+
+    def live_lines(self, lines: Sequence[str]) -> None:
+        """Lines that the next ones replace; where there are no escape sequences, only the first."""
+        if not knows_escapes(self.stream):
+            self.live(lines[0])
+            return
+        self._clear()
+        size = shutil.get_terminal_size()
+        shown = [printable(fit((line,), size.columns - 1)) for line in lines[: size.lines - 1]]
+        self._emit("".join(f"{line}\n" for line in shown))
+        self._rows = len(shown)
 
     def activity(self, text: str | None, usual: bool) -> None:
         """The activity hook: shows an activity, on a line of its own if not in a terminal."""
@@ -158,6 +170,9 @@ class Console:
 
     def _clear(self) -> None:
         self._live.clear()
+        if self._rows:
+            self._emit(f"\x1b[{self._rows}F\x1b[J")
+            self._rows = 0
 
     def _write(self, text: str) -> None:
         """Text from anywhere, of which no control character is printed: a pipe may show it too."""

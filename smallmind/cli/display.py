@@ -1,5 +1,6 @@
 """Shows a run while it trains, and its results at the end."""
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -8,13 +9,16 @@ from smallmind.charts.text import BLOCKS, sparkline
 from smallmind.cli.console import INDENT, Console, line_width
 from smallmind.console.live_line import can_print
 from smallmind.console.table import GAP
+from smallmind.optim.loss_scaler import FALLS, PERIOD
 from smallmind.settings.config import TrainingConfig
 from smallmind.settings.presets import PRESETS
 from smallmind.training.evaluation import Evaluation
+from smallmind.training.operations import usage_text
 from smallmind.training.progress import StatusText
 from smallmind.training.records import (
     EarlyStopRecord,
     EvaluationRecord,
+    FallingScaleRecord,
     FileWarningRecord,
     HealthRecord,
     InstructionSetRecord,
@@ -39,6 +43,7 @@ MAX_CLIPPED = 0.1
 USUAL_NORM = 1.0  # to which gradients are clipped
 MAX_EVALUATING = 0.2
 MIN_SECONDS = 10.0  # of evaluations, below which there is little to save
+MAX_WAITING, MIN_WAITING = 0.05, 1.0  # share and seconds that steps may wait for batches
 # val_every and val_batches as nobody has set them: no advice about the program's own choice.
 NOT_CHOSEN = [
     tuple(preset.get(name, getattr(TrainingConfig, name)) for name in ("val_every", "val_batches"))
@@ -92,6 +97,12 @@ class ProgressDisplay:
                     f"Step {record.step}: Gradient overflow detected, skipping update. "
                     f"Loss scale: {record.loss_scale:g}"
                 )
+                if isinstance(record, FallingScaleRecord):
+                    warn(
+                        f"The loss scale was halved {FALLS} times in {PERIOD} steps. The largest "
+                        f"gradients: {record.largest_gradients}. Lower --learning-rate, or use "
+                        "--precision bfloat16."
+                    )
             case SaveFailedRecord():
                 warn(f"A checkpoint could not be saved; the next save tries again: {record.reason}")
             case FileWarningRecord():
@@ -205,6 +216,21 @@ def show_costs(console: Console, training: "Training") -> None:
             )
         else:
             console.line(text)
+
+
+def show_usage(console: Console, training: "Training") -> None:
+    """The share of the machine that steps used, with advice if they waited much for data."""
+    usage = training.usage
+    if not usage or not usage.updates:
+        return
+    text = usage_text(dataclasses.asdict(usage.record(training.progress.step)))
+    if usage.waiting > max(MIN_WAITING, MAX_WAITING * usage.seconds):
+        console.warning(
+            f"{text}: draw batches while steps compute (--prefetch 4), from tokens that "
+            "`smallmind prepare` has written to a fast disk"
+        )
+    elif text:
+        console.line(text)
 
 
 def show_looks(console: Console, training: "Training") -> None:

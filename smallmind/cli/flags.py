@@ -40,16 +40,8 @@ METAVARS = {int: "N", float: "X", str: "DIR"}
 
 
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
-    """TEXT, sources of settings, and a flag for every field of the four configs."""
-    parser.usage = f"{parser.prog} [-h] [TEXT ...] [FLAG [VALUE]] ..."
-    add_text(parser, "*", "; also what `smallmind prepare` wrote; without any, built-in stories")
-    add_source_flags(parser)
-    for config in SECTIONS.values():
-        title = (config.__doc__ or "").splitlines()[0].split(" (")[0].split(". ")[0].rstrip(".")
-        group = parser.add_argument_group(title)
-        for field in dataclasses.fields(config):
-            if field.name not in ELSEWHERE:
-                _add_flag(group, field)
+    """The flags of `add_setting_flags`, and those of profiling."""
+    add_setting_flags(parser)
     group = parser.add_argument_group("Profiling")
     _add_flag(group, FIELDS["enable_diagnostics"][1])
     group.add_argument(
@@ -65,6 +57,19 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the same, and write a profile for speedscope.app, as in run.speedscope.json",
     )
+
+
+def add_setting_flags(parser: argparse.ArgumentParser) -> None:
+    """TEXT, sources of settings, and a flag for every field of the four configs."""
+    parser.usage = f"{parser.prog} [-h] [TEXT ...] [FLAG [VALUE]] ..."
+    add_text(parser, "*", "; also what `smallmind prepare` wrote; without any, built-in stories")
+    add_source_flags(parser)
+    for config in SECTIONS.values():
+        title = (config.__doc__ or "").splitlines()[0].split(" (")[0].split(". ")[0].rstrip(".")
+        group = parser.add_argument_group(title)
+        for field in dataclasses.fields(config):
+            if field.name not in ELSEWHERE:
+                _add_flag(group, field)
 
 
 def add_text(parser: argparse.ArgumentParser, count: str, more: str = "") -> None:
@@ -162,8 +167,14 @@ def run_of(options: argparse.Namespace) -> Path:
 
 
 def runs_of(options: argparse.Namespace) -> list[Path]:
-    """The runs that a command names, each once, or the newest, which standard error then names."""
-    return list(dict.fromkeys(map(find_run, options.run_names))) or [_newest()]
+    """The runs that a command names, each once, or the newest, which standard error then names.
+
+    The folder of a sweep names its runs that have begun.
+    """
+    found: dict[Path, None] = {}
+    for path in map(find_run, options.run_names):
+        found |= dict.fromkeys(_runs_in(path) or [path])
+    return list(found) or [_newest()]
 
 
 def find_run(named: Path) -> Path:
@@ -173,6 +184,20 @@ def find_run(named: Path) -> Path:
     inside = Path(RUNS) / named
     is_name = len(named.parts) == 1 and not named.exists()
     return inside if is_name and inside.is_dir() else named
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The runs of a sweep that have begun; none for any other directory."""
+    from smallmind.runs.files import CONFIG
+    from smallmind.runs.sweep import Plan, is_sweep
+
+    if not is_sweep(folder):
+        return []
+    runs = [folder / run.name for run in Plan.read(folder).runs]
+    begun = [path for path in runs if (path / CONFIG).exists()]
+    if not begun:
+        raise InputError(f"no run of the sweep in {folder} has begun yet")
+    return begun
 
 
 def _newest() -> Path:

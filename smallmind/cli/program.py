@@ -2,9 +2,10 @@
 
 import argparse
 import importlib
+import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 # Command -> its module in this package and a line of help. A module is imported only when its
@@ -13,6 +14,7 @@ COMMANDS = {
     "train": ("train", "train a model on a text"),
     "prepare": ("prepare", "encode texts once, into files of tokens to train on"),
     "check": ("check", "check that a run would learn, before starting it"),
+    "sweep": ("sweep", "train with several values of settings, and compare the results"),
     "estimate": ("estimate", "show how much memory a run would take, and what fits"),
     "generate": ("generate", "generate text with a trained model"),
     "evaluate": ("evaluate", "measure how well a trained model predicts a text"),
@@ -26,6 +28,7 @@ COMMANDS = {
     "watch": ("watch", "watch a run from another window: curve, speed, samples"),
     "report": ("report", "write a page about a run, with curves and samples, for a browser"),
     "export-metrics": ("export_metrics", "write the metrics of a run as a CSV table"),
+    "bench": ("bench", "measure kernels, training steps and starts on this machine"),
     "lessons": ("lessons", "list the lessons, and copy one to work on"),
     "guide": ("guide", "read the guide: a first model, settings, speed, memory, trouble"),
 }
@@ -88,7 +91,13 @@ def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Names the nearest known word for an unknown one; prints errors like those of the commands."""
+    """Names the nearest known word for an unknown one; prints errors like those of the commands.
+
+    Flags whose names are in `several` take values with commas between them; a backslash before a
+    comma makes it part of a value.
+    """
+
+    several: Collection[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As in argparse, but each command refuses what it does not know, with its own usage."""
@@ -128,7 +137,13 @@ class _Parser(argparse.ArgumentParser):
         return f"{'/'.join(names)} is given twice{shown}; {advice}"
 
     def _get_value(self, action: argparse.Action, text: str) -> Any:
-        """As in argparse, but in the words of the settings' own checks."""
+        """As in argparse, but in the words of the settings' own checks; a list if it takes one."""
+        if action.dest in self.several:
+            parts = re.split(r"(?<!\\),", text)
+            return [self._one_value(action, part.replace("\\,", ",")) for part in parts]
+        return self._one_value(action, text)
+
+    def _one_value(self, action: argparse.Action, text: str) -> Any:
         try:
             return super()._get_value(action, text)
         except argparse.ArgumentError:
@@ -139,6 +154,10 @@ class _Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """As in argparse, but lists the choices as they are typed."""
+        if isinstance(value, list):
+            for each in value:
+                self._check_value(action, each)
+            return
         choices = list(map(str, action.choices or ()))
         if not choices or value in choices:
             return

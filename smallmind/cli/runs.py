@@ -10,6 +10,7 @@ from smallmind.cli.console import Console, full_width, shorten
 from smallmind.console.activity import duration
 from smallmind.console.table import GAP, Table
 from smallmind.runs.files import RUNS
+from smallmind.runs.sweep import is_sweep
 
 UNKNOWN = "-"
 MOST_NOTES = 5  # runs about which there is more to say
@@ -99,10 +100,14 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         console.piece(json.dumps([dated(row) for row in rows], indent=2) + "\n")
         return 0
-    if not rows:
+    sweeps = [path for path in sorted(options.directory.iterdir()) if is_sweep(path)]
+    if not rows and not sweeps:
         console.line(f"{options.directory} holds no run yet; `smallmind train` makes one")
         return 0
-    show_rows(console, rows)
+    if rows:
+        show_rows(console, rows)
+    for path in sweeps:
+        console.line(f"{path} holds a sweep: `smallmind runs {path}` lists its runs")
     notes = [(row["name"], row["failure"] or row["problem"]) for row in rows]
     notes = [(name, note) for name, note in notes if note]
     for name, note in notes[:MOST_NOTES]:

@@ -24,6 +24,7 @@ SCHEDULE_FIELDS = (
     "learning_rate",
     "min_lr",
     "warmup_steps",
+    "warmup_share",
     "lr_decay_factor",
     "lr_decay_every",
     "lr_decay_share",
@@ -57,12 +58,15 @@ def run(options: argparse.Namespace) -> int:
     errors: dict[str, InputError] = {}
     for name in names:
         try:
-            configs[name] = choices.having(schedule=name).settings().training.with_min_lr()
+            config = choices.having(schedule=name).settings().training
+            configs[name] = config.with_warmup(0).with_min_lr()
         except InputError as error:
             errors[name] = error
     if not configs:
         raise next(iter(errors.values()))
     config = next(iter(configs.values()))
+    if given.get("warmup_epochs"):
+        raise InputError("an epoch's steps follow from a text: give --warmup-steps or -share")
     if "steps" not in given and (config.epochs or given.get("minutes")):
         raise InputError("the number of steps follows from epochs or minutes here: give --steps")
     if not config.steps:

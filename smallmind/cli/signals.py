@@ -37,7 +37,7 @@ def ending_on_signals() -> AbstractContextManager[None]:
         if len(received) == 1:
             raise SystemExit(128 + number)
 
-    return raising(end, *_handled("SIGINT", *ENDING, *_of_mpiexec()))
+    return raising(end, *handled("SIGINT", *ENDING, *_of_mpiexec()))
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
     """
     received: list[int] = []
     is_impatient = impatience()
-    numbers = _handled("SIGINT", *ENDING, *_of_mpiexec())
+    numbers = handled("SIGINT", *ENDING, *_of_mpiexec())
     outside = {number: signal.getsignal(number) for number in numbers}
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -76,7 +76,7 @@ def _of_mpiexec() -> tuple[str, ...]:
     return ("SIGUSR1",) if launched() else ()
 
 
-def _handled(*names: str) -> list[int]:
+def handled(*names: str) -> list[int]:
     """The numbers of the signals that this system has and that are not ignored, as by nohup."""
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from smallmind.runs.pace import Pace
     from smallmind.runs.run import Run
 
-MAX_PARAMETERS = 100_000_000  # a larger model takes seconds to initialise
+MAX_PARAMETERS = 500_000_000  # a larger model takes long to initialise
 WIDE = 1.5  # spread of what was timed, from which the time is a range
 # Above how many seconds, and their names: 1.5 minutes are 90 seconds.
 UNITS = ((36 * 3600, 24 * 3600, "days"), (90 * 60, 3600, "h"), (90, 60, "min"), (0, 1, "s"))

@@ -228,6 +228,7 @@ def _show_steps(console: Console, run: "Run") -> int:
         show_costs,
         show_looks,
         show_losses,
+        show_usage,
         token_name,
     )
     from smallmind.cli.signals import stopping_on_signals
@@ -242,6 +243,7 @@ def _show_steps(console: Console, run: "Run") -> int:
         progress.show_health()
         show_looks(console, run.training)
         show_costs(console, run.training)
+        show_usage(console, run.training)
     if not received and (run.group.size == 1 or run.sample is not None):
         return 0
     if run.sample is None:

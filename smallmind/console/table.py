@@ -91,7 +91,10 @@ class Table:
             begin = end
 
     def html(self) -> str:
-        """A <table> in the colours of its page. What the cells hold is text, not markup."""
+        """A <table> in the colours of its page. What the cells hold is text, not markup.
+
+        Each cell names its column, for a page that is too narrow for columns.
+        """
         parts = [f"<caption>{escape(self.title)}</caption>"] if self.title else []
         if self.heads:
             parts.append(f"<thead>{self._row(self.heads, 'th')}</thead>")
@@ -103,9 +106,10 @@ class Table:
     def _row(self, cells: Sequence[str], tag: str, is_bold: bool = False) -> str:
         row = ' style="font-weight: bold"' if is_bold else ""
         sides = {"<": "left", ">": "right"}
+        heads = [f' data-head="{escape(head)}"' for head in self.heads if tag == "td"]
         found = "".join(
-            f'<{tag} style="text-align: {sides[side]}">{_indented(cell)}</{tag}>'
-            for cell, side in zip(cells, self._sides(cells), strict=True)
+            f'<{tag}{head} style="text-align: {sides[side]}">{_indented(cell)}</{tag}>'
+            for cell, side, head in zip_longest(cells, self._sides(cells), heads, fillvalue="")
         )
         return f"<tr{row}>{found}</tr>"
 

@@ -22,6 +22,7 @@ NAMES = (
     "troubleshooting",
     "quick-reference",
     "python",
+    "kernels",
     "teachers",
     "csharp",
 )

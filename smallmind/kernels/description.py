@@ -32,6 +32,8 @@ class Description:
     silent: float | None = None  # the largest |activation| of a silent hidden unit: GELU's at -4
     is_of_layer: bool = True  # optimizers call the others
     division: tuple[str, str] = ("alone", "")
+    operations: Callable[..., int] | None = None  # of its products, from its arguments
+    repeats: float = 0.0  # the share of these that compute again what the forward pass had
 
     def temporary_bytes(self, *arguments: Any, **named: Any) -> int:
         """The bytes of the temporary arrays of a call of the plain twin."""
@@ -61,6 +63,49 @@ def kernel(module: str = "", **facts: Any) -> Callable[[Function], Function]:
 def described(name: str) -> Description:
     """The description of the kernel of this name, also of one that a person added."""
     return KERNELS.get(name, UNKNOWN)
+
+
+def product_operations(out: np.ndarray, a: np.ndarray, *_: Any, **__: Any) -> int:
+    """The multiplications and additions of a product (M, K) x (K, N), transposed or not."""
+    return 2 * int(a.size) * int(out.shape[1])
+
+
+def gelu_product_operations(
+    _activation: np.ndarray, preactivation: np.ndarray, a: np.ndarray, *_: Any, **__: Any
+) -> int:
+    """Counts as `product_operations` does."""
+    return product_operations(preactivation, a)
+
+
+def attention_operations(
+    out: np.ndarray, logsumexp: np.ndarray, _qkv: np.ndarray, *_: Any, **__: Any
+) -> int:
+    """The operations of two products over the causal half."""
+    return 2 * int(out.size) * (int(logsumexp.shape[2]) + 1)
+
+
+def attention_backward_operations(
+    _dqkv: np.ndarray,
+    _dout: np.ndarray,
+    out: np.ndarray,
+    logsumexp: np.ndarray,
+    *_: Any,
+    **__: Any,
+) -> int:
+    """The operations of five products over the causal half, one of which the forward pass had."""
+    return 5 * int(out.size) * (int(logsumexp.shape[2]) + 1)
+
+
+def muon_operations(
+    _parameters: np.ndarray, _gradients: np.ndarray, _m: np.ndarray, blocks: Any, *_: Any
+) -> int:
+    """The operations of the iterations on Gram matrices (C, C) of matrices (C, K).
+
+    One triangle of each product is needed: 17 C^3 in the iterations, and 3 C^2 K.
+    """
+    short = np.minimum(blocks.rows, blocks.columns).astype(np.int64)
+    long = np.maximum(blocks.rows, blocks.columns).astype(np.int64)
+    return int((17 * short**3 + 3 * short**2 * long).sum())
 
 
 def attention_temporaries(

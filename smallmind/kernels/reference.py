@@ -10,9 +10,13 @@ import math
 import numpy as np
 
 from smallmind.kernels.description import (
+    attention_backward_operations,
     attention_backward_temporaries,
+    attention_operations,
     attention_temporaries,
+    gelu_product_operations,
     kernel,
+    product_operations,
 )
 from smallmind.kernels.half import round_to, to_float32
 from smallmind.kernels.reference_optimizers import (  # noqa: F401
@@ -31,13 +35,20 @@ def _add(y, *terms):
     return y
 
 
-@kernel(temporaries=2, gradient="a", division=("product", "out"))
+@kernel(temporaries=2, gradient="a", division=("product", "out"), operations=product_operations)
 def matmul(out, a, b, bias=None, addend=None):
     """a (M, K), b (K, N) -> out (M, N) = a b [+ bias (N,)] [+ addend (M, N)]. Writes out."""
     out[...] = _add(a @ b, bias, addend)
 
 
-@kernel("matmul", writes=2, temporaries=3, silent=1e-4, division=("product", "preactivation"))
+@kernel(
+    "matmul",
+    writes=2,
+    temporaries=3,
+    silent=1e-4,
+    division=("product", "preactivation"),
+    operations=gelu_product_operations,
+)
 def matmul_gelu(activation, preactivation, a, b, bias=None):
     """a (M, K), b (K, N) -> preactivation (M, N) = a b [+ bias (N,)], activation = its GELU.
 
@@ -139,13 +150,19 @@ def softcap_backward(dx, dy, y, cap):
     dx[...] = dy * (1 - tanh * tanh)
 
 
-@kernel("matmul", temporaries=2, division=("product", "out"))
+@kernel("matmul", temporaries=2, division=("product", "out"), operations=product_operations)
 def matmul_transpose_a(out, a, b, addend=None):
     """a (K, M), b (K, N) -> out (M, N) = a^T b [+ addend (M, N), may be out]. Writes out."""
     out[...] = _add(a.T @ b, addend)
 
 
-@kernel("matmul", temporaries=2, gradient="a", division=("product", "out"))
+@kernel(
+    "matmul",
+    temporaries=2,
+    gradient="a",
+    division=("product", "out"),
+    operations=product_operations,
+)
 def matmul_transpose_b(out, a, b, addend=None):
     """a (M, K), b (N, K) -> out (M, N) = a b^T [+ addend (M, N), may be out]. Writes out."""
     out[...] = _add(a @ b.T, addend)
@@ -357,6 +374,7 @@ def rotary_angles(positions, D, theta):
     writes=2,
     temporaries=attention_temporaries,
     division=("heads", "logsumexp"),
+    operations=attention_operations,
 )
 def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None):
     """qkv (B T, (H + 2 G) D) -> out (B T, H D); keeps logsumexp (B, H, T). Writes both.
@@ -378,6 +396,8 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=N
     "attention.backward",
     temporaries=attention_backward_temporaries,
     division=("heads", "logsumexp"),
+    operations=attention_backward_operations,
+    repeats=0.2,
 )
 def attention_backward(
     dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smallmind.kernels.description import kernel, muon_temporaries
+from smallmind.kernels.description import kernel, muon_operations, muon_temporaries
 from smallmind.kernels.half import round_to
 
 
@@ -91,7 +91,7 @@ LINEAR, CUBIC, QUINTIC, ITERATIONS = 3.4445, -4.7750, 2.0315, 5
 MIN_NORM = 1e-7  # a smaller matrix is divided by this
 
 
-@kernel(writes=3, temporaries=muon_temporaries, is_of_layer=False)
+@kernel(writes=3, temporaries=muon_temporaries, is_of_layer=False, operations=muon_operations)
 def muon(parameters, gradients, m, blocks, coefficients, working=None):
     """One update of the matrices in parameters (n,) by gradients and their mean m (n,). Writes all.
 

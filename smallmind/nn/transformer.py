@@ -29,7 +29,13 @@ from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.recorded_passes import AFTER, RecordedPasses
 from smallmind.nn.sizes import size_rows
 from smallmind.nn.workspace import Kernel, Pass, Result, Workspace
-from smallmind.settings.config import ModelConfig, Precision, RunConfig, micro_batch_sizes
+from smallmind.settings.config import (
+    ModelConfig,
+    Precision,
+    RunConfig,
+    TrainingConfig,
+    micro_batch_sizes,
+)
 from smallmind.settings.settings import from_saved
 from smallmind.text.ids import check_ids
 from smallmind.text.tokenizer import Tokenizer
@@ -170,6 +176,7 @@ class TransformerModel(Tabular):
         self.passes = 0  # of training so far that were not given a number
         self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens
         self.forget_recorded()
+        self.products = "numba"
         self.use_precision(Precision.FLOAT32)
 
     def table(self) -> Table:
@@ -200,6 +207,8 @@ class TransformerModel(Tabular):
             return f"NumPy on {platform.machine()}"
         from smallmind.kernels.codegen.isa import ISA
 
+        if self.products == "blas" and self.precision == Precision.FLOAT32:
+            return f"{ISA.name} with NumPy's BLAS"
         if not ISA.pairs or self.precision != Precision.BFLOAT16:
             return ISA.name
         return f"{ISA.name} with {'AMX' if ISA.matrix_unit else 'bfloat16'}"
@@ -222,6 +231,19 @@ class TransformerModel(Tabular):
             self.flat.refresh()
         self.workspace.activation_dtype = self.workspace.dtype if dtype is None else dtype
         return precision
+
+    def use_products(self, products: str | None) -> None:
+        """Makes passes multiply float32 by "numba", our own kernels (or None), or NumPy's "blas".
+
+        InputError for "blas" with the NumPy backend, which has no other products.
+        """
+        if products == "blas" and self.backend == "numpy":
+            raise InputError(
+                "products='blas' needs backend='numba': backend='numpy' uses the BLAS anyway"
+            )
+        self.products = check_field(TrainingConfig, "products", products) or "numba"
+        if self.backend == "numba":
+            self.workspace.use_blas(self.products == "blas")
 
     def freeze(self, names: str | None) -> None:
         """Keeps the weights of some parts: "embedding,blocks.0-1,head"; None: trains all.

@@ -71,6 +71,7 @@ class Workspace:
         self._noted: list[np.ndarray] | None = None  # what a pass has rented so far, if it is noted
         self.reservation: Reservation | None = None  # of arrays that this pass rents, all at once
         self.new_recording, self.threads = backend.new_recording, backend.threads
+        self._backend = backend
         # Rented for layers far apart, by name; `release_all_but` leaves them.
         self.carried: dict[str, np.ndarray] = {}
 
@@ -163,6 +164,15 @@ class Workspace:
         self.carried.clear()
         self._rented.clear()
         self.pool.return_all(self._busy)
+
+    def use_blas(self, is_used: bool) -> None:
+        """Takes products of float32 from NumPy's BLAS, whose calls cannot be recorded, or not."""
+        kernels, self.new_recording = self._backend.kernels, self._backend.new_recording
+        if is_used:
+            from smallmind.kernels import blas
+
+            kernels, self.new_recording = blas, None
+        self.kernels = kernels
 
     @contextmanager
     def using_pool(self, pool: TensorPool) -> Iterator[None]:

@@ -8,6 +8,7 @@ from smallmind.checks import check_type, suggesting
 MAX_SCALE = 2.0**24
 CLEAN_STEPS = 1000  # in a row until the scale is doubled
 MAX_SKIPS = 10  # in a row; then a smaller scale does not help
+FALLS, PERIOD = 5, 200  # halvings within so many steps, after which the scale keeps falling
 
 
 @suggesting()
@@ -22,15 +23,22 @@ class LossScaler:
         self.scale = check_type("scale", scale, numbers.Real)
         self.clean_steps = 0
         self.skips = 0  # in a row
+        self.keeps_falling = False  # the last step halved it the fifth time within 200 steps
+        self._steps, self._halved = 0, list[int]()
 
     def __repr__(self) -> str:
         return f"<LossScaler: {self.scale:g}, {self.clean_steps} steps without an overflow>"
 
     def update(self, overflowed: bool) -> None:
         """Adjusts the scale after a step."""
+        self._steps, self.keeps_falling = self._steps + 1, False
         if overflowed:
             self.scale = max(1.0, self.scale / 2)
             self.clean_steps, self.skips = 0, self.skips + 1
+            recent = [step for step in self._halved if step > self._steps - PERIOD]
+            self._halved = [*recent, self._steps]
+            if len(self._halved) == FALLS:
+                self.keeps_falling, self._halved = True, []  # said once per period
             return
         self.clean_steps, self.skips = self.clean_steps + 1, 0
         if self.clean_steps == CLEAN_STEPS:

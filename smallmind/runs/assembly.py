@@ -112,6 +112,7 @@ def new_model(settings: Settings, initial: Initial | None = None) -> Transformer
     if initial:
         model.flat.write(initial.model.parameters)
     model.use_precision(training.requested_precision)
+    model.use_products(training.products)
     return model
 
 

@@ -21,14 +21,15 @@ from smallmind.runs import budget
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import TEXT, Text, default_directory, is_literal, paths_of
+from smallmind.runs.products import fastest_products
 from smallmind.runs.source import TOKENS, Source, TokenSource, read_source
 from smallmind.runs.threads import choose_threads
 from smallmind.settings.config import ModelConfig, Precision, RunConfig
 from smallmind.settings.presets import DEFAULT_RECIPE
 from smallmind.settings.settings import Settings
-from smallmind.settings.sources import FIELDS, Choices, flag_of
+from smallmind.settings.sources import ALTERNATIVES, FIELDS, Choices, flag_of
 from smallmind.text.dataset import Dataset
-from smallmind.text.samplers import Epochs
+from smallmind.text.samplers import count_steps
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.training import Training
 
@@ -205,14 +206,20 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
         changes["document_token"] = _document_token(run, tokenizer)
     if training.requested_precision == Precision.AUTO:
         changes["precision"] = resolve_precision(Precision.AUTO, run.backend).value
-    if training.epochs:
-        changes["steps"] = training.epochs * Epochs(data, training.grad_accum_steps).steps
+    if not (run.minutes and training.warmup_share):  # else the steps are not known yet
+        counted = count_steps(training, data)
+        changes |= {name: getattr(counted, name) for name in ("steps", *ALTERNATIVES["warmup"])}
     frozen_parts(training.freeze, settings.model)  # raises early
+    if training.products == "blas" and run.backend == "numpy":
+        raise InputError(
+            "products='blas' needs backend='numba': backend='numpy' uses the BLAS anyway"
+        )
     resolved = settings.replace(**changes)
     if launched():  # several processes choose their own, each on its machine
         return resolved
     adapts = run.adapt_threads and run.threads is None
-    return resolved.replace(threads=choose_threads(run, resolved), adapt_threads=adapts)
+    resolved = resolved.replace(threads=choose_threads(run, resolved), adapt_threads=adapts)
+    return resolved if training.products else resolved.replace(products=fastest_products(resolved))
 
 
 def _document_token(run: RunConfig, tokenizer: Tokenizer) -> int:

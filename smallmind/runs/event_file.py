@@ -62,6 +62,7 @@ def scalars_of(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         return
     # The kind of the record, by a field that only it has.
     kinds = {"spike_step": "rollback", "final_loss": "final", "val_loss": "evaluation"}
+    kinds |= {"used_gflops": "usage"}
     kinds |= {"loss_scale": "training"}
     group = next((group for field, group in kinds.items() if field in record), None)
     for name, value in record.items():

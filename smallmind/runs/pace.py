@@ -15,7 +15,6 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.console.activity import clock
-from smallmind.nn.recorded_passes import AFTER
 from smallmind.nn.transformer import resolve_precision
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.optim.schedule import WARMUP_SHARE
@@ -41,9 +40,10 @@ MAX_PASSES = 64  # over the text: more memorise it, and its held-out part is pre
 
 # The slowest over the fastest try of a rough pace.
 TRIES = 3  # calls that are timed
-RECORDED = AFTER + 1  # passes of training, after which they are repeated at full speed
+UNTIMED = 2  # calls before: one waits for memory, the next is recorded
+LONG = 5.0  # seconds of the first ones, next to which the wait for memory is short
 BUSY = 1.5  # spread from which one thread may be faster than all
-MAX_TIMING = 1.0  # seconds, once TRIES are timed
+SHORT = 0.005  # seconds of a pass for which it may be too
 OPERATIONS = 6  # per parameter and token of a training pass
 MAX_OPERATIONS = 1e10  # of a pass that is timed: some tenths of a second on two cores
 
@@ -153,13 +153,15 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
             lambda: optimizer.step(config.max_grad_norm or None),
             lambda: model.losses(batch.ids, batch.targets, right),
         )
+        model.forget_recorded(after=UNTIMED - 1)
         tries = _tries(*calls)
         # Reading is never recorded: all its tries should take as long.
         spread = statistics.median(tries[2]) / min(tries[2]) if min(tries[2]) else 1.0
-        learning, update, reading = map(_usual, tries)
-        if spread >= BUSY and may_choose(model, training.group):  # as the run will
+        learning, update, reading = map(statistics.median, tries)
+        may_be_faster = spread >= BUSY or learning < SHORT
+        if may_be_faster and may_choose(model, training.group):  # as the run will
             with on_one_thread():
-                alone = [_usual(times) for times in _tries(*calls)]
+                alone = [statistics.median(times) for times in _tries(*calls)]
             if alone[0] + alone[1] < learning + update:
                 learning, update, reading = alone
         training.sample(2)  # waits for kernels and memory
@@ -186,25 +188,20 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
 
 
 def _tries(*calls: Callable[[], object]) -> list[list[float]]:
-    """Seconds of TRIES calls or more of each function, made in turn after one that is not timed.
+    """Seconds of TRIES calls of each function, made in turn after UNTIMED ones.
 
-    That one waits for memory. As many as it takes until passes are recorded and repeated, which is
-    faster, but not for longer than MAX_TIMING.
+    If the first ones take LONG, they are all.
     """
     tries: list[list[float]] = [[] for _ in calls]
-    start, rounds = clock(), 0
-    while rounds <= TRIES or (rounds < RECORDED + TRIES and clock() - start < MAX_TIMING):
+    start = clock()
+    for _ in range(UNTIMED + TRIES):
         for call, times in zip(calls, tries, strict=True):
             with _timed() as seconds:
                 call()
             times += seconds
-        rounds += 1
-    return [times[1:] for times in tries]
-
-
-def _usual(seconds: list[float]) -> float:
-    """The time of the last tries, which other programs may have interrupted."""
-    return statistics.median(seconds[-TRIES:])
+        if len(tries[0]) == 1 and clock() - start > LONG:
+            return tries
+    return [times[UNTIMED:] for times in tries]
 
 
 def _batches_at_the_end(data: Dataset) -> int:
@@ -222,7 +219,9 @@ def most_steps(config: TrainingConfig, data: Dataset) -> int:
 def fit_steps(
     config: TrainingConfig, pace: Pace, seconds: float, most: float = math.inf
 ) -> TrainingConfig:
-    """The config with the number of steps that fit, at most `most`; a tenth of them is warmup.
+    """The config with the number of steps that fit, at most `most`.
+
+    At most a tenth of them is warmup, unless the config says which share.
 
     InputError if not even one fits.
     """
@@ -238,8 +237,11 @@ def fit_steps(
         )
     most = int(min(most, math.ceil(seconds / pace.step)))
     fitting = bisect.bisect_left(range(1, most + 1), True, lo=1, key=lambda n: not fits(n))
+    fitted = dataclasses.replace(config, steps=fitting)
+    if config.warmup_share is not None:
+        return fitted.with_warmup(0)
     warmup = min(config.warmup_steps, fitting // WARMUP_SHARE)
-    return dataclasses.replace(config, steps=fitting, warmup_steps=warmup)
+    return dataclasses.replace(fitted, warmup_steps=warmup)
 
 
 def _step(training: Training, config: TrainingConfig, seconds: float) -> float | None:

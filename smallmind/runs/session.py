@@ -96,6 +96,8 @@ class Session:
                         self._keep(record)
                 finally:
                     run.kept_newest = None  # training has saved newer ones
+            if training.usage and training.usage.updates:
+                self._log(training.usage.record(training.progress.step))
             if config.enable_diagnostics:
                 self.directory.save_profile(training.profiler.rows())
             run.final, run.sample = save_ending(training, self.directory)

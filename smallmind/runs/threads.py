@@ -3,7 +3,10 @@
 Numba is only imported in the functions that need it: the command line's help does not.
 """
 
+import itertools
 import math
+import os
+from contextlib import suppress
 
 from smallmind.checks import InputError, check_field
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
@@ -56,6 +59,29 @@ def useful_threads(model: ModelConfig, training: TrainingConfig, run: RunConfig)
     operations = (6 * parameters + 6 * L * C * T) * windows * T
     regions = 23 * L + 10
     return max(MIN_THREADS, round(math.sqrt(operations / regions / OPERATIONS_PER_THREAD)))
+
+
+def divided_cpus(count: int) -> list[list[int]]:
+    """CPUs for each of `count` processes side by side: one CPU of each core, all of them fast.
+
+    Empty lists where the system cannot bind a process to CPUs. InputError if there are fewer cores.
+    """
+    from smallmind.kernels.codegen import threads
+
+    can_bind = hasattr(os, "sched_setaffinity")
+    of_core: dict[str, int] = {}
+    for cpu in threads.fast_cpus() or sorted(threads.USABLE):
+        file = threads.CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+        siblings = str(cpu)
+        with suppress(OSError, ValueError):
+            siblings = file.read_text(encoding="ascii").strip()
+        of_core.setdefault(siblings, cpu)
+    cpus = list(of_core.values())
+    cores = len(cpus) if can_bind else threads.cores()
+    if count > cores:
+        raise InputError(f"{count} side by side need as many cores, and this machine has {cores}")
+    bounds = [len(cpus) * i // count for i in range(count + 1)]
+    return [cpus[low:high] if can_bind else [] for low, high in itertools.pairwise(bounds)]
 
 
 def use_threads(run: RunConfig) -> None:

@@ -50,6 +50,7 @@ MAX_BATCH = 2**16
 MAX_SHARDS = 2**10
 MAX_WIDTH = 2**18  # hidden channels of a perceptron; channels of all heads of a block
 SCHEDULES = tuple(parts.SCHEDULES)
+OWN_WARMUP = ("schedule", *(name for name in SCHEDULES if name != "one-cycle"))
 
 
 @suggesting()
@@ -234,7 +235,20 @@ class TrainingConfig:
         100,
         "steps of linear warmup; one-cycle always takes a tenth of all steps",
         low=0,
-        needs=("schedule", *(name for name in SCHEDULES if name != "one-cycle")),
+        needs=OWN_WARMUP,
+    )
+    warmup_share: float | None = setting(
+        None,
+        "warmup as a fraction of the steps, instead of --warmup-steps",
+        low=0.0,
+        high=1.0,
+        needs=OWN_WARMUP,
+    )
+    warmup_epochs: float | None = setting(
+        None,
+        "warmup in passes over the training text, instead of --warmup-steps",
+        low=0.0,
+        needs=OWN_WARMUP,
     )
     schedule: str = setting("cosine", "learning rate after the warmup", choices=SCHEDULES)
     lr_decay_factor: float = setting(
@@ -338,6 +352,12 @@ class TrainingConfig:
     precision: str | None = setting(
         None, "number type of weights and activations; default: float32", choices=tuple(Precision)
     )
+    products: str | None = setting(
+        None,
+        "what multiplies matrices of float32: numba, or NumPy's blas, whose bits may depend on the "
+        "machine; default: on macOS whichever is faster, elsewhere numba",
+        choices=("numba", "blas"),
+    )
     micro_batch_size: int | None = setting(
         None, "windows per forward pass; default: 2048 tokens' worth", low=1
     )
@@ -401,6 +421,11 @@ class TrainingConfig:
                 "learning_rate=0 must be above 0 with optimizer='muon', whose "
                 "matrix_learning_rate follows it"
             )
+        if self.warmup_share is not None and self.warmup_epochs is not None:
+            raise InputError(
+                f"warmup_share={self.warmup_share} and warmup_epochs={self.warmup_epochs} both set "
+                "the warmup; give only one"
+            )
         if self.use_mixed_precision and self.precision not in (None, Precision.FLOAT16):
             raise InputError(
                 f"precision={self.precision!r} contradicts use_mixed_precision=True, which means "
@@ -414,6 +439,17 @@ class TrainingConfig:
     def with_min_lr(self) -> "TrainingConfig":
         """Copies the config with min_lr as a number, as it is saved with a run."""
         return dataclasses.replace(self, min_lr=self.resolved_min_lr)
+
+    def with_warmup(self, steps_per_epoch: int) -> "TrainingConfig":
+        """Copies the config with its warmup in steps, as it is saved with a run."""
+        if self.warmup_share is None and self.warmup_epochs is None:
+            return self
+        warmup = self.warmup_steps
+        if self.warmup_share is not None:
+            warmup = round(self.warmup_share * self.steps)
+        elif self.warmup_epochs is not None:
+            warmup = round(self.warmup_epochs * steps_per_epoch)
+        return dataclasses.replace(self, warmup_steps=warmup, warmup_share=None, warmup_epochs=None)
 
     @property
     def shards(self) -> int:
@@ -520,7 +556,6 @@ class RunConfig:
         True,
         "train on fewer threads while that is faster, as when other programs use the cores; "
         "--threads turns it off",
-        before=False,
     )
     backend: str = setting("numba", "compiled kernels or plain NumPy", choices=("numba", "numpy"))
     tensorboard: bool = setting(False, "write event files too, for tensorboard --logdir runs")

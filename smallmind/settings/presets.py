@@ -14,6 +14,7 @@ SIZES: dict[str, Fields] = {
     "tiny": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12},
     "small": {"n_layer": 6, "n_head": 4, "n_embd": 256, "block_size": 128, "batch_size": 12},
     "medium": {"n_layer": 8, "n_head": 8, "n_embd": 512, "block_size": 256, "batch_size": 8},
+    "large": {"n_layer": 12, "n_head": 16, "n_embd": 1024, "block_size": 512, "batch_size": 8},
 }
 
 # Published ones, and what learns fastest at these sizes: `bench recipe` measures it.
@@ -64,7 +65,7 @@ RECIPES = {
         "that of GPT-2 and nanoGPT: AdamW and a cosine",
         {},
         # The larger the model, the lower the rate (Brown et al. 2020, table 2.1).
-        {"medium": {"learning_rate": 6e-4}},
+        {"medium": {"learning_rate": 6e-4}, "large": {"learning_rate": 6e-4}},
         lambda _: {},
         fits=False,
     ),
@@ -106,5 +107,16 @@ PRESETS: dict[str, Fields] = {
         "max_grad_norm": 1.0,
         "val_every": 500,
         "val_batches": 50,
+    },
+    # Windows of 32k tokens, one at a time: rope's longest wavelength, 63k tokens, covers them. The
+    # activations of a block would take more memory than all else.
+    "long": {
+        "steps": 200,
+        "warmup_steps": 10,
+        "batch_size": 1,
+        "block_size": 2**15,
+        "use_gradient_checkpointing": True,
+        "val_every": 50,
+        "val_batches": 1,
     },
 }

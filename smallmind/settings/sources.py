@@ -37,8 +37,11 @@ FROM_TEXT = ("vocab_size", "document_token")  # nobody chooses them
 # Not reused from a saved run: these depend on its text, its directory or its machine.
 RUN_SPECIFIC = (*FROM_TEXT, "out", "threads", "minutes")
 MAX_BYTES = 1_000_000  # of a file of settings
-# The length of a run: setting one of them overrides all three.
-LENGTHS = ("steps", "epochs", "minutes")
+# The length of a run, and of its warmup: setting one of them overrides all three.
+ALTERNATIVES = {
+    "length of the run": ("steps", "epochs", "minutes"),
+    "warmup": ("warmup_steps", "warmup_share", "warmup_epochs"),
+}
 # Fields by which a text becomes tokens, of some kinds of tokenizer only.
 OF_TOKENIZER = tuple(
     name for name, (_, field) in FIELDS.items() if "tokenizer" in field.metadata["needs"][:1]
@@ -115,10 +118,10 @@ class Choices:
                 f"{useless[0]} would change nothing: {file} sets everything it does; leave out one "
                 "of the two"
             )
-        if len(chosen := [name for name in LENGTHS if flags.get(name)]) > 1:
-            raise InputError(
-                f"--{chosen[0]} and --{chosen[1]} both set the length of the run; give only one"
-            )
+        for what, names in ALTERNATIVES.items():
+            chosen = [flag_of(name) for name in names if flags.get(name)]
+            if len(chosen) > 1:
+                raise InputError(f"{chosen[0]} and {chosen[1]} both set the {what}; give only one")
         given: Fields = {}
         for source in (*named.values(), from_file, flags):
             given = _override(given, source)
@@ -157,9 +160,10 @@ class Choices:
 
 
 def _override(fields: Fields, source: Fields) -> Fields:
-    """The fields with those of source; a length in source replaces all lengths."""
-    if any(name in source for name in LENGTHS):
-        fields = {name: value for name, value in fields.items() if name not in LENGTHS}
+    """The fields with those of source, which replace their alternatives too."""
+    for names in ALTERNATIVES.values():
+        if any(name in source for name in names):
+            fields = {name: value for name, value in fields.items() if name not in names}
     return fields | source
 
 

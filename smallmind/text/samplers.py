@@ -4,11 +4,13 @@ A batch depends only on the seed and its number, not on which batches were drawn
 resumed run continues with the batches that it would have drawn anyway.
 """
 
+import dataclasses
 import math
 
 import numpy as np
 
 from smallmind.randomness import hash64, hash_words, permuted
+from smallmind.settings.config import TrainingConfig
 from smallmind.text.dataset import Batch, Dataset, random_starts
 
 MOST_SHUFFLED = 1 << 20  # windows whose order is held in memory
@@ -107,6 +109,16 @@ class Epochs(Sampler):
 def make_sampler(dataset: Dataset, epochs: int, batches: int, stride: int = 1) -> Sampler:
     """The sampler of a run: Epochs if it has any, else RandomWindows."""
     return Epochs(dataset, batches, stride) if epochs else RandomWindows(dataset, batches, stride)
+
+
+def count_steps(config: TrainingConfig, data: Dataset) -> TrainingConfig:
+    """The config with its length and its warmup in steps, whichever of them is set in epochs."""
+    if not config.epochs and config.warmup_epochs is None:
+        return config.with_warmup(0)
+    per_epoch = Epochs(data, config.grad_accum_steps).steps
+    if config.epochs:
+        config = dataclasses.replace(config, steps=config.epochs * per_epoch)
+    return config.with_warmup(per_epoch)
 
 
 def draw(sampler: Sampler, number: int, out: Batch | None = None) -> Batch:

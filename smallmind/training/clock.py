@@ -11,6 +11,7 @@ class StepClock:
     """Adds elapsed time to progress.seconds, and measures the speed of the last steps."""
 
     def __init__(self, progress: RunProgress) -> None:
+        self.stepping = 0.0  # seconds that steps have taken
         self.restart(progress)
 
     def restart(self, progress: RunProgress) -> None:
@@ -21,7 +22,7 @@ class StepClock:
 
     def count(self, windows: int) -> None:
         """Counts a step that has ended, and its windows."""
-        self._seconds += self._elapsed()
+        self._add()
         self._steps += 1
         self._windows += windows
 
@@ -36,12 +37,17 @@ class StepClock:
     @contextmanager
     def apart(self, kind: str) -> Iterator[None]:
         """Counts the time within the block apart from steps, as `kind`, such as "samples"."""
-        self._seconds += self._elapsed()
+        self._add()
         try:
             yield
         finally:
             seconds = self._progress.seconds
             seconds[kind] = seconds.get(kind, 0.0) + self._elapsed()
+
+    def _add(self) -> None:
+        seconds = self._elapsed()
+        self._seconds += seconds
+        self.stepping += seconds
 
     def _elapsed(self) -> float:
         now = clock()

@@ -34,6 +34,7 @@ def set_up(model: TransformerModel, config: TrainingConfig, precision: Precision
     model.use_recompute(RecomputePlan.of(strategy, model.config.n_layer, interval))
     model.micro_batch_size = config.micro_batch_size
     model.use_precision(precision)
+    model.use_products(config.products)
     if config.freeze is not None:  # else what the model trains already
         model.freeze(config.freeze)
 
@@ -119,6 +120,7 @@ class Gradients:
         self.losses: list[float] = []  # of each shard in the last step, as parts of the mean
         self.divisor = 1.0  # what the gradients of the last step have to be divided by
         self.sampler = sampler
+        self.waiting = 0.0  # seconds that all steps have waited for their batches
         self._batches = batches
         self._sum = gradient_sum
         self._check_stop = check_stop
@@ -193,7 +195,9 @@ class Gradients:
 
         @functools.cache
         def get_batch(number: int) -> Batch:
+            begun = time.perf_counter()
             batch = self._batches.get(number)
+            self.waiting += time.perf_counter() - begun
             # Each shard has windows of all batches of the step, which share their buffers.
             return batch.copy() if are_copied else batch
 

@@ -64,6 +64,18 @@ class GradientDiagnostics:
         return _norm(np.asarray(gradients)), finding is not None
 
 
+def largest_gradients(model: TransformerModel, scale: float, count: int = 3) -> str:
+    """The parameters with the largest gradients, in multiples of scale, those not finite first."""
+
+    def size(gradient: np.ndarray) -> float:
+        norm = _norm(gradient)
+        return norm / scale if math.isfinite(norm) else math.inf
+
+    sizes = {name: size(gradient) for name, gradient in model.gradients.items()}
+    names = sorted(sizes, key=lambda name: -sizes[name])[:count]
+    return ", ".join(f"{name} (norm {sizes[name]:.3g})" for name in names)
+
+
 def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:
     flat = array.reshape(-1)
     for start in range(0, flat.size, CHUNK):

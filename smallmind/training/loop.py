@@ -14,11 +14,13 @@ from smallmind.signals import Stopped
 from smallmind.training.checkpoint import Saver
 from smallmind.training.clock import StepClock
 from smallmind.training.gradients import Gradients, passes_in_step
-from smallmind.training.health import checked_update, not_finite
+from smallmind.training.health import checked_update, largest_gradients, not_finite
 from smallmind.training.live_state import LiveState
+from smallmind.training.operations import Usage
 from smallmind.training.records import (
     EarlyStopRecord,
     EvaluationRecord,
+    FallingScaleRecord,
     OverflowRecord,
     Record,
     RollbackRecord,
@@ -42,7 +44,7 @@ class Loop:
     state when a save is due. `evaluate` takes a step and a number of batches -> the record, or None
     if it was stopped; `held_out_loss` is for looks at a target (`training.target`); `sample`
     returns a text that the model writes; `on_step` is called about once a second with the number of
-    the step, and how far it is if it takes long: "17%, 0:12 left".
+    the step, and how far it is if it takes long: "17%, 0:12 left"; `usage` counts the steps.
     """
 
     run: LiveState
@@ -54,6 +56,7 @@ class Loop:
     held_out_loss: HeldOutLoss
     sample: Callable[[], str]
     on_step: Callable[[int, str], object] | None
+    usage: Usage
 
     def __post_init__(self) -> None:
         self._saved = self.run.progress.step  # the step of the last save
@@ -61,7 +64,7 @@ class Loop:
     def records(self, last: int) -> Iterator[Record]:
         """Trains to the step `last`, or until the run ends earlier, and yields what happens."""
         run, gradients = self.run, self.gradients
-        clock = StepClock(run.progress)
+        clock, self._reported = StepClock(run.progress), self.usage.sums
         # The run was stopped during it.
         if self._evaluation_is_due() or self._target.is_due():
             yield from self._after_step(clock)
@@ -114,15 +117,20 @@ class Loop:
             raise FloatingPointError(reason)
         progress.step = step
         run.passes += passes_in_step(self.gradients.sampler, step)
-        is_updated = math.isfinite(norm)
+        is_updated, largest = math.isfinite(norm), None
+        if run.scaler and run.scaler.keeps_falling:
+            largest = largest_gradients(run.model, divisor)
         if is_updated and run.distillation:
             run.distillation.temperature_parameter.step(rate)
         if not is_updated:
             run.clear_gradients()
         clock.count(windows)
+        usage, waiting = self.usage, self.gradients.waiting
+        usage.count(clock.stepping - usage.seconds, waiting - usage.waiting, windows)
         yield from health
         if not is_updated:
-            yield OverflowRecord(step, run.loss_scale)
+            overflow = step, run.loss_scale
+            yield FallingScaleRecord(*overflow, largest) if largest else OverflowRecord(*overflow)
             return
         run.spikes.observe(loss)
         limit = config.max_grad_norm
@@ -131,6 +139,7 @@ class Loop:
         if step % config.log_every and step not in (1, config.steps):
             return
         seconds, windows_per_second = clock.since_last()
+        recent, self._reported = self.usage.since(*self._reported), self.usage.sums
         yield StepRecord(
             step=step,
             loss=loss,
@@ -145,6 +154,8 @@ class Loop:
             clip_share=progress.clipped / run.optimizer.steps,
             memory=resident_bytes(),
             peak_memory=peak_resident_bytes(),
+            gflops=recent.rate / 1e9,
+            waiting_share=recent.waiting_share,
         )
 
     def _fatal_reason(self, norm: float) -> str | None:
@@ -193,11 +204,14 @@ class Loop:
         # A run that resumes from a saved state has it as its snapshot, so this run needs it too.
         broken = None
         if is_save_due or step % self.snapshot_every == 0:
-            broken = self._keep_state()
+            with clock.apart("saves"):
+                broken = self._keep_state()
         if is_save_due and self.saver and broken:
             yield SaveFailedRecord(step, f"{broken} has NaN or Inf: the last checkpoint stays")
         elif is_save_due and self.saver:
-            yield from self._save(self.saver, best)
+            with clock.apart("saves"):
+                failed = list(self._save(self.saver, best))
+            yield from failed
 
     def _evaluation_is_due(self) -> bool:
         """True if the step that the run has reached still has to be evaluated."""

@@ -21,7 +21,9 @@ class StepRecord(Record):
     """One update: loss in nats per token, gradient norm before clipping.
 
     step_ms and tokens_per_second are means since the previous record, without evaluations.
-    clip_share covers all updates so far; memory is that of the whole process, in bytes.
+    clip_share covers all updates so far; memory is that of the whole process, in bytes. gflops are
+    the operations of products per nanosecond, without recompute, and waiting_share that part of
+    their time that steps wait for batches, both since the previous record.
     """
 
     kind = "step"
@@ -37,6 +39,8 @@ class StepRecord(Record):
     clip_share: float
     memory: int
     peak_memory: int
+    gflops: float = 0.0
+    waiting_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,13 @@ class OverflowRecord(Record):
 
     kind = "overflow"
     loss_scale: float
+
+
+@dataclass(frozen=True)
+class FallingScaleRecord(OverflowRecord):
+    """An overflow after which the loss scale keeps falling, and who has the largest gradients."""
+
+    largest_gradients: str
 
 
 @dataclass(frozen=True)
@@ -166,6 +177,28 @@ class FinalRecord(Record):
     final_bits_per_character: float
     final_bits_per_byte: float
     final_accuracy: float
+
+
+@dataclass(frozen=True)
+class UsageRecord(Record):
+    """The share of the machine that the steps of a session used, at its end.
+
+    Operations are those of products, in the forward pass, the backward pass, updates, and what is
+    computed again for the backward pass. Rates are without the latter; used_share is that of the
+    ceiling, the rate of float32 multiply-adds from registers. Times are in seconds, without
+    evaluations, samples and saves.
+    """
+
+    kind = "usage"
+    used_forward: int
+    used_backward: int
+    used_update: int
+    used_recompute: int
+    used_gflops: float
+    ceiling_gflops: float | None  # None without compiled kernels
+    used_share: float | None
+    used_seconds: float
+    used_waiting: float  # for batches
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ that have to be compiled are compiled here, all in one go.
 import dataclasses
 import functools
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.compiling import helpers
 from smallmind.training.distillation import Distillation
+from smallmind.training.step_threads import on_one_thread
 from smallmind.training.training import Training
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -52,7 +53,7 @@ def rehearse(
 ) -> None:
     """Trains, evaluates and writes with a tiny model of this kind, once in a process.
 
-    On the threads that are set. training.requested_precision must not be AUTO.
+    training.requested_precision must not be AUTO.
     """
     with activity.doing("Loading the kernels", usual=True):
         _rehearse(_tiny(model), _short(training), teacher and _tiny(teacher), backend)
@@ -64,8 +65,13 @@ def _rehearse(
 ) -> None:
     expected = _expected(config, training) if backend == "numba" else 0
     text = ALPHABET * (20 * WINDOW // len(ALPHABET))
-    helping = helpers(config, training) if expected else nullcontext()
-    with activity.expecting_kernels(expected, _compiled), helping, TensorPool() as pool:
+    with ExitStack() as stack:
+        stack.enter_context(activity.expecting_kernels(expected, _compiled))
+        if expected:
+            stack.enter_context(helpers(config, training))
+        if backend == "numba":  # several would wait for each other
+            stack.enter_context(on_one_thread())
+        pool = stack.enter_context(TensorPool())
         models = [
             TransformerModel(config, backend=backend) for config in (config, teacher) if config
         ]
@@ -79,8 +85,13 @@ def _rehearse(
             batch_size=BATCH,
             distillation=Distillation(models[1]) if teacher else None,
         )
+        run.counts_operations = False
         for _ in run.steps(training):
             pass
+        if backend == "numba":
+            from smallmind.kernels.ceilings import multiply_add
+
+            multiply_add()  # the real run measures the ceiling
         run.evaluate_held_out()
         generate(models[0], run.tokenizer, max_tokens=TOKENS)
 

@@ -96,12 +96,13 @@ def choosing_threads(model: TransformerModel, group: Group) -> Iterator[StepThre
 
 @contextmanager
 def on_one_thread() -> Iterator[None]:
-    """Within the block, kernels run on one thread."""
+    """Within the block, kernels run on one thread, which does the work of all."""
     from smallmind.kernels.codegen import threads
 
-    of = threads.threads()
+    of, are_fixed = threads.threads(), threads.are_fixed()
+    threads.set_threads(of)  # so that training takes no others
     threads.run_on(1, of)
     try:
         yield
     finally:
-        threads.run_on(of, of)
+        threads.set_threads(of, are_fixed)

@@ -19,9 +19,9 @@ from smallmind.optim.schedule import Schedule
 from smallmind.parallel.group import ALONE, Group
 from smallmind.parallel.shards import check_size
 from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
-from smallmind.signals import Stopped
+from smallmind.signals import Stopped, stopping_on_interrupt
 from smallmind.text.dataset import Dataset
-from smallmind.text.samplers import Epochs, make_sampler
+from smallmind.text.samplers import count_steps, make_sampler
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.anomaly import detect_anomaly
 from smallmind.training.checkpoint import (
@@ -42,6 +42,12 @@ from smallmind.training.evaluation import (
 from smallmind.training.gradients import computing, set_up
 from smallmind.training.live_state import LiveState, saved_precision
 from smallmind.training.loop import Loop
+from smallmind.training.operations import (
+    Operations,
+    Usage,
+    count_operations,
+    multiply_add_ceiling,
+)
 from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.progress import follow, showing_progress
 from smallmind.training.records import (
@@ -115,8 +121,10 @@ class Training:
         self.profiler = TrainingProfiler()  # used with enable_diagnostics
         self._run = self._new_run(TrainingConfig())
         self.on_step: Callable[[int, str], object] | None = None  # see Loop
+        self.counts_operations = True  # what steps use of the machine is in their records
+        self.usage: Usage | None = None  # what the steps of the last call of `steps` have used
         self._stopping = False
-        self._begun_in: Path | None = None  # where `train_optimized` saves its last run
+        self._begun_in: Path | None = None  # where `train` saves its last run
 
     def __repr__(self) -> str:
         return f"<Training: step {self.progress.step:,} of {self.config.steps:,} on {self.data!r}>"
@@ -200,6 +208,7 @@ class Training:
         last = config.steps if until is None else min(until, config.steps)
         stride = self.distillation.stride if self.distillation else 1
         sampler = make_sampler(self.data, config.epochs, config.grad_accum_steps, stride)
+        self.usage = self._new_usage()
         with ExitStack() as stack:
             gradients = stack.enter_context(
                 computing(self._run, sampler, self.group, last, self.check_stop)
@@ -210,15 +219,23 @@ class Training:
                 stack.enter_context(detect_anomaly(self.model))
             threads = stack.enter_context(choosing_threads(self.model, self.group))
             calls = self.evaluate, self.held_out_loss, self.sample, self.on_step
-            loop = Loop(self._run, gradients, threads, saver, self.snapshot_every, *calls)
+            loop = Loop(
+                self._run, gradients, threads, saver, self.snapshot_every, *calls, self.usage
+            )
             yield from loop.records(last)
 
+    def _new_usage(self) -> Usage:
+        """Counts the operations of a step, and measures what the machine can do at most."""
+        if not self.counts_operations:
+            return Usage(Operations(0, 0, 0, 0), None)
+        teacher = self.distillation and self.distillation.teacher
+        counted = count_operations(self.model.config, self.config, teacher and teacher.config)
+        is_compiled = self.model.backend == "numba"
+        return Usage(counted, self.group.size * multiply_add_ceiling() if is_compiled else None)
+
     def with_step_count(self, config: TrainingConfig) -> TrainingConfig:
-        """The config with the number of steps that its epochs take, if it has any."""
-        if not config.epochs:
-            return config
-        steps = Epochs(self.data, config.grad_accum_steps).steps
-        return dataclasses.replace(config, steps=config.epochs * steps)
+        """The config with its length and its warmup in steps, if it has them in epochs."""
+        return count_steps(config, self.data)
 
     def stop(self) -> None:
         """Ends the current run before its next batch; may be called from any thread."""
@@ -241,6 +258,7 @@ class Training:
         """Restores the model and the run at the end of the block, whatever was trained in it."""
         model, run = self.model, self._run
         precision, recompute, frozen = model.precision, model.recompute_plan, model.frozen
+        products = model.products
         micro_batch_size = model.micro_batch_size
         before = StateCopy().take(run.capture_model())
         self._run = self._new_run(run.config)
@@ -251,6 +269,7 @@ class Training:
             model.micro_batch_size = micro_batch_size
             model.use_recompute(recompute)
             model.use_precision(precision)
+            model.use_products(products)
             model.freeze(frozen)
             run.load_model(before)
             self._run.clear_gradients()
@@ -301,16 +320,69 @@ class Training:
 
     @suggesting(TrainingConfig)
     def train(
-        self, steps: int, progress: bool | None = None, **settings: float | str
+        self,
+        steps: int | None = None,
+        learning_rate: float | None = None,
+        log_every: int | None = None,
+        save_every: int | None = None,
+        checkpoint_dir: str | PathLike[str] | None = None,
+        config: TrainingConfig | None = None,
+        *,
+        resume: bool = False,
+        on_record: Callable[[Record], object] | None = None,
+        progress: bool | None = None,
+        **settings: float | str | None,
     ) -> list[Record]:
-        """Trains for `steps` with other fields of TrainingConfig as keywords -> all records.
+        """Trains as config says, overridden by the other arguments -> all records.
 
-        With `progress`, by default on a terminal and in a notebook, a line on standard error shows
-        step, loss, speed and time left; with False nothing is shown.
+        `settings` are other fields of TrainingConfig; None leaves one as it is.
+
+        Checkpoints are saved to `checkpoint_dir/checkpoints`, for `smallmind.load(checkpoint_dir)`;
+        without `checkpoint_dir` nothing is saved. With it, Ctrl-C ends the run after the step that
+        it is in, and saves that. With `resume` training continues from the newest checkpoint there,
+        if there is one; without it, InputError if the directory already holds checkpoints, or if
+        another run is using it. InputError, too, for `resume` after an exception before the first
+        checkpoint: the model is no longer the one that the run began with. OSError if the last
+        checkpoint cannot be saved.
+
+        `on_record` gets each record at once. With `progress`, by default on a terminal and in a
+        notebook, a line on standard error shows step, loss, speed and time left; with False nothing
+        is shown.
         """
-        config = TrainingConfig(steps=steps, **settings)  # type: ignore[arg-type]
-        with showing_progress(progress) as line:
-            return follow(self.steps(config), self, line, self.with_step_count(config).steps)
+        check_type("config", config, TrainingConfig, None)
+        check_type("checkpoint_dir", checkpoint_dir, str, PathLike, None)
+        check_type("on_record", on_record, Callable, None)  # type: ignore[arg-type]
+        given: dict[str, Any] = {
+            "steps": steps,
+            "learning_rate": learning_rate,
+            "log_every": log_every,
+            "save_every": save_every,
+            **settings,
+        }
+        changes = {name: value for name, value in given.items() if value is not None}
+        config = dataclasses.replace(config or TrainingConfig(), **changes)
+        length = self.with_step_count(config).steps
+        with ExitStack() as stack:
+            saver = state = None
+            if checkpoint_dir is not None:
+                directory = Path(checkpoint_dir)
+                directory.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(RunLock(directory))
+                clear_stale(directory)
+                state, skipped = newest(directory) if resume else (None, [])
+                if skipped and not state:
+                    raise InputError(f"no checkpoint in {directory} is sound: {skipped[0][1]}")
+                if not state:
+                    if exist(directory):
+                        raise InputError(
+                            f"{directory / CHECKPOINTS} holds checkpoints of another run; choose "
+                            "another directory, or resume=True to continue that run"
+                        )
+                    self._check_fresh(directory.resolve(), resume)
+                saver = stack.enter_context(BackgroundSaver(directory, config.keep))
+                stack.enter_context(stopping_on_interrupt(self._interrupt))
+            line = stack.enter_context(showing_progress(progress))
+            return follow(self.steps(config, state, saver=saver), self, line, length, on_record)
 
     @suggesting()
     def train_optimized(
@@ -329,55 +401,28 @@ class Training:
         on_record: Callable[[Record], object] | None = None,
         resume: bool = False,
     ) -> list[Record]:
-        """Trains as config says, overridden by the other arguments -> all records.
+        """Calls `train`, with the positional arguments of earlier versions."""
+        return self.train(
+            steps,
+            learning_rate,
+            log_every,
+            save_every,
+            checkpoint_dir,
+            config,
+            grad_accum_steps=grad_accum_steps,
+            warmup_steps=warmup_steps,
+            val_every=val_every,
+            val_batches=val_batches,
+            min_lr=min_lr,
+            on_record=on_record,
+            resume=resume,
+        )
 
-        Checkpoints are saved to `checkpoint_dir/checkpoints`, for `training.checkpoint.newest`;
-        without `checkpoint_dir` nothing is saved. `on_record` gets each record at once. With
-        `resume` training continues from the newest checkpoint there, if there is one; without it,
-        InputError if the directory already holds checkpoints, or if another run is using it.
-        InputError, too, for `resume` after an interrupt before the first checkpoint: the model is
-        no longer the one that the run began with. OSError if the last checkpoint cannot be saved.
-        """
-        check_type("config", config, TrainingConfig, None)
-        check_type("checkpoint_dir", checkpoint_dir, str, PathLike, None)
-        check_type("on_record", on_record, Callable, None)  # type: ignore[arg-type]
-        given: dict[str, Any] = {
-            "steps": steps,
-            "learning_rate": learning_rate,
-            "log_every": log_every,
-            "save_every": save_every,
-            "grad_accum_steps": grad_accum_steps,
-            "warmup_steps": warmup_steps,
-            "val_every": val_every,
-            "val_batches": val_batches,
-            "min_lr": min_lr,
-        }
-        changes = {name: value for name, value in given.items() if value is not None}
-        config = dataclasses.replace(config or TrainingConfig(), **changes)
-        records = []
-        with ExitStack() as stack:
-            saver = state = None
-            if checkpoint_dir is not None:
-                directory = Path(checkpoint_dir)
-                directory.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(RunLock(directory))
-                clear_stale(directory)
-                state, skipped = newest(directory) if resume else (None, [])
-                if skipped and not state:
-                    raise InputError(f"no checkpoint in {directory} is sound: {skipped[0][1]}")
-                if not state:
-                    if exist(directory):
-                        raise InputError(
-                            f"{directory / CHECKPOINTS} holds checkpoints of another run; choose "
-                            "another directory"
-                        )
-                    self._check_fresh(directory.resolve(), resume)
-                saver = stack.enter_context(BackgroundSaver(directory, config.keep))
-            for record in self.steps(config, state, saver=saver):
-                records.append(record)
-                if on_record:
-                    on_record(record)
-        return records
+    def _interrupt(self) -> None:
+        """Stops, or raises KeyboardInterrupt while no step has been trained that could be saved."""
+        if not self.progress.step:
+            raise KeyboardInterrupt
+        self.stop()
 
     def _check_fresh(self, directory: Path, resume: bool) -> None:
         """InputError for a run that resumes from nothing, with weights that it has changed."""
@@ -406,6 +451,11 @@ class Training:
         self._run = self._new_run(config)
         self._run.passes = passes
         check_size(self.group.size, config.shards)
+        if self.group.size > 1 and config.products == "blas":
+            raise InputError(
+                "products='blas' is for one process: with several, the bits of the results must "
+                "not depend on the machine; use products='numba'"
+            )
         self._run.clear_gradients()
         if state:
             self.load_state(state)

@@ -1,77 +1,35 @@
-"""A run on one page of HTML: model and text, curves, evaluations, samples, settings.
-
-The page needs nothing else: no script, and no file from elsewhere.
-"""
+"""A run on one page of HTML: sample, loss, how to use it, and then everything else."""
 
 import dataclasses
 import math
 import shlex
-from collections.abc import Iterable
 from os import PathLike
 from typing import Any
 
-from smallmind.charts import svg
 from smallmind.charts.curve import Curve
 from smallmind.charts.figure import Figure, Line, Panel, losses_of, noisy
 from smallmind.checks import InputError, from_json, number, whole
 from smallmind.console.activity import duration
-from smallmind.console.table import Table, escape
+from smallmind.console.table import escape
 from smallmind.files import durable
 from smallmind.runs.files import PROFILE
 from smallmind.settings.settings import SECTIONS
-from smallmind.views.run_view import PLOTTED, RunView, open_view
+from smallmind.training.operations import usage_text
+from smallmind.views.page import (
+    figures,
+    large_chart,
+    page,
+    section,
+    settings_table,
+    small_charts,
+    table,
+)
+from smallmind.views.run_view import PLOTTED, RunView, State, open_view
 
 FIELDS = (*PLOTTED, "tokens_per_second", "memory", "peak_memory")
 SHOWN = 12  # evaluations in the table
 SAMPLES_SHOWN = 40
 LEAST = 0.005  # share of the time below which an operation is left out
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>{style}
-* {{ box-sizing: border-box; }}
-body {{ margin: 0; background: var(--page); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }}
-main {{ max-width: 880px; margin: 0 auto; padding: 24px 16px 64px; }}
-h1 {{ font-size: 1.7rem; line-height: 1.2; margin: 0 0 4px; overflow-wrap: anywhere; }}
-h2 {{ font-size: 1.2rem; margin: 40px 0 8px; }}
-p {{ margin: 4px 0 12px; max-width: 68ch; }}
-.quiet {{ color: var(--quiet); }}
-.figures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 10px;
-  margin: 20px 0; }}
-.figure {{ background: var(--panel); border: 1px solid var(--line); border-radius: 8px;
-  padding: 10px 12px; }}
-.figure b {{ display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }}
-.scroll {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }}
-th, td {{ text-align: right; padding: 4px 8px; border-bottom: 1px solid var(--line);
-  white-space: nowrap; }}
-th:first-child, td:first-child {{ text-align: left; }}
-th {{ color: var(--quiet); font-weight: 600; }}
-.settings td + td {{ white-space: normal; overflow-wrap: anywhere; }}
-pre {{ background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 12px;
-  white-space: pre-wrap; overflow-wrap: anywhere; font: 14px/1.45 ui-monospace, Menlo, Consolas,
-  monospace; }}
-.bar {{ display: grid; grid-template-columns: minmax(120px, 220px) 1fr 110px; gap: 8px;
-  align-items: center; font-size: .95rem; margin: 2px 0; }}
-.bar i {{ display: block; height: 12px; border-radius: 3px; background: var(--c0);
-  min-width: 1px; }}
-.bar span {{ overflow-wrap: anywhere; }}
-.bar span:last-child {{ text-align: right; font-variant-numeric: tabular-nums; }}
-.warning {{ border-left: 4px solid var(--c1); padding-left: 10px; }}
-summary {{ cursor: pointer; }}
-@media (max-width: 560px) {{ svg.chart text {{ font-size: 20px; }}
-  .bar {{ grid-template-columns: 110px 1fr 84px; font-size: .85rem; }} }}
-@media print {{ body {{ font-size: 12px; }} main {{ max-width: none; padding: 0; }}
-  h2 {{ break-after: avoid; }} pre, svg, tr, .bar {{ break-inside: avoid; }}
-  .scroll {{ overflow: visible; }} th, td {{ white-space: normal; }}
-  details:not([open]) {{ display: none; }} }}
-</style></head><body><main>
-{body}
-</main></body></html>
-"""
 
 
 def report(path: str | PathLike[str]) -> str:
@@ -81,18 +39,17 @@ def report(path: str | PathLike[str]) -> str:
         raise InputError(f"{path} cannot be shown: {view.problem}")
     parts = (
         _head(view),
-        _figures(view),
-        _section("Loss", svg.chart(losses_of(_curve(view, "loss"), _curve(view, "val_loss")))),
-        _evaluations(view),
-        _course(view),
+        figures(_cards(view)),
         _samples(view),
+        _loss(view),
+        _use(view),
+        _course(view),
+        _evaluations(view),
         _profile(view),
         _health(view),
-        _use(view),
         _settings(view),
     )
-    title = f"{view.path.resolve().name}: training report"
-    return PAGE.format(title=escape(title), style=svg.STYLE, body="\n".join(filter(None, parts)))
+    return page(f"{view.path.resolve().name}: training report", parts)
 
 
 def _head(view: RunView) -> str:
@@ -116,32 +73,51 @@ def _head(view: RunView) -> str:
     )
 
 
-def _figures(view: RunView) -> str:
-    """The figures that people look for first."""
-    figures = []
+def _cards(view: RunView) -> list[tuple[str, str, str]]:
+    """The figures that people look for first: name, value, unit."""
+    cards = []
     best, end = view.best or {}, view.final or {}
     if _is_number(end.get("final_loss")):
-        figures.append(("Whole held-out text", f"{end['final_loss']:.4f}", "nats per token"))
-    if best:
-        where = f"after step {best['step']:,}"
-        figures.append(("Best evaluation", f"{best['val_loss']:.4f}", where))
+        cards.append(("Held-out loss", f"{end['final_loss']:.4f}", "nats per token, at the end"))
+    elif best:
+        unit = f"nats per token, after step {best['step']:,}"
+        cards.append(("Best held-out loss", f"{best['val_loss']:.4f}", unit))
     bits = end.get("final_bits_per_byte", best.get("bits_per_byte"))
     if _is_number(bits):
-        figures.append(("Bits per byte", f"{bits:.3f}", "held-out"))
+        cards.append(("Compression", f"{bits:.3f}", "bits per byte of held-out text"))
     if view.steps is not None:
-        figures.append(("Steps", f"{view.step:,}", f"of {view.steps:,}"))
+        cards.append(("Length", f"{view.step:,}", f"of {view.steps:,} steps"))
     if view.seconds:
-        figures.append(("Time", duration(view.seconds), "of training"))
+        cards.append(("Time", *_time(view.seconds)))
     if rates := sorted(_curve(view, "tokens_per_second").values):
-        figures.append(("Speed", f"{rates[len(rates) // 2]:,.0f}", "tokens per second"))
+        cards.append(("Speed", f"{rates[len(rates) // 2]:,.0f}", "tokens per second"))
     if peaks := _curve(view, "peak_memory").values:
-        figures.append(("Memory", f"{max(peaks) / 1e6:,.0f} MB", "at the peak"))
-    boxes = "".join(
-        f'<div class="figure"><span class="quiet">{name}</span><b>{escape(value)}</b>'
-        f'<span class="quiet">{escape(unit)}</span></div>'
-        for name, value, unit in figures
-    )
-    return f'<div class="figures">{boxes}</div>' if boxes else ""
+        cards.append(("Memory", f"{max(peaks) / 1e6:,.0f} MB", "at the peak of the process"))
+    return cards
+
+
+def _time(seconds: float) -> tuple[str, str]:
+    """A time of training and its unit."""
+    if seconds < 60:
+        return f"{seconds:.1f} s", "of training"
+    unit = "hours:minutes:seconds" if seconds >= 3600 else "minutes:seconds"
+    return duration(seconds), f"{unit} of training"
+
+
+def _loss(view: RunView) -> str:
+    """The losses from the untrained model on."""
+    loss = _curve(view, "loss")
+    chart = large_chart(losses_of(loss, _curve(view, "val_loss"), whole=True))
+    start = ""
+    if chart and loss.steps[:1] == [1]:
+        assert view.settings
+        guess = math.log(view.settings.model.vocab_size)
+        start = (
+            f"Before training the loss was {loss.values[0]:.2f}; guessing among the "
+            f"{view.settings.model.vocab_size:,} tokens of the vocabulary gives {guess:.2f}. "
+        )
+    note = f'<p class="quiet">{start}Steps are on a logarithmic scale.</p>'
+    return section("Loss", chart and chart + note)
 
 
 def _evaluations(view: RunView) -> str:
@@ -172,9 +148,9 @@ def _evaluations(view: RunView) -> str:
     ]
     left_out = len(rows) - len(shown)
     note = f'<p class="quiet">{left_out} more in metrics.jsonl.</p>' if left_out else ""
-    table = Table("", cells, ("step", *columns), best=shown.index(best)).html()
-    table = f'<div class="scroll">{table}</div>{note}'
-    return _section("Evaluations", f"<p>On held-out text; the best one is bold.</p>{table}")
+    found = table(cells, ("step", *columns), best=shown.index(best))
+    about = "<p>On held-out text, losses in nats per token; the best one is bold.</p>"
+    return section("Evaluations", f"{about}{found}{note}")
 
 
 def _course(view: RunView) -> str:
@@ -184,13 +160,15 @@ def _course(view: RunView) -> str:
     )
     megabytes = Curve(memory.steps, memory.seconds, [value / 1e6 for value in memory.values])
     panels = [
-        Panel("learning rate", "", [Line("", rate)], is_small=True),
-        Panel("norm of the gradient", "before clipping", noisy("", norm), is_small=True),
-        Panel("speed", "tokens per second", [Line("", speed)], from_zero=True, is_small=True),
-        Panel("memory of the process", "MB", [Line("", megabytes)], from_zero=True, is_small=True),
+        Panel("Learning rate", "", [Line("", rate)], from_zero=True),
+        Panel("Norm of the gradient", "before clipping", noisy("", norm)),
+        Panel("Speed", "tokens per second", [Line("", speed)], from_zero=True),
+        Panel("Memory of the process", "MB", [Line("", megabytes)], from_zero=True),
     ]
-    title = "Learning rate, norm of the gradient, speed and memory by step"
-    return _section("Course of the run", svg.chart(Figure(title, panels)))
+    charts = [Figure(f"{panel.label} by step", [panel]) for panel in panels]
+    used = usage_text(view.usage)
+    note = f"<p>{escape(used)}.</p>" if used else ""
+    return section("Course of the run", small_charts(charts) + note)
 
 
 def _samples(view: RunView) -> str:
@@ -208,7 +186,7 @@ def _samples(view: RunView) -> str:
         )
         count = "1 earlier one" if len(earlier) == 1 else f"{len(earlier)} earlier ones"
         body += f"<details><summary>{count}</summary>{texts}</details>"
-    return _section("What the model writes", body)
+    return section("What the model writes", body)
 
 
 def _profile(view: RunView) -> str:
@@ -233,7 +211,7 @@ def _profile(view: RunView) -> str:
         if part >= LEAST * total
     )
     measured = f"{total:.1f} seconds of training were measured, each in the innermost operation."
-    return _section("Where the time went", f"<p>{measured}</p>{bars}")
+    return section("Where the time went", f"<p>{measured}</p>{bars}")
 
 
 def _health(view: RunView) -> str:
@@ -241,12 +219,12 @@ def _health(view: RunView) -> str:
     problems, checks = view.notes, view.health_checks
     if not problems:
         count = "1 check" if checks == 1 else f"{checks} checks"
-        return _section("Health", f"<p>{count}, no problems.</p>") if checks else ""
+        return section("Health", f"<p>{count}, no problems.</p>") if checks else ""
     shown = _spread(problems, SAMPLES_SHOWN)
     lines = "".join(f'<p class="warning">{escape(problem)}</p>' for problem in shown)
     left_out = len(problems) - len(shown)
     note = f'<p class="quiet">{left_out} more in metrics.jsonl.</p>' if left_out else ""
-    return _section("Health", lines + note)
+    return section("Health", lines + note)
 
 
 def _use(view: RunView) -> str:
@@ -259,10 +237,14 @@ def _use(view: RunView) -> str:
         f"smallmind export {run} --to gguf {file}",
         f"model, tokenizer = smallmind.load({name!r})  # in Python",
     ]
-    if view.steps is not None:
-        lines.insert(2, f"smallmind train --resume {run} --steps {2 * view.steps}")
+    if view.state == State.INTERRUPTED:
+        lines.insert(0, f"smallmind train --resume {run}")
+    elif view.state == State.RUNNING:
+        lines.insert(0, f"smallmind watch {run}")
+    elif view.state == State.FINISHED:
+        lines.insert(2, f"smallmind train --resume {run} --steps {2 * (view.steps or 1)}")
     body = "<p>In the directory that holds the run:</p>"
-    return _section("How to use it", f"{body}<pre>{escape(chr(10).join(lines))}</pre>")
+    return section("How to use it", f"{body}<pre>{escape(chr(10).join(lines))}</pre>")
 
 
 def _settings(view: RunView) -> str:
@@ -280,9 +262,9 @@ def _settings(view: RunView) -> str:
         if name in view.saved
     ]
     return (
-        _section("Settings that differ from the defaults", _table(chosen))
-        + f"<details><summary>All settings</summary>{_table(everything)}</details>"
-        + _section("Made with", _table(versions))
+        section("Settings that differ from the defaults", settings_table(chosen))
+        + f"<details><summary>All settings</summary>{settings_table(everything)}</details>"
+        + section("Made with", settings_table(versions))
     )
 
 
@@ -299,13 +281,3 @@ def _spread(items: list[Any], count: int) -> list[Any]:
     if len(items) <= count:
         return items
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
-
-
-def _table(rows: Iterable[tuple[str, Any]]) -> str:
-    if not (cells := [(name, str(value)) for name, value in rows]):
-        return "<p>None.</p>"
-    return f'<div class="scroll settings">{Table("", cells, align="<<").html()}</div>'
-
-
-def _section(title: str, body: str) -> str:
-    return f"<section><h2>{title}</h2>{body}</section>" if body else ""

@@ -68,6 +68,7 @@ class RunView:
         self.curves = {field: Curve() for field in self.fields}
         self.evaluations: list[dict[str, Any]] = []
         self.final: dict[str, Any] | None = None  # the evaluation at the end
+        self.usage: dict[str, Any] = {}  # the share of the machine that the last session used
         self.failure: str | None = None
         self.health_checks = 0
         self.notes: list[str] = []  # problems: of health, rollbacks, files
@@ -225,6 +226,8 @@ class RunView:
             self._ended = step
         elif "final_loss" in record:
             self.final = record
+        elif "used_gflops" in record:
+            self.usage = record
         elif "val_loss" in record:
             self._cut_evaluations(step - 1)
             self.evaluations.append(record)

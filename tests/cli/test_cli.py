@@ -91,7 +91,7 @@ def test_the_run_directory_is_readable_by_other_programs(run):
     assert [line["step"] for line in steps] == [1, 10, 20, 30]
     assert [line["step"] for line in evaluations] == [20, 30]
     fields = "loss lr grad_norm tokens_per_second step_ms windows precision loss_scale clip_share"
-    fields += " step kind elapsed_seconds memory peak_memory"
+    fields += " step kind elapsed_seconds memory peak_memory gflops waiting_share"
     assert set(steps[0]) == set(fields.split())
     fields = "train_loss val_loss perplexity bits_per_character bits_per_byte accuracy"
     assert set(evaluations[0]) == {"step", "kind", "elapsed_seconds", *fields.split()}

@@ -14,6 +14,7 @@ from smallmind.console import activity
 from smallmind.console.live_line import REWRAPPING, fit
 from smallmind.training.progress import ProgressLine
 from smallmind.training.records import EvaluationRecord, StepRecord
+from tests.faults.test_consoles import Recorded
 
 STEPS = 100_000
 
@@ -271,3 +272,20 @@ def test_scripts_and_notebooks_show_compiling_and_progress_on_standard_error(mon
     for step in (1, 2):
         line.show(record(step))
     assert terminal.lines()[0].startswith("..........       2/100000  loss 2.3457")
+
+
+def test_several_live_lines_are_replaced_and_give_way_to_what_stays(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("LINES", "10")
+    terminal = Recorded("utf-8", is_terminal=True)
+    console = Console(terminal)
+    console.live_lines(["1 of 3", "a\x1b[2J" + "b" * 100])
+    console.live_lines(["2 of 3"])
+    console.line("done")
+    screen = pyte.Screen(40, 10)
+    pyte.Stream(screen).feed(terminal.shown().replace("\n", "\r\n"))
+    assert [line.rstrip() for line in screen.display if line.strip()] == ["done"]
+    file = Recorded("utf-8")
+    Console(file).live_lines(["1 of 3", "a"])
+    assert file.shown() == ""  # a minute has not passed

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.peers.job import Sizes
 from bench.threads import Step, imbalance
+from smallmind.bench.peers.job import Sizes
 from smallmind.kernels.codegen.rounding import row_share
 from smallmind.kernels.codegen.simd import LANES, share
 from smallmind.kernels.gemm.blocked import is_few, product_region, single_columns

@@ -47,3 +47,13 @@ def test_a_scaler_continues_from_its_saved_state():
         for one in (scaler, resumed):
             one.update(overflowed=i in (7, 1200))
         assert (resumed.scale, resumed.clean_steps) == (scaler.scale, scaler.clean_steps)
+
+
+def test_it_keeps_falling_after_five_halvings_within_200_steps_and_says_so_once_per_period():
+    scaler, said = LossScaler(2.0**24), []
+    overflows = {10, 40, 70, 100, 209, 210, 211, *range(1000, 2000, 60)}
+    for step in range(1, 2000):
+        scaler.update(step in overflows)
+        if scaler.keeps_falling:
+            said.append(step)
+    assert said == [209]  # the halvings before it are forgotten; every 60 steps is four in 200

@@ -69,7 +69,7 @@ def test_every_line_that_a_run_writes_says_its_kind_its_step_and_its_time(tmp_pa
     assert table.columns[:2] == ["step", "loss"] and table.columns[-1] == "kind"
     kinds = {row["step"]: row["kind"] for row in table.rows}
     assert kinds[1] == "step" and kinds[3] == "step evaluation"
-    assert kinds[6] == "step evaluation final"
+    assert kinds[6] == "step evaluation usage final"
     cli("export-metrics", run.path, "--out", tmp_path / "table.csv")
     assert (tmp_path / "table.csv").read_text().splitlines()[0].endswith(",kind")
 
@@ -83,9 +83,10 @@ def test_the_header_is_the_first_line_and_numbers_stay_numbers(tmp_path):
     write(tmp_path, [dataclasses.replace(STEPS[0], grad_norm=0.1 + 0.2)])
     first, second, rest = read_metrics(tmp_path).to_csv().split("\n")
     columns = "step,loss,lr,grad_norm,tokens_per_second,elapsed_seconds,step_ms,windows,precision"
-    assert first == f"{columns},loss_scale,clip_share,memory,peak_memory" and rest == ""
+    assert first == f"{columns},loss_scale,clip_share,memory,peak_memory,gflops,waiting_share"
+    assert rest == ""
     numbers = "1,4.0,0.001,0.30000000000000004,33333.333333333336,0.01,7.5,12"
-    assert second == f"{numbers},float16,65536.0,0.25,8,9"
+    assert second == f"{numbers},float16,65536.0,0.25,8,9,0.0,0.0"
 
 
 @pytest.mark.parametrize("end", ['{"step": 30, "loss": 1.2', '{"step": 3', "{", "1", '{"lr": 1}\n'])

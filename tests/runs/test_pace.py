@@ -219,9 +219,9 @@ def test_a_measurement_that_is_stopped_counts_for_nothing(monkeypatch, stopped_i
 
 def test_tries_that_differ_give_a_range(monkeypatch):
     training = small_training()
-    clocked(monkeypatch, training, lambda n: 100.0 * n)
+    clocked(monkeypatch, training, lambda n: 100.0 * n * n)
     found = rough_pace(training, TrainingConfig(micro_batch_size=3))
-    assert found.spread == pytest.approx(1.5)  # the second to the fourth: 200, 300 and 400
+    assert found.spread == pytest.approx(16 / 9)  # the third to the fifth: 900, 1600 and 2500
     assert about(100, found.spread) == "about 2 to 3 min" and about(100, 1.2) == "about 2 min"
     assert about(50, 1.5) == "about 50 to 75 s" and about(0.1, 4) == "about 1 s"
 

@@ -1,11 +1,14 @@
 """Training in 16 bits: an overflow costs one step and nothing else."""
 
+import io
 import json
 
 import numpy as np
 import pytest
 
 from smallmind import InputError, TrainingConfig, TransformerModel
+from smallmind.cli.console import Console
+from smallmind.cli.display import ProgressDisplay
 from smallmind.settings.config import Precision
 from smallmind.training.records import OverflowRecord, StepRecord
 from tests.training.small import at_each_pass, small_training
@@ -85,6 +88,19 @@ def test_ten_overflows_in_a_row_end_the_run_and_name_the_first():
             if record.step == 2:
                 start = training.model.flat.data.copy()
     np.testing.assert_array_equal(training.model.flat.data, start)
+
+
+def test_a_loss_scale_that_keeps_falling_names_the_largest_gradients():
+    training = small_training(seed=5)
+    spoil(training, at_passes={2, 4, 6, 8, 10})
+    records = training.train(10, log_every=1, val_every=0, precision="float16")
+    overflows = [record for record in records if isinstance(record, OverflowRecord)]
+    assert [type(record) for record in overflows[:4]] == [OverflowRecord] * 4
+    assert overflows[4].largest_gradients.startswith("blocks.1.mlp.expansion.weight (norm inf), ")
+    assert overflows[4].largest_gradients.count("(norm ") == 3
+    stream = io.StringIO()
+    ProgressDisplay(Console(stream), 10).show(overflows[4])
+    assert "was halved 5 times in 200 steps. The largest" in " ".join(stream.getvalue().split())
 
 
 def test_finite_gradients_whose_squares_overflow_float32_do_not_end_the_run():

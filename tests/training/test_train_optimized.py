@@ -2,11 +2,12 @@
 
 import dataclasses
 import os
+import signal
 from functools import partial
 
 import pytest
 
-from smallmind import InputError, Training, TrainingConfig
+from smallmind import InputError, Run, Training, TrainingConfig, load
 from smallmind.training import checkpoint as checkpoints
 from smallmind.training.records import EvaluationRecord, StepRecord
 from tests.programs import CATS
@@ -95,6 +96,42 @@ def test_a_run_interrupted_before_its_first_checkpoint_does_not_resume_from_its_
     whole.train(8, log_every=1, val_every=0)
     assert anew.model.flat.data.tobytes() == whole.model.flat.data.tobytes()
     assert training.train_optimized(2, checkpoint_dir=tmp_path / "other", resume=True)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
+def test_train_saves_and_resumes_as_a_run_does(tmp_path):
+    """Ctrl-C during step 4 ends it after that step; the files are those of a Run."""
+    settings = {"val_every": 2, "val_batches": 1, "keep": 2, "progress": False}
+    first_five = 8, 2e-3, 1, 3, tmp_path / "saved"  # positional, as in the guide
+
+    def interrupt(record):
+        if record.step == 3 and isinstance(record, StepRecord):
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        first = small_training().train(*first_five, **settings, on_record=interrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert max(checkpoints.steps(tmp_path / "saved")) == first[-1].step < 8
+    resumed, whole = small_training(), small_training()
+    rest = resumed.train(*first_five, **settings, resume=True)
+    records = whole.train(8, 2e-3, 1, **settings)
+
+    def losses(of):
+        return [(r.step, r.loss) for r in of if isinstance(r, StepRecord)]
+
+    assert losses(first) + losses(rest) == losses(records)
+    assert resumed.model.flat.data.tobytes() == whole.model.flat.data.tobytes()
+    model, tokenizer = load(tmp_path / "saved")
+    assert model.flat.data.tobytes() == whole.model.flat.data.tobytes()
+    assert tokenizer.digest == whole.tokenizer.digest
+    fields = {"n_layer": 1, "n_embd": 16, "n_head": 2, "block_size": 16, "save_every": 3}
+    del settings["progress"]
+    run = Run.create(text=CATS, steps=8, recipe="gpt2", out=tmp_path / "run", **fields, **settings)
+    run.train()
+    files = [set(os.listdir(tmp_path / each / "checkpoints")) for each in ("saved", "run")]
+    assert files[0] | {"best.safetensors"} == files[1] | {"best.safetensors"}
 
 
 def test_positional_arguments_have_the_order_of_the_guide():

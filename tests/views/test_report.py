@@ -15,6 +15,7 @@ from smallmind.charts import svg
 from smallmind.charts.axis import format_tick, ticks
 from smallmind.charts.curve import Curve
 from smallmind.charts.figure import Figure, Line, Panel
+from smallmind.files.lock import RunLock
 from smallmind.views.report import report
 from tests.programs import CATS, edited, refuses
 from tests.runs import small
@@ -70,9 +71,10 @@ def copy(finished, tmp_path):
 def test_everything_about_a_run_is_on_the_page(finished):
     content = report(finished.path)
     page = Page(content)
-    titles = "Loss,Evaluations,Course of the run,What the model writes,Where the time went,Health"
-    for title in titles.split(","):
-        assert f"<h2>{title}</h2>" in content
+    titles = "What the model writes,Loss,How to use it,Course of the run,Evaluations"
+    titles += ",Where the time went,Health,Settings that differ from the defaults,Made with"
+    assert re.findall("<h2>(.*?)</h2>", content) == titles.split(",")
+    assert content.count('<div class="figure">') == 6
     assert "cats & dogs" in page.text and f"{finished.final.loss:.4f}" in page.text
     assert finished.sample.strip() in html.unescape(content)
     assert "2 earlier ones" in page.text
@@ -87,6 +89,29 @@ def test_everything_about_a_run_is_on_the_page(finished):
     evaluations = content.partition("<h2>Evaluations</h2>")[2].partition("</table>")[0]
     assert re.findall(r"<tr[^>]*><td[^>]*>(\d+)</td>", evaluations) == ["10", "20", "30"]
     assert content.count('<tr style="font-weight: bold">') == 1
+
+
+def test_the_chart_of_the_loss_begins_with_the_untrained_model_and_uses_its_height(finished):
+    content = report(finished.path)
+    first = finished.metrics().curve("loss").values[0]
+    assert f"Before training the loss was {first:.2f};" in content
+    drawn = re.search(r'<svg class="chart wide" viewBox="0 0 720 (\d+)"(.*?)</svg>', content)
+    (mean,) = re.findall('<polyline class="curve c0" points="([^"]*)"', drawn[2])
+    places = [tuple(map(float, point.split(","))) for point in mean.split()]
+    assert int(drawn[1]) > 300 and places[0][0] == svg.LEFT
+    # Half of the steps of a run are not at the right edge, and its last third reaches the bottom.
+    heights = [y for _, y in places]
+    assert heights[0] == pytest.approx(min(heights), abs=15)
+    assert max(heights) - min(heights) > 0.75 * 300
+
+
+def test_a_run_that_has_not_ended_says_how_to_go_on(finished, copy):
+    assert "train --resume" in report(finished.path) and "--steps 60" in report(finished.path)
+    (copy / "samples.txt").unlink()
+    text = Page(report(copy)).text
+    assert "smallmind train --resume copy\n" in text and "--steps" not in text
+    with RunLock(copy):
+        assert "smallmind watch copy\n" in Page(report(copy)).text
 
 
 def test_the_page_needs_nothing_else(finished):

@@ -198,7 +198,7 @@ def fast_cpus() -> list[int]:
 
     As many of the fastest cores as compute most together, all at the speed of the slowest.
     """
-    speeds = {}
+    speeds: dict[int, float] = {}
     for cpu in sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else USABLE):
         siblings = _cpus_in(CPUS / f"cpu{cpu}/topology/thread_siblings_list")
         if speeds.keys().isdisjoint(siblings):  # the first of its core

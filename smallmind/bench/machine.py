@@ -6,24 +6,42 @@ import os
 import platform
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import llvmlite.binding as llvm
 import psutil
 
-import smallmind
-from bench import CPUS
-from smallmind.console.live_line import LiveLine
-from smallmind.kernels.codegen.isa import ISA
-from smallmind.kernels.codegen.threads import threading_layer, threads
+from smallmind.bench import CPUS
+from smallmind.settings.config import __version__
 
-ROOT = Path(__file__).parent.parent
+THREADS = "NUMBA_NUM_THREADS"
+COUNTS = (THREADS, "OPENBLAS_NUM_THREADS")
+ROOT = Path(__file__).parents[2]  # of the package, where its processes start
+# Environment that makes each package use an instruction set. Without NUMBA_CPU_FEATURES, Numba
+# would add the host's features to those of the named CPU.
+ISAS = {
+    "haswell": {
+        "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_FEATURES": "",
+        "OPENBLAS_CORETYPE": "Haswell",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+    },
+    "x86-64": {
+        "NUMBA_CPU_NAME": "x86-64",
+        "NUMBA_CPU_FEATURES": "",
+        "OPENBLAS_CORETYPE": "Prescott",
+    },
+    "skylake-avx512": {
+        "NUMBA_CPU_NAME": "skylake-avx512",
+        "NUMBA_CPU_FEATURES": "",
+        "OPENBLAS_CORETYPE": "SkylakeX",
+    },
+}
 
 
 def _cpu() -> str:
@@ -40,8 +58,20 @@ def _lines(path: str) -> list[str]:
         return []
 
 
+def variables_of(threads: int | None, isa: str | None) -> dict[str, str]:
+    """The environment of processes that measure; packages read it when they are imported."""
+    # Two threads of one core share its multipliers: the default is one per core.
+    count = threads or min(psutil.cpu_count(logical=False) or 1, os.cpu_count() or 1)
+    return {**ISAS.get(isa or "", {}), **dict.fromkeys(COUNTS, str(count))}
+
+
 def describe() -> dict[str, object]:
     """CPU, instruction set, threads, threading layer, versions."""
+    import llvmlite.binding as llvm
+
+    from smallmind.kernels.codegen.isa import ISA
+    from smallmind.kernels.codegen.threads import threading_layer, threads
+
     record: dict[str, object] = {
         "cpu": _cpu(),
         "llvm_cpu": llvm.get_host_cpu_name(),
@@ -52,7 +82,7 @@ def describe() -> dict[str, object]:
         "threading_layer": threading_layer(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "smallmind": smallmind.__version__,
+        "smallmind": __version__,
     }
     for package in ("numpy", "numba", "llvmlite", "torch"):
         try:
@@ -69,7 +99,7 @@ def answer_of(*arguments: str, variables: Mapping[str, str] | None = None, **res
     """
     output = subprocess.run(
         [sys.executable, *arguments],
-        env=os.environ | (variables or {}),
+        env={**os.environ, **(variables or {})},
         check=True,
         text=True,
         stdout=subprocess.PIPE,
@@ -78,16 +108,15 @@ def answer_of(*arguments: str, variables: Mapping[str, str] | None = None, **res
     return json.loads(output.splitlines()[-1])
 
 
-def environment(threads: int) -> dict[str, str]:
-    """The environment of a process that trains with this many threads."""
-    variables = {
-        **os.environ,
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        # Each thread on its own core, whichever library starts it.
-        "OMP_PROC_BIND": "spread",
-        "OMP_PLACES": "cores",
-    }
+def environment(threads: int, binds: bool = True) -> dict[str, str]:
+    """The environment of a process with this many threads, each on a core of its own if it binds.
+
+    Whichever library starts them.
+    """
+    names = (*COUNTS, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    variables = {**os.environ, **dict.fromkeys(names, str(threads))}
+    if binds:
+        variables |= {"OMP_PROC_BIND": "spread", "OMP_PLACES": "cores"}
     if threads == 1:
         variables["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
     return variables
@@ -97,10 +126,11 @@ def started(
     command: Sequence[str],
     threads: int,
     variables: Mapping[str, str] = MappingProxyType({}),
+    binds: bool = True,
     **rest: Any,
 ) -> subprocess.Popen[str]:
     """Starts a program on the CPUs that are measured; `rest` are arguments of Popen."""
-    variables = environment(threads) | variables
+    variables = {**environment(threads, binds), **variables}
     pipe = {"text": True, "stdout": subprocess.PIPE}
     process = subprocess.Popen(command, env=variables, **{"cwd": ROOT, **pipe, **rest})
     if CPUS:
@@ -111,7 +141,7 @@ def started(
 class Worker:
     """A module in a process of its own that answers commands; it ends with the `with` block.
 
-    `variables` are added to its environment; the rest are arguments of Popen.
+    `variables` are added to its environment; the rest are arguments of `started`.
     """
 
     def __init__(
@@ -148,7 +178,8 @@ class Worker:
         assert self.process.stdout
         answer = self.process.stdout.readline()
         if not answer:
-            raise SystemExit(f"{self.name} ended with status {self.process.wait()}; see above")
+            status = self.process.wait()
+            raise ChildProcessError(f"{self.name} ended with status {status}; see above")
         return json.loads(answer)
 
     def ask(self, **command: object) -> Any:
@@ -156,27 +187,5 @@ class Worker:
         return self.answer()
 
 
-@contextmanager
-def saying(what: str) -> Iterator[None]:
-    """Within the block, what is being done is shown every two seconds; in a file, by dots."""
-    line, ended, start = LiveLine(sys.stdout), threading.Event(), time.monotonic()
-
-    def show() -> None:
-        dots = f"  {what} "
-        while not ended.wait(2.0):
-            if line.is_live:
-                line.show(f"  {what}: {time.monotonic() - start:.0f} s")
-            else:
-                print(dots, end=".", flush=True)
-                dots = ""
-        if not line.is_live and not dots:
-            print()
-
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        line.clear()
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(describe()) + "\n")

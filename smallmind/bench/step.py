@@ -1,27 +1,26 @@
-"""Compares a training step of smallmind with those of other libraries: python -m bench step.
+"""Compares a training step of smallmind with those of other libraries.
 
 Every contestant is a separate process that trains the same model from the same weights on the same
 batches. They take turns of a few steps.
 """
 
-import argparse
 import importlib.util
-import itertools
 import statistics
 import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from tabulate import tabulate
-
-from bench.machine import Worker
-from bench.peers import job
-from bench.peers.job import Sizes
-from smallmind import TransformerModel
-from smallmind.nn.parameters import Role
+from smallmind.bench.machine import Worker
+from smallmind.bench.peers import job
+from smallmind.bench.peers.job import Sizes
+from smallmind.checks import InputError
+from smallmind.nn.transformer import TransformerModel
 from smallmind.text.stories import built_in_text
+from smallmind.training.operations import count_operations
 
 # name -> package; those in 16 bits are measured only with --peers.
 PEERS = {
@@ -56,10 +55,9 @@ def _is_16_bit(name: str) -> bool:
     return name.endswith("float16")
 
 
-def operations(sizes: Sizes, multiplied: int) -> int:
-    """Operations per step: 6 per multiplied parameter and token; attention's causal products."""
-    tokens = sizes.B * sizes.T
-    return 6 * multiplied * tokens + 6 * sizes.n_layer * sizes.n_embd * sizes.T * tokens
+def operations(sizes: Sizes, arch: str) -> int:
+    """Operations per step, those of attention over the causal half: what a run counts too."""
+    return sizes.B * count_operations(job.model_config(sizes, arch)).window
 
 
 def steps_per_turn(operations: int) -> int:
@@ -70,23 +68,34 @@ def steps_per_turn(operations: int) -> int:
     return int(min(LONGEST_TURN, max(TURN, TURN_OPERATIONS // operations)))
 
 
-def multiplied_parameters(model: TransformerModel) -> int:
-    """The elements of hidden matrices and of the token embedding, which is also the head."""
-    hidden = sum(spec.size for spec in model.flat.specs if spec.role == Role.MATRIX)
-    return hidden + model.config.vocab_size * model.config.n_embd
+def peers_of(named: Sequence[str] | None, arch: str) -> list[str]:
+    """The contestants beside ours: those named, or those installed. InputError if one is not."""
+    known = installed()
+    peers = [name for name in known if not _is_16_bit(name)] if named is None else named
+    if missing := [name for name in peers if name not in known]:
+        raise InputError(f"--peers: {missing[0]} is not installed; choose from {known}")
+    return [name for name in peers if arch == "gpt2" or name not in GPT2_ONLY]
 
 
-def measure(sizes: Sizes, arch: str, peers: list[str], steps: int, threads: int) -> dict[str, Any]:
+def measure(
+    sizes: Sizes,
+    arch: str,
+    peers: Sequence[str],
+    steps: int,
+    threads: int,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Runs the contestants in turn -> the record. Units: seconds, bytes, nats per token."""
-    model = TransformerModel(job.model_config(sizes, arch))
-    work = operations(sizes, multiplied_parameters(model))
+    model = TransformerModel(job.model_config(sizes, arch), backend="numpy")
+    work = operations(sizes, arch)
     turn = steps_per_turn(work)
     steps = steps * turn // TURN
     with tempfile.TemporaryDirectory() as directory, ExitStack() as running:
         path = str(Path(directory) / "job.npz")
 
         def start(name: str) -> Worker:
-            return running.enter_context(Worker(name, "bench.peers", name, path, threads=threads))
+            words = name, "smallmind.bench.peers", name, path
+            return running.enter_context(Worker(*words, threads=threads, variables=variables))
 
         job.write(path, sizes, arch, dict(model.parameters), built_in_text().encode())
         # A separate process compiles the kernels, as a user's first start does.
@@ -95,9 +104,9 @@ def measure(sizes: Sizes, arch: str, peers: list[str], steps: int, threads: int)
         first = {name: p.ask(run=[0, COMPARED])["losses"] for name, p in processes.items()}
         seconds: dict[str, list[float]] = {name: [] for name in processes}
         processor: dict[str, list[float]] = {name: [] for name in processes}
-        for start in range(COMPARED, COMPARED + steps, turn):
+        for first_step in range(COMPARED, COMPARED + steps, turn):
             for name, process in processes.items():
-                answer = process.ask(run=[start, turn])
+                answer = process.ask(run=[first_step, turn])
                 seconds[name] += answer["seconds"]
                 processor[name] += answer["processor_seconds"]
         memory = {name: process.ask(memory=True) for name, process in processes.items()}
@@ -124,53 +133,6 @@ def measure(sizes: Sizes, arch: str, peers: list[str], steps: int, threads: int)
             for name in processes
         },
     }
-
-
-def show(record: dict[str, Any]) -> None:
-    """Prints the record as a table."""
-    sizes, own = Sizes(**record["sizes"]), record["contestants"]["ours"]
-    rows = []
-    for name, result in record["contestants"].items():
-        rate = record["operations"] / result["seconds"]
-        rows.append(
-            {
-                "": name,
-                "ms": f"{result['seconds'] * 1e3:.3f}",
-                "us/sample": f"{result['seconds'] / sizes.B * 1e6:,.1f}",
-                "spread": f"{result['spread'] * 100:.0f} %",
-                "CPU ms": f"{result['processor_seconds'] * 1e3:.2f}",
-                "tokens/s": f"{sizes.B * sizes.T / result['seconds']:,.0f}",
-                "GFLOP/s": f"{rate / 1e9:.0f}",
-                "of FMA": f"{rate / record['multiply_add_per_second'] * 100:.0f} %",
-                "time / ours": f"{result['seconds'] / own['seconds']:.2f}",
-                "CPU / ours": f"{result['processor_seconds'] / own['processor_seconds']:.2f}",
-                "peak MB": f"{result['peak_bytes'] / 1e6:.0f}",
-                "ours / this": f"{own['peak_bytes'] / result['peak_bytes']:.2f}",
-                f"loss after {COMPARED}": f"{result['losses'][-1]:.5f}",
-                "differs": f"{result['worst_difference']:.0e}" if name != "ours" else "",
-            }
-        )
-    share = record["python_seconds"] / own["seconds"]
-    print(f"\n{record['arch']}, {sizes.name}, {record['parameters']:,} parameters")
-    print(tabulate(rows, "keys", stralign="right", disable_numparse=True))
-    print(f"Python takes {record['python_seconds'] * 1e3:.3f} ms of our step, {share * 100:.1f} %")
-
-
-def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
-    """Measures and prints; returns the records."""
-    peers = [name for name in installed() if not _is_16_bit(name)]
-    peers = peers if options.peers is None else options.peers
-    missing = [name for name in peers if name not in installed()]
-    if missing:
-        raise SystemExit(f"--peers: {missing[0]} is not installed; choose from {installed()}")
-    records = []
-    shapes = [Sizes(*shape) for shape in options.shapes] if options.shapes else SIZES
-    for sizes, arch in itertools.product(shapes, options.arch):
-        able = [name for name in peers if arch == "gpt2" or name not in GPT2_ONLY]
-        record = measure(sizes, arch, able, options.steps, int(str(machine["threads"])))
-        records.append(record)
-        show(record)
-    return records
 
 
 def failures(records: list[dict[str, Any]]) -> list[str]:

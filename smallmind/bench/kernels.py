@@ -1,15 +1,15 @@
-"""Compares each kernel with the machine's limit, NumPy and PyTorch: python -m bench kernels."""
+"""Compares each kernel with the machine's limit, NumPy and PyTorch."""
 
-import argparse
 import gc
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
-from tabulate import tabulate
 
-from bench.cases import KERNELS, Case, Kernel, Shape
-from bench.ceilings import Copy, one_thread
-from bench.timing import Contestant, Times, duration, take_in_turn
+from smallmind.bench.cases import KERNELS, Case, Kernel, Shape
+from smallmind.bench.ceilings import Copy, copy_rate, multiply_add_rate, one_thread
+from smallmind.bench.timing import Contestant, Times, take_in_turn
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.half import to_float32
 
@@ -75,47 +75,28 @@ def _record(
     }
 
 
-def _row(record: dict) -> dict[str, str]:
-    times = record["times"]
-    ours = times["ours"]["median"]
+COPIED = (1_000_000, 16_000_000, 256_000_000)  # bytes: from each cache, and from memory
 
-    def ratio(name: str) -> str:
-        return f"{times[name]['median'] / ours:.2f}" if name in times else ""
 
-    if record["limit"] == "FMA":
-        rate = f"{record['flops'] / ours / 1e9:.0f} GFLOP/s"
-    else:
-        rate = f"{record['bytes'] / ours / 1e9:.0f} GB/s"
+def limits() -> dict[str, Any]:
+    """The machine's limits, on all threads and on one. Units: 1/s."""
+    with one_thread():
+        alone = multiply_add_rate(), copy_rate(COPIED[-1])
     return {
-        "shape": "x".join(map(str, record["shape"])),
-        "median": duration(ours),
-        "spread": f"{times['ours']['spread'] * 100:.0f} %",
-        "rate": rate,
-        "limit": record["limit"],
-        "of limit": f"{record['share_of_limit'] * 100:.0f} %",
-        "x NumPy": ratio("NumPy"),
-        "x PyTorch": ratio("PyTorch"),
-        "x 1 thread": ratio("one thread"),
-        "worst error": f"{record['worst_error']:.0e}",
+        "multiply_add_per_second": multiply_add_rate(),
+        "multiply_add_per_second_on_one": alone[0],
+        "copy_bytes_per_second": {str(nbytes): copy_rate(nbytes) for nbytes in COPIED},
+        "copy_bytes_per_second_on_one": alone[1],
     }
 
 
-def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[str, object]]:
-    """Measures and prints the chosen kernels; returns their records."""
-    records = []
-    for name in options.names or KERNELS:
-        kernel = KERNELS[name]
-        rows = []
-        for shape in options.shapes or kernel.shapes:
-            try:
-                record = measure(kernel, shape, options.rounds)
-            except KeyboardInterrupt:
-                print("Interrupted; the measurements so far are kept")
-                return records
-            records.append(record)
-            rows.append(_row(record))
-            gc.collect()
-        print(f"\n{name} ({kernel.axes})")
-        alignment = ["left"] + ["right"] * (len(rows[0]) - 1)
-        print(tabulate(rows, "keys", colalign=alignment, disable_numparse=True), flush=True)
-    return records
+def known() -> dict[str, Any]:
+    """The names of the kernels, each with its axes and its usual shapes."""
+    return {name: [kernel.axes, kernel.shapes] for name, kernel in KERNELS.items()}
+
+
+def measured(name: str, shape: Sequence[int], rounds: int) -> dict[str, Any]:
+    """The record of one case, whose memory is free again."""
+    record = measure(KERNELS[name], tuple(shape), rounds)
+    gc.collect()
+    return record

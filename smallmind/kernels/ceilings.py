@@ -1,16 +1,12 @@
-"""The machine's limits: multiply-adds from registers, and copies of a given size."""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
+"""Run at the rates that bound every kernel: multiply-adds from registers, and copies."""
 
 import numpy as np
 from numba import prange
 
-from bench.timing import Contestant, take_in_turn
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.simd import LANES, at, dot_pairs, fma, lane_sum, load, store
-from smallmind.kernels.codegen.threads import set_threads, threads
+from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gemm.tile import NULL, Extent, Rows, Strip
 
 if ISA.matrix_unit:
@@ -18,6 +14,8 @@ if ISA.matrix_unit:
 
 _CHAINS = 12  # independent sums: at least latency times number of the multipliers of any CPU
 _ROUNDS = 100_000
+_DEPTH = 2048  # words
+_NUMBERS = np.repeat(np.array([0.75, 0.125], np.float32), LANES)
 
 
 @parallel_jit
@@ -38,9 +36,6 @@ def _multiply_add_chains(numbers, rounds):
         g, h, i = fma(g, y, x), fma(h, y, x), fma(i, y, x)
         j, k, m = fma(j, y, x), fma(k, y, x), fma(m, y, x)
     return lane_sum(a + b + c + d + e + f + g + h + i + j + k + m)
-
-
-_NUMBERS = np.repeat(np.float32([0.75, 0.125]), LANES)
 
 
 def multiply_add():
@@ -88,9 +83,6 @@ def _multiply_tiles(operands, rounds, workers):
             amx.multiply(c, a, b, extent, Rows(NULL, 0), NULL, NULL)
 
 
-_DEPTH = 2048  # words
-
-
 def multiply_tiles():
     """Like multiply_add, with bfloat16 on the matrix unit."""
     workers, rounds = threads(), 100
@@ -106,7 +98,7 @@ def multiply_bfloat16():
 
 
 @parallel_jit
-def _copy(out, x, workers):
+def copy(out, x, workers):
     for worker in prange(workers):
         _copy_part(out, x, np.int64(worker), workers)
 
@@ -122,38 +114,3 @@ def _copy_part(out, x, worker, workers):
         store(out, place + LANES, b)
         store(out, place + 2 * LANES, c)
         store(out, place + 3 * LANES, d)
-
-
-class Copy:
-    """A copy that reads and writes `nbytes` in all, on every thread."""
-
-    def __init__(self, nbytes: float) -> None:
-        block = 4 * LANES
-        count = max(block, round(nbytes / 8 / block) * block)
-        self.nbytes = 8 * count
-        self.source, self.target = np.ones(count, np.float32), np.empty(count, np.float32)
-
-    def __call__(self) -> None:
-        _copy(self.target, self.source)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Within the block, this thread has no others."""
-    count = threads()
-    set_threads(1)
-    try:
-        yield
-    finally:
-        set_threads(count)
-
-
-def copy_rate(nbytes: float) -> float:
-    """Bytes per second that all threads read and write together."""
-    copy = Copy(nbytes)
-    return copy.nbytes / take_in_turn({"": Contestant(copy)}, rounds=5)[""].minimum
-
-
-def multiply_add_rate() -> float:
-    """The peak operations per second of all threads."""
-    return multiply_add() / take_in_turn({"": Contestant(multiply_add)}, rounds=5)[""].median

@@ -1,10 +1,13 @@
 """Times contestants in turn, so that other load on the machine affects all of them alike."""
 
+import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 TURN = 0.015  # seconds that a contestant runs without interruption
 MAX_CALLS = 400  # per turn
@@ -63,7 +66,7 @@ def turn(contestant: Contestant, length: float = TURN, least: int = 3) -> list[f
     Returns the seconds of each call but the first.
     """
     run, prepare, clock = contestant.run, contestant.prepare, time.perf_counter
-    seconds = []
+    seconds: list[float] = []
     end = clock() + length
     while not seconds or (clock() < end and len(seconds) < MAX_CALLS) or len(seconds) < least:
         if prepare:
@@ -100,3 +103,11 @@ class Stopwatch:
         yield
         if name == self.name:
             self.seconds.append(time.perf_counter() - start)
+
+
+def serve(**answers: Callable[[Any], Any]) -> None:
+    """Answers each line of standard input, `{"name": argument}`, with answers[name](argument)."""
+    for line in sys.stdin:
+        ((name, argument),) = json.loads(line).items()
+        sys.stdout.write(json.dumps(answers[name](argument)) + "\n")
+        sys.stdout.flush()

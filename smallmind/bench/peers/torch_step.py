@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from bench.peers import job, torch_gpt2, torch_llama
-from bench.peers.job import Job, Step
+from smallmind.bench.peers import job, torch_gpt2, torch_llama
+from smallmind.bench.peers.job import Job, Step
 
 
 def _model(work: Job) -> nn.Module:

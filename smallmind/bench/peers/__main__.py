@@ -1,4 +1,4 @@
-"""Runs a contestant in a separate process, to measure its memory: python -m bench.peers NAME JOB.
+"""Runs a contestant of `bench step`: python -m smallmind.bench.peers NAME JOB.
 
 Reads commands from stdin, one JSON object per line, and answers each with a line:
 `{"run": [first, count]}` -> seconds, processor seconds and losses of these steps;
@@ -9,23 +9,22 @@ Reads commands from stdin, one JSON object per line, and answers each with a lin
 import sys
 import time
 
-from bench.peers import serve
-from bench.peers.job import Job, Step
-from bench.timing import wait_for_idle_threads
+from smallmind.bench.peers.job import Job, Step
+from smallmind.bench.timing import serve, wait_for_idle_threads
 from smallmind.memory.tracker import peak_resident_bytes
 from smallmind.settings.config import Precision
 
 
 def _build(name: str, work: Job) -> Step:
     if name.startswith("ours"):
-        from bench.peers import ours
+        from smallmind.bench.peers import ours
 
         return ours.build(work, Precision(name.removeprefix("ours").strip() or "float32"))
     if name == "jax":
-        from bench.peers import jax_model
+        from smallmind.bench.peers import jax_model
 
         return jax_model.build(work)
-    from bench.peers import torch_step
+    from smallmind.bench.peers import torch_step
 
     bfloat16 = name.endswith("bfloat16")
     return torch_step.build(work, compiled=name.startswith("torch compile"), bfloat16=bfloat16)
@@ -48,12 +47,12 @@ def main() -> None:
     step = _build(name, work)
 
     def python(_: object) -> float:
-        from bench.peers import ours
+        from smallmind.bench.peers import ours
 
         return ours.python_seconds(work)
 
     def ceiling(_: object) -> float:
-        from bench.ceilings import multiply_add_rate
+        from smallmind.bench.ceilings import multiply_add_rate
 
         return multiply_add_rate()
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.peers import job
-from bench.peers.job import Job, Step
+from smallmind.bench.peers import job
+from smallmind.bench.peers.job import Job, Step
 
 Tree = dict[str, Any]
 

@@ -1,9 +1,11 @@
-"""Binds the threads of every contestant to the same cores."""
+"""Measures kernels in a process of its own: python -m smallmind.bench.peers.kernels."""
 
 import os
 from pathlib import Path
 
 import psutil
+
+from smallmind.bench.timing import serve
 
 
 class ThreadPools:
@@ -42,10 +44,55 @@ class ThreadPools:
 
 def _one_of_each_core_first(cpus: list[int]) -> list[int]:
     """The CPUs, with those that share a core with an earlier one last."""
-    first, others, cores = [], [], set()
+    first: list[int] = []
+    others: list[int] = []
+    cores = set()
     for cpu in cpus:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         core = siblings.read_text().strip() if siblings.exists() else str(cpu)
         (others if core in cores else first).append(cpu)
         cores.add(core)
     return first + others
+
+
+def import_and_bind(threads: int) -> None:
+    """Imports the peers of the kernels and binds the threads that each of them starts.
+
+    NumPy and PyTorch come first, so that they keep their own OpenMP settings.
+    """
+    pools = ThreadPools()
+    import numpy as np
+
+    matrix = np.ones((512, 512), np.float32)
+    np.matmul(matrix, matrix)
+    pools.note()
+    try:
+        import torch
+    except ImportError:
+        pass
+    else:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        torch.mm(torch.from_numpy(matrix), torch.from_numpy(matrix))
+        pools.note()
+    from smallmind.kernels.ceilings import multiply_add
+
+    multiply_add()
+    pools.note()
+    pools.bind()
+
+
+def main() -> None:
+    import_and_bind(int(os.environ["NUMBA_NUM_THREADS"]))
+    from smallmind.bench import kernels, machine
+
+    serve(
+        machine=lambda _: machine.describe(),
+        known=lambda _: kernels.known(),
+        limits=lambda _: kernels.limits(),
+        measure=lambda case: kernels.measured(*case),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -4,12 +4,14 @@ import time
 from typing import Any
 from unittest.mock import patch
 
-import smallmind
-from bench.peers import job
-from bench.peers.job import Job, Step
-from smallmind import LossScaler, Precision
+from smallmind.bench.peers import job
+from smallmind.bench.peers.job import Job, Step
 from smallmind.kernels.codegen.recording import Recording
 from smallmind.nn.recorded_passes import AFTER
+from smallmind.nn.transformer import TransformerModel
+from smallmind.optim.adamw import AdamW
+from smallmind.optim.loss_scaler import LossScaler
+from smallmind.settings.config import Precision
 
 
 def build(work: Job, precision: Precision = Precision.FLOAT32) -> Step:
@@ -34,7 +36,7 @@ def python_seconds(work: Job, repeat: int = 200) -> float:
     return sorted(seconds)[repeat // 2]
 
 
-def _step(work: Job, model: smallmind.TransformerModel, optimizer: smallmind.AdamW) -> Step:
+def _step(work: Job, model: TransformerModel, optimizer: AdamW) -> Step:
     scale = LossScaler().scale if model.precision == Precision.FLOAT16 else 1.0
 
     def step(index: int) -> float:
@@ -46,11 +48,11 @@ def _step(work: Job, model: smallmind.TransformerModel, optimizer: smallmind.Ada
     return step
 
 
-def _prepare(work: Job) -> tuple[smallmind.TransformerModel, smallmind.AdamW]:
-    model = smallmind.TransformerModel(job.model_config(work.sizes, work.arch))
+def _prepare(work: Job) -> tuple[TransformerModel, AdamW]:
+    model = TransformerModel(job.model_config(work.sizes, work.arch))
     for name, value in work.weights.items():
         model.parameters[name][...] = value
-    optimizer = smallmind.AdamW(model, job.LEARNING_RATE, job.BETAS, job.EPSILON, job.WEIGHT_DECAY)
+    optimizer = AdamW(model, job.LEARNING_RATE, job.BETAS, job.EPSILON, job.WEIGHT_DECAY)
     return model, optimizer
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bench.peers.job import Sizes
+from smallmind.bench.peers.job import Sizes
 
 
 class Block(nn.Module):

@@ -5,25 +5,25 @@ output written once.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from bench.ceilings import multiply_add, multiply_bfloat16
-from bench.peers.tree import PRODUCTS
-from bench.timing import Contestant
+from smallmind.bench.timing import Contestant
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.alignment import aligned_empty, aligned_zeros
+from smallmind.kernels.ceilings import multiply_add, multiply_bfloat16
+from smallmind.kernels.description import muon_operations
 from smallmind.kernels.half import BFLOAT16, round_to, to_float32
 from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 
 try:
     import torch
 except ImportError:
-    torch = None  # type: ignore[assignment]
+    torch = None
 
 Shape = tuple[int, ...]
 
@@ -49,14 +49,16 @@ class Kernel:
 
     name: str
     axes: str
-    shapes: list[Shape]
+    shapes: Sequence[Shape]
     build: Callable[..., Case] = field(repr=False)
 
 
 KERNELS: dict[str, Kernel] = {}
 
 
-def kernel(axes: str, shapes: list[Shape]) -> Callable[[Callable[..., Case]], Callable[..., Case]]:
+def kernel(
+    axes: str, shapes: Sequence[Shape]
+) -> Callable[[Callable[..., Case]], Callable[..., Case]]:
     """Decorator: adds a builder of cases to the table under its own name."""
 
     def enter(build: Callable[..., Case]) -> Callable[..., Case]:
@@ -129,7 +131,7 @@ def _case(
     )
 
 
-def _widen(x: object) -> object:
+def _widen(x: Any) -> Any:
     is_float = isinstance(x, np.ndarray) and x.dtype == np.float32
     return x.astype(np.float64) if is_float else x
 
@@ -137,6 +139,14 @@ def _widen(x: object) -> object:
 def _bytes(*arrays: np.ndarray) -> int:
     return sum(array.nbytes for array in arrays)
 
+
+# The shapes of the operands of each product (M, K) x (K, N), and the order of a step's sizes in it:
+# a layer's output, the gradient of its weights, that of its input.
+PRODUCTS: dict[str, tuple[Callable[..., tuple[Shape, Shape]], Callable[..., Shape]]] = {
+    "matmul": (lambda M, K, N: ((M, K), (K, N)), lambda M, K, N: (M, K, N)),
+    "matmul_transpose_a": (lambda M, K, N: ((K, M), (K, N)), lambda M, K, N: (K, M, N)),
+    "matmul_transpose_b": (lambda M, K, N: ((M, K), (N, K)), lambda M, K, N: (M, N, K)),
+}
 
 # Products. The first eight are those of a training step (M tokens, K channels in, N out); then
 # sizes that are not multiples of anything, and few rows, as in generation.
@@ -382,7 +392,7 @@ def cross_entropy(R: int, V: int) -> Case:
             x.grad = None
 
         case.torch = Contestant(
-            lambda: torch.nn.functional.cross_entropy(x, y).backward(),  # type: ignore[no-untyped-call]
+            lambda: torch.nn.functional.cross_entropy(x, y).backward(),
             forget,
         )
     return case
@@ -476,9 +486,7 @@ def muon(L: int, C: int) -> Case:
     blocks = MatrixBlocks(starts, rows, columns, columns)
     coefficients = MuonCoefficients(0.02, 0.95, 0.1, 0.5)
     gradient = _copy(g)
-    # On the Gram matrix, of whose products one triangle is needed: of C^3, 17 in the iterations,
-    # and for a matrix (C, K) 3 K / C.
-    flops = sum(17 * C**3 + 3 * C**2 * max(shape) for shape in shapes)
+    flops = muon_operations(p, g, m, blocks)
     case = _case("muon", [p, g, m], [blocks, coefficients], 2 * _bytes(p, g, m), flops)
     case.ours = Contestant(case.ours.run, lambda: np.copyto(g, gradient))
     if torch:

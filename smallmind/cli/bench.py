@@ -1,0 +1,446 @@
+"""measure kernels, training steps and starts on this machine, beside other libraries"""
+
+import argparse
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from smallmind.checks import InputError, from_json
+from smallmind.cli.console import Console, full_width
+from smallmind.cli.flags import check_writable
+from smallmind.console.live_line import LiveLine
+from smallmind.console.table import Table
+
+ISAS = ("haswell", "x86-64", "skylake-avx512")  # those of `smallmind.bench.machine`
+ARCHS = ("gpt2", "llama", "modern")
+NAMED: dict[str, list[tuple[int, ...]]] = {
+    "tiny": [(16, 16, C, 1, 4) for C in (16, 64, 128)]
+}  # shapes of `step` that have a name
+STEP_SHAPES = "such as 12x64x128x4x4: B, T, C, layers, heads"
+
+Record = dict[str, Any]
+Flag = tuple[str, dict[str, Any]]  # the arguments of `add_argument`
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """768x128x384 -> its sizes."""
+    try:
+        sizes = tuple(int(size) for size in text.split("x"))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape: write 768x128x384")
+    return sizes
+
+
+def _step_shapes(text: str) -> list[tuple[int, ...]]:
+    return [found for word in text.split(",") for found in NAMED.get(word) or [shape(word)]]
+
+
+def count(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def one_of(kind: str, names: Collection[str]) -> Callable[[str], str]:
+    """The type of a flag whose value is one of these names."""
+
+    def check(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(
+                f"no {kind} named {text!r}; there are {', '.join(names)}"
+            )
+        return text
+
+    return check
+
+
+def flag(name: str, metavar: str, help: str, **rest: Any) -> Flag:
+    """A flag, or a positional argument."""
+    return name, {"metavar": metavar, "help": help, **rest}
+
+
+def counted(name: str, default: int | None, help: str = "") -> Flag:
+    """A flag whose value is a whole number above 0."""
+    help = help if default is None else f"{help} ({default})".strip()
+    return flag(name, "N", help, type=count, default=default)
+
+
+def several(
+    name: str, metavar: str, type: Callable[[str], Any], help: str, default: Any = None
+) -> Flag:
+    """A flag whose values have commas between them."""
+    return flag(
+        name,
+        metavar,
+        help,
+        type=lambda text: [type(word) for word in text.split(",")],
+        default=default,
+    )
+
+
+def peers(default: str) -> Flag:
+    """A flag that names other libraries."""
+    help = f"such as torch,torch compile; default: {default}"
+    return flag(
+        "--peers", "P,P", help, type=lambda text: [name for name in text.split(",") if name]
+    )
+
+
+# Each has a function of its name below: its help and its flags.
+COMMANDS: dict[str, tuple[str, list[Flag]]] = {
+    "kernels": (
+        "compare each kernel with the machine's limit",
+        [
+            flag("names", "NAME", "of kernels, such as matmul attention; default: all", nargs="*"),
+            several("--shapes", "S,S", shape, "such as 768x128x384,1x512x128"),
+            counted("--rounds", 7, "turns per contestant"),
+        ],
+    ),
+    "step": (
+        "compare a training step with other libraries",
+        [
+            flag(
+                "--shapes",
+                "S,S",
+                f"{STEP_SHAPES}; or tiny: 1 layer of 16, 64, 128",
+                type=_step_shapes,
+            ),
+            peers("torch, torch compile and jax, if installed"),
+            several(
+                "--arch",
+                "A,A",
+                one_of("architecture", ARCHS),
+                f"some of {', '.join(ARCHS)}; default: gpt2",
+                ["gpt2"],
+            ),
+            counted("--steps", 60, "steps to time"),
+        ],
+    ),
+    "start": (
+        "time compiling kernels and loading them from cache",
+        [counted("--rounds", 3, "later starts")],
+    ),
+}
+COMPARE = flag("--compare", "FILE", "also print the ratios to an earlier --json", type=Path)
+ALL: list[Flag] = [
+    counted("--threads", None, "default: one per core"),
+    ("--isa", {"choices": ISAS, "help": "compile for this instruction set"}),
+    flag("--json", "FILE", "write the results to FILE", type=Path),
+]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `smallmind bench`."""
+    commands = parser.add_subparsers(required=True, metavar="WHAT", dest="what")
+    for name, (help, flags) in COMMANDS.items():
+        command = commands.add_parser(name, help=help, description=f"{help}.".capitalize())
+        for text, settings in [*flags, *ALL, COMPARE]:
+            command.add_argument(text, **settings)
+    parser.epilog = (
+        "Contestants take turns, so that other load affects all of them alike; a spread above 20 % "
+        "says that the machine was busy. The page `kernels` of the guide explains the tables."
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures, prints and writes what was asked for."""
+    measure(options, options.what)
+    return 0
+
+
+def measure(options: argparse.Namespace, what: str) -> list[Record]:
+    """Measures and prints -> the records, after --json and --compare were served."""
+    from smallmind.bench.machine import variables_of
+
+    before = _read(options.compare, what) if options.compare else None
+    if options.json:
+        check_writable("--json", options.json)
+    console = Console()
+    variables = variables_of(options.threads, options.isa)
+    whole: Record = {"command": what}
+    results = whole["results"] = []
+    steps: dict[str, Callable[..., Generator[Record, None, None]]]
+    steps = {"kernels": _kernels, "step": _step, "start": _start}
+    try:
+        with closing(steps[what](options, variables, console, whole)) as found:
+            results.extend(found)
+    except KeyboardInterrupt:
+        console.line("Interrupted; the measurements so far are kept")
+    if options.json:
+        options.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    if before is not None and results:
+        _compare(console, before, whole, options.compare)
+    # Only now, so that what was measured is kept.
+    if what == "step":
+        from smallmind.bench.step import failures
+
+        if wrong := failures(results):
+            raise InputError("; ".join(wrong))
+    return results
+
+
+def _machine(console: Console, described: Record) -> Record:
+    console.line("  ".join(f"{name} {value}" for name, value in described.items()))
+    return described
+
+
+def _show(console: Console, title: str, rows: list[dict[str, str]]) -> None:
+    """Prints rows under their title, in parts if the terminal is narrow."""
+    table = Table("", [list(row.values()) for row in rows], list(rows[0]))
+    width = full_width() if console.is_terminal else sys.maxsize
+    console.line()
+    console.line(title)
+    console.drawing("\n\n".join(table.parts(Table.columns, width)) + "\n")
+
+
+def _kernels(
+    options: argparse.Namespace, variables: Mapping[str, str], console: Console, whole: Record
+) -> Generator[Record, None, None]:
+    from smallmind.bench.machine import Worker
+
+    threads = int(variables["NUMBA_NUM_THREADS"])
+    with Worker(
+        "kernels",
+        "smallmind.bench.peers.kernels",
+        threads=threads,
+        variables=variables,
+        binds=False,
+    ) as worker:
+        with saying("starting"):
+            known = worker.ask(known=None)
+        _check_kernels(options, known)
+        whole["machine"] = _machine(console, worker.ask(machine=None))
+        with saying("the machine's limits"):
+            whole["limits"] = worker.ask(limits=None)
+        _show(console, "The machine's limits", _limits(whole["limits"]))
+        for name in options.names or known:
+            axes, shapes = known[name]
+            records: list[Record] = []
+            try:
+                for sizes in options.shapes or shapes:
+                    with saying(f"{name} {'x'.join(map(str, sizes))}"):
+                        records.append(worker.ask(measure=[name, sizes, options.rounds]))
+                    yield records[-1]
+            finally:
+                if records:
+                    _show(console, f"{name} ({axes})", list(map(_kernel_row, records)))
+
+
+def _check_kernels(options: argparse.Namespace, known: Record) -> None:
+    """InputError unless the kernels exist and have the axes of the shapes."""
+    if unknown := [name for name in options.names if name not in known]:
+        raise InputError(f"no kernel named {unknown[0]}; there are {', '.join(known)}")
+    axes = {len(known[name][0].split()) for name in options.names}
+    if any(axes != {len(sizes)} for sizes in options.shapes or []):
+        raise InputError("--shapes needs the names of kernels, and one size for each of their axes")
+
+
+def _limits(found: Record) -> list[dict[str, str]]:
+    flops, one = found["multiply_add_per_second"], found["multiply_add_per_second_on_one"]
+    rows = [{"": "multiply-adds, float32", "all threads": f"{flops / 1e9:.0f} GFLOP/s"}]
+    rows[0]["one thread"] = f"{one / 1e9:.0f} GFLOP/s"
+    for nbytes, rate in found["copy_bytes_per_second"].items():
+        name = f"copy of {int(nbytes) / 1e6:g} MB"
+        rows.append({"": name, "all threads": f"{rate / 1e9:.0f} GB/s", "one thread": ""})
+    rows[-1]["one thread"] = f"{found['copy_bytes_per_second_on_one'] / 1e9:.0f} GB/s"
+    return rows
+
+
+def _kernel_row(record: Record) -> dict[str, str]:
+    from smallmind.bench.timing import duration
+
+    times = record["times"]
+    ours = times["ours"]["median"]
+
+    def ratio(name: str) -> str:
+        return f"{times[name]['median'] / ours:.2f}" if name in times else ""
+
+    if record["limit"] == "FMA":
+        rate = f"{record['flops'] / ours / 1e9:.0f} GFLOP/s"
+    else:
+        rate = f"{record['bytes'] / ours / 1e9:.0f} GB/s"
+    return {
+        "shape": "x".join(map(str, record["shape"])),
+        "median": duration(ours),
+        "spread": f"{times['ours']['spread'] * 100:.0f} %",
+        "rate": rate,
+        "limit": record["limit"],
+        "of limit": f"{record['share_of_limit'] * 100:.0f} %",
+        "x NumPy": ratio("NumPy"),
+        "x PyTorch": ratio("PyTorch"),
+        "x 1 thread": ratio("one thread"),
+        "worst error": f"{record['worst_error']:.0e}",
+    }
+
+
+def _step(
+    options: argparse.Namespace, variables: Mapping[str, str], console: Console, whole: Record
+) -> Generator[Record, None, None]:
+    from smallmind.bench import step
+    from smallmind.bench.machine import ROOT, answer_of
+    from smallmind.bench.peers.job import Sizes
+
+    for sizes in options.shapes or []:
+        if len(sizes) != 5 or sizes[2] % sizes[4]:
+            raise InputError("--shapes needs B, T, C, layers and heads, C a multiple of the heads")
+    able = {arch: step.peers_of(options.peers, arch) for arch in options.arch}
+    with saying("starting"):
+        machine = answer_of("-m", "smallmind.bench.machine", variables=variables, cwd=ROOT)
+    whole["machine"] = _machine(console, machine)
+    for sizes in [Sizes(*shape) for shape in options.shapes] if options.shapes else step.SIZES:
+        for arch in options.arch:
+            with saying(f"{arch}, {sizes.name}"):
+                record = step.measure(
+                    sizes, arch, able[arch], options.steps, machine["threads"], variables
+                )
+            _show_step(console, record)
+            yield record
+
+
+def _show_step(console: Console, record: Record) -> None:
+    from smallmind.bench.peers.job import Sizes
+    from smallmind.bench.step import COMPARED
+
+    sizes, own = Sizes(**record["sizes"]), record["contestants"]["ours"]
+    rows = []
+    for name, result in record["contestants"].items():
+        rate = record["operations"] / result["seconds"]
+        rows.append(
+            {
+                "": name,
+                "ms": f"{result['seconds'] * 1e3:.3f}",
+                "us/sample": f"{result['seconds'] / sizes.B * 1e6:,.1f}",
+                "spread": f"{result['spread'] * 100:.0f} %",
+                "CPU ms": f"{result['processor_seconds'] * 1e3:.2f}",
+                "tokens/s": f"{sizes.B * sizes.T / result['seconds']:,.0f}",
+                "GFLOP/s": f"{rate / 1e9:.0f}",
+                "of FMA": f"{rate / record['multiply_add_per_second'] * 100:.0f} %",
+                "time / ours": f"{result['seconds'] / own['seconds']:.2f}",
+                "CPU / ours": f"{result['processor_seconds'] / own['processor_seconds']:.2f}",
+                "peak MB": f"{result['peak_bytes'] / 1e6:.0f}",
+                "ours / this": f"{own['peak_bytes'] / result['peak_bytes']:.2f}",
+                f"loss after {COMPARED}": f"{result['losses'][-1]:.5f}",
+                "differs": f"{result['worst_difference']:.0e}" if name != "ours" else "",
+            }
+        )
+    share, python = record["python_seconds"] / own["seconds"], record["python_seconds"] * 1e3
+    _show(console, f"{record['arch']}, {sizes.name}, {record['parameters']:,} parameters", rows)
+    console.line(f"Python takes {python:.3f} ms of our step, {share * 100:.1f} %")
+
+
+def _start(
+    options: argparse.Namespace, variables: Mapping[str, str], console: Console, whole: Record
+) -> Generator[Record, None, None]:
+    from smallmind.bench.machine import ROOT, answer_of
+    from smallmind.bench.start import starts
+
+    with saying("starting"):
+        machine = answer_of("-m", "smallmind.bench.machine", variables=variables, cwd=ROOT)
+    whole["machine"] = _machine(console, machine)
+    records = starts(options.rounds, variables)
+    rows = []
+    for number in range(1 + options.rounds):
+        with saying("the first start, which compiles" if not number else f"later start {number}"):
+            record = next(records)
+        yield record
+        seconds = {name: f"{record[name]:.2f} s" for name in ("imports", "kernels")}
+        rows.append({"start": str(record["start"]), **seconds})
+    _show(console, "Seconds to import, and to compile or load the kernels of a step", rows)
+
+
+def _seconds(whole: Record) -> dict[str, float]:
+    """The times of a whole --json by the name of what was timed."""
+    found: dict[str, list[float]] = {}
+    for record in whole["results"]:
+        if whole["command"] == "kernels":
+            name = f"{record['kernel']} {'x'.join(map(str, record['shape']))}"
+            each = {name: record["times"]["ours"]["median"]}
+        elif whole["command"] == "step":
+            sizes = "x".join(map(str, record["sizes"].values()))
+            each = {
+                f"{record['arch']} {sizes}, {name}": result["seconds"]
+                for name, result in record["contestants"].items()
+            }
+        else:
+            each = {f"{record['start']} start, {x}": record[x] for x in ("imports", "kernels")}
+        for name, seconds in each.items():
+            found.setdefault(name, []).append(seconds)
+    return {name: statistics.median(seconds) for name, seconds in found.items()}
+
+
+def _read(file: Path, what: str) -> Record:
+    """An earlier --json of this command. InputError if it is none."""
+    try:
+        whole = from_json(file.read_bytes())
+        if whole["command"] != what:
+            raise InputError(f"--compare: {file} is of `smallmind bench {whole['command']}`")
+        _seconds(whole)
+    except OSError as error:
+        raise InputError(f"--compare: cannot read {file}: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"--compare: {file} was not written by `smallmind bench {what} --json`"
+        ) from None
+    return dict(whole)
+
+
+def _compare(console: Console, before: Record, now: Record, file: Path) -> None:
+    """Prints the times of both, and their ratios."""
+    from smallmind.bench.timing import duration
+
+    earlier, later = _seconds(before), _seconds(now)
+    both = [name for name in later if name in earlier]
+    if not both:
+        console.line(f"{file} has none of these rows")
+        return
+    ratios = [later[name] / earlier[name] for name in both]
+    rows: list[dict[str, str]] = [
+        {"": name, "then": duration(earlier[name]), "now": duration(later[name]), "now / then": r}
+        for name, r in zip(both, (f"{ratio:.3f}" for ratio in ratios), strict=True)
+    ]
+    _show(console, f"Beside {file}", rows)
+    console.line(f"Median of {len(both)} ratios: {statistics.median(ratios):.3f}")
+    differing = [
+        name
+        for name in ("cpu", "compiled_for", "threads")
+        if before["machine"].get(name) != now["machine"].get(name)
+    ]
+    if differing:
+        console.warning(f'Not the same {", ".join(differing)}: see "machine" in both files')
+
+
+@contextmanager
+def saying(what: str) -> Iterator[None]:
+    """Within the block, what is being done is shown every two seconds; in a file, by dots."""
+    line, ended, start = LiveLine(sys.stdout), threading.Event(), time.monotonic()
+
+    def show() -> None:
+        dots = f"  {what} "
+        while not ended.wait(2.0):
+            if line.is_live:
+                line.show(f"  {what}: {time.monotonic() - start:.0f} s")
+            else:
+                print(dots, end=".", flush=True)
+                dots = ""
+        if not line.is_live and not dots:
+            print()
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        line.clear()

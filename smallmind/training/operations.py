@@ -1,0 +1,202 @@
+"""The operations of a run's steps, counted from shapes, and the share of the machine they used.
+
+A dry run counts them: kernels do nothing but add up the multiplications and additions of their
+products, which their descriptions know. What a backward pass computes again is counted apart.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smallmind.checks import number
+from smallmind.kernels.description import described
+from smallmind.memory.tensor_pool import unbacked
+from smallmind.nn.backend import NoKernels, dry_run_backend
+from smallmind.nn.transformer import TransformerModel
+from smallmind.optim.optimizer import make_optimizer
+from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
+from smallmind.training.gradients import set_up
+from smallmind.training.records import UsageRecord
+
+LENGTH = 0.03  # seconds that the ceiling is measured for
+
+
+class Operations(NamedTuple):
+    """Multiplications and additions: those of a window in each pass, those of an update."""
+
+    forward: int
+    backward: int
+    recompute: int  # again, in the backward pass
+    update: int
+
+    @property
+    def window(self) -> int:
+        """Operations of a window that any implementation has."""
+        return self.forward + self.backward
+
+
+class _Counted(NoKernels):
+    """Kernels that do nothing but count their operations, and those that repeat earlier ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = self.repeated = 0
+
+    def __getattr__(self, name: str) -> Callable[..., float]:
+        about = described(name)
+
+        def count(*arguments: Any, **named: Any) -> float:
+            if about.operations:
+                operations = about.operations(*arguments, **named)
+                self.total += operations
+                self.repeated += round(about.repeats * operations)
+            return 0.0
+
+        return count
+
+
+@functools.lru_cache(maxsize=8)
+def count_operations(
+    config: ModelConfig,
+    training: TrainingConfig | None = None,
+    teacher: ModelConfig | None = None,
+) -> Operations:
+    """Counts the operations of a step, perhaps with a teacher that computes its logits."""
+    kernels = _Counted()
+    backend = dry_run_backend(kernels)
+    ids = unbacked((1, config.block_size), np.int32)
+
+    def counted(call: Callable[[], object]) -> int:
+        before = kernels.total
+        call()
+        return kernels.total - before
+
+    taught = 0
+    if teacher:
+        taught = counted(lambda: TransformerModel(teacher, backend=backend).loss(ids, ids))
+    model = TransformerModel(config, backend=backend)
+    if training and training.freeze is not None:
+        model.freeze(training.freeze)
+    forward = counted(lambda: model.loss(ids, ids))
+    both, repeated = counted(lambda: model.loss_and_gradients(ids, ids)), kernels.repeated
+    whole = both
+    update = 0
+    if training:
+        set_up(model, training, Precision.FLOAT32)
+        kernels.repeated = 0
+        whole = counted(lambda: model.loss_and_gradients(ids, ids))
+        update = counted(lambda: make_optimizer(model, training).step())
+    backward = both - repeated - forward
+    return Operations(forward + taught, backward, whole - forward - backward, update)
+
+
+def multiply_add_ceiling() -> float:
+    """The operations per second of multiply-adds from registers on the threads that are set.
+
+    Measured once in a process, in some hundredths of a second.
+    """
+    from smallmind.kernels.codegen.threads import threads
+
+    return _ceiling(threads())
+
+
+@functools.cache
+def _ceiling(_threads: int) -> float:
+    from smallmind.bench.timing import Contestant, turn
+    from smallmind.kernels.ceilings import multiply_add
+
+    return multiply_add() / min(turn(Contestant(multiply_add), LENGTH))
+
+
+@dataclass
+class Usage:
+    """Adds up the steps of a session. Units: seconds, operations per second."""
+
+    operations: Operations
+    ceiling: float | None  # of all processes; None without compiled kernels
+    seconds: float = 0.0
+    waiting: float = 0.0  # for batches
+    windows: int = 0
+    updates: int = 0
+
+    def count(self, seconds: float, waiting: float, windows: int) -> None:
+        """Counts a step."""
+        self.seconds += seconds
+        self.waiting += waiting
+        self.windows += windows
+        self.updates += 1
+
+    def since(self, seconds: float, waiting: float, windows: int, updates: int) -> "Usage":
+        """The steps since these sums."""
+        return Usage(
+            self.operations,
+            self.ceiling,
+            self.seconds - seconds,
+            self.waiting - waiting,
+            self.windows - windows,
+            self.updates - updates,
+        )
+
+    @property
+    def sums(self) -> tuple[float, float, int, int]:
+        """The arguments of `since`."""
+        return self.seconds, self.waiting, self.windows, self.updates
+
+    @property
+    def rate(self) -> float:
+        """Operations per second, without those that are computed again."""
+        return self._needed / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def waiting_share(self) -> float:
+        """The share of their time that steps wait for batches."""
+        return min(1.0, self.waiting / self.seconds) if self.seconds > 0 else 0.0
+
+    @property
+    def _needed(self) -> int:
+        return self.operations.window * self.windows + self.operations.update * self.updates
+
+    def record(self, step: int) -> UsageRecord:
+        """The record of the whole session."""
+        again = self.operations.recompute * self.windows
+        return UsageRecord(
+            step=step,
+            used_forward=self.operations.forward * self.windows,
+            used_backward=self.operations.backward * self.windows,
+            used_update=self.operations.update * self.updates,
+            used_recompute=again,
+            used_gflops=self.rate / 1e9,
+            ceiling_gflops=self.ceiling and self.ceiling / 1e9,
+            used_share=self.ceiling and self.rate / self.ceiling,
+            used_seconds=self.seconds,
+            used_waiting=self.waiting,
+        )
+
+
+def usage_text(record: Mapping[str, Any]) -> str:
+    """The fields of a UsageRecord, which a file may have changed, in a sentence; or nothing."""
+    values = {name: number(value) for name, value in record.items() if name != "kind"}
+    names = "forward", "backward", "update", "recompute", "gflops", "seconds", "waiting"
+    found = [values.get(f"used_{name}", -1.0) for name in names]
+    if not all(0 <= value < np.inf for value in found) or not found[-2]:
+        return ""
+    forward, backward, update, again, rate, seconds, waiting = found
+    text = f"Steps computed {_operations(forward + backward + update)} at {_rate(rate)}"
+    share = values.get("used_share", -1.0)
+    if 0 <= share < np.inf:
+        ceiling = values.get("ceiling_gflops", 0.0)
+        text += f", {share:.0%} of the {_rate(ceiling)} of float32 multiply-adds"
+    if again:
+        text += f"; {_operations(again)} more to recompute activations"
+    return f"{text}; they waited {waiting / seconds:.1%} of their time for data"
+
+
+def _operations(count: float) -> str:
+    return f"{count / 1e12:,.1f} TFLOP" if count >= 1e12 else f"{count / 1e9:,.1f} GFLOP"
+
+
+def _rate(gflops: float) -> str:
+    return f"{gflops:,.0f} GFLOP/s" if gflops >= 10 else f"{gflops:.2g} GFLOP/s"

@@ -1,0 +1,240 @@
+"""Several runs on one page of HTML: their curves, what differs, mean and spread over seeds."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from typing import Any, NamedTuple
+
+from smallmind.charts.figure import Figure, Line, Panel
+from smallmind.charts.svg import N_COLOURS
+from smallmind.checks import InputError, number
+from smallmind.console.activity import duration
+from smallmind.console.table import escape
+from smallmind.runs.sweep import is_sweep, label, shown
+from smallmind.views.comparison import COMPARED, TEXT, compared_field, differences, settings_of
+from smallmind.views.page import large_chart, page, section, settings_table, small_charts, table
+from smallmind.views.run_view import RunView, State, open_view
+
+FIELDS = (*COMPARED, "tokens_per_second")
+SEED = "seed"
+NAMES = {"val_loss": "held-out loss", "bits_per_byte": "held-out loss", "loss": "training loss"}
+UNITS = {"val_loss": "nats per token", "bits_per_byte": "bits per byte", "loss": "nats per token"}
+FINAL = {"val_loss": "final_loss", "bits_per_byte": "final_bits_per_byte", "loss": None}
+LONGEST = 40  # characters of a value in a table
+MOST_SETTINGS = 5  # in the columns of a table of runs
+MOST_NOTES = 10
+FEWEST = 3  # evaluations that make a curve
+NOT_SHOWN = (TEXT, "text", "smallmind", "vocab_size")  # they follow from others, or have no name
+
+
+class Group(NamedTuple):
+    """Runs that differ in nothing but their seed."""
+
+    settings: dict[str, Any]  # of those that differ between the groups
+    runs: list[RunView]
+    losses: list[float]  # of the runs that have one
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.losses) if self.losses else math.inf
+
+
+def report_of_runs(paths: Sequence[str | PathLike[str]]) -> str:
+    """The directories of runs -> the page. InputError unless this version can read all of them."""
+    views = [open_view(path, FIELDS) for path in paths]
+    for view in views:
+        if view.settings is None:
+            raise InputError(f"{view.path} cannot be shown: {view.problem}")
+    differing = differences(views)
+    # One that failed before its first evaluation says nothing about the others.
+    sound = [view for view in views if view.state != State.FAILED]
+    field = compared_field(sound or views, differing)
+    varied = [name for name in differing if name not in (SEED, *NOT_SHOWN)]
+    groups = _groups(views, differing, varied, field)
+    parts = (
+        f"<h1>Comparison of {len(views)} runs</h1>",
+        f'<p class="quiet">{escape(_names(views))}</p>',
+        _warnings(differing, field),
+        _curves(groups, varied, field),
+        _means(groups, varied, field),
+        _differing(groups, varied),
+        _course(groups),
+        _runs(groups, varied, field),
+        _unfinished(views),
+        _common(views, differing),
+    )
+    return page(f"Comparison of {len(views)} runs", parts)
+
+
+def _groups(
+    views: Sequence[RunView], differing: Mapping[str, list[Any]], varied: Sequence[str], field: str
+) -> list[Group]:
+    """The runs by their settings, the lowest mean loss first."""
+    found: dict[tuple[str, ...], Group] = {}
+    for i, view in enumerate(views):
+        settings = {name: differing[name][i] for name in varied}
+        key = (*map(repr, settings.values()), repr(differing.get(TEXT, [None] * len(views))[i]))
+        group = found.setdefault(key, Group(settings, [], []))
+        group.runs.append(view)
+        if math.isfinite(loss := loss_of(view, field)):
+            group.losses.append(loss)
+    return sorted(found.values(), key=lambda group: group.mean)
+
+
+def loss_of(view: RunView, field: str) -> float:
+    """The loss of a run by which it is compared: on the whole held-out text, once it has ended.
+
+    Before that the lowest of its evaluations, or the last one of training; NaN without
+    any, and if it has failed.
+    """
+    if (name := FINAL[field]) and view.final and math.isfinite(number(view.final.get(name))):
+        return number(view.final[name])
+    curve = view.curves[field].finite()
+    if view.state == State.FAILED:
+        return math.nan
+    if field == "loss":
+        return curve.smoothed().values[-1] if len(curve) else math.nan
+    return min(curve.values, default=math.nan)
+
+
+def _names(views: Sequence[RunView]) -> str:
+    """The names of a few runs, or of the sweep that they are from."""
+    folders = {view.path.resolve().parent for view in views}
+    if len(folders) == 1 and is_sweep(folder := folders.pop()):
+        return f"Sweep {folder.name}"
+    return ", ".join(view.name for view in views[:3]) + ", ..." * (len(views) > 3)
+
+
+def _warnings(differing: Mapping[str, Any], field: str) -> str:
+    """Notes on what makes losses hard to compare."""
+    notes = []
+    if TEXT in differing:
+        notes.append("The texts differ: a lower loss may only mean an easier text.")
+    if field == "loss":
+        notes.append("Not all of these runs were evaluated: they are compared in training.")
+    return "".join(f'<p class="warning">{escape(note)}</p>' for note in notes)
+
+
+def _unfinished(views: Sequence[RunView]) -> str:
+    """The runs that have not ended, and why."""
+    notes = []
+    for view in views:
+        if (state := view.state) not in (State.FINISHED, State.IMPORTED):
+            reason = f": {view.failure}" if state == State.FAILED and view.failure else ""
+            notes.append(f"{view.name}: {state.value}{reason}")
+    shown = "".join(f'<p class="warning">{escape(note)}</p>' for note in notes[:MOST_NOTES])
+    more = len(notes) - MOST_NOTES
+    left_out = f'<p class="quiet">{more} more: see the table.</p>' if more > 0 else ""
+    return section("Runs that have not finished", shown + left_out)
+
+
+def _name(group: Group, varied: Sequence[str]) -> str:
+    """A short name of a group for a legend."""
+    if not varied:
+        return group.runs[0].name if len(group.runs) == 1 else f"{len(group.runs)} runs"
+    count = f" ({len(group.runs)} runs)" if len(group.runs) > 1 else ""
+    settings = {name: shown(value)[:LONGEST] for name, value in group.settings.items()}
+    is_short = len(varied) <= MOST_SETTINGS
+    return f"{label(settings, varied) if is_short else group.runs[0].name}{count}"
+
+
+def _curves(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
+    """The losses of the groups that are best, each in its colour."""
+    drawn = groups[:N_COLOURS]
+    counts = [len(x.curves[field].finite()) for group in drawn for x in group.runs if group.losses]
+    if field == "val_loss" and min(counts, default=0) < FEWEST:
+        field = "loss"
+    lines = []
+    for colour, group in enumerate(drawn):
+        for view in group.runs:
+            curve = view.curves[field].finite()
+            curve = curve.smoothed() if field == "loss" else curve
+            lines.append(Line(_name(group, varied), curve, colour))
+    title = f"{NAMES[field]}, smoothed" if field == "loss" else NAMES[field]
+    panel = Panel(title, UNITS[field], lines)
+    steps = [line.points.steps for line in lines if len(line.points)]
+    # Few evaluations, all at the end of a logarithmic axis, would leave its start empty.
+    is_long = any(each[-1] >= 100 * each[0] for each in steps)
+    figure = Figure("Losses of the runs by step", [panel], is_logarithmic=is_long)
+    chart = large_chart(replace(figure, panels=[replace(panel, shows_start=is_long)]))
+    notes = ["Steps are on a logarithmic scale."] if is_long else []
+    if len(groups) > N_COLOURS:
+        notes.append(f"Only the {N_COLOURS} best of {len(groups)} are drawn.")
+    note = f'<p class="quiet">{" ".join(notes)}</p>' if notes else ""
+    return section("Loss", chart and chart + note)
+
+
+def _means(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
+    """Sorts the groups by their mean loss; only if runs with other seeds are together."""
+    if not any(len(group.runs) > 1 for group in groups):
+        return ""
+    rows, varied = [], varied if len(varied) <= MOST_SETTINGS else []
+    for place, group in enumerate(groups, 1):
+        losses = group.losses
+        spread = f"{statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
+        ends = [f"{min(losses):.4f}", f"{max(losses):.4f}"] if losses else ["", ""]
+        mean = f"{group.mean:.4f}" if losses else ""
+        settings = [shown(group.settings[name])[:LONGEST] for name in varied]
+        count = f"{len(losses)} of {len(group.runs)}"
+        rows.append([f"{place}", *settings, mean, spread, *ends, count])
+    heads = ["place", *varied, "mean", "spread", "lowest", "highest", "runs"]
+    note = (
+        f"<p>{NAMES[field].capitalize()} in {UNITS[field]}, the lowest mean first. The spread is "
+        "the standard deviation over runs that differ by their seed only.</p>"
+    )
+    return section("Mean and spread over seeds", note + table(rows, heads, best=0))
+
+
+def _differing(groups: Sequence[Group], varied: Sequence[str]) -> str:
+    """The settings that differ, if they are too many for columns of other tables."""
+    if len(varied) <= MOST_SETTINGS:
+        return ""
+    if len(groups) > N_COLOURS:
+        rows = [(group.runs[0].name, label(group.settings, varied)) for group in groups]
+        return section("What differs", settings_table(rows))
+    heads = ["setting", *(group.runs[0].name[:LONGEST] for group in groups)]
+    cells = [
+        [name, *(shown(group.settings[name])[:LONGEST] for group in groups)] for name in varied
+    ]
+    return section("What differs", table(cells, heads))
+
+
+def _course(groups: Sequence[Group]) -> str:
+    """The learning rate and the gradient norm of the groups that are drawn."""
+    panels = [("Learning rate", "lr", True), ("Norm of the gradient, smoothed", "grad_norm", False)]
+    charts = []
+    for title, name, from_zero in panels:
+        lines = [
+            Line("", view.curves[name].finite().smoothed(None if name != "lr" else 1), colour)
+            for colour, group in enumerate(groups[:N_COLOURS])
+            for view in group.runs
+        ]
+        charts.append(Figure(f"{title} by step", [Panel(title, "", lines, from_zero)]))
+    return section("Course of the runs", small_charts(charts))
+
+
+def _runs(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
+    """A row for each run, the lowest loss first."""
+    rows, varied = [], varied if len(varied) <= MOST_SETTINGS else []
+    for group in groups:
+        for view in group.runs:
+            loss, rates = loss_of(view, field), sorted(view.curves["tokens_per_second"].values)
+            seed = view.settings.run.seed if view.settings else ""
+            settings = [shown(group.settings[name])[:LONGEST] for name in varied]
+            row = [view.name, *settings, str(seed), f"{loss:.4f}" if math.isfinite(loss) else ""]
+            row += [f"{view.step:,}", duration(view.seconds), view.state.value]
+            row.insert(-1, f"{rates[len(rates) // 2]:,.0f}" if rates else "")
+            rows.append((loss if math.isfinite(loss) else math.inf, row))
+    rows.sort(key=lambda pair: pair[0])
+    heads = ["run", *varied, "seed", NAMES[field], "steps", "time", "tokens/s", "state"]
+    note = f"<p>Losses in {UNITS[field]}, times of training in minutes:seconds.</p>"
+    return section("Runs", note + table([row for _, row in rows], heads, best=0))
+
+
+def _common(views: Sequence[RunView], differing: Mapping[str, Any]) -> str:
+    """The settings that all of them have."""
+    common = [(x, value) for x, value in settings_of(views[0]).items() if x not in differing]
+    body = f"<details><summary>Settings that all have</summary>{settings_table(common)}</details>"
+    return body if common else ""
