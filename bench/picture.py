@@ -34,8 +34,12 @@ def picture(path: Path, steps: list[int]) -> str:
     """A run and the steps of three of its samples -> SVG."""
     view = open_view(path, fields=("val_loss",))
     curve, samples = view.curves["val_loss"].finite(), dict(view.samples())
-    if missing := [step for step in steps if step not in samples]:
-        sys.exit(f"no sample at step {missing[0]}; there are {', '.join(map(str, samples))}")
+    known = [step for step in samples if step in curve.steps]
+    if missing := [step for step in steps if step not in known]:
+        sys.exit(
+            f"step {missing[0]} has no sample with an evaluation: there are "
+            f"{', '.join(map(str, known)) or 'none'}; use the same --val-every and --sample-every"
+        )
     end, low, high = curve.seconds[-1], min(curve.values) - 0.1, max(curve.values) + 0.1
 
     def place(seconds: float, loss: float) -> tuple[float, float]:
@@ -54,7 +58,7 @@ def picture(path: Path, steps: list[int]) -> str:
     parts.append(f'<path class="curve" d="M{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>')
     width = (WIDTH - 2 * 16 + 10) / len(steps)
     for number, step in enumerate(steps):
-        nearest = min(range(len(curve)), key=lambda n: abs(curve.steps[n] - step))
+        nearest = curve.steps.index(step)
         x, y = points[nearest]
         left = 16 + number * width
         parts.append(f'<path class="lead" d="M{x:.1f} {y:.1f}L{left + 12:.1f} {BOTTOM + 34}"/>')

@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 BLOCKS = FENCE.findall(README)
-GUIDE = [block for name in NAMES for block in FENCE.findall(page(name))]
+KERNELS = FENCE.findall(page("kernels"))  # takes half a minute
+GUIDE = [block for name in NAMES if name != "kernels" for block in FENCE.findall(page(name))]
 # Eight minutes are not for a test, and few seconds would depend on how busy the machine is.
 SHORTER = {"--minutes 8": "--steps 20"}
 LENGTHS = ("--steps", "--epochs", "--minutes", "--size")
@@ -67,7 +68,7 @@ def ours(words):
     return words[found[0] + 1 :] if found else None
 
 
-ALL = [words for block in (*BLOCKS, *GUIDE) for words in commands(*block)]
+ALL = [words for block in (*BLOCKS, *GUIDE, *KERNELS) for words in commands(*block)]
 
 
 def smallest(words):
@@ -152,3 +153,18 @@ def test_a_page_is_short_and_names_commands_and_files_that_exist(text):
     base = ROOT if text is README else ROOT / "smallmind/guide"
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", prose):
         assert link.startswith("https://") or (base / link).exists(), link
+
+
+@pytest.mark.slow
+def test_the_page_on_kernels_runs_as_written(tmp_path):
+    codes = [code for kind, code in KERNELS if kind == "python"]
+    names = re.findall(r"^`(\w+\.py)`", page("kernels"), re.MULTILINE)
+    for name, code in zip(names, codes, strict=True):
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    for words in (words for block in KERNELS for words in commands(*block)):
+        program = ["-m", "smallmind"] if words[0] == "smallmind" else []
+        done = subprocess.run(
+            [sys.executable, *program, *words[1:]], cwd=tmp_path, check=False, capture_output=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert subprocess.run([sys.executable, "measure.py"], cwd=tmp_path, check=True)
