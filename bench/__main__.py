@@ -215,6 +215,14 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
             ),
         ],
     ),
+    "picture": (
+        "draw a run's loss over time and what it wrote at three moments",
+        [
+            flag("run", "RUN", "a run with --val-every and --sample-every", type=Path),
+            several("--at", "N,N,N", count, "steps of samples (50,300,1500)", [50, 300, 1500]),
+            flag("--out", "FILE.svg", "(loss.svg)", type=Path, default=Path("loss.svg")),
+        ],
+    ),
 }
 
 

@@ -19,7 +19,7 @@ from smallmind.text.stories import built_in_text
 from smallmind.training.memory_estimate import estimate
 from tests.programs import edited, refusal, refuses
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "smallmind/guide/features.md"
 
 
 @pytest.fixture
@@ -47,9 +47,9 @@ def configure(settings):
     }
 
 
-def readme_rows(first_heading):
-    """The rows of the README's table whose first column has this heading, as dictionaries."""
-    lines = README.read_text(encoding="utf-8").splitlines()
+def rows_of_page(first_heading):
+    """The rows of the guide's table whose first column has this heading, as dictionaries."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith(f"| {first_heading} |"))
     heads = [cell.strip() for cell in lines[start].strip("|").split("|")]
     rows = []
@@ -173,8 +173,8 @@ def test_what_a_recipe_computes_with_is_checked_before(name, value):
 
 
 @pytest.mark.parametrize(("kind", "known"), [("size", SIZES), ("preset", PRESETS)])
-def test_the_readme_lists_sizes_and_presets(kind, known):
-    rows = readme_rows(f"`--{kind}`")
+def test_the_guide_lists_sizes_and_presets(kind, known):
+    rows = rows_of_page(f"`--{kind}`")
     assert [row[f"`--{kind}`"] for row in rows] == list(known)
     for row, (name, settings) in zip(rows, known.items(), strict=True):
         fields = {heading.strip("`") for heading in row} & FIELDS.keys()
@@ -186,20 +186,20 @@ def test_the_readme_lists_sizes_and_presets(kind, known):
             assert float(row[f"`{field}`"]) == value, name
 
 
-def test_the_readme_lists_parameters_and_memory_of_sizes():
+def test_the_guide_lists_parameters_and_memory_of_sizes():
     vocab_size = len(set(built_in_text()))
-    for row, settings in zip(readme_rows("`--size`"), SIZES.values(), strict=True):
+    for row, settings in zip(rows_of_page("`--size`"), SIZES.values(), strict=True):
         flags = {**settings, "vocab_size": vocab_size, "precision": "float32"}
         configs = configure(resolve(flags=flags))
         model, training = configs["model"], configs["training"]
         assert row["parameters"] == f"{declare_parameters(model).count:,}"
         memory = estimate(model, training, configs["run"].batch_size, threads=2).total
-        # The README's number was measured.
+        # The guide's number was measured.
         assert float(row["memory"].removesuffix(" MiB")) == pytest.approx(memory / 2**20, rel=0.1)
 
 
-def test_the_config_file_in_the_readme_is_valid(toml):
-    block = re.search(r"```toml\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+def test_the_config_file_in_the_guide_is_valid(toml):
+    block = re.search(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     settings = read_settings(toml(block[1]))
     configure(settings)
     assert {FIELDS[key][0] for key in settings} == set(SECTIONS)

@@ -1,7 +1,7 @@
-"""The README's examples run as they are written, in the order in which they appear.
+"""The examples of the README and of the guide run as they are written, in their order.
 
 Not run: what would install something, leave this machine, or take as long as a whole default run.
-Of these the command lines are parsed, by the real parser.
+Of these the command lines are parsed, by the real parser. Runs of the guide are as small as can be.
 """
 
 import json
@@ -14,20 +14,35 @@ from pathlib import Path
 
 import pytest
 
-from smallmind.cli.program import make_parser
+from smallmind.cli.guide import page
+from smallmind.cli.program import COMMANDS, make_parser
+from smallmind.guide import NAMES
 from smallmind.text.stories import built_in_text
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(python|sh)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```(python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCKS = FENCE.findall(README)
+KERNELS = FENCE.findall(page("kernels"))  # takes half a minute
+GUIDE = [block for name in NAMES if name != "kernels" for block in FENCE.findall(page(name))]
 # Eight minutes are not for a test, and few seconds would depend on how busy the machine is.
 SHORTER = {"--minutes 8": "--steps 20"}
+LENGTHS = ("--steps", "--epochs", "--minutes", "--size")
+# Commands of the guide that are only parsed, and why.
+PARSED = {
+    "train --resume auto": "nothing was interrupted",
+}
 
 # In a fresh interpreter: what a reader has who types one block after the other.
 RUNNER = """
 import importlib.util, json, sys
 from smallmind.cli import main
+from smallmind.runs import pace
+from smallmind.training import rehearsal
 
+# Nothing is trained to predict how long a run takes.
+rehearsal.rehearse = lambda *_: None
+pace.rough_pace = lambda *_: pace.Pace(0.01, 0.01, 0.0, 0.01)
 names = {}
 for kind, code in json.load(sys.stdin):
     if kind == "python":
@@ -53,7 +68,16 @@ def ours(words):
     return words[found[0] + 1 :] if found else None
 
 
-ALL = [words for block in BLOCKS for words in commands(*block)]
+ALL = [words for block in (*BLOCKS, *GUIDE, *KERNELS) for words in commands(*block)]
+
+
+def smallest(words):
+    """The words of a command of the guide, with the shortest run of the smallest model."""
+    if words[0] != "train" or "--resume" in words:
+        return words
+    pairs = zip(words, ["", *words[:-1]], strict=True)
+    kept = [word for word, before in pairs if word not in LENGTHS and before not in LENGTHS]
+    return [*kept, "--size", "nano", "--steps", "10"]
 
 
 def test_the_two_commands_at_the_top_stay_as_they_are():
@@ -95,7 +119,13 @@ def test_every_block_runs_as_written_one_after_the_other(tmp_path):
             block = block.replace(long, short)
         own = [words[1:] for words in commands(kind, block) if words[0] == "smallmind"]
         jobs += [(kind, words) for words in own if words != ["train"]]  # that is .ci/run's
-    assert sum(kind == "python" for kind, _ in jobs) >= 4 and len(jobs) >= 10
+    for kind, block in GUIDE:
+        if kind == "python":
+            jobs.append((kind, block))
+        own = [words[1:] for words in commands(kind, block) if words[0] == "smallmind"]
+        new = [(kind, smallest(words)) for words in own if shlex.join(words) not in PARSED]
+        jobs += [job for job in new if job not in jobs]
+    assert sum(kind == "python" for kind, _ in jobs) >= 6 and len(jobs) >= 30
     done = subprocess.run(
         [sys.executable, "-c", RUNNER],
         input=json.dumps(jobs),
@@ -107,3 +137,34 @@ def test_every_block_runs_as_written_one_after_the_other(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Evaluation" in done.stdout and "norm of the gradient" in done.stdout
+
+
+def test_what_is_not_run_is_in_the_guide():
+    assert set(PARSED) <= {shlex.join(ours(words)) for words in ALL if ours(words)}
+
+
+@pytest.mark.parametrize("text", [README, *map(page, NAMES)], ids=["README", *NAMES])
+def test_a_page_is_short_and_names_commands_and_files_that_exist(text):
+    assert len(text.splitlines()) <= 120
+    prose = FENCE.sub("", text)
+    named = re.findall(r"`smallmind ([a-z-]+)( [a-z-]+)?", prose)
+    assert {command for command, _ in named} <= set(COMMANDS)
+    assert {what.strip() for command, what in named if command == "guide" and what} <= set(NAMES)
+    base = ROOT if text is README else ROOT / "smallmind/guide"
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", prose):
+        assert link.startswith("https://") or (base / link).exists(), link
+
+
+@pytest.mark.slow
+def test_the_page_on_kernels_runs_as_written(tmp_path):
+    codes = [code for kind, code in KERNELS if kind == "python"]
+    names = re.findall(r"^`(\w+\.py)`", page("kernels"), re.MULTILINE)
+    for name, code in zip(names, codes, strict=True):
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    for words in (words for block in KERNELS for words in commands(*block)):
+        program = ["-m", "smallmind"] if words[0] == "smallmind" else []
+        done = subprocess.run(
+            [sys.executable, *program, *words[1:]], cwd=tmp_path, check=False, capture_output=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert subprocess.run([sys.executable, "measure.py"], cwd=tmp_path, check=True)

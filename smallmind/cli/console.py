@@ -19,6 +19,7 @@ from typing import TextIO
 from smallmind.console import activity
 from smallmind.console.live_line import LiveLine, can_print, fit, knows_escapes, printable
 from smallmind.console.table import OUTLINE, Table
+from smallmind.guide import with_page
 
 WIDTH = 80
 INDENT = "  "  # of the second and later lines of a long one
@@ -62,7 +63,7 @@ class Console:
     def warning(self, text: str) -> None:
         """A line with a warning sign in front."""
         sign = "⚠️ " if can_print(self.stream, "⚠️") else "Warning:"
-        self.line(f"{sign} {text}")
+        self.line(f"{sign} {with_page(text)}")
 
     def command(self, label: str, words: Sequence[str]) -> None:
         """A shell command to copy, quoted; a long one continues after a backslash."""

@@ -30,6 +30,7 @@ COMMANDS = {
     "export-metrics": ("export_metrics", "write the metrics of a run as a CSV table"),
     "bench": ("bench", "measure kernels, training steps and starts on this machine"),
     "lessons": ("lessons", "list the lessons, and copy one to work on"),
+    "guide": ("guide", "read the guide: a first model, settings, speed, memory, trouble"),
 }
 
 # Flag or field -> advice if it is given twice, where the advice is not just to give it once.
@@ -55,17 +56,19 @@ def run(arguments: Sequence[str] | None) -> int:
             return int(options.run(options))
     except EXPECTED as error:
         from smallmind.cli.console import error_line
+        from smallmind.guide import with_page
 
         line_break = "\n" if isinstance(error, KeyboardInterrupt) else ""  # after ^C
-        error_line(f"{line_break}smallmind: {message_of(error)}")
+        error_line(f"{line_break}smallmind: {with_page(message_of(error))}")
         return status_of(error)
 
 
 def _show_warning(message: Warning | str, *_: Any) -> None:
     """Python's own way shows the place in the source, in two lines."""
     from smallmind.cli.console import error_line
+    from smallmind.guide import with_page
 
-    error_line(f"smallmind: warning: {message}")
+    error_line(f"smallmind: warning: {with_page(str(message))}")
 
 
 def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

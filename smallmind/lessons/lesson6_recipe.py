@@ -308,12 +308,12 @@ for name, extra in (("all but pairs", {"bigram_rows": 0}), ("all changes", {})):
 # %% [markdown]
 # ## 9. At full size
 #
-# These were runs of a second with tiny models, and some changes matter less in longer ones. The
-# README has the comparison at full size, on tiny Shakespeare, and includes what this lesson leaves
-# out: how long a step takes. To a loss of 1.88, smallmind reads 0.17 to 0.18 million characters
-# instead of 1.54: a factor of about nine is due to the recipe, the rest to the speed of a step.
-# These runs have one or two layers and windows of 128 characters (also where the loss is measured;
-# nanoGPT's have 64), which were found in the same way: by trying.
+# These were runs of a second with tiny models, and some changes matter less in longer ones. In a
+# clone, bench/README.md compares at full size, on tiny Shakespeare, and includes what this lesson
+# leaves out: how long a step takes. To a loss of 1.88, smallmind reads 0.17 to 0.18 million
+# characters instead of 1.54: a factor of about nine is due to the recipe, the rest to the speed
+# of a step. These runs have one or two layers and windows of 128 characters (also where the loss
+# is measured; nanoGPT's have 64), which were found in the same way: by trying.
 #
 # In a clone of the repository, `python -m bench recipe` compares recipes over seeds, and
 # `bench/LOG.md` lists what was tried, failures included. Two things can be learned from it.
