@@ -123,7 +123,7 @@ def _table(lines: list[str]) -> str:
     drawn = table.columns()
     if max(map(len, drawn.split("\n"))) <= width:
         return drawn + "\n"
-    if max(len(row[-1]) for row in rows) < width // 2:
+    if ">" in sides:  # numbers below each other
         return "\n\n".join(replace(table, align="").parts(Table.columns, width)) + "\n"
     found = []
     for first, group in groupby(rows, key=lambda row: "  ".join(filter(None, row[:-1]))):

@@ -60,6 +60,8 @@ def test_a_page_is_printed_for_the_terminal(name, capsys):
     shown = capsys.readouterr().out
     assert shown.startswith(title(page(name)))
     assert "```" not in shown and "](" not in shown and "|---" not in shown
+    text = [line for line in shown.splitlines() if not line.startswith("    ")]
+    assert all(len(line) <= 80 for line in text)
     assert main(["guide", name, "--markdown"]) == 0
     assert capsys.readouterr().out == page(name)
 
