@@ -71,7 +71,7 @@ class Workspace:
         self._noted: list[np.ndarray] | None = None  # what a pass has rented so far, if it is noted
         self.reservation: Reservation | None = None  # of arrays that this pass rents, all at once
         self.new_recording, self.threads = backend.new_recording, backend.threads
-        self._backend = backend
+        self._backend, self._uses_blas = backend, False
         # Rented for layers far apart, by name; `release_all_but` leaves them.
         self.carried: dict[str, np.ndarray] = {}
 
@@ -167,6 +167,9 @@ class Workspace:
 
     def use_blas(self, is_used: bool) -> None:
         """Takes products of float32 from NumPy's BLAS, whose calls cannot be recorded, or not."""
+        if is_used == self._uses_blas:  # kernels may be wrapped
+            return
+        self._uses_blas = is_used
         kernels, self.new_recording = self._backend.kernels, self._backend.new_recording
         if is_used:
             from smallmind.kernels import blas

@@ -545,7 +545,10 @@ def test_a_failure_before_the_first_step_leaves_no_directory(text, out, cli, mon
 
     monkeypatch.setattr(TransformerModel, "loss_and_gradients", fail)
     printed = cli("train", text, SMALL, "--out", out, ends=1)
-    assert printed.err == "smallmind: not enough memory: Unable to allocate 5 TB\n"
+    assert (
+        printed.err
+        == "smallmind: not enough memory: Unable to allocate 5 TB (smallmind guide memory)\n"
+    )
     assert not out.exists()
 
 

@@ -88,7 +88,11 @@ def assert_resumes(root, whole, steps):
 
 # Fault, rank and batch: what is said.
 ORDERLY = {
-    ("memory", 1, 12): "smallmind: not enough memory: rank 1: 12 GB for activations",
+    (
+        "memory",
+        1,
+        12,
+    ): "smallmind: not enough memory: rank 1: 12 GB for activations (smallmind guide memory)",
     ("disk", 1, 12): "smallmind: rank 1: Input/output error: tokens.bin",
 }
 

@@ -346,6 +346,7 @@ SMALL = shlex.split("""
 
 def losses(out):
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if "used_gflops" not in line]  # one for each session
     keys = ("step", "loss", "lr", "grad_norm", "train_loss", "val_loss", "warning")
     return [{key: line[key] for key in keys if key in line} for line in lines]
 
