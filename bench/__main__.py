@@ -32,7 +32,7 @@ from smallmind.cli.bench import (
 )
 from smallmind.cli.bench import COMMANDS as OWN
 
-MEMORY = ("example", "layers", "limit", "long", "runs")
+MEMORY = ("example", "layers", "limit", "long", "accumulation", "runs")
 AGAINST = ("start", "products", "attention", "steps", "generation")
 FAULTS = ("operations", "saves", "runs", "writers", "starts", "pairs", "terminals")
 FAULTS += ("power", "cuts", "flips", "kernels", "fuzzing")

@@ -32,6 +32,8 @@ LONG = 32768  # tokens
 PRECISIONS = ("float32", "float16", "bfloat16")
 STRATEGIES = ("none", "every_layer", "sqrt_layers")
 LIMIT = 10**9  # bytes
+# Batches whose gradients are added before an update, and the windows of each.
+ACCUMULATED = ((1, 64), (4, 16), (16, 4))
 VECTORS = ("weights", "working_weights", "gradients", "moments", "snapshot")
 HELD = (
     "weights",
@@ -222,6 +224,30 @@ def _long(threads: int, _steps: int) -> list[Record]:
     return [{**record, "estimate": expected}]
 
 
+def _accumulation(threads: int, steps: int) -> list[Record]:
+    """An update from 64 windows in one pass, and in several whose gradients are added."""
+    records: list[Record] = []
+    for batches, windows in ACCUMULATED:
+        settings = training_settings("float32", "none", windows) | {"grad_accum_steps": batches}
+        trial = run_trial(
+            threads, model=EXAMPLE, batch_size=windows, settings=[settings], steps=steps + 1
+        )
+        records.append({"batches": batches, "windows": windows, **trial})
+    first = records[0]
+    rows = [
+        {
+            "batches x windows": f"{r['batches']} x {r['windows']}",
+            "ms": f"{statistics.median(r['seconds'][0][1:]) * 1e3:.0f}",
+            "peak, MB": _mb(r["peak"]),
+            "loss": f"{r['loss']:.7f}",
+            "bits": "the same" if r["digest"] == first["digest"] else "others",
+        }
+        for r in records
+    ]
+    _show(f"T512 4x128, {steps + 1} updates from 64 windows", rows)
+    return records
+
+
 # Runs by the flags of `smallmind train`; {text} is one of TEXT_BYTES with characters of any width.
 SHORT = "--steps 25 --val-every 12 --val-batches 2"
 RUNS = (
@@ -284,6 +310,7 @@ PARTS: dict[str, Callable[[int, int], list[Record]]] = {
     "layers": _layers,
     "limit": _limit,
     "long": _long,
+    "accumulation": _accumulation,
     "runs": _runs,
 }
 

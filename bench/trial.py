@@ -4,6 +4,7 @@ The JSON holds the arguments of `run`, or of `train`; the answer is JSON too.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -17,6 +18,7 @@ from smallmind.console.activity import clock
 from smallmind.kernels.codegen.scratch import scratch_bytes
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.memory.tracker import peak_resident_bytes
+from smallmind.training.records import StepRecord
 
 ALPHABET = "".join(map(chr, range(ord("0"), ord("0") + 65)))  # 65, as in Shakespeare
 
@@ -31,7 +33,8 @@ def run(
     """Trains models in turn, each with its settings -> seconds of every step, and what is held.
 
     model: fields of ModelConfig; settings: of TrainingConfig; capacity: of the pool. Units: bytes;
-    those of weights, gradients and moments are the last model's.
+    those of weights, gradients and moments are the last model's, as are the loss of its last step
+    and the digest of its weights.
     """
     pool = TensorPool(capacity)
     trainings = [_training(model, batch_size, pool) for _ in settings]
@@ -44,9 +47,12 @@ def run(
     for _ in range(steps):
         for times, records in zip(seconds, runs, strict=True):
             start = time.perf_counter()
-            next(records)
+            record = next(records)
             times.append(time.perf_counter() - start)
-    return {"seconds": seconds, "pool": asdict(pool.statistics()), **_held(trainings[-1])}
+    assert isinstance(record, StepRecord)
+    digest = hashlib.sha256(trainings[-1].model.flat.data.tobytes()).hexdigest()
+    end = {"loss": record.loss, "digest": digest}
+    return {"seconds": seconds, "pool": asdict(pool.statistics()), **end, **_held(trainings[-1])}
 
 
 def train(flags: list[str]) -> dict[str, Any]:

@@ -331,9 +331,12 @@ def test_memory_is_measured_by_precision_and_strategy(monkeypatch, capsys):
     monkeypatch.setattr(memory, "PRECISIONS", ("float32", "float16"))
     monkeypatch.setattr(memory, "LONG", 64)
     monkeypatch.setattr(memory, "LIMIT", 180 * 10**6)
-    options = parse(["memory", "--steps", "1", "--only", "example,layers,limit,long"])
+    options = parse(["memory", "--steps", "1", "--only", "example,layers,limit,long,accumulation"])
     records = memory.run(options, {"threads": 1})
-    assert list(records) == ["example", "layers", "limit", "long"]
+    assert list(records) == ["example", "layers", "limit", "long", "accumulation"]
+    held_at_once = [r["pool"]["high_water_mark"] for r in records["accumulation"]]
+    assert sorted(held_at_once, reverse=True) == held_at_once
+    assert held_at_once[2] < held_at_once[0] / 8
     held = {
         (r["precision"], r["checkpoint_strategy"], r["micro_batch_size"]): r
         for r in records["example"]
@@ -352,7 +355,7 @@ def test_memory_is_measured_by_precision_and_strategy(monkeypatch, capsys):
     assert all(r["fits"] and r["larger_refused"] for r in (first, second))
     assert second["windows"] > 2 * first["windows"]
     printed = capsys.readouterr().out
-    for words in ("working weights", "x none", "of none", "is refused", "B1 T64 4x128"):
+    for words in ("working weights", "x none", "of none", "is refused", "B1 T64 4x128", "16 x 4"):
         assert words in printed, words
 
 
