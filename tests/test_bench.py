@@ -433,6 +433,7 @@ def test_a_recipe_is_measured_over_seeds(tmp_path, capsys):
     assert "default" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_waiting_for_batches_is_measured_for_each_number_ahead(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(prefetch, "MODEL", TINY)
     monkeypatch.setattr(prefetch, "BATCH", 2)
@@ -452,6 +453,7 @@ def test_waiting_for_batches_is_measured_for_each_number_ahead(tmp_path, monkeyp
         assert capsys.readouterr().out.count(warning) == count
 
 
+@pytest.mark.slow
 def test_a_small_corpus_is_prepared_and_trained_from(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(corpus, "FILE", 0.1)
     monkeypatch.setattr(corpus, "SHAPE", TINY)
