@@ -84,6 +84,15 @@ def resolve_precision(precision: Precision, backend: str) -> Precision:
     return precision
 
 
+def resolve_products(products: str | None, backend: str) -> str:
+    """Returns the products, by default "numba". InputError for "blas" with the NumPy backend."""
+    if products == "blas" and backend == "numpy":
+        raise InputError(
+            "products='blas' needs backend='numba': backend='numpy' uses the BLAS anyway"
+        )
+    return products or "numba"
+
+
 def _signature() -> inspect.Signature:
     """The arguments of TransformerModel: fields of ModelConfig, and seed, backend, dtype, freeze.
 
@@ -235,15 +244,14 @@ class TransformerModel(Tabular):
     def use_products(self, products: str | None) -> None:
         """Makes passes multiply float32 by "numba", our own kernels (or None), or NumPy's "blas".
 
-        InputError for "blas" with the NumPy backend, which has no other products.
+        Counts for the precision in use: call it after `use_precision`. InputError for "blas" with
+        the NumPy backend, which has no other products.
         """
-        if products == "blas" and self.backend == "numpy":
-            raise InputError(
-                "products='blas' needs backend='numba': backend='numpy' uses the BLAS anyway"
-            )
-        self.products = check_field(TrainingConfig, "products", products) or "numba"
+        products = check_field(TrainingConfig, "products", products)
+        self.products = resolve_products(products, self.backend)
         if self.backend == "numba":
-            self.workspace.use_blas(self.products == "blas")
+            is_float32 = self.precision == Precision.FLOAT32  # the only type that BLAS has
+            self.workspace.use_blas(self.products == "blas" and is_float32)
 
     def freeze(self, names: str | None) -> None:
         """Keeps the weights of some parts: "embedding,blocks.0-1,head"; None: trains all.

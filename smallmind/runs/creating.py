@@ -15,7 +15,7 @@ from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import find_foreign
 from smallmind.nn.freezing import frozen_parts
 from smallmind.nn.position import position_class
-from smallmind.nn.transformer import TransformerModel, resolve_precision
+from smallmind.nn.transformer import TransformerModel, resolve_precision, resolve_products
 from smallmind.parallel.environment import launched
 from smallmind.runs import budget
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer
@@ -210,10 +210,7 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
         counted = count_steps(training, data)
         changes |= {name: getattr(counted, name) for name in ("steps", *ALTERNATIVES["warmup"])}
     frozen_parts(training.freeze, settings.model)  # raises early
-    if training.products == "blas" and run.backend == "numpy":
-        raise InputError(
-            "products='blas' needs backend='numba': backend='numpy' uses the BLAS anyway"
-        )
+    resolve_products(training.products, run.backend)  # likewise
     resolved = settings.replace(**changes)
     if launched():  # several processes choose their own, each on its machine
         return resolved

@@ -6,7 +6,6 @@ Numba is only imported in the functions that need it: the command line's help do
 import itertools
 import math
 import os
-from contextlib import suppress
 
 from smallmind.checks import InputError, check_field
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
@@ -69,14 +68,7 @@ def divided_cpus(count: int) -> list[list[int]]:
     from smallmind.kernels.codegen import threads
 
     can_bind = hasattr(os, "sched_setaffinity")
-    of_core: dict[str, int] = {}
-    for cpu in threads.fast_cpus() or sorted(threads.USABLE):
-        file = threads.CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list"
-        siblings = str(cpu)
-        with suppress(OSError, ValueError):
-            siblings = file.read_text(encoding="ascii").strip()
-        of_core.setdefault(siblings, cpu)
-    cpus = list(of_core.values())
+    cpus = threads.fast_cpus() or threads.cpus_of_cores()
     cores = len(cpus) if can_bind else threads.cores()
     if count > cores:
         raise InputError(f"{count} side by side need as many cores, and this machine has {cores}")

@@ -88,6 +88,8 @@ def why_not_repeated(training: Training, config: TrainingConfig) -> str | None:
     model, batch_size = training.model, training.data.batch_size
     if model.backend == "numpy":
         return "plain NumPy has no compiled kernels"
+    if config.products == "blas" and config.requested_precision == Precision.FLOAT32:
+        return "NumPy's BLAS computes the products, and its calls cannot be recorded"
     if model.workspace.new_recording is None:
         return "the model has a layer from another package, which may do more than call kernels"
     if training.distillation:

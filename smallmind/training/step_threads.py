@@ -54,6 +54,7 @@ class FastestThreads(StepThreads):
         if not self._is_choosing():
             return
         self._choice.took(clock_ns() - self._began)
+        self._threads.run_on(self._choice.best, self._most)  # also what follows, no trial
         self._threads.let_passes_choose(True)
 
     def _is_choosing(self) -> bool:

@@ -229,7 +229,8 @@ class Training:
         if not self.counts_operations:
             return Usage(Operations(0, 0, 0, 0), None)
         teacher = self.distillation and self.distillation.teacher
-        counted = count_operations(self.model.config, self.config, teacher and teacher.config)
+        config = dataclasses.replace(self.config, freeze=self.model.frozen)  # perhaps by hand
+        counted = count_operations(self.model.config, config, teacher and teacher.config)
         is_compiled = self.model.backend == "numba"
         return Usage(counted, self.group.size * multiply_add_ceiling() if is_compiled else None)
 

@@ -129,3 +129,12 @@ def test_advice_follows_much_waiting(capsys):
 
     assert "--prefetch" not in shown(2.4)
     assert "--prefetch" in shown(2.6) and "smallmind prepare" in shown(2.6)
+
+
+def test_parts_that_were_frozen_by_hand_have_no_operations():
+    whole, frozen = small_training(), small_training()
+    frozen.model.freeze("blocks.0")
+    for training in (whole, frozen):
+        training.train(1, val_every=0, progress=False)
+    assert frozen.usage.operations.forward == whole.usage.operations.forward
+    assert frozen.usage.operations.backward < whole.usage.operations.backward

@@ -234,3 +234,15 @@ def test_the_peak_rate_of_the_run_is_checked(settings, advice):
     if "for example to" in result.expected and not result.passed:  # the advice works
         rate = float(result.expected.split()[-1])
         assert check(**{**settings, "learning_rate": rate}).passed
+
+
+def test_the_products_of_blas_are_why_passes_are_not_repeated():
+    training = small_training()
+    config = TrainingConfig(steps=3, products="blas")
+    training.model.use_products("blas")
+    assert "NumPy's BLAS" in why_not_repeated(training, config)
+    training.model.use_precision("bfloat16")
+    training.model.use_products("blas")  # which has no products of 16 bits
+    assert training.model.workspace.new_recording is not None
+    half = TrainingConfig(steps=3, products="blas", precision="bfloat16")
+    assert why_not_repeated(training, half) is None

@@ -198,11 +198,7 @@ def fast_cpus() -> list[int]:
 
     As many of the fastest cores as compute most together, all at the speed of the slowest.
     """
-    speeds: dict[int, float] = {}
-    for cpu in sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else USABLE):
-        siblings = _cpus_in(CPUS / f"cpu{cpu}/topology/thread_siblings_list")
-        if speeds.keys().isdisjoint(siblings):  # the first of its core
-            speeds[cpu] = _speed(cpu)
+    speeds = {cpu: _speed(cpu) for cpu in cpus_of_cores()}
     fastest_first = sorted(speeds, key=lambda cpu: -speeds[cpu])
     count, most = 0, 0.0
     for together, cpu in enumerate(fastest_first, 1):
@@ -211,6 +207,16 @@ def fast_cpus() -> list[int]:
         if is_last_of_kind and together * speeds[cpu] > WORTH_SLOWER * most:
             count, most = together, together * speeds[cpu]
     return [] if count == len(speeds) else sorted(fastest_first[:count])
+
+
+def cpus_of_cores() -> list[int]:
+    """One CPU of each core that this process may use; all of them where that is not known."""
+    found: list[int] = []
+    for cpu in sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else USABLE):
+        siblings = _cpus_in(CPUS / f"cpu{cpu}/topology/thread_siblings_list")
+        if not set(found).intersection(siblings):  # the first of its core
+            found.append(cpu)
+    return found
 
 
 def _speed(cpu: int) -> float:
