@@ -10,6 +10,7 @@ from smallmind.bench.machine import ROOT, answer_of
 PROGRAM = """
 import json, time
 begin = time.perf_counter()
+import numba
 import numpy as np
 import smallmind
 from smallmind.kernels import compiled
