@@ -120,3 +120,16 @@ def test_the_command_line_says_in_a_line_that_threads_wait_and_that_they_no_long
         "step 120/500  training on 1 of 2 threads: more wait for each other",
         "step 260/500  training on 2 threads again",
     ]
+
+
+@needs_two
+def test_what_follows_a_step_runs_on_the_best_number_also_in_a_trial(monkeypatch, two_threads):
+    clock, chosen, in_trials = Clock(monkeypatch), step_threads.FastestThreads(), 0
+    for _ in range(100):
+        chosen.begin()
+        chosen.end()
+        best = chosen._choice.best
+        in_trials += bool(clock.counts) and clock.counts[-1] != best
+        assert get_num_threads() == best
+    chosen.close()
+    assert in_trials
