@@ -22,6 +22,7 @@ TYPE_CHECKING = False  # that of typing, which the command line would have to wa
 if TYPE_CHECKING:
     from typing import Any
 
+    from smallmind.chat import Chat
     from smallmind.checks import InputError
     from smallmind.exchange.format import export
     from smallmind.generation import generate, generate_samples
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 # Public name -> its module, which is imported when the name is first used.
 _EXPORTS = {
     "AdamW": "smallmind.optim.adamw",
+    "Chat": "smallmind.chat",
     "CheckpointManager": "smallmind.nn.recompute",
     "CheckpointStrategy": "smallmind.settings.config",
     "Distillation": "smallmind.training.distillation",
@@ -95,6 +97,7 @@ _EXPORTS = {
 
 __all__ = [
     "AdamW",
+    "Chat",
     "CheckpointManager",
     "CheckpointStrategy",
     "Distillation",

@@ -34,8 +34,8 @@ def generate(
     settings are the fields of GenerationConfig: max_tokens (500), temperature (0.8; 0 is greedy),
     top_k, top_p and min_p (sample from the most likely tokens only), repetition_penalty,
     presence_penalty, frequency_penalty, stop, seed (the same seed gives the same text). The text
-    ends at `<|endoftext|>`, if the tokenizer has it. InputError for a setting out of range, or a
-    character in prompt that the model does not know.
+    ends at `<|endoftext|>`, if the tokenizer has it, or with a turn. InputError for a setting out
+    of range, or a character in prompt that the model does not know.
     """
     prompt = _prompt(tokenizer, prompt)
     return prompt + "".join(stream(model, tokenizer, prompt, GenerationConfig(**settings)))
@@ -75,20 +75,21 @@ def _prompt(tokenizer: Tokenizer, prompt: str | None) -> str:
 class Writer:
     """Writes n texts after a prompt, once: piece by piece, or as samples.
 
-    Afterwards `counts` are the tokens of each, `ended` why it ended, `seconds` how long it took.
+    A text ends at any of the tokenizer's `ends`. Afterwards `counts` are the tokens of each,
+    `ended` why it ended, `seconds` how long it took.
     """
 
     def __init__(
         self,
         model: TransformerModel,
         tokenizer: Tokenizer,
-        prompt: str,
+        prompt: str | np.ndarray,
         config: GenerationConfig,
-        n: int,
+        n: int = 1,
     ) -> None:
         check_type("model", model, TransformerModel)
         check_type("tokenizer", tokenizer, Tokenizer)
-        check_type("prompt", prompt, str)
+        check_type("prompt", prompt, str, np.ndarray)
         if model.tokenizer_digest not in (None, tokenizer.digest):
             raise InputError(
                 f"{tokenizer!r} is not the tokenizer that the model was trained with; take the one "
@@ -99,10 +100,10 @@ class Writer:
                 f"the tokenizer has {tokenizer.vocab_size} tokens, the model "
                 f"vocab_size={model.config.vocab_size}"
             )
-        if not prompt:
+        if not len(prompt):
             raise InputError("the prompt is empty; give at least one character")
         self.model, self.tokenizer, self.config, self.n = model, tokenizer, config, n
-        self.ids = tokenizer.encode(prompt)
+        self.ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         self.counts = [0] * n  # tokens of each text
         self.ended = ["length"] * n
         self.seconds = 0.0
@@ -166,7 +167,7 @@ class _Text:
     def __init__(self, tokenizer: Tokenizer, stops: Iterable[str]) -> None:
         self.ended: str | None = None
         self._stops = tuple(stops)
-        self._end = tokenizer.end_of_text
+        self._ends = tokenizer.ends
         self._given: list[int] = []
         self._pieces = tokenizer.stream(self._taken())
         self._held = ""  # may be the beginning of a stop string
@@ -177,7 +178,7 @@ class _Text:
 
     def add(self, token: int) -> str:
         """The next token -> what the text goes on with."""
-        if token == self._end:
+        if token in self._ends:
             self.ended = "end"
             return ""
         self._given.append(token)

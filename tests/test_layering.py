@@ -23,7 +23,7 @@ LAYERS = [
     {"corpus"},
     {"nn", "linalg"},
     {"parallel"},
-    {"optim", "generation", "sampling"},
+    {"optim", "chat", "generation", "sampling"},
     {"exchange"},
     {"training"},
     {"runs"},

@@ -205,6 +205,22 @@ def _has_no_reader(error: OSError) -> bool:
     return isinstance(error, BrokenPipeError) or is_pipe_of_windows
 
 
+def typed_lines(notes: Console) -> Iterator[str]:
+    """Lines of the standard input but for empty ones, until its end; Ctrl-C discards one."""
+    with suppress(ImportError):  # gives `input` a history; Windows has one of its own
+        import readline  # noqa: F401
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            notes.line()
+            continue
+        if line:
+            yield line
+
+
 def error_line(text: str) -> None:
     """Prints an error to standard error: one line, which is only wrapped on a terminal."""
     stream = sys.stderr or _null_stream()

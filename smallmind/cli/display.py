@@ -16,6 +16,7 @@ from smallmind.training.evaluation import Evaluation
 from smallmind.training.operations import usage_text
 from smallmind.training.progress import StatusText
 from smallmind.training.records import (
+    AnswersRecord,
     EarlyStopRecord,
     EvaluationRecord,
     FallingScaleRecord,
@@ -81,6 +82,8 @@ class ProgressDisplay:
                 self._show_evaluation(record, place)
             case HealthRecord():
                 self._show_findings(record)
+            case AnswersRecord(exact_match=share, asked=asked):
+                self.console.line(f"{place}  {exact(share, asked)}")
             case SampleRecord():
                 self.console.line(f"{place}  sample:")
                 self.console.quote(record.text)
@@ -263,12 +266,19 @@ def show_result(console: Console, run: "Run") -> None:
         part = f"Held-out text, {result.tokens:,} of {held_out:,} tokens"
     console.line(f"{part}: {result.loss:.4f} nats per token")
     console.line(f"  {scores}")
-    if run.settings.run.text is None:
+    if run.asked:
+        console.line(exact(run.asked.exact_match, run.asked.asked))
+    elif run.settings.run.text is None:
         floor, excess = floor_of_stories(result)
         console.line(
             f"The entropy of the stories is {floor:.4f} nats per character: the model is "
             f"{excess:.2f} nats above that floor"
         )
+
+
+def exact(share: float, asked: int) -> str:
+    """How many held-out questions were answered word for word."""
+    return f"{round(share * asked):,} of {asked:,} held-out questions answered word for word"
 
 
 def floor_of_stories(result: Evaluation) -> tuple[float, float]:

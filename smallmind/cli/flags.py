@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from smallmind.checks import InputError
-from smallmind.settings.config import NEUTRAL, GenerationConfig
+from smallmind.settings.config import NEUTRAL, GenerationConfig, Precision
 from smallmind.settings.presets import (
     ARCHITECTURES,
     DEFAULT_RECIPE,
@@ -130,6 +130,16 @@ def add_run(
     )
     # Earlier versions named the run by this flag.
     parser.add_argument("--run", dest="run_flag", type=Path, help=argparse.SUPPRESS)
+
+
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    """--precision, of a model that is not trained."""
+    parser.add_argument(
+        "--precision",
+        choices=[str(kind) for kind in Precision if kind != Precision.AUTO],
+        default=str(Precision.FLOAT32),
+        help="number type of the weights; 16 bits are faster for large models (float32)",
+    )
 
 
 def add_runs(
@@ -278,7 +288,7 @@ def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
         "default": argparse.SUPPRESS,
         "help": _help(field),
     }
-    if field.type is bool:
+    if field.type in (bool, bool | None):
         group.add_argument(flag, action=argparse.BooleanOptionalAction, **settings)
         return
     kind: Any = field.type

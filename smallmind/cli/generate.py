@@ -5,13 +5,21 @@ import json
 import os
 import stat
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from smallmind.checks import InputError
-from smallmind.cli.console import Console
-from smallmind.cli.flags import add_checkpoint, add_config_flags, add_run, generation_of, run_of
+from smallmind.cli.console import Console, typed_lines
+from smallmind.cli.flags import (
+    add_checkpoint,
+    add_config_flags,
+    add_precision,
+    add_run,
+    generation_of,
+    run_of,
+    unescaped,
+)
 from smallmind.console import activity
 from smallmind.settings.config import GenerationConfig, Precision
 
@@ -45,11 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print a line of JSON per text, with its exact characters",
     )
     parser.add_argument(
-        "--precision",
-        choices=[str(kind) for kind in Precision if kind != Precision.AUTO],
-        default=str(Precision.FLOAT32),
-        help="number type of the weights; 16 bits are faster for large models (float32)",
+        "--template",
+        default="",
+        type=unescaped,
+        metavar="TEXT",
+        help='with -i: what is continued, with {} in place of the prompt, as in "Q: {}\\nA:"',
     )
+    add_precision(parser)
     add_config_flags(parser, GenerationConfig)
 
 
@@ -60,6 +70,10 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(f"n={options.n} must be at least 1")
     if options.interactive and (options.json or options.n > 1 or options.prompt is not None):
         raise InputError("--interactive asks for prompts: leave out --prompt, --n and --json")
+    if options.template and not options.interactive:
+        raise InputError("--template is for prompts that are typed: add --interactive")
+    if options.template and "{}" not in options.template:
+        raise InputError("--template needs {} in place of the prompt, as in 'Q: {}\\nA:'")
     from smallmind.generation import Writer
     from smallmind.runs.loading import find
 
@@ -70,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         model.use_precision(Precision(options.precision))
         if options.interactive:
             notes.line(f"Using {found.name}, of {path}")
-            return _converse((model, tokenizer), config, notes)
+            return _converse((model, tokenizer), options.template, config, notes)
         prompt = tokenizer.opening if options.prompt is None else options.prompt
         writer = Writer(model, tokenizer, prompt, config, options.n)
         notes.line(f"Using {found.name}, of {path}")
@@ -122,28 +136,19 @@ def _print_samples(writer: "Writer", prompt: str, path: Path, notes: Console, as
     return 0
 
 
-def _converse(loaded: "Loaded", config: GenerationConfig, notes: Console) -> int:
-    """Reads prompts until the end of the input, and continues each."""
+def _converse(loaded: "Loaded", template: str, config: GenerationConfig, notes: Console) -> int:
+    """Reads prompts until the end of the input, and continues each, in the template's place."""
     from smallmind.generation import Writer
 
-    with suppress(ImportError):  # gives `input` a history; Windows has one of its own
-        import readline  # noqa: F401
-    while True:
-        try:
-            prompt = input("> " if sys.stdin.isatty() else "")
-        except EOFError:
-            return 0
-        except KeyboardInterrupt:
-            notes.line()
-            continue
-        if not prompt:
-            continue
+    for line in typed_lines(notes):
+        prompt = template.replace("{}", line) if template else line
         try:
             _print_text(Writer(*loaded, prompt, config, 1), prompt, notes)
         except InputError as error:  # a character that the model does not know
             notes.line(f"smallmind: {error}")
         except KeyboardInterrupt:
             notes.line()
+    return 0
 
 
 def _is_file_apart(text: TextIO, notes: TextIO) -> bool:

@@ -16,6 +16,7 @@ COMMANDS = {
     "check": ("check", "check that a run would learn, before starting it"),
     "sweep": ("sweep", "train with several values of settings, and compare the results"),
     "estimate": ("estimate", "show how much memory a run would take, and what fits"),
+    "chat": ("chat", "talk with a model that was trained on conversations"),
     "generate": ("generate", "generate text with a trained model"),
     "evaluate": ("evaluate", "measure how well a trained model predicts a text"),
     "schedule": ("schedule", "show the learning rate over a run"),

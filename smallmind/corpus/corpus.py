@@ -33,7 +33,9 @@ class Corpus:
 
     A text file is a document, and so are each line of .jsonl, row of .csv, element of .json and
     member of .zip. `field` names the field of a record that holds its text; by default it is
-    "text", "content" or "story". `encoding` is that of files without a byte order mark; by default
+    "text", "content" or "story". Records with messages, or with questions and answers, are
+    conversations, whose turns are pieces: with chat=False they are texts too, and with chat=True
+    other records are refused. `encoding` is that of files without a byte order mark; by default
     they are UTF-8. InputError if a path means nothing, or a setting is wrong.
     """
 
@@ -46,6 +48,7 @@ class Corpus:
         field: str | None = None,
         encoding: str | None = None,
         limits: Limits | None = None,
+        chat: bool | None = None,
     ) -> None:
         paths = [paths] if isinstance(paths, str | PathLike) else paths
         for path in check_type("paths", paths, Sequence):
@@ -54,6 +57,7 @@ class Corpus:
         self.encoding = check_type("encoding", encoding, str, None)
         if encoding is not None:
             check_encoding(encoding)
+        self.chat = check_type("chat", chat, bool, None)
         self._limits = limits or Limits()
         self._decodable: set[str] = set()
         self.files, self._skipped = find(paths)
@@ -73,7 +77,9 @@ class Corpus:
         one = len(self.files) == 1
         what = shown(self.files[0].path) if one else count_of(len(self.files), "file")
         with activity.doing(f"{doing} {what}", usual=size < activity.LARGE):
-            reading = Reading(self.field, self.encoding, self._limits, size, self._decodable)
+            reading = Reading(
+                self.field, self.encoding, self._limits, size, self._decodable, self.chat
+            )
             for file in self.files:
                 yield from _pieces(file, reading)
             if not reading.documents:
@@ -112,11 +118,11 @@ class _Cleaner:
 
     def clean(self, piece: Piece) -> Piece | None:
         """The piece with its text cleaned; None if nothing is left of it."""
-        text = self._newlines.decode(piece.text, piece.ends)
+        text = self._newlines.decode(piece.text, piece.ends or bool(piece.role))
         self._reading.characters += len(text)
         if piece.ends:
             self._end_document()
-        return Piece(self._whole(text), piece.ends) if text else None
+        return piece._replace(text=self._whole(text)) if text or piece.role else None
 
     def _end_document(self) -> None:
         self._reading.documents += 1

@@ -16,10 +16,11 @@ UNKNOWN_ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".zst")
 
 
 class Piece(NamedTuple):
-    """Some of the text of a document: never empty."""
+    """Some of the text of a document: never empty, unless it is a whole turn of a conversation."""
 
     text: str
     ends: bool  # whether the document ends here
+    role: str = ""  # of a turn; empty for plain documents
 
 
 class Stream(Protocol):

@@ -9,7 +9,7 @@ from smallmind.console import activity
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.reading import shown
-from smallmind.corpus.records import TextField, lines, record
+from smallmind.corpus.records import Records, lines
 
 
 def read_json_lines(entry: Entry) -> Iterator[Piece]:
@@ -17,7 +17,7 @@ def read_json_lines(entry: Entry) -> Iterator[Piece]:
 
     InputError naming the file and the line for one that is not JSON.
     """
-    field = TextField(entry)
+    records = Records(entry)
     for number, line in enumerate(lines(entry, decoded(entry)), 1):
         if line.isspace():
             continue
@@ -28,7 +28,7 @@ def read_json_lines(entry: Entry) -> Iterator[Piece]:
             raise InputError(
                 f"{entry.name}: {where} is not JSON: {_reason(error)}; correct or remove that line"
             ) from None
-        yield from record(entry, field.text_of(value, where))
+        yield from records.pieces(value, where)
 
 
 def read_json(entry: Entry) -> Iterator[Piece]:
@@ -37,12 +37,12 @@ def read_json(entry: Entry) -> Iterator[Piece]:
     InputError if it is too large, or not JSON.
     """
     value = _whole(entry)
-    field = TextField(entry)
-    records = value if isinstance(value, list) else [value]
-    for number, element in enumerate(records, 1):
+    records = Records(entry)
+    elements = value if isinstance(value, list) else [value]
+    for number, element in enumerate(elements, 1):
         activity.tick()
-        where = f"element {number:,}" if records is value else "its only value"
-        yield from record(entry, field.text_of(element, where))
+        where = f"element {number:,}" if elements is value else "its only value"
+        yield from records.pieces(element, where)
 
 
 def _whole(entry: Entry) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.reading import shown
-from smallmind.corpus.records import TextField, record
+from smallmind.corpus.records import Records, document_of
+from smallmind.corpus.turns import LISTS
 
 ROWS = 256  # that are converted at once
 
@@ -19,17 +20,24 @@ def read_parquet(entry: Entry) -> Iterator[Piece]:
     InputError without pyarrow, and for a damaged file.
     """
     parquet = _pyarrow(entry)
-    field = TextField(entry, "column")
+    records = Records(entry, "column")
     with closing(entry.open()) as file:
         with _naming(entry):
             table = parquet.ParquetFile(file)
             names = list(table.schema_arrow.names)
-        column = field.choose(names, "its columns")
+        lists = [name for name in names if name.casefold() in LISTS]
+        first = next(iter(next(_batches(entry, table, lists), [])), None) if lists else None
+        is_chat = records.look_for_turns(names, "its columns", first)
+        columns = names if is_chat else [records.choose(names, "its columns")]
         number = 0
-        for texts in _batches(entry, table, column):
-            for text in texts:
+        for rows in _batches(entry, table, columns):
+            for row in rows:
                 number += 1
-                yield from record(entry, field.text_of({column: text}, f"row {number:,}"))
+                where = f"row {number:,}"
+                if is_chat:
+                    yield from records.pieces(row, where)
+                else:
+                    yield from document_of(entry, records.text_of(row, where))
 
 
 def _pyarrow(entry: Entry) -> Any:
@@ -39,17 +47,17 @@ def _pyarrow(entry: Entry) -> Any:
         raise InputError(f'{entry.name} needs pyarrow: pip install "smallmind[parquet]"') from None
 
 
-def _batches(entry: Entry, table: Any, column: str) -> Iterator[list[Any]]:
-    """The values of a column, some rows at a time."""
+def _batches(entry: Entry, table: Any, columns: list[str]) -> Iterator[list[Any]]:
+    """The rows with these columns, some at a time."""
     with _naming(entry):
-        batches = iter(table.iter_batches(batch_size=ROWS, columns=[column]))
+        batches = iter(table.iter_batches(batch_size=ROWS, columns=columns))
     while True:
         with _naming(entry):
             batch = next(batches, None)
-            texts = batch.column(0).to_pylist() if batch is not None else []
+            rows = batch.to_pylist() if batch is not None else []
         if batch is None:
             return
-        yield texts
+        yield rows
 
 
 @contextmanager

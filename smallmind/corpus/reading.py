@@ -61,6 +61,9 @@ class Report:
     empty: int  # records without text, which are not among the documents
     skipped: tuple[Skipped, ...]
     notes: tuple[str, ...]  # what was done to the texts: "CRLF line ends became LF in 3 files"
+    conversations: int = 0  # of the documents
+    turns: int = 0  # of all conversations
+    unanswered: int = 0  # conversations without an answer, which are not among the documents
 
 
 class Reading:
@@ -73,13 +76,16 @@ class Reading:
         limits: Limits,
         size: int,
         decodable: set[str],
+        chat: bool | None = None,
     ) -> None:
+        self.chat = chat  # conversations in records; None: where they are recognised
         self.field = field  # of a record, its text; None: the obvious one
         self.encoding = encoding  # of what has no byte order mark; None: UTF-8
         self.limits = limits
         # Names of what was decoded to its end, in this or in an earlier reading.
         self.decodable = decodable
         self.files = self.documents = self.characters = self.empty = 0
+        self.conversations = self.turns = self.unanswered = 0
         self.skipped: list[Skipped] = []
         self._notes: Counter[str] = Counter()
         self._of_this_file: set[str] = set()
@@ -102,7 +108,8 @@ class Reading:
         """All that was found, after what was `skipped` before the reading."""
         notes = [f"{words} in {count_of(n, 'file')}" for words, n in sorted(self._notes.items())]
         counts = self.files, self.documents, self.characters, self.empty
-        return Report(*counts, (*skipped, *self.skipped), tuple(notes))
+        turns = self.conversations, self.turns, self.unanswered
+        return Report(*counts, (*skipped, *self.skipped), tuple(notes), *turns)
 
     def reach(self, position: int) -> None:
         """The current file has been read up to this position."""

@@ -2,10 +2,12 @@
 
 import io
 from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece, document
 from smallmind.corpus.reading import Unusable, shown
+from smallmind.corpus.turns import NEEDED, Turns, find_shape
 
 OBVIOUS = ("text", "content", "story")  # fields that hold the text, the most likely first
 MOST_NAMES = 20  # fields in a message
@@ -40,7 +42,7 @@ def too_long(entry: Entry, where: str) -> InputError:
     )
 
 
-def record(entry: Entry, text: str | None) -> Iterator[Piece]:
+def document_of(entry: Entry, text: str | None) -> Iterator[Piece]:
     """The document of a record; one without text is counted, not read."""
     if not text:
         entry.reading.empty += 1
@@ -48,13 +50,45 @@ def record(entry: Entry, text: str | None) -> Iterator[Piece]:
         yield from document([text], entry.reading.limits.piece)
 
 
-class TextField:
-    """The field of a file's records that holds their text: the user's, or the obvious one."""
+class Records:
+    """Reads records: conversations, or texts in the field of the user, else the obvious one."""
 
     def __init__(self, entry: Entry, name: str = "field") -> None:
         self._entry = entry
         self._name = name  # what a field is called in such files
         self._chosen: str | None = None
+        self._turns: Turns | None = None
+        self._is_known = entry.reading.chat is False or bool(entry.reading.field)
+
+    def pieces(self, value: object, where: str) -> Iterator[Piece]:
+        """A record, which `where` names -> its turns, or its document.
+
+        Unusable if it has neither, InputError if it is damaged.
+        """
+        if not self._is_known:
+            self.look_for_turns(value if isinstance(value, dict) else (), where, value)
+        if self._turns:
+            yield from self._turns.pieces(value, where)
+        else:
+            yield from document_of(self._entry, self.text_of(value, where))
+
+    def look_for_turns(self, names: Collection[object], where: str, record: Any = None) -> bool:
+        """Finds out by the names of the fields, and the first record, if it has turns.
+
+        Unusable if it has none, and conversations have been asked for.
+        """
+        if self._is_known:
+            return self._turns is not None
+        self._is_known = True
+        shape = find_shape(names, record if isinstance(record, dict) else None)
+        if shape:
+            self._turns = Turns(self._entry, shape)
+            self._entry.reading.note(f"read conversations from {shape}")
+        elif self._entry.reading.chat:
+            reason = f"has no conversation in {where}"
+            advice = f"--chat needs fields with {NEEDED}; leave it out to read texts"
+            raise Unusable(self._entry.name, reason, advice)
+        return shape is not None
 
     def choose(self, names: Collection[object], where: str) -> str:
         """The field, out of those that a record has; the same for all records of the file.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smallmind.corpus.entry import Piece
+from smallmind.text.chat import TEXT, Conversation, Turn
 from smallmind.text.dataset import HELD_OUT
 from smallmind.text.tokenizer import batched
 
@@ -15,6 +16,19 @@ LEAST_HELD_OUT, MOST_HELD_OUT = 0.05, 0.2  # share of a text, as whole documents
 MOST_STARTS = 1 << 20  # of documents, that are remembered
 BEGINNING = 200  # characters
 CODE_POINTS = 0x110000
+
+
+def conversations(pieces: Iterable[Piece]) -> Iterator[Conversation]:
+    """Documents in pieces -> each as a conversation; a plain one is a single turn."""
+    turns: list[Turn] = []
+    for piece in pieces:
+        if piece.role or not turns:
+            turns.append(Turn(piece.role or TEXT, piece.text))
+        else:
+            turns[-1] = Turn(TEXT, turns[-1].text + piece.text)
+        if piece.ends:
+            yield tuple(turns)
+            turns = []
 
 
 class DocumentStarts:

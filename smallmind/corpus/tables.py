@@ -8,7 +8,7 @@ from smallmind.checks import InputError
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.reading import shown
-from smallmind.corpus.records import TextField, lines, record, too_long
+from smallmind.corpus.records import Records, document_of, lines, too_long
 
 SEPARATORS = ",;\t|"  # that a file with commas in its name may really have
 
@@ -32,19 +32,25 @@ def _read_table(entry: Entry, separators: str) -> Iterator[Piece]:
     names = [name.strip() for name in next((row for _, row in rows if row), [])]
     if not names:
         return
-    field, column = TextField(entry, "column"), 0
-    if len(names) == 1 and not entry.reading.field:  # it holds the text, whatever it is called
-        field.note(names[0])
+    records, column = Records(entry, "column"), 0
+    is_chat = len(names) > 1 and records.look_for_turns(names, "the header row")
+    if is_chat:
+        pass
+    elif len(names) == 1 and not entry.reading.field:  # it holds the text, whatever it is called
+        records.note(names[0])
     else:
-        column = names.index(field.choose(names, "the header row"))
+        column = names.index(records.choose(names, "the header row"))
     for number, row in rows:
         if any(row[len(names) :]):
             raise InputError(
                 f"{entry.name}: the row in line {number:,} has {len(row)} cells and the header "
                 f"{len(names)}; put quotes around cells that contain {separator!r}"
             )
-        if row:
-            yield from record(entry, row[column] if column < len(row) else None)
+        if row and is_chat:
+            cells = dict(itertools.zip_longest(names, row[: len(names)], fillvalue=""))
+            yield from records.pieces(cells, f"the row in line {number:,}")
+        elif row:
+            yield from document_of(entry, row[column] if column < len(row) else None)
 
 
 def _rows(entry: Entry, text: Iterator[str], separator: str) -> Iterator[tuple[int, list[str]]]:

@@ -187,4 +187,5 @@ def _report(saved: dict[str, Any]) -> Report:
         empty=whole(saved["empty"]),
         skipped=tuple(Skipped(str(path), str(reason)) for path, reason in saved["skipped"]),
         notes=tuple(map(str, saved["notes"])),
+        **{name: whole(saved.get(name, 0)) for name in ("conversations", "turns", "unanswered")},
     )

@@ -534,15 +534,18 @@ BIGRAM_FACTOR = 0x9E3779B1  # odd: it spreads pairs over the rows of a table too
 
 
 @kernel("tokens", temporaries=6, is_activation=False)
-def bigrams(rows, ids, vocab_size, count, document_token, before=None):
+def bigrams(rows, ids, vocab_size, count, document_token, before=None, firsts=None):
     """ids (B, T) -> rows (B, T), one of `count` for each token and the one before. Writes rows.
 
     Before the first token comes that of `before` (B,), or token 0, which also comes before each
-    document_token (-1: none). Row V previous + token or, of fewer rows, a hash of that.
+    document_token (-1: none), and at the places that documents begin at by `firsts` (B, T). Row
+    V previous + token or, of fewer rows, a hash of that.
     """
     first = np.zeros(len(ids), ids.dtype) if before is None else before
     previous = np.concatenate([first[:, None], ids[:, :-1]], axis=1)
     previous[ids == document_token] = 0
+    if firsts is not None:
+        previous[firsts == np.arange(ids.shape[1])] = 0
     pairs = vocab_size * previous.astype(np.int64) + ids
     if count < vocab_size**2:
         pairs = (pairs * BIGRAM_FACTOR % 2**32) * count >> 32
@@ -562,6 +565,15 @@ def document_starts(firsts, ids, token, begun=None, start=None):
     np.maximum.accumulate(places, axis=1, out=firsts)
     if begun is not None:
         begun[...] = firsts[:, -1]
+
+
+@kernel("tokens", temporaries=2, is_activation=False)
+def document_positions(positions, firsts):
+    """firsts (B, T), where the document of each place begins -> positions (B, T), its place there.
+
+    Writes positions.
+    """
+    positions[...] = np.arange(firsts.shape[1]) - firsts
 
 
 @kernel(temporaries=3, division=("elements", "x"))

@@ -1,27 +1,29 @@
-"""Arrays made from the numbers of tokens: rows of bigrams, and where documents begin."""
+"""Arrays made from the numbers of tokens: rows of bigrams, places in documents."""
 
 import numpy as np
 
 from smallmind.kernels.codegen.jit import serial_jit
 from smallmind.kernels.reference import BIGRAM_FACTOR
 
-_NO_IDS = np.empty(0, np.int32)
+_NO_IDS, _NO_FIRSTS = np.empty(0, np.int32), np.empty((0, 0), np.int32)
 _BEGINNING = np.zeros((), np.int64)
 
 
-def bigrams(rows, ids, vocab_size, count, document_token, before=None):
+def bigrams(rows, ids, vocab_size, count, document_token, before=None, firsts=None):
     before = _NO_IDS if before is None else before
-    _bigrams(rows, ids, vocab_size, count, document_token, before)
+    firsts = _NO_FIRSTS if firsts is None else firsts
+    _bigrams(rows, ids, vocab_size, count, document_token, before, firsts)
 
 
 @serial_jit
-def _bigrams(rows, ids, vocab_size, count, document_token, before):
+def _bigrams(rows, ids, vocab_size, count, document_token, before, firsts):
     B, T = ids.shape
     is_hashed = count < vocab_size * vocab_size
     for b in range(B):
         previous = np.int64(before[b]) if before.size > 0 else np.int64(0)
         for t in range(T):
-            if ids[b, t] == document_token:
+            begins = firsts.size > 0 and firsts[b, t] == t
+            if ids[b, t] == document_token or begins:
                 previous = np.int64(0)
             row = previous * vocab_size + ids[b, t]
             if is_hashed:
@@ -48,3 +50,11 @@ def _document_starts(firsts, ids, token, begun, start):
             firsts[b, t] = first
         if begun.size > 0:
             begun[b] = first
+
+
+@serial_jit
+def document_positions(positions, firsts):
+    B, T = firsts.shape
+    for b in range(B):
+        for t in range(T):
+            positions[b, t] = t - firsts[b, t]

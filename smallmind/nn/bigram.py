@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from smallmind.nn.documents import GIVEN
 from smallmind.nn.layer import Layer, Scope
 from smallmind.nn.parameters import ZEROS, Role
 
@@ -29,7 +30,8 @@ class BigramEmbedding(Layer):
         kernels, cache = self.kernels, self.workspace.cache
         before = cache.previous if cache else None
         table = self.vocab_size, self.count, self.document_token
-        kernels.bigrams(self.rows, ids, *table, before)
+        firsts = self.workspace.carried.get(GIVEN)
+        kernels.bigrams(self.rows, ids, *table, before, firsts)
         kernels.embedding(addend, self.weight.compute, self.rows, addend)
         return addend
 

@@ -3,23 +3,38 @@
 import numpy as np
 
 from smallmind.nn.layer import Layer, Scope
+from smallmind.nn.position import position_class
+
+# In what a pass carries: firsts that were given, and the places of tokens in their documents.
+GIVEN, POSITIONS = "given_firsts", "positions"
 
 
 class Documents(Layer):
     """The first key that each query of this pass sees: where its document begins in the window.
 
-    A document begins at `document_token`. Without one, a window is a single document.
+    They may be given with a batch, whose windows then hold several documents: attention stays
+    inside each, and learned positions and bigrams begin anew in it. Rotations of queries and keys
+    depend on their distance alone. Otherwise a document begins at `document_token`; without one, a
+    window is a single document.
     """
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
         self.token = scope.config.document_token
+        self.learns_positions = position_class(scope.config).limits_context
 
-    def find(self, ids: np.ndarray) -> None:
-        """ids (B, T) -> keeps their firsts until the end of the pass."""
+    def find(self, ids: np.ndarray, given: np.ndarray | None = None) -> None:
+        """ids (B, T) -> keeps their firsts until the end of the pass, or those that are given."""
+        carried = self.workspace.carried
+        if given is not None:
+            carried[self.name] = carried[GIVEN] = given
+            if self.learns_positions:
+                carried[POSITIONS] = positions = self.workspace.rent_ids(*ids.shape)
+                self.kernels.document_positions(positions, given)
+            return
         if self.token is None:
             return
-        self.workspace.carried[self.name] = firsts = self.workspace.rent_ids(*ids.shape)
+        carried[self.name] = firsts = self.workspace.rent_ids(*ids.shape)
         cache = self.workspace.cache
         continued = (cache.documents, cache.position) if cache else ()
         self.kernels.document_starts(firsts, ids, self.token, *continued)

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from smallmind.nn.documents import POSITIONS
 from smallmind.nn.layer import Scope
 from smallmind.nn.linear import INITIAL_DEVIATION
 from smallmind.nn.parameters import Normal, Parameter, Role
@@ -23,11 +24,20 @@ class LearnedPosition(Position):
 
     def embed(self, kernels: Any, x: np.ndarray, ids: np.ndarray, token: Parameter) -> None:
         """ids (B, T) -> x (B T, C), the rows of the tokens and of their positions. Writes x."""
+        if (positions := self.workspace.carried.get(POSITIONS)) is not None:
+            kernels.embedding(x, token.compute, ids)
+            kernels.embedding(x, self.weight.compute, positions, x)
+            return
         kernels.embedding(x, token.compute, ids, self.weight.compute, self.workspace.start)
 
     def embed_backward(
         self, kernels: Any, dx: np.ndarray, ids: np.ndarray, token: Parameter
     ) -> None:
         """dx (B T, C) -> adds to the gradients of the tokens and of the positions."""
+        if (positions := self.workspace.carried.get(POSITIONS)) is not None:
+            # forward: x = token[ids] + weight[positions]
+            kernels.embedding_backward(token.grad, None, dx, ids)
+            kernels.embedding_backward(self.weight.grad, None, dx, positions)
+            return
         # forward: x = token[ids] + weight
         kernels.embedding_backward(token.grad, self.weight.grad[: ids.shape[1]], dx, ids)

@@ -89,9 +89,9 @@ class Network:
         finally:
             self.segments = segments
 
-    def forward(self, ids: np.ndarray) -> np.ndarray:
-        """ids (B, T) -> logits (B T, V), rented; layers keep what backward needs."""
-        return self._logits(self._hidden(ids))
+    def forward(self, ids: np.ndarray, firsts: np.ndarray | None = None) -> np.ndarray:
+        """ids, firsts (B, T) -> logits (B T, V), rented; layers keep what backward needs."""
+        return self._logits(self._hidden(ids, firsts))
 
     def decode(self, ids: np.ndarray) -> np.ndarray:
         """ids (B, T), new tokens of the cache's sequences -> logits (B, V) of the last ones."""
@@ -102,10 +102,10 @@ class Network:
             x = last
         return self._logits(x)
 
-    def _hidden(self, ids: np.ndarray) -> np.ndarray:
-        """ids (B, T) -> the residual stream after the last block (B T, C)."""
+    def _hidden(self, ids: np.ndarray, firsts: np.ndarray | None = None) -> np.ndarray:
+        """ids, firsts (B, T) -> the residual stream after the last block (B T, C)."""
         self.workspace.direction, self.workspace.T = "forward", ids.shape[1]
-        self.documents.find(ids)
+        self.documents.find(ids, firsts)
         x = self.embedding.forward(ids)
         if self.x0:
             self.x0.keep(x, 0, x.shape[1])

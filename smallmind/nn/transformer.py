@@ -293,16 +293,21 @@ class TransformerModel(Tabular):
             self.with_logits(ids[windows], functools.partial(np.copyto, rows))
         return logits
 
-    def with_logits(self, ids: np.ndarray, use: Callable[[np.ndarray], Result]) -> Result:
+    def with_logits(
+        self,
+        ids: np.ndarray,
+        use: Callable[[np.ndarray], Result],
+        firsts: np.ndarray | None = None,
+    ) -> Result:
         """ids (B, T) -> use(logits), where logits (B T, V) are rented for the duration of the call.
 
         The whole batch goes through the model at once. Dropout is off.
         """
-        ids = self._checked("ids", ids)
+        ids, firsts = self._checked("ids", ids), _checked_firsts(firsts, ids.shape)
 
         def compute() -> Result:
             with self.workspace.profile("Forward"):
-                logits = self.network.forward(ids)
+                logits = self.network.forward(ids, firsts)
             self.workspace.release_all_but({id(logits)})
             return use(logits)
 
@@ -361,18 +366,25 @@ class TransformerModel(Tabular):
         return float(self.losses(ids, targets).mean(dtype=np.float64))
 
     def losses(
-        self, ids: np.ndarray, targets: np.ndarray, correct: np.ndarray | None = None
+        self,
+        ids: np.ndarray,
+        targets: np.ndarray,
+        correct: np.ndarray | None = None,
+        firsts: np.ndarray | None = None,
     ) -> np.ndarray:
         """ids, targets (B, T) -> cross-entropy of each token (B, T) in nats, a new array.
 
-        If correct (B, T) is given, writes to it whether the target has the highest logit.
+        If correct (B, T) is given, writes to it whether the target has the highest logit. `firsts`
+        as in `loss_and_gradients`.
         """
         ids, targets = self._checked_pair(ids, targets)
+        firsts = _checked_firsts(firsts, ids.shape)
         losses = np.empty(ids.shape, self.workspace.dtype)
 
         def compute(windows: slice) -> None:
+            own = None if firsts is None else firsts[windows]
             with self.workspace.profile("Forward"):
-                logits = self.network.forward(ids[windows])
+                logits = self.network.forward(ids[windows], own)
             if correct is not None:
                 likeliest = logits.argmax(axis=1).reshape(ids[windows].shape)
                 correct[windows] = likeliest == targets[windows]
@@ -392,6 +404,7 @@ class TransformerModel(Tabular):
         objective: Objective | None = None,
         weights: np.ndarray | None = None,
         divisor: float | None = None,
+        firsts: np.ndarray | None = None,
     ) -> float:
         """ids, targets (B, T) -> mean cross-entropy in nats per token; adds to the gradients.
 
@@ -401,6 +414,9 @@ class TransformerModel(Tabular):
 
         With weights (B, T), one per target, the mean is weighted: the sum of weighted losses is
         divided by `divisor`, by default the sum of the weights. Without any weight it is 0.
+
+        firsts (B, T), int32, are for windows of several documents: for each place the one where its
+        document begins. Attention stays inside a document, and positions begin anew in it.
         """
         check_type("scale", scale, numbers.Real)
         ids, targets = self._checked_pair(ids, targets)
@@ -410,19 +426,22 @@ class TransformerModel(Tabular):
                 divisor = float(weights.sum(dtype=np.float64))
         divisor = targets.size if divisor is None else divisor
         workspace, recorded = self.workspace, self._recorded
-        kind = self.flat.compute_address, self.recompute_plan.state
-        arrays = (ids, targets) if weights is None else (ids, targets, weights)
+        optional = {"weights": weights, "firsts": _checked_firsts(firsts, ids.shape)}
+        names = tuple(name for name, array in optional.items() if array is not None)
+        arrays = (ids, targets, *(optional[name] for name in names))
+        kind = self.flat.compute_address, self.recompute_plan.state, names
 
         def compute(windows: slice) -> float:
             workspace.scale[...] = scale / divisor if divisor else 0.0
-            batch = tuple(array[windows] for array in arrays)
+            batch = tuple(array[windows] for array in arrays)  # type: ignore[index]
             if objective:
-                losses = self._add_gradients(*batch, kernel=functools.partial(objective, windows))
+                kernel = functools.partial(objective, windows)
+                losses = self._add_gradients(names, *batch, kernel=kernel)
             elif (found := recorded.repeat(workspace, kind, batch)) is not None:
                 losses = found
             else:
                 with recorded.noting(workspace, kind, batch) as noted:
-                    losses = noted.result = self._add_gradients(*noted.inputs)
+                    losses = noted.result = self._add_gradients(names, *noted.inputs)
             return float(losses.sum())  # in its own precision: converting takes a buffer
 
         if at is None:
@@ -444,18 +463,20 @@ class TransformerModel(Tabular):
 
     def _add_gradients(
         self,
+        names: tuple[str, ...],
         ids: np.ndarray,
         targets: np.ndarray,
-        weights: np.ndarray | None = None,
-        *,
+        *others: np.ndarray,
         kernel: Kernel | None = None,
     ) -> np.ndarray:
-        """ids, targets, weights (B, T) -> weighted losses (B, T), rented.
+        """ids, targets and others (B, T), by these names -> weighted losses (B, T), rented.
 
         Adds their gradients, times the scale of the workspace.
         """
+        optional = dict(zip(names, others, strict=True))
+        weights = optional.get("weights")
         with self.workspace.profile("Forward"):
-            logits = self.network.forward(ids)
+            logits = self.network.forward(ids, optional.get("firsts"))
         with self.workspace.profile("Loss"):
             losses = self.workspace.rent_full_precision(*ids.shape)
             scale = self.workspace.scale
@@ -613,3 +634,19 @@ def _checked_weights(weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     if not (np.isfinite(weights).all() and (weights >= 0).all()):
         raise InputError("weights must be finite numbers from 0 on")
     return weights
+
+
+def _checked_firsts(firsts: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Where the document of each place begins, as int32. InputError if that is not so."""
+    if firsts is None:
+        return None
+    check_type("firsts", firsts, np.ndarray)
+    if firsts.shape != shape or firsts.dtype.kind != "i":
+        raise InputError(
+            f"firsts {firsts.shape} of {firsts.dtype} must be whole numbers in the shape of ids, "
+            f"{shape}"
+        )
+    firsts = np.ascontiguousarray(firsts, np.int32)
+    if not ((firsts >= 0) & (firsts <= np.arange(shape[1], dtype=np.int32))).all():
+        raise InputError("firsts must be places in the window, none after the token itself")
+    return firsts

@@ -11,10 +11,11 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.group import ALONE, Group
 from smallmind.runs.files import MODEL
 from smallmind.runs.loading import find, load_model, read_tokenizer
-from smallmind.runs.source import Source, TextSource
+from smallmind.runs.source import ConversationSource, Source, TextSource
 from smallmind.runs.threads import use_threads
 from smallmind.settings.config import DistillationConfig, ModelConfig, RunConfig
 from smallmind.settings.settings import Settings, from_saved
+from smallmind.text.chat import HEADERS, fit_template
 from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.distillation import Distillation
@@ -64,19 +65,41 @@ def fit_tokenizer(
         return initial.tokenizer  # with what has been published of it
     if source.tokenizer:
         return source.tokenizer
+    if isinstance(source, ConversationSource):
+        return _fit_to_conversations(run, source, encoding, initial)
     assert isinstance(source, TextSource)
     text, tokenizer = source.text, encoding.tokenizer
     if isinstance(tokenizer, str):
         if encoding.kind.is_learned:
             text = text[: len(text) - (source.held_out or int(len(text) * HELD_OUT))]
         return Tokenizer(text, tokenizer, **encoding.settings)
+    _check_characters(run, tokenizer, text, initial)
+    return tokenizer
+
+
+def _fit_to_conversations(
+    run: RunConfig, source: ConversationSource, encoding: Encoding, initial: Initial | None
+) -> Tokenizer:
+    """The tokenizer with the tokens of a template, its own if it has one."""
+    tokenizer = encoding.tokenizer
+    if isinstance(tokenizer, str):
+        text = source.text if encoding.kind.is_learned else source.alphabet + HEADERS
+        tokenizer = Tokenizer(text, tokenizer, **encoding.settings)
+    else:
+        _check_characters(run, tokenizer, source.alphabet, initial)
+    return fit_template(tokenizer, run.chat_template)[0]
+
+
+def _check_characters(
+    run: RunConfig, tokenizer: Tokenizer, text: str, initial: Initial | None
+) -> None:
+    """InputError if the tokenizer of the initial weights does not know all characters of a text."""
     if initial and (unknown := tokenizer.unknown(text)):
         shown = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
         raise InputError(
             f"the text has characters that {run.init_from} does not know ({len(unknown)}):"
             f" {shown}; remove them from the text, or train from scratch without init_from"
         )
-    return tokenizer
 
 
 def build_training(

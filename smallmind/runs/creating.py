@@ -19,6 +19,7 @@ from smallmind.nn.transformer import TransformerModel, resolve_precision, resolv
 from smallmind.parallel.environment import launched
 from smallmind.runs import budget
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer
+from smallmind.runs.chat_recipe import evaluated_often, for_conversations
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import TEXT, Text, default_directory, is_literal, paths_of
 from smallmind.runs.products import fastest_products
@@ -59,7 +60,7 @@ def choices_of(settings: Settings | None, recipe: str | None, fields: dict[str, 
         raise InputError(f"recipe={recipe!r} would change nothing: settings has every setting")
     if settings:
         return Choices(settings.replace(**fields).fields, recipe=None)
-    return Choices(fields, recipe or DEFAULT_RECIPE)
+    return Choices(fields, recipe or DEFAULT_RECIPE, is_default=recipe is None)
 
 
 def create(
@@ -119,12 +120,18 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     initial = Initial.read(run)
     encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
     source = read_source(run.text if text is None else text, run, encoding, cache)
+    if source.is_chat:
+        choices = for_conversations(choices, source)
+        settings = choices.settings()
     settings = _fitted(choices, settings, source.characters, initial)
+    settings = settings.replace(chat=source.is_chat)
     tokenizer = fit_tokenizer(run, source, encoding, initial)
     settings = with_tokenizer(settings, source)
     T = settings.model.block_size
-    data = source.dataset(tokenizer, T, settings.run.batch_size, settings.run.seed)
+    data = source.dataset(tokenizer, T, settings.run)
     settings = resolve_settings(settings, data, tokenizer)
+    if source.is_chat:
+        settings = evaluated_often(choices, settings)
     return Prepared(settings, source, tokenizer, data, initial)
 
 

@@ -21,6 +21,7 @@ from smallmind.text.dataset import Dataset
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
 from smallmind.training.evaluation import Evaluation, evaluate_held_out, evaluate_tokens
+from smallmind.training.records import AnswersRecord
 from smallmind.training.state import RunState
 from smallmind.training.training import Training
 
@@ -39,6 +40,7 @@ class SavedRun:
         self._cache = self.path.resolve().parent / TOKENS  # of texts that are large for the memory
         self.group: Group = ALONE  # the processes that train it, of which this is the first
         self.final: Evaluation | None = None
+        self.asked: AnswersRecord | None = None  # the held-out questions, at the end
         self.sample: str | None = None
         self.pace: Pace | None = None  # as `fit_steps` has measured it
         self.skipped_checkpoints: list[tuple[Path, str]] = []  # damaged ones, and why
@@ -97,7 +99,7 @@ class SavedRun:
     def data(self) -> Dataset:
         """The encoded text, read on first use. InputError as for `text`."""
         T, run = self.settings.model.block_size, self.settings.run
-        return self.source.dataset(self._tokenizer(), T, run.batch_size, run.seed)
+        return self.source.dataset(self._tokenizer(), T, run)
 
     def newest(self) -> RunState | None:
         """The newest sound checkpoint; None if nothing has been saved yet.

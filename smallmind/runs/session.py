@@ -18,6 +18,7 @@ from smallmind.training.clock import StepClock
 from smallmind.training.evaluation import Evaluation
 from smallmind.training.progress import OnRecord, follow, showing_progress
 from smallmind.training.records import (
+    AnswersRecord,
     FailureRecord,
     FileWarningRecord,
     FinalRecord,
@@ -73,11 +74,14 @@ class Session:
         try:
             if not self._time_steps():
                 return
-            run.final = run.sample = None
+            run.final = run.asked = run.sample = None
             training, config = fresh_training(run), run.settings.training
             use_threads(run.settings.run)
             newest = self._begin()
             yield from self._warnings(newest.step if newest else 0)
+            if newest is None and (asked := training.ask(0)):
+                self._log(asked)
+                yield asked
             with BackgroundSaver(run.path, config.keep) as saver:
                 if run.group.size > 1:
                     announce(run.group, "steps", config, state=newest)
@@ -100,7 +104,7 @@ class Session:
                 self._log(training.usage.record(training.progress.step))
             if config.enable_diagnostics:
                 self.directory.save_profile(training.profiler.rows())
-            run.final, run.sample = save_ending(training, self.directory)
+            run.final, run.asked, run.sample = save_ending(training, self.directory)
         except FloatingPointError as error:
             self._log(FailureRecord(run.training.progress.step, str(error)))
             raise
@@ -201,12 +205,12 @@ def lengthen(run: SavedRun, steps: int | None, epochs: int | None) -> None:
 
 def save_ending(
     training: Training, directory: RunDirectory
-) -> tuple[Evaluation, str] | tuple[None, None]:
-    """Saves the model, and if the run has ended its final evaluation and its sample -> these two.
+) -> tuple[Evaluation | None, AnswersRecord | None, str | None]:
+    """Saves the model, and of a run that has ended its final evaluation, its answers and a sample.
 
-    None of them if the run has not ended, or was stopped during the evaluation.
+    -> these three. None of them if the run has not ended, or was stopped during the evaluation.
     """
-    step, final = training.progress.step, None
+    step, final, asked = training.progress.step, None, None
     has_ended = training.progress.ended or step >= training.config.steps
     if step or has_ended:
         directory.save_model(training.model, training.tokenizer, step)
@@ -219,10 +223,12 @@ def save_ending(
         scores = final.loss, final.perplexity, final.bits_per_character, final.bits_per_byte
         record = FinalRecord(step, *scores, final.accuracy)
         directory.log(record, training.progress.seconds["total"])
+        if asked := training.ask(step):
+            directory.log(asked, training.progress.seconds["total"])
     directory.flush()
     if final is None:
-        return None, None
+        return None, None, None
     # Last: a run with a sample is finished.
     sample = training.sample()
     directory.save_sample(step, sample)
-    return final, sample
+    return final, asked, sample

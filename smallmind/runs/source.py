@@ -9,20 +9,25 @@ from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 
+import numpy as np
+
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, identity, prepare
 from smallmind.corpus.reading import Report
 from smallmind.corpus.shards import INDEX, Index
-from smallmind.corpus.survey import BEGINNING, DocumentStarts, joined
+from smallmind.corpus.survey import BEGINNING, DocumentStarts, conversations, joined
 from smallmind.corpus.tokens import TokensOnDisk, are_tokens, find_tokens
 from smallmind.files import durable
 from smallmind.files.encoding import encoded
+from smallmind.files.safetensors import to_json
 from smallmind.memory.available import available_bytes
 from smallmind.runs.files import Text, is_literal, name_of, paths_of
 from smallmind.settings.config import RunConfig
-from smallmind.text.dataset import Dataset, Tokens
+from smallmind.text.chat import Conversation, encode_each, format_of
+from smallmind.text.conversations import PackedDataset
+from smallmind.text.dataset import HELD_OUT, Dataset, Tokens
 from smallmind.text.stories import built_in_text
 from smallmind.text.tokenizer import Tokenizer
 
@@ -37,6 +42,7 @@ class TextSource:
     """A text in memory."""
 
     tokenizer = None  # that its tokens are of: it has none
+    is_chat = is_built_in = False
 
     def __init__(
         self, text: str, name: str, held_out: int = 0, report: Report | None = None
@@ -58,9 +64,78 @@ class TextSource:
         """All of its tokens."""
         return tokenizer.encode(self.text)
 
-    def dataset(self, tokenizer: Tokenizer, T: int, batch_size: int, seed: int) -> Dataset:
+    def dataset(self, tokenizer: Tokenizer, T: int, run: RunConfig) -> Dataset:
         """Its tokens in two parts. InputError if they are too few for windows of T."""
-        return Dataset.from_text(self.text, tokenizer, T, batch_size, seed, self.held_out or None)
+        held_out = self.held_out or None
+        return Dataset.from_text(self.text, tokenizer, T, run.batch_size, run.seed, held_out)
+
+
+class ConversationSource:
+    """Conversations in memory, the last tenth of which are held out."""
+
+    tokenizer = None
+    is_chat = True
+
+    def __init__(
+        self,
+        conversations: Sequence[Conversation],
+        name: str,
+        held_out: int | None = None,
+        report: Report | None = None,
+        is_built_in: bool = False,
+    ) -> None:
+        self.is_built_in = is_built_in
+        self.conversations = conversations
+        self.name = name
+        count = len(conversations)
+        self.held_out = max(1, round(HELD_OUT * count)) if held_out is None else held_out
+        if self.held_out >= count:
+            raise InputError(
+                "there is only one conversation: training needs two or more, as the last tenth of "
+                "them is held out"
+            )
+        self.report = report
+        self.characters = sum(len(turn.text) for turns in conversations for turn in turns)
+        self.beginning = ""
+        self.nbytes = sum(sys.getsizeof(turn.text) for turns in conversations for turn in turns)
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """The digest that identifies them."""
+        sha = hashlib.sha256()
+        with activity.doing("Computing the digest of the conversations", usual=True):
+            for conversation in activity.parts(self.conversations):
+                sha.update(to_json([list(turn) for turn in conversation]).encode())
+        return sha.hexdigest()
+
+    @property
+    def text(self) -> str:
+        """The text of all turns that are trained on, for a tokenizer that is made from it."""
+        trained_on = self.conversations[: -self.held_out]
+        return "\n".join(turn.text for conversation in trained_on for turn in conversation)
+
+    @property
+    def alphabet(self) -> str:
+        """The characters of all turns."""
+        found: set[str] = set()
+        for conversation in self.conversations:
+            found.update(*(turn.text for turn in conversation))
+        return "".join(sorted(found))
+
+    def marked(self, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+        """The marked tokens of both parts."""
+        template = format_of(tokenizer)
+        assert template  # `fit_template` has given it one
+        with activity.doing("Encoding the conversations", usual=True):
+            encoded = list(encode_each(tokenizer, template, activity.parts(self.conversations)))
+        parts = encoded[: -self.held_out], encoded[-self.held_out :]
+        train, held_out = map(np.concatenate, parts)
+        return train, held_out
+
+    def dataset(self, tokenizer: Tokenizer, T: int, run: RunConfig) -> Dataset:
+        """Their tokens, packed into windows of T. InputError if there is nothing to learn."""
+        train, held_out = self.marked(tokenizer)
+        return PackedDataset(train, held_out, T, run.batch_size, run.seed, tokenizer, run.learn)
 
 
 class TokenSource:
@@ -70,9 +145,11 @@ class TokenSource:
     """
 
     nbytes = 0
+    is_built_in = False
 
     def __init__(self, found: TokensOnDisk, name: str, is_given: bool = True) -> None:
         self.found = found
+        self.is_chat = found.is_chat
         self.is_given = is_given  # rather than made from a text that was given
         self.name = name
         self.report = found.report
@@ -89,10 +166,12 @@ class TokenSource:
         self._check(tokenizer)
         return self.found.tokens
 
-    def dataset(self, tokenizer: Tokenizer, T: int, batch_size: int, seed: int) -> Dataset:
+    def dataset(self, tokenizer: Tokenizer, T: int, run: RunConfig) -> Dataset:
         self._check(tokenizer)
         train, held_out = self.found.train, self.found.held_out
-        return Dataset(train, T, batch_size, seed, tokenizer, held_out)
+        if self.is_chat:
+            return PackedDataset(train, held_out, T, run.batch_size, run.seed, tokenizer, run.learn)
+        return Dataset(train, T, run.batch_size, run.seed, tokenizer, held_out)
 
     def _check(self, tokenizer: Tokenizer) -> None:
         if tokenizer.digest != self.found.tokenizer.digest:
@@ -102,7 +181,7 @@ class TokenSource:
             )
 
 
-Source = TextSource | TokenSource
+Source = TextSource | ConversationSource | TokenSource
 
 
 def digest(text: str) -> str:
@@ -127,6 +206,13 @@ def read_source(
     their text. Texts that are large for the memory are prepared in `cache`, if it is given.
     InputError if there is no text, or a file cannot be read.
     """
+    if text is None and run and run.chat:
+        from smallmind.text.questions import HELD_OUT as UNSEEN
+        from smallmind.text.questions import built_in_conversations
+
+        return ConversationSource(
+            built_in_conversations(seed=run.seed), "questions", UNSEEN, is_built_in=True
+        )
     if text is None:
         return TextSource(built_in_text(), "stories")
     if is_literal(text):
@@ -137,8 +223,11 @@ def read_source(
     corpus = _corpus(paths, run)
     if cache and _is_large(corpus):
         return _prepared(corpus, encoding, cache, name_of(text))
+    pieces = list(corpus.pieces())
+    if any(piece.role for piece in pieces):
+        return ConversationSource(list(conversations(pieces)), name_of(text), report=corpus.report)
     starts = DocumentStarts()
-    content = "".join(joined(corpus.pieces(), encoding.separator, starts))
+    content = "".join(joined(pieces, encoding.separator, starts))
     return TextSource(content, name_of(text), starts.held_out(len(content)), corpus.report)
 
 
@@ -184,7 +273,7 @@ def size_on_disk(text: Text, run: RunConfig) -> int | None:
 
 
 def _corpus(paths: Sequence[str | PathLike[str]], run: RunConfig | None) -> Corpus:
-    return Corpus(paths, run.text_field, run.text_encoding) if run else Corpus(paths)
+    return Corpus(paths, run.text_field, run.text_encoding, chat=run.chat) if run else Corpus(paths)
 
 
 def _size(corpus: Corpus) -> int:

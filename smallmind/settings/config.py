@@ -507,6 +507,22 @@ class RunConfig:
         flag="--separator",
         metavar="CHARACTER",
     )
+    chat: bool | None = setting(
+        None,
+        "read conversations: messages, or prompts or questions with answers; default: where a file "
+        "has them. Without a text: questions about the built-in stories",
+        before=False,
+    )
+    chat_template: str | None = setting(
+        None,
+        "the tokens around turns; default: those of --init-from, else chatml",
+        choices=("chatml", "llama3", "qa"),
+    )
+    learn: str = setting(
+        "answers",
+        "the tokens of conversations that are learned: those of the assistant, or all",
+        choices=("answers", "all"),
+    )
     init_from: str | None = setting(
         None,
         "a run, checkpoint or model file, a directory of transformers or a GGUF file: start from "

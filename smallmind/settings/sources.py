@@ -87,6 +87,7 @@ class Choices:
     recipe: str | None = DEFAULT_RECIPE  # None: they are all, like those of a saved run
     size: str | None = None
     in_file: frozenset[str] = frozenset()  # the names of those that a TOML file sets
+    is_default: bool = False  # the recipe, which the user has not named
 
     @classmethod
     def of(
@@ -126,7 +127,8 @@ class Choices:
         for source in (*named.values(), from_file, flags):
             given = _override(given, source)
         in_file = frozenset() if is_saved else frozenset(from_file)
-        return cls(given, None if is_saved else recipe or DEFAULT_RECIPE, size, in_file)
+        chosen = None if is_saved else recipe or DEFAULT_RECIPE
+        return cls(given, chosen, size, in_file, is_default=not (is_saved or recipe))
 
     def having(self, **fields: Any) -> "Choices":
         return dataclasses.replace(self, given=self.given | fields)

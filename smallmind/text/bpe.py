@@ -8,7 +8,7 @@ import re
 import threading
 import unicodedata
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
@@ -31,6 +31,7 @@ LEAST = 2  # times that a pair occurs before it is worth a token
 # of Unicode than Python's.
 BORDER = re.compile(r"(?<=[^\W_])[\s!-/:-@\[-`{-~\u3001\u3002\uff01\uff0c\uff1f]")
 NONE = -1
+END = 2**30  # after each of many texts: no token has this number
 MOST_JOINED = 4  # characters that NFC makes one of
 
 Result = TypeVar("Result")
@@ -233,6 +234,11 @@ def encode_chunks(
 
     InputError naming the first character with a byte that has no token.
     """
+    return _on_threads(_encoder(pattern, table, whole), _chunks(texts, special))
+
+
+def _encoder(pattern: Pattern, table: Merges, whole: Whole) -> Callable[[Chunk], np.ndarray]:
+    """Returns what encodes a chunk, on any thread."""
     classes = character_classes()
     lacks = table.bytes < 0
     is_complete = not lacks.any()
@@ -255,7 +261,28 @@ def encode_chunks(
             )
         return ids[:count].copy()
 
-    return _on_threads(run, _chunks(texts, special))
+    return run
+
+
+def encode_each(
+    texts: Sequence[str], pattern: Pattern, table: Merges, whole: Whole, special: Special
+) -> list[np.ndarray]:
+    """Texts -> the tokens of each, int32, without special tokens: they are one chunk of many.
+
+    InputError as for `encode_chunks`.
+    """
+    pieces = [special.normalize(text) for text in texts]
+    data = [encoded(piece, 0, len(piece)) for piece in pieces]
+    stops = np.cumsum([len(piece) for piece in data], dtype=np.int64)
+    chunk = Chunk(
+        np.frombuffer(b"".join(data), np.uint8), stops, np.full(len(stops), END, np.int32)
+    )
+    ids = _encoder(pattern, table, whole)(chunk)
+    ends = np.flatnonzero(ids == END)
+    return [
+        ids[start:end]
+        for start, end in zip([0, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True)
+    ]
 
 
 def _on_threads(function: Callable[[Chunk], Result], given: Iterable[Chunk]) -> Iterator[Result]:

@@ -1,7 +1,7 @@
 """Tokens of several bytes, learned from a text: byte-pair encoding."""
 
 import codecs
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -124,10 +124,17 @@ class BPETokenizer(Tokenizer):
         # A line break that separates documents may be merged with others around it.
         return self.end_of_text
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode(self, text: str, special: bool = True) -> np.ndarray:
         check_type("text", text, str)
+        if not special:
+            return self.encode_each([text])[0]
         ids = list(self.encode_chunks(self.chunks(sliced(text))))
         return np.concatenate(ids) if ids else np.empty(0, np.int32)
+
+    def encode_each(self, texts: Sequence[str]) -> list[np.ndarray]:
+        from smallmind.text.bpe import encode_each
+
+        return encode_each(texts, self._pattern, self._table, self._whole, self._special)
 
     def chunks(self, texts: Iterable[str]) -> Iterator[str]:
         from smallmind.text.bpe import cut

@@ -13,6 +13,8 @@ from smallmind.text import tokenizer_json
 from smallmind.text.byte_alphabet import CHARACTER_OF
 from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer
 
+BYTES = 256
+
 
 @suggesting()
 class ByteTokenizer(Tokenizer):
@@ -26,8 +28,7 @@ class ByteTokenizer(Tokenizer):
     def __init__(self, text: str = "", kind: str = "byte") -> None:
         check_type("text", text, str)
 
-    def encode(self, text: str) -> np.ndarray:
-        check_type("text", text, str)
+    def _encode(self, text: str) -> np.ndarray:
         ids = np.empty(sum(map(len, _encoded(text))), np.int32)
         end = 0
         for chunk in _encoded(text):
@@ -35,25 +36,45 @@ class ByteTokenizer(Tokenizer):
             ids[start:end] = np.frombuffer(chunk, np.uint8)
         return ids
 
+    def _add(self, special: Any) -> "ByteTokenizer":
+        """Itself, with these special tokens from now on. TypeError or ValueError if wrong."""
+        if special:
+            self.special = self._check_special(special, BYTES)
+            self._names = [name.encode() for name in self.special]
+            self.vocab_size = BYTES + len(self._names)
+        return self
+
+    def _bytes(self, i: int) -> bytes:
+        """The bytes of a token."""
+        return bytes([i]) if i < BYTES else self._names[i - BYTES]
+
     def _text(self, ids: np.ndarray) -> str:
+        if self.special and ids.max() >= BYTES:
+            return b"".join(map(self._bytes, ids.tolist())).decode("utf-8", "replace")
         return ids.astype(np.uint8).tobytes().decode("utf-8", "replace")
 
     def spelled(self, ids: np.ndarray) -> Spelled:
         # UTF-8: 0b10xxxxxx continues a character.
-        return Spelled(int(np.count_nonzero((ids & 0xC0) != 0x80)), ids.size)
+        characters = (ids & 0xC0) != 0x80
+        if self.special:
+            characters |= ids >= BYTES
+        return Spelled(int(np.count_nonzero(characters)), ids.size)
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for i in ids:
-            yield decoder.decode(bytes([i]))
+            if not 0 <= i < self.vocab_size:
+                raise InputError(f"token {i} is outside the vocabulary of {self.vocab_size}")
+            yield decoder.decode(self._bytes(i))
         yield decoder.decode(b"", final=True)
 
     def state(self) -> dict[str, Any]:
-        return {"kind": self.kind, "characters": ""}
+        special = {"special": dict(self.special)} if self.special else {}
+        return {"kind": self.kind, "characters": "", **special}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "ByteTokenizer":
-        return cls()
+        return cls()._add(state.get("special"))
 
     def as_json(self) -> dict[str, Any]:
         return tokenizer_json.contents(
@@ -61,11 +82,12 @@ class ByteTokenizer(Tokenizer):
             [],
             tokenizer_json.byte_level(None),
             tokenizer_json.byte_level(None),
+            self.special,
         )
 
     @classmethod
     def claims(cls, data: dict[str, Any]) -> bool:
-        if not tokenizer_json.never_merges(data) or data.get("added_tokens"):
+        if not tokenizer_json.never_merges(data):
             return False
         is_bytes, split = len(data["model"]["vocab"]) == 256, data.get("pre_tokenizer")
         return is_bytes and split is not None and tokenizer_json.split_of(split) is None
@@ -75,7 +97,7 @@ class ByteTokenizer(Tokenizer):
         tokenizer_json.check_model(data)
         if data["model"]["vocab"] != {CHARACTER_OF[byte]: byte for byte in range(256)}:
             raise InputError("its 256 tokens are not the bytes in their order")
-        return cls()
+        return cls.from_state({"special": tokenizer_json.special_tokens(data)})
 
 
 def _encoded(text: str) -> Iterator[bytes]:

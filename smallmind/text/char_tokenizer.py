@@ -25,12 +25,13 @@ class CharTokenizer(Tokenizer):
         # A table from code point to id, -1 for characters outside the vocabulary.
         self._ids = np.full(int(codes.max(initial=0)) + 1, -1, np.int32)
         self._ids[codes] = np.arange(len(codes), dtype=np.int32)
+        self._pieces = list(self.characters)  # the text of each token
         self._bytes = np.array([len(c.encode("utf-8", "surrogatepass")) for c in self.characters])
         self.vocab_size = len(self.characters)
         self.opening = "\n" if "\n" in self.characters else self.characters[:1]
 
-    def encode(self, text: str) -> np.ndarray:
-        ids = np.full(len(check_type("text", text, str)), -1, np.int32)
+    def _encode(self, text: str) -> np.ndarray:
+        ids = np.full(len(text), -1, np.int32)
         # In chunks, so that temporary arrays stay small even for a long text.
         for start in activity.parts(range(0, len(text), CHUNK)):
             codes, chunk = _code_points(text[start : start + CHUNK]), ids[start : start + CHUNK]
@@ -48,10 +49,21 @@ class CharTokenizer(Tokenizer):
                 )
         return ids
 
+    def _add(self, special: Any) -> "CharTokenizer":
+        """Itself, with these special tokens from now on. TypeError or ValueError if wrong."""
+        if special:
+            self.special = self._check_special(special, len(self.characters))
+            self._pieces += self.special
+            self._bytes = np.append(self._bytes, [len(name.encode()) for name in self.special])
+            self.vocab_size = len(self._pieces)
+        return self
+
     def spelled(self, ids: np.ndarray) -> Spelled:
         return Spelled(ids.size, total(self._bytes, ids))
 
     def _text(self, ids: np.ndarray) -> str:
+        if self.special and ids.max() >= len(self.characters):
+            return "".join(self._pieces[i] for i in ids.tolist())
         codes = _code_points(self.characters)
         chunks = (ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK))
         return "".join(
@@ -65,10 +77,11 @@ class CharTokenizer(Tokenizer):
         for i in ids:
             if not 0 <= i < self.vocab_size:
                 raise InputError(f"token {i} is outside the vocabulary of {self.vocab_size}")
-            yield self.characters[i]
+            yield self._pieces[i]
 
     def state(self) -> dict[str, Any]:
-        return {"kind": self.kind, "characters": self.characters}
+        special = {"special": dict(self.special)} if self.special else {}
+        return {"kind": self.kind, "characters": self.characters, **special}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "CharTokenizer":
@@ -76,11 +89,11 @@ class CharTokenizer(Tokenizer):
         if not isinstance(characters, str):
             raise TypeError("its characters are not text")
         characters.encode()  # ValueError for lone surrogates
-        return cls(characters)
+        return cls(characters)._add(state.get("special"))
 
     def as_json(self) -> dict[str, Any]:
         vocabulary = {character: i for i, character in enumerate(self.characters)}
-        return tokenizer_json.contents(vocabulary, [], None, {"type": "Fuse"})
+        return tokenizer_json.contents(vocabulary, [], None, {"type": "Fuse"}, self.special)
 
     @classmethod
     def claims(cls, data: dict[str, Any]) -> bool:
@@ -93,7 +106,8 @@ class CharTokenizer(Tokenizer):
         characters = "".join(sorted(vocabulary))
         if {character: i for i, character in enumerate(characters)} != vocabulary:
             raise InputError("its tokens are not single characters in their order")
-        return cls.from_state({"characters": characters})
+        special = tokenizer_json.special_tokens(data)
+        return cls.from_state({"characters": characters, "special": special})
 
 
 def _code_points(text: str) -> np.ndarray:

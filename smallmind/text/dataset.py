@@ -32,12 +32,19 @@ class Batch(NamedTuple):
     starts: np.ndarray  # (B,), where in the sequence each window begins
     weights: np.ndarray | None = None  # float32 (B, T), of each target; None: all count the same
     first_window: int = 0  # its place in the batch that it is a part of
+    firsts: np.ndarray | None = None  # int32 (B, T), where the document of each token begins
 
     def part(self, rows: slice) -> "Batch":
         """Some of its windows."""
-        weights = None if self.weights is None else self.weights[rows]
         first = self.first_window + rows.indices(len(self.ids))[0]
-        return Batch(self.ids[rows], self.targets[rows], self.starts[rows], weights, first)
+        return Batch(
+            self.ids[rows],
+            self.targets[rows],
+            self.starts[rows],
+            None if self.weights is None else self.weights[rows],
+            first,
+            None if self.firsts is None else self.firsts[rows],
+        )
 
     @property
     def first_row(self) -> int:
@@ -50,7 +57,12 @@ class Batch(NamedTuple):
 
         The weight of the whole update is known when all its batches are drawn.
         """
-        return {} if self.weights is None else {"weights": self.weights, "divisor": self.ids.size}
+        arguments: dict[str, Any] = {}
+        if self.weights is not None:
+            arguments |= {"weights": self.weights, "divisor": self.ids.size}
+        if self.firsts is not None:
+            arguments["firsts"] = self.firsts
+        return arguments
 
     @property
     def windows(self) -> float:
@@ -61,8 +73,9 @@ class Batch(NamedTuple):
 
     def copy(self) -> "Batch":
         """Its windows in arrays of their own."""
-        weights = None if self.weights is None else self.weights.copy()
-        return self._replace(ids=self.ids.copy(), targets=self.targets.copy(), weights=weights)
+        optional = {"weights": self.weights, "firsts": self.firsts}
+        copied = {name: array.copy() for name, array in optional.items() if array is not None}
+        return self._replace(ids=self.ids.copy(), targets=self.targets.copy(), **copied)
 
 
 class Dataset:
@@ -78,6 +91,8 @@ class Dataset:
     """
 
     weights: np.ndarray | None = None
+    is_packed = False  # its windows hold several documents, which their batches tell apart
+    stride = 1  # windows may begin at its multiples
 
     def __init__(
         self,
@@ -152,6 +167,16 @@ class Dataset:
         return batch._replace(weights=weights)
 
     @property
+    def is_weighted(self) -> bool:
+        """True if its batches have weights."""
+        return self.weights is not None
+
+    @property
+    def stored(self) -> tuple[Tokens, Tokens]:
+        """Both parts as they are given to the constructor."""
+        return self.train, self.held_out
+
+    @property
     def is_on_disk(self) -> bool:
         """True if windows are read from files when they are needed."""
         return not isinstance(self.train, np.ndarray)
@@ -159,7 +184,12 @@ class Dataset:
     @property
     def held_out_batches(self) -> int:
         """The number of batches with as many tokens as the held-out part."""
-        return math.ceil(len(self.held_out) / (self.batch_size * self.block_size))
+        return self.batches_of("held_out")
+
+    def batches_of(self, part: str) -> int:
+        """The number of batches with as many tokens as the part "train" or "held_out"."""
+        tokens = self.train if part == "train" else self.held_out
+        return math.ceil(len(tokens) / (self.batch_size * self.block_size))
 
     def spelled(self, tokens: np.ndarray) -> Spelled:
         """The text length of tokens; without a tokenizer, a character of one byte each."""

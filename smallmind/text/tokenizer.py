@@ -3,7 +3,8 @@
 import copy
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -75,6 +76,15 @@ class Tokenizer:
         raise NotImplementedError
 
     @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end what a model writes: that of texts, and those of turns."""
+        files = (self.published.get(f"{name}.json", {}) for name in ("generation_config", "config"))
+        said = next((file["eos_token_id"] for file in files if "eos_token_id" in file), None)
+        published = said if isinstance(said, list) else [said]
+        known = {i for i in published if type(i) is int and 0 <= i < self.vocab_size}
+        return frozenset(known if self.end_of_text is None else known | {self.end_of_text})
+
+    @property
     def separator_token(self) -> int | None:
         """The token that separates documents; None if the vocabulary has none."""
         return self.token_of(self.separator)
@@ -86,9 +96,46 @@ class Tokenizer:
         ids = self.encode(text)
         return int(ids[0]) if len(ids) == 1 else None
 
-    def encode(self, text: str) -> np.ndarray:
-        """text -> int32 ids (n,). InputError naming the first character outside the vocabulary."""
+    def encode(self, text: str, special: bool = True) -> np.ndarray:
+        """text -> int32 ids (n,). InputError naming the first character outside the vocabulary.
+
+        Names of special tokens in it become these tokens; without `special` they are ordinary text.
+        """
+        check_type("text", text, str)
+        if not (special and self.special):
+            return self._encode(text)
+        pieces = [
+            np.array([self.special[piece]], np.int32)
+            if piece in self.special
+            else self._encode(piece)
+            for piece in special_names(tuple(self.special)).split(text)
+            if piece
+        ]
+        return np.concatenate(pieces) if pieces else np.empty(0, np.int32)
+
+    def encode_each(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Many short texts -> the ids of each, without special tokens: faster than one by one."""
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> np.ndarray:
+        """text -> ids (n,), none of which is that of a special token."""
         raise NotImplementedError
+
+    def with_special(self, names: Sequence[str]) -> "Tokenizer":
+        """The tokenizer with these special tokens: those that it lacks, after its vocabulary.
+
+        InputError for a name that is empty, or a token already that is not special.
+        """
+        missing = [name for name in dict.fromkeys(names) if name not in self.special]
+        for name in missing:
+            if not check_type("a special token", name, str):
+                raise InputError("the name of a special token is empty")
+        if not missing:
+            return self
+        numbers = range(self.vocab_size, self.vocab_size + len(missing))
+        special = {**self.special, **dict(zip(missing, numbers, strict=True))}
+        made = Tokenizer.from_state({**self.state(), "special": special})
+        return made.with_published(self.published) if self.published else made
 
     def chunks(self, texts: Iterable[str]) -> Iterator[str]:
         """Texts, one after another -> the same text in chunks that can be encoded by themselves."""
@@ -105,6 +152,20 @@ class Tokenizer:
     def unknown(self, text: str) -> str:
         """The characters of text outside the vocabulary, sorted."""
         return ""
+
+    def _check_special(self, special: Any, first: int) -> dict[str, int]:
+        """Special tokens, from anywhere, that are to follow `first` others. ValueError if wrong."""
+        if not isinstance(special, Mapping):
+            raise TypeError("its special tokens are not an object")
+        numbers = list(special.values())
+        if not all(isinstance(name, str) and len(name) > 1 for name in special):
+            raise ValueError("its special tokens have no names of two characters or more")
+        if any(type(i) is not int for i in numbers) or sorted(numbers) != list(
+            range(first, first + len(special))
+        ):
+            raise ValueError("its special tokens do not follow the others")
+        "".join(special).encode()  # ValueError for lone surrogates
+        return dict(sorted(special.items(), key=lambda item: item[1]))
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         """ids -> pieces of text, each as soon as its characters are complete."""
@@ -205,6 +266,12 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.vocab_size} {self.unit}>"
+
+
+@functools.lru_cache(64)
+def special_names(names: tuple[str, ...]) -> "re.Pattern[str]":
+    """Matches names of special tokens, the longest first; splitting by it keeps them."""
+    return re.compile("(" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")")
 
 
 def batched(texts: Iterable[str]) -> Iterator[str]:

@@ -165,7 +165,8 @@ class Distillation:
                     use_after_teacher(logits)
             else:
                 assert self.teacher
-                self.teacher.with_logits(batch.ids[windows], use_after_teacher)
+                firsts = None if batch.firsts is None else batch.firsts[windows]
+                self.teacher.with_logits(batch.ids[windows], use_after_teacher, firsts)
 
 
 def check_teacher(teacher: ModelConfig, vocab_size: int, block_size: int) -> None:

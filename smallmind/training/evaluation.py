@@ -149,6 +149,10 @@ def evaluate_held_out(
     """Evaluates a model on the held-out part of a text: all of it, or about MOST_HELD_OUT."""
     spells = dataset.spelled
     with activity.doing("Evaluating the held-out text", usual=True):
+        if dataset.is_packed:
+            most = math.ceil(MOST_HELD_OUT / (dataset.batch_size * dataset.block_size))
+            count = min(most, dataset.held_out_batches)
+            return _evaluate_batches(model, dataset, "held_out", range(count), divide)
         return evaluate(model, dataset.held_out, spells, batch_size, MOST_HELD_OUT, divide)
 
 
@@ -163,10 +167,35 @@ def held_out_loss(
 
     Estimates of different numbers take different windows.
     """
+    if dataset.is_packed:
+        numbers = range(number * batches, (number + 1) * batches)
+        return _evaluate_batches(model, dataset, "held_out", numbers, divide).loss
     B, T = dataset.batch_size, min(dataset.block_size, len(dataset.held_out) - 1)
     most = min(MOST_HELD_OUT, batches * B * max(1, T // 2))
     shift = number * GOLDEN % 1.0
     return evaluate(model, dataset.held_out, Spelled.as_bytes, B, most, divide, shift).loss
+
+
+def _evaluate_batches(
+    model: TransformerModel, dataset: Dataset, part: str, numbers: Sequence[int], divide: Divide
+) -> Evaluation:
+    """The mean over the learned tokens of some batches of packed conversations."""
+
+    def compute(number: int) -> _Counts:
+        batch = dataset.evaluation_batch(part, number)
+        assert batch.weights is not None
+        right = np.empty(batch.targets.shape, np.bool_)
+        losses = model.losses(batch.ids, batch.targets, right, batch.firsts)
+        learned = batch.weights > 0
+        sums = [
+            float(row[is_learned].sum(dtype=np.float64))
+            for row, is_learned in zip(losses, learned, strict=True)
+        ]
+        spelled = dataset.spelled(batch.targets[learned])
+        correct = int(right[learned].sum())
+        return sums, int(learned.sum()), spelled.characters, spelled.bytes, correct
+
+    return _summed(divide(numbers, compute))
 
 
 def evaluate_tokens(model: TransformerModel, tokenizer: Tokenizer, tokens: Tokens) -> Evaluation:
@@ -188,6 +217,9 @@ def evaluate_parts(
 
     def evaluate_part(part: str) -> Evaluation:
         spells, count = dataset.spelled, batches or dataset.held_out_batches
+        if dataset.is_packed:
+            numbers = range(min(count, dataset.batches_of(part)))
+            return _evaluate_batches(model, dataset, part, numbers, divide)
         if part == "held_out" and not batches:
             return evaluate(model, dataset.held_out, spells, dataset.batch_size, divide=divide)
 

@@ -19,7 +19,11 @@ from smallmind.text.samplers import Sampler, draw
 
 @contextmanager
 def borrow_batches(
-    pool: TensorPool, shape: tuple[int, int], ahead: int, weighted: bool = False
+    pool: TensorPool,
+    shape: tuple[int, int],
+    ahead: int,
+    is_weighted: bool = False,
+    is_packed: bool = False,
 ) -> Iterator[tuple[Batch, ...]]:
     """Room for the batch in use and those that are drawn ahead of it, of at most this shape."""
     with ExitStack() as stack:
@@ -33,7 +37,8 @@ def borrow_batches(
                 borrow(np.int32),
                 borrow(np.int32),
                 nowhere,
-                borrow(np.float32) if weighted else None,
+                borrow(np.float32) if is_weighted else None,
+                firsts=borrow(np.int32) if is_packed else None,
             )
             for _ in range(1 + ahead)
         )
@@ -46,8 +51,8 @@ def drawing(sampler: Sampler, pool: TensorPool, ahead: int, end: int) -> Iterato
     The thread has ended when the block has, even by an error or an interrupt: it finishes the batch
     that it is drawing. Nothing else may use the sampler meanwhile.
     """
-    shape = sampler.max_batch_size, sampler.dataset.block_size
-    with borrow_batches(pool, shape, ahead, sampler.dataset.weights is not None) as buffers:
+    data, shape = sampler.dataset, (sampler.max_batch_size, sampler.dataset.block_size)
+    with borrow_batches(pool, shape, ahead, data.is_weighted, data.is_packed) as buffers:
         batches = Batches(sampler, buffers, end)
         try:
             yield batches

@@ -69,6 +69,19 @@ class SampleRecord(Record):
 
 
 @dataclass(frozen=True)
+class AnswersRecord(Record):
+    """Held-out questions: how many were asked, and the share that was answered word for word.
+
+    `answers` are (question, wanted, given); they are kept in a file of their own.
+    """
+
+    kind = "answers"
+    exact_match: float
+    asked: int
+    answers: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class OverflowRecord(Record):
     """A skipped update: the gradient overflowed float16, and the loss scale was lowered."""
 

@@ -108,8 +108,10 @@ def make_cache(
         windows_per_pass = max(1, tokens_per_pass // T)
         for first in activity.parts(range(0, windows, windows_per_pass)):
             starts = np.arange(first, min(windows, first + windows_per_pass)) * T
-            ids = dataset.windows(starts).ids
-            tokens, kept = teacher.with_logits(ids, lambda x: top_k_log_probabilities(x, K))
+            batch = dataset.windows(starts)
+            tokens, kept = teacher.with_logits(
+                batch.ids, lambda x: top_k_log_probabilities(x, K), batch.firsts
+            )
             indices.write(tokens.astype("<i4").data)
             log_probabilities.write(kept.astype("<f2").data)
         teacher.workspace.pool.trim()  # the student takes arrays of other sizes

@@ -20,10 +20,12 @@ from smallmind.parallel.group import ALONE, Group
 from smallmind.parallel.shards import check_size
 from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.signals import Stopped, stopping_on_interrupt
+from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import count_steps, make_sampler
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.anomaly import detect_anomaly
+from smallmind.training.answers import MOST_ASKED, SHORT, answer, ask
 from smallmind.training.checkpoint import (
     CHECKPOINTS,
     BackgroundSaver,
@@ -51,6 +53,7 @@ from smallmind.training.operations import (
 from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.progress import follow, showing_progress
 from smallmind.training.records import (
+    AnswersRecord,
     EvaluationRecord,
     InstructionSetRecord,
     Record,
@@ -206,7 +209,7 @@ class Training:
         state = None  # its arrays are not needed during the run
         config = self.config  # with everything in it resolved
         last = config.steps if until is None else min(until, config.steps)
-        stride = self.distillation.stride if self.distillation else 1
+        stride = max(self.data.stride, self.distillation.stride if self.distillation else 1)
         sampler = make_sampler(self.data, config.epochs, config.grad_accum_steps, stride)
         self.usage = self._new_usage()
         with ExitStack() as stack:
@@ -311,11 +314,25 @@ class Training:
 
         return self.group.divide(items, checked)
 
+    def ask(self, step: int, most: int = MOST_ASKED) -> AnswersRecord | None:
+        """Asks the held-out questions of conversations; None if there are none, or it was stopped.
+
+        Only the first process asks.
+        """
+        if not isinstance(self.data, PackedDataset) or not self.group.is_first:
+            return None
+        with self._evaluating("Asking the held-out questions"):
+            return ask(step, self.model, self.data, most, self.check_stop)
+        return None
+
     def sample(self, tokens: int | None = None) -> str:
         """A text that the model writes; the same for the same weights. Only the first has one."""
         if not self.group.is_first:
             return ""
         with activity.doing("Writing a sample", usual=True):
+            if isinstance(self.data, PackedDataset):
+                (question,) = self.data.questions(1, SHORT)
+                return str(answer(self.model, self.tokenizer, question))
             tokens = SAMPLE_TOKENS if tokens is None else tokens
             return generate(self.model, self.tokenizer, max_tokens=tokens, seed=self.data.seed)
 

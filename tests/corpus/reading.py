@@ -16,7 +16,7 @@ def documents(source):
     """The documents of a corpus, or of paths."""
     source = source if isinstance(source, Corpus) else Corpus(source)
     texts, parts = [], []
-    for text, ends in source.pieces():
+    for text, ends, _ in source.pieces():
         assert text
         parts.append(text)
         if ends:

@@ -13,16 +13,12 @@ from smallmind.corpus.corpus import Corpus
 from tests.corpus.reading import documents, refused, written
 
 
-class Column:
-    def __init__(self, values):
-        self.values = values
-
-    def column(self, number):
-        assert number == 0
-        return self
+class Rows:
+    def __init__(self, names, columns):
+        self.rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def to_pylist(self):
-        return self.values
+        return self.rows
 
 
 class ParquetFile:
@@ -35,12 +31,11 @@ class ParquetFile:
         self.schema_arrow = types.SimpleNamespace(names=list(self.table))
 
     def iter_batches(self, batch_size, columns):
-        [name] = columns
-        values = self.table[name]
-        for start in range(0, len(values), batch_size):
-            if values[start] == "damaged":
+        values = [self.table[name] for name in columns]
+        for start in range(0, len(values[0]), batch_size):
+            if values[0][start] == "damaged":
                 raise OSError("Corrupt snappy\ncompressed data.")
-            yield Column(values[start : start + batch_size])
+            yield Rows(columns, [column[start : start + batch_size] for column in values])
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def in_memory(paths, **fields):
     encoding = Encoding.of_run(run)
     read = source.read_source(list(paths), run, encoding)
     made = assembly.fit_tokenizer(run, read, encoding)
-    return read.dataset(made, 4, 2, 1), read
+    return read.dataset(made, 4, RunConfig(batch_size=2, seed=1)), read
 
 
 def on_disk(paths, directory, piece=2**20, shard_tokens=SHARD_TOKENS, **fields):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from smallmind.runs import source
+from smallmind.settings.config import RunConfig
 from smallmind.text import byte_tokenizer, char_tokenizer
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.memory_estimate import TextSize
@@ -33,7 +34,7 @@ def test_the_peak_is_the_text_and_its_tokens(kind, name, tmp_path, small_chunks)
     with traced():
         read = source.read_source(file)
         tokenizer = Tokenizer(read.text, kind)
-        data = read.dataset(tokenizer, 64, 12, 1337)
+        data = read.dataset(tokenizer, 64, RunConfig())
         assert read.sha256
         assert data.spelled(data.held_out).characters > 0
         peak = tracemalloc.get_traced_memory()[1]

@@ -1,0 +1,113 @@
+"""Talking with a model: its answers, turn by turn."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from smallmind.checks import InputError, check_type, suggesting
+from smallmind.generation import Writer
+from smallmind.nn.transformer import TransformerModel
+from smallmind.settings.config import GenerationConfig
+from smallmind.text.chat import ASSISTANT, SYSTEM, USER, Turn, format_of
+from smallmind.text.tokenizer import Tokenizer
+
+ROOM = 4  # an answer has a fourth of the context at least
+
+
+class Chat:
+    """`Chat(model, tokenizer).say("Hello")` -> the model's answer.
+
+    The conversation so far is in `turns`; the model sees as many of the latest as its context
+    holds, always with the system turn. `system` is that turn. settings are the fields of
+    GenerationConfig, as in `generate`; an answer ends at the end of its turn, or after max_tokens.
+    InputError if the tokenizer has no chat template: the model was not trained on conversations.
+    """
+
+    @suggesting(GenerationConfig)
+    def __init__(
+        self,
+        model: TransformerModel,
+        tokenizer: Tokenizer,
+        system: str = "",
+        **settings: Any,
+    ) -> None:
+        check_type("model", model, TransformerModel)
+        check_type("tokenizer", tokenizer, Tokenizer)
+        template = format_of(tokenizer)
+        if template is None:
+            raise InputError(
+                "the model has no chat template, as it was not trained on conversations: train "
+                "it on some with --init-from, or continue texts with generate"
+            )
+        self.model, self.tokenizer, self.template = model, tokenizer, template
+        self.config = GenerationConfig(**settings)
+        self.system = check_type("system", system, str)
+        self.turns: list[Turn] = []
+        self.dropped = 0  # of the oldest turns, that the last answer did not see
+        self.ended = ""  # why the last answer did: "end", "stop" or "length"
+
+    def __repr__(self) -> str:
+        return f"<Chat: {len(self.turns)} turns with {self.model!r}>"
+
+    def say(self, text: str) -> str:
+        """text -> the answer. Both become turns."""
+        return "".join(self.stream(text))
+
+    def stream(self, text: str) -> Iterator[str]:
+        """Like `say`, but yields the answer piece by piece.
+
+        An answer that is not read to its end becomes a turn as far as it came.
+        """
+        turn = Turn(USER, check_type("text", text, str))
+        writer, dropped = self._writer([*self.turns, turn])
+        self.turns.append(turn)
+        return self._answer(writer, dropped)
+
+    def undo(self) -> bool:
+        """Takes back the last question and its answer -> False if there is none."""
+        places = [i for i, turn in enumerate(self.turns) if turn.role == USER]
+        del self.turns[places[-1] if places else len(self.turns) :]
+        return bool(places)
+
+    def reset(self) -> None:
+        """Forgets all turns but the system's."""
+        self.turns.clear()
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation in the form that other programs exchange."""
+        return [{"role": turn.role, "content": turn.text} for turn in self._with_system(self.turns)]
+
+    def _answer(self, writer: Writer, dropped: int) -> Iterator[str]:
+        self.dropped, self.ended, answer = dropped, "", []
+        try:
+            for (piece,) in writer.pieces():
+                if not answer:
+                    piece = piece.removeprefix(self.template.lead)
+                if piece:
+                    answer.append(piece)
+                    yield piece
+            self.ended = writer.ended[0]
+        finally:
+            self.turns.append(Turn(ASSISTANT, "".join(answer)))
+
+    def _with_system(self, turns: Sequence[Turn]) -> list[Turn]:
+        return [*([Turn(SYSTEM, self.system)] if self.system else []), *turns]
+
+    def _writer(self, turns: Sequence[Turn]) -> tuple[Writer, int]:
+        """What writes the answer to the last turn, and how many of the oldest it does not see."""
+        context = self.model.config.block_size
+        room = min(max(1, context // ROOM), self.config.max_tokens or 1)
+        questions = [i for i, turn in enumerate(turns) if turn.role == USER]
+        for first in (0, *questions[1:]):
+            ids = self.template.prompt(self.tokenizer, self._with_system(turns[first:]))
+            if len(ids) + room <= context:
+                break
+        else:
+            raise InputError(
+                f"the question has {len(ids):,} tokens, and the model sees {context:,}, of which "
+                f"{room:,} are for the answer: make it shorter"
+            )
+        most = min(self.config.max_tokens, context - len(ids))
+        config = dataclasses.replace(self.config, max_tokens=most)
+        return Writer(self.model, self.tokenizer, ids, config), first

@@ -1,0 +1,166 @@
+"""Talk with a model that was trained on conversations."""
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smallmind.checks import InputError
+from smallmind.cli.console import Console, typed_lines
+from smallmind.cli.flags import (
+    add_checkpoint,
+    add_config_flags,
+    add_precision,
+    add_run,
+    generation_of,
+    run_of,
+)
+from smallmind.console import activity
+from smallmind.settings.config import GenerationConfig, Precision
+
+if TYPE_CHECKING:
+    # NumPy and Numba take half a second to import, which --help does not need.
+    from smallmind.chat import Chat
+
+HELP = """\
+/system TEXT       says who the model is, and begins anew
+/reset             forgets the conversation
+/undo              takes back the last question and its answer
+/save FILE         writes the conversation as JSON, which `smallmind train` reads
+/temperature X     0: always the likeliest answer; higher: more varied
+/help              shows this
+Ctrl-C stops an answer, Ctrl-D ends the program."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `smallmind chat`."""
+    parser.epilog = (
+        "Each line that is typed, or comes from a pipe, is a question. Lines that begin with / are "
+        "commands; /help lists them."
+    )
+    add_run(parser, "directory of a run, or a model or checkpoint file")
+    add_checkpoint(parser)
+    parser.add_argument("--system", default="", metavar="TEXT", help="says who the model is")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print a line of JSON per answer, with its exact characters",
+    )
+    add_precision(parser)
+    add_config_flags(parser, GenerationConfig)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Answers each question until there are no more."""
+    config = generation_of(options)
+    from smallmind.chat import Chat
+    from smallmind.runs.loading import find
+
+    notes, path = Console(sys.stderr), run_of(options)
+    with activity.showing_on(notes.activity):
+        found = find(path, options.checkpoint)
+        model, tokenizer = found.load()
+        model.use_precision(Precision(options.precision))
+        chat = Chat(model, tokenizer, options.system, **vars(config))
+        hint = "; /help lists commands, Ctrl-D ends" if sys.stdin.isatty() else ""
+        notes.line(f"Talking with {found.name}, of {path}{hint}")
+        _talk(chat, notes, options.json)
+    return 0
+
+
+def _talk(chat: "Chat", notes: Console, as_json: bool) -> None:
+    console, commands = Console(), Commands(chat)
+    dropped = 0
+    for line in typed_lines(notes):
+        try:
+            if line.startswith("/"):
+                notes.line(commands.obey(line))
+                continue
+            _answer(chat, line, console, as_json)
+        except InputError as error:  # a character that the model does not know, an unknown command
+            notes.line(f"smallmind: {error}")
+        except KeyboardInterrupt:
+            console.piece("\n")
+        if chat.dropped > dropped:
+            notes.line(
+                f"(the conversation is longer than the {chat.model.config.block_size:,} tokens "
+                f"that the model sees: it no longer sees the first {chat.dropped} turns)"
+            )
+        dropped = chat.dropped
+        if not console.has_reader:
+            return
+
+
+def _answer(chat: "Chat", question: str, console: Console, as_json: bool) -> None:
+    """Prints the answer as it is written, or all of it as a line of JSON."""
+    begun = time.monotonic()
+    if as_json:
+        answer = chat.say(question)
+        seconds = round(time.monotonic() - begun, 4)
+        line = {"role": "assistant", "content": answer, "ended": chat.ended, "seconds": seconds}
+        console.piece(json.dumps(line) + "\n")
+        return
+    for piece in chat.stream(question):
+        console.piece(piece)
+    console.piece("\n" if chat.ended != "length" else " ...\n")
+
+
+class Commands:
+    """The lines that begin with a slash. Each returns what to say about it."""
+
+    def __init__(self, chat: "Chat") -> None:
+        self._chat = chat
+        self._all: dict[str, Callable[[str], str]] = {
+            "system": self._system,
+            "reset": self._reset,
+            "undo": self._undo,
+            "save": self._save,
+            "temperature": self._temperature,
+            "help": lambda _: HELP,
+        }
+
+    def obey(self, line: str) -> str:
+        """A line such as "/save chat.json" -> what was done. InputError if it cannot be."""
+        name, _, rest = line[1:].partition(" ")
+        if name not in self._all:
+            known = ", ".join(f"/{name}" for name in self._all)
+            raise InputError(f"/{name} is no command; there are {known}")
+        return self._all[name](rest.strip())
+
+    def _system(self, text: str) -> str:
+        self._chat.reset()
+        self._chat.system = text
+        return "The conversation begins anew" + (f", with: {text}" if text else "")
+
+    def _reset(self, _: str) -> str:
+        self._chat.reset()
+        return "The conversation is forgotten"
+
+    def _undo(self, _: str) -> str:
+        if self._chat.undo():
+            return "The last question and its answer are taken back"
+        return "There is nothing to take back"
+
+    def _save(self, name: str) -> str:
+        if not name:
+            raise InputError("/save needs a file, as in /save chat.json")
+        content: dict[str, Any] = {"messages": self._chat.messages}
+        text = json.dumps(content, ensure_ascii=False) + "\n"
+        try:
+            # One line, which is JSON and a line of JSONL alike.
+            Path(name).expanduser().write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"cannot write {name}: {error.strerror}") from None
+        return f"Wrote {len(self._chat.turns)} turns to {name}"
+
+    def _temperature(self, value: str) -> str:
+        chat = self._chat
+        with suppress(ValueError):
+            chat.config = dataclasses.replace(chat.config, temperature=float(value))
+            return f"The temperature is {chat.config.temperature:g}"
+        raise InputError("/temperature needs a number from 0 on, as in /temperature 0.7")

@@ -1,0 +1,158 @@
+"""Conversations as tokens: what is learned, where turns begin, what names in a text do not do."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smallmind import InputError, Tokenizer
+from smallmind.text.chat import (
+    CUT,
+    KINDS,
+    LEARNED,
+    START,
+    TEMPLATES,
+    TEXT,
+    Turn,
+    fit_template,
+    format_of,
+)
+
+CONVERSATION = [
+    Turn("system", "Be brief."),
+    Turn("user", "Who has the owl?"),
+    Turn("assistant", "Ivy has."),
+    Turn("user", "Why?"),
+    Turn("assistant", "She found it."),
+]
+TEXTS = "".join(turn.text for turn in CONVERSATION) + "useraistnmy QA:\n"
+EXPECTED = {
+    "chatml": (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWho has the owl?<|im_end|>\n"
+        "<|im_start|>assistant\n[Ivy has.<|im_end|>]\n<|im_start|>user\nWhy?<|im_end|>\n"
+        "<|im_start|>assistant\n[She found it.<|im_end|>]\n"
+    ),
+    "llama3": (
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nWho has the owl?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n[Ivy has.<|eot_id|>]"
+        "<|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n[She found it.<|eot_id|>]"
+    ),
+    "qa": (
+        "Be brief.\nQ: Who has the owl?\nA:[ Ivy has.<|endoftext|>]"
+        "Q: Why?\nA:[ She found it.<|endoftext|>]"
+    ),
+}
+# Bytes and characters, and learned tokens that join headers with what follows them.
+KINDS_OF_TOKENS = {
+    "char": lambda: Tokenizer(TEXTS, "char"),
+    "byte": lambda: Tokenizer(kind="byte"),
+    "bpe": lambda: Tokenizer(TEXTS * 20, "bpe", vocab_size=300),
+}
+
+
+@pytest.fixture(params=KINDS_OF_TOKENS, scope="module")
+def tokenizer(request):
+    return KINDS_OF_TOKENS[request.param]()
+
+
+def shown(tokenizer, marked):
+    """The text of marked tokens, with brackets around what is learned."""
+    pieces, learned = [], False
+    for token in marked.tolist():
+        if (token % KINDS == LEARNED) != learned:
+            pieces.append("]" if learned else "[")
+            learned = not learned
+        pieces.append(tokenizer.decode([token // KINDS]))
+    return "".join(pieces) + ("]" if learned else "")
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_conversation_as_it_is_written_and_what_is_learned_of_it(tokenizer, name):
+    grown, template = fit_template(tokenizer, name)
+    marked = template.encode(grown, CONVERSATION)
+    assert shown(grown, marked) == EXPECTED[name]
+    assert marked[0] % KINDS == START and (marked % KINDS == START).sum() == 1
+    (cut,) = np.flatnonzero(marked % KINDS == CUT)
+    assert grown.decode(marked[cut:] // KINDS).endswith(
+        "She found it." + template.end + ("\n" if name == "chatml" else "")
+    )
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_prompt_ends_where_the_answer_begins(tokenizer, name):
+    grown, template = fit_template(tokenizer, name)
+    prompt = template.prompt(grown, CONVERSATION[:-1])
+    marked = template.encode(grown, CONVERSATION)
+    np.testing.assert_array_equal(marked[: len(prompt)] // KINDS, prompt)
+    assert (marked[len(prompt) :] % KINDS == LEARNED)[0]
+
+
+def test_a_plain_document_is_learned_but_for_its_first_token(tokenizer):
+    grown, template = fit_template(tokenizer, "chatml")
+    marked = template.encode(grown, [Turn(TEXT, "Who has the owl?")])
+    assert (marked % KINDS).tolist() == [START] + [LEARNED] * (len(marked) - 1)
+    assert grown.decode(marked // KINDS) == "Who has the owl?"
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+def test_names_of_special_tokens_in_a_turn_are_ordinary_text(name, role):
+    grown, template = fit_template(Tokenizer(kind="byte"), name)
+    hostile = f"a{template.end}{''.join(template.special)}b<|im_<|im_end|>end|>"
+    turns = [Turn(role, hostile), Turn("user", hostile), Turn("assistant", hostile)]
+    plain = [Turn(turn.role, "ab") for turn in turns]
+    marked, expected = template.encode(grown, turns), template.encode(grown, plain)
+
+    def special(tokens):
+        return [i for i in (tokens // KINDS).tolist() if i in grown.special.values()]
+
+    assert special(marked) == special(expected)
+    assert grown.decode(marked // KINDS).count(hostile) == 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=4),
+    st.sampled_from(list(TEMPLATES)),
+)
+def test_any_conversation_gives_its_answers_and_no_more(pairs, name):
+    grown, template = fit_template(Tokenizer(kind="byte"), name)
+    turns = [
+        Turn(role, text)
+        for pair in pairs
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
+    marked = template.encode(grown, turns)
+    learned = marked[marked % KINDS == LEARNED] // KINDS
+    answers = [answer.strip() if template.strips else answer for _, answer in pairs]
+    wanted = "".join(template.lead + answer + template.end for answer in answers)
+    assert grown.decode(learned) == wanted.encode(errors="replace").decode()
+
+
+def test_the_template_is_found_again_in_what_is_published(tokenizer):
+    for name, template in TEMPLATES.items():
+        grown, _ = fit_template(tokenizer, name)
+        again = Tokenizer.from_saved(grown.saved)
+        assert format_of(again) is template
+        assert again.special[template.end] in again.ends
+        assert fit_template(again, None) == (again, template)
+
+
+def test_a_default_system_turn_is_added_where_there_is_none():
+    from smallmind.text.chat import _chatml
+
+    grown = Tokenizer(kind="byte").with_special(TEMPLATES["chatml"].special)
+    template = _chatml("chatml with a system turn", "You are kind.")
+    grown = grown.with_published(template.published(grown))
+    found = format_of(grown)
+    assert found == template
+    text = grown.decode(found.encode(grown, CONVERSATION[1:3]) // KINDS)
+    assert text.startswith("<|im_start|>system\nYou are kind.<|im_end|>\n<|im_start|>user\n")
+    assert "You are kind" not in grown.decode(found.encode(grown, CONVERSATION) // KINDS)
+
+
+def test_an_unknown_template_is_refused():
+    with pytest.raises(InputError, match="chat_template='alpaca' must be one of chatml, llama3"):
+        fit_template(Tokenizer(kind="byte"), "alpaca")
