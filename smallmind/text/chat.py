@@ -4,6 +4,7 @@ ChatML: https://github.com/openai/openai-python/blob/v0.28.1/chatml.md; Llama 3'
 model card. Templates of other programs are in the language of Jinja.
 """
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ TEXT = "text"  # the role of a plain document
 # The lowest bits of marked tokens: what a token is in its conversation.
 PLAIN, LEARNED, CUT, START = range(4)
 KINDS = 4
+TOGETHER = 1000  # conversations that are encoded at once
 # Characters that no text has: Unicode keeps them for the inside of programs.
 NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
@@ -76,13 +78,27 @@ class Format:
         first token, CUT for the first one after an answer, and else PLAIN. A plain document is
         LEARNED but for its first token. Names of special tokens in a turn are ordinary text.
         """
-        if len(conversation) == 1 and conversation[0].role == TEXT:
-            return marked_document(tokenizer.encode(conversation[0].text, special=False))
-        return _marked(tokenizer, self.render(conversation))
+        return self.encode_all(tokenizer, [conversation])[0]
+
+    def encode_all(
+        self, tokenizer: Tokenizer, conversations: Sequence[Conversation]
+    ) -> list[np.ndarray]:
+        """The marked tokens of several conversations; see `encode`."""
+        rendered = [
+            Rendered(conversation[0].text, (), (), "")
+            if is_document(conversation)
+            else self.render(conversation)
+            for conversation in conversations
+        ]
+        marked = _encoded(tokenizer, rendered)
+        for conversation, tokens in zip(conversations, marked, strict=True):
+            if is_document(conversation):
+                tokens[1:] += LEARNED - PLAIN
+        return marked
 
     def prompt(self, tokenizer: Tokenizer, conversation: Conversation) -> np.ndarray:
         """conversation -> ids (n,) up to where the assistant begins to answer."""
-        return _marked(tokenizer, self.render(conversation, answers=True)) // KINDS
+        return _encoded(tokenizer, [self.render(conversation, answers=True)])[0] // KINDS
 
     def published(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """`tokenizer.published`, with what other programs have to know about the template."""
@@ -233,11 +249,9 @@ def format_of(tokenizer: Tokenizer) -> Format | None:
     return JinjaTemplate.of(said, tokenizer)
 
 
-def marked_document(ids: np.ndarray) -> np.ndarray:
-    """ids (n,) of a plain document -> marked tokens: all but the first are learned."""
-    marked = ids * KINDS + LEARNED
-    marked[:1] += START - LEARNED
-    return marked
+def is_document(conversation: Conversation) -> bool:
+    """True for plain text, which has no turns."""
+    return len(conversation) == 1 and conversation[0].role == TEXT
 
 
 def guarded(text: str, special: Iterable[str], guard: str) -> str:
@@ -252,54 +266,87 @@ def tokens_in(text: str, special: tuple[str, ...]) -> list[str]:
     return special_names(special).findall(text) if special else []
 
 
-def _marked(tokenizer: Tokenizer, rendered: Rendered) -> np.ndarray:
-    """What a template has written -> marked tokens (n,)."""
-    pieces: list[np.ndarray] = []
-    place = 0
-    for segment in special_names(tuple(tokenizer.special)).split(rendered.text):
-        if not segment:
+def _encoded(tokenizer: Tokenizer, rendered: Sequence[Rendered]) -> list[np.ndarray]:
+    """Each of what a template has written -> marked tokens (n,).
+
+    Its texts are encoded together: most are short, and many the same.
+    """
+    special = tokenizer.special
+    divided = [_segments(special if one.guard else {}, one) for one in rendered]
+    texts = {
+        text: None
+        for segments in divided
+        for one in segments
+        if not one.is_special
+        for text in (one.text, one.begin, one.end)
+        if text is not None
+    }
+    ids_of = dict(zip(texts, tokenizer.encode_each(list(texts)), strict=True))
+    return [_marked(special, ids_of, segments) for segments in divided]
+
+
+class _Segment(NamedTuple):
+    """A special token, or the text between two, which is encoded whole as other programs do."""
+
+    text: str
+    is_special: bool
+    is_cut: bool  # a turn begins with it, the first one after an answer
+    # Texts that end where learned ones begin and end: headers may share a token with what follows.
+    begin: str | None  # None: nothing in it is learned
+    end: str | None  # None: all that follows is
+
+
+def _segments(special: Mapping[str, int], rendered: Rendered) -> list[_Segment]:
+    """What a template has written, divided at its special tokens."""
+    segments, place, guard = [], 0, rendered.guard
+    for text in special_names(tuple(special)).split(rendered.text) if special else [rendered.text]:
+        if not text:
             continue
-        end, cuts = place + len(segment), [c for c in rendered.cuts if c == place]
-        if segment in tokenizer.special:
-            ids = np.array([tokenizer.special[segment]], np.int32)
-            is_learned = any(first <= place < last for first, last in rendered.learned)
-            marked = ids * KINDS + (LEARNED if is_learned else PLAIN)
+        last = place + len(text)
+        begin = end = None
+        for first, after in rendered.learned:
+            if first < last and place < after:
+                begin = text[: max(0, first - place)].replace(guard, "")
+                end = text[: after - place].replace(guard, "") if after < last else None
+        segments.append(
+            _Segment(text.replace(guard, ""), text in special, place in rendered.cuts, begin, end)
+        )
+        place = last
+    return segments
+
+
+def _marked(
+    special: Mapping[str, int], ids_of: Mapping[str, np.ndarray], segments: Sequence[_Segment]
+) -> np.ndarray:
+    """Segments, and the ids of every text in them -> marked tokens (n,)."""
+    pieces = []
+    for text, is_special, is_cut, begin, end in segments:
+        if is_special:
+            kind = PLAIN if begin is None else LEARNED
+            marked = np.array([special[text] * KINDS + kind], np.int32)
         else:
-            marked = _marked_text(tokenizer, segment, place, rendered)
-        if cuts:
-            marked[0] += CUT - PLAIN
+            ids = ids_of[text]
+            marked = ids * KINDS
+            if begin is not None:
+                first = _tokens_before(ids_of[begin], ids)
+                last = len(ids) if end is None else _tokens_before(ids_of[end], ids)
+                marked[first:last] += LEARNED
+        if is_cut and len(marked):
+            marked[0] = marked[0] // KINDS * KINDS + CUT
         pieces.append(marked)
-        place = end
     if not pieces:
         return np.empty(0, np.int32)
-    marked = np.concatenate(pieces)
-    marked[0] = marked[0] // KINDS * KINDS + START
-    return marked
+    whole = np.concatenate(pieces)
+    whole[:1] = whole[:1] // KINDS * KINDS + START
+    return whole
 
 
-def _marked_text(tokenizer: Tokenizer, segment: str, place: int, rendered: Rendered) -> np.ndarray:
-    """Text between special tokens, which begins at a place of what was rendered -> marked tokens.
-
-    It is encoded whole, as other programs do: headers may share a token with what follows.
-    """
-    ids = tokenizer.encode(segment.replace(rendered.guard, ""), special=False)
-    marked = ids * KINDS
-    for first, last in rendered.learned:
-        if first < place + len(segment) and place < last:
-            begin = _tokens_before(tokenizer, segment[: max(0, first - place)], ids, rendered.guard)
-            end = len(ids)
-            if last < place + len(segment):
-                end = _tokens_before(tokenizer, segment[: last - place], ids, rendered.guard)
-            marked[begin:end] += LEARNED
-    return marked
-
-
-def _tokens_before(tokenizer: Tokenizer, text: str, ids: np.ndarray, guard: str) -> int:
-    """How many of the tokens of a longer text are those of its beginning."""
-    before = tokenizer.encode(text.replace(guard, ""), special=False) if text else ids[:0]
-    count = min(len(before), len(ids))
-    differ = np.flatnonzero(before[:count] != ids[:count])
-    return int(differ[0]) if len(differ) else count
+def _tokens_before(beginning: np.ndarray, ids: np.ndarray) -> int:
+    """How many of the tokens of a text are those of its beginning."""
+    count = min(len(beginning), len(ids))
+    if (beginning[:count] == ids[:count]).all():
+        return count
+    return int(np.argmin(beginning[:count] == ids[:count]))
 
 
 def fit_template(tokenizer: Tokenizer, name: str | None) -> tuple[Tokenizer, Format]:
@@ -320,5 +367,7 @@ def fit_template(tokenizer: Tokenizer, name: str | None) -> tuple[Tokenizer, For
 def encode_each(
     tokenizer: Tokenizer, template: Format, conversations: Iterable[Conversation]
 ) -> Iterator[np.ndarray]:
-    """The marked tokens of each conversation."""
-    return (template.encode(tokenizer, conversation) for conversation in conversations)
+    """The marked tokens of each conversation; many are encoded together."""
+    remaining = iter(conversations)
+    while batch := list(itertools.islice(remaining, TOGETHER)):
+        yield from template.encode_all(tokenizer, batch)

@@ -129,6 +129,14 @@ class Grammar:
         self._write(self._start, {}, random, pieces)
         return "".join(pieces)
 
+    def words(self, rule: str) -> tuple[str, ...]:
+        """The alternatives of a rule that are plain text."""
+        return tuple(
+            symbols[0]
+            for symbols, _ in self._rules[rule].choices()
+            if len(symbols) == 1 and isinstance(symbols[0], str)
+        )
+
     def _write(
         self, symbols: Symbols, slots: dict[str, str], random: Random, pieces: list[str]
     ) -> None:
