@@ -9,6 +9,7 @@ from smallmind.nn.position import Position, position_class
 from smallmind.nn.sizes import size_rows
 from smallmind.settings.config import CheckpointStrategy, ModelConfig, RunConfig, TrainingConfig
 from smallmind.settings.settings import Settings
+from smallmind.text.conversations import PackedDataset
 
 if TYPE_CHECKING:
     from smallmind.corpus.reading import Report
@@ -103,11 +104,39 @@ def text_rows(
         ["characters", f"{source.characters:,}"],
         ["tokens", f"{len(data.train) + len(data.held_out):,}"],
         ["vocabulary", f"{tokenizer.vocab_size:,} {tokenizer.unit}"],
-        ["training", f"{len(data.train):,} tokens"],
-        ["held out", f"{len(data.held_out):,} tokens, {held_out}"],
     ]
+    if isinstance(data, PackedDataset):
+        rows += _packing_rows(data)
+    else:
+        rows += [
+            ["training", f"{len(data.train):,} tokens"],
+            ["held out", f"{len(data.held_out):,} tokens, {held_out}"],
+        ]
     if report := source.report:
-        rows[:0] = [["files", f"{report.files:,}"], ["documents", f"{report.documents:,}"]]
+        read = [["files", f"{report.files:,}"], ["documents", f"{report.documents:,}"]]
+        if report.conversations:
+            read.append(["conversations", f"{report.conversations:,}, {report.turns:,} turns"])
+        rows[:0] = read
+    return rows
+
+
+def _packing_rows(data: "PackedDataset") -> list[list[str]]:
+    """How conversations fill windows, and how much of them is learned."""
+    rows = []
+    for name, part in (("training", data.train), ("held out", data.held_out)):
+        share = part.learned / max(1, part.tokens)
+        rows.append(
+            [name, f"{part.tokens:,} tokens, {share:.0%} learned, in {part.count:,} windows"]
+        )
+    rows.append(["left empty", f"{data.train.padding:.1%} of the windows"])
+    pieces = data.train.pieces
+    for what, count in (
+        ("cut at a turn", pieces.divided),
+        ("cut short", pieces.cut_short),
+        ("left out", pieces.left_out),
+    ):
+        if count:
+            rows.append([what, f"{count:,}, too long for a window"])
     return rows
 
 
@@ -117,6 +146,8 @@ def describe_reading(console: Console, report: "Report") -> None:
         console.line(note)
     if report.empty:
         console.line(f"Left out: {report.empty:,} records without text")
+    if report.unanswered:
+        console.line(f"Left out: {report.unanswered:,} conversations without an answer")
     for skipped in report.skipped[:MOST_SKIPPED]:
         console.line(f"Skipped: {skipped}")
     if (more := len(report.skipped) - MOST_SKIPPED) > 0:

@@ -11,7 +11,14 @@ from smallmind.console.table import format_bytes
 from smallmind.settings.config import SHARD_TOKENS, RunConfig
 from smallmind.settings.sources import OF_TOKENIZER, without_effect
 
-SETTINGS = ("text_field", "text_encoding", "tokenizer", *OF_TOKENIZER)
+SETTINGS = (
+    "text_field",
+    "text_encoding",
+    "chat",
+    "chat_template",
+    "tokenizer",
+    *OF_TOKENIZER,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     console = Console()
     start = activity.clock()
     with activity.showing_on(console.activity):
-        corpus = Corpus(options.text, config.text_field, config.text_encoding)
+        corpus = Corpus(options.text, config.text_field, config.text_encoding, chat=config.chat)
         try:
             shards = prepare(corpus, options.out, Encoding.of_run(config), options.shard_tokens)
         except KeyboardInterrupt:

@@ -1,6 +1,7 @@
 """A person's texts, read document by document in bounded memory."""
 
 import io
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from os import PathLike
@@ -8,7 +9,7 @@ from os import PathLike
 from smallmind.checks import InputError, check_type
 from smallmind.console import activity
 from smallmind.corpus.decoding import check_encoding
-from smallmind.corpus.entry import Entry, Piece, read, read_found
+from smallmind.corpus.entry import NESTED, Entry, Piece, read, read_found
 from smallmind.corpus.finding import File, find
 from smallmind.corpus.reading import (
     FileStream,
@@ -22,6 +23,7 @@ from smallmind.corpus.reading import (
 
 MOST_REASONS = 3  # in a message
 HALVES = re.compile("[\ud800-\udfff]")  # JSON can write one half of a UTF-16 pair; UTF-8 cannot
+OF_RECORDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 LINE_ENDS = {
     "\r\n": "CRLF line ends became LF",
     "\r": "CR line ends became LF",
@@ -85,6 +87,23 @@ class Corpus:
             if not reading.documents:
                 raise _nothing([*self._skipped, *reading.skipped])
             self.report = reading.report(self._skipped)
+
+    def has_conversations(self) -> bool:
+        """True if any file has conversations: the first record of each tells, as in `pieces`."""
+        if self.chat is False or self.field:
+            return False
+        with activity.doing("Looking for conversations", usual=True):
+            return any(map(self._holds_turns, activity.parts(self.files)))
+
+    def _holds_turns(self, file: File) -> bool:
+        suffix = file.path.suffix.lower()
+        if suffix not in (*OF_RECORDS, *NESTED):
+            return False
+        reading = Reading(None, self.encoding, self._limits, file.size, self._decodable, self.chat)
+        pieces = _pieces(file, reading)
+        if suffix in OF_RECORDS:  # all of its records are alike
+            return any(piece.role for piece in itertools.islice(pieces, 1))
+        return any(piece.role for piece in pieces)
 
 
 def _pieces(file: File, reading: Reading) -> Iterator[Piece]:

@@ -7,6 +7,7 @@ writing is repeated after a kill.
 
 import dataclasses
 import hashlib
+import itertools
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,10 +41,18 @@ from smallmind.corpus.shards import (
     read_record,
     write_record,
 )
-from smallmind.corpus.survey import Plan, joined, survey
+from smallmind.corpus.survey import (
+    ConversationDigest,
+    Plan,
+    conversations,
+    joined,
+    survey,
+    survey_conversations,
+)
 from smallmind.files import durable
 from smallmind.files.lock import RunLock
 from smallmind.settings.config import SHARD_TOKENS, RunConfig
+from smallmind.text.chat import HEADERS, KINDS, encode_each, fit_template, format_of
 from smallmind.text.dataset import HELD_OUT
 from smallmind.text.tokenizer import Tokenizer
 
@@ -58,6 +67,7 @@ class Encoding(NamedTuple):
     tokenizer: str | Tokenizer
     settings: Mapping[str, Any] = MappingProxyType({})  # of a tokenizer that is fitted
     chosen_separator: str | None = None  # None: the tokenizer's
+    template: str | None = None  # of conversations; None: the tokenizer's, else the usual one
 
     @classmethod
     def of_run(cls, run: RunConfig, tokenizer: Tokenizer | None = None) -> "Encoding":
@@ -68,10 +78,10 @@ class Encoding(NamedTuple):
         if tokenizer is None and run.tokenizer not in parts.TOKENIZERS:
             tokenizer = Tokenizer.load(run.tokenizer)
         if tokenizer:
-            return cls(tokenizer, chosen_separator=run.text_separator)
+            return cls(tokenizer, chosen_separator=run.text_separator, template=run.chat_template)
         names = parts.load(parts.TOKENIZERS, run.tokenizer).settings
         settings = {name: getattr(run, field) for name, field in names.items()}
-        return cls(run.tokenizer, settings, run.text_separator)
+        return cls(run.tokenizer, settings, run.text_separator, run.chat_template)
 
     @property
     def kind(self) -> type[Tokenizer] | Tokenizer:
@@ -87,10 +97,11 @@ class Encoding(NamedTuple):
 
     def described(self) -> dict[str, Any]:
         """Everything that must stay equal for the tokens to be equal, as JSON."""
-        separator = {} if self.chosen_separator is None else {"separator": self.chosen_separator}
+        chosen = {"separator": self.chosen_separator, "template": self.template}
+        chosen = {name: value for name, value in chosen.items() if value is not None}
         if isinstance(self.tokenizer, Tokenizer):
-            return {"tokenizer": self.tokenizer.digest, **separator}
-        return {"tokenizer": self.tokenizer, **self.settings, **separator}
+            return {"tokenizer": self.tokenizer.digest, **chosen}
+        return {"tokenizer": self.tokenizer, **self.settings, **chosen}
 
 
 def prepare(
@@ -121,6 +132,8 @@ def prepare(
     if plan:
         try:  # what a process that was killed had chosen or learned
             tokenizer = Tokenizer.load(directory / TOKENIZER)
+            if plan.conversations:
+                tokenizer, _ = fit_template(tokenizer, encoding.template)
         except InputError as error:
             raise InputError(f"{error}; remove {directory} to begin again") from None
         _write(corpus, plan, tokenizer, directory, wanted)
@@ -129,7 +142,10 @@ def prepare(
         try:
             make_directory(directory)
             with RunLock(directory):  # or another process would find out the same meanwhile
-                plan, characters = survey(corpus.pieces(), encoding.separator)
+                if corpus.has_conversations():
+                    plan, characters = survey_conversations(conversations(corpus.pieces()))
+                else:
+                    plan, characters = survey(corpus.pieces(), encoding.separator)
                 tokenizer = _fitted(corpus, plan, characters, encoding)
                 plan = plan._replace(train_tokens=_train_tokens(corpus, plan, tokenizer))
             _write(corpus, plan, tokenizer, directory, wanted)
@@ -150,6 +166,7 @@ def identity(
         "field": corpus.field,
         "encoding": corpus.encoding,
         "shard_tokens": shard_tokens,
+        **({} if corpus.chat is None else {"chat": corpus.chat}),
         **encoding.described(),
     }
 
@@ -163,7 +180,7 @@ def load_tokenizer(shards: Shards) -> Tokenizer:
         raise InputError(f"{error}; {REMEDY}") from None
     if tokenizer.digest != shards.index.recipe.tokenizer_digest:
         raise InputError(f"{path} is not the tokenizer of these tokens; {REMEDY}")
-    return tokenizer
+    return tokenizer.with_published(shards.index.state.get("published", {}))
 
 
 def _files_digest(corpus: Corpus) -> str:
@@ -216,14 +233,12 @@ def _tidy(directory: Path, index: Index) -> None:
 
 def _fitted(corpus: Corpus, plan: Plan, characters: str, encoding: Encoding) -> Tokenizer:
     """The tokenizer for texts that have been surveyed."""
+    if plan.conversations:
+        tokenizer = _fitted_to_turns(corpus, plan, characters, encoding)
+        return fit_template(tokenizer, encoding.template)[0]
     tokenizer = encoding.tokenizer
     if isinstance(tokenizer, Tokenizer):
-        if unknown := tokenizer.unknown(characters):
-            raise InputError(
-                f"the texts have {len(unknown)} characters that the tokenizer does not know, such "
-                f"as {unknown[0]!r}; remove them, or choose another tokenizer"
-            )
-        return tokenizer
+        return _checked(tokenizer, characters)
     if not encoding.kind.is_learned:
         return Tokenizer(characters, tokenizer, **encoding.settings)
     held_out = plan.held_out or int(plan.characters * HELD_OUT)
@@ -232,9 +247,32 @@ def _fitted(corpus: Corpus, plan: Plan, characters: str, encoding: Encoding) -> 
     return encoding.kind.learn(trained_on, **encoding.settings)
 
 
+def _fitted_to_turns(corpus: Corpus, plan: Plan, characters: str, encoding: Encoding) -> Tokenizer:
+    """The tokenizer for the texts of turns."""
+    tokenizer = encoding.tokenizer
+    if isinstance(tokenizer, Tokenizer):
+        return _checked(tokenizer, characters)
+    if not encoding.kind.is_learned:
+        return Tokenizer(characters + HEADERS, tokenizer, **encoding.settings)
+    count = plan.conversations - plan.held_out
+    read = itertools.islice(conversations(corpus.pieces("Learning the tokens of")), count)
+    texts = (f"{turn.text}\n" for conversation in read for turn in conversation)
+    return encoding.kind.learn(texts, **encoding.settings)
+
+
+def _checked(tokenizer: Tokenizer, characters: str) -> Tokenizer:
+    """Returns a tokenizer that was given. InputError if it does not know all of the characters."""
+    if unknown := tokenizer.unknown(characters):
+        raise InputError(
+            f"the texts have {len(unknown)} characters that the tokenizer does not know, such as "
+            f"{unknown[0]!r}; remove them, or choose another tokenizer"
+        )
+    return tokenizer
+
+
 def _train_tokens(corpus: Corpus, plan: Plan, tokenizer: Tokenizer) -> int:
     """The number of tokens to train on, if the last of them are held out; else 0."""
-    if plan.held_out:
+    if plan.held_out or plan.conversations:
         return 0
     tokens = {"char": plan.characters, "byte": plan.nbytes}.get(tokenizer.kind)
     if tokens is None:
@@ -247,13 +285,16 @@ def _write(
     corpus: Corpus, plan: Plan, tokenizer: Tokenizer, directory: Path, wanted: dict[str, Any]
 ) -> None:
     """Writes all that is missing in the directory."""
-    writer = ShardWriter(directory, tokenizer.vocab_size, tokenizer.digest, wanted["shard_tokens"])
+    vocab_size, append = tokenizer.vocab_size, _append
+    if plan.conversations:
+        vocab_size, append = KINDS * vocab_size, _append_conversations
+    writer = ShardWriter(directory, vocab_size, tokenizer.digest, wanted["shard_tokens"])
     with writer:
         durable.clear_stale(directory, 0, (TOKENIZER, PLAN))
         if not os.path.lexists(directory / PLAN):
             tokenizer.save(directory / TOKENIZER)
             write_record(directory / PLAN, {"made_from": wanted, "plan": plan._asdict()})
-        if _append(writer, corpus, plan, tokenizer) != plan.sha256:
+        if append(writer, corpus, plan, tokenizer) != plan.sha256:
             raise InputError(
                 f"the texts have changed since {directory} was begun; remove it to begin again"
             )
@@ -261,6 +302,8 @@ def _write(
         assert report  # the corpus has been read to its end
         shown = dataclasses.replace(report, skipped=report.skipped[:MOST_SKIPPED])
         writer.state.update(made_from=wanted, report=dataclasses.asdict(shown), **plan._asdict())
+        if plan.conversations:  # the template, which tokenizer.json has no place for
+            writer.state["published"] = dict(tokenizer.published)
     durable.remove(directory / PLAN)
 
 
@@ -294,6 +337,25 @@ def _append(writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenize
                 writer.commit()
                 uncommitted = 0
     return sha.hexdigest()
+
+
+def _append_conversations(
+    writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenizer
+) -> str:
+    """Writes the marked tokens of all conversations that are missing -> SHA-256 of all of them."""
+    template, digest = format_of(tokenizer), ConversationDigest()
+    assert template
+    done = begun = int((writer.position or {"conversations": 0})["conversations"])
+    uncommitted = 0
+    read = digest.of(conversations(corpus.pieces("Encoding")))
+    for marked in encode_each(tokenizer, template, itertools.islice(read, begun, None)):
+        is_held_out = done >= plan.conversations - plan.held_out
+        done, uncommitted = done + 1, uncommitted + len(marked)
+        writer.append(marked, {"conversations": done}, held_out=is_held_out)
+        if uncommitted >= COMMIT:
+            writer.commit()
+            uncommitted = 0
+    return digest.hexdigest()
 
 
 def _remaining(

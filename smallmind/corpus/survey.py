@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from smallmind.checks import InputError
 from smallmind.corpus.entry import Piece
+from smallmind.files.safetensors import to_json
 from smallmind.text.chat import TEXT, Conversation, Turn
 from smallmind.text.dataset import HELD_OUT
 from smallmind.text.tokenizer import batched
@@ -72,6 +74,7 @@ class Plan(NamedTuple):
     beginning: str
     separator: str  # of documents
     train_tokens: int = 0  # if tokens are held out
+    conversations: int = 0  # 0: a text; else held_out counts conversations, not characters
 
 
 def joined(
@@ -106,3 +109,44 @@ def survey(pieces: Iterable[Piece], separator: str) -> tuple[Plan, str]:
     held_out = starts.held_out(characters)
     plan = Plan(characters, nbytes, held_out, sha.hexdigest(), beginning, separator)
     return plan, distinct
+
+
+def survey_conversations(conversations: Iterable[Conversation]) -> tuple[Plan, str]:
+    """Reads conversations once -> the plan, the characters of their turns, sorted."""
+    seen, digest = np.zeros(CODE_POINTS, bool), ConversationDigest()
+    count = characters = nbytes = 0
+    for conversation in digest.of(conversations):
+        count += 1
+        text = "".join(turn.text for turn in conversation)
+        characters, nbytes = characters + len(text), nbytes + len(text.encode())
+        seen[np.frombuffer(text.encode("utf-32-le"), np.uint32)] = True
+    distinct = "".join(map(chr, np.flatnonzero(seen)))
+    held_out = held_out_of(count)
+    plan = Plan(characters, nbytes, held_out, digest.hexdigest(), "", "", conversations=count)
+    return plan, distinct
+
+
+def held_out_of(conversations: int) -> int:
+    """How many conversations, at their end, are held out. InputError if there is only one."""
+    if conversations < 2:
+        raise InputError(
+            "there is only one conversation: training needs two or more, as the last tenth of them "
+            "is held out"
+        )
+    return max(1, round(HELD_OUT * conversations))
+
+
+class ConversationDigest:
+    """SHA-256 of conversations, which identifies them."""
+
+    def __init__(self) -> None:
+        self._sha = hashlib.sha256()
+
+    def of(self, conversations: Iterable[Conversation]) -> Iterator[Conversation]:
+        """Adds each conversation as it passes."""
+        for conversation in conversations:
+            self._sha.update(to_json([list(turn) for turn in conversation]).encode())
+            yield conversation
+
+    def hexdigest(self) -> str:
+        return self._sha.hexdigest()

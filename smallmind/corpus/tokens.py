@@ -39,6 +39,7 @@ class TokensOnDisk(NamedTuple):
     beginning: str
     separator: str  # of documents
     report: Report | None
+    is_chat: bool = False  # they are marked tokens of conversations
 
     @classmethod
     def of_shards(cls, shards: Shards) -> Self:
@@ -57,6 +58,7 @@ class TokensOnDisk(NamedTuple):
                 str(state["beginning"]),
                 str(state["separator"]),
                 _report(state["report"]),
+                bool(state.get("conversations")),
             )
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
@@ -147,6 +149,8 @@ def _check_kind(found: TokensOnDisk, tokenizer: Tokenizer | str | None) -> None:
     """InputError if another tokenizer than that of the tokens was asked for."""
     kind = found.tokenizer.kind
     if isinstance(tokenizer, Tokenizer):
+        if found.is_chat:  # which have added theirs
+            tokenizer = tokenizer.with_special(list(found.tokenizer.special))
         if tokenizer.digest != found.tokenizer.digest:
             raise InputError(
                 f"{found.place} has tokens of another tokenizer, {TOKENIZER} in it; prepare the "

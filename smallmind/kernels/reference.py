@@ -538,15 +538,17 @@ def bigrams(rows, ids, vocab_size, count, document_token, before=None, firsts=No
     """ids (B, T) -> rows (B, T), one of `count` for each token and the one before. Writes rows.
 
     Before the first token comes that of `before` (B,), or token 0, which also comes before each
-    document_token (-1: none), and at the places that documents begin at by `firsts` (B, T). Row
-    V previous + token or, of fewer rows, a hash of that.
+    document_token (-1: none), and at the places that documents begin at by `firsts` (B, T). Tokens
+    from vocab_size V on count as token 0. Row V previous + token or, of fewer rows, a hash of that.
     """
     first = np.zeros(len(ids), ids.dtype) if before is None else before
     previous = np.concatenate([first[:, None], ids[:, :-1]], axis=1)
-    previous[ids == document_token] = 0
+    known, begins = np.where(ids < vocab_size, ids, 0), ids == document_token
+    previous[previous >= vocab_size] = 0
+    previous[begins] = 0
     if firsts is not None:
         previous[firsts == np.arange(ids.shape[1])] = 0
-    pairs = vocab_size * previous.astype(np.int64) + ids
+    pairs = vocab_size * previous.astype(np.int64) + known
     if count < vocab_size**2:
         pairs = (pairs * BIGRAM_FACTOR % 2**32) * count >> 32
     rows[...] = pairs

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from smallmind.kernels.codegen.jit import serial_jit
+from smallmind.kernels.codegen.jit import inline_jit, serial_jit
 from smallmind.kernels.reference import BIGRAM_FACTOR
 
 _NO_IDS, _NO_FIRSTS = np.empty(0, np.int32), np.empty((0, 0), np.int32)
@@ -20,16 +20,23 @@ def _bigrams(rows, ids, vocab_size, count, document_token, before, firsts):
     B, T = ids.shape
     is_hashed = count < vocab_size * vocab_size
     for b in range(B):
-        previous = np.int64(before[b]) if before.size > 0 else np.int64(0)
+        previous = _known(before[b], vocab_size) if before.size > 0 else np.int64(0)
         for t in range(T):
+            token = _known(ids[b, t], vocab_size)
             begins = firsts.size > 0 and firsts[b, t] == t
             if ids[b, t] == document_token or begins:
                 previous = np.int64(0)
-            row = previous * vocab_size + ids[b, t]
+            row = previous * vocab_size + token
             if is_hashed:
                 row = (row * BIGRAM_FACTOR & 0xFFFFFFFF) * count >> 32
             rows[b, t] = row
-            previous = np.int64(ids[b, t])
+            previous = token
+
+
+@inline_jit
+def _known(token, vocab_size):
+    """A token, or 0 for one from vocab_size on."""
+    return np.int64(token) if token < vocab_size else np.int64(0)
 
 
 def document_starts(firsts, ids, token, begun=None, start=None):

@@ -10,13 +10,14 @@ from smallmind.nn.parameters import ZEROS, Role
 class BigramEmbedding(Layer):
     """A row per pair of tokens, at most `bigram_rows`: then pairs share rows by a hash.
 
-    The first token of a window or a document counts as following token 0.
+    The first token of a window or a document counts as following token 0. Where the vocabulary has
+    grown, pairs keep their numbers: tokens from `bigram_vocab` on count as token 0.
     """
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
         config = scope.config
-        V = config.vocab_size
+        V = config.bigram_vocab or config.vocab_size
         self.name = "bigram_embedding"
         self.vocab_size, self.count = V, min(config.bigram_rows, V * V)
         self.document_token = -1 if config.document_token is None else config.document_token

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from smallmind.checks import InputError
 from smallmind.corpus.preparation import Encoding
 from smallmind.files import safetensors
+from smallmind.nn.growing import grown
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.group import ALONE, Group
 from smallmind.runs.files import MODEL
@@ -48,6 +49,12 @@ class Initial(NamedTuple):
     @property
     def config(self) -> ModelConfig:
         return self.model.config
+
+    @property
+    def pairs(self) -> int | None:
+        """The tokens by which its pairs are numbered; None if it does not embed them."""
+        config = self.config
+        return (config.bigram_vocab or config.vocab_size) if config.bigram_rows else None
 
     @property
     def sha256(self) -> str:
@@ -133,7 +140,7 @@ def new_model(settings: Settings, initial: Initial | None = None) -> Transformer
         settings.model, seed=run.seed, backend=run.backend, freeze=training.freeze
     )
     if initial:
-        model.flat.write(initial.model.parameters)
+        model.flat.write(grown(initial.model.parameters, model.parameters))
     model.use_precision(training.requested_precision)
     model.use_products(training.products)
     return model

@@ -127,6 +127,8 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     settings = settings.replace(chat=source.is_chat)
     tokenizer = fit_tokenizer(run, source, encoding, initial)
     settings = with_tokenizer(settings, source)
+    if initial and tokenizer.vocab_size > initial.config.vocab_size:  # by tokens of a template
+        settings = settings.replace(vocab_size=tokenizer.vocab_size, bigram_vocab=initial.pairs)
     T = settings.model.block_size
     data = source.dataset(tokenizer, T, settings.run)
     settings = resolve_settings(settings, data, tokenizer)
@@ -184,7 +186,7 @@ def with_tokenizer(settings: Settings, source: Source) -> Settings:
         return settings
     tokenizer = source.tokenizer
     changes: dict[str, Any] = {"tokenizer": tokenizer.kind}
-    if source.found.separator != tokenizer.separator:
+    if not source.is_chat and source.found.separator != tokenizer.separator:
         changes["text_separator"] = source.found.separator
     for name, field in tokenizer.settings.items():
         changes[field] = getattr(tokenizer, name)

@@ -17,17 +17,23 @@ from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, identity, prepare
 from smallmind.corpus.reading import Report
 from smallmind.corpus.shards import INDEX, Index
-from smallmind.corpus.survey import BEGINNING, DocumentStarts, conversations, joined
+from smallmind.corpus.survey import (
+    BEGINNING,
+    ConversationDigest,
+    DocumentStarts,
+    conversations,
+    held_out_of,
+    joined,
+)
 from smallmind.corpus.tokens import TokensOnDisk, are_tokens, find_tokens
 from smallmind.files import durable
 from smallmind.files.encoding import encoded
-from smallmind.files.safetensors import to_json
 from smallmind.memory.available import available_bytes
 from smallmind.runs.files import Text, is_literal, name_of, paths_of
 from smallmind.settings.config import RunConfig
 from smallmind.text.chat import Conversation, encode_each, format_of
 from smallmind.text.conversations import PackedDataset
-from smallmind.text.dataset import HELD_OUT, Dataset, Tokens
+from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.stories import built_in_text
 from smallmind.text.tokenizer import Tokenizer
 
@@ -87,13 +93,7 @@ class ConversationSource:
         self.is_built_in = is_built_in
         self.conversations = conversations
         self.name = name
-        count = len(conversations)
-        self.held_out = max(1, round(HELD_OUT * count)) if held_out is None else held_out
-        if self.held_out >= count:
-            raise InputError(
-                "there is only one conversation: training needs two or more, as the last tenth of "
-                "them is held out"
-            )
+        self.held_out = held_out_of(len(conversations)) if held_out is None else held_out
         self.report = report
         self.characters = sum(len(turn.text) for turns in conversations for turn in turns)
         self.beginning = ""
@@ -102,11 +102,11 @@ class ConversationSource:
     @functools.cached_property
     def sha256(self) -> str:
         """The digest that identifies them."""
-        sha = hashlib.sha256()
+        digest = ConversationDigest()
         with activity.doing("Computing the digest of the conversations", usual=True):
-            for conversation in activity.parts(self.conversations):
-                sha.update(to_json([list(turn) for turn in conversation]).encode())
-        return sha.hexdigest()
+            for _ in digest.of(activity.parts(self.conversations)):
+                pass
+        return digest.hexdigest()
 
     @property
     def text(self) -> str:

@@ -107,6 +107,12 @@ class ModelConfig:
         low=0,
         high=2**24,
     )
+    bigram_vocab: int | None = setting(
+        None,
+        "tokens by which pairs are numbered: those of the model whose vocabulary has grown since",
+        low=1,
+        high=2**24,
+    )
     zero_init: bool = setting(False, "initialise projections into the residual stream to zero")
     logit_softcap: float = setting(
         0.0, "cap logits smoothly at +-X, with tanh; 0: no cap", low=0.0, high=1e3

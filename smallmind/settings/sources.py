@@ -33,7 +33,7 @@ FIELDS = {
     for section, config in SECTIONS.items()
     for field in dataclasses.fields(config)
 }
-FROM_TEXT = ("vocab_size", "document_token")  # nobody chooses them
+FROM_TEXT = ("vocab_size", "document_token", "bigram_vocab")  # nobody chooses them
 # Not reused from a saved run: these depend on its text, its directory or its machine.
 RUN_SPECIFIC = (*FROM_TEXT, "out", "threads", "minutes")
 MAX_BYTES = 1_000_000  # of a file of settings

@@ -80,7 +80,7 @@ class Words:
         return " ".join(fact.sentence for fact in facts), list(dict.fromkeys(questions))
 
     def _fact(self, random: Random, hero: str, place: str, thing: str, creature: str) -> Fact:
-        """Draws what happens to a hero: of the place, the thing and the creature as much as fits."""
+        """Draws what happens to a hero, with some of the other words."""
         kind = int(3 * random.random())
         look, colour, number = (_one(random, self._all[name]) for name in ("look", "colour", "two"))
         if kind == 0:

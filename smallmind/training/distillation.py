@@ -195,8 +195,9 @@ def _check_precision(teacher: TransformerModel, model: TransformerModel) -> None
 
 def model_digest(model: TransformerModel) -> str:
     config = dataclasses.asdict(model.config)
-    if config["document_token"] is None:
-        del config["document_token"]  # so that caches and runs of versions without it fit
+    for name in ("document_token", "bigram_vocab"):
+        if config[name] is None:
+            del config[name]  # so that caches and runs of versions without it fit
     digest = hashlib.sha256(safetensors.to_json(config).encode())
     for value in model.parameters.values():
         digest.update(np.ascontiguousarray(value).data)

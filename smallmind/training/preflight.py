@@ -296,6 +296,7 @@ def small_config(config: ModelConfig) -> ModelConfig:
         bigram_rows=min(config.bigram_rows, 200),
         dropout=min(config.dropout, 0.2),
         document_token=None if config.document_token is None else 0,
+        bigram_vocab=None,
     )
 
 

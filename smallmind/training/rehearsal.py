@@ -148,6 +148,7 @@ def _tiny(config: ModelConfig) -> ModelConfig:
         mlp_width=min(config.hidden_size, WIDTH),
         bigram_rows=min(config.bigram_rows, WIDTH),
         document_token=None if config.document_token is None else 0,
+        bigram_vocab=None,
     )
 
 

@@ -1,0 +1,26 @@
+"""The parameters of a model with more tokens than before."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+
+def grown(
+    parameters: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Parameters by name -> the same in the shapes of those that are wanted.
+
+    Whatever there is for each token is kept, and a new token has the mean of all others: it is
+    neither more nor less likely than they are, and the rest of the model knows what to do with it
+    (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
+    """
+    made = {}
+    for name, value in parameters.items():
+        shape = wanted[name].shape
+        differing = [axis for axis in range(value.ndim) if shape[axis] != value.shape[axis]]
+        for axis in differing:
+            missing = shape[axis] - value.shape[axis]
+            mean = value.mean(axis=axis, keepdims=True, dtype=np.float64).astype(value.dtype)
+            value = np.concatenate([value, mean.repeat(missing, axis=axis)], axis=axis)
+        made[name] = value
+    return made
