@@ -133,10 +133,10 @@ def _packing_rows(data: "PackedDataset") -> list[list[str]]:
     for what, count in (
         ("cut at a turn", pieces.divided),
         ("cut short", pieces.cut_short),
-        ("left out", pieces.left_out),
+        ("without an answer", pieces.left_out),
     ):
         if count:
-            rows.append([what, f"{count:,}, too long for a window"])
+            rows.append([what, f"{count:,} that are longer than a window"])
     return rows
 
 

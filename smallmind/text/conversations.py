@@ -218,7 +218,7 @@ def find_pieces(marked: Tokens, T: int, learns_all: bool = False) -> Pieces:
     lengths = ends - starts
     fits = lengths <= T + 1
     begins, sizes = [starts[fits]], [lengths[fits]]
-    cut_short = 0
+    cut_short = several = 0
     for start, end in zip(starts[~fits].tolist(), ends[~fits].tolist(), strict=True):
         activity.tick()
         own = cuts[np.searchsorted(cuts, start) : np.searchsorted(cuts, end)].tolist()
@@ -228,6 +228,7 @@ def find_pieces(marked: Tokens, T: int, learns_all: bool = False) -> Pieces:
         else:
             divided = list(_divided([start, *own, end], T + 1))
             cut_short += sum(length > T + 1 for _, length in divided)
+            several += len(divided) > 1
         begins.append(np.array([begin for begin, _ in divided], np.int64))
         sizes.append(np.array([min(T + 1, length) for _, length in divided], np.int64))
     begin, size = np.concatenate(begins), np.concatenate(sizes)
@@ -236,7 +237,7 @@ def find_pieces(marked: Tokens, T: int, learns_all: bool = False) -> Pieces:
     learned = np.maximum(size - 1, 0) if learns_all else learned_before(begin + 1, begin + size)
     has_any = learned > 0
     kept = begin[has_any], size[has_any], learned[has_any]
-    return Pieces(*kept, int((~fits).sum()), cut_short, int((~has_any).sum()))
+    return Pieces(*kept, several, cut_short, int((~has_any).sum()))
 
 
 def _divided(borders: list[int], most: int) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,146 @@
+"""Conversations in windows: each once, whole, apart from the others; resumed to the bit."""
+
+import numpy as np
+import pytest
+
+from smallmind import InputError, Tokenizer
+from smallmind.text.chat import KINDS, TEXT, Turn, encode_each, fit_template
+from smallmind.text.conversations import PackedDataset, find_pieces
+from smallmind.text.samplers import Epochs, RandomWindows, draw
+
+TOKENIZER, TEMPLATE = fit_template(Tokenizer(kind="byte"), "chatml")
+
+
+def conversation(random, turns=1, longest=30):
+    def words():
+        return "".join(random.choice(list("abc de"), random.integers(1, longest)))
+
+    pairs = [(Turn("user", words()), Turn("assistant", words())) for _ in range(turns)]
+    return [turn for pair in pairs for turn in pair]
+
+
+def marked(conversations):
+    return np.concatenate(list(encode_each(TOKENIZER, TEMPLATE, conversations)))
+
+
+def made(conversations, T=128, B=3, held_out=2, **settings):
+    parts = marked(conversations[:-held_out]), marked(conversations[-held_out:])
+    return PackedDataset(*parts, T, B, 7, TOKENIZER, **settings)
+
+
+@pytest.fixture(scope="module")
+def conversations():
+    random = np.random.default_rng(5)
+    return [conversation(random) for _ in range(40)]
+
+
+def documents(batch):
+    """The inputs and targets of each document of a batch that has something to learn."""
+    for ids, targets, weights, firsts in zip(
+        batch.ids, batch.targets, batch.weights, batch.firsts, strict=True
+    ):
+        for first in np.unique(firsts):
+            own = firsts == first
+            if weights[own].any():
+                yield ids[own], targets[own], weights[own]
+
+
+def test_an_epoch_has_each_conversation_once_and_whole(conversations):
+    data = made(conversations)
+    sampler = Epochs(data, 2)
+    batches = [draw(sampler, number) for number in range(2 * sampler.steps)]
+    wanted = sorted(
+        tuple(tokens.tolist()) for tokens in encode_each(TOKENIZER, TEMPLATE, conversations[:-2])
+    )
+    found = []
+    for batch in batches:
+        for ids, targets, _ in documents(batch):
+            np.testing.assert_array_equal(ids[1:], targets[:-1])
+            found.append((*ids.tolist(), int(targets[-1])))
+    assert sorted(found) == sorted(tuple(t // KINDS for t in tokens) for tokens in wanted)
+
+
+def test_the_weights_are_those_of_answers_or_of_all(conversations):
+    for learn in ("answers", "all"):
+        data = made(conversations, learn=learn)
+        batch = draw(RandomWindows(data, stride=data.stride), 0)
+        for ids, targets, weights in documents(batch):
+            text = TOKENIZER.decode(targets)
+            answer = text[text.index("assistant\n") + len("assistant\n") : -1]
+            learned = TOKENIZER.decode(targets[weights > 0])
+            assert learned == (answer if learn == "answers" else text)
+            assert ids[0] == TOKENIZER.special["<|im_start|>"]
+
+
+def test_places_without_a_conversation_are_documents_of_their_own(conversations):
+    data = made(conversations)
+    batch = data.windows(np.arange(data.train.count) * data.block_size)
+    places = np.arange(data.block_size)
+    assert (batch.firsts <= places).all()
+    empty = (batch.firsts == places) & (batch.ids == 0) & (batch.weights == 0)
+    assert empty.sum() == round(data.train.padding * empty.size)
+
+
+def test_a_batch_does_not_depend_on_those_before_it(conversations):
+    data = made(conversations)
+    for sampler in (Epochs(data), RandomWindows(data, stride=data.stride)):
+        drawn = [draw(sampler, number).copy() for number in range(9)]
+        for number in (8, 3, 5):
+            for a, b in zip(draw(sampler, number), drawn[number], strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_evaluations_see_each_row_once(conversations):
+    data = made(conversations, held_out=15)
+    for part, rows in (("train", data.train), ("held_out", data.held_out)):
+        batches = [data.evaluation_batch(part, i) for i in range(data.batches_of(part))]
+        seen = np.sort(np.concatenate([batch.starts for batch in batches]))
+        np.testing.assert_array_equal(seen, np.arange(rows.count))
+        assert sum(batch.weights.sum() for batch in batches) == rows.learned
+
+
+def test_a_long_conversation_is_cut_before_a_turn_that_follows_an_answer():
+    random = np.random.default_rng(1)
+    long = conversation(random, turns=12, longest=20)
+    tokens = marked([long])
+    pieces = find_pieces(tokens, 200)
+    assert pieces.divided == 1 and pieces.cut_short == pieces.left_out == 0
+    assert len(pieces.begins) > 1 and (pieces.lengths <= 201).all()
+    np.testing.assert_array_equal(pieces.begins[1:], (pieces.begins + pieces.lengths)[:-1])
+    for begin in pieces.begins:
+        text = TOKENIZER.decode(tokens[begin : begin + 20] // KINDS)
+        assert text.startswith("<|im_start|>user\n")
+
+
+def test_turns_that_are_longer_than_a_window():
+    answer = [Turn("user", "a"), Turn("assistant", "b" * 300)]
+    question = [Turn("user", "a" * 300), Turn("assistant", "b")]
+    pieces = find_pieces(marked([answer, question]), 100)
+    assert (pieces.divided, pieces.cut_short, pieces.left_out) == (0, 2, 1)
+    assert pieces.lengths.tolist() == [101]
+    with pytest.raises(InputError, match="there is no answer to train on"):
+        made([question] * 3, T=100, held_out=1)
+
+
+def test_a_plain_document_is_learned_whole_in_pieces():
+    text = "abcdefghij" * 30
+    tokens = marked([[Turn(TEXT, text)], [Turn("user", "a"), Turn("assistant", "b")]])
+    pieces = find_pieces(tokens, 100)
+    assert pieces.lengths[:3].tolist() == [101, 101, 100]
+    assert pieces.learned[:3].sum() == 299
+
+
+def test_questions_are_what_was_asked_before_each_answer(conversations):
+    random = np.random.default_rng(2)
+    several = [conversation(random, turns=3, longest=6) for _ in range(4)]
+    data = made(several, T=400)
+    questions = data.questions(100, 40)
+    assert len(questions) == 6
+    for question, (asked, answer) in zip(
+        questions,
+        [pair for c in several[-2:] for pair in zip(c[::2], c[1::2], strict=True)],
+        strict=True,
+    ):
+        assert TOKENIZER.decode(question.answer) == answer.text + "<|im_end|>"
+        assert TEMPLATE.last_said(TOKENIZER.decode(question.asked)) == asked.text
+        assert TOKENIZER.decode(question.ids).endswith("<|im_start|>assistant\n")
