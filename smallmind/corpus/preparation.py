@@ -48,6 +48,7 @@ from smallmind.corpus.survey import (
     joined,
     survey,
     survey_conversations,
+    texts_of,
 )
 from smallmind.files import durable
 from smallmind.files.lock import RunLock
@@ -256,8 +257,7 @@ def _fitted_to_turns(corpus: Corpus, plan: Plan, characters: str, encoding: Enco
         return Tokenizer(characters + HEADERS, tokenizer, **encoding.settings)
     count = plan.conversations - plan.held_out
     read = itertools.islice(conversations(corpus.pieces("Learning the tokens of")), count)
-    texts = (f"{turn.text}\n" for conversation in read for turn in conversation)
-    return encoding.kind.learn(texts, **encoding.settings)
+    return encoding.kind.learn(texts_of(read), **encoding.settings)
 
 
 def _checked(tokenizer: Tokenizer, characters: str) -> Tokenizer:

@@ -33,6 +33,11 @@ def conversations(pieces: Iterable[Piece]) -> Iterator[Conversation]:
             turns = []
 
 
+def texts_of(conversations: Iterable[Conversation]) -> Iterator[str]:
+    """The texts of turns from which tokens are learned, each below its role, as templates do."""
+    return (f"{turn.role}\n{turn.text}\n" for turns in conversations for turn in turns)
+
+
 class DocumentStarts:
     """Where the documents of a text begin, but for the first, in characters.
 

@@ -24,6 +24,7 @@ from smallmind.corpus.survey import (
     conversations,
     held_out_of,
     joined,
+    texts_of,
 )
 from smallmind.corpus.tokens import TokensOnDisk, are_tokens, find_tokens
 from smallmind.files import durable
@@ -111,8 +112,7 @@ class ConversationSource:
     @property
     def text(self) -> str:
         """The text of all turns that are trained on, for a tokenizer that is made from it."""
-        trained_on = self.conversations[: -self.held_out]
-        return "\n".join(turn.text for conversation in trained_on for turn in conversation)
+        return "".join(texts_of(self.conversations[: -self.held_out]))
 
     @property
     def alphabet(self) -> str:
