@@ -79,7 +79,8 @@ class Chat:
         return [{"role": turn.role, "content": turn.text} for turn in self._with_system(self.turns)]
 
     def _answer(self, writer: Writer, dropped: int) -> Iterator[str]:
-        self.dropped, self.ended, answer = dropped, "", []
+        self.dropped, self.ended = dropped, ""
+        answer: list[str] = []
         try:
             for (piece,) in writer.pieces():
                 if not answer:

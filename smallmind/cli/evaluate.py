@@ -11,8 +11,10 @@ from smallmind.console import activity
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
-    from smallmind.runs.source import Source
+    from smallmind.runs.source import TextSource, TokenSource
     from smallmind.text.tokenizer import Tokenizer
+
+MOST_ASKED = 1000  # held-out questions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +42,9 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.exchange.format import find_foreign
     from smallmind.runs.loading import find
     from smallmind.runs.run import Run
-    from smallmind.runs.source import read_source
+    from smallmind.runs.source import ConversationSource, read_source
+    from smallmind.text.conversations import PackedDataset
+    from smallmind.training.answers import ask
     from smallmind.training.evaluation import evaluate_held_out, evaluate_tokens
 
     console, left_out = Console(), ""
@@ -60,12 +64,17 @@ def run(options: argparse.Namespace) -> int:
         is_own = opened is not None and (
             source is None or source.sha256 == opened.config.text_sha256
         )
-        if opened and is_own:
-            result = evaluate_held_out(model, opened.data)
+        data = opened.data if opened and is_own else None
+        if isinstance(source, ConversationSource):
+            data = data or source.whole(tokenizer, model.config.block_size)
+        if data:
+            result = evaluate_held_out(model, data)
         else:
-            assert source  # a file needs a text
+            # A file needs a text.
+            assert source and not isinstance(source, ConversationSource)
             source, left_out = _known(source, tokenizer, options.unknown)
             result = evaluate_tokens(model, tokenizer, source.tokens(tokenizer))
+        asked = ask(0, model, data, MOST_ASKED) if isinstance(data, PackedDataset) else None
     if source and not is_own:
         part = f"{shorten(source.name)}, all of it (not the text of the run)"
     elif opened:
@@ -82,7 +91,10 @@ def run(options: argparse.Namespace) -> int:
         ["perplexity", format_perplexity(result.perplexity)],
         [f"next {token} right", f"{result.accuracy:.1%}"],
     ]
-    if opened and is_own and opened.settings.run.text is None:
+    if asked:
+        right = round(asked.exact_match * asked.asked)
+        rows.append(["answers word for word", f"{right:,} of {asked.asked:,}"])
+    elif opened and is_own and opened.settings.run.text is None:
         floor, excess = floor_of_stories(result)
         rows.append(["entropy of the stories", f"{floor:.4f} nats per character"])
         rows.append(["above that floor", f"{excess:.4f} nats"])
@@ -90,7 +102,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _known(source: "Source", tokenizer: "Tokenizer", unknown: str) -> tuple["Source", str]:
+def _known(
+    source: "TextSource | TokenSource", tokenizer: "Tokenizer", unknown: str
+) -> tuple["TextSource | TokenSource", str]:
     """A text -> the text without the characters that the model does not know, and a list of them.
 
     InputError if there are any, unless they are to be skipped.

@@ -235,8 +235,8 @@ def _tidy(directory: Path, index: Index) -> None:
 def _fitted(corpus: Corpus, plan: Plan, characters: str, encoding: Encoding) -> Tokenizer:
     """The tokenizer for texts that have been surveyed."""
     if plan.conversations:
-        tokenizer = _fitted_to_turns(corpus, plan, characters, encoding)
-        return fit_template(tokenizer, encoding.template)[0]
+        of_turns = _fitted_to_turns(corpus, plan, characters, encoding)
+        return fit_template(of_turns, encoding.template)[0]
     tokenizer = encoding.tokenizer
     if isinstance(tokenizer, Tokenizer):
         return _checked(tokenizer, characters)

@@ -8,7 +8,7 @@ import numpy as np
 from smallmind import parts
 from smallmind.runs.source import ConversationSource, Source
 from smallmind.settings.config import RunConfig
-from smallmind.settings.presets import CHAT_RECIPE, Fields
+from smallmind.settings.presets import CHAT_RECIPE, SIZES, Fields
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import ALTERNATIVES, Choices
 
@@ -30,7 +30,10 @@ def for_conversations(choices: Choices, source: Source) -> Choices:
         choices = dataclasses.replace(choices, recipe=CHAT_RECIPE, is_default=False)
     if choices.recipe != CHAT_RECIPE:
         return choices
-    return choices.having(**chosen(choices.given, source) | choices.given)
+    given = choices.given
+    if choices.size and given.get("block_size") == SIZES[choices.size]["block_size"]:
+        given = {name: value for name, value in given.items() if name != "block_size"}
+    return choices.having(**chosen(given, source) | given)
 
 
 def chosen(given: Fields, source: Source) -> Fields:

@@ -21,11 +21,11 @@ from smallmind.parallel.group import ORDERLY, Group
 from smallmind.parallel.shards import check_size
 from smallmind.runs import pace
 from smallmind.runs.assembly import new_model
-from smallmind.runs.source import Source, TokenSource
+from smallmind.runs.source import Source, TokenSource, dataset_of
 from smallmind.runs.threads import use_threads
 from smallmind.settings.config import ModelConfig, TrainingConfig
 from smallmind.settings.settings import Settings
-from smallmind.text.dataset import Dataset, Tokens
+from smallmind.text.dataset import Tokens
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.checkpoint import Saver
 from smallmind.training.distillation import Distillation
@@ -49,12 +49,12 @@ def lead(group: Group, settings: Settings, source: Source, training: Training) -
     facts = {  # the arguments of `_receive`
         "saved": settings.to_dict(),
         "saved_tokenizer": training.tokenizer.saved,
-        "lengths": (len(data.train), len(data.held_out)),
+        "lengths": tuple(map(len, data.stored)),
         "on_disk": on_disk,
         "teacher": vars(distillation.teacher_config) if distillation else None,
     }
     group.share({"run": facts})
-    _send_tokens(group, data, has_them=True)
+    _send_tokens(group, data.stored, has_them=True)
     for array in training.model.flat.arrays:
         group.send(array)
     if distillation and distillation.teacher:
@@ -141,9 +141,9 @@ def _receive(
     else:
         make = _file_of if on_disk else functools.partial(np.empty, dtype=np.int32)
         train, held_out = (make(length) for length in lengths)
+    _send_tokens(group, (train, held_out), has_them=found is not None)
     T, run = settings.model.block_size, settings.run
-    data = Dataset(train, T, run.batch_size, run.seed, tokenizer, held_out)
-    _send_tokens(group, data, has_them=found is not None)
+    data = dataset_of((train, held_out), tokenizer, T, run)
     model = new_model(settings)
     for array in model.flat.arrays:
         group.send(array)
@@ -186,13 +186,13 @@ def _same_tokens(on_disk: tuple[str, str] | None, tokenizer: Tokenizer) -> Token
     return found if found and found.sha256 == digest else None
 
 
-def _send_tokens(group: Group, data: Dataset, has_them: bool) -> None:
+def _send_tokens(group: Group, parts: tuple[Tokens, Tokens], has_them: bool) -> None:
     """Writes rank 0's tokens into the arrays of those who lack them; on all ranks."""
     if all(group.together(lambda: has_them)):
         return
     buffer = np.empty(CHUNK, np.int32)
     with activity.doing("Sending the tokens to the other ranks"):
-        for part in (data.train, data.held_out):
+        for part in parts:
             for start in activity.parts(range(0, len(part), CHUNK)):
                 chunk = buffer[: min(CHUNK, len(part) - start)]
                 if group.is_first:

@@ -16,7 +16,14 @@ from smallmind.runs.files import Text, name_of
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.pace import Pace
 from smallmind.runs.parallel import lead
-from smallmind.runs.source import TOKENS, Source, TextSource, read_source, reread_source
+from smallmind.runs.source import (
+    TOKENS,
+    ConversationSource,
+    Source,
+    TextSource,
+    read_source,
+    reread_source,
+)
 from smallmind.text.dataset import Dataset
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
@@ -166,6 +173,9 @@ class SavedRun:
             run = self.settings.run
             source = read_source(text, run, Encoding.of_run(run, tokenizer), self._cache)
             if source.sha256 != self.config.text_sha256:
+                if isinstance(source, ConversationSource):
+                    whole = source.whole(tokenizer, model.config.block_size)
+                    return evaluate_held_out(model, whole)
                 return evaluate_tokens(model, tokenizer, source.tokens(tokenizer))
         return evaluate_held_out(model, self.data)
 

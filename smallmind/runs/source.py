@@ -1,5 +1,6 @@
 """The text of a run, from wherever it comes: in memory, or as tokens on disk."""
 
+import dataclasses
 import functools
 import hashlib
 import re
@@ -125,17 +126,31 @@ class ConversationSource:
     def marked(self, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
         """The marked tokens of both parts."""
         template = format_of(tokenizer)
-        assert template  # `fit_template` has given it one
+        assert template  # see `fit_template`
         with activity.doing("Encoding the conversations", usual=True):
             encoded = list(encode_each(tokenizer, template, activity.parts(self.conversations)))
         parts = encoded[: -self.held_out], encoded[-self.held_out :]
         train, held_out = map(np.concatenate, parts)
         return train, held_out
 
+    def whole(self, tokenizer: Tokenizer, T: int) -> PackedDataset:
+        """All of them as the held-out part, for an evaluation.
+
+        InputError if the model has no chat template, or no answer fits into windows of T.
+        """
+        if format_of(tokenizer) is None:
+            raise InputError(
+                f"{self.name} has conversations, and the model was not trained on any: evaluate it "
+                "on plain text"
+            )
+        parts = self.marked(tokenizer)
+        every = np.concatenate(parts)
+        return PackedDataset(every, every, T, RunConfig.batch_size, 0, tokenizer)
+
     def dataset(self, tokenizer: Tokenizer, T: int, run: RunConfig) -> Dataset:
         """Their tokens, packed into windows of T. InputError if there is nothing to learn."""
-        train, held_out = self.marked(tokenizer)
-        return PackedDataset(train, held_out, T, run.batch_size, run.seed, tokenizer, run.learn)
+        run = dataclasses.replace(run, chat=True)
+        return dataset_of(self.marked(tokenizer), tokenizer, T, run)
 
 
 class TokenSource:
@@ -168,10 +183,8 @@ class TokenSource:
 
     def dataset(self, tokenizer: Tokenizer, T: int, run: RunConfig) -> Dataset:
         self._check(tokenizer)
-        train, held_out = self.found.train, self.found.held_out
-        if self.is_chat:
-            return PackedDataset(train, held_out, T, run.batch_size, run.seed, tokenizer, run.learn)
-        return Dataset(train, T, run.batch_size, run.seed, tokenizer, held_out)
+        run = dataclasses.replace(run, chat=self.is_chat)
+        return dataset_of((self.found.train, self.found.held_out), tokenizer, T, run)
 
     def _check(self, tokenizer: Tokenizer) -> None:
         if tokenizer.digest != self.found.tokenizer.digest:
@@ -182,6 +195,16 @@ class TokenSource:
 
 
 Source = TextSource | ConversationSource | TokenSource
+
+
+def dataset_of(
+    parts: tuple[Tokens, Tokens], tokenizer: Tokenizer, T: int, run: RunConfig
+) -> Dataset:
+    """Both parts of a run, as windows of T: of marked tokens if it is on conversations."""
+    train, held_out = parts
+    if run.chat:
+        return PackedDataset(train, held_out, T, run.batch_size, run.seed, tokenizer, run.learn)
+    return Dataset(train, T, run.batch_size, run.seed, tokenizer, held_out)
 
 
 def digest(text: str) -> str:

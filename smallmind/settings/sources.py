@@ -127,8 +127,8 @@ class Choices:
         for source in (*named.values(), from_file, flags):
             given = _override(given, source)
         in_file = frozenset() if is_saved else frozenset(from_file)
-        chosen = None if is_saved else recipe or DEFAULT_RECIPE
-        return cls(given, chosen, size, in_file, is_default=not (is_saved or recipe))
+        own = None if is_saved else recipe or DEFAULT_RECIPE
+        return cls(given, own, size, in_file, is_default=not (is_saved or recipe))
 
     def having(self, **fields: Any) -> "Choices":
         return dataclasses.replace(self, given=self.given | fields)

@@ -49,6 +49,9 @@ class PackedDataset(Dataset):
     """
 
     is_packed = is_weighted = True
+    train: "Rows"
+    held_out: "Rows"
+    tokenizer: Tokenizer
 
     def __init__(
         self,

@@ -74,7 +74,9 @@ class Batch(NamedTuple):
     def copy(self) -> "Batch":
         """Its windows in arrays of their own."""
         optional = {"weights": self.weights, "firsts": self.firsts}
-        copied = {name: array.copy() for name, array in optional.items() if array is not None}
+        copied: dict[str, Any] = {
+            name: array.copy() for name, array in optional.items() if array is not None
+        }
         return self._replace(ids=self.ids.copy(), targets=self.targets.copy(), **copied)
 
 
