@@ -18,10 +18,10 @@ from typing import Any
 from smallmind.checks import InputError
 from smallmind.text.chat import (
     ASSISTANT,
-    NONCHARACTERS,
     Conversation,
     Format,
     Rendered,
+    free_character,
     guarded,
     tokens_in,
 )
@@ -69,7 +69,7 @@ class JinjaTemplate(Format):
 
     def render(self, conversation: Conversation, answers: bool = False) -> Rendered:
         messages = [{"role": turn.role, "content": turn.text} for turn in conversation]
-        guard = next(c for c in NONCHARACTERS if not any(c in turn.text for turn in conversation))
+        guard = free_character(conversation)
         for message in messages:
             message["content"] = guarded(message["content"], self.special, guard)
         whole = self._rendered(messages, answers)

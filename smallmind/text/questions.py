@@ -63,10 +63,11 @@ class Words:
 
     def story(self, random: Random) -> tuple[str, list[tuple[str, str]]]:
         """Draws a story -> it, and some questions about it with their answers."""
-        heroes = _some(random, self._all["hero"], FACTS)
-        places = _some(random, self._all["place"], FACTS)
-        things = _some(random, self._all["thing"], FACTS + 1)
-        creatures = _some(random, self._all["creature"], FACTS + 1)
+        facts_told = 1 + int(FACTS * random.random())
+        heroes = _some(random, self._all["hero"], facts_told)
+        places = _some(random, self._all["place"], facts_told)
+        things = _some(random, self._all["thing"], facts_told + 1)
+        creatures = _some(random, self._all["creature"], facts_told + 1)
         facts = [
             self._fact(random, *names)
             for names in zip(heroes, places, things[:-1], creatures[:-1], strict=True)
