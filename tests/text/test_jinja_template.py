@@ -109,7 +109,7 @@ def test_an_answer_that_is_written_in_another_way_later_is_refused():
 
 
 def test_without_the_package_one_line_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(jinja_template.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(jinja_template.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(InputError, match="needs jinja2: pip install"):
         format_of(carrying(ODD))
     assert format_of(fit_template(Tokenizer(kind="byte"), "llama3")[0]) is TEMPLATES["llama3"]
