@@ -107,6 +107,9 @@ def files_of(tokenizer: Tokenizer, context: int) -> dict[str, Any]:
     }
     if not published:
         files[GENERATION_CONFIG] = {**ids, "pad_token_id": tokenizer.end_of_text}
+    templates = _templates(said.get("chat_template"))
+    if "default" in templates:  # where transformers looks first since version 4.50
+        files[TEMPLATE] = templates["default"]
     kept = (GENERATION_CONFIG, SPECIAL_TOKENS_MAP)
     return files | {name: published[name] for name in kept if name in published}
 
