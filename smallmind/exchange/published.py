@@ -100,7 +100,7 @@ def files_of(tokenizer: Tokenizer, context: int) -> dict[str, Any]:
         settings |= dict.fromkeys(sorted(ends), tokenizer.separator)
     # tokenizer.json says everything. Without a class, transformers builds a tokenizer of the
     # architecture's own kind.
-    files = {
+    files: dict[str, Any] = {
         CONFIG: {**ids, **published.get(CONFIG, {})},
         TOKENIZER: {**tokenizer.as_json(), **published.get(TOKENIZER, {})},
         TOKENIZER_CONFIG: {**settings, **said, "tokenizer_class": GENERIC[0]},
