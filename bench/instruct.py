@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from bench.peers.instruct import PAIRS, Pairs
+from bench.peers.instruct import NAMES, PAIRS, Pairs
 from smallmind import Tokenizer
 from smallmind.bench.machine import Worker
 from smallmind.cli.bench import saying
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace, machine: dict[str, Any]) -> list[dict[str, 
     tokenizer, template = fit_template(learned, None)
     marked = np.concatenate(list(encode_each(tokenizer, template, kept)))
     T = 64 * math.ceil(PAIRS * len(marked) / len(kept) / 64)
-    names = ["ours", "torch", "torch packed"] if options.peers is None else ["ours"]
+    names = [*NAMES] if options.peers is None else [*NAMES[:2]]
     times: dict[str, list[float]] = {name: [] for name in names}
     losses: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:

@@ -1,6 +1,6 @@
 """A step of `bench.instruct` in one framework: python -m bench.peers.instruct NAME FILE.
 
-NAME is "ours", "torch" or "torch packed". Reads commands from stdin and answers each with a line:
+NAME is one of NAMES. Reads commands from stdin and answers each with a line:
 `{"step": i}` -> seconds of the step on batch i, and its loss; `{"peak": true}` -> bytes of memory.
 """
 
@@ -21,6 +21,8 @@ from smallmind.text.samplers import Epochs, draw
 from smallmind.text.tokenizer import Tokenizer
 
 SHAPE = {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
+# Ours learns the answers, as runs on conversations do, or all tokens, as the book and PyTorch do.
+NAMES = "ours", "ours, all tokens", "torch", "torch, packed"
 RATE, WEIGHT_DECAY = 5e-5, 0.1  # those of the book
 PAIRS = 8  # in an update
 IGNORED = -100
@@ -47,18 +49,16 @@ class Pairs:
             ids[row, : len(tokens) - 1], targets[row, : len(tokens) - 1] = tokens[:-1], tokens[1:]
         return ids, targets
 
-    def packed(self) -> Epochs:
+    def packed(self, learn: str = "all") -> Epochs:
         """The same pairs in rows, one to an update."""
-        data = PackedDataset(
-            self.marked, self.marked, self.T, 1, 0, Tokenizer(kind="byte"), learn="all"
-        )
-        return Epochs(data)
+        tokens = self.marked, self.marked
+        return Epochs(PackedDataset(*tokens, self.T, 1, 0, Tokenizer(kind="byte"), learn))
 
 
-def _ours(pairs: Pairs) -> Step:
+def _ours(pairs: Pairs, learn: str) -> Step:
     model = TransformerModel(ModelConfig(block_size=pairs.T, **SHAPE, **ARCHITECTURES["gpt2"]))
     optimizer = AdamW(model, RATE, weight_decay=WEIGHT_DECAY)
-    rows = pairs.packed()
+    rows = pairs.packed(learn)
 
     def step(number: int) -> float:
         batch = draw(rows, number)
@@ -108,7 +108,7 @@ def _torch(pairs: Pairs, is_packed: bool) -> Step:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return float(loss.item())
 
     return step
 
@@ -116,7 +116,10 @@ def _torch(pairs: Pairs, is_packed: bool) -> Step:
 def main() -> None:
     name, path = sys.argv[1:]
     pairs = Pairs(path)
-    step = _ours(pairs) if name == "ours" else _torch(pairs, name == "torch packed")
+    if name in NAMES[:2]:
+        step = _ours(pairs, "answers" if name == NAMES[0] else "all")
+    else:
+        step = _torch(pairs, name == NAMES[3])
 
     def timed(number: int) -> dict[str, Any]:
         start = time.perf_counter()

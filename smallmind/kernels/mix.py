@@ -1,4 +1,4 @@
-"""Sums of two matrices with learned weights, their backward pass, and copies of columns."""
+"""Sums of two matrices with learned weights, their backward pass, copies of columns and rows."""
 
 from typing import NamedTuple
 
@@ -31,6 +31,32 @@ def copy_columns(out, x, first, workers):
             for c in range(0, N, LANES):
                 count = min(LANES, N - c)
                 store_up_to(out, r * N + c, load_up_to(x, r * W + first + c, count), count)
+
+
+@parallel_jit
+def take_rows(out, x, rows, workers):
+    C = x.shape[1]
+    for worker in prange(workers):
+        begin, end = row_share(out.shape[0], np.int64(worker), workers)
+        for r in range(begin, end):
+            _copy_row(out, r * C, x, np.int64(rows[r]) * C, C)
+
+
+@parallel_jit
+def put_rows(out, x, rows, workers):
+    C = x.shape[1]
+    for worker in prange(workers):
+        begin, end = row_share(x.shape[0], np.int64(worker), workers)
+        for r in range(begin, end):
+            _copy_row(out, np.int64(rows[r]) * C, x, r * C, C)
+
+
+@jit
+def _copy_row(out, to, x, start, C):
+    """C elements of x from `start` on -> out from `to` on."""
+    for c in range(0, C, LANES):
+        count = min(LANES, C - c)
+        store_up_to(out, to + c, load_up_to(x, start + c, count), count)
 
 
 def mix(out, x, other, weights, first=0):

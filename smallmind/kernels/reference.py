@@ -302,6 +302,22 @@ def copy_columns(out, x, first):
     out[...] = x[:, first : first + out.shape[1]]
 
 
+@kernel("mix", is_activation=False, division=("rows", "out"))
+def take_rows(out, x, rows):
+    """x (R, C), rows (N,) -> out (N, C), these rows of it. Writes out."""
+    out[...] = x[rows]
+
+
+@kernel("mix", is_activation=False, division=("rows", "x"))
+def put_rows(out, x, rows):
+    """x (N, C), rows (N,), no two of them the same -> writes these rows of out (R, C).
+
+    It is the backward pass of take_rows, where out holds zeros.
+    """
+    # forward: x = out[rows]
+    out[rows] = x
+
+
 @kernel("elementwise")
 def add_vectors(out, x, y):
     """x, y (n,) -> out (n,) = x + y in float32, rounded to the dtype of out. out may be x or y."""

@@ -89,9 +89,22 @@ class Network:
         finally:
             self.segments = segments
 
-    def forward(self, ids: np.ndarray, firsts: np.ndarray | None = None) -> np.ndarray:
-        """ids, firsts (B, T) -> logits (B T, V), rented; layers keep what backward needs."""
-        return self._logits(self._hidden(ids, firsts))
+    def forward(
+        self,
+        ids: np.ndarray,
+        firsts: np.ndarray | None = None,
+        rows: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """ids, firsts (B, T) -> logits (B T, V), rented; layers keep what backward needs.
+
+        With rows (N,), only those of these tokens (N, V): of others nothing is learned.
+        """
+        x, self.rows = self._hidden(ids, firsts), rows
+        if rows is None:
+            return self._logits(x)
+        self.learned = self.workspace.rent(len(rows), x.shape[1])
+        self.workspace.kernels_for("head").take_rows(self.learned, x, rows)
+        return self._logits(self.learned)
 
     def decode(self, ids: np.ndarray) -> np.ndarray:
         """ids (B, T), new tokens of the cache's sequences -> logits (B, V) of the last ones."""
@@ -128,7 +141,7 @@ class Network:
         return self.softcap.forward(logits) if self.softcap else logits
 
     def backward(self, dlogits: np.ndarray) -> None:
-        """dlogits (B T, V), which is released -> adds to the gradients of all that is trained."""
+        """dlogits, like forward's logits, is released -> adds to gradients of all parameters."""
         workspace, release = self.workspace, self.workspace.release
         workspace.direction = "backward"
         # forward: logits = softcap(head(norm(x)))
@@ -137,11 +150,22 @@ class Network:
         if self.lowest == len(self.blocks) and not self.trains("final_norm"):
             self.head.backward_weight(self.normed, dlogits)  # nothing else is trained
             release(dlogits, self.normed, self.inputs.pop())
+            if self.rows is not None:
+                release(self.learned)
             return
         dnormed = self.head.backward(dlogits)
         release(dlogits)
         dx = self.final_norm.backward(dnormed)
-        release(dnormed, self.normed, self.inputs.pop())
+        x = self.inputs.pop()
+        release(dnormed, self.normed)
+        if self.rows is not None:
+            # forward: learned = x[rows]
+            dlearned, dx = dx, workspace.rent(*x.shape)
+            kernels = workspace.kernels_for("head")
+            kernels.clear(dx)
+            kernels.put_rows(dx, dlearned, self.rows)
+            release(dlearned, self.learned)
+        release(x)
         # forward: x = blocks(embedding(ids))
         for segment in reversed(self.segments):
             dx = segment.backward(dx)

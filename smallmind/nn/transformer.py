@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import math
 import numbers
 import os
 import platform
@@ -47,6 +48,9 @@ WEIGHTS = "model."  # with which the names of a checkpoint's parameters begin
 OWN: dict[str, Any] = {"seed": 42, "backend": "numba", "dtype": np.float32, "freeze": None}
 
 # Called with the arguments of cross_entropy, preceded by the part of the batch that they belong to:
+# Where weights are zero, the head computes only some rows: one of ROW_COUNTS numbers of them, if
+# that is at most MOST_ROWS of all.
+ROW_COUNTS, MOST_ROWS = 16, 0.8
 # objective(windows, losses, dlogits, logits, targets, scale), and weights if there are any.
 Objective = Callable[..., None]
 
@@ -426,21 +430,28 @@ class TransformerModel(Tabular):
                 divisor = float(weights.sum(dtype=np.float64))
         divisor = targets.size if divisor is None else divisor
         workspace, recorded = self.workspace, self._recorded
-        optional = {"weights": weights, "firsts": _checked_firsts(firsts, ids.shape)}
-        names = tuple(name for name, array in optional.items() if array is not None)
-        arrays = (ids, targets, *(optional[name] for name in names))
-        kind = self.flat.compute_address, self.recompute_plan.state, names
+        given = {"weights": weights, "firsts": _checked_firsts(firsts, ids.shape)}
+        kind = self.flat.compute_address, self.recompute_plan.state
 
         def compute(windows: slice) -> float:
             workspace.scale[...] = scale / divisor if divisor else 0.0
-            batch = tuple(array[windows] for array in arrays)  # type: ignore[index]
+            optional = {name: x[windows] for name, x in given.items() if x is not None}
+            batch = ids[windows], targets[windows]
+            rows = None
+            if weights is not None and not objective:
+                rows = _learned_rows(optional["weights"])
+            if rows is not None:  # the head computes nothing else
+                batch = batch[0], batch[1].reshape(-1)[rows]
+                optional |= {"weights": optional["weights"].reshape(-1)[rows], "rows": rows}
+            names = tuple(optional)
+            inputs = (*batch, *optional.values())
             if objective:
                 kernel = functools.partial(objective, windows)
-                losses = self._add_gradients(names, *batch, kernel=kernel)
-            elif (found := recorded.repeat(workspace, kind, batch)) is not None:
+                losses = self._add_gradients(names, *inputs, kernel=kernel)
+            elif (found := recorded.repeat(workspace, (kind, names), inputs)) is not None:
                 losses = found
             else:
-                with recorded.noting(workspace, kind, batch) as noted:
+                with recorded.noting(workspace, (kind, names), inputs) as noted:
                     losses = noted.result = self._add_gradients(names, *noted.inputs)
             return float(losses.sum())  # in its own precision: converting takes a buffer
 
@@ -471,14 +482,15 @@ class TransformerModel(Tabular):
     ) -> np.ndarray:
         """ids, targets and others (B, T), by these names -> weighted losses (B, T), rented.
 
-        Adds their gradients, times the scale of the workspace.
+        With rows (N,), targets and weights are those of these tokens, and so are the losses. Adds
+        their gradients, times the scale of the workspace.
         """
         optional = dict(zip(names, others, strict=True))
         weights = optional.get("weights")
         with self.workspace.profile("Forward"):
-            logits = self.network.forward(ids, optional.get("firsts"))
+            logits = self.network.forward(ids, optional.get("firsts"), optional.get("rows"))
         with self.workspace.profile("Loss"):
-            losses = self.workspace.rent_full_precision(*ids.shape)
+            losses = self.workspace.rent_full_precision(*targets.shape)
             scale = self.workspace.scale
             dlogits = self._cross_entropy(losses, logits, targets, scale, kernel, weights)
         with self.workspace.profile("Backward"):
@@ -634,6 +646,21 @@ def _checked_weights(weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     if not (np.isfinite(weights).all() and (weights >= 0).all()):
         raise InputError("weights must be finite numbers from 0 on")
     return weights
+
+
+def _learned_rows(weights: np.ndarray) -> np.ndarray | None:
+    """weights (B, T) -> the tokens (N,) whose targets have any, by number, or None for all.
+
+    And a few others, so that N is one of few numbers: passes of the same sizes are repeated.
+    """
+    flat = weights.reshape(-1)
+    learned = np.flatnonzero(flat)
+    step = math.ceil(len(flat) / ROW_COUNTS)
+    count = step * max(1, math.ceil(len(learned) / step))
+    if count > MOST_ROWS * len(flat):
+        return None
+    others = np.flatnonzero(flat == 0)[: count - len(learned)]
+    return np.sort(np.concatenate([learned, others])).astype(np.int32)
 
 
 def _checked_firsts(firsts: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
