@@ -8,7 +8,7 @@ from smallmind import parts
 from smallmind.charts.text import BLOCKS, sparkline
 from smallmind.cli.console import INDENT, Console, line_width
 from smallmind.console.live_line import can_print
-from smallmind.console.table import GAP
+from smallmind.console.table import GAP, format_bytes
 from smallmind.optim.loss_scaler import FALLS, PERIOD
 from smallmind.settings.config import TrainingConfig
 from smallmind.settings.presets import PRESETS
@@ -28,6 +28,7 @@ from smallmind.training.records import (
     RollbackRecord,
     SampleRecord,
     SaveFailedRecord,
+    SaveRecord,
     StepRecord,
     TargetRecord,
     ThreadsRecord,
@@ -110,6 +111,11 @@ class ProgressDisplay:
                 warn(f"A checkpoint could not be saved; the next save tries again: {record.reason}")
             case FileWarningRecord():
                 warn(record.warning)
+            case SaveRecord(saved_bytes=size, uncompressed_bytes=whole, save_seconds=seconds):
+                self.console.line(
+                    f"step {record.step:{len(str(self.steps))}}/{self.steps}  saved "
+                    f"{format_bytes(size)} instead of {format_bytes(whole)}, in {seconds:.2f} s"
+                )
             case InstructionSetRecord():
                 warn(
                     f"The checkpoint was saved with {record.saved_instruction_set}, and this CPU "

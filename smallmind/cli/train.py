@@ -50,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="resume a run, named by its directory or its name in runs/; no other flags needed; "
         "auto: the newest unfinished run in runs/",
     )
+    parser.add_argument(
+        "--after-save",
+        metavar="COMMAND",
+        help="run a command after each save, without a shell; {} in it stands for the path of the "
+        "checkpoint, which else is its last argument. If it fails, that is a warning",
+    )
     add_training_flags(parser)
 
 
@@ -62,6 +68,10 @@ def _run(options: argparse.Namespace, start: float, group: "Group") -> int:
     for flag in ("profile_json", "profile_speedscope"):
         if file := getattr(options, flag):
             check_writable(f"--{flag.replace('_', '-')}", Path(file))
+    if options.after_save is not None:
+        from smallmind.training.after_save import AfterSave
+
+        AfterSave(options.after_save)  # InputError before anything is read
     if options.resume:
         return _resume(options, start, group)
     if options.dry_run:
@@ -201,6 +211,7 @@ def _train(
     describe(console, run)
     if resuming:
         console.line(resuming)
+    run.after_save = options.after_save
     with _profiling(console, run, options):
         status = _show_steps(console, run)
     distillation = run.training.distillation

@@ -27,7 +27,7 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.checks import from_json as from_json
 from smallmind.console import activity
-from smallmind.files import durable
+from smallmind.files import compression, durable
 from smallmind.files.safetensors_header import MAX_HEADER, read_header
 
 # NumPy has no bfloat16. Its two bytes get a dtype of their own, so that they are not mistaken for
@@ -51,6 +51,9 @@ DIGEST = "smallmind.sha256"
 DIGEST_OF = "smallmind.sha256.of"
 DIGEST_NOTE = "this file with the digits of its SHA-256 as zeros"
 KIND = "safetensors file"
+# Says that every tensor is compressed, and in which format: `read` gives back the tensors.
+COMPRESSED = "smallmind.compressed"
+COMPRESSED_FORMAT = "1"
 TEXT = "smallmind.text."  # the prefix of the names of long texts, as tensors
 SHORT_TEXT = 2**17  # bytes of UTF-8 that the header holds
 MAX_TEXT = 2**25  # bytes: a tokenizer of 128,000 tokens and 280,000 merges takes 5,000,000
@@ -99,6 +102,20 @@ def write(
     durable.write(path, itertools.chain([head], _pieces(tensors)))
 
 
+def compressed(
+    tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """-> tensors and metadata to be written instead, from which `read` returns the given ones.
+
+    Other programs can open such a file, but they find compressed bytes there.
+    """
+    _encode(tensors, metadata)  # refuses what cannot be written
+    packed = {}
+    for name, tensor in tensors.items():
+        packed[name] = compression.compress(tensor, NAMES[tensor.dtype])
+    return packed, {**metadata, COMPRESSED: COMPRESSED_FORMAT}
+
+
 def check(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
     """InputError if `write` would refuse these, whatever the path."""
     _encode(*_with_texts(tensors, metadata))
@@ -111,7 +128,7 @@ def read(
 
     InputError if the file is missing, malformed or does not match its SHA-256; with strict=True
     also if it has no digest or is a symbolic link. Peak memory is that of the tensors, each a
-    separate array.
+    separate array, and of the file if it is compressed.
     """
     # Not mapped: a mapped file can change after its digest was checked, and if it is truncated
     # meanwhile, the process dies of SIGBUS.
@@ -130,6 +147,9 @@ def read(
         _check_digest(digest.hexdigest(), digits)
         for entry in _texts(entries):
             _add_text(metadata, entry, tensors.pop(entry.name))
+        if _pop_compressed(metadata):
+            for name in tensors:
+                tensors[name] = compression.decompress(tensors[name], DTYPES)
     return tensors, metadata
 
 
@@ -184,6 +204,8 @@ def open_tensors(
                     activity.tick()
             _check_digest(digest.hexdigest(), digits)
         _check_unchanged(before, os.fstat(file.fileno()))
+        if _pop_compressed(metadata):
+            raise ValueError("its tensors are compressed, and cannot be read row by row")
         tensors = {entry.name: StoredTensor(file, path, entry, len(head)) for entry in entries}
         for entry in _texts(entries):
             _add_text(metadata, entry, tensors.pop(entry.name).read())
@@ -207,6 +229,7 @@ def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
         for entry in _texts(entries):
             file.seek(len(head) + entry.begin)
             _add_text(metadata, entry, _read_tensor(file, entry))
+        _pop_compressed(metadata)
     return metadata
 
 
@@ -320,6 +343,14 @@ def _pop_digest(metadata: dict[str, str], strict: bool) -> str:
     if not digits and (note or strict):
         raise ValueError("it has no SHA-256 of its contents")
     return digits
+
+
+def _pop_compressed(metadata: dict[str, str]) -> bool:
+    """Removes the mark of compressed tensors from metadata -> True if it was there."""
+    found = metadata.pop(COMPRESSED, None)
+    if found not in (None, COMPRESSED_FORMAT):
+        raise ValueError(f"its tensors are compressed in format {found[:20]!a}, which is unknown")
+    return found is not None
 
 
 def _entries(header: dict[str, Any], size: int) -> list[_Entry]:

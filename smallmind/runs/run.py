@@ -32,6 +32,7 @@ class Run(SavedRun):
     `Run.create` starts a new one, `Run.open` opens an existing one. `path` is the directory,
     `settings` are the resolved settings. At the end `final` is the evaluation on the whole held-out
     part and `sample` a text that the model wrote. A notebook shows its state and its losses.
+    `after_save` may be set to a command that runs after each save, as `train --after-save`.
     """
 
     passed_over: tuple[str, ...] = ()  # newer runs, and why `unfinished` did not choose them

@@ -53,6 +53,7 @@ class SavedRun:
         self.skipped_checkpoints: list[tuple[Path, str]] = []  # damaged ones, and why
         self.is_extended = False  # and config.json does not say so yet
         self.is_used = False  # `training` is no longer as it was built
+        self.after_save: str | None = None  # a command, as `AfterSave` takes it; never saved
         self.is_stopping = False  # as soon as the session that is going can
         self.kept_newest: RunState | None = None  # until training uses it
 

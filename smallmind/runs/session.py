@@ -13,6 +13,7 @@ from smallmind.runs.saved import SavedRun
 from smallmind.runs.threads import use_threads
 from smallmind.signals import stopping_on_interrupt
 from smallmind.text.samplers import Epochs
+from smallmind.training.after_save import AfterSave
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.clock import StepClock
 from smallmind.training.evaluation import Evaluation
@@ -82,7 +83,9 @@ class Session:
             if newest is None and (asked := training.ask(0)):
                 self._log(asked)
                 yield asked
-            with BackgroundSaver(run.path, config.keep) as saver:
+            after_save = AfterSave(run.after_save) if run.after_save else None
+            saving = BackgroundSaver(run.path, config.keep, config.compress, after_save)
+            with saving as saver:
                 if run.group.size > 1:
                     announce(run.group, "steps", config, state=newest)
                 records = training.steps(config, newest, saver=saver)

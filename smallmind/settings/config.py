@@ -210,6 +210,7 @@ NEUTRAL = (
     "tensorboard",
     "prefetch",
     "sample_every",
+    "compress",
     "enable_diagnostics",
     "check_gradient_health",
     "diagnostic_interval",
@@ -339,6 +340,10 @@ class TrainingConfig:
     sample_every: int = setting(0, "steps between sample texts; 0: only at the end", low=0)
     save_every: int = setting(250, "steps between checkpoints; 0: only at the end", low=0)
     keep: int = setting(3, "newest checkpoints to keep, besides the best", low=1)
+    compress: bool = setting(
+        False,
+        "compress checkpoints, which takes a sixth of their size, and time in the background",
+    )
     early_stopping_patience: int = setting(
         0, "evaluations without a lower loss before the run ends early; 0: never", low=0
     )

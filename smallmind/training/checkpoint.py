@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from smallmind.checks import InputError, from_json, whole
 from smallmind.console import activity
 from smallmind.files import durable, safetensors
@@ -21,13 +23,19 @@ from smallmind.files.checkpoint_names import BEST, CHECKPOINTS, file_name, saved
 from smallmind.nn.parameters import as_float32
 from smallmind.nn.transformer import CHECKPOINT_FORMAT as FORMAT
 from smallmind.nn.transformer import WEIGHTS
+from smallmind.training.after_save import AfterSave
+from smallmind.training.records import Record, SaveRecord
 from smallmind.training.state import TOKENIZER, RunState, Snapshot, StateCopy, with_snapshot
 
 SPARE = 2**16  # bytes of metadata
 
 
 def save(
-    directory: str | PathLike[str], state: RunState, keep: int = 3, best: bool = False
+    directory: str | PathLike[str],
+    state: RunState,
+    keep: int = 3,
+    best: bool = False,
+    compress: bool = False,
 ) -> None:
     """Writes a run's checkpoint, if `best` also as the best one, then removes all but `keep`.
 
@@ -39,10 +47,13 @@ def save(
         raise FloatingPointError(f"{broken} has NaN or Inf: not saved, the last checkpoint stays")
     folder = _folder(directory)
     metadata = _metadata(state)
+    tensors: Mapping[str, np.ndarray] = as_float32(state.tensors, WEIGHTS)
+    if compress:
+        tensors, metadata = safetensors.compressed(tensors, metadata)
     durable.make_directory(folder)
     # The best one first: the state in the other file says that it exists.
     for name in [BEST, file_name(state.step)] if best else [file_name(state.step)]:
-        safetensors.write(folder / name, as_float32(state.tensors, WEIGHTS), metadata)
+        safetensors.write(folder / name, tensors, metadata)
     steps = _steps(folder)
     past = [step for step in steps if step <= state.step]
     for step in set(steps) - set(past[: max(1, keep)]):
@@ -162,17 +173,34 @@ class Saver:
         """Waits until no save is running -> why the last one failed, or None."""
         return None
 
+    def news(self, wait: bool = False) -> list[Record]:
+        """Returns records of what has come of saves since the last call.
+
+        With `wait` once everything that follows the last save has ended.
+        """
+        return []
+
 
 class BackgroundSaver(Saver):
     """Saves checkpoints of the run in `directory` while the run continues.
 
     `failure` is why the last save failed, or None. The next call tries a failed save again. If the
     program ends during a save, that save finishes first. As a context manager it closes itself.
+    With `compress` checkpoints are compressed, which `news` reports. `after_save` runs after each.
     """
 
-    def __init__(self, directory: str | PathLike[str], keep: int = 3) -> None:
+    def __init__(
+        self,
+        directory: str | PathLike[str],
+        keep: int = 3,
+        compress: bool = False,
+        after_save: AfterSave | None = None,
+    ) -> None:
         self.directory = Path(directory)
         self.keep = keep
+        self.compress = compress
+        self.after_save = after_save
+        self._saved: list[Record] = []  # that nobody has asked for yet
         self.failure: Exception | None = None
         self._copy = StateCopy()  # of states that are not snapshots
         self._pending: tuple[Snapshot, bool] | None = None  # what to save, and whether it is best
@@ -197,6 +225,15 @@ class BackgroundSaver(Saver):
         self._write()
         return self.failure
 
+    def news(self, wait: bool = False) -> list[Record]:
+        if wait and self._thread and self._thread.is_alive():
+            self._join(self._thread)
+        if wait and self.after_save:
+            self.after_save.wait()
+        news = self._saved[:]
+        del self._saved[: len(news)]  # the thread may have added one since
+        return [*news, *self.after_save.news()] if self.after_save else news
+
     def close(self) -> None:
         """Waits, and raises the exception of the last save if it failed."""
         failure = self.wait()
@@ -219,6 +256,10 @@ class BackgroundSaver(Saver):
                 self.close()
         finally:
             self._outlive()
+            if self.after_save and isinstance(error, KeyboardInterrupt):
+                self.after_save.end()
+            elif self.after_save:
+                self.after_save.wait()
 
     def _outlive(self) -> None:
         """Waits until no thread writes, however often Ctrl-C comes: the program would wait too."""
@@ -241,12 +282,26 @@ class BackgroundSaver(Saver):
             if self._pending is None:
                 return
             snapshot, best = self._pending
+            options = {"compress": True} if self.compress else {}
+            begin = activity.clock()
             try:
-                save(self.directory, snapshot, self.keep, best)
+                save(self.directory, snapshot, self.keep, best, **options)
             except Exception as error:
                 self.failure = error
             else:
                 self.failure = self._pending = None
+                self._report(snapshot, activity.clock() - begin)
+
+    def _report(self, saved: Snapshot, seconds: float) -> None:
+        """Notes a save, and starts what is to be done after it."""
+        path = _folder(self.directory) / file_name(saved.step)
+        if self.compress:
+            nbytes = sum(tensor.nbytes for tensor in saved.tensors.values())
+            with suppress(OSError):  # somebody has removed it
+                size = path.stat().st_size
+                self._saved.append(SaveRecord(saved.step, size, nbytes, seconds))
+        if self.after_save:
+            self.after_save.start(saved.step, path)
 
 
 def _thread_name(directory: str | PathLike[str]) -> str:

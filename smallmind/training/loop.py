@@ -212,6 +212,8 @@ class Loop:
             with clock.apart("saves"):
                 failed = list(self._save(self.saver, best))
             yield from failed
+        if self.saver:
+            yield from self.saver.news()
 
     def _evaluation_is_due(self) -> bool:
         """True if the step that the run has reached still has to be evaluated."""
@@ -313,3 +315,5 @@ class Loop:
                 saver.save(state, False)  # with a copy, to be tried again later
         elif saver:
             saver.wait()
+        if saver:
+            yield from saver.news(wait=True)

@@ -120,7 +120,8 @@ class MemoryEstimate(Tabular):
     sample: int = 0  # keys and values while it is written
     program: int = TYPICAL.resident
     timing: int = 0  # a copy of the weights while steps are timed, in a run by minutes
-    saving: int = 0  # of frozen weights in 16 bits, the largest, as it is converted for a file
+    # The largest frozen weight in 16 bits, converted for a file; a file that is compressed.
+    saving: int = 0
     preparation: int = 0  # before training, while the teacher's logits are cached
     start: int = 0  # the peak of the process so far
 
@@ -186,6 +187,7 @@ def estimate(
     # In arrays of their own, without padding. What is frozen is not copied.
     trained = 4 * sum(spec.size for spec in flat.trained)
     moments = sum(tensor.nbytes for tensor in run.optimizer.tensors().values())
+    converted = max((4 * array.size for array in flat.arrays[1:] if array.itemsize < 4), default=0)
     return MemoryEstimate(
         weights=held_weights,
         working_weights=flat.copied_bytes,
@@ -200,7 +202,7 @@ def estimate(
         sample=cache_bytes(model, min(model.block_size, 1 + SAMPLE_TOKENS)),
         program=program.resident + LATER,
         timing=trained if timed else 0,
-        saving=max((4 * array.size for array in flat.arrays[1:] if array.itemsize < 4), default=0),
+        saving=converted + (trained + moments if training.compress else 0),
         preparation=preparation,
         start=program.peak,
     )

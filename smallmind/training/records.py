@@ -165,6 +165,19 @@ class SaveFailedRecord(Record):
 
 
 @dataclass(frozen=True)
+class SaveRecord(Record):
+    """A compressed checkpoint: its size, that of what is in it, and the seconds that it took.
+
+    The save was in the background; the best checkpoint, if it was one, is part of these seconds.
+    """
+
+    kind = "save"
+    saved_bytes: int
+    uncompressed_bytes: int
+    save_seconds: float
+
+
+@dataclass(frozen=True)
 class FileWarningRecord(Record):
     """Something happened to a file of the run, which goes on."""
 

@@ -24,6 +24,7 @@ from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import count_steps, make_sampler
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.training.after_save import AfterSave
 from smallmind.training.anomaly import detect_anomaly
 from smallmind.training.answers import MOST_ASKED, SHORT, answer, ask
 from smallmind.training.checkpoint import (
@@ -347,6 +348,7 @@ class Training:
         config: TrainingConfig | None = None,
         *,
         resume: bool = False,
+        after_save: str | None = None,
         on_record: Callable[[Record], object] | None = None,
         progress: bool | None = None,
         **settings: float | str | None,
@@ -363,12 +365,15 @@ class Training:
         checkpoint: the model is no longer the one that the run began with. OSError if the last
         checkpoint cannot be saved.
 
+        `after_save` is a command that runs after each save, as `AfterSave` takes it.
+
         `on_record` gets each record at once. With `progress`, by default on a terminal and in a
         notebook, a line on standard error shows step, loss, speed and time left; with False nothing
         is shown.
         """
         check_type("config", config, TrainingConfig, None)
         check_type("checkpoint_dir", checkpoint_dir, str, PathLike, None)
+        check_type("after_save", after_save, str, None)
         check_type("on_record", on_record, Callable, None)  # type: ignore[arg-type]
         given: dict[str, Any] = {
             "steps": steps,
@@ -397,7 +402,9 @@ class Training:
                             "another directory, or resume=True to continue that run"
                         )
                     self._check_fresh(directory.resolve(), resume)
-                saver = stack.enter_context(BackgroundSaver(directory, config.keep))
+                command = AfterSave(after_save) if after_save else None
+                saving = BackgroundSaver(directory, config.keep, config.compress, command)
+                saver = stack.enter_context(saving)
                 stack.enter_context(stopping_on_interrupt(self._interrupt))
             line = stack.enter_context(showing_progress(progress))
             return follow(self.steps(config, state, saver=saver), self, line, length, on_record)

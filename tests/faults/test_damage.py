@@ -46,6 +46,23 @@ def test_extra_bytes_at_the_end_are_detected(run):
     assert_detected(path)
 
 
+def test_damage_to_a_compressed_file_is_detected(run):
+    save(run, checkpoint(20), compress=True)
+    path = file_of(run, 20)
+    whole = path.read_bytes()
+    with open(path, "r+b", buffering=0) as file:
+        for bit in random_bits(path, 500):
+            flip(file, bit)
+            assert_detected(path)
+            flip(file, bit)
+    for length in range(0, len(whole), 97):
+        path.write_bytes(whole[:length])
+        assert_detected(path)
+    assert newest(run)[0].step == 10
+    path.write_bytes(whole)
+    assert_sound(newest(run)[0], {20})
+
+
 def flip(file, bit):
     file.seek(bit // 8)
     (byte,) = file.read(1)

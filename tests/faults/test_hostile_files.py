@@ -9,6 +9,7 @@ import pickle
 import socket
 import tracemalloc
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
@@ -48,6 +49,16 @@ def npz():
 
 
 MOST = safetensors.MAX_HEADER
+
+
+def packed(kind, content=b"", mark="1", more=b"", cut=0):
+    """A file with a tensor that is said to be compressed."""
+    zipped = zlib.compress(content)
+    data = kind + zipped[: max(0, len(zipped) - cut)] + more
+    entry = {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}
+    return file_of({"__metadata__": {"smallmind.compressed": mark}, "x": entry}, data)
+
+
 ONE = json.dumps(tensor())
 CONTENTS = {
     "nothing": b"",
@@ -122,6 +133,22 @@ CONTENTS = {
     "gap between": file_of({"x": tensor(), "y": tensor(offsets=(8, 12))}, bytes(12)),
     "gap at the end": file_of({"x": tensor()}, bytes(8)),
     "bytes without tensor": file_of({}),
+    "compressed in another format": packed(b"", mark="2"),
+    "compressed without type": packed(b"\n"),
+    "compressed without an end of the type": packed(b"[" * 10_000),
+    "compressed, unknown type": packed(b'["F99", [1]]\n', bytes(4)),
+    "compressed, type is a list": packed(b'[["F32"], [1]]\n', bytes(4)),
+    "compressed, true as size": packed(b'["F32", [true]]\n', bytes(4)),
+    "compressed, negative size": packed(b'["F32", [-1]]\n', bytes(4)),
+    "compressed, too many dimensions": packed(b'["F32", [%s1]]\n' % (b"1," * 99), bytes(4)),
+    "compressed, empty beyond all bounds": packed(b'["F32", [0, %d, %d]]\n' % (2**62, 2**62)),
+    "compressed, less than its shape": packed(b'["F32", [2]]\n', bytes(4)),
+    "compressed, more than its shape": packed(b'["F32", [1]]\n', bytes(5)),
+    "compressed, far more than its shape": packed(b'["F32", [1]]\n', bytes(10**8)),
+    "compressed, shape over the file": packed(b'["F32", [%d]]\n' % 10**12, bytes(4)),
+    "compressed, then more": packed(b'["F32", [1]]\n', bytes(4), more=b"x"),
+    "compressed, cut off": packed(b'["F32", [1]]\n', bytes(4), cut=3),
+    "compressed, no zlib": packed(b'["F32", [1]]\n', bytes(4), cut=99, more=b"no zlib"),
     "pickle": pickle.dumps({"x": os.getcwd}),
     "pickle of protocol 0": pickle.dumps([1, 2, 3], protocol=0),
     "npz": npz(),

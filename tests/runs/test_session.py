@@ -1,10 +1,12 @@
 """A run from Python, without the command line: created, interrupted, resumed, loaded, verified."""
 
+import filecmp
 import hashlib
 import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 
@@ -12,13 +14,13 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind import InputError, Run, Settings
+from smallmind import InputError, Run, Settings, TransformerModel
 from smallmind.console.activity import clock
 from smallmind.runs import assembly, pace
 from smallmind.runs.pace import Pace
 from smallmind.settings.sources import Choices
 from smallmind.training import training
-from smallmind.training.records import SampleRecord, StepRecord
+from smallmind.training.records import FileWarningRecord, SampleRecord, SaveRecord, StepRecord
 from tests.programs import CATS, edited, refusal, refuses
 from tests.runs import small
 
@@ -85,6 +87,32 @@ def test_samples_on_the_way_change_nothing_else(finished, tmp_path):
     more = Run.open(run.path)
     more.resume(steps=24, sample_every=2)
     assert samples.read_text().count("--- step") == 7  # 22 and 24 more
+
+
+def test_compressed_checkpoints_and_a_command_after_each_save_change_nothing_else(
+    finished, tmp_path
+):
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    run = Run.create(text=TEXT, out=tmp_path / "run", **FIELDS, compress=True)
+    run.after_save = f"cp {{}} {shlex.quote(str(copies))}"
+    small.left(run, step=13)
+    resumed = Run.open(run.path)
+    assert resumed.after_save is None  # it is never saved
+    resumed.after_save = "no-such-program-anywhere"
+    records = resumed.resume()
+    warnings = [r.warning for r in records if isinstance(r, FileWarningRecord)]
+    assert warnings and all("could not be run" in warning for warning in warnings)
+    assert any(isinstance(r, SaveRecord) for r in records)
+    assert outcome(resumed) == outcome(finished[0])
+    kept = run.path / "checkpoints"
+    for copy in copies.iterdir():
+        assert not (kept / copy.name).exists() or filecmp.cmp(copy, kept / copy.name, shallow=False)
+    assert TransformerModel.load(kept / "best.safetensors").config == resumed.training.model.config
+    assert any("save_seconds" in row for row in run.metrics().rows)
+    assert b"after_save" not in (run.path / "config.json").read_bytes()
+    resumed = Run.open(run.path)
+    resumed.resume(steps=24, compress=False)  # reads the compressed one, writes plain ones
 
 
 def test_a_sample_has_400_tokens(finished):

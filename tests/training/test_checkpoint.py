@@ -38,6 +38,50 @@ def test_a_saved_checkpoint_is_found(tmp_path):
     assert_sound(load(tmp_path / "checkpoints" / "step-00000007.safetensors"), {7})
 
 
+def test_a_compressed_checkpoint_gives_back_the_same_bits(tmp_path):
+    random = np.random.default_rng(1)
+    tensors = {
+        **checkpoint(7).tensors,
+        "model.big": random.standard_normal((300, 40), np.float32),
+        "zeros": np.zeros(100_000, np.float32),
+        "bytes": np.arange(256, dtype=np.uint8),
+        "scalar": np.array(-0.0, np.float32),
+    }
+    tokenizer = "x" * 300_000  # long enough to be a tensor of its own
+    state = RunState(7, tensors, {"loss": 0.1, "tokenizer": tokenizer})
+    path = tmp_path / "checkpoints" / step_file(7)
+    sizes = []
+    for compress in (False, True):
+        save(tmp_path, state, best=True, compress=compress)
+        sizes.append(path.stat().st_size)
+        for file in (path, path.with_name("best.safetensors")):
+            found = load(file)
+            assert (found.step, found.state) == (7, state.state)
+            assert list(found.tensors) == list(tensors)
+            for name, tensor in tensors.items():
+                read = found.tensors[name]
+                assert (read.dtype, read.shape) == (tensor.dtype, tensor.shape)
+                assert read.tobytes() == tensor.tobytes()
+        assert module.peek(tmp_path).state == state.state
+        assert [fault for _, fault in verify(tmp_path)] == [None, None]
+    assert sizes[1] < sizes[0] - 0.9 * 400_000
+
+
+def test_compressed_checkpoints_are_reported_with_size_and_seconds(tmp_path):
+    saver = BackgroundSaver(tmp_path, compress=True)
+    saver.save(checkpoint(1))
+    saver.save(checkpoint(2))
+    first, second = saver.news(wait=True)
+    assert (first.step, second.step) == (1, 2) and saver.news() == []
+    assert second.saved_bytes == (tmp_path / "checkpoints" / step_file(2)).stat().st_size
+    assert second.uncompressed_bytes == sum(x.nbytes for x in checkpoint(2).tensors.values())
+    assert second.save_seconds >= 0
+    saver.close()
+    plain = BackgroundSaver(tmp_path)
+    plain.save(checkpoint(3))
+    assert plain.news(wait=True) == []
+
+
 def test_state_is_restored_bit_for_bit(tmp_path):
     state = {"loss": 0.1 + 0.2, "tiny": 5e-324, "big": 2**127 - 1, "none": None}
     state["text"] = "ä\0\U0001f600"

@@ -13,7 +13,7 @@ from smallmind import InputError, Tokenizer, Training, TrainingConfig, Transform
 from smallmind.files import safetensors
 from smallmind.kernels.codegen.threads import set_threads
 from smallmind.training import checkpoint as checkpoints
-from smallmind.training.checkpoint import BackgroundSaver
+from smallmind.training.checkpoint import BackgroundSaver, Saver
 from smallmind.training.records import (
     EarlyStopRecord,
     EvaluationRecord,
@@ -39,7 +39,7 @@ def new_training(seed=5, snapshot_every=SNAPSHOT_EVERY, **settings):
     return Training(model, tokenizer, CATS, **run)
 
 
-class Saves:
+class Saves(Saver):
     """A saver that records what it is given, and stops training when it saves a given step."""
 
     def __init__(self, training, stop_at=None, directory=None):
