@@ -1,9 +1,11 @@
 """A student that learns from a teacher's logits as well as from the text (Hinton et al. 2015)."""
 
 import dataclasses
+import functools
 import hashlib
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from os import PathLike
 from typing import Any
@@ -15,10 +17,17 @@ from smallmind.console import activity
 from smallmind.files import safetensors
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Pass
-from smallmind.settings.config import DistillationConfig, ModelConfig, Precision
+from smallmind.settings.config import (
+    DistillationConfig,
+    ModelConfig,
+    Precision,
+    micro_batch_sizes,
+)
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.training.teacher_cache import TeacherCache, make_cache
 from smallmind.training.temperature import Temperature
+
+ROWS = 64  # positions whose logits are compared at a time
 
 
 @suggesting()
@@ -135,6 +144,47 @@ class Distillation:
         weighting = batch.weighting
         return model.loss_and_gradients(batch.ids, batch.targets, scale, at, objective, **weighting)
 
+    def sums_of_correlation(self, model: TransformerModel, batch: Batch) -> np.ndarray:
+        """A batch -> float64 (3,), to be added to those of others for `correlation`.
+
+        They are sums of products of logits, of student and teacher, student and student, teacher
+        and teacher; from each is subtracted the mean of its position, which softmax ignores. Only
+        with the teacher itself: a cache has nothing about held-out text.
+        """
+        assert self.teacher
+        sums, first = np.zeros(3), 0
+        for size in micro_batch_sizes(*batch.ids.shape, model.micro_batch_size):
+            part = batch.part(slice(first, first + size))
+            first += size
+
+            def compare(student: np.ndarray, part: Batch = part) -> np.ndarray:
+                assert self.teacher
+                use = functools.partial(_sums_of_products, student, weights=part.weights)
+                return self.teacher.with_logits(part.ids, use, part.firsts)
+
+            sums += model.with_logits(part.ids, compare, part.firsts)
+        return sums
+
+    def expected_at_the_start(self, model: TransformerModel, batch: Batch) -> float:
+        """The loss of a student that guesses among all tokens, against the teacher on this batch.
+
+        Its cross-entropy is ln V, and its KL from the teacher ln V less the teacher's entropy.
+        """
+        entropies: list[float] = []
+
+        def add(logits: np.ndarray) -> None:
+            scaled = logits.astype(np.float64) / self.temperature
+            scaled -= scaled.max(axis=1, keepdims=True)
+            total = np.exp(scaled).sum(axis=1)
+            means = (np.exp(scaled) * scaled).sum(axis=1) / total
+            entropies.extend(np.log(total) - means)
+
+        for i in range(len(batch.ids)):
+            self._with_teacher_logits(model, batch, slice(i, i + 1), add)
+        guess, alpha = math.log(self.vocab_size), self.config.alpha
+        kl = guess - float(np.mean(entropies))
+        return (1 - alpha) * guess + alpha * self.temperature**2 * kl
+
     def settings(self) -> dict[str, Any]:
         """The settings that a resumed run must share with the run that it resumes."""
         return {
@@ -167,6 +217,28 @@ class Distillation:
                 assert self.teacher
                 firsts = None if batch.firsts is None else batch.firsts[windows]
                 self.teacher.with_logits(batch.ids[windows], use_after_teacher, firsts)
+
+
+def correlation(sums: Sequence[np.ndarray]) -> float:
+    """The sums of some batches -> the correlation of student and teacher; 0 if one is constant."""
+    products, student, teacher = np.sum(sums, axis=0)
+    scale = math.sqrt(student * teacher)
+    return float(products / scale) if scale > 0 else 0.0
+
+
+def _sums_of_products(
+    student: np.ndarray, teacher: np.ndarray, weights: np.ndarray | None
+) -> np.ndarray:
+    """Logits (R, V), weights of the positions -> what `sums_of_correlation` adds up."""
+    sums = np.zeros(3)
+    learned = np.arange(len(student)) if weights is None else np.flatnonzero(weights)
+    for first in range(0, len(learned), ROWS):
+        rows = learned[first : first + ROWS]
+        s, t = student[rows].astype(np.float64), teacher[rows].astype(np.float64)
+        s -= s.mean(axis=1, keepdims=True)
+        t -= t.mean(axis=1, keepdims=True)
+        sums += np.vdot(s, t), np.vdot(s, s), np.vdot(t, t)
+    return sums
 
 
 def check_teacher(teacher: ModelConfig, vocab_size: int, block_size: int) -> None:

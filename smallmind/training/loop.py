@@ -28,6 +28,7 @@ from smallmind.training.records import (
     SaveFailedRecord,
     StepRecord,
     TargetRecord,
+    TeacherRecord,
 )
 from smallmind.training.state import Snapshot
 from smallmind.training.step_threads import StepThreads
@@ -42,7 +43,8 @@ class Loop:
 
     `gradients` computes those of its steps, on the threads that `threads` chooses; `saver` gets the
     state when a save is due. `evaluate` takes a step and a number of batches -> the record, or None
-    if it was stopped; `held_out_loss` is for looks at a target (`training.target`); `sample`
+    if it was stopped; `correlate` takes the same, with None too if there is no teacher to compare
+    with; `held_out_loss` is for looks at a target (`training.target`); `sample`
     returns a text that the model writes; `on_step` is called about once a second with the number of
     the step, and how far it is if it takes long: "17%, 0:12 left"; `usage` counts the steps.
     """
@@ -53,6 +55,7 @@ class Loop:
     saver: Saver | None
     snapshot_every: int
     evaluate: Callable[[int, int], EvaluationRecord | None]
+    correlate: Callable[[int, int], TeacherRecord | None]
     held_out_loss: HeldOutLoss
     sample: Callable[[], str]
     on_step: Callable[[int, str], object] | None
@@ -229,6 +232,8 @@ class Loop:
         if not record:
             return
         yield record
+        if compared := self.correlate(progress.step, config.val_batches):
+            yield compared
         best, loss = progress.best_loss, record.val_loss
         self.run.schedule.observe(loss)
         is_lower = best is None or loss < best - config.early_stopping_min_delta

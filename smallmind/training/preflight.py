@@ -70,6 +70,8 @@ def preflight(
         batch = draw(RandomWindows(training.data), 0)
         if untrained:
             yield first_loss(model, batch)
+        if untrained and training.distillation:
+            yield first_loss_of_distillation(model, training)
         yield every_gradient(model, batch)
         samples = distinct_samples(training.data)
         if model.backend != "numpy":
@@ -130,6 +132,28 @@ def first_loss(model: TransformerModel, batch: Batch) -> Check:
         abs(loss - expected) <= slack,
         f"{loss:.3f} nats per token",
         f"ln {model.config.vocab_size} = {expected:.3f} +/- {slack:.2f}",
+    )
+
+
+def first_loss_of_distillation(model: TransformerModel, training: Training) -> Check:
+    """An untrained student guesses, and the teacher's entropy says how far off that is.
+
+    The slack of the KL grows with the temperature, which multiplies what is left of its gradient.
+    """
+    distillation = training.distillation
+    assert distillation
+    batch = draw(RandomWindows(training.data, stride=distillation.stride), 0)
+    expected = distillation.expected_at_the_start(model, batch)
+    alpha, temperature = distillation.config.alpha, distillation.temperature
+    slack = FIRST_LOSS_SLACK + model.config.n_embd * INITIAL_DEVIATION**2
+    slack *= 1 - alpha + alpha * max(1.0, temperature)
+    loss = distillation.loss_and_gradients(copy_model(model, dropout=0.0), batch, share=0.0)
+    return Check(
+        "loss of distillation at the start",
+        abs(loss - expected) <= slack,
+        f"{loss:.3f} nats per token",
+        f"{1 - alpha:g} ln {distillation.vocab_size} + {alpha:g} x {temperature:g}^2 x the KL from "
+        f"guessing = {expected:.3f} +/- {slack:.2f}",
     )
 
 

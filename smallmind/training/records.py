@@ -61,6 +61,18 @@ class EvaluationRecord(Record):
 
 
 @dataclass(frozen=True)
+class TeacherRecord(Record):
+    """The correlation of a student's logits with its teacher's, over held-out windows.
+
+    Above 0.9 the student ranks tokens much as the teacher does. The mean over the vocabulary is
+    subtracted at each position, so logits and log-probabilities give the same number.
+    """
+
+    kind = "teacher"
+    teacher_correlation: float
+
+
+@dataclass(frozen=True)
 class SampleRecord(Record):
     """A text that the model wrote."""
 

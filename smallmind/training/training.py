@@ -8,6 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from smallmind.checks import InputError, check_field, check_type, suggesting
 from smallmind.console import activity
 from smallmind.files.lock import RunLock
@@ -35,7 +37,7 @@ from smallmind.training.checkpoint import (
     exist,
     newest,
 )
-from smallmind.training.distillation import Distillation
+from smallmind.training.distillation import Distillation, correlation
 from smallmind.training.evaluation import (
     Evaluation,
     evaluate_held_out,
@@ -59,6 +61,7 @@ from smallmind.training.records import (
     InstructionSetRecord,
     Record,
     RunProgress,
+    TeacherRecord,
 )
 from smallmind.training.spikes import Spikes
 from smallmind.training.state import RunState, StateCopy
@@ -66,6 +69,7 @@ from smallmind.training.step_threads import choosing_threads
 
 SNAPSHOT_EVERY = 100  # steps
 SAMPLE_TOKENS = 400
+COMPARED = 4  # held-out batches on which a student is compared with its teacher
 
 
 @suggesting()
@@ -222,7 +226,7 @@ class Training:
             if config.detect_anomaly:
                 stack.enter_context(detect_anomaly(self.model))
             threads = stack.enter_context(choosing_threads(self.model, self.group))
-            calls = self.evaluate, self.held_out_loss, self.sample, self.on_step
+            calls = self.evaluate, self.correlate, self.held_out_loss, self.sample, self.on_step
             loop = Loop(
                 self._run, gradients, threads, saver, self.snapshot_every, *calls, self.usage
             )
@@ -283,6 +287,25 @@ class Training:
         """Evaluates `batches` batches per part, or with 0 all held-out text; None if stopped."""
         with self._evaluating(f"Evaluating after step {step}"):
             return evaluate_parts(step, self.model, self.data, batches, self._divide)
+        return None
+
+    def correlate(self, step: int, batches: int) -> TeacherRecord | None:
+        """Compares the student with its teacher on some held-out batches.
+
+        None without a teacher, with a cache in its place, or if it was stopped.
+        """
+        distillation = self.distillation
+        if not distillation or not distillation.teacher:
+            return None
+
+        def compute(number: int) -> np.ndarray:
+            batch = self.data.evaluation_batch("held_out", number)
+            return distillation.sums_of_correlation(self.model, batch)
+
+        with self._evaluating(f"Comparing with the teacher after step {step}"):
+            available = batches or self.data.batches_of("held_out")
+            numbers = range(min(COMPARED, available))
+            return TeacherRecord(step, correlation(self._divide(numbers, compute)))
         return None
 
     def held_out_loss(self, batches: int) -> float | None:

@@ -136,6 +136,8 @@ def _evaluations(view: RunView) -> str:
         "bits/byte": ("bits_per_byte", ".3f"),
         "next token right": ("accuracy", ".1%"),
     }
+    if any(_is_number(row.get("teacher_correlation")) for row in rows):
+        columns["correlation with the teacher"] = ("teacher_correlation", ".3f")
     shown = [row for i, row in enumerate(rows) if i in chosen]
     cells = [
         [

@@ -231,6 +231,10 @@ class RunView:
             self.answers.append(record)
         elif "used_gflops" in record:
             self.usage = record
+        elif "teacher_correlation" in record and self.evaluations:
+            if self.evaluations[-1]["step"] == step:
+                correlation = {"teacher_correlation": record["teacher_correlation"]}
+                self.evaluations[-1] = {**self.evaluations[-1], **correlation}
         elif "val_loss" in record:
             self._cut_evaluations(step - 1)
             self.evaluations.append(record)

@@ -15,7 +15,8 @@ from smallmind import (
 from smallmind.kernels.codegen.threads import max_threads
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.text.samplers import RandomWindows, draw
-from smallmind.training.records import OverflowRecord, StepRecord
+from smallmind.training.preflight import copy_model, first_loss_of_distillation
+from smallmind.training.records import OverflowRecord, StepRecord, TeacherRecord
 from tests.gradcheck import assert_gradients
 from tests.programs import CATS
 from tests.threads import on_threads
@@ -100,7 +101,7 @@ def test_alpha_0_is_training_without_a_teacher():
         for d in (None, Distillation(new_teacher(), alpha=0.0))
     )
     assert [getattr(r, "loss", r.step) for r in alone] == pytest.approx(
-        [getattr(r, "loss", r.step) for r in taught], rel=1e-4
+        [getattr(r, "loss", r.step) for r in taught if not isinstance(r, TeacherRecord)], rel=1e-4
     )
 
 
@@ -301,3 +302,58 @@ def test_a_profile_names_the_teacher():
     training.train(2, val_every=0, enable_diagnostics=True)
     report = training.profiler.report()
     assert "Teacher" in report and "distillation" in report
+
+
+def logits_of(model, ids):
+    """The logits of a model, without their mean at each position."""
+    logits = model.forward(ids).reshape(-1, V).astype(np.float64)
+    return logits - logits.mean(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+def test_the_correlation_with_the_teacher_by_hand(micro_batch_size):
+    teacher = sharp(new_teacher())
+    training = new_training(Distillation(teacher))
+    training.model.micro_batch_size = micro_batch_size
+    # Other offsets of the logits change nothing, as in a softmax.
+    batches = [training.data.evaluation_batch("held_out", number) for number in range(2)]
+    pairs = [(logits_of(training.model, b.ids), logits_of(teacher, b.ids)) for b in batches]
+    student, taught = (np.concatenate(side).ravel() for side in zip(*pairs, strict=True))
+    expected = np.corrcoef(student, taught)[0, 1]
+    found = training.correlate(7, 2)
+    assert found.step == 7 and found.teacher_correlation == pytest.approx(expected, abs=1e-6)
+    assert abs(found.teacher_correlation) < 0.9  # nothing has been learned
+
+
+def test_a_student_comes_to_agree_with_its_teacher():
+    teacher = sharp(new_teacher())
+    training = new_training(Distillation(teacher, alpha=1.0), dropout=0.0)
+    config = TrainingConfig(steps=120, val_every=60, val_batches=2, learning_rate=1e-2)
+    records = [r for r in training.steps(config) if isinstance(r, TeacherRecord)]
+    assert [record.step for record in records] == [60, 120]
+    assert records[-1].teacher_correlation > max(0.3, records[0].teacher_correlation)
+    alike = Distillation(copy_model(training.model))
+    same = Training(training.model, TOKENIZER, TEXT, batch_size=3, distillation=alike)
+    assert same.correlate(0, 1).teacher_correlation == pytest.approx(1.0)
+
+
+def test_without_a_teacher_nothing_is_compared(tmp_path):
+    assert new_training(None).correlate(1, 1) is None
+    cached = new_training(Distillation(new_teacher(), cache=tmp_path / "cache", top_k=5))
+    assert cached.correlate(1, 1) is None
+    config = TrainingConfig(steps=2, val_every=2, val_batches=1)
+    assert not any(isinstance(record, TeacherRecord) for record in cached.steps(config))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+@pytest.mark.parametrize("cached", [False, True])
+def test_the_first_loss_of_distillation_is_as_expected(tmp_path, temperature, cached):
+    cache = {"cache": tmp_path / "cache", "top_k": V} if cached else {}
+    settings = {"temperature": temperature, "alpha": 0.7, **cache}
+    training = new_training(Distillation(sharp(new_teacher()), **settings))
+    check = first_loss_of_distillation(training.model, training)
+    assert check.passed, check
+    # A student that is sure of something is far off.
+    training.model.parameters["token_embedding.weight"][...] *= 100
+    check = first_loss_of_distillation(training.model, training)
+    assert not check.passed, check
