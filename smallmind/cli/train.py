@@ -248,21 +248,18 @@ def _show_steps(console: Console, run: "Run") -> int:
         token_name,
     )
     from smallmind.cli.signals import stopping_on_signals
-    from smallmind.training.energy import EnergyMeter
 
     token = token_name(run.training.tokenizer.kind)
     progress = ProgressDisplay(console, run.settings.training.steps, token)
     run.training.on_step = progress.during_step
-    energy = EnergyMeter()
     with stopping_on_signals(run, console) as received, closing(run.steps()) as steps:
         for record in steps:
             progress.show(record)
-            energy.update()
         show_losses(console, run)
         progress.show_health()
         show_looks(console, run.training)
         show_costs(console, run.training)
-        if used := str(energy):
+        if used := str(run.energy or ""):
             console.line(used)
         show_usage(console, run.training)
     if not received and (run.group.size == 1 or run.sample is not None):

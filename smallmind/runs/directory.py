@@ -18,6 +18,7 @@ from smallmind.console import activity
 from smallmind.files import durable, safetensors
 from smallmind.files.lock import NAME as LOCK
 from smallmind.files.lock import RunLock, is_held
+from smallmind.memory.tracker import MemorySnapshot
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.event_file import PATTERN, EventFile
@@ -346,8 +347,9 @@ class RunDirectory:
         except (TypeError, ValueError) as error:
             raise InputError(f"{published} was not written by smallmind: {error}") from None
 
-    def save_profile(self, rows: Sequence[ProfileRow]) -> None:
-        profile = {"format": 1, "rows": [dataclasses.asdict(row) for row in rows]}
+    def save_profile(self, rows: Sequence[ProfileRow], memory: MemorySnapshot) -> None:
+        profile: dict[str, Any] = {"format": 1, "rows": [dataclasses.asdict(row) for row in rows]}
+        profile["memory"] = dataclasses.asdict(memory)
         durable.write(self.path / PROFILE, [json.dumps(profile).encode()])
 
     def save_sample(self, step: int, text: str) -> None:

@@ -27,6 +27,7 @@ from smallmind.runs.source import (
 from smallmind.text.dataset import Dataset
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
+from smallmind.training.energy import EnergyMeter
 from smallmind.training.evaluation import Evaluation, evaluate_held_out, evaluate_tokens
 from smallmind.training.records import AnswersRecord
 from smallmind.training.state import RunState
@@ -49,6 +50,7 @@ class SavedRun:
         self.final: Evaluation | None = None
         self.asked: AnswersRecord | None = None  # the held-out questions, at the end
         self.sample: str | None = None
+        self.energy: EnergyMeter | None = None  # of the last session
         self.pace: Pace | None = None  # as `fit_steps` has measured it
         self.skipped_checkpoints: list[tuple[Path, str]] = []  # damaged ones, and why
         self.is_extended = False  # and config.json does not say so yet

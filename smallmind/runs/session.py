@@ -6,6 +6,7 @@ from contextlib import closing
 
 from smallmind.checks import InputError
 from smallmind.console.activity import clock
+from smallmind.memory.tracker import MemoryTracker
 from smallmind.runs import pace
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.parallel import announce
@@ -16,6 +17,7 @@ from smallmind.text.samplers import Epochs
 from smallmind.training.after_save import AfterSave
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.clock import StepClock
+from smallmind.training.energy import EnergyMeter
 from smallmind.training.evaluation import Evaluation
 from smallmind.training.progress import OnRecord, follow, showing_progress
 from smallmind.training.records import (
@@ -78,6 +80,9 @@ class Session:
             run.final = run.asked = run.sample = None
             training, config = fresh_training(run), run.settings.training
             use_threads(run.settings.run)
+            run.energy, tracker = EnergyMeter(), None
+            if config.enable_diagnostics:
+                tracker = MemoryTracker()
             newest = self._begin()
             yield from self._warnings(newest.step if newest else 0)
             if newest is None and (asked := training.ask(0)):
@@ -95,6 +100,7 @@ class Session:
                 try:
                     for record in records:
                         self._keep(record)
+                        run.energy.update()
                         yield record
                         yield from self._warnings(record.step)
                 except GeneratorExit:  # the caller has left the loop
@@ -105,8 +111,11 @@ class Session:
                     run.kept_newest = None  # training has saved newer ones
             if training.usage and training.usage.updates:
                 self._log(training.usage.record(training.progress.step))
-            if config.enable_diagnostics:
-                self.directory.save_profile(training.profiler.rows())
+            if used := run.energy.record(training.progress.step):
+                self._log(used)
+            if tracker:
+                memory = tracker.snapshot("After training")
+                self.directory.save_profile(training.profiler.rows(), memory)
             run.final, run.asked, run.sample = save_ending(training, self.directory)
         except FloatingPointError as error:
             self._log(FailureRecord(run.training.progress.step, str(error)))

@@ -4,6 +4,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from smallmind.training.records import EnergyRecord
+
 COUNTERS = Path("/sys/class/powercap")  # Linux: RAPL of Intel and AMD
 
 
@@ -40,13 +42,22 @@ class EnergyMeter:
             self._packages[package] = value, largest
             self.joules = (self.joules or 0.0) + taken / 1e6
 
-    def __str__(self) -> str:
-        """The energy and the mean power; empty if they are not known."""
+    def record(self, step: int) -> EnergyRecord | None:
+        """The record of what has been taken so far; None if that is not known."""
         self.update()
         if self.joules is None:
-            return ""
-        seconds = max(1e-9, time.monotonic() - self._begun)
-        return f"The CPU took {self.joules:,.0f} J, {self.joules / seconds:.1f} W"
+            return None
+        return EnergyRecord(step, self.joules, time.monotonic() - self._begun)
+
+    def __str__(self) -> str:
+        """The energy and the mean power; empty if they are not known."""
+        record = self.record(0)
+        return energy_text(record.joules, record.energy_seconds) if record else ""
+
+
+def energy_text(joules: float, seconds: float) -> str:
+    """The energy and the mean power, in a sentence."""
+    return f"The CPU took {joules:,.0f} J, {joules / max(1e-9, seconds):.1f} W"
 
 
 def _value(package: Path) -> int:

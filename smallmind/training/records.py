@@ -240,6 +240,18 @@ class UsageRecord(Record):
 
 
 @dataclass(frozen=True)
+class EnergyRecord(Record):
+    """The joules that the CPU's packages took during a session, where their counters are readable.
+
+    Other programs are included.
+    """
+
+    kind = "energy"
+    joules: float
+    energy_seconds: float
+
+
+@dataclass(frozen=True)
 class InstructionSetRecord(Record):
     """The run continues on another kind of CPU: from here on its results differ in the last digits
     from those that it would have had."""

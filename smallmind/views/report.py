@@ -14,6 +14,7 @@ from smallmind.console.table import Table, escape
 from smallmind.files import durable
 from smallmind.runs.files import PROFILE
 from smallmind.settings.settings import SECTIONS
+from smallmind.training.energy import energy_text
 from smallmind.training.operations import usage_text
 from smallmind.views.page import (
     figures,
@@ -171,6 +172,9 @@ def _course(view: RunView) -> str:
     charts = [Figure(f"{panel.label} by step", [panel]) for panel in panels]
     used = usage_text(view.usage)
     note = f"<p>{escape(used)}.</p>" if used else ""
+    joules, seconds = (number(view.energy.get(x)) for x in ("joules", "energy_seconds"))
+    if joules >= 0 and 0 < seconds < math.inf:
+        note += f"<p>{energy_text(joules, seconds)} in the last session.</p>"
     return section("Course of the run", small_charts(charts) + note)
 
 
@@ -224,7 +228,8 @@ def _profile(view: RunView) -> str:
     """Where the time went, if the run was profiled: each operation without those inside it."""
     try:
         with durable.open_regular(view.path / PROFILE) as file:
-            rows = from_json(file.read())["rows"]
+            profile = from_json(file.read())
+        rows = profile["rows"]
         own: dict[str, float] = {}
         for row in rows:
             own[row["path"][-1]] = own.get(row["path"][-1], 0.0) + whole(row["own"]) / 1e9
@@ -242,7 +247,27 @@ def _profile(view: RunView) -> str:
         if part >= LEAST * total
     )
     measured = f"{total:.1f} seconds of training were measured, each in the innermost operation."
-    return section("Where the time went", f"<p>{measured}</p>{bars}")
+    return section("Where the time went", f"<p>{measured}</p>{bars}{_heap(profile)}")
+
+
+def _heap(profile: dict[str, Any]) -> str:
+    """Garbage collections and NumPy's memory; empty for profiles of earlier versions."""
+    try:
+        memory = profile["memory"]
+        counts = " + ".join(f"{whole(count):,}" for count in memory["collections"])
+        milliseconds = 1000 * number(memory["collecting"])
+        resident, arrays = whole(memory["resident"]), memory["numpy"]
+        if not 0 <= milliseconds < math.inf:
+            return ""
+        text = (
+            f"Garbage collections by generation, youngest first: {counts}; they took "
+            f"{milliseconds:.1f} ms. The process had {resident / 1e6:,.0f} MB at the end"
+        )
+        if arrays is not None:
+            text += f", {whole(arrays) / 1e6:,.0f} MB of them in arrays of NumPy"
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return f"<p>{text}.</p>"
 
 
 def _health(view: RunView) -> str:

@@ -69,6 +69,7 @@ class RunView:
         self.evaluations: list[dict[str, Any]] = []
         self.final: dict[str, Any] | None = None  # the evaluation at the end
         self.answers: list[dict[str, Any]] = []  # to held-out questions, each time they were asked
+        self.energy: dict[str, Any] = {}  # that the CPU took in the last session
         self.usage: dict[str, Any] = {}  # the share of the machine that the last session used
         self.failure: str | None = None
         self.health_checks = 0
@@ -229,6 +230,8 @@ class RunView:
             self.final = record
         elif "exact_match" in record:
             self.answers.append(record)
+        elif "joules" in record:
+            self.energy = record
         elif "used_gflops" in record:
             self.usage = record
         elif "teacher_correlation" in record and self.evaluations:

@@ -1,10 +1,15 @@
 """The joules of a run, from a directory like that of Linux."""
 
+import json
 import os
 
 import pytest
 
+from smallmind.runs import session
+from smallmind.runs.files import PROFILE
 from smallmind.training.energy import EnergyMeter
+from smallmind.views.report import report
+from tests.runs import small
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no colons in names of files")
 
@@ -53,3 +58,30 @@ def test_a_counter_that_goes_away_ends_the_count(counters):
     meter = EnergyMeter(folder := counters(rapl_0=5))
     os.remove(folder / "intel-rapl:0" / "energy_uj")
     assert str(meter) == "" and meter.joules is None
+
+
+def test_a_run_logs_its_joules_and_the_report_shows_them(counters, tmp_path, monkeypatch):
+    folder = counters(rapl_0=100)
+    monkeypatch.setattr(session, "EnergyMeter", lambda: EnergyMeter(folder))
+    run = small.create(tmp_path / "run", enable_diagnostics=True)
+    run.train(on_record=lambda record: counters(rapl_0=100 + record.step))
+    (logged,) = [row for row in run.metrics().rows if "joules" in row]
+    assert logged["step"] == 6 and logged["joules"] == pytest.approx(6)
+    page = report(run.path)
+    assert "The CPU took 6 J, " in page and "in the last session" in page
+    assert "Garbage collections by generation" in page and "of NumPy" not in page  # not traced
+    profile = json.loads((run.path / PROFILE).read_text())
+    profile["memory"]["numpy"] = 3_000_000
+    (run.path / PROFILE).write_text(json.dumps(profile))
+    assert "3 MB of them in arrays of NumPy" in report(run.path)
+    for damaged in ({}, {"collections": ["x"]}, [], None, {**profile["memory"], "collecting": "x"}):
+        (run.path / PROFILE).write_text(json.dumps({**profile, "memory": damaged}))
+        assert "Garbage" not in report(run.path) and "Where the time went" in report(run.path)
+
+
+def test_without_counters_nothing_is_logged(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "EnergyMeter", lambda: EnergyMeter(tmp_path / "missing"))
+    run = small.create(tmp_path / "run")
+    run.train()
+    assert not [row for row in run.metrics().rows if "joules" in row]
+    assert "The CPU took" not in report(run.path)
