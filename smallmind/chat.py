@@ -8,7 +8,8 @@ from smallmind.checks import InputError, check_type, suggesting
 from smallmind.generation import Writer
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import GenerationConfig
-from smallmind.text.chat import ASSISTANT, SYSTEM, USER, Turn, format_of
+from smallmind.text.chat import ASSISTANT, SYSTEM, USER, Turn
+from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 
 ROOM = 4  # an answer has a fourth of the context at least
@@ -96,7 +97,7 @@ class Chat:
         return [*([Turn(SYSTEM, self.system)] if self.system else []), *turns]
 
     def _writer(self, turns: Sequence[Turn]) -> tuple[Writer, int]:
-        """What writes the answer to the last turn, and how many of the oldest it does not see."""
+        """Returns a writer of the answer to the last turn, and how many of the oldest it misses."""
         context = self.model.config.block_size
         room = min(max(1, context // ROOM), self.config.max_tokens or 1)
         questions = [i for i, turn in enumerate(turns) if turn.role == USER]

@@ -215,6 +215,10 @@ def _train(
     if not is_finished:
         console.command("Next:", ["smallmind", "train", "--resume", str(run.path)])
         return status
+    if run.source.is_chat:
+        console.command("Next:", ["smallmind", "chat", str(run.path)])
+        console.check()
+        return status
     prompt = _suggested_prompt(run.source.beginning)
     flags = ["--prompt", prompt] if prompt else []
     console.command("Next:", ["smallmind", "generate", str(run.path), *flags])

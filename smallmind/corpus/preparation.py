@@ -53,8 +53,9 @@ from smallmind.corpus.survey import (
 from smallmind.files import durable
 from smallmind.files.lock import RunLock
 from smallmind.settings.config import SHARD_TOKENS, RunConfig
-from smallmind.text.chat import HEADERS, KINDS, encode_each, fit_template, format_of
+from smallmind.text.chat import KINDS, encode_each
 from smallmind.text.dataset import HELD_OUT
+from smallmind.text.templates import HEADERS, fit_template, format_of
 from smallmind.text.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer.json"

@@ -16,8 +16,8 @@ from smallmind.runs.source import ConversationSource, Source, TextSource
 from smallmind.runs.threads import use_threads
 from smallmind.settings.config import DistillationConfig, ModelConfig, RunConfig
 from smallmind.settings.settings import Settings, from_saved
-from smallmind.text.chat import HEADERS, fit_template
 from smallmind.text.dataset import HELD_OUT, Dataset
+from smallmind.text.templates import HEADERS, fit_template
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.distillation import Distillation
 from smallmind.training.memory_estimate import Teacher

@@ -1,4 +1,4 @@
-"""What the recipe for conversations chooses: it follows from how many there are, and how long."""
+"""The choices of the recipe for conversations, which follow from their number and length."""
 
 import dataclasses
 import math

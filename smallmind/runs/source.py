@@ -33,10 +33,11 @@ from smallmind.files.encoding import encoded
 from smallmind.memory.available import available_bytes
 from smallmind.runs.files import Text, is_literal, name_of, paths_of
 from smallmind.settings.config import RunConfig
-from smallmind.text.chat import Conversation, encode_each, format_of
+from smallmind.text.chat import Conversation, encode_each
 from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.stories import built_in_text
+from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 
 CHUNK = 1 << 20  # characters

@@ -19,7 +19,7 @@ CHUNK = 1 << 22  # tokens that are read at once
 
 
 class Pieces(NamedTuple):
-    """What conversations become in windows of T: where each piece begins, and its tokens."""
+    """Conversations cut to windows of T: where each piece begins, and its tokens."""
 
     begins: np.ndarray  # int64 (n,)
     lengths: np.ndarray  # int64 (n,), 2 to T + 1
@@ -30,7 +30,7 @@ class Pieces(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What the assistant is asked in a conversation, and what it answers there."""
+    """A question to the assistant in a conversation, and its answer there."""
 
     ids: np.ndarray  # int32 (n,), the conversation up to where the answer begins
     asked: np.ndarray  # its last part: the turn before the answer

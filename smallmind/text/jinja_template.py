@@ -18,10 +18,10 @@ from typing import Any
 from smallmind.checks import InputError
 from smallmind.text.chat import (
     ASSISTANT,
-    NONCHARACTERS,
     Conversation,
     Format,
     Rendered,
+    free_character,
     guarded,
     tokens_in,
 )
@@ -49,8 +49,8 @@ class JinjaTemplate(Format):
         """The template of a tokenizer, rendered once to see that it can be."""
         if importlib.util.find_spec("jinja2") is None:
             raise InputError(
-                "the model's chat template is in the language of Jinja: install its package with "
-                "python -m pip install jinja2, or give one by name with --chat-template"
+                'the chat template of the model needs jinja2: pip install "smallmind[chat]", or give '
+                "one by name with --chat-template"
             )
         said = tokenizer.published.get(TOKENIZER_CONFIG, {})
         names = {}
@@ -69,7 +69,7 @@ class JinjaTemplate(Format):
 
     def render(self, conversation: Conversation, answers: bool = False) -> Rendered:
         messages = [{"role": turn.role, "content": turn.text} for turn in conversation]
-        guard = next(c for c in NONCHARACTERS if not any(c in turn.text for turn in conversation))
+        guard = free_character(conversation)
         for message in messages:
             message["content"] = guarded(message["content"], self.special, guard)
         whole = self._rendered(messages, answers)

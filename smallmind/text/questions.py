@@ -18,7 +18,7 @@ HELD_OUT = 1_000  # of them, about stories that none of the others is about
 FACTS = 3  # in a story
 QUESTIONS = 3  # in a conversation, at most
 ABSENT = 0.1  # share of questions about what is not in the story
-NOBODY = "Nobody."
+NOBODY = "Nobody did."
 # The settings of a run on them, unless others are chosen: measured, see bench/LOG.md.
 BUILT_IN_FIELDS: dict[str, Any] = {}
 
@@ -63,10 +63,11 @@ class Words:
 
     def story(self, random: Random) -> tuple[str, list[tuple[str, str]]]:
         """Draws a story -> it, and some questions about it with their answers."""
-        heroes = _some(random, self._all["hero"], FACTS)
-        places = _some(random, self._all["place"], FACTS)
-        things = _some(random, self._all["thing"], FACTS + 1)
-        creatures = _some(random, self._all["creature"], FACTS + 1)
+        facts_told = 1 + int(FACTS * random.random())
+        heroes = _some(random, self._all["hero"], facts_told)
+        places = _some(random, self._all["place"], facts_told)
+        things = _some(random, self._all["thing"], facts_told + 1)
+        creatures = _some(random, self._all["creature"], facts_told + 1)
         facts = [
             self._fact(random, *names)
             for names in zip(heroes, places, things[:-1], creatures[:-1], strict=True)
@@ -77,7 +78,8 @@ class Words:
         for i in range(len(questions)):
             if random.random() < ABSENT:
                 questions[i] = absent[i % 2], NOBODY
-        return " ".join(fact.sentence for fact in facts), list(dict.fromkeys(questions))
+        story = "One day " + " ".join(fact.sentence for fact in facts)
+        return story, list(dict.fromkeys(questions))
 
     def _fact(self, random: Random, hero: str, place: str, thing: str, creature: str) -> Fact:
         """Draws what happens to a hero, with some of the other words."""
@@ -86,25 +88,25 @@ class Words:
         if kind == 0:
             sentence = f"{hero} had {number} {colour} {thing}s."
             answers = (
-                (f"Who had the {thing}s?", f"{hero}."),
-                (f"What did {hero} have?", f"{number.capitalize()} {colour} {thing}s."),
-                (f"What colour were the {thing}s?", f"{colour.capitalize()}."),
-                (f"How many {thing}s did {hero} have?", f"{number.capitalize()}."),
+                (f"Who had the {thing}s?", f"It was {hero}."),
+                (f"What did {hero} have?", f"{hero} had {number} {colour} {thing}s."),
+                (f"What colour were the {thing}s?", f"They were {colour}."),
+                (f"How many {thing}s did {hero} have?", f"{hero} had {number}."),
             )
         elif kind == 1:
             sentence = f"{hero} found a {look} {creature} at the {place}."
             answers = (
-                (f"Who found the {creature}?", f"{hero}."),
-                (f"What did {hero} find?", f"A {look} {creature}."),
+                (f"Who found the {creature}?", f"It was {hero}."),
+                (f"What did {hero} find?", f"{hero} found a {look} {creature}."),
                 (f"Where did {hero} find the {creature}?", f"At the {place}."),
-                (f"Who was at the {place}?", f"{hero}."),
+                (f"Who was at the {place}?", f"It was {hero}."),
             )
         else:
             sentence = f"{hero} took a {colour} {thing} to the {place}."
             answers = (
-                (f"Who took the {thing}?", f"{hero}."),
-                (f"What did {hero} take to the {place}?", f"A {colour} {thing}."),
-                (f"What colour was the {thing}?", f"{colour.capitalize()}."),
+                (f"Who took the {thing}?", f"It was {hero}."),
+                (f"What did {hero} take to the {place}?", f"{hero} took a {colour} {thing}."),
+                (f"What colour was the {thing}?", f"It was {colour}."),
                 (f"Where did {hero} take the {thing}?", f"To the {place}."),
             )
         return Fact(sentence, answers)

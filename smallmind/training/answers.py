@@ -9,8 +9,8 @@ from smallmind.console import activity
 from smallmind.generation import Writer
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import GenerationConfig
-from smallmind.text.chat import format_of
 from smallmind.text.conversations import PackedDataset, Question
+from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.records import AnswersRecord
 

@@ -41,6 +41,7 @@ th:first-child, td:first-child { text-align: left; }
 th { color: var(--quiet); font-weight: 600; vertical-align: bottom; white-space: normal; }
 .scroll td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 4em; }
 .settings { max-width: 640px; }
+.answers td { white-space: pre-wrap; overflow-wrap: anywhere; vertical-align: top; }
 .settings td + td { white-space: normal; overflow-wrap: anywhere; }
 pre { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 12px;
   white-space: pre-wrap; overflow-wrap: anywhere; font: 14px/1.5 ui-monospace, Menlo, Consolas,

@@ -10,7 +10,7 @@ from smallmind.charts.curve import Curve
 from smallmind.charts.figure import Figure, Line, Panel, losses_of, noisy
 from smallmind.checks import InputError, from_json, number, whole
 from smallmind.console.activity import duration
-from smallmind.console.table import escape
+from smallmind.console.table import Table, escape
 from smallmind.files import durable
 from smallmind.runs.files import PROFILE
 from smallmind.settings.settings import SECTIONS
@@ -41,6 +41,7 @@ def report(path: str | PathLike[str]) -> str:
         _head(view),
         figures(_cards(view)),
         _samples(view),
+        _answers(view),
         _loss(view),
         _use(view),
         _course(view),
@@ -189,6 +190,34 @@ def _samples(view: RunView) -> str:
     return section("What the model writes", body)
 
 
+def _answers(view: RunView) -> str:
+    """Held-out questions with the wanted answers, and those before and after training."""
+    if not view.answers:
+        return ""
+    asked = [view.answers[0], view.answers[-1]] if len(view.answers) > 1 else view.answers
+    given: list[dict[tuple[str, str], str]] = []
+    for record in asked:
+        rows = [row for row in record.get("answers", []) if _is_answer(row)]
+        given.append({(question, wanted): answer for question, wanted, answer in rows})
+    cells = [
+        [question, wanted, *(answers.get((question, wanted), "") for answers in given)]
+        for question, wanted in given[-1]
+    ]
+    columns = ["question", "wanted", *(f"after step {record['step']:,}" for record in asked)]
+    shares = [
+        f"{number(record.get('exact_match')):.0%} of {record.get('asked')} after step "
+        f"{record['step']:,}"
+        for record in asked
+    ]
+    about = f"<p>Answered word for word: {escape(', '.join(shares))}.</p>"
+    found = Table("", cells, columns, "<" * len(columns)).html()
+    return section("Held-out questions", f'{about}<div class="scroll answers">{found}</div>')
+
+
+def _is_answer(row: Any) -> bool:
+    return isinstance(row, list) and len(row) == 3 and all(isinstance(x, str) for x in row)
+
+
 def _profile(view: RunView) -> str:
     """Where the time went, if the run was profiled: each operation without those inside it."""
     try:
@@ -232,7 +261,7 @@ def _use(view: RunView) -> str:
     name = view.path.resolve().name
     run, file = shlex.quote(name), shlex.quote(f"{name}.gguf")
     lines = [
-        f'smallmind generate {run} --prompt "..."',
+        f"smallmind chat {run}" if view.answers else f'smallmind generate {run} --prompt "..."',
         f"smallmind evaluate {run}",
         f"smallmind export {run} --to gguf {file}",
         f"model, tokenizer = smallmind.load({name!r})  # in Python",

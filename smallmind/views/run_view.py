@@ -68,6 +68,7 @@ class RunView:
         self.curves = {field: Curve() for field in self.fields}
         self.evaluations: list[dict[str, Any]] = []
         self.final: dict[str, Any] | None = None  # the evaluation at the end
+        self.answers: list[dict[str, Any]] = []  # to held-out questions, each time they were asked
         self.usage: dict[str, Any] = {}  # the share of the machine that the last session used
         self.failure: str | None = None
         self.health_checks = 0
@@ -226,6 +227,8 @@ class RunView:
             self._ended = step
         elif "final_loss" in record:
             self.final = record
+        elif "exact_match" in record:
+            self.answers.append(record)
         elif "used_gflops" in record:
             self.usage = record
         elif "val_loss" in record:

@@ -6,17 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smallmind import InputError, Tokenizer
-from smallmind.text.chat import (
-    CUT,
-    KINDS,
-    LEARNED,
-    START,
-    TEMPLATES,
-    TEXT,
-    Turn,
-    fit_template,
-    format_of,
-)
+from smallmind.text.chat import CUT, KINDS, LEARNED, START, TEXT, Turn
+from smallmind.text.templates import TEMPLATES, fit_template, format_of
 
 CONVERSATION = [
     Turn("system", "Be brief."),
@@ -141,7 +132,7 @@ def test_the_template_is_found_again_in_what_is_published(tokenizer):
 
 
 def test_a_default_system_turn_is_added_where_there_is_none():
-    from smallmind.text.chat import _chatml
+    from smallmind.text.templates import _chatml
 
     grown = Tokenizer(kind="byte").with_special(TEMPLATES["chatml"].special)
     template = _chatml("chatml with a system turn", "You are kind.")

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from smallmind import InputError, Tokenizer
-from smallmind.text.chat import KINDS, TEXT, Turn, encode_each, fit_template
+from smallmind.text.chat import KINDS, TEXT, Turn, encode_each
 from smallmind.text.conversations import PackedDataset, find_pieces
 from smallmind.text.samplers import Epochs, RandomWindows, draw
+from smallmind.text.templates import fit_template
 
 TOKENIZER, TEMPLATE = fit_template(Tokenizer(kind="byte"), "chatml")
 

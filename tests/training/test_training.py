@@ -62,10 +62,10 @@ def test_evaluations_do_not_change_what_is_learnt():
 def test_few_frames_lie_between_a_batch_and_the_layers(monkeypatch):
     seen, forward = [], Network.forward
 
-    def watched(network, ids):
+    def watched(network, *arrays):
         if network.workspace.training:
             seen.append([frame.name for frame in traceback.extract_stack()])
-        return forward(network, ids)
+        return forward(network, *arrays)
 
     monkeypatch.setattr(Network, "forward", watched)
     training = small_training()
