@@ -100,6 +100,8 @@ def text_rows(
 ) -> list[list[str]]:
     """The size of a text and of both of its parts, in rows of a table."""
     held_out = "the last documents" if source.held_out else "the end of the text"
+    if source.is_chat:
+        held_out = "the last conversations"
     rows = [
         ["characters", f"{source.characters:,}"],
         ["tokens", f"{len(data.train) + len(data.held_out):,}"],
