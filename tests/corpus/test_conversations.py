@@ -296,8 +296,7 @@ def test_a_wrong_turn_is_named(tmp_path, record, words):
     assert words.replace("line", "element") in refused(
         written(tmp_path / "a.json", json.dumps([first, record]))
     )
-    path.write_text(lines(first, first))  # the advice is followed
-    assert len(conversations(path)) == 2
+    assert len(conversations(written(path, lines(first, first)))) == 2  # the advice is followed
 
 
 @pytest.mark.parametrize(
