@@ -169,6 +169,14 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
             flag("--out", "FILE", "also write the line of JSON to FILE", type=Path),
         ],
     ),
+    "instruct": (
+        "measure instruction tuning as a book does it, beside PyTorch",
+        [
+            flag("pairs", "PAIRS.json", "objects with instruction, input and output", type=Path),
+            peers("torch"),
+            counted("--rounds", 6, "steps of each"),
+        ],
+    ),
     "generate": ("measure tokens per second", [counted("--rounds", 3, "turns each")]),
     "ranks": (
         "measure training on several ranks of MPI",

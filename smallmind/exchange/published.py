@@ -100,13 +100,16 @@ def files_of(tokenizer: Tokenizer, context: int) -> dict[str, Any]:
         settings |= dict.fromkeys(sorted(ends), tokenizer.separator)
     # tokenizer.json says everything. Without a class, transformers builds a tokenizer of the
     # architecture's own kind.
-    files = {
+    files: dict[str, Any] = {
         CONFIG: {**ids, **published.get(CONFIG, {})},
         TOKENIZER: {**tokenizer.as_json(), **published.get(TOKENIZER, {})},
         TOKENIZER_CONFIG: {**settings, **said, "tokenizer_class": GENERIC[0]},
     }
     if not published:
         files[GENERATION_CONFIG] = {**ids, "pad_token_id": tokenizer.end_of_text}
+    templates = _templates(said.get("chat_template"))
+    if "default" in templates:  # where transformers looks first since version 4.50
+        files[TEMPLATE] = templates["default"]
     kept = (GENERATION_CONFIG, SPECIAL_TOKENS_MAP)
     return files | {name: published[name] for name in kept if name in published}
 

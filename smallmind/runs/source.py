@@ -96,11 +96,17 @@ class ConversationSource:
         self.is_built_in = is_built_in
         self.conversations = conversations
         self.name = name
-        self.held_out = held_out_of(len(conversations)) if held_out is None else held_out
+        self._held_out = held_out
         self.report = report
         self.characters = sum(len(turn.text) for turns in conversations for turn in turns)
         self.beginning = ""
         self.nbytes = sum(sys.getsizeof(turn.text) for turns in conversations for turn in turns)
+
+    @property
+    def held_out(self) -> int:
+        """The number of those that are held out. InputError if there is only one conversation."""
+        count = self._held_out
+        return held_out_of(len(self.conversations)) if count is None else count
 
     @functools.cached_property
     def sha256(self) -> str:
@@ -124,15 +130,12 @@ class ConversationSource:
             found.update(*(turn.text for turn in conversation))
         return "".join(sorted(found))
 
-    def marked(self, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-        """The marked tokens of both parts."""
+    def marked(self, tokenizer: Tokenizer) -> list[np.ndarray]:
+        """The marked tokens of each conversation."""
         template = format_of(tokenizer)
         assert template  # see `fit_template`
         with activity.doing("Encoding the conversations", usual=True):
-            encoded = list(encode_each(tokenizer, template, activity.parts(self.conversations)))
-        parts = encoded[: -self.held_out], encoded[-self.held_out :]
-        train, held_out = map(np.concatenate, parts)
-        return train, held_out
+            return list(encode_each(tokenizer, template, activity.parts(self.conversations)))
 
     def whole(self, tokenizer: Tokenizer, T: int) -> PackedDataset:
         """All of them as the held-out part, for an evaluation.
@@ -144,14 +147,15 @@ class ConversationSource:
                 f"{self.name} has conversations, and the model was not trained on any: evaluate it "
                 "on plain text"
             )
-        parts = self.marked(tokenizer)
-        every = np.concatenate(parts)
+        every = np.concatenate(self.marked(tokenizer))
         return PackedDataset(every, every, T, RunConfig.batch_size, 0, tokenizer)
 
     def dataset(self, tokenizer: Tokenizer, T: int, run: RunConfig) -> Dataset:
         """Their tokens, packed into windows of T. InputError if there is nothing to learn."""
         run = dataclasses.replace(run, chat=True)
-        return dataset_of(self.marked(tokenizer), tokenizer, T, run)
+        marked, count = self.marked(tokenizer), self.held_out
+        train, held_out = map(np.concatenate, (marked[:-count], marked[-count:]))
+        return dataset_of((train, held_out), tokenizer, T, run)
 
 
 class TokenSource:

@@ -49,8 +49,8 @@ class JinjaTemplate(Format):
         """The template of a tokenizer, rendered once to see that it can be."""
         if importlib.util.find_spec("jinja2") is None:
             raise InputError(
-                'the chat template of the model needs jinja2: pip install "smallmind[chat]", or give '
-                "one by name with --chat-template"
+                'the chat template needs jinja2: pip install "smallmind[chat]"; or give one by '
+                "name with --chat-template"
             )
         said = tokenizer.published.get(TOKENIZER_CONFIG, {})
         names = {}

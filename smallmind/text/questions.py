@@ -18,7 +18,7 @@ HELD_OUT = 1_000  # of them, about stories that none of the others is about
 FACTS = 3  # in a story
 QUESTIONS = 3  # in a conversation, at most
 ABSENT = 0.1  # share of questions about what is not in the story
-NOBODY = "Nobody did."
+NOBODY = "Nobody."
 # The settings of a run on them, unless others are chosen: measured, see bench/LOG.md.
 BUILT_IN_FIELDS: dict[str, Any] = {}
 
@@ -88,25 +88,25 @@ class Words:
         if kind == 0:
             sentence = f"{hero} had {number} {colour} {thing}s."
             answers = (
-                (f"Who had the {thing}s?", f"It was {hero}."),
-                (f"What did {hero} have?", f"{hero} had {number} {colour} {thing}s."),
-                (f"What colour were the {thing}s?", f"They were {colour}."),
-                (f"How many {thing}s did {hero} have?", f"{hero} had {number}."),
+                (f"Who had the {thing}s?", f"{hero}."),
+                (f"What did {hero} have?", f"{number.capitalize()} {colour} {thing}s."),
+                (f"What colour were the {thing}s?", f"{colour.capitalize()}."),
+                (f"How many {thing}s did {hero} have?", f"{number.capitalize()}."),
             )
         elif kind == 1:
             sentence = f"{hero} found a {look} {creature} at the {place}."
             answers = (
-                (f"Who found the {creature}?", f"It was {hero}."),
-                (f"What did {hero} find?", f"{hero} found a {look} {creature}."),
+                (f"Who found the {creature}?", f"{hero}."),
+                (f"What did {hero} find?", f"A {look} {creature}."),
                 (f"Where did {hero} find the {creature}?", f"At the {place}."),
-                (f"Who was at the {place}?", f"It was {hero}."),
+                (f"Who was at the {place}?", f"{hero}."),
             )
         else:
             sentence = f"{hero} took a {colour} {thing} to the {place}."
             answers = (
-                (f"Who took the {thing}?", f"It was {hero}."),
-                (f"What did {hero} take to the {place}?", f"{hero} took a {colour} {thing}."),
-                (f"What colour was the {thing}?", f"It was {colour}."),
+                (f"Who took the {thing}?", f"{hero}."),
+                (f"What did {hero} take to the {place}?", f"A {colour} {thing}."),
+                (f"What colour was the {thing}?", f"{colour.capitalize()}."),
                 (f"Where did {hero} take the {thing}?", f"To the {place}."),
             )
         return Fact(sentence, answers)

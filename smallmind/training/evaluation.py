@@ -180,6 +180,7 @@ def _evaluate_batches(
     model: TransformerModel, dataset: Dataset, part: str, numbers: Sequence[int], divide: Divide
 ) -> Evaluation:
     """The mean over the learned tokens of some batches of packed conversations."""
+    special = list(dataset.tokenizer.special.values()) if dataset.tokenizer else []
 
     def compute(number: int) -> _Counts:
         batch = dataset.evaluation_batch(part, number)
@@ -191,7 +192,8 @@ def _evaluate_batches(
             float(row[is_learned].sum(dtype=np.float64))
             for row, is_learned in zip(losses, learned, strict=True)
         ]
-        spelled = dataset.spelled(batch.targets[learned])
+        targets = batch.targets[learned]
+        spelled = dataset.spelled(targets[~np.isin(targets, special)])  # the others are no text
         correct = int(right[learned].sum())
         return sums, int(learned.sum()), spelled.characters, spelled.bytes, correct
 

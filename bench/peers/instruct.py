@@ -1,0 +1,130 @@
+"""A step of `bench.instruct` in one framework: python -m bench.peers.instruct NAME FILE.
+
+NAME is "ours", "torch" or "torch packed". Reads commands from stdin and answers each with a line:
+`{"step": i}` -> seconds of the step on batch i, and its loss; `{"peak": true}` -> bytes of memory.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from smallmind import AdamW, ModelConfig, TransformerModel
+from smallmind.bench.timing import serve
+from smallmind.memory.tracker import peak_resident_bytes
+from smallmind.settings.presets import ARCHITECTURES
+from smallmind.text.chat import KINDS
+from smallmind.text.conversations import PackedDataset
+from smallmind.text.samplers import Epochs, draw
+from smallmind.text.tokenizer import Tokenizer
+
+SHAPE = {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
+RATE, WEIGHT_DECAY = 5e-5, 0.1  # those of the book
+PAIRS = 8  # in an update
+IGNORED = -100
+
+Step = Callable[[int], float]
+
+
+class Pairs:
+    """Tokens of instruction pairs, in the file that `bench.instruct` writes."""
+
+    def __init__(self, path: str) -> None:
+        with np.load(path) as file:
+            self.marked, self.T = file["marked"], int(file["T"])
+        starts = np.flatnonzero(self.marked % KINDS == KINDS - 1)
+        self.each = np.split(self.marked // KINDS, starts[1:])
+        self.order = np.random.default_rng(0).permutation(len(self.each))
+
+    def padded(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Batch `number` of eight pairs in random order -> ids and targets, padded at the end."""
+        chosen = [self.each[i] for i in self.order[number * PAIRS : (number + 1) * PAIRS]]
+        shape = len(chosen), max(map(len, chosen)) - 1
+        ids, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
+        for row, tokens in enumerate(chosen):
+            ids[row, : len(tokens) - 1], targets[row, : len(tokens) - 1] = tokens[:-1], tokens[1:]
+        return ids, targets
+
+    def packed(self) -> Epochs:
+        """The same pairs in rows, one to an update."""
+        data = PackedDataset(
+            self.marked, self.marked, self.T, 1, 0, Tokenizer(kind="byte"), learn="all"
+        )
+        return Epochs(data)
+
+
+def _ours(pairs: Pairs) -> Step:
+    model = TransformerModel(ModelConfig(block_size=pairs.T, **SHAPE, **ARCHITECTURES["gpt2"]))
+    optimizer = AdamW(model, RATE, weight_decay=WEIGHT_DECAY)
+    rows = pairs.packed()
+
+    def step(number: int) -> float:
+        batch = draw(rows, number)
+        loss = model.loss_and_gradients(
+            batch.ids, batch.targets, weights=batch.weights, firsts=batch.firsts
+        )
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def _torch(pairs: Pairs, is_packed: bool) -> Step:
+    import torch
+    from torch.nn import functional
+
+    from smallmind.bench.peers.job import Sizes
+    from smallmind.bench.peers.torch_gpt2 import Model
+
+    rows = pairs.packed()
+    longest = pairs.T if is_packed else max(map(len, pairs.each))
+    shape = SHAPE["n_embd"], SHAPE["n_layer"], SHAPE["n_head"], SHAPE["vocab_size"]
+    model = Model(Sizes(1, longest, *shape))
+    for name, value in model.named_parameters():  # as GPT-2 begins
+        if value.ndim == 2:
+            torch.nn.init.normal_(value, std=0.02)
+        elif name.endswith("bias"):
+            torch.nn.init.zeros_(value)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=WEIGHT_DECAY)
+
+    def step(number: int) -> float:
+        positions = mask = None
+        if is_packed:
+            batch = draw(rows, number)
+            assert batch.firsts is not None and batch.weights is not None
+            ids = torch.from_numpy(batch.ids.astype(np.int64))
+            targets = torch.from_numpy(np.where(batch.weights > 0, batch.targets, IGNORED))
+            firsts, places = torch.from_numpy(batch.firsts), torch.arange(pairs.T)
+            positions = places - firsts
+            mask = (firsts[:, None, :, None] <= places) & (places[:, None] >= places)
+        else:
+            ids, targets = map(torch.from_numpy, pairs.padded(number))
+        logits = model.logits(ids, positions, mask)
+        loss = functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten().long(), ignore_index=IGNORED
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return float(loss)
+
+    return step
+
+
+def main() -> None:
+    name, path = sys.argv[1:]
+    pairs = Pairs(path)
+    step = _ours(pairs) if name == "ours" else _torch(pairs, name == "torch packed")
+
+    def timed(number: int) -> dict[str, Any]:
+        start = time.perf_counter()
+        loss = step(number)
+        return {"seconds": time.perf_counter() - start, "loss": loss}
+
+    serve(step=timed, peak=lambda _: peak_resident_bytes())
+
+
+if __name__ == "__main__":
+    main()

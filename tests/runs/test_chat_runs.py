@@ -1,0 +1,227 @@
+"""Runs on conversations: created, interrupted in mid-epoch, resumed, evaluated, fine-tuned."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import smallmind
+from smallmind import Chat, InputError, Run
+from smallmind.runs.saved import TOKENS
+from smallmind.text.conversations import PackedDataset
+from smallmind.training.records import AnswersRecord, EvaluationRecord, StepRecord
+from tests.programs import CATS
+from tests.runs.small import left
+
+ANIMALS = ("cat", "dog", "owl", "hen", "pig", "cow", "fox", "bee", "ant", "bat")
+FIELDS = {
+    "block_size": 96,
+    "n_embd": 32,
+    "n_layer": 1,
+    "n_head": 2,
+    "batch_size": 2,
+    "epochs": 3,
+    "val_every": 4,
+    "save_every": 3,
+    "log_every": 1,
+    "keep": 99,
+    "early_stopping_patience": 0,
+    "dropout": 0.1,
+    "precision": "float32",
+}
+
+
+def pairs(count=20):
+    return [{"question": f"Who is {i}?", "answer": f"The {ANIMALS[i % 10]}."} for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs()))
+    return path
+
+
+def create(file, out, **fields):
+    return Run.create(text=file, out=out, **{**FIELDS, **fields})
+
+
+@pytest.fixture(scope="module")
+def whole(file, tmp_path_factory):
+    """A run that was never interrupted, and its records."""
+    run = create(file, tmp_path_factory.mktemp("runs") / "whole")
+    return run, run.train()
+
+
+def test_it_is_of_conversations_with_a_chat_template(whole):
+    run, _ = whole
+    assert run.settings.run.chat is True and isinstance(run.data, PackedDataset)
+    model, tokenizer = run.load()
+    assert {"<|im_start|>", "<|im_end|>"} <= set(tokenizer.special)
+    assert model.config.vocab_size == tokenizer.vocab_size
+    assert Chat(model, tokenizer, max_tokens=5).say("Who is 1?") is not None
+    assert Run.open(run.path).settings == run.settings
+
+
+def test_questions_are_asked_before_and_after(whole):
+    run, records = whole
+    (before,) = [record for record in records if isinstance(record, AnswersRecord)]
+    assert before.step == 0 and before.asked == 2 and run.asked.asked == 2
+    assert [answer[:2] for answer in run.asked.answers] == [
+        ("Who is 18?", "The ant."),
+        ("Who is 19?", "The bat."),
+    ]
+    kept = [row for row in run.metrics().rows if "exact_match" in row]
+    assert [row["step"] for row in kept] == [0, run.settings.training.steps]
+    assert run.sample.startswith("Who is 18?\n> ")
+
+
+def test_the_loss_is_that_of_the_learned_tokens(whole):
+    run, records = whole
+    model, _ = run.load()
+    total = count = 0.0
+    for number in range(run.data.held_out_batches):
+        batch = run.data.evaluation_batch("held_out", number)
+        losses = model.losses(batch.ids, batch.targets, firsts=batch.firsts)
+        total += float((losses * batch.weights).sum())
+        count += float(batch.weights.sum())
+    assert run.final.loss == pytest.approx(total / count, rel=1e-5)
+    assert run.final.tokens == count == len("The ant.") + len("The bat.") + 2
+    last = [record for record in records if isinstance(record, EvaluationRecord)][-1]
+    assert last.val_loss == pytest.approx(run.final.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("step", [1, 4, 5])
+def test_a_run_that_is_interrupted_in_mid_epoch_ends_with_the_same_bits(
+    file, whole, step, tmp_path
+):
+    run = left(create(file, tmp_path / "run"), step)
+    assert step % run.settings.training.steps
+    del run
+    again = Run.open(tmp_path / "run")
+    again.resume()
+    first, second = (each.load()[0].flat.data for each in (whole[0], again))
+    np.testing.assert_array_equal(first, second)
+    assert again.final == whole[0].final and again.asked == whole[0].asked
+
+
+def test_prepared_conversations_train_alike(file, whole, tmp_path, monkeypatch):
+    from smallmind.runs import source
+
+    monkeypatch.setattr(source, "LARGE", 0.0)  # of the memory
+    run = create(file, tmp_path / "run")
+    assert run.data.is_on_disk and list((tmp_path / TOKENS).iterdir())
+    run.train()
+    np.testing.assert_array_equal(run.load()[0].flat.data, whole[0].load()[0].flat.data)
+    assert Run.open(tmp_path / "run").data.is_on_disk
+
+
+def test_changed_conversations_are_refused(file, tmp_path):
+    copy = tmp_path / "chats.jsonl"
+    copy.write_bytes(file.read_bytes())
+    run = left(create(copy, tmp_path / "run"), 1)
+    run.unlock()
+    copy.write_text("".join(json.dumps(pair) + "\n" for pair in reversed(pairs())))
+    with pytest.raises(InputError, match="has changed since the run was created"):
+        Run.open(tmp_path / "run").resume()
+
+
+def test_all_tokens_can_be_learned(file, whole, tmp_path):
+    run = create(file, tmp_path / "run", learn="all", epochs=1)
+    run.train()
+    assert run.final.tokens > 3 * whole[0].final.tokens
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "modern"])
+def test_a_model_of_a_text_is_trained_on_conversations(arch, file, tmp_path):
+    from smallmind.settings.presets import ARCHITECTURES
+
+    text = CATS + "ABCDEFGHIJKLMNOPQRSTUVWXYZ abcdefghijklmnopqrstuvwxyz 0123456789?.\n"
+    shape = {name: FIELDS[name] for name in ("block_size", "n_embd", "n_layer", "n_head")}
+    parts = ARCHITECTURES[arch]
+    base = Run.create(text=text, out=tmp_path / "base", steps=4, batch_size=2, **shape, **parts)
+    base.train()
+    model, tokenizer = base.load()
+    run = create_from(tmp_path / "base", file, tmp_path / "run")
+    grown, chat_tokenizer = run.training.model, run.training.tokenizer
+    V = tokenizer.vocab_size
+    assert grown.config.vocab_size == V + 2 == chat_tokenizer.vocab_size
+    ids = tokenizer.encode(text[:90])[None]
+    np.testing.assert_array_equal(chat_tokenizer.encode(text[:90])[None], ids)
+    np.testing.assert_allclose(grown.forward(ids)[..., :V], model.forward(ids), atol=2e-6)
+    run.train()
+    assert Chat(*run.load(), max_tokens=3).say("Who is 3?") is not None
+    assert run.settings.training.learning_rate < base.settings.training.learning_rate
+
+
+def create_from(base, file, out):
+    fields = {
+        name: value
+        for name, value in FIELDS.items()
+        if name not in ("block_size", "n_embd", "n_layer", "n_head")
+    }
+    return Run.create(text=file, out=out, init_from=str(base), **fields)
+
+
+def test_the_recipe_follows_from_the_conversations(file, tmp_path):
+    run = Run.create(text=file, out=tmp_path / "run", n_layer=1, n_embd=32, n_head=2)
+    training = run.settings.training
+    assert training.epochs == 20 and training.early_stopping_patience > 0
+    assert run.settings.model.dropout > 0 and training.val_every <= training.steps // 8
+    plain = Run.create(
+        text=file, out=tmp_path / "plain", recipe="modern", n_layer=1, n_embd=32, n_head=2
+    )
+    assert plain.settings.training.steps == 1500 and plain.settings.run.chat is True
+
+
+def test_plain_text_stays_plain(file, tmp_path):
+    run = Run.create(text=file, out=tmp_path / "run", text_field="answer", n_layer=1, n_embd=32)
+    assert run.settings.run.chat is False and not run.data.is_packed
+    with pytest.raises(InputError, match="no field 'text'"):
+        Run.create(text=file, out=tmp_path / "no", chat=False)
+    with pytest.raises(InputError, match="no chat template"):
+        Chat(run.training.model, run.training.tokenizer)
+
+
+def test_an_evaluation_on_other_conversations(whole, tmp_path):
+    run, _ = whole
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"prompt": "Who is 3?", "completion": "The hen."}) + "\n")
+    found = run.evaluate(other)
+    assert found.tokens == len("The hen.") + 1
+
+
+def test_a_model_without_a_template_is_not_evaluated_on_conversations(file, tmp_path):
+    base = Run.create(
+        text=CATS, out=tmp_path / "base", steps=1, n_layer=1, n_embd=16, n_head=2, block_size=16
+    )
+    base.train()
+    base.settings = dataclasses.replace(
+        base.settings, run=dataclasses.replace(base.settings.run, chat=None)
+    )
+    with pytest.raises(InputError, match="was not trained on any"):
+        base.evaluate(file)
+
+
+def test_ranks_train_the_same_bits(file, tmp_path):
+    pytest.importorskip("mpi4py")
+    from smallmind.parallel.group import ALONE
+    from smallmind.settings.config import TrainingConfig
+    from tests.parallel import in_process
+
+    run = create(file, tmp_path / "run")
+    data, config = (
+        run.data,
+        TrainingConfig(
+            steps=5, val_every=0, log_every=1, data_shards=3, grad_accum_steps=2, optimizer="muon"
+        ),
+    )
+
+    def trained(group):
+        model = smallmind.TransformerModel(run.settings.model, seed=3)
+        training = smallmind.Training(model, data=data, group=group)
+        losses = [r.loss for r in training.steps(config) if isinstance(r, StepRecord)]
+        return losses, training.model.flat.data.tobytes()
+
+    assert in_process.on_ranks(2, trained, trained) == trained(ALONE)
