@@ -19,6 +19,7 @@ from smallmind.corpus.reading import (
     count_of,
     shown,
 )
+from smallmind.corpus.turns import NEEDED
 
 MOST_REASONS = 3  # in a message
 HALVES = re.compile("[\ud800-\udfff]")  # JSON can write one half of a UTF-16 pair; UTF-8 cannot
@@ -89,6 +90,11 @@ class Corpus:
                 yield from _pieces(file, reading)
             if not reading.documents:
                 raise _nothing([*self._skipped, *reading.skipped])
+            if self.chat and not reading.conversations:
+                raise InputError(
+                    f"no conversations were found; --chat needs records with {NEEDED}; leave it "
+                    "out to read texts"
+                )
             self.report = reading.report(self._skipped)
 
     def has_conversations(self) -> bool:

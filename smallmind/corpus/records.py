@@ -75,7 +75,7 @@ class Records:
     ) -> Shape | None:
         """Finds out by the names of the fields, and the first record, which of them are turns.
 
-        Unusable if none are, and conversations have been asked for.
+        InputError if none are, and conversations have been asked for.
         """
         if self._is_known:
             return None
@@ -85,9 +85,10 @@ class Records:
             self._turns = Turns(self._entry, shape, has_text=_named(names, OBVIOUS) is not None)
             self._entry.reading.note(f"read conversations from {shape}")
         elif self._entry.reading.chat:
-            reason = f"has no conversation in {where}"
-            advice = f"--chat needs fields with {NEEDED}; leave it out to read texts"
-            raise Unusable(self._entry.name, reason, advice)
+            raise InputError(
+                f"{self._entry.name} has no conversation in {where}; --chat needs fields with "
+                f"{NEEDED}; leave it out to read texts"
+            )
         return shape
 
     def choose(self, names: Collection[object], where: str) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from smallmind import InputError
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.reading import Limits
-from tests.corpus.reading import conversations, corpus, documents, refused, skipped, written
+from tests.corpus.reading import conversations, corpus, documents, refused, written
 
 QUESTION, ANSWER = ("user", "Who has the owl?"), ("assistant", "Tom.")
 SYSTEM = ("system", "Be brief.")
@@ -126,7 +126,7 @@ def test_columns_are_recognised_in_any_letter_case(tmp_path, name, data, turns):
     assert texts.report.notes[-1].startswith("read conversations from ")
 
 
-TEXTS = st.text(st.characters(exclude_characters="\r"))
+TEXTS = st.text(st.characters(exclude_characters="\r", exclude_categories=["Cs"]))
 TURNS = st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), TEXTS), max_size=6)
 ANSWERED = TURNS.filter(lambda turns: any(x == "assistant" and text.strip() for x, text in turns))
 
@@ -337,12 +337,16 @@ def test_chat_refuses_records_without_a_conversation(tmp_path, name, data, where
     message = refused(path, chat=True)
     assert f"{name} has no conversation in {where}; --chat needs fields with messages" in message
     assert "leave it out to read texts" in message
+    assert refused(tmp_path, chat=True) == message  # also if it was found
+
+
+def test_chat_takes_texts_beside_conversations(tmp_path):
     written(tmp_path / "z.txt", "a story")
-    good = {"prompt": "a", "answer": "b"}
-    written(tmp_path / "b.jsonl", lines(good))
-    texts = Corpus(tmp_path, chat=True)  # found, not named: it is skipped
+    message = refused(tmp_path, chat=True)
+    assert message.startswith("no conversations were found; --chat needs records with messages")
+    written(tmp_path / "a.jsonl", lines({"prompt": "a", "answer": "b"}))
+    texts = Corpus(tmp_path, chat=True)
     assert conversations(texts) == [[("user", "a"), ("assistant", "b")], [("", "a story")]]
-    assert skipped(texts, tmp_path) == {name: f"has no conversation in {where}"}
 
 
 def test_texts_and_conversations_may_be_mixed(tmp_path):

@@ -68,9 +68,9 @@ def on_disk(paths, directory, piece=2**20, chat=None, shard_tokens=SHARD_TOKENS,
 def test_marked_tokens_on_disk_are_those_in_memory(folder, tmp_path, fields):
     found = on_disk([folder], tmp_path / "shards", **fields)
     read, tokenizer = in_memory([folder], **fields)
-    train, held_out = read.marked(tokenizer)
-    np.testing.assert_array_equal(found.train[:], train)
-    np.testing.assert_array_equal(found.held_out[:], held_out)
+    marked = read.marked(tokenizer)
+    np.testing.assert_array_equal(found.train[:], np.concatenate(marked[: -read.held_out]))
+    np.testing.assert_array_equal(found.held_out[:], np.concatenate(marked[-read.held_out :]))
     assert found.is_chat and found.sha256 == read.sha256 and found.report == read.report
     assert found.tokenizer.digest == tokenizer.digest
     assert found.tokenizer.special == tokenizer.special
@@ -120,8 +120,7 @@ def test_long_documents_among_them_become_several(folder, tmp_path, monkeypatch)
     monkeypatch.setattr(survey, "LONGEST", 10)
     found = on_disk([folder], tmp_path / "shards", 4, tokenizer="byte")
     read, tokenizer = in_memory([folder], tokenizer="byte")
-    train, held_out = read.marked(tokenizer)
-    np.testing.assert_array_equal(found.tokens[:], np.concatenate([train, held_out]))
+    np.testing.assert_array_equal(found.tokens[:], np.concatenate(read.marked(tokenizer)))
     texts = [turns[0].text for turns in read.conversations if turns[0].role == chat.TEXT]
     assert texts == ["the cat's ", "🐈 sat on t", "he mat"]
     assert found.report.documents == 16 and (found.tokens[:] % KINDS == START).sum() == 18
