@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from smallmind.cli.console import Console, shorten
 from smallmind.cli.timing import time_of_run
+from smallmind.corpus.reading import Report, count_of
 from smallmind.nn.position import Position, position_class
 from smallmind.nn.sizes import size_rows
 from smallmind.settings.config import CheckpointStrategy, ModelConfig, RunConfig, TrainingConfig
@@ -12,7 +13,6 @@ from smallmind.settings.settings import Settings
 from smallmind.text.conversations import PackedDataset
 
 if TYPE_CHECKING:
-    from smallmind.corpus.reading import Report
     from smallmind.corpus.tokens import TokensOnDisk
     from smallmind.runs.run import Run
     from smallmind.runs.source import Source
@@ -100,6 +100,8 @@ def text_rows(
 ) -> list[list[str]]:
     """The size of a text and of both of its parts, in rows of a table."""
     held_out = "the last documents" if source.held_out else "the end of the text"
+    if source.is_chat:
+        held_out = "the last conversations"
     rows = [
         ["characters", f"{source.characters:,}"],
         ["tokens", f"{len(data.train) + len(data.held_out):,}"],
@@ -140,14 +142,15 @@ def _packing_rows(data: "PackedDataset") -> list[list[str]]:
     return rows
 
 
-def describe_reading(console: Console, report: "Report") -> None:
+def describe_reading(console: Console, report: Report) -> None:
     """Prints how the texts were cleaned, and which files were left out."""
     for note in report.notes:
         console.line(note)
     if report.empty:
-        console.line(f"Left out: {report.empty:,} records without text")
+        console.line(f"Left out: {count_of(report.empty, 'record')} without text")
     if report.unanswered:
-        console.line(f"Left out: {report.unanswered:,} conversations without an answer")
+        left_out = count_of(report.unanswered, "conversation")
+        console.line(f"Left out: {left_out} without an answer")
     for skipped in report.skipped[:MOST_SKIPPED]:
         console.line(f"Skipped: {skipped}")
     if (more := len(report.skipped) - MOST_SKIPPED) > 0:
