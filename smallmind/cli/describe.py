@@ -26,6 +26,7 @@ FEWEST_PER_TOKEN = 100  # tokens of the text for each of the vocabulary
 # Measured, see "Short texts" in bench/LOG.md: after so many passes over a text, or fewer with so
 # many parameters for each of its tokens, the held-out loss has risen again.
 MOST_PASSES, FEWER_PASSES, MOST_PARAMETERS = 64, 24, 12
+ENOUGH_PAIRS = 50_000  # conversations: fewer teach the form of an answer, not the language
 ENOUGH = 50_000  # characters: a small model then writes more than what it has read
 
 
@@ -188,6 +189,17 @@ def _advice_on_vocabulary(run: "Run") -> str:
 def _advice_on_length(run: "Run") -> str:
     """Returns what to expect of a text that is short, or short for so many steps; else nothing."""
     data, training, characters = run.training.data, run.settings.training, run.source.characters
+    report = run.source.report
+    if report and report.conversations:
+        if run.settings.run.init_from or report.conversations >= ENOUGH_PAIRS:
+            return ""
+        return (
+            f"Expect answers that look right and say little: {report.conversations:,} conversations "
+            "teach the form of an answer, not the language. Start from a model that was trained on "
+            "a text, or imported: --init-from RUN"
+        )
+    if run.source.is_chat:  # built in, and new each time
+        return ""
     tokens = len(data.train)
     passes = training.steps * training.grad_accum_steps * data.batch_size * data.block_size / tokens
     is_large = run.training.model.flat.data.size > MOST_PARAMETERS * tokens
