@@ -194,7 +194,7 @@ def _advice_on_length(run: "Run") -> str:
         if run.settings.run.init_from or report.conversations >= ENOUGH_PAIRS:
             return ""
         return (
-            f"Expect answers that look right and say little: {report.conversations:,} conversations "
+            f"Expect answers that look right and say little: {report.conversations:,} of them "
             "teach the form of an answer, not the language. Start from a model that was trained on "
             "a text, or imported: --init-from RUN"
         )
