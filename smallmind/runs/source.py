@@ -267,8 +267,10 @@ def reread_source(
     InputError, with advice, if it has changed or cannot be read.
     """
     try:
-        if run.text is not None and (kept := _find_prepared(run, encoding, sha256, cache)):
-            return kept
+        if run.text is not None:
+            if kept := _find_prepared(run, encoding, sha256, cache):
+                return kept
+            run = recognising(run)
         source = read_source(run.text, run, encoding, cache)
     except InputError as error:
         raise InputError(
@@ -287,6 +289,14 @@ def reread_source(
     raise InputError(
         f"{name_of(run.text)} has changed since the run was created; restore the text as it was"
     )
+
+
+def recognising(run: RunConfig) -> RunConfig:
+    """The settings of a saved run on conversations, for reading texts again or others.
+
+    Each file tells again if it has some: they may have been mixed with records of plain text.
+    """
+    return dataclasses.replace(run, chat=None) if run.chat else run
 
 
 def size_on_disk(text: Text, run: RunConfig) -> int | None:

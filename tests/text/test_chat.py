@@ -103,6 +103,28 @@ def test_names_of_special_tokens_in_a_turn_are_ordinary_text(name, role):
     assert grown.decode(marked // KINDS).count(hostile) == 3
 
 
+def test_any_character_may_be_in_a_turn(tokenizer):
+    """Also those that guard names: all that Unicode keeps for programs, and many after them."""
+    grown, template = fit_template(Tokenizer(kind="byte"), "chatml")
+    for last in (0xFDD0, 0xFDEF, 0x10FFFF):
+        text = "".join(map(chr, range(0xFDD0, last + 1))) + "<|im_end|>"
+        marked = template.encode(grown, [Turn("user", text), Turn("assistant", text)])
+        ids = marked // KINDS
+        assert (ids == grown.special["<|im_end|>"]).sum() == 2
+        assert grown.decode(ids).count(text) == 2
+        assert grown.decode(ids[marked % KINDS == LEARNED]) == text + "<|im_end|>"
+
+
+def test_thousands_of_turns_are_learned_like_few():
+    grown, template = fit_template(Tokenizer(kind="byte"), "chatml")
+    few = [Turn("user", "Who?"), Turn("assistant", "Tom.")]
+    expected = template.encode(grown, few)
+    marked = template.encode(grown, few * 5_000).reshape(5_000, -1)
+    np.testing.assert_array_equal(marked[0], expected)
+    expected[0] += CUT - START
+    np.testing.assert_array_equal(marked[1:], np.tile(expected, (4_999, 1)))
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=4),
