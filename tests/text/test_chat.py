@@ -125,6 +125,15 @@ def test_thousands_of_turns_are_learned_like_few():
     np.testing.assert_array_equal(marked[1:], np.tile(expected, (4_999, 1)))
 
 
+def test_names_of_tokens_that_are_not_of_the_template_are_ordinary_text():
+    grown, template = fit_template(KINDS_OF_TOKENS["bpe"]().with_special(["<tool>"]), "chatml")
+    said = "a<tool>b<|endoftext|>c"
+    turns = [Turn("user", said), Turn("assistant", said)]
+    for tokens in (template.encode(grown, turns) // KINDS, template.prompt(grown, turns)):
+        assert not {grown.special["<tool>"], grown.end_of_text} & set(tokens.tolist())
+        assert grown.decode(tokens).count(said) == 2
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=4),
