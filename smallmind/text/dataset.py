@@ -173,6 +173,10 @@ class Dataset:
         """True if its batches have weights."""
         return self.weights is not None
 
+    def as_text(self) -> "Dataset":
+        """Windows anywhere in the training part, without weights."""
+        return self
+
     @property
     def learned_share(self) -> float:
         """The share of the targets in its windows that count in training."""

@@ -18,7 +18,20 @@ HELD_OUT = 1_000  # of them, about stories that none of the others is about
 FACTS = 3  # in a story
 QUESTIONS = 3  # in a conversation, at most
 # The settings of a run on them, unless others are chosen: measured, see bench/LOG.md.
-BUILT_IN_FIELDS: dict[str, Any] = {}
+BUILT_IN_FIELDS: dict[str, Any] = {
+    "tokenizer": "bpe",
+    "bpe_vocab_size": 1000,
+    "bigram_rows": 2**14,
+    "value_residual": True,
+    "n_layer": 2,
+    "n_embd": 64,
+    "n_head": 4,
+    "block_size": 256,
+    "batch_size": 8,
+    "steps": 5000,
+    "matrix_learning_rate": 0.01,
+    "val_every": 500,
+}
 
 
 class Fact(NamedTuple):
