@@ -115,6 +115,14 @@ def test_any_character_may_be_in_a_turn():
         assert grown.decode(ids[marked % KINDS == LEARNED]) == text + "<|im_end|>"
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_nothing_between_two_answers_is_learned(name):
+    grown, template = fit_template(Tokenizer(kind="byte"), name)
+    marked = template.encode(grown, [Turn("assistant", "a"), Turn("assistant", "b")])
+    learned = grown.decode(marked[marked % KINDS == LEARNED] // KINDS)
+    assert learned == "".join(template.lead + answer + template.end for answer in "ab")
+
+
 def test_thousands_of_turns_are_learned_like_few():
     grown, template = fit_template(Tokenizer(kind="byte"), "chatml")
     few = [Turn("user", "Who?"), Turn("assistant", "Tom.")]
