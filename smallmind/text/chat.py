@@ -50,7 +50,7 @@ class Format:
     name: str
     special: tuple[str, ...]  # tokens that its tokenizer has to have
     end: str  # the token that ends a turn of the assistant
-    lead: str = ""  # before the text of an answer: the model writes it
+    lead: str = ""  # begins the text of an answer: the model writes it
 
     def render(self, conversation: Conversation, answers: bool = False) -> Rendered:
         """Writes a conversation; with `answers`, up to where the assistant begins to answer."""

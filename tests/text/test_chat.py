@@ -103,7 +103,7 @@ def test_names_of_special_tokens_in_a_turn_are_ordinary_text(name, role):
     assert grown.decode(marked // KINDS).count(hostile) == 3
 
 
-def test_any_character_may_be_in_a_turn(tokenizer):
+def test_any_character_may_be_in_a_turn():
     """Also those that guard names: all that Unicode keeps for programs, and many after them."""
     grown, template = fit_template(Tokenizer(kind="byte"), "chatml")
     for last in (0xFDD0, 0xFDEF, 0x10FFFF):
@@ -157,7 +157,8 @@ def test_any_conversation_gives_its_answers_and_no_more(pairs, name):
     marked = template.encode(grown, turns)
     learned = marked[marked % KINDS == LEARNED] // KINDS
     answers = [answer.strip() if template.strips else answer for _, answer in pairs]
-    wanted = "".join(template.lead + answer + template.end for answer in answers)
+    answers = [template.lead + answer.removeprefix(template.lead) for answer in answers]
+    wanted = "".join(answer + template.end for answer in answers)
     assert grown.decode(learned) == wanted.encode(errors="replace").decode()
 
 
