@@ -439,7 +439,7 @@ class TransformerModel(Tabular):
             batch = ids[windows], targets[windows]
             rows = None
             if weights is not None and not objective:
-                rows = _learned_rows(optional["weights"])
+                rows = learned_rows(optional["weights"])
             if rows is not None:  # the head computes nothing else
                 batch = batch[0], batch[1].reshape(-1)[rows]
                 optional |= {"weights": optional["weights"].reshape(-1)[rows], "rows": rows}
@@ -648,7 +648,7 @@ def _checked_weights(weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return weights
 
 
-def _learned_rows(weights: np.ndarray) -> np.ndarray | None:
+def learned_rows(weights: np.ndarray) -> np.ndarray | None:
     """weights (B, T) -> the tokens (N,) whose targets have any, by number, or None for all.
 
     And a few others, so that N is one of few numbers: passes of the same sizes are repeated.

@@ -88,7 +88,7 @@ class Format:
             else self.render(conversation)
             for conversation in conversations
         ]
-        marked = _encoded(tokenizer, rendered)
+        marked = _encoded(tokenizer, self.special, rendered)
         for conversation, tokens in zip(conversations, marked, strict=True):
             if is_document(conversation):
                 tokens[1:] += LEARNED - PLAIN
@@ -96,7 +96,8 @@ class Format:
 
     def prompt(self, tokenizer: Tokenizer, conversation: Conversation) -> np.ndarray:
         """conversation -> ids (n,) up to where the assistant begins to answer."""
-        return _encoded(tokenizer, [self.render(conversation, answers=True)])[0] // KINDS
+        rendered = self.render(conversation, answers=True)
+        return _encoded(tokenizer, self.special, [rendered])[0] // KINDS
 
     def published(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """`tokenizer.published`, with what other programs have to know about the template."""
@@ -137,12 +138,15 @@ def tokens_in(text: str, special: tuple[str, ...]) -> list[str]:
     return special_names(special).findall(text) if special else []
 
 
-def _encoded(tokenizer: Tokenizer, rendered: Sequence[Rendered]) -> list[np.ndarray]:
+def _encoded(
+    tokenizer: Tokenizer, names: Sequence[str], rendered: Sequence[Rendered]
+) -> list[np.ndarray]:
     """Each of what a template has written -> marked tokens (n,).
 
     Its texts are encoded together: most are short, and many the same.
     """
-    special = tokenizer.special
+    # Other special tokens of the tokenizer come from no template: their names are a person's text.
+    special = {name: tokenizer.special[name] for name in names if name in tokenizer.special}
     divided = [_segments(special if one.guard else {}, one) for one in rendered]
     texts = {
         text: None

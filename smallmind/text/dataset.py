@@ -174,6 +174,11 @@ class Dataset:
         return self.weights is not None
 
     @property
+    def learned_share(self) -> float:
+        """The share of the targets in its windows that count in training."""
+        return 1.0
+
+    @property
     def stored(self) -> tuple[Tokens, Tokens]:
         """Both parts as they are given to the constructor."""
         return self.train, self.held_out

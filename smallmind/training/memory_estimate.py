@@ -404,7 +404,7 @@ class _DryRun:
         T = self.model.config.block_size
         for size in set(micro_batch_sizes(windows, T, self.training.micro_batch_size)):
             self.model.micro_batch_size = size
-            part = batch.part(slice(size))
+            part = batch.part(slice(size))._replace(starts=np.zeros(size, np.int64))
             if part.weights is not None:
                 part.weights[...] = 0.0  # few targets are learned, which takes the most arrays
             if part.firsts is not None:

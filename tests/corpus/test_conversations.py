@@ -71,6 +71,19 @@ FORMS = [
         [("user", "Who?\n\nTom has it."), ANSWER],
         "'instruction', 'context' and 'response'",
     ),
+    (
+        {
+            "messages": [{"role": "system", "content": "Be brief."}, USER, ASSISTANT],
+            "system": "Be long.",
+        },
+        [SYSTEM, QUESTION, ANSWER],
+        "'messages' and 'system'",
+    ),
+    (
+        {"instruction": ASKED, "input": " \n", "answer": SAID},
+        [QUESTION, ANSWER],
+        "'instruction', 'input' and 'answer'",
+    ),
     ({"prompt": ASKED, "completion": SAID}, [QUESTION, ANSWER], "'prompt' and 'completion'"),
     ({"query": ASKED, "response": SAID}, [QUESTION, ANSWER], "'query' and 'response'"),
     ({"prompt": ASKED, "output": SAID}, [QUESTION, ANSWER], "'prompt' and 'output'"),
@@ -396,15 +409,23 @@ def test_long_conversations_and_turns(tmp_path):
     assert "line 2 is not JSON: it is nested too deeply" in message
 
 
+def test_a_text_that_is_called_messages_is_a_text(tmp_path):
+    path = written(tmp_path / "a.jsonl", lines({"messages": "a"}, {"messages": "b"}))
+    assert refused(path).endswith("give --field with one of these: messages")
+    assert documents(Corpus(path, field="messages")) == ["a", "b"]
+
+
 def test_looking_for_conversations_reads_the_first_records_only(tmp_path):
     """Nothing is read of what has no records, and of other files no more than the beginning."""
     written(tmp_path / "a.txt.gz", b"damaged")
-    written(tmp_path / "b.txt", b"\xff\xfe")
+    written(tmp_path / "b.txt", b"\xff\xff")
     path = written(tmp_path / "c.jsonl", lines({"text": "a"}) + "damaged")
     with zipfile.ZipFile(tmp_path / "d.zip", "w") as archive:
         archive.writestr("a.jsonl", lines({"text": "a"}) + "damaged")
-        archive.writestr("b.txt", b"\xff\xfe")
-    names = [path, tmp_path / "b.txt", tmp_path / "d.zip"]
+        archive.writestr("b.txt", b"\xff\xff")
+    names = [path, tmp_path / "a.txt.gz", tmp_path / "b.txt", tmp_path / "d.zip"]
+    for name in names:
+        refused(name)
     assert not Corpus(names).has_conversations()
     written(path, lines({"question": "a", "answer": "b"}) + "damaged")
     assert Corpus(names).has_conversations()

@@ -31,6 +31,7 @@ class ParquetFile:
         self.schema_arrow = types.SimpleNamespace(names=list(self.table))
 
     def iter_batches(self, batch_size, columns):
+        assert "unread" not in columns
         values = [self.table[name] for name in columns]
         for start in range(0, len(values[0]), batch_size):
             if values[0][start] == "damaged":
@@ -93,7 +94,7 @@ def test_each_row_is_a_document(tmp_path, pyarrow):
     ],
 )
 def test_rows_with_turns_are_conversations(table, turns, tmp_path, pyarrow):
-    columns = {name: values * 300 for name, values in table.items()}
+    columns = {name: values * 300 for name, values in table.items()} | {"unread": ["a"] * 300}
     texts = Corpus(written(tmp_path / "a.parquet", json.dumps(columns)))
     assert texts.has_conversations()
     assert conversations(texts) == [turns] * 300

@@ -24,7 +24,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="children are ma
 def undisturbed(tmp_path, monkeypatch, prepare):
     """The contents of a directory whose writer was never disturbed."""
     monkeypatch.setattr(durable, "files", Quick())
-    # What the writers set is put back.
+    # Puts back what the writers set.
     monkeypatch.setattr(bpe, "CHUNK", bpe.CHUNK)
     monkeypatch.setattr(preparation, "TOGETHER", preparation.TOGETHER)
     prepare(tmp_path / "undisturbed")

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from smallmind import CheckpointStrategy, Distillation, InputError, Precision, TransformerModel
-from smallmind.kernels import compiled, half, reference
+from smallmind.kernels import compiled, reference
+from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to
 from smallmind.memory.tensor_pool import TensorPool
+from smallmind.nn import transformer
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.text.dataset import Batch
@@ -340,15 +342,43 @@ def test_anomalies_are_found_in_windows_of_several_documents():
         gradients(model, ids, targets, **named)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, half.FLOAT16, half.BFLOAT16])
-@pytest.mark.parametrize("C", [1, 50])
-def test_rows_are_taken_and_put_back(C, dtype):
-    x = half.round_to(np.random.default_rng(1).standard_normal((9, C)).astype(np.float32), dtype)
-    rows = np.array([0, 2, 3, 7, 8], np.int32)
-    for kernels in (compiled, reference):
-        taken, put = np.zeros((5, C), x.dtype), np.zeros_like(x)
-        kernels.take_rows(taken, x, rows)
-        np.testing.assert_array_equal(taken, x[rows])
-        kernels.put_rows(put, taken, rows)
-        np.testing.assert_array_equal(put[rows], x[rows])
-        assert not np.delete(put, rows, axis=0).any()
+@pytest.mark.parametrize(("R", "C"), [(1, 1), (9, 17), (40, 64), (33, 7)])
+@pytest.mark.parametrize("dtype", [np.float32, FLOAT16, BFLOAT16])
+def test_rows_are_taken_and_put_back(R, C, dtype):
+    random = np.random.default_rng(R)
+    x = round_to(random.standard_normal((R, C)).astype(np.float32), np.dtype(dtype))
+    rows = np.sort(random.choice(R, max(1, R // 3), replace=False)).astype(np.int32)
+    taken, expected = (np.zeros((len(rows), C), x.dtype) for _ in range(2))
+    compiled.take_rows(taken, x, rows)
+    reference.take_rows(expected, x, rows)
+    np.testing.assert_array_equal(taken, expected)
+    put, expected = (np.zeros((R, C), x.dtype) for _ in range(2))
+    compiled.put_rows(put, taken, rows)
+    reference.put_rows(expected, taken, rows)
+    np.testing.assert_array_equal(put, expected)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.3, 0.7])
+def test_the_head_computes_only_what_is_learned_and_the_same(tied, share, monkeypatch):
+    """Compared with the passes of all rows: a target without weight has no part in either."""
+    ids, targets, firsts = packed()
+    random = np.random.default_rng(7)
+    weights = (random.random(ids.shape) * (random.random(ids.shape) < share)).astype(np.float32)
+    named = {"firsts": firsts, "weights": weights}
+    model = make("gpt2", tie_weights=tied)
+    shapes = []
+    loss = compiled.cross_entropy
+
+    def watched(losses, *arguments):
+        shapes.append(len(losses))
+        loss(losses, *arguments)
+
+    monkeypatch.setattr(compiled, "cross_entropy", watched)
+    found = gradients(model, ids, targets, **named)
+    monkeypatch.setattr(transformer, "MOST_ROWS", 0.0)
+    whole = gradients(model, ids, targets, **named)
+    few, every = shapes
+    assert every == ids.size and np.count_nonzero(weights) <= few <= (share + 0.2) * ids.size
+    assert found[0] == pytest.approx(whole[0], rel=1e-6)
+    assert differ(found[1], whole[1]) < 1e-6 if share else not found[1].any()

@@ -115,6 +115,14 @@ def test_any_character_may_be_in_a_turn(tokenizer):
         assert grown.decode(ids[marked % KINDS == LEARNED]) == text + "<|im_end|>"
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_nothing_between_two_answers_is_learned(name):
+    grown, template = fit_template(Tokenizer(kind="byte"), name)
+    marked = template.encode(grown, [Turn("assistant", "a"), Turn("assistant", "b")])
+    learned = grown.decode(marked[marked % KINDS == LEARNED] // KINDS)
+    assert learned == "".join(template.lead + answer + template.end for answer in "ab")
+
+
 def test_thousands_of_turns_are_learned_like_few():
     grown, template = fit_template(Tokenizer(kind="byte"), "chatml")
     few = [Turn("user", "Who?"), Turn("assistant", "Tom.")]
@@ -123,6 +131,15 @@ def test_thousands_of_turns_are_learned_like_few():
     np.testing.assert_array_equal(marked[0], expected)
     expected[0] += CUT - START
     np.testing.assert_array_equal(marked[1:], np.tile(expected, (4_999, 1)))
+
+
+def test_names_of_tokens_that_are_not_of_the_template_are_ordinary_text():
+    grown, template = fit_template(KINDS_OF_TOKENS["bpe"]().with_special(["<tool>"]), "chatml")
+    said = "a<tool>b<|endoftext|>c"
+    turns = [Turn("user", said), Turn("assistant", said)]
+    for tokens in (template.encode(grown, turns) // KINDS, template.prompt(grown, turns)):
+        assert not {grown.special["<tool>"], grown.end_of_text} & set(tokens.tolist())
+        assert grown.decode(tokens).count(said) == 2
 
 
 @settings(max_examples=40, deadline=None)
