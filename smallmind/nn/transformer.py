@@ -668,12 +668,17 @@ def _checked_firsts(firsts: np.ndarray | None, shape: tuple[int, ...]) -> np.nda
     if firsts is None:
         return None
     check_type("firsts", firsts, np.ndarray)
-    if firsts.shape != shape or firsts.dtype.kind != "i":
+    if firsts.shape != shape or firsts.dtype.kind not in "iu":
         raise InputError(
             f"firsts {firsts.shape} of {firsts.dtype} must be whole numbers in the shape of ids, "
             f"{shape}"
         )
-    firsts = np.ascontiguousarray(firsts, np.int32)
-    if not ((firsts >= 0) & (firsts <= np.arange(shape[1], dtype=np.int32))).all():
-        raise InputError("firsts must be places in the window, none after the token itself")
-    return firsts
+    # Kernels look only at the first places of some queries: anything else would be silently wrong.
+    continues = firsts[:, 1:] == firsts[:, :-1]
+    begins = firsts[:, 1:] == np.arange(1, shape[1], dtype=np.int32)
+    if firsts[:, 0].any() or not (continues | begins).all():
+        raise InputError(
+            "firsts must be 0 at the first place, and then as before or, where another document "
+            "begins, the place itself"
+        )
+    return np.ascontiguousarray(firsts, np.int32)
