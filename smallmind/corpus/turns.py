@@ -1,5 +1,6 @@
 """Conversations in records: lists of messages, or fields with a question and its answer."""
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -173,11 +174,13 @@ class Turns:
         return Turn(role, self._text(turn[name], name, where))
 
     def _text(self, value: object, name: str, where: str) -> str:
-        """A text, or the parts of one; null is an empty one."""
+        """A text, a number, or the parts of a text; null is an empty one."""
         if value is None:
             return ""
         if isinstance(value, str):
             return value
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return json.dumps(value)  # as the file has it
         if isinstance(value, list) and all(
             isinstance(part, dict) and isinstance(part.get("text"), str) for part in value
         ):

@@ -293,10 +293,16 @@ ROLES = "known are system, developer, user, human, "
         ),
         ("Tom.", "line 2 is not an object with a conversation"),
         (3, "line 2 is not an object with a conversation"),
-        ({"messages": [{"role": "user", "content": 3}]}, "'content' of turn 1 of line 2 is not te"),
+        (
+            {"messages": [{"role": "user", "content": True}]},
+            "'content' of turn 1 of line 2 is not te",
+        ),
         ({"messages": [{"from": "human", "value": {}}]}, "'value' of turn 1 of line 2 is not text"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "is not text"),
-        ({"messages": [USER, ASSISTANT], "system": 3}, "the field 'system' of line 2 is not text"),
+        (
+            {"messages": [USER, ASSISTANT], "system": True},
+            "the field 'system' of line 2 is not text",
+        ),
     ],
 )
 def test_a_wrong_turn_is_named(tmp_path, record, words):
@@ -317,7 +323,7 @@ def test_a_wrong_turn_is_named(tmp_path, record, words):
     [
         ({"messages": ["a", "b"]}, "turn 1 of line 1 is not an object with role and content"),
         ({"messages": [{"name": "a"}]}, "turn 1 of line 1 has no role"),
-        ({"prompt": "a", "completion": 3}, "the field 'completion' of line 1 is not text"),
+        ({"prompt": "a", "completion": True}, "the field 'completion' of line 1 is not text"),
         ({"question": {}, "answer": "a"}, "the field 'question' of line 1 is not text"),
         ({"prompt": "a", "completion": ["b", "c"]}, "the field 'completion' of line 1 is not text"),
     ],
@@ -429,3 +435,11 @@ def test_looking_for_conversations_reads_the_first_records_only(tmp_path):
     assert not Corpus(names).has_conversations()
     written(path, lines({"question": "a", "answer": "b"}) + "damaged")
     assert Corpus(names).has_conversations()
+
+
+def test_a_number_is_an_answer_too(tmp_path):
+    path = written(
+        tmp_path / "a.jsonl", '{"question": "2 + 2?", "answer": 4}\n{"question": 5, "answer": 0.5}'
+    )
+    texts = [piece.text for piece in Corpus(path).pieces()]
+    assert texts == ["2 + 2?", "4", "5", "0.5"]
