@@ -14,7 +14,7 @@ from smallmind.text.packing import pack
 from smallmind.text.tokenizer import Tokenizer
 
 # Measured, see "Conversations" in bench/LOG.md: fewer of them are read more often, and drop more.
-SEEN = 6000  # conversations, repeated ones included
+SEEN = 10_000  # conversations, repeated ones included
 FEWEST_EPOCHS, MOST_EPOCHS = 2, 20
 FEW, DROPOUT = 10_000, 0.1
 PATIENCE = 3  # evaluations without a lower loss on held-out answers
