@@ -356,6 +356,13 @@ def test_a_saved_run_can_be_trained_again_elsewhere(tmp_path):
     assert resolve(file=tmp_path / "config.json", flags={"steps": 8})["steps"] == 8
 
 
+def test_conversations_are_looked_for_again_in_another_text(tmp_path):
+    """But questions about the built-in stories are asked for, as no text has them."""
+    for chat, text in ((False, "/a.txt"), (True, "/a.jsonl"), (False, None)):
+        assert "chat" not in read_settings(saved_run(tmp_path, chat=chat, text=text))
+    assert read_settings(saved_run(tmp_path, chat=True))["chat"] is True
+
+
 def test_a_run_of_an_earlier_version_can_be_trained_again(tmp_path):
     path = saved_run(tmp_path)
     with edited(path) as config:

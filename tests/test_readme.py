@@ -31,6 +31,9 @@ LENGTHS = ("--steps", "--epochs", "--minutes", "--size")
 # Commands of the guide that are only parsed, and why.
 PARSED = {
     "train --resume auto": "nothing was interrupted",
+    "chat runs/questions": "waits for questions",
+    "chat runs/chats": "likewise",
+    "generate runs/base -i --template 'Q: {}\\nA:' --stop '\\n'": "likewise",
 }
 
 # In a fresh interpreter: what a reader has who types one block after the other.
@@ -110,6 +113,9 @@ def test_every_block_runs_as_written_one_after_the_other(tmp_path):
     text = built_in_text()[:60_000]
     for name in ("book.txt", "data.txt"):
         (tmp_path / name).write_text(text, encoding="utf-8")
+    pairs = [{"question": f"Who is {i}?", "answer": f"Number {i}."} for i in range(30)]
+    lines = "".join(f"{json.dumps(pair)}\n" for pair in pairs)
+    (tmp_path / "chats.jsonl").write_text(lines, encoding="utf-8")
     jobs = []
     for kind, block in BLOCKS:
         if kind == "python":

@@ -50,7 +50,7 @@ class Pairs:
         return ids, targets
 
     def packed(self, learn: str = "all") -> Epochs:
-        """The same pairs in rows, one to an update."""
+        """Packs these pairs into rows, one to an update."""
         tokens = self.marked, self.marked
         return Epochs(PackedDataset(*tokens, self.T, 1, 0, Tokenizer(kind="byte"), learn))
 

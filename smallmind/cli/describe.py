@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from smallmind.cli.console import Console, shorten
 from smallmind.cli.timing import time_of_run
+from smallmind.corpus.reading import Report, count_of
 from smallmind.nn.position import Position, position_class
 from smallmind.nn.sizes import size_rows
 from smallmind.settings.config import CheckpointStrategy, ModelConfig, RunConfig, TrainingConfig
@@ -12,7 +13,6 @@ from smallmind.settings.settings import Settings
 from smallmind.text.conversations import PackedDataset
 
 if TYPE_CHECKING:
-    from smallmind.corpus.reading import Report
     from smallmind.corpus.tokens import TokensOnDisk
     from smallmind.runs.run import Run
     from smallmind.runs.source import Source
@@ -26,6 +26,7 @@ FEWEST_PER_TOKEN = 100  # tokens of the text for each of the vocabulary
 # Measured, see "Short texts" in bench/LOG.md: after so many passes over a text, or fewer with so
 # many parameters for each of its tokens, the held-out loss has risen again.
 MOST_PASSES, FEWER_PASSES, MOST_PARAMETERS = 64, 24, 12
+ENOUGH_PAIRS = 50_000  # conversations: fewer teach the form of an answer, not the language
 ENOUGH = 50_000  # characters: a small model then writes more than what it has read
 
 
@@ -100,6 +101,8 @@ def text_rows(
 ) -> list[list[str]]:
     """The size of a text and of both of its parts, in rows of a table."""
     held_out = "the last documents" if source.held_out else "the end of the text"
+    if source.is_chat:
+        held_out = "the last conversations"
     rows = [
         ["characters", f"{source.characters:,}"],
         ["tokens", f"{len(data.train) + len(data.held_out):,}"],
@@ -140,14 +143,15 @@ def _packing_rows(data: "PackedDataset") -> list[list[str]]:
     return rows
 
 
-def describe_reading(console: Console, report: "Report") -> None:
+def describe_reading(console: Console, report: Report) -> None:
     """Prints how the texts were cleaned, and which files were left out."""
     for note in report.notes:
         console.line(note)
     if report.empty:
-        console.line(f"Left out: {report.empty:,} records without text")
+        console.line(f"Left out: {count_of(report.empty, 'record')} without text")
     if report.unanswered:
-        console.line(f"Left out: {report.unanswered:,} conversations without an answer")
+        left_out = count_of(report.unanswered, "conversation")
+        console.line(f"Left out: {left_out} without an answer")
     for skipped in report.skipped[:MOST_SKIPPED]:
         console.line(f"Skipped: {skipped}")
     if (more := len(report.skipped) - MOST_SKIPPED) > 0:
@@ -185,6 +189,17 @@ def _advice_on_vocabulary(run: "Run") -> str:
 def _advice_on_length(run: "Run") -> str:
     """Returns what to expect of a text that is short, or short for so many steps; else nothing."""
     data, training, characters = run.training.data, run.settings.training, run.source.characters
+    report = run.source.report
+    if report and report.conversations:
+        if run.settings.run.init_from or report.conversations >= ENOUGH_PAIRS:
+            return ""
+        return (
+            f"Expect answers that look right and say little: {report.conversations:,} of them "
+            "teach the form of an answer, not the language. Start from a model that was trained on "
+            "a text, or imported: --init-from RUN"
+        )
+    if run.source.is_chat:  # built in, and new each time
+        return ""
     tokens = len(data.train)
     passes = training.steps * training.grad_accum_steps * data.batch_size * data.block_size / tokens
     is_large = run.training.model.flat.data.size > MOST_PARAMETERS * tokens

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.exchange.format import find_foreign
     from smallmind.runs.loading import find
     from smallmind.runs.run import Run
-    from smallmind.runs.source import ConversationSource, read_source
+    from smallmind.runs.source import ConversationSource, read_source, recognising
     from smallmind.text.conversations import PackedDataset
     from smallmind.training.answers import ask
     from smallmind.training.evaluation import evaluate_held_out, evaluate_tokens
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         opened = None if is_model else Run.open(path)
         found = find(path, options.checkpoint)
         model, tokenizer = found.load()
-        run = opened.settings.run if opened else None
+        run = recognising(opened.settings.run) if opened else None
         encoding = Encoding(tokenizer, chosen_separator=run.text_separator if run else None)
         source = read_source(options.text, run, encoding) if options.text else None
         is_own = opened is not None and (

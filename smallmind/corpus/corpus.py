@@ -1,7 +1,6 @@
 """A person's texts, read document by document in bounded memory."""
 
 import io
-import itertools
 import re
 from collections.abc import Iterator, Sequence
 from os import PathLike
@@ -9,7 +8,7 @@ from os import PathLike
 from smallmind.checks import InputError, check_type
 from smallmind.console import activity
 from smallmind.corpus.decoding import check_encoding
-from smallmind.corpus.entry import NESTED, Entry, Piece, read, read_found
+from smallmind.corpus.entry import Entry, Piece, read, read_found
 from smallmind.corpus.finding import File, find
 from smallmind.corpus.reading import (
     FileStream,
@@ -20,10 +19,10 @@ from smallmind.corpus.reading import (
     count_of,
     shown,
 )
+from smallmind.corpus.turns import NEEDED
 
 MOST_REASONS = 3  # in a message
 HALVES = re.compile("[\ud800-\udfff]")  # JSON can write one half of a UTF-16 pair; UTF-8 cannot
-OF_RECORDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 LINE_ENDS = {
     "\r\n": "CRLF line ends became LF",
     "\r": "CR line ends became LF",
@@ -60,6 +59,11 @@ class Corpus:
         if encoding is not None:
             check_encoding(encoding)
         self.chat = check_type("chat", chat, bool, None)
+        if chat and field:
+            raise InputError(
+                f"--chat reads conversations, and --field {field} single texts: leave out one of "
+                "the two"
+            )
         self._limits = limits or Limits()
         self._decodable: set[str] = set()
         self.files, self._skipped = find(paths)
@@ -86,24 +90,22 @@ class Corpus:
                 yield from _pieces(file, reading)
             if not reading.documents:
                 raise _nothing([*self._skipped, *reading.skipped])
+            if self.chat and not reading.conversations:
+                raise InputError(
+                    f"no conversations were found; --chat needs records with {NEEDED}; leave it "
+                    "out to read texts"
+                )
             self.report = reading.report(self._skipped)
 
     def has_conversations(self) -> bool:
         """True if any file has conversations: the first record of each tells, as in `pieces`."""
         if self.chat is False or self.field:
             return False
+        reading = Reading(None, self.encoding, self._limits, 0, self._decodable, self.chat)
+        reading.is_glance = True
         with activity.doing("Looking for conversations", usual=True):
-            return any(map(self._holds_turns, activity.parts(self.files)))
-
-    def _holds_turns(self, file: File) -> bool:
-        suffix = file.path.suffix.lower()
-        if suffix not in (*OF_RECORDS, *NESTED):
-            return False
-        reading = Reading(None, self.encoding, self._limits, file.size, self._decodable, self.chat)
-        pieces = _pieces(file, reading)
-        if suffix in OF_RECORDS:  # all of its records are alike
-            return any(piece.role for piece in itertools.islice(pieces, 1))
-        return any(piece.role for piece in pieces)
+            files = activity.parts(self.files)
+            return any(piece.role for file in files for piece in _pieces(file, reading))
 
 
 def _pieces(file: File, reading: Reading) -> Iterator[Piece]:
@@ -141,7 +143,7 @@ class _Cleaner:
         self._reading.characters += len(text)
         if piece.ends:
             self._end_document()
-        return piece._replace(text=self._whole(text)) if text or piece.role else None
+        return Piece(self._whole(text), piece.ends, piece.role) if text or piece.role else None
 
     def _end_document(self) -> None:
         self._reading.documents += 1

@@ -11,6 +11,7 @@ from smallmind.corpus.reading import Reading, Skipped, Unusable
 
 TEXT = ".txt"
 NESTED = (".gz", ".bz2", ".xz", ".zip", ".parquet")  # not read inside a compressed file
+OF_RECORDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 # Archives that have no reader: some of them would pass as text.
 UNKNOWN_ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".zst")
 
@@ -82,12 +83,19 @@ def read(entry: Entry) -> Iterator[Piece]:
     if entry.is_unpacked and suffix in NESTED:
         reason = f"is a {suffix} file inside a compressed file"
         raise Unusable(entry.name, reason, "unpack the outer one first")
+    if entry.reading.is_glance and suffix not in (*OF_RECORDS, *NESTED):
+        return
     reader: Reader = parts.load(parts.READERS, suffix if suffix in parts.READERS else TEXT)
-    has_text = False
+    has_text, unanswered = False, entry.reading.unanswered
     for piece in reader(entry):
         has_text = True
         yield piece
-    if not has_text:
+        if entry.reading.is_glance and suffix in OF_RECORDS:
+            return
+    if not has_text and entry.reading.unanswered > unanswered:
+        reason = "has no conversation with an answer"
+        raise Unusable(entry.name, reason, "the assistant must say something in one of them")
+    if not has_text and not entry.reading.is_glance:
         raise Unusable(entry.name, "has no text in it", "give a file with text in it")
 
 

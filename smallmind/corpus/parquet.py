@@ -8,8 +8,8 @@ from typing import Any
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.reading import shown
-from smallmind.corpus.records import Records, document_of
-from smallmind.corpus.turns import LISTS
+from smallmind.corpus.records import Records
+from smallmind.corpus.turns import TELLING
 
 ROWS = 256  # that are converted at once
 
@@ -25,19 +25,16 @@ def read_parquet(entry: Entry) -> Iterator[Piece]:
         with _naming(entry):
             table = parquet.ParquetFile(file)
             names = list(table.schema_arrow.names)
-        lists = [name for name in names if name.casefold() in LISTS]
-        first = next(iter(next(_batches(entry, table, lists), [])), None) if lists else None
-        is_chat = records.look_for_turns(names, "its columns", first)
-        columns = names if is_chat else [records.choose(names, "its columns")]
+        telling = [name for name in names if name.casefold() in TELLING]
+        first = next(iter(next(_batches(entry, table, telling), [])), None) if telling else None
+        shape = records.look_for_turns(names, "its columns", first)
+        columns = list(shape.names) if shape else [records.choose(names, "its columns")]
         number = 0
         for rows in _batches(entry, table, columns):
             for row in rows:
                 number += 1
                 where = f"row {number:,}"
-                if is_chat:
-                    yield from records.pieces(row, where)
-                else:
-                    yield from document_of(entry, records.text_of(row, where))
+                yield from records.pieces(row, where)
 
 
 def _pyarrow(entry: Entry) -> Any:

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from smallmind import parts
 from smallmind.checks import InputError, check_type
 from smallmind.console import activity
@@ -60,6 +62,7 @@ from smallmind.text.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer.json"
 COMMIT = 1 << 25  # tokens after which progress is recorded
+TOGETHER = 1 << 18  # tokens of whole conversations that are written at once, or more
 MOST_SKIPPED = 100  # files whose names are kept
 
 
@@ -201,7 +204,7 @@ def _check_same(directory: Path, found: Any, wanted: dict[str, Any]) -> None:
     if found == wanted:
         return
     found = found if isinstance(found, dict) else {}
-    changed = [name for name in wanted if found.get(name) != wanted[name]]
+    changed = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
     raise InputError(
         f"{directory} was made from other texts or settings ({', '.join(changed)}); choose another "
         "directory, or remove it to begin again"
@@ -347,12 +350,18 @@ def _append_conversations(
     template, digest = format_of(tokenizer), ConversationDigest()
     assert template
     done = begun = int((writer.position or {"conversations": 0})["conversations"])
-    uncommitted = 0
+    trained_on = plan.conversations - plan.held_out
+    batch: list[np.ndarray] = []
+    tokens = uncommitted = 0
     read = digest.of(conversations(corpus.pieces("Encoding")))
     for marked in encode_each(tokenizer, template, itertools.islice(read, begun, None)):
-        is_held_out = done >= plan.conversations - plan.held_out
-        done, uncommitted = done + 1, uncommitted + len(marked)
-        writer.append(marked, {"conversations": done}, held_out=is_held_out)
+        batch.append(marked)
+        done, tokens = done + 1, tokens + len(marked)
+        if tokens < TOGETHER and done not in (trained_on, plan.conversations):
+            continue
+        ids = np.concatenate(batch)
+        writer.append(ids, {"conversations": done}, held_out=done > trained_on)
+        batch, tokens, uncommitted = [], 0, uncommitted + tokens
         if uncommitted >= COMMIT:
             writer.commit()
             uncommitted = 0

@@ -79,6 +79,7 @@ class Reading:
         chat: bool | None = None,
     ) -> None:
         self.chat = chat  # conversations in records; None: where they are recognised
+        self.is_glance = False  # only at the first record of each file that has records
         self.field = field  # of a record, its text; None: the obvious one
         self.encoding = encoding  # of what has no byte order mark; None: UTF-8
         self.limits = limits

@@ -2,12 +2,11 @@
 
 import io
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
 
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece, document
 from smallmind.corpus.reading import Unusable, shown
-from smallmind.corpus.turns import NEEDED, Turns, find_shape
+from smallmind.corpus.turns import NEEDED, Shape, Turns, find_shape
 
 OBVIOUS = ("text", "content", "story")  # fields that hold the text, the most likely first
 MOST_NAMES = 20  # fields in a message
@@ -65,30 +64,32 @@ class Records:
 
         Unusable if it has neither, InputError if it is damaged.
         """
-        if not self._is_known:
+        if value is not None and not self._is_known:
             self.look_for_turns(value if isinstance(value, dict) else (), where, value)
-        if self._turns:
-            yield from self._turns.pieces(value, where)
-        else:
-            yield from document_of(self._entry, self.text_of(value, where))
+        if self._turns and value is not None:
+            return self._turns.pieces(value, where)
+        return document_of(self._entry, self.text_of(value, where))
 
-    def look_for_turns(self, names: Collection[object], where: str, record: Any = None) -> bool:
-        """Finds out by the names of the fields, and the first record, if it has turns.
+    def look_for_turns(
+        self, names: Collection[object], where: str, record: object = None
+    ) -> Shape | None:
+        """Finds out by the names of the fields, and the first record, which of them are turns.
 
-        Unusable if it has none, and conversations have been asked for.
+        InputError if none are, and conversations have been asked for.
         """
         if self._is_known:
-            return self._turns is not None
+            return None
         self._is_known = True
-        shape = find_shape(names, record if isinstance(record, dict) else None)
+        shape = find_shape(names, record if isinstance(record, dict) else None, OBVIOUS)
         if shape:
-            self._turns = Turns(self._entry, shape)
+            self._turns = Turns(self._entry, shape, has_text=_named(names, OBVIOUS) is not None)
             self._entry.reading.note(f"read conversations from {shape}")
         elif self._entry.reading.chat:
-            reason = f"has no conversation in {where}"
-            advice = f"--chat needs fields with {NEEDED}; leave it out to read texts"
-            raise Unusable(self._entry.name, reason, advice)
-        return shape is not None
+            raise InputError(
+                f"{self._entry.name} has no conversation in {where}; --chat needs fields with "
+                f"{NEEDED}; leave it out to read texts"
+            )
+        return shape
 
     def choose(self, names: Collection[object], where: str) -> str:
         """The field, out of those that a record has; the same for all records of the file.
@@ -97,14 +98,13 @@ class Records:
         """
         if self._chosen in names and self._chosen is not None:
             return self._chosen
-        known = [name for name in names if isinstance(name, str)]
         if self._chosen is None:
             field = self._entry.reading.field
-            self._chosen = _named(known, (field,) if field else OBVIOUS)
+            self._chosen = _named(names, (field,) if field else OBVIOUS)
             if self._chosen is not None:
                 self.note(self._chosen)
-        if self._chosen is None or self._chosen not in known:
-            raise self._missing(known, where)
+        if self._chosen is None or self._chosen not in names:
+            raise self._missing([name for name in names if isinstance(name, str)], where)
         return self._chosen
 
     def note(self, field: str) -> None:
@@ -150,11 +150,11 @@ class Records:
         return Unusable(self._entry.name, reason, f"give --field with one of these: {names}")
 
 
-def _named(names: list[str], wanted: Iterable[str]) -> str | None:
+def _named(names: Collection[object], wanted: Iterable[str]) -> str | None:
     """The first of the wanted names that is among the names, if need be in other letter case."""
-    wanted = list(wanted)
+    known, wanted = [name for name in names if isinstance(name, str)], list(wanted)
     for key in (str, str.casefold):
-        by_key = {key(name): name for name in reversed(names)}
+        by_key = {key(name): name for name in reversed(known)}
         for word in wanted:
             if key(word) in by_key:
                 return by_key[key(word)]

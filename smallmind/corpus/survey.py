@@ -17,20 +17,33 @@ from smallmind.text.tokenizer import batched
 LEAST_HELD_OUT, MOST_HELD_OUT = 0.05, 0.2  # share of a text, as whole documents
 MOST_STARTS = 1 << 20  # of documents, that are remembered
 BEGINNING = 200  # characters
+LONGEST = 1 << 22  # characters of a plain document among conversations
 CODE_POINTS = 0x110000
 
 
 def conversations(pieces: Iterable[Piece]) -> Iterator[Conversation]:
-    """Documents in pieces -> each as a conversation; a plain one is a single turn."""
+    """Documents in pieces -> each as a conversation; a plain one is a single turn.
+
+    A plain one of more than LONGEST characters becomes several: a conversation is held in memory.
+    """
     turns: list[Turn] = []
+    texts: list[str] = []
+    length = 0
     for piece in pieces:
-        if piece.role or not turns:
-            turns.append(Turn(piece.role or TEXT, piece.text))
-        else:
-            turns[-1] = Turn(TEXT, turns[-1].text + piece.text)
-        if piece.ends:
-            yield tuple(turns)
-            turns = []
+        if piece.role:
+            turns.append(Turn(piece.role, piece.text))
+            if piece.ends:
+                yield tuple(turns)
+                turns = []
+            continue
+        texts.append(piece.text)
+        length += len(piece.text)
+        if piece.ends or length > LONGEST:
+            text = "".join(texts)
+            last = length if piece.ends else length // LONGEST * LONGEST
+            for start in range(0, last, LONGEST):
+                yield (Turn(TEXT, text[start : min(last, start + LONGEST)]),)
+            texts, length = [text[last:]], length - last
 
 
 def texts_of(conversations: Iterable[Conversation]) -> Iterator[str]:

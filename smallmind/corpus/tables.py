@@ -33,8 +33,8 @@ def _read_table(entry: Entry, separators: str) -> Iterator[Piece]:
     if not names:
         return
     records, column = Records(entry, "column"), 0
-    is_chat = len(names) > 1 and records.look_for_turns(names, "the header row")
-    if is_chat:
+    shape = records.look_for_turns(names, "the header row")
+    if shape:
         pass
     elif len(names) == 1 and not entry.reading.field:  # it holds the text, whatever it is called
         records.note(names[0])
@@ -46,7 +46,7 @@ def _read_table(entry: Entry, separators: str) -> Iterator[Piece]:
                 f"{entry.name}: the row in line {number:,} has {len(row)} cells and the header "
                 f"{len(names)}; put quotes around cells that contain {separator!r}"
             )
-        if row and is_chat:
+        if row and shape:
             cells = dict(itertools.zip_longest(names, row[: len(names)], fillvalue=""))
             yield from records.pieces(cells, f"the row in line {number:,}")
         elif row:

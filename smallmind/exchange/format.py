@@ -9,7 +9,6 @@ from smallmind import parts
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import ModelConfig
-from smallmind.text.bpe_tokenizer import BPETokenizer
 from smallmind.text.tokenizer import Tokenizer
 
 MAX_PADDING = 2**16  # tokens
@@ -143,9 +142,6 @@ def padded(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
     missing = vocab_size - tokenizer.vocab_size
     if missing == 0:
         return tokenizer
-    if not 0 < missing <= MAX_PADDING or not isinstance(tokenizer, BPETokenizer):
+    if not 0 < missing <= MAX_PADDING:
         raise InputError(f"its tokenizer has {tokenizer.vocab_size} tokens, its model {vocab_size}")
-    state = tokenizer.state()
-    unused = {f"[PAD{i}]": i for i in range(tokenizer.vocab_size, vocab_size)}
-    made = Tokenizer.from_state({**state, "special": {**state["special"], **unused}})
-    return made.with_published(tokenizer.published)
+    return tokenizer.with_special([f"[PAD{i}]" for i in range(tokenizer.vocab_size, vocab_size)])

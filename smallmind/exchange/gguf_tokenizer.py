@@ -73,17 +73,24 @@ def _of_single(tokenizer: Tokenizer) -> dict[str, Any]:
 
     In the words of RWKV's tokenizer, which takes the longest token that matches: none of the
     others has tokens without merges or scores, and none can do without tokens for the beginning
-    and the end of a text, which these vocabularies lack.
+    and the end of a text, which these vocabularies lack. It finds special tokens by their names.
     """
     if isinstance(tokenizer, CharTokenizer):
         tokens = [character.encode() for character in tokenizer.characters]
     else:
         assert isinstance(tokenizer, ByteTokenizer)
         tokens = [bytes([byte]) for byte in range(256)]
+    special = list(tokenizer.special)
+    if escaped := [name for name in special if "\\" in name]:
+        raise InputError(
+            f"llama.cpp cannot find the special token {escaped[0]!r} among single {tokenizer.unit}:"
+            " train with --tokenizer bpe, or export the model with --to hf"
+        )
+    types = [UNUSED if name == f"[PAD{i}]" else CONTROL for name, i in tokenizer.special.items()]
     return {
         "model": "rwkv",
-        "tokens": list(map(_escaped, tokens)),
-        "token_type": np.full(len(tokens), NORMAL, np.int32),
+        "tokens": [*map(_escaped, tokens), *special],
+        "token_type": np.array([NORMAL] * len(tokens) + types, np.int32),
     }
 
 
@@ -102,7 +109,7 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:
         if model == "gpt2":
             return _bpe(metadata, tokens)
         if model == "rwkv":
-            return _single([_unescaped(token) for token in tokens])
+            return _single(metadata, tokens)
     except InputError:
         raise
     except (KeyError, TypeError, ValueError) as error:
@@ -121,9 +128,7 @@ def _bpe(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
             f"its tokenizer splits texts by the pattern {shown_value(pattern)}; known here are "
             f"{', '.join(SPLITS)}"
         )
-    types = np.asarray(metadata.get(f"{PREFIX}token_type", np.full(len(tokens), NORMAL)))
-    if types.shape != (len(tokens),):
-        raise ValueError("it has other numbers of tokens and of their types")
+    types = _types(metadata, tokens)
     split, ignore_merges = SPLITS[pattern]
     special = {tokens[i]: i for i in np.flatnonzero(np.isin(types, SPECIAL)).tolist()}
     shown = [tokens[i] for i in np.flatnonzero(types == USER_DEFINED).tolist()]
@@ -144,15 +149,28 @@ def _bpe(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     )
 
 
-def _single(tokens: list[bytes]) -> Tokenizer:
-    if tokens == [bytes([byte]) for byte in range(256)]:
-        return ByteTokenizer()
-    characters = [token.decode() for token in tokens]
+def _types(metadata: Mapping[str, Any], tokens: list[str]) -> np.ndarray:
+    """The type of each token (n,)."""
+    types = np.asarray(metadata.get(f"{PREFIX}token_type", np.full(len(tokens), NORMAL)))
+    if types.shape != (len(tokens),):
+        raise ValueError("it has other numbers of tokens and of their types")
+    return types
+
+
+def _single(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
+    is_special = np.isin(_types(metadata, tokens), SPECIAL)
+    special = {tokens[i]: i for i in np.flatnonzero(is_special).tolist()}
+    ordinary = [_unescaped(token) for token in tokens if token not in special]
+    if ordinary == [bytes([byte]) for byte in range(256)]:
+        return Tokenizer.from_state({"kind": "byte", "special": special})
+    characters = [token.decode() for token in ordinary]
     if any(len(character) != 1 for character in characters) or characters != sorted(
         set(characters)
     ):
         raise InputError("its tokens are neither the bytes nor single characters in their order")
-    return CharTokenizer.from_state({"characters": "".join(characters)})
+    return Tokenizer.from_state(
+        {"kind": "char", "characters": "".join(characters), "special": special}
+    )
 
 
 def _unescaped(token: str) -> bytes:

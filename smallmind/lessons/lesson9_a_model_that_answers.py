@@ -110,6 +110,7 @@ print(f"{data.train.padding:.1%} of packed windows are empty: {data}")
 shape = {"n_layer": 2, "n_embd": 64, "n_head": 4, "block_size": 512, "position": "learned"}
 model = smallmind.TransformerModel(tokenizer.vocab_size, **shape)
 batch = data.windows(np.zeros(1, np.int64))
+assert batch.firsts is not None
 together = model.losses(batch.ids, batch.targets, firsts=batch.firsts)[0]
 first = batch.firsts[0] == 0
 alone = model.losses(batch.ids[:, first], batch.targets[:, first])[0]

@@ -102,6 +102,7 @@ class Network:
         x, self.rows = self._hidden(ids, firsts), rows
         if rows is None:
             return self._logits(x)
+        self.workspace.room = len(rows), len(x)
         self.learned = self.workspace.rent(len(rows), x.shape[1])
         self.workspace.kernels_for("head").take_rows(self.learned, x, rows)
         return self._logits(self.learned)
@@ -160,6 +161,7 @@ class Network:
         release(dnormed, self.normed)
         if self.rows is not None:
             # forward: learned = x[rows]
+            workspace.room = None
             dlearned, dx = dx, workspace.rent(*x.shape)
             kernels = workspace.kernels_for("head")
             kernels.clear(dx)

@@ -439,7 +439,7 @@ class TransformerModel(Tabular):
             batch = ids[windows], targets[windows]
             rows = None
             if weights is not None and not objective:
-                rows = _learned_rows(optional["weights"])
+                rows = learned_rows(optional["weights"])
             if rows is not None:  # the head computes nothing else
                 batch = batch[0], batch[1].reshape(-1)[rows]
                 optional |= {"weights": optional["weights"].reshape(-1)[rows], "rows": rows}
@@ -648,7 +648,7 @@ def _checked_weights(weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return weights
 
 
-def _learned_rows(weights: np.ndarray) -> np.ndarray | None:
+def learned_rows(weights: np.ndarray) -> np.ndarray | None:
     """weights (B, T) -> the tokens (N,) whose targets have any, by number, or None for all.
 
     And a few others, so that N is one of few numbers: passes of the same sizes are repeated.
@@ -668,12 +668,17 @@ def _checked_firsts(firsts: np.ndarray | None, shape: tuple[int, ...]) -> np.nda
     if firsts is None:
         return None
     check_type("firsts", firsts, np.ndarray)
-    if firsts.shape != shape or firsts.dtype.kind != "i":
+    if firsts.shape != shape or firsts.dtype.kind not in "iu":
         raise InputError(
             f"firsts {firsts.shape} of {firsts.dtype} must be whole numbers in the shape of ids, "
             f"{shape}"
         )
-    firsts = np.ascontiguousarray(firsts, np.int32)
-    if not ((firsts >= 0) & (firsts <= np.arange(shape[1], dtype=np.int32))).all():
-        raise InputError("firsts must be places in the window, none after the token itself")
-    return firsts
+    # Kernels look only at the first places of some queries: anything else would be silently wrong.
+    continues = firsts[:, 1:] == firsts[:, :-1]
+    begins = firsts[:, 1:] == np.arange(1, shape[1], dtype=np.int32)
+    if firsts[:, 0].any() or not (continues | begins).all():
+        raise InputError(
+            "firsts must be 0 at the first place, and then as before or, where another document "
+            "begins, the place itself"
+        )
+    return np.ascontiguousarray(firsts, np.int32)

@@ -67,6 +67,10 @@ class Workspace:
         self._busy = threading.Lock()  # held during a pass; the owner of what the pass rents
         self._rented: dict[int, np.ndarray] = {}
         self.cache: Any = None  # the KeyValueCache that a pass continues, if it continues any
+        # (N, R): what has N rows is rented with room for R, so that a pool holds the same arrays
+        # for every N.
+        self.room: tuple[int, int] | None = None
+        self._wholes: dict[int, np.ndarray] = {}  # as the pool knows them, of arrays with more room
         self._keeps_arrays = False
         self._noted: list[np.ndarray] | None = None  # what a pass has rented so far, if it is noted
         self.reservation: Reservation | None = None  # of arrays that this pass rents, all at once
@@ -98,7 +102,13 @@ class Workspace:
     def _rent(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         if self._keeps_arrays:
             return aligned_zeros(math.prod(shape), dtype).reshape(shape)
-        array = self.pool.rent(math.prod(shape), dtype, self._busy).reshape(shape)
+        n = math.prod(shape)
+        if self.room and shape[0] == self.room[0]:
+            whole = self.pool.rent(n // shape[0] * self.room[1], dtype, self._busy)
+            array = whole[:n].reshape(shape)
+            self._wholes[id(array)] = whole
+        else:
+            array = self.pool.rent(n, dtype, self._busy).reshape(shape)
         self._rented[id(array)] = array
         if self._noted is not None:
             self._noted.append(array)
@@ -110,7 +120,7 @@ class Workspace:
             return
         for array in arrays:
             del self._rented[id(array)]
-            self.pool.return_(array, clear=False)
+            self.pool.return_(self._wholes.pop(id(array), array), clear=False)
 
     def rented(self) -> set[int]:
         """The ids of the arrays that are rented now."""
@@ -157,12 +167,13 @@ class Workspace:
             key[...] = hash64(self.seed, at.number, site)
 
     def _end_pass(self) -> None:
-        self.now = self.cache = None
+        self.now = self.cache = self.room = None
         if self.reservation:
             self.reservation.return_()
             self.reservation = None
         self.carried.clear()
         self._rented.clear()
+        self._wholes.clear()
         self.pool.return_all(self._busy)
 
     def use_blas(self, is_used: bool) -> None:

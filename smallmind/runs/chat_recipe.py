@@ -1,54 +1,82 @@
 """The choices of the recipe for conversations, which follow from their number and length."""
 
 import dataclasses
-import math
 
 import numpy as np
 
-from smallmind import parts
+from smallmind.nn.position import position_class
+from smallmind.runs.assembly import Initial
 from smallmind.runs.source import ConversationSource, Source
-from smallmind.settings.config import RunConfig
 from smallmind.settings.presets import CHAT_RECIPE, SIZES, Fields
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import ALTERNATIVES, Choices
+from smallmind.text.packing import pack
+from smallmind.text.tokenizer import Tokenizer
 
 # Measured, see "Conversations" in bench/LOG.md: fewer of them are read more often, and drop more.
-SEEN = 6000  # conversations, repeated ones included
+SEEN = 10_000  # conversations, repeated ones included
 FEWEST_EPOCHS, MOST_EPOCHS = 2, 20
 FEW, DROPOUT = 10_000, 0.1
 PATIENCE = 3  # evaluations without a lower loss on held-out answers
 EVALUATIONS = 10  # of a run
-WINDOWS = (64, 512)  # tokens, the shortest and the longest that is chosen
-FITTING = 0.95  # share of conversations that a window holds
-CHARACTERS_PER_TOKEN = 2.0  # of learned tokens, few for few conversations
-HEADERS = 40  # tokens around the turns of a conversation, about, as characters
+# Windows: at least as long as nearly all conversations, in steps, and then until little is empty.
+FITTING, STEP, LONGEST, PADDING = 0.95, 64, 1024, 0.02
+USUAL = 256  # where lengths are not known
+TOKENS, MORE_TOKENS = 1024, 2048  # in an update, with few and with many conversations
 
 
-def for_conversations(choices: Choices, source: Source) -> Choices:
+def for_built_in(choices: Choices) -> Choices:
+    """The choices with those for the built-in questions, if it is they that are asked for."""
+    if choices.fields.get("text") or not choices.fields.get("chat"):
+        return choices
+    from smallmind.text.questions import BUILT_IN_FIELDS
+
+    choices = _with_recipe(choices)
+    if choices.recipe != CHAT_RECIPE:
+        return choices
+    return choices.having(**_without_alternatives(BUILT_IN_FIELDS, choices.given) | choices.given)
+
+
+def for_conversations(
+    choices: Choices, source: Source, tokenizer: Tokenizer, initial: Initial | None
+) -> Choices:
     """The choices with what the recipe for conversations sets, unless another has been named."""
-    if choices.is_default:
-        choices = dataclasses.replace(choices, recipe=CHAT_RECIPE, is_default=False)
+    choices = _with_recipe(choices)
     if choices.recipe != CHAT_RECIPE:
         return choices
     given = choices.given
-    if choices.size and given.get("block_size") == SIZES[choices.size]["block_size"]:
-        given = {name: value for name, value in given.items() if name != "block_size"}
-    return choices.having(**chosen(given, source) | given)
+    if choices.size:  # whose windows are for texts
+        of_size = SIZES[choices.size]
+        names = [x for x in ("block_size", "batch_size") if given.get(x) == of_size.get(x)]
+        given = {name: value for name, value in given.items() if name not in names}
+    chosen = _chosen(given, source, tokenizer, initial)
+    return choices.having(**chosen | given)
 
 
-def chosen(given: Fields, source: Source) -> Fields:
+def _with_recipe(choices: Choices) -> Choices:
+    """The choices with the recipe for conversations, if none has been named."""
+    if not choices.is_default:
+        return choices
+    return dataclasses.replace(choices, recipe=CHAT_RECIPE, is_default=False)
+
+
+def _chosen(given: Fields, source: Source, tokenizer: Tokenizer, initial: Initial | None) -> Fields:
     """The fields that nobody has given."""
-    if source.is_built_in:
-        from smallmind.text.questions import BUILT_IN_FIELDS
-
-        return BUILT_IN_FIELDS
-    fields: Fields = {"early_stopping_patience": PATIENCE}
     count = source.report.conversations if source.report else 0
+    fields: Fields = {"early_stopping_patience": PATIENCE, "block_size": USUAL}
     if isinstance(source, ConversationSource):
         count = len(source.conversations)
-        if not given.get("init_from"):  # else the model has its own
-            kind = given.get("tokenizer", RunConfig.tokenizer)
-            fields["block_size"] = _window(source, kind)
+        lengths = np.array([len(tokens) for tokens in source.marked(tokenizer)])
+        fields["block_size"] = window_for(lengths)
+    if initial:
+        most = initial.config.block_size
+        if position_class(initial.config).limits_context:
+            del fields["block_size"]
+        else:
+            fields["block_size"] = min(most, fields["block_size"])
+    T = given.get("block_size") or fields.get("block_size") or (initial and most)
+    tokens = TOKENS if count < FEW else MORE_TOKENS
+    fields["batch_size"] = max(1, round(tokens / (T or USUAL)))
     if not any(given.get(name) for name in ALTERNATIVES["length of the run"]):
         epochs = round(SEEN / max(1, count))
         fields["epochs"] = min(MOST_EPOCHS, max(FEWEST_EPOCHS, epochs))
@@ -57,15 +85,30 @@ def chosen(given: Fields, source: Source) -> Fields:
     return fields
 
 
-def _window(source: ConversationSource, kind: str) -> int:
-    """Tokens that hold most of the conversations, a multiple of 64."""
-    characters = [
-        HEADERS + sum(len(turn.text) for turn in conversation)
-        for conversation in source.conversations
-    ]
-    is_learned = kind not in parts.TOKENIZERS or parts.load(parts.TOKENIZERS, kind).is_learned
-    tokens = np.quantile(characters, FITTING) / (CHARACTERS_PER_TOKEN if is_learned else 1)
-    return int(min(WINDOWS[1], max(WINDOWS[0], 64 * math.ceil(tokens / 64))))
+def window_for(lengths: np.ndarray) -> int:
+    """lengths (n,) of conversations, in tokens -> the tokens of windows to pack them into."""
+    least = STEP * int(np.ceil(np.quantile(lengths, FITTING) / STEP))
+    least = min(LONGEST, max(2 * STEP, least))
+    fullest, best = 1.0, least
+    for T in range(least, LONGEST + 1, STEP):
+        places = np.minimum(lengths - 1, T)
+        empty = 1 - places.sum() / (T * len(pack(places, T)[1]))
+        if empty < fullest:
+            fullest, best = empty, T
+        if fullest <= PADDING:
+            break
+    return best
+
+
+def _without_alternatives(fields: Fields, given: Fields) -> Fields:
+    """The fields without those that something given replaces, such as steps by epochs."""
+    replaced = {
+        name
+        for names in ALTERNATIVES.values()
+        if any(given.get(other) for other in names)
+        for name in names
+    }
+    return {name: value for name, value in fields.items() if name not in replaced}
 
 
 def evaluated_often(choices: Choices, settings: Settings) -> Settings:

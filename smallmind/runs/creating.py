@@ -19,7 +19,7 @@ from smallmind.nn.transformer import TransformerModel, resolve_precision, resolv
 from smallmind.parallel.environment import launched
 from smallmind.runs import budget
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer
-from smallmind.runs.chat_recipe import evaluated_often, for_conversations
+from smallmind.runs.chat_recipe import evaluated_often, for_built_in, for_conversations
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import TEXT, Text, default_directory, is_literal, paths_of
 from smallmind.runs.products import fastest_products
@@ -115,17 +115,20 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     is given. InputError if a setting is wrong, or the text is too short or does not fit the weights
     that the run starts from.
     """
+    if text is None:
+        choices = for_built_in(choices)
     settings = choices.settings()  # before a long text is read
     run = settings.run
     initial = Initial.read(run)
     encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
     source = read_source(run.text if text is None else text, run, encoding, cache)
-    if source.is_chat:
-        choices = for_conversations(choices, source)
+    tokenizer = fit_tokenizer(run, source, encoding, initial) if source.is_chat else None
+    if tokenizer:
+        choices = for_conversations(choices, source, tokenizer, initial)
         settings = choices.settings()
     settings = _fitted(choices, settings, source.characters, initial)
     settings = settings.replace(chat=source.is_chat)
-    tokenizer = fit_tokenizer(run, source, encoding, initial)
+    tokenizer = tokenizer or fit_tokenizer(run, source, encoding, initial)
     settings = with_tokenizer(settings, source)
     if initial and tokenizer.vocab_size > initial.config.vocab_size:  # by tokens of a template
         settings = settings.replace(vocab_size=tokenizer.vocab_size, bigram_vocab=initial.pairs)

@@ -22,6 +22,7 @@ from smallmind.runs.source import (
     Source,
     TextSource,
     read_source,
+    recognising,
     reread_source,
 )
 from smallmind.text.dataset import Dataset
@@ -173,7 +174,7 @@ class SavedRun:
         """
         model, tokenizer = self.load(checkpoint)
         if text is not None:
-            run = self.settings.run
+            run = recognising(self.settings.run)
             source = read_source(text, run, Encoding.of_run(run, tokenizer), self._cache)
             if source.sha256 != self.config.text_sha256:
                 if isinstance(source, ConversationSource):

@@ -96,6 +96,7 @@ class ConversationSource:
         self.is_built_in = is_built_in
         self.conversations = conversations
         self.name = name
+        self._marked: tuple[str, list[np.ndarray]] | None = None  # of a tokenizer, by its digest
         self._held_out = held_out
         self.report = report
         self.characters = sum(len(turn.text) for turns in conversations for turn in turns)
@@ -132,10 +133,14 @@ class ConversationSource:
 
     def marked(self, tokenizer: Tokenizer) -> list[np.ndarray]:
         """The marked tokens of each conversation."""
+        if self._marked and self._marked[0] == tokenizer.digest:
+            return self._marked[1]
         template = format_of(tokenizer)
         assert template  # see `fit_template`
         with activity.doing("Encoding the conversations", usual=True):
-            return list(encode_each(tokenizer, template, activity.parts(self.conversations)))
+            marked = list(encode_each(tokenizer, template, activity.parts(self.conversations)))
+        self._marked = tokenizer.digest, marked
+        return marked
 
     def whole(self, tokenizer: Tokenizer, T: int) -> PackedDataset:
         """All of them as the held-out part, for an evaluation.
@@ -155,6 +160,7 @@ class ConversationSource:
         run = dataclasses.replace(run, chat=True)
         marked, count = self.marked(tokenizer), self.held_out
         train, held_out = map(np.concatenate, (marked[:-count], marked[-count:]))
+        self._marked = None  # once is enough
         return dataset_of((train, held_out), tokenizer, T, run)
 
 
@@ -267,8 +273,10 @@ def reread_source(
     InputError, with advice, if it has changed or cannot be read.
     """
     try:
-        if run.text is not None and (kept := _find_prepared(run, encoding, sha256, cache)):
-            return kept
+        if run.text is not None:
+            if kept := _find_prepared(run, encoding, sha256, cache):
+                return kept
+            run = recognising(run)
         source = read_source(run.text, run, encoding, cache)
     except InputError as error:
         raise InputError(
@@ -287,6 +295,14 @@ def reread_source(
     raise InputError(
         f"{name_of(run.text)} has changed since the run was created; restore the text as it was"
     )
+
+
+def recognising(run: RunConfig) -> RunConfig:
+    """The settings of a saved run on conversations, for reading texts again or others.
+
+    Each file tells again if it has some: they may have been mixed with records of plain text.
+    """
+    return dataclasses.replace(run, chat=None) if run.chat else run
 
 
 def size_on_disk(text: Text, run: RunConfig) -> int | None:

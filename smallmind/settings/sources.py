@@ -229,6 +229,8 @@ def _reusable(config: Any) -> Fields:
         if not isinstance(saved := config.get(section, {}), dict):
             raise ValueError(f"its {section!r} is not a JSON object")
         fields |= vars(from_saved(kind, saved))
+    if fields["text"] or not fields["chat"]:  # another text may have conversations, or none
+        fields["chat"] = None
     return {key: x for key, x in fields.items() if key not in RUN_SPECIFIC and x is not None}
 
 

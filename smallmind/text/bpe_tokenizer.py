@@ -136,6 +136,13 @@ class BPETokenizer(Tokenizer):
 
         return encode_each(texts, self._pattern, self._table, self._whole, self._special)
 
+    def _check_names(self, names: Sequence[str]) -> None:
+        super()._check_names(names)
+        written, spelled = set(self.names()), set(self.vocabulary)
+        for name in names:
+            if name in written or name.encode() in spelled:
+                raise InputError(f"a special token cannot be named {name!r}: it is an ordinary one")
+
     def chunks(self, texts: Iterable[str]) -> Iterator[str]:
         from smallmind.text.bpe import cut
 
@@ -147,8 +154,9 @@ class BPETokenizer(Tokenizer):
         return encode_chunks(chunks, self._pattern, self._table, self._whole, self._special)
 
     def unknown(self, text: str) -> str:
-        if not self._lacking:
-            return ""
+        return super().unknown(text) if self._lacking else ""
+
+    def _unknown(self, text: str) -> str:
         return "".join(
             character
             for character in sorted(distinct(text))

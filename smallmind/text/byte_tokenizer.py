@@ -11,6 +11,7 @@ from smallmind.console import activity
 from smallmind.files.encoding import encoded
 from smallmind.text import tokenizer_json
 from smallmind.text.byte_alphabet import CHARACTER_OF
+from smallmind.text.ids import total
 from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer
 
 BYTES = 256
@@ -42,6 +43,9 @@ class ByteTokenizer(Tokenizer):
             self.special = self._check_special(special, BYTES)
             self._names = [name.encode() for name in self.special]
             self.vocab_size = BYTES + len(self._names)
+            begin = (np.arange(BYTES) & 0xC0) != 0x80  # as in `spelled`
+            self._characters = np.append(begin, list(map(len, self.special)))
+            self._lengths = np.append(np.ones(BYTES, int), list(map(len, self._names)))
         return self
 
     def _bytes(self, i: int) -> bytes:
@@ -54,11 +58,10 @@ class ByteTokenizer(Tokenizer):
         return ids.astype(np.uint8).tobytes().decode("utf-8", "replace")
 
     def spelled(self, ids: np.ndarray) -> Spelled:
-        # UTF-8: 0b10xxxxxx continues a character.
-        characters = (ids & 0xC0) != 0x80
         if self.special:
-            characters |= ids >= BYTES
-        return Spelled(int(np.count_nonzero(characters)), ids.size)
+            return Spelled(total(self._characters, ids), total(self._lengths, ids))
+        # UTF-8: 0b10xxxxxx continues a character.
+        return Spelled(int(np.count_nonzero((ids & 0xC0) != 0x80)), ids.size)
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")

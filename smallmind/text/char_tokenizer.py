@@ -55,11 +55,13 @@ class CharTokenizer(Tokenizer):
             self.special = self._check_special(special, len(self.characters))
             self._pieces += self.special
             self._bytes = np.append(self._bytes, [len(name.encode()) for name in self.special])
+            self._characters = np.array(list(map(len, self._pieces)))
             self.vocab_size = len(self._pieces)
         return self
 
     def spelled(self, ids: np.ndarray) -> Spelled:
-        return Spelled(ids.size, total(self._bytes, ids))
+        characters = total(self._characters, ids) if self.special else ids.size
+        return Spelled(characters, total(self._bytes, ids))
 
     def _text(self, ids: np.ndarray) -> str:
         if self.special and ids.max() >= len(self.characters):
@@ -70,7 +72,7 @@ class CharTokenizer(Tokenizer):
             codes[chunk].tobytes().decode("utf-32-le", "surrogatepass") for chunk in chunks
         )
 
-    def unknown(self, text: str) -> str:
+    def _unknown(self, text: str) -> str:
         return "".join(sorted(distinct(text) - set(self.characters)))
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:

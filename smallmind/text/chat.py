@@ -4,7 +4,7 @@ ChatML: https://github.com/openai/openai-python/blob/v0.28.1/chatml.md; Llama 3'
 model card. Templates of other programs are in the language of Jinja.
 """
 
-import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,9 +17,10 @@ TEXT = "text"  # the role of a plain document
 # The lowest bits of marked tokens: what a token is in its conversation.
 PLAIN, LEARNED, CUT, START = range(4)
 KINDS = 4
-TOGETHER = 1000  # conversations that are encoded at once
-# Characters that no text has: Unicode keeps them for the inside of programs.
-NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
+TOGETHER, LONGEST = 1000, 1 << 20  # conversations that are encoded at once; their characters
+# The first of the characters that Unicode keeps for the inside of programs, and one that no file
+# can hold.
+NONCHARACTER, HALF = 0xFDD0, "\ud800"
 TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
 CONFIG = "config.json"
 
@@ -49,7 +50,7 @@ class Format:
     name: str
     special: tuple[str, ...]  # tokens that its tokenizer has to have
     end: str  # the token that ends a turn of the assistant
-    lead: str = ""  # before the text of an answer: the model writes it
+    lead: str = ""  # begins the text of an answer: the model writes it
 
     def render(self, conversation: Conversation, answers: bool = False) -> Rendered:
         """Writes a conversation; with `answers`, up to where the assistant begins to answer."""
@@ -87,7 +88,7 @@ class Format:
             else self.render(conversation)
             for conversation in conversations
         ]
-        marked = _encoded(tokenizer, rendered)
+        marked = _encoded(tokenizer, self.special, rendered)
         for conversation, tokens in zip(conversations, marked, strict=True):
             if is_document(conversation):
                 tokens[1:] += LEARNED - PLAIN
@@ -95,7 +96,8 @@ class Format:
 
     def prompt(self, tokenizer: Tokenizer, conversation: Conversation) -> np.ndarray:
         """conversation -> ids (n,) up to where the assistant begins to answer."""
-        return _encoded(tokenizer, [self.render(conversation, answers=True)])[0] // KINDS
+        rendered = self.render(conversation, answers=True)
+        return _encoded(tokenizer, self.special, [rendered])[0] // KINDS
 
     def published(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """`tokenizer.published`, with what other programs have to know about the template."""
@@ -118,7 +120,10 @@ def is_document(conversation: Conversation) -> bool:
 
 def free_character(conversation: Conversation) -> str:
     """A character that no turn has: a guard for names in them."""
-    return next(c for c in NONCHARACTERS if not any(c in turn.text for turn in conversation))
+    if not any(chr(NONCHARACTER) in turn.text for turn in conversation):
+        return chr(NONCHARACTER)
+    taken = set().union(*(turn.text for turn in conversation))
+    return next((c for c in map(chr, range(NONCHARACTER, 0x110000)) if c not in taken), HALF)
 
 
 def guarded(text: str, special: Iterable[str], guard: str) -> str:
@@ -133,12 +138,15 @@ def tokens_in(text: str, special: tuple[str, ...]) -> list[str]:
     return special_names(special).findall(text) if special else []
 
 
-def _encoded(tokenizer: Tokenizer, rendered: Sequence[Rendered]) -> list[np.ndarray]:
+def _encoded(
+    tokenizer: Tokenizer, names: Sequence[str], rendered: Sequence[Rendered]
+) -> list[np.ndarray]:
     """Each of what a template has written -> marked tokens (n,).
 
     Its texts are encoded together: most are short, and many the same.
     """
-    special = tokenizer.special
+    # Other special tokens of the tokenizer come from no template: their names are a person's text.
+    special = {name: tokenizer.special[name] for name in names if name in tokenizer.special}
     divided = [_segments(special if one.guard else {}, one) for one in rendered]
     texts = {
         text: None
@@ -166,18 +174,21 @@ class _Segment(NamedTuple):
 def _segments(special: Mapping[str, int], rendered: Rendered) -> list[_Segment]:
     """Divides what a template has written at its special tokens."""
     segments, place, guard = [], 0, rendered.guard
+    learned, cuts = deque(rendered.learned), set(rendered.cuts)
     for text in special_names(tuple(special)).split(rendered.text) if special else [rendered.text]:
         if not text:
             continue
         last = place + len(text)
         begin = end = None
-        for first, after in rendered.learned:
-            if first < last and place < after:
-                begin = text[: max(0, first - place)].replace(guard, "")
-                end = text[: after - place].replace(guard, "") if after < last else None
-        segments.append(
-            _Segment(text.replace(guard, ""), text in special, place in rendered.cuts, begin, end)
-        )
+        while learned and learned[0][1] <= place:
+            learned.popleft()
+        for first, after in learned:
+            if first >= last:
+                break
+            begin = text[: max(0, first - place)].replace(guard, "")
+            end = text[: after - place].replace(guard, "") if after < last else None
+        whole = text.replace(guard, "")
+        segments.append(_Segment(whole, text in special, place in cuts, begin, end))
         place = last
     return segments
 
@@ -220,6 +231,13 @@ def encode_each(
     tokenizer: Tokenizer, template: Format, conversations: Iterable[Conversation]
 ) -> Iterator[np.ndarray]:
     """The marked tokens of each conversation; many are encoded together."""
-    remaining = iter(conversations)
-    while batch := list(itertools.islice(remaining, TOGETHER)):
+    batch: list[Conversation] = []
+    length = 0
+    for conversation in conversations:
+        batch.append(conversation)
+        length += sum(len(turn.text) for turn in conversation)
+        if len(batch) == TOGETHER or length > LONGEST:
+            yield from template.encode_all(tokenizer, batch)
+            batch, length = [], 0
+    if batch:
         yield from template.encode_all(tokenizer, batch)

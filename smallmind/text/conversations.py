@@ -89,6 +89,10 @@ class PackedDataset(Dataset):
         return self._stored
 
     @property
+    def learned_share(self) -> float:
+        return self.train.learned / (self.train.count * self.block_size)
+
+    @property
     def is_on_disk(self) -> bool:
         return not isinstance(self._stored[0], np.ndarray)
 

@@ -173,6 +173,15 @@ class Dataset:
         """True if its batches have weights."""
         return self.weights is not None
 
+    def as_text(self) -> "Dataset":
+        """Windows anywhere in the training part, without weights."""
+        return self
+
+    @property
+    def learned_share(self) -> float:
+        """The share of the targets in its windows that count in training."""
+        return 1.0
+
     @property
     def stored(self) -> tuple[Tokens, Tokens]:
         """Both parts as they are given to the constructor."""

@@ -49,7 +49,7 @@ class Template(Format):
             text = guarded(text.strip() if self.strips else text, self.special, guard)
             header, after = self.before[role], self.after[role]
             if role == ASSISTANT:
-                text = self.lead + text
+                text = text if text.startswith(self.lead) else self.lead + text
                 begins = length + len(header)
                 learned.append((begins, begins + len(text) + len(self.end)))
             written = header + text + after
@@ -119,7 +119,8 @@ _JINJA = {
     "qa": (
         "{% for message in messages %}{% if message['role'] == 'user' %}"
         "{{ 'Q: ' + message['content'] + '\\n' }}{% elif message['role'] == 'assistant' %}"
-        "{{ 'A: ' + message['content'] + '<|endoftext|>' }}{% else %}"
+        "{{ 'A:' + ('' if message['content'][:1] == ' ' else ' ') + message['content']"
+        " + '<|endoftext|>' }}{% else %}"
         "{{ message['content'] + '\\n' }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'A:' }}{% endif %}"
     ),

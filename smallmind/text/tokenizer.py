@@ -15,6 +15,7 @@ from smallmind import parts
 from smallmind.checks import InputError, check_type
 from smallmind.console import activity
 from smallmind.files import safetensors
+from smallmind.files.encoding import encoded
 from smallmind.text.ids import check_ids
 from smallmind.text.tokenizer_json import read, write
 
@@ -124,22 +125,29 @@ class Tokenizer:
     def with_special(self, names: Sequence[str]) -> "Tokenizer":
         """The tokenizer with these special tokens: those that it lacks, after its vocabulary.
 
-        InputError for a name that is empty, or a token already that is not special.
+        InputError for a name that is an ordinary token, or too short to be told from one.
         """
         missing = [name for name in dict.fromkeys(names) if name not in self.special]
-        for name in missing:
-            if not check_type("a special token", name, str):
-                raise InputError("the name of a special token is empty")
         if not missing:
             return self
+        self._check_names(missing)
         numbers = range(self.vocab_size, self.vocab_size + len(missing))
         special = {**self.special, **dict(zip(missing, numbers, strict=True))}
         made = Tokenizer.from_state({**self.state(), "special": special})
         return made.with_published(self.published) if self.published else made
 
+    def _check_names(self, names: Sequence[str]) -> None:
+        """Raises InputError unless new special tokens can have these names."""
+        for name in names:
+            if len(check_type("a special token", name, str)) < 2:
+                raise InputError(
+                    f"a special token cannot be named {name!r}: use two characters or more"
+                )
+            encoded(name, 0, len(name))  # InputError for half a character
+
     def chunks(self, texts: Iterable[str]) -> Iterator[str]:
         """Texts, one after another -> the same text in chunks that can be encoded by themselves."""
-        return batched(texts)
+        return _between(batched(texts), tuple(self.special)) if self.special else batched(texts)
 
     def encode_chunks(self, chunks: Iterable[str]) -> Iterator[np.ndarray]:
         """Chunks of `chunks` -> the ids of each, int32; only a few chunks are held in memory."""
@@ -150,7 +158,13 @@ class Tokenizer:
         raise NotImplementedError
 
     def unknown(self, text: str) -> str:
-        """The characters of text outside the vocabulary, sorted."""
+        """The characters that `encode` refuses, sorted: those outside the vocabulary."""
+        if self.special:
+            text = special_names(tuple(self.special)).sub("", text)
+        return self._unknown(text)
+
+    def _unknown(self, text: str) -> str:
+        """The characters of a text without special tokens that are outside the vocabulary."""
         return ""
 
     def _check_special(self, special: Any, first: int) -> dict[str, int]:
@@ -272,6 +286,21 @@ class Tokenizer:
 def special_names(names: tuple[str, ...]) -> "re.Pattern[str]":
     """Matches names of special tokens, the longest first; splitting by it keeps them."""
     return re.compile("(" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")")
+
+
+def _between(texts: Iterable[str], names: tuple[str, ...]) -> Iterator[str]:
+    """Texts, one after another -> the same text in pieces, none of which ends within a name."""
+    pattern, longest = special_names(names), max(map(len, names))
+    waiting = ""
+    for text in texts:
+        waiting += text
+        end = max(0, len(waiting) - longest + 1)  # a name that begins later may not be whole yet
+        for found in pattern.finditer(waiting):
+            if found.start() < end < found.end():
+                end = found.end()
+        yield waiting[:end]
+        waiting = waiting[end:]
+    yield waiting
 
 
 def batched(texts: Iterable[str]) -> Iterator[str]:

@@ -87,10 +87,22 @@ class TextSize:
     nbytes: int
     tokens: int
     is_on_disk: bool = False
+    rows: tuple[int, int] | None = None  # of both parts, if they have whole conversations
 
     @classmethod
     def of(cls, nbytes: int, data: Dataset) -> "TextSize":
-        return cls(nbytes, len(data.train) + len(data.held_out), data.is_on_disk)
+        sizes = len(data.train), len(data.held_out)
+        rows = (sizes[0] // data.block_size, sizes[1] // data.block_size)
+        return cls(nbytes, sum(sizes), data.is_on_disk, rows if data.is_packed else None)
+
+    def dataset(self, T: int, batch_size: int) -> Dataset:
+        """A dataset of this size that takes no memory."""
+        if self.rows is None:
+            return Dataset(unbacked(self.tokens, np.int32), T, batch_size, seed=0)
+        parts = (unbacked(rows * T + 1, np.int32) for rows in self.rows)
+        data = Dataset(next(parts), T, batch_size, seed=0, held_out=next(parts))
+        data.weights, data.is_packed = unbacked(len(data.train)), True
+        return data
 
     @property
     def in_memory(self) -> int:
@@ -162,8 +174,7 @@ def estimate(
     ahead = training.batches_ahead(text is not None and text.is_on_disk)
     run = _DryRun(model, training, teacher, backend, ahead)
     if text:
-        tokens = unbacked(text.tokens, np.int32)
-        data = Dataset(tokens, model.block_size, batch_size, seed=0)
+        data = text.dataset(model.block_size, batch_size)
         run.train(data)
         run.evaluate(data)
         held = run.held
@@ -352,19 +363,25 @@ class _DryRun:
         epochs, batches = self.training.epochs, self.training.grad_accum_steps
         sampler = make_sampler(data, epochs, batches)
         rest = sampler.windows % data.batch_size if isinstance(sampler, Epochs) else 0
-        self.train_batch(sampler.max_batch_size, rest, lambda: self._evaluate_parts(data))
+        kinds = data.is_weighted, data.is_packed
+        self.train_batch(sampler.max_batch_size, rest, lambda: self._evaluate_parts(data), *kinds)
 
     def train_batch(
-        self, windows: int, rest: int = 0, evaluate: Callable[[], object] = lambda: None
+        self,
+        windows: int,
+        rest: int = 0,
+        evaluate: Callable[[], object] = lambda: None,
+        is_weighted: bool = False,
+        is_packed: bool = False,
     ) -> None:
         """Trains on a batch of windows and, if rest is not 0, a smaller one in the same buffers.
 
         Updates the parameters and evaluates once.
         """
         T = self.model.config.block_size
-        shards = self.training.shards
+        shards, kinds = self.training.shards, (is_weighted, is_packed)
         with (
-            borrow_batches(self.pool, (windows, T), self.ahead) as (batch, *_),
+            borrow_batches(self.pool, (windows, T), self.ahead, *kinds) as (batch, *_),
             adding(self.model, ALONE, shards, self.training.rounds_sums) as gradient_sum,
         ):
             seen: set[tuple[int, int]] = set()
@@ -389,18 +406,28 @@ class _DryRun:
         T = self.model.config.block_size
         for size in set(micro_batch_sizes(windows, T, self.training.micro_batch_size)):
             self.model.micro_batch_size = size
-            self._pass(Batch(batch.ids[:size], batch.targets[:size], np.zeros(size, np.int64)))
+            part = batch.part(slice(size))._replace(starts=np.zeros(size, np.int64))
+            if part.weights is not None:
+                part.weights[...] = 0.0  # few targets are learned, which takes the most arrays
+            if part.firsts is not None:
+                part.firsts[...] = 0
+            self._pass(part)
 
     def _pass(self, batch: Batch) -> None:
         if self.distillation:
             self.distillation.loss_and_gradients(self.model, batch)
         else:
-            self.model.loss_and_gradients(batch.ids, batch.targets)
+            self.model.loss_and_gradients(batch.ids, batch.targets, **batch.weighting)
 
     def _evaluate_parts(self, data: Dataset) -> None:
         """Evaluates a batch of each shape that evaluations during training have."""
         T = data.block_size
-        if self.training.val_every:
+        if data.is_packed:
+            if self.training.val_every:
+                batches = self.training.val_batches or data.held_out_batches
+                self._evaluate_rows(data, "train", batches)
+                self._evaluate_rows(data, "held_out", batches)
+        elif self.training.val_every:
             lengths = {T}
             if self.training.val_batches:  # else all of the held-out part, as after training
                 lengths.add(min(T, len(data.held_out) - 1))
@@ -408,9 +435,21 @@ class _DryRun:
                 windows = unbacked((data.batch_size, length), np.int32)
                 self.model.losses(windows, windows)
 
+    def _evaluate_rows(self, data: Dataset, part: str, batches: int) -> None:
+        """Evaluates whole conversations: a batch of rows, and the smaller last one if reached."""
+        T, B = data.block_size, data.batch_size
+        rows = len(data.train if part == "train" else data.held_out) // T
+        last = rows % B if batches * B >= rows else 0
+        for size in {min(B, rows), last} - {0}:
+            windows = unbacked((size, T), np.int32)
+            self.model.losses(windows, windows, firsts=windows)
+
     def evaluate(self, data: Dataset) -> None:
         """Evaluates a batch of the shape that the evaluation after training has."""
         T = data.block_size
+        if data.is_packed:
+            self._evaluate_rows(data, "held_out", data.held_out_batches)
+            return
         held_out = data.held_out[: (data.batch_size + 1) * T]
         with np.errstate(all="ignore"):  # nothing has been computed: its losses are anything
             evaluate(self.model, held_out, batch_size=data.batch_size)

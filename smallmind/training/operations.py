@@ -15,7 +15,7 @@ from smallmind.checks import number
 from smallmind.kernels.description import described
 from smallmind.memory.tensor_pool import unbacked
 from smallmind.nn.backend import NoKernels, dry_run_backend
-from smallmind.nn.transformer import TransformerModel
+from smallmind.nn.transformer import TransformerModel, learned_rows
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.training.gradients import set_up
@@ -63,11 +63,19 @@ def count_operations(
     config: ModelConfig,
     training: TrainingConfig | None = None,
     teacher: ModelConfig | None = None,
+    learned: float = 1.0,
 ) -> Operations:
-    """Counts the operations of a step, perhaps with a teacher that computes its logits."""
+    """Counts the operations of a step, perhaps with a teacher that computes its logits.
+
+    `learned` is the share of targets that have a weight: the head computes little else.
+    """
     kernels = _Counted()
     backend = dry_run_backend(kernels)
-    ids = unbacked((1, config.block_size), np.int32)
+    T = config.block_size
+    ids = unbacked((1, T), np.int32)
+    weights = None if learned == 1.0 else (np.arange(T) < learned * T).astype(np.float32)[None]
+    rows = None if weights is None else learned_rows(weights)
+    left_out = 0 if rows is None else 2 * (T - len(rows)) * config.n_embd * config.vocab_size
 
     def counted(call: Callable[[], object]) -> int:
         before = kernels.total
@@ -81,14 +89,15 @@ def count_operations(
     model = TransformerModel(config, backend=backend)
     if training and training.freeze is not None:
         model.freeze(training.freeze)
-    forward = counted(lambda: model.loss(ids, ids))
-    both, repeated = counted(lambda: model.loss_and_gradients(ids, ids)), kernels.repeated
+    forward = counted(lambda: model.loss(ids, ids)) - left_out
+    both = counted(lambda: model.loss_and_gradients(ids, ids, weights=weights))
+    repeated = kernels.repeated
     whole = both
     update = 0
     if training:
         set_up(model, training, Precision.FLOAT32)
         kernels.repeated = 0
-        whole = counted(lambda: model.loss_and_gradients(ids, ids))
+        whole = counted(lambda: model.loss_and_gradients(ids, ids, weights=weights))
         update = counted(lambda: make_optimizer(model, training).step())
     backward = both - repeated - forward
     return Operations(forward + taught, backward, whole - forward - backward, update)

@@ -67,13 +67,14 @@ def preflight(
     with training.preserved():
         model.use_precision(Precision.FLOAT32)
         model.freeze(None)
-        batch = draw(RandomWindows(training.data), 0)
+        data = training.data.as_text()
+        batch = draw(RandomWindows(data), 0)
         if untrained:
             yield first_loss(model, batch)
         if untrained and training.distillation:
             yield first_loss_of_distillation(model, training)
         yield every_gradient(model, batch)
-        samples = distinct_samples(training.data)
+        samples = distinct_samples(data)
         if model.backend != "numpy":
             yield kernels_agree(model, samples)
         yield memorise(copy_model(model, dropout=0.0, **WHOLE), samples)

@@ -238,7 +238,8 @@ class Training:
             return Usage(Operations(0, 0, 0, 0), None)
         teacher = self.distillation and self.distillation.teacher
         config = dataclasses.replace(self.config, freeze=self.model.frozen)  # perhaps by hand
-        counted = count_operations(self.model.config, config, teacher and teacher.config)
+        facts = config, teacher and teacher.config, 1.0 if teacher else self.data.learned_share
+        counted = count_operations(self.model.config, *facts)
         is_compiled = self.model.backend == "numba"
         return Usage(counted, self.group.size * multiply_add_ceiling() if is_compiled else None)
 

@@ -1,8 +1,8 @@
-"""Kills writers: python -m tests.corpus.killed DIRECTORY (operations|moments) (ids|texts) KILLS.
+"""Kills writers: python -m tests.corpus.killed DIRECTORY (operations|moments) WRITER KILLS.
 
-They write shards of given ids, or prepare texts with all that comes before the first id. In a
-separate process, because children are made by fork. Prints how many were killed. However often it
-happens, the shards are in the end those of a writer that was never killed.
+They write shards of given ids, or prepare texts or conversations with all that comes before the
+first id. In a separate process, because children are made by fork. Prints how many were killed.
+However often it happens, the shards are in the end those of a writer that was never killed.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from smallmind.corpus.shards import open_shards
 from smallmind.files import durable
-from tests.corpus.texts import prepare_texts
+from tests.corpus.texts import prepare_conversations, prepare_texts
 from tests.corpus.writing import contents, prepare
 from tests.faults.disk import Faulty, Quick, kill
 from tests.faults.killed import killed, start
@@ -68,6 +68,6 @@ def unbroken(root, prepare):
 
 if __name__ == "__main__":
     kinds = {"operations": at_every_operation, "moments": at_random_moments}
-    writers = {"ids": prepare, "texts": prepare_texts}
+    writers = {"ids": prepare, "texts": prepare_texts, "conversations": prepare_conversations}
     _, where, kind, name, count = sys.argv
     print(kinds[kind](Path(where), writers[name], int(count)))

@@ -26,6 +26,22 @@ def documents(source):
     return texts
 
 
+def conversations(source):
+    """The conversations of a corpus, or of paths: each as its turns, a role and a text."""
+    source = source if isinstance(source, Corpus) else Corpus(source)
+    found, turns = [], []
+    for text, ends, role in source.pieces():
+        if role or not turns:
+            turns.append((role, text))
+        else:
+            turns[-1] = "", turns[-1][1] + text
+        if ends:
+            found.append(turns)
+            turns = []
+    assert not turns, "the last conversation has no end"
+    return found
+
+
 def refused(paths, **settings):
     """The one-line message with which paths are refused."""
     message = refusal(lambda: list(corpus(paths, **settings).pieces()))

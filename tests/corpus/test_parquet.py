@@ -10,7 +10,7 @@ import types
 import pytest
 
 from smallmind.corpus.corpus import Corpus
-from tests.corpus.reading import documents, refused, written
+from tests.corpus.reading import conversations, documents, refused, written
 
 
 class Rows:
@@ -31,6 +31,7 @@ class ParquetFile:
         self.schema_arrow = types.SimpleNamespace(names=list(self.table))
 
     def iter_batches(self, batch_size, columns):
+        assert "unread" not in columns
         values = [self.table[name] for name in columns]
         for start in range(0, len(values[0]), batch_size):
             if values[0][start] == "damaged":
@@ -64,6 +65,52 @@ def test_each_row_is_a_document(tmp_path, pyarrow):
     corpus = Corpus(path)
     assert documents(corpus) == texts and corpus.report.empty == 2
     assert documents(Corpus(written(path, '{"id": ["b"]}'), field="id")) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("table", "turns"),
+    [
+        (
+            {
+                "id": [1],
+                "Messages": [[{"role": "user", "content": "a"}, {"from": "gpt", "value": "b"}]],
+                "prompt": ["c"],
+                "completion": ["d"],
+            },
+            [("user", "a"), ("assistant", "b")],
+        ),
+        (
+            {"Instruction": ["a"], "input": [None], "output": ["b"], "System": ["c"]},
+            [("system", "c"), ("user", "a"), ("assistant", "b")],
+        ),
+        (
+            {
+                "prompt": [[{"role": "user", "content": "a"}]],
+                "completion": [[{"role": "assistant", "content": "b"}]],
+                "text": ["c"],
+            },
+            [("user", "a"), ("assistant", "b")],
+        ),
+    ],
+)
+def test_rows_with_turns_are_conversations(table, turns, tmp_path, pyarrow):
+    columns = {name: values * 300 for name, values in table.items()} | {"unread": ["a"] * 300}
+    texts = Corpus(written(tmp_path / "a.parquet", json.dumps(columns)))
+    assert texts.has_conversations()
+    assert conversations(texts) == [turns] * 300
+    assert texts.report.notes[-1].startswith("read conversations from ")
+    assert conversations(Corpus(tmp_path, chat=True)) == [turns] * 300
+
+
+def test_rows_without_turns_are_texts(tmp_path, pyarrow):
+    columns = {"text": ["a"], "question": ["b"], "answer": [{"value": "c"}]}
+    path = written(tmp_path / "a.parquet", json.dumps(columns))
+    assert documents(path) == ["a"] and not Corpus(path).has_conversations()
+    written(path, json.dumps({"text": ["a"], "messages": [[]], "id": [1]}))
+    assert documents(path) == ["a"]
+    assert "has no conversation in its columns; --chat needs fields" in refused(path, chat=True)
+    written(path, json.dumps({"messages": [[{"role": "tool", "content": "4"}]]}))
+    assert "turn 1 of row 1 has the role 'tool'" in refused(path)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from smallmind.corpus import preparation
 from smallmind.corpus.shards import open_shards
 from smallmind.files import durable
 from smallmind.text import bpe
-from tests.corpus.texts import prepare_texts
+from tests.corpus.texts import prepare_conversations, prepare_texts
 from tests.corpus.writing import contents, prepare, writer
 from tests.faults.disk import Faulty, PowerCut, Quick, Volatile
 from tests.programs import printed_by
@@ -23,7 +24,9 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="children are ma
 def undisturbed(tmp_path, monkeypatch, prepare):
     """The contents of a directory whose writer was never disturbed."""
     monkeypatch.setattr(durable, "files", Quick())
-    monkeypatch.setattr(bpe, "CHUNK", bpe.CHUNK)  # which prepare_texts sets, and is put back
+    # Puts back what the writers set.
+    monkeypatch.setattr(bpe, "CHUNK", bpe.CHUNK)
+    monkeypatch.setattr(preparation, "TOGETHER", preparation.TOGETHER)
     prepare(tmp_path / "undisturbed")
     return contents(tmp_path / "undisturbed")
 
@@ -39,7 +42,7 @@ def kills(directory, moments, what, number):
 
 
 @needs_fork
-@pytest.mark.parametrize(("what", "least"), [("ids", 101), ("texts", 51)])
+@pytest.mark.parametrize(("what", "least"), [("ids", 101), ("texts", 51), ("conversations", 51)])
 def test_a_writer_killed_at_any_operation_is_continued(tmp_path, what, least):
     assert kills(tmp_path, "operations", what, 0) >= least
 
@@ -52,6 +55,7 @@ def test_a_writer_killed_at_any_operation_is_continued(tmp_path, what, least):
         ("texts", 25),
         pytest.param("ids", 2000, marks=pytest.mark.slow),
         pytest.param("texts", 1000, marks=pytest.mark.slow),
+        pytest.param("conversations", 1000, marks=pytest.mark.slow),
     ],
 )
 def test_writers_killed_at_random_moments_end_as_if_unbroken(tmp_path, what, number):
@@ -127,7 +131,7 @@ def test_a_writer_that_the_disk_refuses_is_continued(
     assert failures > 100
 
 
-@pytest.mark.parametrize("write", [prepare, prepare_texts])
+@pytest.mark.parametrize("write", [prepare, prepare_texts, prepare_conversations])
 def test_an_interrupted_writer_loses_no_position(tmp_path, monkeypatch, write):
     expected = undisturbed(tmp_path, monkeypatch, write)
     for directory, raised in each_operation(tmp_path, monkeypatch, write, interrupt):

@@ -1,11 +1,14 @@
-"""A few short documents that are prepared in small pieces, in several shards of both parts."""
+"""A few short documents or conversations that are prepared in small pieces, in several shards."""
 
+import json
 from pathlib import Path
 
+from smallmind.corpus import preparation
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, prepare
 from smallmind.corpus.reading import Limits
 from smallmind.text import bpe
+from tests.corpus.reading import written
 
 SHARD_TOKENS = 150
 
@@ -26,3 +29,22 @@ def prepare_texts(directory):
     bpe.CHUNK = 40
     corpus = Corpus(write_texts(directory.parent), limits=Limits(piece=40))
     prepare(corpus, directory, Encoding("bpe", {"vocab_size": 270}), SHARD_TOKENS)
+
+
+def write_conversations(root):
+    """Conversations and a plain text -> their folder."""
+    folder = Path(root) / "conversations"
+    pairs = [{"question": f"Who has {i}?", "answer": "Tom 🐈" * (i % 3 + 1)} for i in range(14)]
+    messages = [{"role": "user", "content": "<|im_end|>"}, {"role": "gpt", "content": "purr"}]
+    if not folder.exists():
+        written(folder / "a.jsonl", "".join(json.dumps(pair) + "\n" for pair in pairs))
+        written(folder / "b.txt", "the cat's 🐈 sat on the mat")
+        written(folder / "c.jsonl", json.dumps({"messages": messages * 2}) + "\n")
+    return folder
+
+
+def prepare_conversations(directory):
+    """Prepares the conversations beside the directory in it, like prepare_texts."""
+    preparation.TOGETHER = 100
+    corpus = Corpus(write_conversations(directory.parent), limits=Limits(piece=40))
+    prepare(corpus, directory, Encoding("byte"), SHARD_TOKENS)

@@ -10,6 +10,10 @@ import pytest
 
 import smallmind
 from smallmind.exchange.format import padded
+from smallmind.settings.presets import ARCHITECTURES
+from smallmind.text.chat import ASSISTANT, USER, Turn
+from smallmind.text.conversations import PackedDataset
+from smallmind.text.templates import HEADERS, fit_template
 from tests.exchange import chat
 from tests.exchange.models import MODELS, TEXT, model_of, tokenizer_of
 from tests.text import published
@@ -183,3 +187,45 @@ def test_it_asks_in_the_form_of_the_chat_model(tmp_path, name):
     tokenizer = run.load(backend="numpy")[1]
     added = [tokenizer.special[begin]] if name == "Llama 3" else []
     assert ids == [*added, *tokenizer.encode("The cat").tolist()]
+
+
+ANSWERS = {"The cat?": "On the mat.", "A dog?": "A log: über Äpfel!", "The owl?": ""}
+
+
+@pytest.fixture(scope="module", params=[("chatml", "char"), ("llama3", "byte"), ("qa", "bpe")])
+def answering(request, tmp_path_factory):
+    """A model that has learned to answer, its tokenizer, and its file for llama.cpp."""
+    name, kind = request.param
+    known = TEXT + HEADERS + "".join([*ANSWERS, *ANSWERS.values()])
+    tokenizer, template = fit_template(smallmind.Tokenizer(known, kind), name)
+    turns = [
+        Turn(role, text)
+        for pair in ANSWERS.items()
+        for role, text in zip((USER, ASSISTANT), pair, strict=True)
+    ]
+    marked = np.concatenate([template.encode(tokenizer, turns[:end]) for end in (2, 4, 6)] * 4)
+    fields = {"block_size": T, "n_embd": 64, "n_head": 4, "n_layer": 1, **ARCHITECTURES["llama"]}
+    model = smallmind.TransformerModel(tokenizer.vocab_size, **fields)
+    data = PackedDataset(marked, marked, T, 2, 1, tokenizer)
+    training = smallmind.Training(model, data=data)
+    training.train(60, learning_rate=5e-3, val_every=0)
+    path = tmp_path_factory.mktemp("answering") / "model.gguf"
+    smallmind.export(model, tokenizer, path, "gguf")
+    return model, tokenizer, path
+
+
+def test_its_chat_answers_as_here_and_ends(answering):
+    model, tokenizer, path = answering
+    ours, turns = smallmind.Chat(model, tokenizer, temperature=0), []
+    with served(path) as ask:
+        for question in ANSWERS:
+            turns.append({"role": "user", "content": question})
+            answer = ask("v1/chat/completions", messages=turns, temperature=0, max_tokens=60)
+            (choice,) = answer["choices"]
+            turns.append({"role": "assistant", "content": choice["message"]["content"]})
+            assert turns[-1]["content"] == ours.template.lead + ours.say(question)
+            assert (choice["finish_reason"], ours.ended) == ("stop", "end")
+            ids = ours.template.prompt(tokenizer, ours.turns[:-1])
+            assert answer["usage"]["prompt_tokens"] == len(ids)
+            prompt = ask("apply-template", messages=turns[:-1])["prompt"]
+            assert ask("tokenize", content=prompt, add_special=True)["tokens"] == ids.tolist()

@@ -119,7 +119,8 @@ def test_a_vocabulary_is_padded_to_the_rows_of_the_model():
     more = padded(tokenizer, 320)
     assert more.vocab_size == 320 and more.encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
     assert padded(tokenizer, tokenizer.vocab_size) is tokenizer
-    for kind, size in (("bpe", tokenizer.vocab_size - 1), ("bpe", 2**20), ("byte", 257)):
+    assert padded(tokenizer_of("byte"), 258).special == {"[PAD256]": 256, "[PAD257]": 257}
+    for kind, size in (("bpe", tokenizer.vocab_size - 1), ("bpe", 2**20), ("byte", 255)):
         refuses("its tokenizer has", padded, tokenizer_of(kind), size)
 
 

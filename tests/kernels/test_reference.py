@@ -201,6 +201,8 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
         "softcap": ([out(R, C)], x(R, C), 15.0),
         "softcap_backward": ([out(R, C)], x(R, C), x(R, C), 15.0),
         "copy_columns": ([out(R, 2)], x(R, C), 1),
+        "take_rows": ([out(2, C)], x(R, C), np.array([0, R - 1], np.int32)),
+        "put_rows": ([out(R, C)], x(2, C), np.array([R - 1, 0], np.int32)),
         "mix": ([out(R, C)], x(R, C), x(R, C), x(2)),
         "mix_backward": ([out(R, C), out(R, C), out(2)], x(R, C), x(R, C), x(2)),
         "cross_entropy": ([out(n), out(n, V)], logits[0], targets, 0.1),
@@ -222,7 +224,7 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
         "copy_vector": ([out(R)], x(R)),
     }
     # The others compute no floats, or return one.
-    without = {"sum_of_squares", "bigrams", "clear", "document_starts"}
+    without = {"sum_of_squares", "bigrams", "clear", "document_starts", "document_positions"}
     assert set(calls) | without == set(KERNELS)
     for name, (outputs, *inputs) in calls.items():
         Assigned.dtypes.clear()

@@ -127,6 +127,17 @@ def test_changed_conversations_are_refused(file, tmp_path):
         Run.open(tmp_path / "run").resume()
 
 
+def test_texts_in_records_may_be_mixed_with_conversations(file, tmp_path):
+    """The run is on conversations then, and reads both again as it did before."""
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text(json.dumps({"text": "Who is it? The cow."}) + "\n")
+    run = create([texts, file], tmp_path / "run")
+    assert run.settings.run.chat is True and run.source.report.documents == 21
+    assert Run.open(tmp_path / "run").source.sha256 == run.source.sha256
+    with pytest.raises(InputError, match=r"texts.jsonl has no conversation in line 1"):
+        create([texts, file], tmp_path / "no", chat=True)
+
+
 def test_all_tokens_can_be_learned(file, whole, tmp_path):
     run = create(file, tmp_path / "run", learn="all", epochs=1)
     run.train()

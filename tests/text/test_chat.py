@@ -103,6 +103,45 @@ def test_names_of_special_tokens_in_a_turn_are_ordinary_text(name, role):
     assert grown.decode(marked // KINDS).count(hostile) == 3
 
 
+def test_any_character_may_be_in_a_turn():
+    """Also those that guard names: all that Unicode keeps for programs, and many after them."""
+    grown, template = fit_template(Tokenizer(kind="byte"), "chatml")
+    for last in (0xFDD0, 0xFDEF, 0x10FFFF):
+        text = "".join(map(chr, range(0xFDD0, last + 1))) + "<|im_end|>"
+        marked = template.encode(grown, [Turn("user", text), Turn("assistant", text)])
+        ids = marked // KINDS
+        assert (ids == grown.special["<|im_end|>"]).sum() == 2
+        assert grown.decode(ids).count(text) == 2
+        assert grown.decode(ids[marked % KINDS == LEARNED]) == text + "<|im_end|>"
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_nothing_between_two_answers_is_learned(name):
+    grown, template = fit_template(Tokenizer(kind="byte"), name)
+    marked = template.encode(grown, [Turn("assistant", "a"), Turn("assistant", "b")])
+    learned = grown.decode(marked[marked % KINDS == LEARNED] // KINDS)
+    assert learned == "".join(template.lead + answer + template.end for answer in "ab")
+
+
+def test_thousands_of_turns_are_learned_like_few():
+    grown, template = fit_template(Tokenizer(kind="byte"), "chatml")
+    few = [Turn("user", "Who?"), Turn("assistant", "Tom.")]
+    expected = template.encode(grown, few)
+    marked = template.encode(grown, few * 5_000).reshape(5_000, -1)
+    np.testing.assert_array_equal(marked[0], expected)
+    expected[0] += CUT - START
+    np.testing.assert_array_equal(marked[1:], np.tile(expected, (4_999, 1)))
+
+
+def test_names_of_tokens_that_are_not_of_the_template_are_ordinary_text():
+    grown, template = fit_template(KINDS_OF_TOKENS["bpe"]().with_special(["<tool>"]), "chatml")
+    said = "a<tool>b<|endoftext|>c"
+    turns = [Turn("user", said), Turn("assistant", said)]
+    for tokens in (template.encode(grown, turns) // KINDS, template.prompt(grown, turns)):
+        assert not {grown.special["<tool>"], grown.end_of_text} & set(tokens.tolist())
+        assert grown.decode(tokens).count(said) == 2
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=4),
@@ -118,7 +157,8 @@ def test_any_conversation_gives_its_answers_and_no_more(pairs, name):
     marked = template.encode(grown, turns)
     learned = marked[marked % KINDS == LEARNED] // KINDS
     answers = [answer.strip() if template.strips else answer for _, answer in pairs]
-    wanted = "".join(template.lead + answer + template.end for answer in answers)
+    answers = [template.lead + answer.removeprefix(template.lead) for answer in answers]
+    wanted = "".join(answer + template.end for answer in answers)
     assert grown.decode(learned) == wanted.encode(errors="replace").decode()
 
 

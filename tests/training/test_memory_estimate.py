@@ -30,10 +30,13 @@ from smallmind.nn.cache import KeyValueCache
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.settings.config import CheckpointStrategy
 from smallmind.settings.presets import ARCHITECTURES
+from smallmind.text.chat import Turn, encode_each
+from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.stories import built_in_text
+from smallmind.text.templates import fit_template
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.training.evaluation import evaluate
+from smallmind.training.evaluation import evaluate, evaluate_held_out
 from smallmind.training.memory_estimate import (
     LATER,
     TYPICAL,
@@ -63,10 +66,12 @@ class SmallRun:
     """A run on some tokens with its own pool, trained and evaluated as the command line does it."""
 
     def __init__(self, config, training, batch_size, tokens, teacher=None, **distillation):
-        vocabulary = "".join(map(chr, range(200, 200 + config.vocab_size)))
-        tokenizer = Tokenizer(vocabulary)
-        ids = np.random.default_rng(0).integers(0, config.vocab_size, tokens).astype(np.int32)
-        data = Dataset(ids, config.block_size, batch_size, 1, tokenizer)
+        if isinstance(tokens, Dataset):
+            data = tokens
+        else:
+            vocabulary = "".join(map(chr, range(200, 200 + config.vocab_size)))
+            ids = np.random.default_rng(0).integers(0, config.vocab_size, tokens).astype(np.int32)
+            data = Dataset(ids, config.block_size, batch_size, 1, Tokenizer(vocabulary))
         model = TransformerModel(config)
         self.teacher = teacher and TransformerModel(teacher)
         with TensorPool() as pool:
@@ -79,7 +84,10 @@ class SmallRun:
             run = Training(model, data=data, distillation=distilled)
             for _ in run.steps(training):
                 pass
-            evaluate(model, data.held_out, batch_size=batch_size)
+            if data.is_packed:
+                evaluate_held_out(model, data, batch_size)
+            else:
+                evaluate(model, data.held_out, batch_size=batch_size)
             self.held_by_pool = pool.statistics().bytes_held
         flat, optimizer = model.flat, run.optimizer
         self.weights = sum(array.nbytes for array in flat.arrays)
@@ -231,6 +239,30 @@ def test_a_teacher_is_counted(tmp_path, lesson, top_k, precision):
     alone = estimate(student, config, 4, text=size)
     assert expected.total - alone.total >= expected.teacher > alone.teacher or top_k
     assert expected.activations > alone.activations
+
+
+@pytest.mark.parametrize(
+    ("arch", "C", "settings"),
+    [
+        ("gpt2", 32, {}),
+        ("modern", 200, {"precision": "bfloat16", "micro_batch_size": 2, "prefetch": 2}),
+        ("llama", 200, {**STRATEGIES[1], "val_batches": 1}),
+        ("gpt2", 200, {"epochs": 1, "grad_accum_steps": 2}),
+    ],
+)
+def test_conversations_take_what_is_estimated(arch, C, settings):
+    tokenizer, template = fit_template(Tokenizer(kind="byte"), "chatml")
+    turns = [Turn("user", "How are you?"), Turn("assistant", "Very well, thank you.")]
+    each = list(encode_each(tokenizer, template, [turns, 2 * turns, turns] * 20))
+    data = PackedDataset(*map(np.concatenate, (each[:50], each[50:])), 150, 4, 1, tokenizer)
+    model = ModelConfig(tokenizer.vocab_size, 150, 2, 4, C, **ARCHITECTURES[arch])
+    length = {} if "epochs" in settings else {"steps": 3}
+    defaults = {"precision": "float32", "val_every": 1, "val_batches": 0}
+    config = TrainingConfig(**{**defaults, **length, **settings})
+    expected = estimate(model, config, 4, text=TextSize.of(0, data))
+    assert expected.activations == SmallRun(model, config, 4, data).held_by_pool
+    as_one_text = estimate(model, config, 4, text=TextSize(0, len(data.train)))
+    assert expected.activations > as_one_text.activations
 
 
 def test_without_a_text_a_long_one_is_assumed():
