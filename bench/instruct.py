@@ -6,6 +6,9 @@ shape take the same time. Ours has whole pairs packed into rows of about as many
 them have, one row to an update; PyTorch also gets these rows. Some steps of each are timed in turn,
 each contestant in a process of its own, and two epochs follow from them.
 
+All begin with the same weights: in the same packed rows the first losses must agree. PyTorch's side
+is faster than the book's code, which has attention in single operations and a head of its own.
+
 The tokens are learned from the pairs: GPT-2's own would be about as many.
 """
 
@@ -23,6 +26,7 @@ from tabulate import tabulate
 from bench.peers.instruct import NAMES, PAIRS, Pairs
 from smallmind import Tokenizer
 from smallmind.bench.machine import Worker
+from smallmind.bench.step import AGREEMENT, installed
 from smallmind.cli.bench import saying
 from smallmind.corpus.survey import texts_of
 from smallmind.text.chat import Turn, encode_each
@@ -31,9 +35,11 @@ from smallmind.text.templates import fit_template
 TRAINED = 0.85  # share of the pairs, as in the book
 EPOCHS = 2
 VOCABULARY = 4000  # at most: the pairs repeat no more
+SHAPE = {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
+# As long as the one of the book, in other words.
 PROMPT = (
-    "Below is an instruction that describes a task. Write a response that completes the "
-    "request.\n\n### Instruction:\n"
+    "You are given something to do, perhaps with a text to do it with. Do just that, and say "
+    "nothing else.\n\n### Instruction:\n"
 )
 
 
@@ -52,12 +58,15 @@ def run(options: argparse.Namespace, machine: dict[str, Any]) -> list[dict[str, 
     tokenizer, template = fit_template(learned, None)
     marked = np.concatenate(list(encode_each(tokenizer, template, kept)))
     T = 64 * math.ceil(PAIRS * len(marked) / len(kept) / 64)
-    names = [*NAMES] if options.peers is None else [*NAMES[:2]]
+    peers = ["torch"] if options.peers is None else options.peers
+    if peers not in ([], ["torch"]) or (peers and "torch" not in installed()):
+        raise SystemExit("--peers: only torch, if it is installed, has a model for this")
+    names = [*NAMES] if peers else [*NAMES[:2]]
     times: dict[str, list[float]] = {name: [] for name in names}
     losses: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         path, workers = f"{folder}/pairs.npz", {}
-        np.savez(path, marked=marked, T=T)
+        np.savez(path, marked=marked, T=T, **SHAPE)
         read = Pairs(path)
         for name in names:
             worker = Worker(name, "bench.peers.instruct", name, path, threads=machine["threads"])
@@ -75,11 +84,11 @@ def run(options: argparse.Namespace, machine: dict[str, Any]) -> list[dict[str, 
     rows = read.packed().steps
     records = []
     for name in names:
-        if name == "torch":  # batches differ in size
+        if name == "torch":  # its batches differ in size
             seconds = EPOCHS * sum(times[name]) * sum(places) / timed
             per_epoch = sum(places)
         else:
-            seconds = EPOCHS * rows * statistics.median(times[name])
+            seconds = EPOCHS * rows * statistics.fmean(times[name])
             per_epoch = rows * T
         padding = 1 - (len(marked) - len(kept)) / per_epoch
         records.append(
@@ -117,6 +126,10 @@ def _show(records: list[dict[str, Any]], pairs: int, tokens: int) -> None:
     print(tabulate(rows, "keys", stralign="right", disable_numparse=True))
 
 
-def failures(_: list[dict[str, Any]]) -> list[str]:
-    """Nothing fails: random weights differ between the contestants."""
-    return []
+def failures(records: list[dict[str, Any]]) -> list[str]:
+    """A line if PyTorch's first loss differs from ours, of the same rows and all their tokens."""
+    losses = {record["name"]: record["loss"] for record in records}
+    ours, theirs = losses[NAMES[1]], losses.get(NAMES[3])
+    if theirs is None or abs(ours - theirs) <= AGREEMENT:
+        return []
+    return [f"{NAMES[3]}: its first loss is {theirs:.5f}, that of {NAMES[1]} {ours:.5f}"]

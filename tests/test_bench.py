@@ -22,6 +22,7 @@ from bench import (
     corpus,
     faults,
     inferena,
+    instruct,
     memory,
     prefetch,
     recipe,
@@ -30,6 +31,7 @@ from bench import (
     trial,
 )
 from bench.__main__ import parse
+from bench.peers.instruct import NAMES
 from smallmind import Tokenizer, TransformerModel, export
 from smallmind.bench import cases, kernels, machine, step
 from smallmind.bench.machine import ROOT
@@ -594,6 +596,31 @@ def test_a_case_of_the_neutral_table_is_measured(weights, tmp_path, monkeypatch,
     assert len(line["outputs"]["logits_sample"]) == 16
     wrong = [records[0], records[1] | {"loss": records[0]["loss"] + 0.01}]
     assert "torch's loss is" in inferena.failures(wrong)[0]
+
+
+@pytest.mark.parametrize("peers", [pytest.param(["torch"], marks=pytest.mark.slow), []])
+def test_instruction_pairs_are_measured(peers, tmp_path, monkeypatch, capsys):
+    if peers:
+        pytest.importorskip("torch", exc_type=ImportError)
+    small = {"vocab_size": 600, "n_embd": 36, "n_layer": 1, "n_head": 2}
+    monkeypatch.setattr(instruct, "SHAPE", small)
+    monkeypatch.setattr(instruct, "VOCABULARY", 500)
+    pairs = [
+        {"instruction": f"Say {i}.", "input": "Twice." * (i % 2), "output": f"{i}" * (1 + i % 9)}
+        for i in range(40)
+    ]
+    (tmp_path / "pairs.json").write_text(json.dumps(pairs), encoding="utf-8")
+    flags = ["--rounds", "1", "--peers", ",".join(peers)]
+    records = instruct.run(parse(["instruct", str(tmp_path / "pairs.json"), *flags]), MACHINE)
+    assert [record["name"] for record in records] == [*NAMES][: 4 if peers else 2]
+    assert instruct.failures(records) == []
+    assert all(record["peak_bytes"] > 1e7 and record["seconds"] > 0 for record in records)
+    assert "34 pairs of" in capsys.readouterr().out
+    if peers:
+        ours, everything, padded, packed = records
+        assert padded["padding"] > 0 and ours["padding"] == packed["padding"]
+        wrong = [ours, everything, padded, packed | {"loss": packed["loss"] + 0.01}]
+        assert "torch, packed: its first loss is" in instruct.failures(wrong)[0]
 
 
 def test_the_command_measures_and_compares(tmp_path, monkeypatch, capsys):

@@ -20,7 +20,7 @@ from smallmind.text.conversations import PackedDataset
 from smallmind.text.samplers import Epochs, draw
 from smallmind.text.tokenizer import Tokenizer
 
-SHAPE = {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
+SHAPE = "vocab_size", "n_embd", "n_layer", "n_head"  # of the model
 # Ours learns the answers, as runs on conversations do, or all tokens, as the book and PyTorch do.
 NAMES = "ours", "ours, all tokens", "torch", "torch, packed"
 RATE, WEIGHT_DECAY = 5e-5, 0.1  # those of the book
@@ -36,6 +36,7 @@ class Pairs:
     def __init__(self, path: str) -> None:
         with np.load(path) as file:
             self.marked, self.T = file["marked"], int(file["T"])
+            self.shape = {name: int(file[name]) for name in SHAPE}
         starts = np.flatnonzero(self.marked % KINDS == KINDS - 1)
         self.each = np.split(self.marked // KINDS, starts[1:])
         self.order = np.random.default_rng(0).permutation(len(self.each))
@@ -49,6 +50,12 @@ class Pairs:
             ids[row, : len(tokens) - 1], targets[row, : len(tokens) - 1] = tokens[:-1], tokens[1:]
         return ids, targets
 
+    def model(self) -> TransformerModel:
+        """The model that all contestants begin with."""
+        return TransformerModel(
+            ModelConfig(block_size=self.T, **self.shape, **ARCHITECTURES["gpt2"])
+        )
+
     def packed(self, learn: str = "all") -> Epochs:
         """Packs these pairs into rows, one to an update."""
         tokens = self.marked, self.marked
@@ -56,7 +63,7 @@ class Pairs:
 
 
 def _ours(pairs: Pairs, learn: str) -> Step:
-    model = TransformerModel(ModelConfig(block_size=pairs.T, **SHAPE, **ARCHITECTURES["gpt2"]))
+    model = pairs.model()
     optimizer = AdamW(model, RATE, weight_decay=WEIGHT_DECAY)
     rows = pairs.packed(learn)
 
@@ -77,16 +84,13 @@ def _torch(pairs: Pairs, is_packed: bool) -> Step:
 
     from smallmind.bench.peers.job import Sizes
     from smallmind.bench.peers.torch_gpt2 import Model
+    from smallmind.bench.peers.torch_step import load
 
-    rows = pairs.packed()
-    longest = pairs.T if is_packed else max(map(len, pairs.each))
-    shape = SHAPE["n_embd"], SHAPE["n_layer"], SHAPE["n_head"], SHAPE["vocab_size"]
-    model = Model(Sizes(1, longest, *shape))
-    for name, value in model.named_parameters():  # as GPT-2 begins
-        if value.ndim == 2:
-            torch.nn.init.normal_(value, std=0.02)
-        elif name.endswith("bias"):
-            torch.nn.init.zeros_(value)
+    rows, shape = pairs.packed(), pairs.shape
+    sizes = shape["n_embd"], shape["n_layer"], shape["n_head"], shape["vocab_size"]
+    model = Model(Sizes(1, pairs.T, *sizes))
+    # Ours is gone before the first step, whose gradients and moments take more memory.
+    load(model, pairs.model().parameters)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=WEIGHT_DECAY)
 
     def step(number: int) -> float:

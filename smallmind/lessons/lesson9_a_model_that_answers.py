@@ -151,7 +151,7 @@ print(f"After {STEPS} steps: {after.exact_match:.0%} of {after.asked}")
 # %% [markdown]
 # Exact match is a strict measure, and an honest one: an answer is right, word for word, or it is
 # not. Nobody's taste is in it, and guessing the likeliest answer to each kind of question would get
-# about one in six.
+# about one in nine.
 #
 # ## 5. Talking
 #

@@ -57,10 +57,10 @@ def paths_of(text: Text) -> list[str | PathLike[str]]:
     return paths
 
 
-def name_of(text: Text) -> str:
-    """A short name for the text of some paths: that of the first."""
+def name_of(text: Text, is_chat: bool = False) -> str:
+    """A short name for the text of some paths: that of the first, or of what is built in."""
     paths = paths_of(text)
-    return Path(paths[0]).stem if paths else "stories"
+    return Path(paths[0]).stem if paths else "questions" if is_chat else "stories"
 
 
 def is_literal(text: Text) -> bool:

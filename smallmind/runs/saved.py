@@ -68,7 +68,8 @@ class SavedRun:
 
     @property
     def name(self) -> str:
-        return name_of(self.settings.run.text)
+        run = self.settings.run
+        return name_of(run.text, bool(run.chat))
 
     @functools.cached_property
     def source(self) -> Source:

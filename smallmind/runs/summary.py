@@ -85,7 +85,7 @@ def history_of(run: SavedRun, model: str) -> dict[str, str]:
     tokens = settings.model.block_size * settings.run.batch_size * training.grad_accum_steps
     facts = {
         "model": model,
-        "text": name_of(settings.run.text),
+        "text": name_of(settings.run.text, bool(settings.run.chat)),
         "length": f"{training.steps:,} steps of {tokens:,} tokens",
         "optimizer": f"{training.optimizer}, learning rate {training.learning_rate:g}, "
         f"schedule {training.schedule}",

@@ -22,7 +22,7 @@ TOGETHER, LONGEST = 1000, 1 << 20  # conversations that are encoded at once; the
 # can hold.
 NONCHARACTER, HALF = 0xFDD0, "\ud800"
 TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
-CONFIG = "config.json"
+CONFIG, SPECIAL_TOKENS_MAP = "config.json", "special_tokens_map.json"
 
 
 class Turn(NamedTuple):
@@ -106,6 +106,8 @@ class Format:
         ends = [end, *{tokenizer.end_of_text} - {None, end}]
         settings = found.setdefault(TOKENIZER_CONFIG, {})
         settings |= {"chat_template": self.jinja, "eos_token": self.end}
+        if SPECIAL_TOKENS_MAP in found:  # that of an imported model, which names its own end
+            found[SPECIAL_TOKENS_MAP]["eos_token"] = self.end
         found[CONFIG] = {**found.get(CONFIG, {}), "eos_token_id": end}
         generation = {**found.get(GENERATION_CONFIG, {})}
         generation["eos_token_id"] = ends[0] if len(ends) == 1 else ends

@@ -106,7 +106,8 @@ class RunView:
         """A short name of its text; None if it is not known, or there is none."""
         if self.settings is None or self.saved.get("imported"):
             return None
-        return name_of(self.settings.run.text)
+        run = self.settings.run
+        return name_of(run.text, bool(run.chat))
 
     @property
     def architecture(self) -> str | None:

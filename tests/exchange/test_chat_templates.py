@@ -11,8 +11,10 @@ from smallmind import Chat, Tokenizer
 from smallmind.text.chat import KINDS as MARKS
 from smallmind.text.chat import Turn
 from smallmind.text.templates import HEADERS, TEMPLATES, fit_template, format_of
+from tests.exchange import chat
 from tests.exchange.models import TEXT, model_of
 
+torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.interop
@@ -47,12 +49,12 @@ def exported(request, tmp_path_factory):
     name, kind = request.param
     tokenizer, template = fit_template(MADE[kind](), name)
     path = tmp_path_factory.mktemp("model") / "model"
-    smallmind.export(model_of("Llama", tokenizer), tokenizer, path)
+    smallmind.export(model_of("Llama", tokenizer, block_size=256), tokenizer, path)
     return template, tokenizer, transformers.AutoTokenizer.from_pretrained(path), path
 
 
 def conversations(pieces):
-    """Of one to three questions, with or without a system turn and the last answer."""
+    """Draws one to three questions, with or without a system turn and the last answer."""
     choose = random.Random(7)
     for number in range(COUNT):
         roles = ["system"] * (number % 2) + ["user", "assistant"] * choose.randint(1, 3)
@@ -117,3 +119,29 @@ def test_the_files_say_where_an_answer_ends(exported, tmp_path):
         assert format_of(again) is template
         assert again.ends == tokenizer.ends and again.special == tokenizer.special
         assert Chat(model, again, max_tokens=2).say("A cat?") is not None
+
+
+def test_transformers_answers_as_here(exported):
+    _, _, theirs, path = exported
+    their_model = transformers.AutoModelForCausalLM.from_pretrained(path)
+    prompt = theirs.apply_chat_template(
+        [{"role": "user", "content": "A cat?"}], add_generation_prompt=True, return_dict=False
+    )
+    found = their_model.generate(torch.tensor([prompt]), max_new_tokens=30, do_sample=False)[0]
+    answer = theirs.decode(found[len(prompt) :], skip_special_tokens=True)
+    ours = Chat(*smallmind.load(path, "numpy"), max_tokens=30, temperature=0)
+    assert ours.say("A cat?") == answer.removeprefix(ours.template.lead)
+
+
+def test_a_named_template_takes_the_place_of_a_models_own(tmp_path):
+    _, tokenizer = smallmind.load(chat.made(tmp_path / "source", "SmolLM"), "numpy")
+    grown, template = fit_template(tokenizer, "llama3")
+    smallmind.export(model_of("Llama", grown), grown, tmp_path / "model")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert theirs.eos_token == template.end
+    turns = [Turn("user", "A cat?"), Turn("assistant", "It sat.")]
+    found = theirs.apply_chat_template(messages_of(turns), return_dict=False)
+    assert found == (template.encode(grown, turns) // MARKS).tolist()
+    generation = transformers.GenerationConfig.from_pretrained(tmp_path / "model")
+    assert set(generation.eos_token_id) == grown.ends >= {grown.special[template.end]}
+    assert generation.top_p == chat.SAMPLING["top_p"]

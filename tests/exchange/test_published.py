@@ -53,6 +53,25 @@ def test_a_chat_model_keeps_its_form_through_training(tmp_path, name, has_own_fi
     assert after["post_processor"] == before["post_processor"]
 
 
+@pytest.mark.parametrize("name", ["Qwen"])
+def test_a_chat_model_keeps_its_template_where_it_learns_conversations(tmp_path, name):
+    pytest.importorskip("jinja2")
+    source, out = chat.made(tmp_path / "source", name), tmp_path / "out"
+    pair = {"question": "the cat?", "answer": "the mat"}
+    (tmp_path / "chats.jsonl").write_text((json.dumps(pair) + "\n") * 8)
+    training = {key: value for key, value in TRAINING.items() if key != "block_size"}
+    run = Run.create(
+        text=tmp_path / "chats.jsonl", out=tmp_path / "run", init_from=str(source), **training
+    )
+    run.train()
+    run.export(out)
+    model, tokenizer = smallmind.load(source, "numpy")
+    assert run.training.model.config.vocab_size == model.config.vocab_size
+    assert run.load()[1].published == tokenizer.published
+    assert read(out / "generation_config.json") == read(source / "generation_config.json")
+    assert (out / "chat_template.jinja").read_text() == chat.TEMPLATE
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_gguf_says_the_same(tmp_path, name):
     source = chat.made(tmp_path / "source", name)
