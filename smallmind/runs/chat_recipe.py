@@ -20,7 +20,7 @@ FEW, DROPOUT = 10_000, 0.1
 PATIENCE = 3  # evaluations without a lower loss on held-out answers
 EVALUATIONS = 10  # of a run
 # Windows: at least as long as nearly all conversations, in steps, and then until little is empty.
-FITTING, STEP, LONGEST, PADDING = 0.95, 64, 1024, 0.02
+FITTING, STEP, LONGEST, PADDING = 0.95, 64, 1024, 0.015
 USUAL = 256  # where lengths are not known
 TOKENS, MORE_TOKENS = 1024, 2048  # in an update, with few and with many conversations
 
