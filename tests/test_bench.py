@@ -612,15 +612,18 @@ def test_instruction_pairs_are_measured(peers, tmp_path, monkeypatch, capsys):
     (tmp_path / "pairs.json").write_text(json.dumps(pairs), encoding="utf-8")
     flags = ["--rounds", "1", "--peers", ",".join(peers)]
     records = instruct.run(parse(["instruct", str(tmp_path / "pairs.json"), *flags]), MACHINE)
-    assert [record["name"] for record in records] == [*NAMES][: 4 if peers else 2]
+    assert [record["name"] for record in records] == [*NAMES][: 5 if peers else 2]
     assert instruct.failures(records) == []
     assert all(record["peak_bytes"] > 1e7 and record["seconds"] > 0 for record in records)
     assert "34 pairs of" in capsys.readouterr().out
     if peers:
-        ours, everything, padded, packed = records
-        assert padded["padding"] > 0 and ours["padding"] == packed["padding"]
-        wrong = [ours, everything, padded, packed | {"loss": packed["loss"] + 0.01}]
-        assert "torch, packed: its first loss is" in instruct.failures(wrong)[0]
+        ours, _, padded, book, packed = records
+        assert padded["padding"] == book["padding"] > 0
+        assert ours["padding"] == packed["padding"]
+        for number, name in ((3, "torch as in the book"), (4, "torch, packed")):
+            wrong = [*records]
+            wrong[number] = records[number] | {"loss": records[number]["loss"] + 0.01}
+            assert f"{name}: its first loss is" in instruct.failures(wrong)[0]
 
 
 def test_the_command_measures_and_compares(tmp_path, monkeypatch, capsys):

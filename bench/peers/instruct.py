@@ -23,7 +23,7 @@ from smallmind.text.tokenizer import Tokenizer
 
 SHAPE = "vocab_size", "n_embd", "n_layer", "n_head"  # of the model
 # Ours learns the answers, as runs on conversations do, or all tokens, as the book and PyTorch do.
-NAMES = "ours", "ours, all tokens", "torch", "torch, packed"
+NAMES = "ours", "ours, all tokens", "torch", "torch as in the book", "torch, packed"
 RATE, WEIGHT_DECAY = 5e-5, 0.1  # those of the book
 PAIRS = 8  # in an update
 IGNORED = -100
@@ -79,7 +79,7 @@ def _ours(pairs: Pairs, learn: str) -> Step:
     return step
 
 
-def _torch(pairs: Pairs, is_packed: bool) -> Step:
+def _torch(pairs: Pairs, is_packed: bool, is_of_book: bool) -> Step:
     import torch
     from torch.nn import functional
 
@@ -92,6 +92,10 @@ def _torch(pairs: Pairs, is_packed: bool) -> Step:
     model = Model(Sizes(1, pairs.T, *sizes))
     # Ours is gone before the first step, whose gradients and moments take more memory.
     load(model, pairs.model().parameters)
+    if is_of_book:
+        from bench.peers import book_gpt2
+
+        model = book_gpt2.Model(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=WEIGHT_DECAY)
 
     def step(number: int) -> float:
@@ -124,7 +128,7 @@ def main() -> None:
     if name in NAMES[:2]:
         step = _ours(pairs, "answers" if name == NAMES[0] else "all")
     else:
-        step = _torch(pairs, name == NAMES[3])
+        step = _torch(pairs, name == NAMES[4], name == NAMES[3])
 
     def timed(number: int) -> dict[str, Any]:
         start, begun = time.perf_counter(), time.process_time()
