@@ -15,7 +15,6 @@ The tokens are learned from the pairs: GPT-2's own would be about as many.
 import argparse
 import json
 import math
-import statistics
 import tempfile
 from contextlib import ExitStack
 from typing import Any
@@ -38,9 +37,10 @@ VOCABULARY = 4000  # at most: the pairs repeat no more
 SHAPE = {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
 # As long as the one of the book, in other words.
 PROMPT = (
-    "You are given something to do, perhaps with a text to do it with. Do just that, and say "
-    "nothing else.\n\n### Instruction:\n"
+    "A person asks for something to be done. Give an answer that does what is wanted."
+    "\n\n### Instruction:\n"
 )
+TIMES = "seconds", "cpu_seconds"
 
 
 def conversation(pair: dict[str, str]) -> list[Turn]:
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, machine: dict[str, Any]) -> list[dict[str, 
     if peers not in ([], ["torch"]) or (peers and "torch" not in installed()):
         raise SystemExit("--peers: only torch, if it is installed, has a model for this")
     names = [*NAMES] if peers else [*NAMES[:2]]
-    times: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     losses: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         path, workers = f"{folder}/pairs.npz", {}
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace, machine: dict[str, Any]) -> list[dict[str, 
         for number in range(1, 1 + options.rounds):
             with saying(f"turn {number} of {options.rounds}"):
                 for name, worker in workers.items():
-                    times[name].append(worker.ask(step=number)["seconds"])
+                    times[name].append(worker.ask(step=number))
         peaks = {name: worker.ask(peak=True) for name, worker in workers.items()}
     batches = math.ceil(len(kept) / PAIRS)
     places = [read.padded(number)[0].size for number in range(batches)]
@@ -85,16 +85,14 @@ def run(options: argparse.Namespace, machine: dict[str, Any]) -> list[dict[str, 
     records = []
     for name in names:
         if name == "torch":  # its batches differ in size
-            seconds = EPOCHS * sum(times[name]) * sum(places) / timed
-            per_epoch = sum(places)
+            per_epoch, share = sum(places), sum(places) / timed
         else:
-            seconds = EPOCHS * rows * statistics.fmean(times[name])
-            per_epoch = rows * T
+            per_epoch, share = rows * T, rows / options.rounds
         padding = 1 - (len(marked) - len(kept)) / per_epoch
         records.append(
             {
                 "name": name,
-                "seconds": seconds,
+                **{key: EPOCHS * share * sum(step[key] for step in times[name]) for key in TIMES},
                 "steps": EPOCHS * (batches if name == "torch" else rows),
                 "tokens": per_epoch,
                 "padding": padding,
@@ -114,6 +112,7 @@ def _show(records: list[dict[str, Any]], pairs: int, tokens: int) -> None:
             "": record["name"],
             "minutes": f"{record['seconds'] / 60:.1f}",
             "ours / this": f"{ours['seconds'] / record['seconds']:.2f}",
+            "CPU, ours / this": f"{ours['cpu_seconds'] / record['cpu_seconds']:.2f}",
             "steps": f"{record['steps']:,}",
             "places per epoch": f"{record['tokens']:,}",
             "padding": f"{record['padding']:.1%}",

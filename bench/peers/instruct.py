@@ -1,7 +1,8 @@
 """A step of `bench.instruct` in one framework: python -m bench.peers.instruct NAME FILE.
 
 NAME is one of NAMES. Reads commands from stdin and answers each with a line:
-`{"step": i}` -> seconds of the step on batch i, and its loss; `{"peak": true}` -> bytes of memory.
+`{"step": i}` -> seconds of the step on batch i, by the clock and of its threads, and its loss;
+`{"peak": true}` -> bytes of memory.
 """
 
 import sys
@@ -126,9 +127,10 @@ def main() -> None:
         step = _torch(pairs, name == NAMES[3])
 
     def timed(number: int) -> dict[str, Any]:
-        start = time.perf_counter()
+        start, begun = time.perf_counter(), time.process_time()
         loss = step(number)
-        return {"seconds": time.perf_counter() - start, "loss": loss}
+        seconds = time.perf_counter() - start
+        return {"seconds": seconds, "cpu_seconds": time.process_time() - begun, "loss": loss}
 
     serve(step=timed, peak=lambda _: peak_resident_bytes())
 

@@ -73,7 +73,8 @@ def _of_single(tokenizer: Tokenizer) -> dict[str, Any]:
 
     In the words of RWKV's tokenizer, which takes the longest token that matches: none of the
     others has tokens without merges or scores, and none can do without tokens for the beginning
-    and the end of a text, which these vocabularies lack. It finds special tokens by their names.
+    and the end of a text, which these vocabularies lack. It finds special tokens by their names,
+    also where a program asks llama.cpp to take them as ordinary text.
     """
     if isinstance(tokenizer, CharTokenizer):
         tokens = [character.encode() for character in tokenizer.characters]

@@ -12,7 +12,8 @@ def grown(
 
     Whatever there is for each token is kept, and a new token has the mean of all others: it is
     neither more nor less likely than they are, and the rest of the model knows what to do with it
-    (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
+    (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html). Rows drawn around the
+    mean were learned sooner in the first 30 steps on conversations, and no better after 150.
     """
     made = {}
     for name, value in parameters.items():

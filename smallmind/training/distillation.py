@@ -153,7 +153,8 @@ class Distillation:
         """
         assert self.teacher
         sums, first = np.zeros(3), 0
-        for size in micro_batch_sizes(*batch.ids.shape, model.micro_batch_size):
+        B, T = batch.ids.shape
+        for size in micro_batch_sizes(B, T, model.micro_batch_size):
             part = batch.part(slice(first, first + size))
             first += size
 

@@ -64,7 +64,7 @@ class EvaluationRecord(Record):
 class TeacherRecord(Record):
     """The correlation of a student's logits with its teacher's, over held-out windows.
 
-    Above 0.9 the student ranks tokens much as the teacher does. The mean over the vocabulary is
+    Above 0.9 the student orders tokens much as the teacher does. The mean over the vocabulary is
     subtracted at each position, so logits and log-probabilities give the same number.
     """
 

@@ -54,7 +54,7 @@ def exported(request, tmp_path_factory):
 
 
 def conversations(pieces):
-    """Of one to three questions, with or without a system turn and the last answer."""
+    """Draws one to three questions, with or without a system turn and the last answer."""
     choose = random.Random(7)
     for number in range(COUNT):
         roles = ["system"] * (number % 2) + ["user", "assistant"] * choose.randint(1, 3)
