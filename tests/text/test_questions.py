@@ -8,7 +8,7 @@ import pytest
 from smallmind.text.questions import ABSENT, QUESTIONS, UNKNOWN, built_in_conversations
 
 COUNT = 2000
-# What a story tells, and each question with the answer that follows.
+# The parts of stories, and each question with the part that answers it, and the answer.
 HAD = r"(?P<hero>\w+) had (?P<number>\w+) (?P<thing>\w+)s\. The (?P=thing)s were (?P<colour>\w+)\."
 FOUND = (
     r"(?P<hero>\w+) found (?P<number>\w+) (?P<mood>\w+) (?P<creature>\w+)s\. "
@@ -58,7 +58,7 @@ def asked(conversations):
 
 
 def form(question):
-    """What a question is about, and the question without it."""
+    """The names in a question, and the question without them."""
     for pattern, *_ in READ:
         if known := re.fullmatch(pattern, question):
             return known.groupdict(), pattern
