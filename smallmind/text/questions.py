@@ -43,7 +43,7 @@ class Fact(NamedTuple):
     """A part of a story, and the questions that it answers."""
 
     told: str
-    answers: tuple[tuple[str, str], ...]  # questions and answers
+    answers: list[tuple[str, str]]  # questions and answers
 
 
 def built_in_conversations(count: int = COUNT, seed: int = 1) -> list[Conversation]:
@@ -73,14 +73,16 @@ class Words:
         grammar = Grammar(RULES)
         self._all = {
             rule: grammar.words(rule)
-            for rule in ("boy", "girl", "place", "look", "colour", "thing", "creature", "two")
+            for rule in (
+                *("boy", "girl", "place", "look", "mood", "colour", "thing", "creature", "two"),
+            )
         }
         self._all["hero"] = self._all["boy"] + self._all["girl"]
 
     def story(self, random: Random) -> tuple[str, list[tuple[str, str]]]:
         """Draws a story -> it, and some questions about it with their answers."""
         count = 1 + int(FACTS * random.random())
-        rules = "hero", "place", "look", "colour", "thing", "creature", "two"
+        rules = "hero", "place", "look", "mood", "colour", "thing", "creature", "two"
         drawn = zip(*(_some(random, self._all[rule], count + 1) for rule in rules), strict=True)
         *facts, absent = (_fact(random, *words) for words in drawn)
         questions = _some(random, [one for fact in facts for one in fact.answers], QUESTIONS)
@@ -96,35 +98,40 @@ def _fact(
     hero: str,
     place: str,
     look: str,
+    mood: str,
     colour: str,
     thing: str,
     creature: str,
     number: str,
 ) -> Fact:
     """Draws what is told, with some of these words."""
-    kind = int(3 * random.random())
+    kind = int(4 * random.random())
     if kind == 0:
         had = f"{hero} had {number} {thing}s."
         were = f"The {thing}s were {colour}."
-        answers = (
+        answers = [
             (f"What did {hero} have?", had),
             (f"How many {thing}s did {hero} have?", had),
             (f"What colour were the {thing}s?", were),
             (f"Who had the {thing}s?", f"The {thing}s were {hero}'s."),
-        )
+        ]
         return Fact(f"{had} {were}", answers)
     if kind == 1:
-        found = f"{hero} found a {look} {creature}."
-        was = f"The {creature} was at the {place}."
-        answers = (
+        found = f"{hero} found {number} {mood} {creature}s."
+        were = f"The {creature}s were at the {place}."
+        answers = [
             (f"What did {hero} find?", found),
-            (f"Where was the {creature}?", was),
-            (f"Who found the {creature}?", f"{hero} found the {creature}."),
-        )
-        return Fact(f"{found} {was}", answers)
-    was = f"The {thing} was {hero}'s."
-    answers = (f"Whose was the {thing}?", was), (f"Who had the {thing}?", was)
-    return Fact(f"The {look} {thing} was {hero}'s.", answers)
+            (f"How many {creature}s did {hero} find?", found),
+            (f"Where were the {creature}s?", were),
+        ]
+        return Fact(f"{found} {were}", answers)
+    if kind == 2:
+        was = f"The {thing} was {hero}'s."
+        answers = [(f"Whose was the {thing}?", was), (f"Who had the {thing}?", was)]
+        return Fact(f"The {look} {thing} was {hero}'s.", answers)
+    followed = f"The {creature} followed {hero}."
+    answers = [(f"Who did the {creature} follow?", followed)]
+    return Fact(f"The {mood} {creature} followed {hero}.", answers)
 
 
 def _one(random: Random, words: Any) -> Any:

@@ -8,23 +8,26 @@ import pytest
 from smallmind.text.questions import ABSENT, QUESTIONS, UNKNOWN, built_in_conversations
 
 COUNT = 2000
-# What a story tells, and each question with the answer that follows.
+# The parts of stories, and each question with the part that answers it, and the answer.
 HAD = r"(?P<hero>\w+) had (?P<number>\w+) (?P<thing>\w+)s\. The (?P=thing)s were (?P<colour>\w+)\."
 FOUND = (
-    r"(?P<hero>\w+) found a (?P<look>\w+) (?P<creature>\w+)\. "
-    r"The (?P=creature) was at the (?P<place>\w+)\."
+    r"(?P<hero>\w+) found (?P<number>\w+) (?P<mood>\w+) (?P<creature>\w+)s\. "
+    r"The (?P=creature)s were at the (?P<place>\w+)\."
 )
 WAS = r"The (?P<look>\w+) (?P<thing>\w+) was (?P<hero>\w+)'s\."
+FOLLOWED = r"The (?P<mood>\w+) (?P<creature>\w+) followed (?P<hero>\w+)\."
+HAD_THEM, FOUND_THEM = "{hero} had {number} {thing}s.", "{hero} found {number} {mood} {creature}s."
 READ = (
     (r"Who had the (?P<thing>\w+)s\?", HAD, "The {thing}s were {hero}'s."),
-    (r"What did (?P<hero>\w+) have\?", HAD, "{hero} had {number} {thing}s."),
-    (r"How many (?P<thing>\w+)s did (?P<hero>\w+) have\?", HAD, "{hero} had {number} {thing}s."),
+    (r"What did (?P<hero>\w+) have\?", HAD, HAD_THEM),
+    (r"How many (?P<thing>\w+)s did (?P<hero>\w+) have\?", HAD, HAD_THEM),
     (r"What colour were the (?P<thing>\w+)s\?", HAD, "The {thing}s were {colour}."),
-    (r"Who found the (?P<creature>\w+)\?", FOUND, "{hero} found the {creature}."),
-    (r"What did (?P<hero>\w+) find\?", FOUND, "{hero} found a {look} {creature}."),
-    (r"Where was the (?P<creature>\w+)\?", FOUND, "The {creature} was at the {place}."),
+    (r"What did (?P<hero>\w+) find\?", FOUND, FOUND_THEM),
+    (r"How many (?P<creature>\w+)s did (?P<hero>\w+) find\?", FOUND, FOUND_THEM),
+    (r"Where were the (?P<creature>\w+)s\?", FOUND, "The {creature}s were at the {place}."),
     (r"Whose was the (?P<thing>\w+)\?", WAS, "The {thing} was {hero}'s."),
     (r"Who had the (?P<thing>\w+)\?", WAS, "The {thing} was {hero}'s."),
+    (r"Who did the (?P<creature>\w+) follow\?", FOLLOWED, "The {creature} followed {hero}."),
 )
 
 
@@ -55,7 +58,7 @@ def asked(conversations):
 
 
 def form(question):
-    """What a question is about, and the question without it."""
+    """The names in a question, and the question without them."""
     for pattern, *_ in READ:
         if known := re.fullmatch(pattern, question):
             return known.groupdict(), pattern
@@ -111,7 +114,7 @@ def test_stories_are_all_different_and_follow_from_the_seed(conversations):
 
 def test_a_conversation_has_one_story_and_several_questions(conversations):
     lengths = Counter(len(turns) // 2 for turns in conversations)
-    assert max(lengths) == QUESTIONS and lengths[1] == 0
+    assert set(lengths) == set(range(1, QUESTIONS + 1))
     for turns in conversations:
         questions = [turn.text.rpartition("\n")[2] for turn in turns[::2]]
         assert len(set(questions)) == len(questions)
