@@ -24,7 +24,7 @@ UNKNOWN = "I do not know."
 # The settings of a run on them, unless others are chosen: measured, see bench/LOG.md.
 BUILT_IN_FIELDS: dict[str, Any] = {
     "tokenizer": "bpe",
-    "bpe_vocab_size": 1000,
+    "bpe_vocab_size": 641,  # a token for every word
     "bigram_rows": 2**14,
     "value_residual": True,
     "n_layer": 2,
