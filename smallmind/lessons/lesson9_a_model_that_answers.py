@@ -133,8 +133,8 @@ assert abs(together[second] - alone).max() < 1e-4 < abs(leaking[second] - alone)
 # the simplest circuit that reads, and two layers are enough for it. `rope_theta=1e6` makes most
 # rotations slow, so that heads can compare words over any distance.
 #
-# A few seconds give more than half of the answers. `STEPS = 2000` and 20,000 conversations give
-# nearly all of them, in a minute on one core.
+# A few seconds give about half of the answers. More steps and more conversations, such as
+# `STEPS = 2000` and 20,000 of them, give most of the others.
 
 # %%
 STEPS = 120
