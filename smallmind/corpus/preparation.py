@@ -204,7 +204,8 @@ def _check_same(directory: Path, found: Any, wanted: dict[str, Any]) -> None:
     if found == wanted:
         return
     found = found if isinstance(found, dict) else {}
-    changed = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
+    changed = [name for name in wanted if found.get(name) != wanted[name]]
+    changed = changed or [name for name in found if name not in wanted]
     raise InputError(
         f"{directory} was made from other texts or settings ({', '.join(changed)}); choose another "
         "directory, or remove it to begin again"

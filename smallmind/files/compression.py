@@ -25,8 +25,8 @@ def compress(tensor: np.ndarray, dtype: str) -> np.ndarray:
     by_number = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
     zipped = zlib.compressobj(1, zlib.DEFLATED, zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, STRATEGY)
     pieces = [json.dumps([dtype, list(tensor.shape)]).encode() + b"\n"]
-    for position in range(tensor.itemsize):
-        pieces.append(zipped.compress(by_number[position :: tensor.itemsize].tobytes()))
+    for byte in range(tensor.itemsize):
+        pieces.append(zipped.compress(by_number[byte :: tensor.itemsize].tobytes()))
     pieces.append(zipped.flush())
     return np.frombuffer(b"".join(pieces), np.uint8)
 
@@ -49,11 +49,11 @@ def decompress(packed: np.ndarray, dtypes: dict[str, Any]) -> np.ndarray:
     tensor = np.empty(count, dtype)
     by_number = tensor.view(np.uint8)
     stream, rest = zlib.decompressobj(), memoryview(content)[len(kind) + 1 :]
-    for position in range(dtype.itemsize if count else 0):
+    for byte in range(dtype.itemsize if count else 0):
         # At most as many bytes as belong there: a small file cannot take any amount of memory.
         found = _decompress(stream, rest, count)
         rest = memoryview(stream.unconsumed_tail)
-        by_number[position :: dtype.itemsize] = np.frombuffer(found, np.uint8)
+        by_number[byte :: dtype.itemsize] = np.frombuffer(found, np.uint8)
     if _decompress(stream, rest, 1, least=0) or not stream.eof or stream.unused_data:
         raise ValueError("a compressed tensor does not fit its shape")
     return tensor.reshape(shape)

@@ -220,7 +220,7 @@ class Distillation:
                 self.teacher.with_logits(batch.ids[windows], use_after_teacher, firsts)
 
 
-def correlation(sums: Sequence[np.ndarray]) -> float:
+def correlation(sums: Sequence[Sequence[float]]) -> float:
     """The sums of some batches -> the correlation of student and teacher; 0 if one is constant."""
     products, student, teacher = np.sum(sums, axis=0)
     scale = math.sqrt(student * teacher)

@@ -74,6 +74,7 @@ def count_operations(
     T = config.block_size
     ids = unbacked((1, T), np.int32)
     weights = None if learned == 1.0 else (np.arange(T) < learned * T).astype(np.float32)[None]
+    weighting: dict[str, Any] = {} if weights is None else {"weights": weights}
     rows = None if weights is None else learned_rows(weights)
     left_out = 0 if rows is None else 2 * (T - len(rows)) * config.n_embd * config.vocab_size
 
@@ -90,14 +91,14 @@ def count_operations(
     if training and training.freeze is not None:
         model.freeze(training.freeze)
     forward = counted(lambda: model.loss(ids, ids)) - left_out
-    both = counted(lambda: model.loss_and_gradients(ids, ids, weights=weights))
+    both = counted(lambda: model.loss_and_gradients(ids, ids, **weighting))
     repeated = kernels.repeated
     whole = both
     update = 0
     if training:
         set_up(model, training, Precision.FLOAT32)
         kernels.repeated = 0
-        whole = counted(lambda: model.loss_and_gradients(ids, ids, weights=weights))
+        whole = counted(lambda: model.loss_and_gradients(ids, ids, **weighting))
         update = counted(lambda: make_optimizer(model, training).step())
     backward = both - repeated - forward
     return Operations(forward + taught, backward, whole - forward - backward, update)

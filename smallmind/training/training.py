@@ -8,8 +8,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from smallmind.checks import InputError, check_field, check_type, suggesting
 from smallmind.console import activity
 from smallmind.files.lock import RunLock
@@ -299,9 +297,10 @@ class Training:
         if not distillation or not distillation.teacher:
             return None
 
-        def compute(number: int) -> np.ndarray:
+        def compute(number: int) -> list[float]:
             batch = self.data.evaluation_batch("held_out", number)
-            return distillation.sums_of_correlation(self.model, batch)
+            sums: list[float] = distillation.sums_of_correlation(self.model, batch).tolist()
+            return sums
 
         with self._evaluating(f"Comparing with the teacher after step {step}"):
             available = batches or self.data.batches_of("held_out")
