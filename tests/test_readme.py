@@ -26,12 +26,12 @@ BLOCKS = FENCE.findall(README)
 KERNELS = FENCE.findall(page("kernels"))  # takes half a minute
 GUIDE = [block for name in NAMES if name != "kernels" for block in FENCE.findall(page(name))]
 # Eight minutes are not for a test, and few seconds would depend on how busy the machine is.
-SHORTER = {"--minutes 8": "--steps 20"}
+SHORTER = {"--minutes 8": "--steps 20", "--chat --out": "--chat --steps 20 --out"}
 LENGTHS = ("--steps", "--epochs", "--minutes", "--size")
 # Commands of the guide that are only parsed, and why.
 PARSED = {
     "train --resume auto": "nothing was interrupted",
-    "chat runs/questions": "waits for questions",
+    "chat runs/built-in": "waits for questions",
     "chat runs/chats": "likewise",
     "generate runs/base -i --template 'Q: {}\\nA:' --stop '\\n'": "likewise",
 }
