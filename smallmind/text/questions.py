@@ -36,6 +36,7 @@ BUILT_IN_FIELDS: dict[str, Any] = {
     "steps": 4000,
     "matrix_learning_rate": 0.01,
     "val_every": 500,
+    "early_stopping_patience": 0,
 }
 
 
