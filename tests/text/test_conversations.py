@@ -5,7 +5,7 @@ import pytest
 
 from smallmind import InputError, Tokenizer
 from smallmind.text.chat import KINDS, TEXT, Turn, encode_each
-from smallmind.text.conversations import PackedDataset, find_pieces
+from smallmind.text.conversations import PackedDataset, Rows, find_pieces
 from smallmind.text.samplers import Epochs, RandomWindows, draw
 from smallmind.text.templates import fit_template
 
@@ -145,3 +145,42 @@ def test_questions_are_what_was_asked_before_each_answer(conversations):
         assert TOKENIZER.decode(question.answer) == answer.text + "<|im_end|>"
         assert TEMPLATE.last_said(TOKENIZER.decode(question.asked)) == asked.text
         assert TOKENIZER.decode(question.ids).endswith("<|im_start|>assistant\n")
+
+
+def learns_the_answers_alone(conversations):
+    """True if the learned targets of a run are its answers, each with the token that ends it."""
+    data = made(conversations)
+    batch = data.windows(np.arange(data.train.count) * data.block_size)
+    wanted = sorted(turns[1].text + "<|im_end|>" for turns in conversations[:-2])
+    found = [TOKENIZER.decode(targets[w > 0]) for _, targets, w in documents(batch)]
+    return sorted(found) == wanted
+
+
+def test_a_planted_error_in_the_mask_is_noticed(conversations, monkeypatch):
+    assert learns_the_answers_alone(conversations)
+    right = Rows.batch
+
+    def early(rows, *arguments):  # the token before each answer instead of the one that ends it
+        batch = right(rows, *arguments)
+        return batch._replace(weights=np.roll(batch.weights, -1, axis=1))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rows, "batch", early)
+        assert not learns_the_answers_alone(conversations)
+    render = type(TEMPLATE).render
+    changes = {
+        "no end": (0, -len("<|im_end|>")),
+        "the header too": (-5, 0),
+        "not the first character": (1, 0),
+        "the line break after it": (0, 1),
+    }
+    for name, (first, last) in changes.items():
+
+        def wrong(self, *arguments, first=first, last=last):
+            rendered = render(self, *arguments)
+            learned = tuple((a + first, b + last) for a, b in rendered.learned)
+            return rendered._replace(learned=learned)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(TEMPLATE), "render", wrong)
+            assert not learns_the_answers_alone(conversations), name
