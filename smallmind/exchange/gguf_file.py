@@ -29,8 +29,10 @@ MAX_HEADER = 200_000_000  # bytes; a vocabulary of 256,000 tokens has 15,000,000
 MAX_COUNT = 2**20  # tensors, keys
 MAX_NAME = 63  # bytes
 MAX_DIMENSIONS = 4
-TYPE_NUMBERS = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
+TYPE_NUMBERS = {"f32": 0, "f16": 1, "q4_0": 2, "q5_0": 6, "q8_0": 8, "bf16": 30}
 TYPES_BY_NUMBER = {number: NUMBER_TYPES[name] for name, number in TYPE_NUMBERS.items()}
+# Types that llama.cpp writes and that are not read here, by number.
+OTHER_TYPES = {3: "q4_1", 7: "q5_1", **{10 + i: f"q{2 + i}_K" for i in range(5)}}
 # Types of values in the metadata, by number; 7 is bool, 8 string, 9 array.
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 DTYPES = {np.dtype(np.uint32): 4, np.dtype(np.int32): 5, np.dtype(np.float32): 6}
@@ -173,8 +175,9 @@ class _Reader:
         number, offset = self._number("I"), self._number("Q")
         if number not in TYPES_BY_NUMBER:
             raise InputError(
-                f"{self._path}: the tensor {shown_value(name)} is of type {number}, which is not "
-                f"read here; export the model as one of {', '.join(TYPE_NUMBERS)}"
+                f"{self._path}: the tensor {shown_value(name)} is of type "
+                f"{OTHER_TYPES.get(number, number)}, which is not read here; convert the model "
+                f"with all its tensors in one of {', '.join(TYPE_NUMBERS)} (llama-quantize --pure)"
             )
         kind = TYPES_BY_NUMBER[number]
         if not all(0 < size < 2**48 for size in shape) or not kind.fits(shape):
