@@ -39,12 +39,14 @@ class Scope(NamedTuple):
         initialisation: Normal | Constant,
         role: Role,
         widths: tuple[int, ...] = (),
+        **facts: Any,
     ) -> Parameter:
         """Declares a parameter of this layer.
 
-        widths: the columns of each matrix, if several stand side by side in this one.
+        widths: the columns of each matrix, if several stand side by side in this one. Facts are
+        other fields of its spec.
         """
-        spec = ParameterSpec(self.inner(name).name, shape, initialisation, role, widths)
+        spec = ParameterSpec(self.inner(name).name, shape, initialisation, role, widths, **facts)
         return self.parameters.declare(spec)
 
     def declare_bias(self, size: int) -> Parameter:

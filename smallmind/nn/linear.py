@@ -41,7 +41,8 @@ class Linear(Branch):
     ) -> np.ndarray:
         """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x. Writes y."""
         self.x = x
-        self.weight.matrix.multiply(self.kernels, y, x, self.bias.compute, addend)
+        rounds = self.workspace.decodes
+        self.weight.matrix.multiply(self.kernels, y, x, self.bias.compute, addend, rounds)
         return y
 
     def forward_gelu(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +50,8 @@ class Linear(Branch):
         self.x = x
         y = self.workspace.rent(len(x), self.shape[1])
         activation = self.workspace.rent(*y.shape)
-        self.weight.matrix.multiply_gelu(self.kernels, activation, y, x, self.bias.compute)
+        kernels, bias, rounds = self.kernels, self.bias.compute, self.workspace.decodes
+        self.weight.matrix.multiply_gelu(kernels, activation, y, x, bias, rounds)
         return activation, y
 
     def backward(self, dy: np.ndarray) -> np.ndarray:

@@ -19,18 +19,20 @@ from smallmind.console import activity
 from smallmind.console.table import Table, Tabular
 from smallmind.files import safetensors
 from smallmind.kernels.half import BFLOAT16, FLOAT16
+from smallmind.kernels.quantised import QUANTISED
 from smallmind.nn.backend import Backend, open_backend
 from smallmind.nn.block import Block
 from smallmind.nn.cache import REFED, KeyValueCache
 from smallmind.nn.freezing import frozen_parts
 from smallmind.nn.inspection import Inspection, Observer
 from smallmind.nn.network import Network, declare_parameters
-from smallmind.nn.parameters import Parameters, Role
+from smallmind.nn.parameters import GROUPS, Parameters, Role
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.recorded_passes import AFTER, RecordedPasses
 from smallmind.nn.sizes import size_rows
 from smallmind.nn.workspace import Kernel, Pass, Result, Workspace
 from smallmind.settings.config import (
+    OF_BLOCKS,
     ModelConfig,
     Precision,
     RunConfig,
@@ -83,7 +85,7 @@ def resolve_precision(precision: Precision, backend: str) -> Precision:
         from smallmind.kernels.codegen.isa import ISA
 
         return Precision.BFLOAT16 if ISA.fast_bfloat16 else Precision.FLOAT32
-    if precision != Precision.FLOAT32 and backend == "numpy":
+    if precision.of_trained != Precision.FLOAT32 and backend == "numpy":
         raise InputError(f"precision={precision.value!r} needs backend='numba'")
     return precision
 
@@ -231,15 +233,22 @@ class TransformerModel(Tabular):
 
         `parameters` and `gradients` stay float32. In 16 bits passes read a rounded copy, which
         AdamW keeps up to date: call `flat.refresh()` after writing to the parameters by hand. What
-        is frozen is rounded itself. InputError for 16 bits with the NumPy backend.
+        is frozen is rounded itself. In q8_0 and q4_0 only that is stored in blocks of integers,
+        where rows are multiples of 32, and everything else stays float32. InputError for 16 bits
+        with the NumPy backend, and for blocks if nothing is frozen.
         """
         if check_type("precision", precision, str) not in tuple(Precision):
             known = ", ".join(Precision)
             raise InputError(f"precision={precision!r} must be one of {known}")
         precision = resolve_precision(Precision(precision), self.backend)
+        if precision.has_blocks and not self.flat.frozen:
+            raise InputError(f"precision={precision.value!r} is {OF_BLOCKS}")
         dtype = {Precision.FLOAT16: FLOAT16, Precision.BFLOAT16: BFLOAT16}.get(precision)
+        storage: dict[Role, Any] = dict.fromkeys(Role, dtype)
+        if precision.has_blocks:
+            storage |= dict.fromkeys(GROUPS, QUANTISED[precision])
         self.precision = precision
-        self.flat.store(dict.fromkeys(Role, dtype))
+        self.flat.store(storage)
         if self._has_contents:
             self.flat.refresh()
         self.workspace.activation_dtype = self.workspace.dtype if dtype is None else dtype

@@ -214,6 +214,11 @@ class Workspace:
         return self.now is not None
 
     @property
+    def decodes(self) -> bool:
+        """True if the pass continues a cache: its products may round activations to integers."""
+        return self.cache is not None
+
+    @property
     def drop_probability(self) -> float:
         """The share of activations dropped in this pass: 0 in evaluations."""
         return self.dropout if self.now and self.now.drops else 0.0

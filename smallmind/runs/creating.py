@@ -25,7 +25,7 @@ from smallmind.runs.files import TEXT, Text, default_directory, is_literal, path
 from smallmind.runs.products import fastest_products
 from smallmind.runs.source import TOKENS, Source, TokenSource, read_source
 from smallmind.runs.threads import choose_threads
-from smallmind.settings.config import ModelConfig, Precision, RunConfig
+from smallmind.settings.config import OF_BLOCKS, ModelConfig, Precision, RunConfig
 from smallmind.settings.presets import DEFAULT_RECIPE
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import ALTERNATIVES, FIELDS, Choices, flag_of
@@ -223,6 +223,8 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
         changes |= {name: getattr(counted, name) for name in ("steps", *ALTERNATIVES["warmup"])}
     frozen_parts(training.freeze, settings.model)  # raises early
     resolve_products(training.products, run.backend)  # likewise
+    if training.requested_precision.has_blocks and training.freeze is None:
+        raise InputError(f"precision={training.requested_precision.value!r} is {OF_BLOCKS}")
     resolved = settings.replace(**changes)
     if launched():  # several processes choose their own, each on its machine
         return resolved

@@ -164,6 +164,7 @@ def _short(training: TrainingConfig) -> TrainingConfig:
         grad_accum_steps=1,
         micro_batch_size=None,
         freeze=None,  # the tiny model has fewer blocks
+        precision=training.precision and Precision(training.precision).of_trained,
         val_every=0,
         save_every=0,
         sample_every=0,

@@ -276,9 +276,9 @@ class Training:
             self._run = run
             model.micro_batch_size = micro_batch_size
             model.use_recompute(recompute)
+            model.freeze(frozen)
             model.use_precision(precision)
             model.use_products(products)
-            model.freeze(frozen)
             run.load_model(before)
             self._run.clear_gradients()
 

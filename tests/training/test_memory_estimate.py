@@ -165,6 +165,25 @@ def test_the_estimate_is_exactly_what_pool_and_vectors_hold(run, strategy, preci
         assert getattr(expected, name) == getattr(trained, name), name
 
 
+@pytest.mark.parametrize("precision", ["q8_0", "q4_0"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        (ModelConfig(65, 32, 3, 2, 64, tie_weights=False), 4, None, 900, "embedding,blocks.0"),
+        (ModelConfig(65, 24, 4, 4, 32, **EVERYTHING), 5, 3, 900, "blocks.0-1,blocks.3,head"),
+    ],
+)
+def test_the_estimate_knows_the_bytes_of_blocks(run, precision):
+    *shape, freeze = run
+    length = {"steps": 2, "freeze": freeze}
+    test_the_estimate_is_exactly_what_pool_and_vectors_hold((*shape, length), {}, precision)
+    exact, less = (
+        estimate(run[0], TrainingConfig(precision=kind, **length), run[1])
+        for kind in ("float32", precision)
+    )
+    assert less.weights < exact.weights and less.activations == exact.activations
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_freezing_takes_less_memory_in_every_part(precision, optimizer):
