@@ -17,7 +17,7 @@ from smallmind.nn.parameters import (
     Role,
 )
 from smallmind.nn.workspace import Workspace
-from smallmind.settings.config import ModelConfig
+from smallmind.settings.config import Adapter, ModelConfig
 
 
 class Scope(NamedTuple):
@@ -27,10 +27,17 @@ class Scope(NamedTuple):
     parameters: Parameters
     config: ModelConfig
     name: str = ""
+    adapter: Adapter | None = None  # of the matrices within
 
     def inner(self, name: str) -> "Scope":
         """The scope of a layer within this one."""
         return self._replace(name=f"{self.name}.{name}" if self.name else name)
+
+    def adapted(self, part: str) -> "Scope":
+        """The same scope, without the adapter if it is not on this part of a model."""
+        if self.adapter is None or part in self.adapter.on:
+            return self
+        return self._replace(adapter=None)
 
     def declare(
         self,

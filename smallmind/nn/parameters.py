@@ -73,6 +73,7 @@ class ParameterSpec:
     role: Role
     widths: tuple[int, ...] = ()  # columns of matrices that stand side by side in this one
     trainable: bool = True
+    is_adapter: bool = False  # trained beside a model whose own parameters are frozen
     quantises: bool = True  # False: stays as it is where others become blocks of integers
 
     @property

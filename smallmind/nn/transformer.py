@@ -33,6 +33,7 @@ from smallmind.nn.sizes import size_rows
 from smallmind.nn.workspace import Kernel, Pass, Result, Workspace
 from smallmind.settings.config import (
     OF_BLOCKS,
+    Adapter,
     ModelConfig,
     Precision,
     RunConfig,
@@ -47,7 +48,10 @@ FORMAT = "smallmind model 1"
 CHECKPOINT_FORMAT = "smallmind checkpoint 1"
 WEIGHTS = "model."  # with which the names of a checkpoint's parameters begin
 # The arguments of a model besides the fields of its config.
-OWN: dict[str, Any] = {"seed": 42, "backend": "numba", "dtype": np.float32, "freeze": None}
+OWN: dict[str, Any] = {
+    **{"seed": 42, "backend": "numba", "dtype": np.float32},
+    **{"freeze": None, "adapter": None},
+}
 
 # Called with the arguments of cross_entropy, preceded by the part of the batch that they belong to:
 # Where weights are zero, the head computes only some rows: one of ROW_COUNTS numbers of them, if
@@ -100,7 +104,7 @@ def resolve_products(products: str | None, backend: str) -> str:
 
 
 def _signature() -> inspect.Signature:
-    """The arguments of TransformerModel: fields of ModelConfig, and seed, backend, dtype, freeze.
+    """The arguments of TransformerModel: fields of ModelConfig, and those of OWN.
 
     Those that may be positional are listed; all other fields of ModelConfig are keyword-only.
     """
@@ -133,7 +137,8 @@ class TransformerModel(Tabular):
     `backend` is "numba" (compiled, float32) or "numpy" (plain, `dtype` float32 or float64). `seed`
     determines the weights: normal with deviation 0.02, projections into the residual stream
     0.02 / sqrt(2 n_layer) or, with zero_init, 0, biases 0, gains 1 or `initial_gain`. `freeze`
-    names parts that are not trained: see the method.
+    names parts that are not trained: see the method. With an `adapter` only the matrices that it
+    adds are trained, `lora_a` and `lora_b` among the parameters.
 
     A ModelConfig may replace its fields: `TransformerModel(config, seed=1)`.
 
@@ -159,7 +164,8 @@ class TransformerModel(Tabular):
         backend = own["backend"]
         opened = backend if isinstance(backend, Backend) else open_backend(backend)
         seed = check_field(RunConfig, "seed", own["seed"])
-        self._build(config, seed, opened, own["dtype"], own["freeze"])
+        adapter = check_type("adapter", own["adapter"], Adapter, None)
+        self._build(config, seed, opened, own["dtype"], own["freeze"], adapter)
         if opened.computes:
             self.flat.initialise(self.seed)
 
@@ -170,6 +176,7 @@ class TransformerModel(Tabular):
         backend: Backend,
         dtype: Any,
         freeze: str | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         """Builds everything; the parameters are zeros."""
         is_plain = backend.name == "numpy" and np.dtype(dtype) == np.float64
@@ -181,7 +188,8 @@ class TransformerModel(Tabular):
         self._has_contents = backend.computes
         self.workspace = Workspace(backend, dtype, config.dropout, seed)
         self.flat = Parameters()
-        self.network = Network(self.workspace, self.flat, config)
+        self.adapter = adapter
+        self.network = Network(self.workspace, self.flat, config, adapter)
         self.recompute_plan = RecomputePlan(enabled=False)
         self._frozen: frozenset[str] | None = None  # None: not settled yet
         self.freeze(freeze)
@@ -276,7 +284,15 @@ class TransformerModel(Tabular):
         frozen = frozen_parts(check_type("freeze", names, str, None), self.config)
         if frozen == self._frozen:
             return
-        self.flat.freeze({number for name in frozen for number in self.network.parts[name]})
+        numbers = {number for name in frozen for number in self.network.parts[name]}
+        if self.adapter:
+            specs = enumerate(self.flat.specs)
+            numbers |= {number for number, spec in specs if not spec.is_adapter}
+        if self.adapter and not any(
+            spec.is_adapter for i, spec in enumerate(self.flat.specs) if i not in numbers
+        ):
+            raise InputError("the adapter is on no part that is trained; choose other parts")
+        self.flat.freeze(numbers)
         self.use_recompute(self.recompute_plan)
         self.forget_recorded()
         self._frozen = frozen  # last: after an interrupt it is done again

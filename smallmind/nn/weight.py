@@ -43,14 +43,15 @@ class Weight(NamedTuple):
         y: np.ndarray,
         x: np.ndarray,
         bias: np.ndarray | None,
+        addend: np.ndarray | None = None,
         rounds: bool = False,
     ) -> None:
-        """x (R, in) -> y (R, out) = x weight [+ bias (out,)], activation = gelu(y). Writes both."""
+        """x (R, in) -> y (R, out) as `multiply` writes it, activation = gelu(y). Writes both."""
         if self.has_blocks:
-            self.multiply(kernels, y, x, bias, rounds=rounds)
+            self.multiply(kernels, y, x, bias, addend, rounds)
             kernels.gelu(activation, y)
         else:
-            kernels.matmul_gelu(activation, y, x, self.values, bias)
+            kernels.matmul_gelu(activation, y, x, self.values, bias, addend)
 
     def multiply_transposed(
         self, kernels: Any, y: np.ndarray, x: np.ndarray, rounds: bool = False

@@ -137,7 +137,11 @@ def new_model(settings: Settings, initial: Initial | None = None) -> Transformer
     """The model of a new training, with the initial weights if there are any."""
     run, training = settings.run, settings.training
     model = TransformerModel(
-        settings.model, seed=run.seed, backend=run.backend, freeze=training.freeze
+        settings.model,
+        seed=run.seed,
+        backend=run.backend,
+        freeze=training.freeze,
+        adapter=training.adapter,
     )
     if initial:
         model.flat.write(grown(initial.model.parameters, model.parameters))

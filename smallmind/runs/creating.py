@@ -223,7 +223,8 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
         changes |= {name: getattr(counted, name) for name in ("steps", *ALTERNATIVES["warmup"])}
     frozen_parts(training.freeze, settings.model)  # raises early
     resolve_products(training.products, run.backend)  # likewise
-    if training.requested_precision.has_blocks and training.freeze is None:
+    is_whole = training.freeze is None and training.adapter is None
+    if training.requested_precision.has_blocks and is_whole:
         raise InputError(f"precision={training.requested_precision.value!r} is {OF_BLOCKS}")
     resolved = settings.replace(**changes)
     if launched():  # several processes choose their own, each on its machine
