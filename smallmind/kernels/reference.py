@@ -19,7 +19,6 @@ from smallmind.kernels.description import (
     product_operations,
 )
 from smallmind.kernels.half import round_to, to_float32
-from smallmind.kernels.quantised import dequantise, is_quantised
 from smallmind.kernels.reference_optimizers import (  # noqa: F401
     adamw,
     average_gradient,
@@ -556,9 +555,8 @@ def embedding(out, weight, ids, addend=None, start=None):
     if start is not None:
         addend = addend[int(start) : int(start) + ids.shape[1]]
     if addend is not None:
-        addend = addend.reshape(-1, ids.shape[1], out.shape[1])
-    rows = dequantise(weight[ids]) if is_quantised(weight.dtype) else weight[ids]
-    out[...] = _add(rows, addend).reshape(out.shape)
+        addend = addend.reshape(-1, ids.shape[1], weight.shape[1])
+    out[...] = _add(weight[ids], addend).reshape(out.shape)
 
 
 @kernel("embedding", writes=2, adds=True, division=("columns", "dout"))
@@ -730,18 +728,3 @@ def top_k_logits(logits, indices, log_probabilities):
     log_probabilities = to_float32(log_probabilities)
     logits[...] = log_probabilities[:, -1:]
     np.put_along_axis(logits, indices.astype(np.int64), log_probabilities[:, :-1], axis=1)
-
-
-# TWINS
-
-
-@kernel("matmul_quantised", temporaries=2)
-def matmul_quantised(out, a, w, bias=None, addend=None, rounds=False):
-    """Minimal."""
-    out[...] = _add(a @ dequantise(w).T, bias, addend)
-
-
-@kernel("matmul_quantised", temporaries=2)
-def matmul_quantised_transpose(out, a, w):
-    """Minimal."""
-    out[...] = a @ dequantise(w)
