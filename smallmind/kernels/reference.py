@@ -17,8 +17,10 @@ from smallmind.kernels.description import (
     gelu_product_operations,
     kernel,
     product_operations,
+    quantised_product_temporaries,
 )
 from smallmind.kernels.half import round_to, to_float32
+from smallmind.kernels.quantised import BLOCK, dequantise, integers, is_quantised
 from smallmind.kernels.reference_optimizers import (  # noqa: F401
     adamw,
     average_gradient,
@@ -166,6 +168,50 @@ def matmul_transpose_a(out, a, b, addend=None):
 def matmul_transpose_b(out, a, b, addend=None):
     """a (M, K), b (N, K) -> out (M, N) = a b^T [+ addend (M, N), may be out]. Writes out."""
     out[...] = _add(a @ b.T, addend)
+
+
+ROUNDED_ROWS = 8  # most rows of which `matmul_quantised` may round the left operand
+SMALLEST = 2.0**-100  # magnitude of a block's largest value, below which it is rounded to zeros
+
+
+@kernel(
+    temporaries=quantised_product_temporaries,
+    gradient="a",
+    division=("rows", "w"),
+    operations=product_operations,
+)
+def matmul_quantised(out, a, w, bias=None, addend=None, rounds=False):
+    """a (R, K), w (N, K / 32) of q8_0 or q4_0 -> out (R, N) = a w^T [+ bias (N,)] [+ addend].
+
+    Writes out; addend (R, N) may be out. With `rounds` and at most ROUNDED_ROWS rows each block of
+    32 values of a is rounded to 8 bits, and the products are of integers, summed by block.
+    """
+    rounded = rounds and len(a) <= ROUNDED_ROWS
+    product = _rounded_product(a, w) if rounded else a @ dequantise(w).T
+    out[...] = _add(product, bias, addend)
+
+
+def _rounded_product(a, w):
+    x = a.astype(np.float32).reshape(len(a), -1, BLOCK)
+    largest = np.abs(x).max(axis=2, keepdims=True, initial=0)
+    with np.errstate(invalid="ignore", divide="ignore"):  # numbers that are not finite
+        inverse = np.where(largest < SMALLEST, np.float32(0), np.float32(127) / largest)
+        q = np.nan_to_num(np.rint(x * inverse)).astype(np.int32)
+        scales = (inverse != 0) * (largest / np.float32(127))
+    sums = np.einsum("rbi,nbi->rnb", q, integers(w.reshape(-1)).reshape(len(w), -1, BLOCK))
+    w_scales = w["scale"].view(np.float16).astype(a.dtype)
+    return (sums.astype(a.dtype) * (scales[:, None, :, 0].astype(a.dtype) * w_scales)).sum(axis=2)
+
+
+@kernel(
+    "matmul_quantised",
+    temporaries=quantised_product_temporaries,
+    division=("product", "out"),
+    operations=product_operations,
+)
+def matmul_quantised_transpose(out, a, w):
+    """a (R, N), w (N, K / 32) of q8_0 or q4_0 -> out (R, K) = a w. Writes out."""
+    out[...] = a @ dequantise(w)
 
 
 @kernel("reduce", adds=True, division=("chunks", "x"))
@@ -550,13 +596,14 @@ def embedding(out, weight, ids, addend=None, start=None):
     """ids (B, T), weight (V, C) -> out (B T, C) = weight[ids] [+ addend]. Writes out.
 
     addend is (B T, C), and may be out, or with start () it has a row per position (P, C), and the
-    token t of each sequence is at position start + t.
+    token t of each sequence is at position start + t. weight may be of q8_0 or q4_0 (V, C / 32).
     """
     if start is not None:
         addend = addend[int(start) : int(start) + ids.shape[1]]
     if addend is not None:
-        addend = addend.reshape(-1, ids.shape[1], weight.shape[1])
-    out[...] = _add(weight[ids], addend).reshape(out.shape)
+        addend = addend.reshape(-1, ids.shape[1], out.shape[1])
+    rows = dequantise(weight[ids]) if is_quantised(weight.dtype) else weight[ids]
+    out[...] = _add(rows, addend).reshape(out.shape)
 
 
 @kernel("embedding", writes=2, adds=True, division=("columns", "dout"))

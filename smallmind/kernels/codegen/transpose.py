@@ -33,45 +33,53 @@ def _transpose_quarters(shuffle, groups):
     ]
 
 
+def store_transposed(builder, rows, target, stride):
+    """Writes LANES vectors as the columns of a tile: target[j, i] = rows[i][j].
+
+    First elements are shuffled within quarters of 128 bits, then the quarters: CPUs do either in
+    one instruction. The stride counts elements.
+    """
+    quarters = range(0, LANES, 4)
+
+    def shuffle(x, y, order):
+        """Picks lanes of x, then of y, in this order."""
+        return builder.shuffle_vector(x, y, ir.Constant(HOST.integers, list(order)))
+
+    def in_quarters(x, y, *order):
+        """Picks from the 4 lanes of x, then of y, within every quarter, in this order."""
+        return shuffle(x, y, (q + i % 4 + i // 4 * LANES for q in quarters for i in order))
+
+    # columns[j][g]: in quarter q, column 4 q + j of the four rows of group g.
+    columns: list[list[ir.Value]] = [[], [], [], []]
+    for a, b, c, d in zip(*[iter(rows)] * 4, strict=True):
+        low, high = in_quarters(a, b, 0, 4, 1, 5), in_quarters(a, b, 2, 6, 3, 7)
+        low2, high2 = in_quarters(c, d, 0, 4, 1, 5), in_quarters(c, d, 2, 6, 3, 7)
+        columns[0].append(in_quarters(low, low2, 0, 1, 4, 5))
+        columns[1].append(in_quarters(low, low2, 2, 3, 6, 7))
+        columns[2].append(in_quarters(high, high2, 0, 1, 4, 5))
+        columns[3].append(in_quarters(high, high2, 2, 3, 6, 7))
+
+    for j, groups in enumerate(columns):
+        for quarter, column in _transpose_quarters(shuffle, groups):
+            place = builder.mul(stride, I64(4 * quarter + j))
+            HOST.store(builder, column, builder.gep(target, [place]))
+
+
 @intrinsic
 def transpose_tile(typingctx, source, source_stride, target, target_stride):
     """Writes the transpose of a LANES x LANES tile: target[j, i] = source[i, j].
 
-    First elements are shuffled within quarters of 128 bits, then the quarters: CPUs do either in
-    one instruction. Strides count elements.
+    Strides count elements.
     """
 
     def codegen(context, builder, sig, args):
         source, source_stride, target, target_stride = args
-        quarters = range(0, LANES, 4)
-
-        def shuffle(x, y, order):
-            """Picks lanes of x, then of y, in this order."""
-            return builder.shuffle_vector(x, y, ir.Constant(HOST.integers, list(order)))
-
-        def in_quarters(x, y, *order):
-            """Picks from the 4 lanes of x, then of y, within every quarter, in this order."""
-            return shuffle(x, y, (q + i % 4 + i // 4 * LANES for q in quarters for i in order))
-
         storage = STORAGE[sig.args[0].dtype]
         rows = [
             HOST.load(builder, builder.gep(source, [builder.mul(source_stride, I64(i))]), storage)
             for i in range(LANES)
         ]
-        # columns[j][g]: in quarter q, column 4 q + j of the four rows of group g.
-        columns: list[list[ir.Value]] = [[], [], [], []]
-        for a, b, c, d in zip(*[iter(rows)] * 4, strict=True):
-            low, high = in_quarters(a, b, 0, 4, 1, 5), in_quarters(a, b, 2, 6, 3, 7)
-            low2, high2 = in_quarters(c, d, 0, 4, 1, 5), in_quarters(c, d, 2, 6, 3, 7)
-            columns[0].append(in_quarters(low, low2, 0, 1, 4, 5))
-            columns[1].append(in_quarters(low, low2, 2, 3, 6, 7))
-            columns[2].append(in_quarters(high, high2, 0, 1, 4, 5))
-            columns[3].append(in_quarters(high, high2, 2, 3, 6, 7))
-
-        for j, groups in enumerate(columns):
-            for quarter, column in _transpose_quarters(shuffle, groups):
-                place = builder.mul(target_stride, I64(4 * quarter + j))
-                HOST.store(builder, column, builder.gep(target, [place]))
+        store_transposed(builder, rows, target, target_stride)
         return context.get_dummy_value()
 
     return types.void(source, types.int64, target, types.int64), codegen

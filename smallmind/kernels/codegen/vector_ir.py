@@ -8,7 +8,8 @@ import enum
 from llvmlite import ir
 from numba.core import cgutils
 
-F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+F32 = ir.FloatType()
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 
 
 class Storage(enum.Enum):
@@ -97,6 +98,26 @@ class VectorIR:
         value = self._narrow(builder, value, storage)
         mask = self.first_lanes(builder, count)
         self._masked(builder, "store", ir.VoidType(), value, place, I32(align), mask)
+
+    def load_scale(self, builder, block):
+        """The scale of a block of small integers (`kernels.quantised`), in all lanes."""
+        kind = ir.HalfType() if self.isa.half else I16
+        scale = builder.load(builder.bitcast(block, kind.as_pointer()), align=1)
+        return self._widen(builder, self.splat(builder, scale), Storage.FLOAT16)
+
+    def load_signed(self, builder, pointer):
+        """As many bytes as lanes -> float32."""
+        kind = ir.VectorType(I8, self.lanes)
+        value = builder.load(builder.bitcast(pointer, kind.as_pointer()), align=1)
+        return builder.sitofp(builder.sext(value, self.integers), self.vector)
+
+    def load_nibbles(self, builder, pointer, shift):
+        """As many bytes as lanes -> four bits of each, from bit `shift` on, less 8, as float32."""
+        kind = ir.VectorType(I8, self.lanes)
+        value = builder.load(builder.bitcast(pointer, kind.as_pointer()), align=1)
+        value = builder.lshr(builder.zext(value, self.integers), self.splat(builder, shift))
+        value = builder.sub(builder.and_(value, self.integer(15)), self.integer(8))
+        return builder.sitofp(value, self.vector)
 
     def _masked(self, builder, name, result, *arguments):
         """The intrinsic that loads or stores the lanes of a mask."""
