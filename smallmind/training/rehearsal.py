@@ -120,7 +120,7 @@ def _expected(config: ModelConfig, training: TrainingConfig) -> int:
     ids = unbacked((1, config.block_size), np.int32)
     model.loss_and_gradients(ids, ids)
     make_optimizer(model, training).step()
-    is_half = training.requested_precision != Precision.FLOAT32
+    is_half = training.requested_precision.of_trained != Precision.FLOAT32
     new = sum(COMPILED.get(name, FEW) for name in kernels.names if _is_new(name))
     return new + DECODING * _is_new("cached_attention") + is_half * HALF
 
