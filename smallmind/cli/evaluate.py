@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from smallmind.checks import InputError
 from smallmind.cli.console import Console, shorten
-from smallmind.cli.flags import add_checkpoint, add_run, run_of
+from smallmind.cli.flags import add_checkpoint, add_precision, add_run, run_of
 from smallmind.console import activity
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "text", nargs="?", metavar="TEXT", help="another text; default: the run's held-out part"
     )
     add_checkpoint(parser)
+    add_precision(parser)
     parser.add_argument(
         "--unknown",
         choices=("refuse", "skip"),
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     with activity.showing_on(Console(sys.stderr).activity):
         opened = None if is_model else Run.open(path)
         found = find(path, options.checkpoint)
-        model, tokenizer = found.load()
+        model, tokenizer = found.load(precision=options.precision)
         run = recognising(opened.settings.run) if opened else None
         encoding = Encoding(tokenizer, chosen_separator=run.text_separator if run else None)
         source = read_source(options.text, run, encoding) if options.text else None

@@ -1,7 +1,6 @@
 """Storage formats of weights in files: float32, 16 bits, or blocks of 8-bit integers."""
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,13 +11,6 @@ from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
 MAX_FLOAT16 = 65504.0
 DTYPES = {"f32": np.float32, "f16": FLOAT16, "bf16": BFLOAT16}
 BLOCK = 32  # consecutive values of a row that share a scale, in q8_0
-
-
-class Stored(NamedTuple):
-    """A tensor in a file."""
-
-    shape: tuple[int, ...]
-    read: Callable[[], np.ndarray]  # its values, float32; InputError if they are gone
 
 
 class NumberType(NamedTuple):

@@ -237,6 +237,10 @@ class Parameters:
             if self._has_contents:
                 self.write(before)
 
+    def own(self, name: str) -> np.ndarray:
+        """The array that keeps a parameter's values; call `refresh` after writing to it."""
+        return self._own[self._numbers[name]]
+
     def write(self, values: Mapping[str, np.ndarray]) -> None:
         """Gives parameters these values, in any number type; others keep theirs.
 

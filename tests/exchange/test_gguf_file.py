@@ -59,7 +59,7 @@ def test_a_file_written_by_hand_is_read(tmp_path):
     (tmp_path / "file").write_bytes(FILE)
     metadata, tensors = gguf_file.read(tmp_path / "file")
     assert metadata == METADATA
-    assert {name: tensor.read().tolist() for name, tensor in tensors.items()} == {
+    assert {name: tensor.values().tolist() for name, tensor in tensors.items()} == {
         "m.weight": [[0, 1, 2], [3, 4, 5]],
         "v.bias": [1.5, -2],
     }
@@ -89,7 +89,7 @@ def test_another_alignment_is_read(tmp_path):
     data = struct.pack("<f", 1) + bytes(60) + struct.pack("<f", 2)
     (tmp_path / "file").write_bytes(head + data)
     _, tensors = gguf_file.read(tmp_path / "file")
-    assert [tensor.read().tolist() for tensor in tensors.values()] == [[1], [2]]
+    assert [tensor.values().tolist() for tensor in tensors.values()] == [[1], [2]]
 
 
 def test_blocks_hold_a_scale_and_rounded_multiples_of_it():
@@ -190,4 +190,4 @@ def test_a_file_truncated_after_it_was_opened_is_an_error(tmp_path):
     path.write_bytes(FILE[:-40])
     with pytest.raises(InputError, match="was truncated while it was read"):
         for tensor in tensors.values():
-            tensor.read()
+            tensor.values()
