@@ -34,14 +34,16 @@ class Foreign:
         """Its tokenizer, with as many tokens as the model. InputError if it is not known here."""
         raise NotImplementedError
 
-    def model(self, backend: str = "numba") -> TransformerModel:
-        """Reads the weights and builds the model. InputError if they are not what it describes."""
+    def model(self, backend: str = "numba", precision: str | None = None) -> TransformerModel:
+        """Builds the model and reads its weights. InputError if they are not what it describes."""
         raise NotImplementedError
 
-    def load(self, backend: str = "numba") -> tuple[TransformerModel, Tokenizer]:
-        """The model and its tokenizer."""
+    def load(
+        self, backend: str = "numba", precision: str | None = None
+    ) -> tuple[TransformerModel, Tokenizer]:
+        """The model and its tokenizer, as `smallmind.load` returns them."""
         tokenizer = self.tokenizer()
-        model = self.model(backend)
+        model = self.model(backend, precision)
         model.tokenizer_digest = tokenizer.digest
         return model, tokenizer
 

@@ -122,9 +122,9 @@ class ForeignFile(Foreign):
         except InputError as error:
             raise InputError(f"{self.path}: {error}") from None
 
-    def model(self, backend: str = "numba") -> TransformerModel:
+    def model(self, backend: str = "numba", precision: str | None = None) -> TransformerModel:
         layout, source = self._described.gguf_tensors, str(self.path)
-        return read_model(self.config, layout, self._tensors, source, backend)
+        return read_model(self.config, layout, self._tensors, source, backend, precision)
 
 
 def _begins_as_gguf(path: Path) -> bool:

@@ -18,8 +18,9 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from smallmind.checks import InputError, shown_value
-from smallmind.exchange.number_types import NUMBER_TYPES, NumberType, Stored
+from smallmind.exchange.number_types import NUMBER_TYPES, NumberType
 from smallmind.files import durable
+from smallmind.nn.loading import Stored
 
 MAGIC = b"GGUF"
 VERSION = 3
@@ -103,15 +104,14 @@ def _aligned(size: int, alignment: int = ALIGNMENT) -> int:
     return math.ceil(size / alignment) * alignment
 
 
-def _read(path: Path, shape: tuple[int, ...], type: NumberType, start: int) -> np.ndarray:
-    """Reads a tensor, float32. The file is opened anew: it must not change."""
-    stored = np.empty(type.size(shape), np.uint8)
+def _read(path: Path, start: int, first: int, out: np.ndarray) -> None:
+    """Reads rows of the tensor that starts there. The file is opened anew: it must not change."""
+    stored = out.reshape(-1).view(np.uint8)
     with durable.explained(path, "GGUF file"), durable.open_regular(path) as file:
-        file.seek(start)
+        file.seek(start + first * (stored.size // len(out)))
         count = file.readinto(stored.data)
-    if count != stored.nbytes:
+    if count != stored.size:
         raise InputError(f"{path} was truncated while it was read; restore it")
-    return type.decode(stored, shape)
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
@@ -161,8 +161,8 @@ class _Reader:
             size = kind.size(shape)
             if start + offset + size > self._size:
                 raise ValueError(f"it ends within the tensor {shown_value(name)}")
-            read = functools.partial(_read, self._path, shape, kind, start + offset)
-            tensors[name] = Stored(shape, read)
+            read = functools.partial(_read, self._path, start + offset)
+            tensors[name] = Stored(shape, kind.dtype, read)
             end = offset + _aligned(size, alignment)
         return metadata, tensors
 

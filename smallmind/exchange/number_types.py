@@ -1,30 +1,21 @@
 """Storage formats of weights in files: float32, 16 bits, or blocks of integers with a scale."""
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from smallmind.checks import InputError
-from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
+from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to
 from smallmind.kernels.quantised import (
     BLOCK,
     EXTREMES,
     QUANTISED,
-    dequantise,
     is_quantised,
     quantise,
 )
 
 MAX_FLOAT16 = 65504.0
-
-
-class Stored(NamedTuple):
-    """A tensor in a file."""
-
-    shape: tuple[int, ...]
-    read: Callable[[], np.ndarray]  # its values, float32; InputError if they are gone
 
 
 class NumberType(NamedTuple):
@@ -65,12 +56,6 @@ class NumberType(NamedTuple):
         if self.is_quantised:
             return quantise(values, self.dtype)
         return round_to(np.ascontiguousarray(values, np.float32), self.dtype)
-
-    def decode(self, stored: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Bytes, uint8 -> values float32 in this shape."""
-        items = stored.view(self.dtype)
-        values = dequantise(items) if self.is_quantised else to_float32(items)
-        return values.reshape(shape)
 
 
 NUMBER_TYPES = {

@@ -348,6 +348,12 @@ def copy_columns(out, x, first):
     out[...] = x[:, first : first + out.shape[1]]
 
 
+@kernel(is_activation=False, is_of_layer=False, division=("rows", "out"))
+def transpose(out, x, first=0):
+    """x (R, C) -> out (C, W), columns first..first + R = x^T; the others stay. Writes out."""
+    out[:, first : first + len(x)] = x.T
+
+
 @kernel("mix", is_activation=False, division=("rows", "out"))
 def take_rows(out, x, rows):
     """x (R, C), rows (N,) -> out (N, C), these rows of it. Writes out."""

@@ -278,6 +278,13 @@ class Parameters:
             if self._has_contents:
                 self.write(before)
 
+    def own(self, name: str) -> np.ndarray:
+        """The array that keeps a parameter's values; call `refresh` after writing to it."""
+        number = self._numbers[name]
+        own = self._own[number]
+        is_transposed = is_quantised(own.dtype) and self.specs[number].outputs_first
+        return own.view(Transposed) if is_transposed else own
+
     def write(self, values: Mapping[str, np.ndarray]) -> None:
         """Gives parameters these values, in any number type; others keep theirs.
 

@@ -28,26 +28,32 @@ class Found(NamedTuple):
     source: Path | RunState | Foreign
     name: str  # such as "the best checkpoint, step 250"
 
-    def load(self, backend: str = "numba") -> Loaded:
-        """Builds the model -> it and its tokenizer."""
+    def load(self, backend: str = "numba", precision: str | None = None) -> Loaded:
+        """Builds the model -> it and its tokenizer, as `smallmind.load` does."""
         if isinstance(self.source, RunState):
-            return load_checkpoint(self.source, backend)
+            return load_checkpoint(self.source, backend, precision)
         if isinstance(self.source, Foreign):
-            return self.source.load(backend)
-        return load_model(self.source, backend)
+            return self.source.load(backend, precision)
+        return load_model(self.source, backend, precision)
 
 
 @suggesting()
 def load(
-    path: str | PathLike[str], backend: str = "numba", checkpoint: int | str | None = None
+    path: str | PathLike[str],
+    backend: str = "numba",
+    checkpoint: int | str | None = None,
+    precision: str | None = None,
 ) -> Loaded:
     """The directory of a run, a checkpoint or a model file -> its model and tokenizer.
 
     Also a directory of transformers, with safetensors, or a GGUF file. From a run: "newest", "best"
     or the checkpoint of a step; by default the final model, or the newest checkpoint if that is of
     a later step or the run has not ended yet. The run may be going. InputError if there is none.
+
+    With a precision ("float32", "float16", "bfloat16" or "auto") the model only runs: its weights
+    are in memory once, in that type, without gradients.
     """
-    return find(path, checkpoint).load(backend)
+    return find(path, checkpoint).load(backend, precision)
 
 
 def find(path: str | PathLike[str], which: int | str | None = None) -> Found:
@@ -105,9 +111,9 @@ def _step_of(model: Path) -> int | None:
     return None
 
 
-def load_model(path: Path, backend: str = "numba") -> Loaded:
+def load_model(path: Path, backend: str = "numba", precision: str | None = None) -> Loaded:
     """The model and tokenizer in a model file. InputError if it does not hold both."""
-    model = TransformerModel.load(path, backend)
+    model = TransformerModel.load(path, backend, precision)
     tokenizer = read_tokenizer(path)
     if tokenizer.vocab_size != model.config.vocab_size:
         raise InputError(f"{path}: tokenizer and model have different vocabularies")
@@ -120,7 +126,9 @@ def read_tokenizer(path: Path) -> Tokenizer:
     return _tokenizer(safetensors.read_metadata(path), str(path))
 
 
-def load_checkpoint(saved: RunState, backend: str = "numba") -> Loaded:
+def load_checkpoint(
+    saved: RunState, backend: str = "numba", precision: str | None = None
+) -> Loaded:
     """The model and tokenizer as they were at a checkpoint."""
     place = f"the checkpoint of step {saved.step}"
     tokenizer = tokenizer_of(saved)
@@ -128,7 +136,8 @@ def load_checkpoint(saved: RunState, backend: str = "numba") -> Loaded:
         config = from_saved(ModelConfig, saved.state["model"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{place} does not describe its model: {error}") from None
-    model = TransformerModel.from_tensors(config, weights(saved.tensors), place, backend)
+    tensors = weights(saved.tensors)
+    model = TransformerModel.from_tensors(config, tensors, place, backend, precision)
     model.tokenizer_digest = tokenizer.digest
     return model, tokenizer
 

@@ -98,7 +98,7 @@ class Training:
         snapshot_every: int = SNAPSHOT_EVERY,
         group: Group = ALONE,
     ) -> None:
-        check_type("model", model, TransformerModel)
+        check_type("model", model, TransformerModel).check_trains()
         check_type("tokenizer", tokenizer, Tokenizer, None)
         check_type("text", text, str, None)
         check_type("distillation", distillation, Distillation, None)

@@ -1,4 +1,4 @@
-"""The transpose of a square tile of vectors, in registers."""
+"""The transpose of a square tile, in registers: of vectors, or of numbers as they are."""
 
 from llvmlite import ir
 from numba import types
@@ -6,7 +6,9 @@ from numba.extending import intrinsic
 
 from smallmind.kernels.codegen.operation import STORAGE
 from smallmind.kernels.codegen.simd import HOST, LANES
-from smallmind.kernels.codegen.vector_ir import I64
+from smallmind.kernels.codegen.vector_ir import I32, I64
+
+TILE = 8  # rows and columns of what `move_tile` transposes
 
 
 def _transpose_quarters(shuffle, groups):
@@ -83,3 +85,33 @@ def transpose_tile(typingctx, source, source_stride, target, target_stride):
         return context.get_dummy_value()
 
     return types.void(source, types.int64, target, types.int64), codegen
+
+
+@intrinsic
+def move_tile(typingctx, target, target_stride, source, source_stride):
+    """Writes the transpose of a TILE x TILE tile of integers. Strides count elements."""
+
+    def codegen(context, builder, sig, args):
+        target, target_stride, source, source_stride = args
+        size = sig.args[0].dtype.bitwidth
+        vector = ir.VectorType(ir.IntType(size), TILE).as_pointer()
+
+        def row(start, stride, i):
+            return builder.bitcast(builder.gep(start, [builder.mul(stride, I64(i))]), vector)
+
+        rows = [builder.load(row(source, source_stride, i), align=size // 8) for i in range(TILE)]
+        # Each time row i and the one half a tile below it are shuffled like two halves of a pack
+        # of cards. After as many times as there are bits in a row's number, columns are rows.
+        for _ in range(TILE.bit_length() - 1):
+            shuffled = []
+            for a, b in zip(rows[: TILE // 2], rows[TILE // 2 :], strict=True):
+                for half in range(0, TILE, TILE // 2):
+                    order = [lane for i in range(half, half + TILE // 2) for lane in (i, TILE + i)]
+                    mask = ir.Constant(ir.VectorType(I32, TILE), order)
+                    shuffled.append(builder.shuffle_vector(a, b, mask))
+            rows = shuffled
+        for i, value in enumerate(rows):
+            builder.store(value, row(target, target_stride, i), align=size // 8)
+        return context.get_dummy_value()
+
+    return types.void(target, types.int64, source, types.int64), codegen
