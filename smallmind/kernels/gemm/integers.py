@@ -13,21 +13,21 @@ from numba.extending import intrinsic
 
 from smallmind.kernels.codegen.blocks import SCALE, SIZES, block_bytes
 from smallmind.kernels.codegen.isa import ISA
-from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.jit import called_jit, jit, parallel_jit
 from smallmind.kernels.codegen.operation import element_pointer
-from smallmind.kernels.codegen.rounding import ceil_div, row_share
+from smallmind.kernels.codegen.rounding import ceil_div, round_up, row_share
 from smallmind.kernels.codegen.simd import HOST, at, borrow
 from smallmind.kernels.codegen.vector_ir import F32, I8, I16, I32, I64
-from smallmind.kernels.gemm.tile import FLOAT_POINTER
+from smallmind.kernels.gemm.tile import FLOAT_POINTER, LINE
 from smallmind.kernels.quantised import BLOCK, HALF
 from smallmind.kernels.reference import SMALLEST
 
 LANES = ISA.lanes
 SUMS = 16  # of two blocks
 PARTS = SUMS // LANES  # registers that hold them
-# Two blocks of a rounded row in scratch, in words: their integers, what each of their sums starts
-# from, and the scale of each.
-INTEGERS, STARTS, SCALES, ROUNDED = 0, SUMS, 2 * SUMS, 3 * SUMS
+# Two blocks of a rounded row in scratch, in words: their integers, and what each of their sums
+# starts from. The scales of all its blocks follow.
+INTEGERS, STARTS, PAIR = 0, SUMS, 2 * SUMS
 # Scratch before the rounded rows, in words: a block of zeros, and results.
 ZEROS, RESULTS, ROWS = 0, 16, 32
 
@@ -36,7 +36,14 @@ _BYTES = ir.VectorType(I8, 4 * LANES)
 
 def scratch_size(R: int, K: int) -> int:
     """The words of scratch that a thread needs."""
-    return ROWS + R * -(-K // (2 * BLOCK)) * ROUNDED
+    return ROWS + R * rounded_size(K // BLOCK)
+
+
+@called_jit
+def rounded_size(blocks):
+    """The words of a rounded row in scratch: whole lines of the cache."""
+    pairs = ceil_div(blocks, 2)
+    return pairs * PAIR + round_up(2 * pairs, LINE)
 
 
 def _offset(kind):
@@ -60,7 +67,7 @@ def _shuffle(builder, a, b, order):
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(order)), list(order)))
 
 
-def _round_block(builder, out, values, offset):
+def _round_block(builder, out, scale_place, values, offset):
     """Writes a rounded block, to its half of the ROUNDED words of two, as the plain twin does."""
     places = [builder.gep(values, [I64(k)]) for k in range(0, BLOCK, LANES)]
     x = [HOST.load(builder, place) for place in places]
@@ -99,21 +106,20 @@ def _round_block(builder, out, values, offset):
     starts = builder.mul(total, ir.Constant(half, [-offset] * 8))
     place = builder.gep(out, [I64(STARTS)])
     builder.store(starts, builder.bitcast(place, half.as_pointer()), align=4)
-    for lane in range(SUMS // 2):
-        builder.store(scale, builder.gep(out, [I64(SCALES + lane)]), align=4)
+    builder.store(scale, scale_place, align=4)
 
 
 @intrinsic
-def _round_values(typingctx, w, out, a, index):
+def _round_values(typingctx, w, out, scale, a, index):
     """Rounds BLOCK values of a from a flat index on, for products with blocks like those of w."""
 
     def codegen(context, builder, sig, args):
-        _, out, a, index = args
-        values = element_pointer(context, builder, sig.args[2], a, index)
-        _round_block(builder, out, values, _offset(w.dtype))
+        _, out, scale, a, index = args
+        values = element_pointer(context, builder, sig.args[3], a, index)
+        _round_block(builder, out, scale, values, _offset(w.dtype))
         return context.get_dummy_value()
 
-    return types.void(w, FLOAT_POINTER, a, types.int64), codegen
+    return types.void(w, FLOAT_POINTER, FLOAT_POINTER, a, types.int64), codegen
 
 
 def _integers(builder, kind, blocks):
@@ -154,14 +160,12 @@ def _integers(builder, kind, blocks):
 
 
 def _scales(builder, blocks):
-    """Pointers to two blocks -> PARTS registers of their scales."""
-    if LANES < 16:
-        scales = [HOST.load_scale(builder, block) for block in blocks]
-        return [scale for scale in scales for _ in range(PARTS // 2)]
-    # Converted together, and from registers that depend on nothing before.
-    numbers = [_vector(builder, block, I16, 1) for block in blocks]
-    halves = _shuffle(builder, *numbers, [0] * 8 + [1] * 8)
-    return [builder.fpext(builder.bitcast(halves, ir.VectorType(ir.HalfType(), 16)), HOST.vector)]
+    """Pointers to two blocks -> their scales, a vector of two."""
+    if not ISA.half:
+        return _shuffle(builder, *(HOST.load_scale(builder, block) for block in blocks), [0, LANES])
+    bits = _shuffle(builder, *(_vector(builder, block, I16, 1) for block in blocks), [0, 1])
+    halves = builder.bitcast(bits, ir.VectorType(ir.HalfType(), 2))
+    return builder.fpext(halves, ir.VectorType(F32, 2))
 
 
 def _dots(builder, w, a, start):
@@ -214,6 +218,8 @@ def _write_products(builder, kind, rows, results, a, a_row, w, blocks, zeros):
     """The IR of `_multiply_row`."""
     size = SIZES[kind]
     a_rows = [builder.gep(a, [builder.mul(a_row, I64(i))]) for i in range(rows)]
+    pairs = builder.lshr(builder.add(blocks, I64(1)), I64(1))
+    scales_start = builder.mul(pairs, I64(PAIR))
     before = builder.block
     loop, done = builder.append_basic_block("blocks"), builder.append_basic_block("summed")
     builder.branch(loop)
@@ -229,14 +235,17 @@ def _write_products(builder, kind, rows, results, a, a_row, w, blocks, zeros):
     scales = _scales(builder, (first, second))
     added = []
     for row in a_rows:
-        pair = builder.gep(row, [builder.mul(block, I64(ROUNDED // 2))])
+        pair = builder.gep(row, [builder.mul(block, I64(PAIR // 2))])
+        of_row = _vector(builder, builder.gep(row, [builder.add(scales_start, block)]), F32, 2)
+        both = builder.fmul(of_row, scales)
         for part in range(PARTS):
-            q, start, scale = (
-                _vector(builder, builder.gep(pair, [I64(place + part * LANES)]), element, LANES)
-                for place, element in ((INTEGERS, I32), (STARTS, I32), (SCALES, F32))
+            q, start = (
+                _vector(builder, builder.gep(pair, [I64(place + part * LANES)]), I32, LANES)
+                for place in (INTEGERS, STARTS)
             )
+            order = [number // 8 for number in range(part * LANES, (part + 1) * LANES)]
             dots = _dots(builder, integers[part], builder.bitcast(q, _BYTES), start)
-            scale = builder.fmul(scale, scales[part])
+            scale = _shuffle(builder, both, both, order)
             term = builder.fmul(builder.sitofp(dots, HOST.vector), scale)
             added.append(builder.fadd(sums[len(added)], term))
     block.add_incoming(I64(0), before)
@@ -298,17 +307,18 @@ def _round_rows(a, w, own):
     for k in range(ROWS):
         own[k] = np.float32(0)
     R, K = a.shape
-    row = ceil_div(K, 2 * BLOCK) * ROUNDED
+    blocks = K // BLOCK
     for i in range(R):
-        for k in range(0, K, 2 * BLOCK):
-            pair = at(own, ROWS + i * row + k // (2 * BLOCK) * ROUNDED)
-            _round_values(w, pair, a, i * K + k)
-            if k + BLOCK < K:
-                _round_values(w, at(pair, SUMS // 2), a, i * K + k + BLOCK)
-            else:
-                for part in range(SUMS // 2, ROUNDED, SUMS):
-                    for lane in range(SUMS // 2):
-                        pair[part + lane] = np.float32(0)
+        row = at(own, ROWS + i * rounded_size(blocks))
+        scales = at(row, ceil_div(blocks, 2) * PAIR)
+        for n in range(blocks):
+            half = at(row, n // 2 * PAIR + n % 2 * (SUMS // 2))
+            _round_values(w, half, at(scales, n), a, i * K + n * BLOCK)
+        if blocks % 2 == 1:
+            half = at(row, blocks // 2 * PAIR + SUMS // 2)
+            for lane in range(SUMS // 2):
+                half[INTEGERS + lane] = half[STARTS + lane] = np.float32(0)
+            scales[blocks] = np.float32(0)
 
 
 @jit
@@ -316,7 +326,7 @@ def _multiply(out, w, bias, addend, own, first, last):
     """Columns first..last of the product, one at a time. own: scratch with rounded rows."""
     R, size = out.shape[0], w.shape[1]
     blocks, results, zeros = size // block_bytes(w), at(own, RESULTS), at(own, ZEROS)
-    row = ceil_div(blocks, 2) * ROUNDED
+    row = rounded_size(blocks)
     for j in range(first, last):
         i = 0
         while i < R:
