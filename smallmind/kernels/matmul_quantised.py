@@ -7,10 +7,20 @@ from smallmind.kernels.codegen.scratch import absent, scratch
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gemm.blocked import SCRATCH, gemm_packed
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_B
+from smallmind.kernels.reference import ROUNDED_ROWS
 
 
-def matmul_quantised(out, a, w, bias=None, addend=None, rounds=False):  # noqa: ARG001
-    _gemm(out, a, w, bias, addend, TRANSPOSE_B)
+def matmul_quantised(out, a, w, bias=None, addend=None, rounds=False):
+    if not rounds or len(a) > ROUNDED_ROWS:
+        _gemm(out, a, w, bias, addend, TRANSPOSE_B)
+        return
+    # Imported here, so that it is compiled only if it is used.
+    from smallmind.kernels.gemm.integers import multiply_rounded, scratch_size
+
+    bias = absent(np.float32, 1) if bias is None else bias
+    addend = absent(np.float32, 2) if addend is None else addend
+    rows = scratch(threads(), scratch_size(*a.shape))
+    multiply_rounded(out, a, bytes_of(w), bias, addend, rows)
 
 
 def matmul_quantised_transpose(out, a, w):

@@ -33,6 +33,7 @@ class InstructionSet:
     pairs: bool = False  # bfloat16 is multiplied in pairs
     quads: bool = False  # has a product of 2 x 4 and 4 x 2 bfloat16: bfmmla
     matrix_unit: bool = False  # multiplies matrices of bfloat16: AMX
+    byte_dots: bool = False  # has a dot product of four bytes: VNNI, sdot
     # Faster than float32: Intel's dot product is not, AMD's and that of Arm's own cores are.
     fast_bfloat16: bool = False
     # The level of cache (3: the first, 2: the second) into which the rows of a are prefetched that
@@ -71,6 +72,7 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
             bfloat16=dots,
             pairs=dots,
             matrix_unit=matrix_unit,
+            byte_dots=bool(features.get("avx512vnni")),
             fast_bfloat16=matrix_unit or (dots and is_amd),
             prefetch_level=3,
             packs_a_from=4 if is_amd else 0,
@@ -78,7 +80,15 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
             finished_tiles=12 if matrix_unit else 4,
         )
     if features.get("avx2") and features.get("fma"):
-        return InstructionSet("AVX2", lanes=8, tile_rows=6, tile_vectors=2, unrolled=4, half=half)
+        return InstructionSet(
+            "AVX2",
+            lanes=8,
+            tile_rows=6,
+            tile_vectors=2,
+            unrolled=4,
+            half=half,
+            byte_dots=bool(features.get("avxvnni")),
+        )
     if is_arm(architecture):
         dots = bool(features.get("bf16"))
         # Arm's own cores that have SVE multiply as many pairs as single numbers per cycle. Apple
@@ -93,6 +103,7 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
             bfloat16=dots,
             pairs=dots,
             quads=dots,
+            byte_dots=bool(features.get("dotprod")),
             fast_bfloat16=bool(dots and is_neoverse),
             prefetch_level=3,
         )
@@ -173,10 +184,13 @@ def _llvm_features() -> dict[str, bool]:
     avx512 = ("skylake-avx512", "icelake", "sapphirerapids", "znver4", "znver5", "cascadelake")
     avx2 = ("haswell", "broadwell", "skylake", "alderlake", "znver1", "znver2", "znver3")
     bfloat16 = ("sapphirerapids", "znver4", "znver5")
+    avx512_dots = (*bfloat16, "icelake", "cascadelake")
     name = config.CPU_NAME
     return {
         "avx512f": name.startswith(avx512),
         "avx512bf16": name.startswith(bfloat16),
+        "avx512vnni": name.startswith(avx512_dots),
+        "avxvnni": name.startswith("alderlake"),
         "sse4a": name.startswith("znver"),
         "avx2": name.startswith(avx2),
         "fma": name.startswith(avx2),
