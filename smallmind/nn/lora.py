@@ -14,6 +14,7 @@ from smallmind.nn.dropout import Dropout
 from smallmind.nn.layer import Scope
 from smallmind.nn.linear import Linear
 from smallmind.nn.parameters import ZEROS, Normal, Role
+from smallmind.settings.config import ModelConfig
 
 
 class AdaptedLinear(Linear):
@@ -26,16 +27,14 @@ class AdaptedLinear(Linear):
     def __init__(self, scope: Scope, shape: tuple[int, int], **options: Any) -> None:
         super().__init__(scope, shape, **options)
         assert scope.adapter
-        widths = separate_widths(scope, shape, options.get("widths", ()))
+        widths = separate_widths(scope.config, shape, options.get("widths", ()))
         r, n = scope.adapter.rank, len(widths)
         self.inner, self.scale = n * r, scope.adapter.scale
         self.starts = np.cumsum([0, *widths]).astype(np.int32)  # and the end
         # The variance of the uniform values that PEFT begins with.
         normal = Normal(1 / math.sqrt(3 * shape[0]))
         facts: dict[str, Any] = {"role": Role.MATRIX, "is_adapter": True}
-        self.lora_a = scope.declare(
-            "lora_a", (shape[0], n * r), normal, widths=(r,) * n, **facts
-        )
+        self.lora_a = scope.declare("lora_a", (shape[0], n * r), normal, widths=(r,) * n, **facts)
         self.lora_b = scope.declare("lora_b", (r, shape[1]), ZEROS, widths=widths, **facts)
         # A name of its own: profiles and inspections tell its calls from those of the layer.
         self.dropout = Dropout(scope.inner("lora"), scope.adapter.dropout)
@@ -139,14 +138,14 @@ class AdaptedLinear(Linear):
 
 
 def separate_widths(
-    scope: Scope, shape: tuple[int, int], widths: tuple[int, ...]
+    config: ModelConfig, shape: tuple[int, ...], widths: tuple[int, ...]
 ) -> tuple[int, ...]:
     """The columns of each matrix that has an A and a B of its own.
 
     Where an architecture keeps matrices as one, so do adapters for it: GPT-2's queries, keys and
     values.
     """
-    return (shape[1],) if scope.config.fuses_matrices or not widths else widths
+    return (shape[1],) if config.fuses_matrices or not widths else widths
 
 
 def low_rank_product(

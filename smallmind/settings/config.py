@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from smallmind import parts
-from smallmind.checks import InputError, check_all, setting, shown_value, suggesting
+from smallmind.checks import InputError, check_all, setting, shown_value, suggesting, whole
 from smallmind.settings.architectures import PUBLISHED, UNPUBLISHED, Architecture
 
 __version__ = "0.2.0"
@@ -226,6 +226,19 @@ class Adapter(NamedTuple):
     def scale(self) -> float:
         """The factor of A B."""
         return self.alpha / self.rank
+
+    @classmethod
+    def from_saved(cls, saved: Any) -> "Adapter":
+        """The adapter whose fields a file holds. An error of some kind if it holds others."""
+        adapter = TrainingConfig(
+            lora_rank=whole(saved["rank"]),
+            lora_alpha=float(saved["alpha"]),
+            lora_dropout=saved["dropout"],
+            lora_on=",".join(saved["on"]),
+        ).adapter
+        if not adapter:
+            raise ValueError("its rank is 0")
+        return adapter
 
 
 ADAPTED = ("attention", "mlp", "head")
