@@ -8,17 +8,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from smallmind.checks import InputError, check_type, from_json, suggesting, whole
 from smallmind.exchange.format import Foreign, find_foreign
+from smallmind.exchange.peft import PeftDirectory, find_peft
 from smallmind.files import safetensors
-from smallmind.nn.growing import grown
-from smallmind.nn.lora import low_rank_product, separate_widths
-from smallmind.nn.network import declare_parameters
+from smallmind.nn.adapter import SavedAdapter
 from smallmind.nn.transformer import ADAPTER_FORMAT, Base, TransformerModel, weights
 from smallmind.runs.files import MODEL
-from smallmind.settings.config import Adapter, ModelConfig
+from smallmind.settings.config import ModelConfig
 from smallmind.settings.settings import from_saved
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
@@ -31,31 +28,58 @@ Loaded = tuple[TransformerModel, Tokenizer]
 class Found(NamedTuple):
     """A model on disk that is not built yet: its file, or the checkpoint that holds it."""
 
-    source: Path | RunState | Foreign
+    source: Path | RunState | Foreign | PeftDirectory
     name: str  # such as "the best checkpoint, step 250"
+    base: Path | None = None  # of an adapter; None: where it was when that was trained
 
     @property
     def is_adapter(self) -> bool:
         """True if it adapts another model, which it does not hold."""
         if isinstance(self.source, RunState):
             return bool(self.source.state.get("adapter"))
+        if isinstance(self.source, PeftDirectory):
+            return True
         return isinstance(self.source, Path) and _is_adapter(self.source)
 
-    def load(self, backend: str = "numba", base: Path | None = None) -> Loaded:
+    def load(self, backend: str = "numba") -> Loaded:
         """Builds the model -> it and its tokenizer.
 
-        With an adapter, the model that it was trained beside, with what it adds to its matrices;
-        that model is at `base`, by default where it was then.
+        With an adapter it is the base, with what the adapter adds to its matrices.
         """
-        if base and not self.is_adapter:
-            raise InputError(
-                f"{self.name} is a whole model, not an adapter: leave one of the two out"
-            )
+        if self.is_adapter:
+            adapter, model, tokenizer = self.with_base(backend)
+            return adapter.merged(model, backend), tokenizer
         if isinstance(self.source, RunState):
-            return load_checkpoint(self.source, backend, base)
+            return load_checkpoint(self.source, backend)
         if isinstance(self.source, Foreign):
             return self.source.load(backend)
-        return load_model(self.source, backend, base)
+        assert isinstance(self.source, Path)
+        return load_model(self.source, backend)
+
+    def adapter(self) -> SavedAdapter:
+        """The adapter alone. InputError if it is none, or damaged."""
+        if isinstance(self.source, RunState) and self.is_adapter:
+            state = self.source.state
+            place = f"the checkpoint of step {self.source.step}"
+            tensors = weights(self.source.tensors)
+            return SavedAdapter.of(place, state["model"], state["adapter"], tensors)
+        if isinstance(self.source, Path) and self.is_adapter:
+            return _read_adapter(self.source)
+        if isinstance(self.source, PeftDirectory):
+            return self.with_base("numpy")[0]
+        raise InputError(f"{self.name} is not an adapter; train one with --lora-rank")
+
+    def with_base(self, backend: str) -> tuple[SavedAdapter, TransformerModel, Tokenizer]:
+        """The adapter, its base, and the tokenizer of both. InputError if that is another model."""
+        if isinstance(self.source, PeftDirectory):
+            known = self.source.base
+            model, tokenizer = _load_base(self.name, known, self.base, backend)
+            path = self.base or Path(known.path if known else "")
+            base = Base(str(path.resolve()), digest_of(model))
+            return self.source.adapter(model.config, base), model, tokenizer
+        adapter = self.adapter()
+        model, tokenizer = _load_base(adapter.place, adapter.base, self.base, backend)
+        return adapter, model, tokenizer
 
 
 @suggesting()
@@ -74,21 +98,27 @@ def load(
     Of a run with an adapter it is one model, the base and what the adapter adds. With `adapter`,
     such a run or file, `path` is that base and `checkpoint` one of the adapter's.
     """
-    check_type("adapter", adapter, str, PathLike, None)
-    if adapter is None:
-        return find(path, checkpoint).load(backend)
-    check_type("path", path, str, PathLike)
-    return find(adapter, checkpoint).load(backend, Path(path))
+    return find(path, checkpoint, adapter).load(backend)
 
 
-def find(path: str | PathLike[str], which: int | str | None = None) -> Found:
+def find(
+    path: str | PathLike[str],
+    which: int | str | None = None,
+    adapter: str | PathLike[str] | None = None,
+) -> Found:
     """Like `load`, but the model is only found, not built."""
     check_type("path", path, str, PathLike)
+    check_type("adapter", adapter, str, PathLike, None)
+    if adapter is not None:
+        found = find(adapter, which)
+        if not found.is_adapter:
+            raise InputError(f"{adapter} holds a whole model, not an adapter: name it alone")
+        return found._replace(base=Path(path))
     check_type("checkpoint", which, numbers.Integral, str, None)
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist; give a run, a checkpoint or a model file")
-    foreign = find_foreign(path)
+    foreign = find_foreign(path) or find_peft(path)
     if foreign and which is not None:
         raise InputError(f"{path} is not a run: it has no checkpoint {which!r}")
     if foreign:
@@ -136,13 +166,9 @@ def _step_of(model: Path) -> int | None:
     return None
 
 
-def load_model(path: Path, backend: str = "numba", base: Path | None = None) -> Loaded:
+def load_model(path: Path, backend: str = "numba") -> Loaded:
     """The model and tokenizer in a model file. InputError if it does not hold both."""
-    tokenizer = read_tokenizer(path)
-    if _is_adapter(path):
-        model = _read_adapter(path).merged(backend, base)
-    else:
-        model = TransformerModel.load(path, backend)
+    model, tokenizer = TransformerModel.load(path, backend), read_tokenizer(path)
     if tokenizer.vocab_size != model.config.vocab_size:
         raise InputError(f"{path}: tokenizer and model have different vocabularies")
     model.tokenizer_digest = tokenizer.digest
@@ -154,76 +180,25 @@ def read_tokenizer(path: Path) -> Tokenizer:
     return _tokenizer(safetensors.read_metadata(path), str(path))
 
 
-class SavedAdapter(NamedTuple):
-    """An adapter in a file, and the model that it was trained beside."""
-
-    place: str
-    config: ModelConfig  # of both together
-    adapter: Adapter
-    base: Base | None
-    tensors: Mapping[str, np.ndarray]
-
-    @classmethod
-    def of(
-        cls, place: str, config: Any, facts: Any, tensors: Mapping[str, np.ndarray]
-    ) -> "SavedAdapter":
-        """Checks the `TransformerModel.adapter_facts` of a file. InputError if they are wrong."""
-        try:
-            base = facts["base"]
-            adapter = Adapter.from_saved(facts)
-            model = from_saved(ModelConfig, config)
-            base = base and Base(
-                check_type("path", base["path"], str), check_type("sha256", base["sha256"], str)
-            )
-            shapes = {name: tensor.shape for name, tensor in tensors.items()}
-            if model.n_layer > len(shapes):
-                raise ValueError("it has too few tensors")
-            flat = declare_parameters(model, adapter)
-            if shapes != {name: flat.shapes[name] for name in flat.kept}:
-                raise ValueError("its tensors are not those of such an adapter")
-            for name, tensor in tensors.items():
-                if tensor.dtype != np.float32 or not np.isfinite(tensor).all():
-                    raise ValueError(f"{name} is not finite float32")
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{place} is not an adapter saved by smallmind: {error}") from None
-        return cls(place, model, adapter, base, tensors)
-
-    def merged(self, backend: str = "numba", at: Path | None = None) -> TransformerModel:
-        """The model that computes the same as the base and the adapter together.
-
-        `at` is where the base is, by default where it was. InputError if it is another model.
-        """
-        model = self._base(at)
-        parameters = dict(grown(model.parameters, declare_parameters(self.config).shapes))
-        del model
-        for spec in declare_parameters(self.config).specs:
-            layer = spec.name.removesuffix("weight")
-            if (a := self.tensors.get(layer + "lora_a")) is not None:
-                b = self.tensors[layer + "lora_b"]
-                widths = separate_widths(self.config, spec.shape, spec.widths)
-                added = low_rank_product(a, b, widths, self.adapter.scale)
-                parameters[spec.name] = parameters[spec.name] + added
-        return TransformerModel.from_tensors(self.config, parameters, self.place, backend)
-
-    def _base(self, at: Path | None) -> TransformerModel:
-        """The model that the adapter was trained beside. InputError if it cannot be found."""
-        advice = "name the model that it was trained beside: smallmind generate MODEL --adapter RUN"
-        if at is None and self.base is None:
-            raise InputError(f"{self.place} does not say what it adapts; {advice}")
-        path = at or Path(self.base.path if self.base else "")
-        if not path.exists():
-            raise InputError(f"{self.place} adapts {path}, which does not exist; {advice}")
-        model, _ = find(path).load("numpy")
-        if self.base and digest_of(model) != self.base.sha256:
-            raise InputError(
-                f"{self.place} adapts another model than {path} or another state of it; {advice}"
-            )
-        return model
-
-
 def digest_of(model: TransformerModel) -> str:
     """The SHA-256 of a model's parameters, as runs keep it of what they start from."""
     return hashlib.sha256(model.flat.data.data).hexdigest()
+
+
+def _load_base(place: str, known: Base | None, at: Path | None, backend: str) -> Loaded:
+    """The model that an adapter belongs to, and its tokenizer. InputError if it is another one."""
+    advice = "name the model that it belongs to: smallmind generate MODEL --adapter RUN"
+    if at is None and known is None:
+        raise InputError(f"{place} does not say what it adapts; {advice}")
+    path = at or Path(known.path if known else "")
+    if not path.exists():
+        raise InputError(f"{place} adapts {path}, which does not exist; {advice}")
+    model, tokenizer = find(path).load(backend)
+    if known and known.sha256 and digest_of(model) != known.sha256:
+        raise InputError(
+            f"{place} adapts another model than {path} or another state of it; {advice}"
+        )
+    return model, tokenizer
 
 
 def _is_adapter(path: Path) -> bool:
@@ -241,7 +216,7 @@ def _read_adapter(path: Path) -> SavedAdapter:
     return SavedAdapter.of(str(path), config, facts, tensors)
 
 
-def load_checkpoint(saved: RunState, backend: str = "numba", base: Path | None = None) -> Loaded:
+def load_checkpoint(saved: RunState, backend: str = "numba") -> Loaded:
     """The model and tokenizer as they were at a checkpoint."""
     place = f"the checkpoint of step {saved.step}"
     tokenizer = tokenizer_of(saved)
@@ -249,11 +224,7 @@ def load_checkpoint(saved: RunState, backend: str = "numba", base: Path | None =
         config = from_saved(ModelConfig, saved.state["model"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{place} does not describe its model: {error}") from None
-    if facts := saved.state.get("adapter"):
-        adapter = SavedAdapter.of(place, saved.state["model"], facts, weights(saved.tensors))
-        model = adapter.merged(backend, base)
-    else:
-        model = TransformerModel.from_tensors(config, weights(saved.tensors), place, backend)
+    model = TransformerModel.from_tensors(config, weights(saved.tensors), place, backend)
     model.tokenizer_digest = tokenizer.digest
     return model, tokenizer
 

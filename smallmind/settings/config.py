@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from smallmind import parts
-from smallmind.checks import InputError, check_all, setting, shown_value, suggesting, whole
+from smallmind.checks import InputError, check_all, setting, shown_value, suggesting
 from smallmind.settings.architectures import PUBLISHED, UNPUBLISHED, Architecture
 
 __version__ = "0.2.0"
@@ -230,15 +230,20 @@ class Adapter(NamedTuple):
     @classmethod
     def from_saved(cls, saved: Any) -> "Adapter":
         """The adapter whose fields a file holds. An error of some kind if it holds others."""
-        adapter = TrainingConfig(
-            lora_rank=whole(saved["rank"]),
-            lora_alpha=float(saved["alpha"]),
-            lora_dropout=saved["dropout"],
-            lora_on=",".join(saved["on"]),
-        ).adapter
-        if not adapter:
-            raise ValueError("its rank is 0")
+        adapter = cls(saved["rank"], float(saved["alpha"]), saved["dropout"], tuple(saved["on"]))
+        if TrainingConfig(**adapter.settings).adapter != adapter:  # InputError for most of it
+            raise ValueError("its rank is 0, or its parts are in another order")
         return adapter
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The fields of TrainingConfig that describe it."""
+        return {
+            "lora_rank": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": self.dropout,
+            "lora_on": ",".join(self.on),
+        }
 
 
 ADAPTED = ("attention", "mlp", "head")
