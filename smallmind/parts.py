@@ -70,6 +70,11 @@ FORMATS = {  # of models of other programs
     "gguf": "smallmind.exchange.gguf:GGUF",
 }
 
+ADAPTER_FORMATS = {
+    "peft": "smallmind.exchange.peft:Peft",
+    "gguf-adapter": "smallmind.exchange.gguf:GGUFAdapter",
+}
+
 
 def load(table: Mapping[str, str], name: str) -> Any:
     """One of the tables above, a name in it -> the class or function that the name refers to."""

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
     notes, path = Console(sys.stderr), run_of(options)
     with activity.showing_on(notes.activity):
-        found = find(path, options.checkpoint)
+        found = find(path, options.checkpoint, options.adapter)
         model, tokenizer = found.load(precision=options.precision)
         chat = Chat(model, tokenizer, options.system, **vars(config))
         hint = "; /help lists commands, Ctrl-D ends" if sys.stdin.isatty() else ""

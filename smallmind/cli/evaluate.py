@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         )
     with activity.showing_on(Console(sys.stderr).activity):
         opened = None if is_model else Run.open(path)
-        found = find(path, options.checkpoint)
+        found = find(path, options.checkpoint, options.adapter)
         model, tokenizer = found.load(precision=options.precision[0])
         run = recognising(opened.settings.run) if opened else None
         encoding = Encoding(tokenizer, chosen_separator=run.text_separator if run else None)

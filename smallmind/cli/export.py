@@ -16,14 +16,14 @@ TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q5_0")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `smallmind export`."""
     add_run(parser, "directory of a run, or a model or checkpoint file")
-    formats = ", ".join(parts.FORMATS)
+    formats = ", ".join([*parts.FORMATS, *parts.ADAPTER_FORMATS])
     parser.add_argument(
         "--to",
         nargs=2,
         required=True,
         metavar=("FORMAT", "PATH"),
-        help=f"format, {formats}, and where to write it: hf DIR, new or empty, or gguf FILE.gguf, "
-        "which is replaced if it is a GGUF file",
+        help=f"format ({formats}) and where to write it: hf DIR, new or empty, gguf FILE.gguf, "
+        "which is replaced if it is a GGUF file; peft and gguf-adapter write an adapter alone",
     )
     parser.add_argument(
         "--type",
@@ -37,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Writes the model, and prints how to use it."""
     from smallmind.exchange.architectures import architecture_of
-    from smallmind.exchange.format import Foreign, check_export, export
+    from smallmind.exchange.format import Foreign, check_export, export, export_adapter
+    from smallmind.exchange.peft import PeftDirectory
     from smallmind.runs.loading import find
     from smallmind.runs.run import Run
     from smallmind.runs.summary import history_of
@@ -47,16 +48,26 @@ def run(options: argparse.Namespace) -> int:
     path = Path(place)
     check_export(path, to, options.type)
     with activity.showing_on(Console(sys.stderr).activity):
-        found = find(source, options.checkpoint)
-        is_run = source.is_dir() and not isinstance(found.source, Foreign)
-        history = history_of(Run.open(source), found.name) if is_run else {}
-        model, tokenizer = found.load("numpy")
-        name = source.resolve().name if source.is_dir() else source.stem
-        export(model, tokenizer, path, to, options.type, name, history)
+        found = find(source, options.checkpoint, options.adapter)
+        trained = options.adapter or source
+        if to in parts.ADAPTER_FORMATS:
+            adapter = found.adapter()
+            export_adapter(adapter, path, to)
+            config = adapter.config
+        else:
+            is_run = trained.is_dir() and not isinstance(found.source, Foreign | PeftDirectory)
+            history = history_of(Run.open(trained), found.name) if is_run else {}
+            model, tokenizer = found.load("numpy")
+            name = trained.resolve().name if trained.is_dir() else trained.stem
+            export(model, tokenizer, path, to, options.type, name, history)
+            config = model.config
     files = [path] if path.is_file() else list(path.iterdir())
     size = format_bytes(sum(file.stat().st_size for file in files))
-    architecture = architecture_of(model.config).name
-    console.line(f"Wrote {found.name}, of {source}, as {architecture} to {path}: {size}")
+    shown = f"as {architecture_of(config).name} to {path}: {size}"
+    console.line(f"Wrote {found.name}, of {trained}, {shown}")
     if to == "gguf":
         console.command("Next:", ["llama-cli", "-m", str(path), "-p", "...", "-no-cnv"])
+    elif to == "gguf-adapter":
+        command = ["llama-cli", "-m", "BASE.gguf", "--lora", str(path), "-p", "...", "-no-cnv"]
+        console.command("Next:", command)
     return 0

@@ -168,13 +168,20 @@ def add_runs(
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """--checkpoint, as `smallmind.runs.loading.find` takes it."""
+    """--checkpoint and --adapter, as `smallmind.runs.loading.find` takes them."""
     parser.add_argument(
         "--checkpoint",
         type=lambda text: int(text) if text.isdecimal() else text,
         metavar="newest|best|STEP",
         help="which checkpoint of the run; default: the final model, or the newest checkpoint if "
         "the run has not ended",
+    )
+    parser.add_argument(
+        "--adapter",
+        type=Path,
+        metavar="RUN|DIR",
+        help="what --lora-rank has trained beside that model, or a directory of PEFT; then "
+        "--checkpoint is one of this run",
     )
 
 

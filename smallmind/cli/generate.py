@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
     notes, path = Console(sys.stderr), run_of(options)
     with activity.showing_on(notes.activity):
-        found = find(path, options.checkpoint)
+        found = find(path, options.checkpoint, options.adapter)
         model, tokenizer = found.load(precision=options.precision)
         if options.interactive:
             notes.line(f"Using {found.name}, of {path}")

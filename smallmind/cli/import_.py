@@ -15,10 +15,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR|FILE",
         help="a directory with config.json, tokenizer.json and .safetensors, or a .gguf file, of "
-        "GPT-2, Llama, Qwen3 or Arcee",
+        "GPT-2, Llama, Qwen3 or Arcee; or a directory of PEFT, with adapter_config.json",
     )
     parser.add_argument(
         "--out", type=Path, metavar="RUN", help="directory of the run; default: runs/<date>-<name>"
+    )
+    parser.add_argument(
+        "--base",
+        type=Path,
+        metavar="MODEL",
+        help="the model that an adapter of PEFT belongs to; default: where its config says, if "
+        "that is a path",
     )
     parser.add_argument(
         "--block-size",
@@ -35,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
     console = Console()
     with activity.showing_on(Console(sys.stderr).activity):
-        made = Run.import_model(options.source, options.out, options.block_size)
+        made = Run.import_model(options.source, options.out, options.block_size, options.base)
     config = made.settings.model
     tokenizer = made.directory.load_tokenizer()
     assert tokenizer

@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from smallmind import parts
 from smallmind.checks import InputError, check_type, suggesting
+from smallmind.nn.adapter import SavedAdapter
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import ModelConfig
 from smallmind.text.tokenizer import Tokenizer
@@ -73,10 +74,23 @@ class Format:
         raise NotImplementedError
 
 
+class AdapterFormat:
+    """A format of adapters. Each subclass is one, listed in `parts.ADAPTER_FORMATS`."""
+
+    def check_place(self, path: Path) -> None:
+        """InputError if `write` would not write there."""
+        raise NotImplementedError
+
+    def write(self, path: Path, adapter: SavedAdapter) -> None:
+        """Writes an adapter, all of it or nothing. Errors as `Format.write`."""
+        raise NotImplementedError
+
+
 def open_format(name: str) -> Format:
     """The format with this name. InputError if there is none."""
     if name not in parts.FORMATS:
-        raise InputError(f"format {name!r} must be one of {', '.join(parts.FORMATS)}")
+        known = ", ".join([*parts.FORMATS, *parts.ADAPTER_FORMATS])
+        raise InputError(f"format {name!r} must be one of {known}")
     return parts.load(parts.FORMATS, name)()
 
 
@@ -102,7 +116,7 @@ def export(
     path = Path(check_type("path", path, str, PathLike))
     check_type("name", name, str, None)
     check_type("history", history, Mapping, None)
-    format, type = check_export(path, to, type)
+    type = check_export(path, to, type)
     if tokenizer.vocab_size != model.config.vocab_size:
         raise InputError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model "
@@ -110,17 +124,33 @@ def export(
         )
     # A file name may have bytes that are not UTF-8, which arrive as lone surrogates.
     name = (name or path.stem).encode("utf-8", "replace").decode()
-    format.write(path, Exported(model, tokenizer, name, history or {}), type)
+    open_format(to).write(path, Exported(model, tokenizer, name, history or {}), type)
 
 
-def check_export(path: Path, to: str, type: str | None) -> tuple[Format, str]:
-    """-> the format and the type of weights. InputError if `export` would not write there."""
+@suggesting()
+def export_adapter(adapter: SavedAdapter, path: str | PathLike[str], to: str = "peft") -> None:
+    """Writes an adapter alone: `to` is "peft", a directory, or "gguf-adapter".
+
+    InputError if no published architecture has the parts of its model, or the path is in use.
+    """
+    check_type("adapter", adapter, SavedAdapter)
+    path = Path(check_type("path", path, str, PathLike))
+    parts.load(parts.ADAPTER_FORMATS, to)().write(path, adapter)
+
+
+def check_export(path: Path, to: str, type: str | None) -> str:
+    """-> the type of weights. InputError if `export` or `export_adapter` would not write there."""
+    if check_type("to", to, str) in parts.ADAPTER_FORMATS:
+        if type is not None:
+            raise InputError(f"type={type!r} is for whole models: leave it out with {to!r}")
+        parts.load(parts.ADAPTER_FORMATS, to)().check_place(path)
+        return "f32"
     format = open_format(check_type("to", to, str))
     type = check_type("type", type, str, None) or format.types[0]
     if type not in format.types:
         raise InputError(f"type={type!r} must be one of {', '.join(format.types)} with {to!r}")
     format.check_place(path)
-    return format, type
+    return type
 
 
 def find_foreign(path: Path) -> Foreign | None:

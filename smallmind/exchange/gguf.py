@@ -11,17 +11,19 @@ import numpy as np
 
 from smallmind.checks import InputError
 from smallmind.exchange import gguf_file, published
+from smallmind.exchange.adapters import pairs_of
 from smallmind.exchange.architectures import (
     architecture_of,
     config_of,
     known_architecture,
     settings_of,
 )
-from smallmind.exchange.format import Exported, Foreign, Format, padded
+from smallmind.exchange.format import AdapterFormat, Exported, Foreign, Format, padded
 from smallmind.exchange.gguf_tokenizer import metadata_of, tokenizer_of
 from smallmind.exchange.number_types import NUMBER_TYPES, NumberType
 from smallmind.exchange.tensors import Tensor, read_model, written_tensors
 from smallmind.files import durable
+from smallmind.nn.adapter import SavedAdapter
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import ModelConfig
 from smallmind.text.tokenizer import Tokenizer
@@ -84,6 +86,31 @@ class GGUF(Format):
         return ForeignFile(path)
 
 
+class GGUFAdapter(AdapterFormat):
+    """A file that llama.cpp loads beside that of the model which it adapts (`--lora`)."""
+
+    def check_place(self, path: Path) -> None:
+        GGUF().check_place(path)
+
+    def write(self, path: Path, adapter: SavedAdapter) -> None:
+        architecture = architecture_of(adapter.config)
+        self.check_place(path)
+        metadata = {
+            "general.architecture": architecture.gguf,
+            "general.type": "adapter",
+            "adapter.type": "lora",
+            "adapter.lora.alpha": np.float32(adapter.adapter.alpha),
+        }
+        tensors = [
+            gguf_file.Written(f"{name}.weight.lora_{letter}", x.shape, NUMBER_TYPES["f32"], copy)
+            for name, pair in pairs_of(adapter, architecture.gguf_tensors)
+            for letter, x in (("a", pair.a), ("b", pair.b))
+            for copy in [functools.partial(np.ascontiguousarray, x)]
+        ]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        gguf_file.write(path, metadata, tensors)
+
+
 class ForeignFile(Foreign):
     """A GGUF file."""
 
@@ -91,6 +118,10 @@ class ForeignFile(Foreign):
         self.path = path
         self._metadata, self._tensors = gguf_file.read(path)
         try:
+            if self._metadata.get("general.type") == "adapter":
+                raise InputError(
+                    "it is an adapter, which is written here but not read; import PEFT's instead"
+                )
             self._described = known_architecture(self._metadata, "general.architecture", "gguf")
             self.config = self._config()
         except InputError as error:

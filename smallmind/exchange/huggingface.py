@@ -4,7 +4,6 @@ Format: https://github.com/huggingface/transformers, "src/transformers/models".
 """
 
 import json
-import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -55,14 +54,10 @@ class HuggingFace(Format):
     types = tuple(DTYPES)
 
     def check_place(self, path: Path) -> None:
-        with suppress(OSError):
-            if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
-                raise InputError(f"{path} is not an empty directory; choose another, or remove it")
+        durable.check_new_directory(path)
 
     def write(self, path: Path, exported: Exported, type: str) -> None:
         architecture = architecture_of(exported.model.config)
-        self.check_place(path)
-        made = [place for place in (path, *path.parents) if not place.exists()]
         files: dict[str, Any] = published.files_of(
             exported.tokenizer, exported.model.config.block_size
         )
@@ -80,8 +75,7 @@ class HuggingFace(Format):
         card = model_card(exported, architecture.name, architecture.model_class)
         files |= {CARD: card, CONFIG: config}
         tokenizer = files.pop(TOKENIZER)
-        path.mkdir(parents=True, exist_ok=True)
-        try:
+        with durable.new_directory(path, (MODEL, TOKENIZER, *files)):
             tensors = _written(exported.model, architecture, type)
             safetensors.write(path / MODEL, tensors, {"format": "pt"})
             tokenizer_json.write(path / TOKENIZER, tokenizer)
@@ -89,14 +83,6 @@ class HuggingFace(Format):
                 if not isinstance(content, str):
                     content = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
                 durable.write(path / name, [content.encode()])
-        except BaseException:
-            for name in (MODEL, TOKENIZER, *files):
-                with suppress(OSError):
-                    (path / name).unlink()
-            for directory in made:
-                with suppress(OSError):
-                    directory.rmdir()
-            raise
 
     def recognises(self, path: Path) -> bool:
         place = path.parent if path.suffix == ".safetensors" else path

@@ -12,7 +12,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
@@ -207,6 +207,34 @@ def explained(path: str | PathLike[str], kind: str) -> Iterator[None]:
         raise InputError(f"{path} does not fit in memory") from None
     except ValueError as error:
         raise InputError(f"{path} is not a valid {kind}: {error}") from None
+
+
+def check_new_directory(path: Path) -> None:
+    """InputError if there is something at a path but an empty directory."""
+    with suppress(OSError):
+        if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
+            raise InputError(f"{path} is not an empty directory; choose another, or remove it")
+
+
+@contextmanager
+def new_directory(path: Path, names: Collection[str]) -> Iterator[None]:
+    """Makes a directory for the block, which writes files of these names.
+
+    After an error there are neither. InputError if something is there already.
+    """
+    check_new_directory(path)
+    made = [place for place in (path, *path.parents) if not place.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for name in names:
+            with suppress(OSError):
+                (path / name).unlink()
+        for directory in made:
+            with suppress(OSError):
+                directory.rmdir()
+        raise
 
 
 def clear_stale(

@@ -6,6 +6,7 @@ line that it differentiates.
 """
 
 import math
+from itertools import pairwise
 
 import numpy as np
 
@@ -396,7 +397,7 @@ def spread_columns(out, x, starts, scale):
     """
     out[...] = 0
     r = len(x)
-    for i, (first, last) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+    for i, (first, last) in enumerate(pairwise(starts)):
         out[i * r : (i + 1) * r, first:last] = scale * x[:, first:last]
 
 
@@ -405,7 +406,7 @@ def gather_columns(dx, dout, starts, scale):
     """dout (n r, N), starts (n + 1,) -> adds scale dout, where x was spread, to dx (r, N)."""
     # forward: out[i r..., first:last] = scale x[:, first:last]
     r = len(dx)
-    for i, (first, last) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+    for i, (first, last) in enumerate(pairwise(starts)):
         dx[:, first:last] += scale * dout[i * r : (i + 1) * r, first:last]
 
 

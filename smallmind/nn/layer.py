@@ -34,7 +34,7 @@ class Scope(NamedTuple):
         return self._replace(name=f"{self.name}.{name}" if self.name else name)
 
     def adapted(self, part: str) -> "Scope":
-        """The same scope, without the adapter if it is not on this part of a model."""
+        """This scope, without the adapter if it is not on this part of a model."""
         if self.adapter is None or part in self.adapter.on:
             return self
         return self._replace(adapter=None)

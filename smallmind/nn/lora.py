@@ -14,6 +14,7 @@ from smallmind.nn.dropout import Dropout
 from smallmind.nn.layer import Scope
 from smallmind.nn.linear import Linear
 from smallmind.nn.parameters import ZEROS, Normal, Role
+from smallmind.settings.config import ModelConfig
 
 
 class AdaptedLinear(Linear):
@@ -26,7 +27,7 @@ class AdaptedLinear(Linear):
     def __init__(self, scope: Scope, shape: tuple[int, int], **options: Any) -> None:
         super().__init__(scope, shape, **options)
         assert scope.adapter
-        widths = separate_widths(scope, shape, options.get("widths", ()))
+        widths = separate_widths(scope.config, shape, options.get("widths", ()))
         r, n = scope.adapter.rank, len(widths)
         self.inner, self.scale = n * r, scope.adapter.scale
         self.starts = np.cumsum([0, *widths]).astype(np.int32)  # and the end
@@ -137,14 +138,14 @@ class AdaptedLinear(Linear):
 
 
 def separate_widths(
-    scope: Scope, shape: tuple[int, int], widths: tuple[int, ...]
+    config: ModelConfig, shape: tuple[int, ...], widths: tuple[int, ...]
 ) -> tuple[int, ...]:
     """The columns of each matrix that has an A and a B of its own.
 
     Where an architecture keeps matrices as one, so do adapters for it: GPT-2's queries, keys and
     values.
     """
-    return (shape[1],) if scope.config.fuses_matrices or not widths else widths
+    return (shape[1],) if config.fuses_matrices or not widths else widths
 
 
 def low_rank_product(

@@ -214,6 +214,12 @@ class Parameters:
         return [spec for spec in self.specs if not spec.trainable]
 
     @property
+    def kept(self) -> list[str]:
+        """The names of what files keep: all parameters, or those of an adapter."""
+        adapter = [spec.name for spec in self.specs if spec.is_adapter]
+        return adapter or [spec.name for spec in self.specs]
+
+    @property
     def count(self) -> int:
         """Elements of all parameters, without padding."""
         return sum(spec.size for spec in self.specs)

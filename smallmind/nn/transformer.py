@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from os import PathLike
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,7 @@ from smallmind.text.tokenizer import Tokenizer
 
 FORMAT = "smallmind model 1"
 CHECKPOINT_FORMAT = "smallmind checkpoint 1"
+ADAPTER_FORMAT = "smallmind adapter 1"  # of a file with the parameters of an adapter alone
 WEIGHTS = "model."  # with which the names of a checkpoint's parameters begin
 # The arguments of a model besides the fields of its config.
 OWN: dict[str, Any] = {
@@ -60,6 +61,13 @@ OWN: dict[str, Any] = {
 ROW_COUNTS, MOST_ROWS = 16, 0.8
 # objective(windows, losses, dlogits, logits, targets, scale), and weights if there are any.
 Objective = Callable[..., None]
+
+
+class Base(NamedTuple):
+    """The model beside which an adapter is trained: where it is, and a digest of its weights."""
+
+    path: str
+    sha256: str
 
 
 def weights(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,6 +225,7 @@ class TransformerModel(Tabular):
         self.flat.allocate(dtype, backend.zeros, backend.computes)
         # Digest of the tokenizer it was trained with, or None if unknown.
         self.tokenizer_digest: str | None = None
+        self.base: Base | None = None  # of its adapter, if that is known
         self.passes = 0  # of training so far that were not given a number
         self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens
         self.forget_recorded()
@@ -288,6 +297,11 @@ class TransformerModel(Tabular):
         if self.backend == "numba":
             is_float32 = self.precision == Precision.FLOAT32  # the only type that BLAS has
             self.workspace.use_blas(self.products == "blas" and is_float32)
+
+    def only_run(self, precision: str) -> Precision:
+        """Gives up gradients, and stores all weights once, in this precision -> it, as above."""
+        self.flat.freeze(range(len(self.flat.specs)))
+        return self.use_precision(resolve_precision(precision, self.backend))
 
     def check_trains(self) -> None:
         """InputError if nothing of the model is trained: it was loaded with a precision."""
@@ -587,10 +601,22 @@ class TransformerModel(Tabular):
         self.flat.grad[:] = 0
 
     def save(self, path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
-        """Writes parameters and config to a safetensors file, atomically."""
+        """Writes parameters and config to a safetensors file, atomically.
+
+        With an adapter only that, what it is, and which model it belongs to.
+        """
         config = safetensors.to_json(dataclasses.asdict(self.config))
-        metadata = {"format": FORMAT, "config": config, **(metadata or {})}
-        safetensors.write(path, self.parameters, metadata)
+        own, parameters = {"format": FORMAT, "config": config}, self.parameters
+        if self.adapter:
+            own |= {"format": ADAPTER_FORMAT, "adapter": safetensors.to_json(self.adapter_facts())}
+            parameters = {name: parameters[name] for name in self.flat.kept}
+        safetensors.write(path, parameters, {**own, **(metadata or {})})
+
+    def adapter_facts(self) -> dict[str, Any] | None:
+        """The adapter and its base, as files keep them; None without one."""
+        if not self.adapter:
+            return None
+        return {**self.adapter._asdict(), "base": self.base and self.base._asdict()}
 
     @classmethod
     def load(
@@ -603,7 +629,15 @@ class TransformerModel(Tabular):
         check_type("path", path, str, os.PathLike)
         with safetensors.streaming(path) as (tensors, metadata):
             # Files of earlier versions have no format.
-            if (found := metadata.get("format", FORMAT)) not in (FORMAT, CHECKPOINT_FORMAT):
+            found = metadata.get("format", FORMAT)
+            is_adapter = found == ADAPTER_FORMAT or (
+                found == CHECKPOINT_FORMAT and _has_adapter(metadata)
+            )
+            if is_adapter:
+                raise InputError(
+                    f"{path} holds an adapter alone; smallmind.load reads it with its base"
+                )
+            if found not in (FORMAT, CHECKPOINT_FORMAT):
                 raise InputError(f"{path} is {shown_value(found)}; this version reads {FORMAT!r}")
             try:
                 tokenizer = metadata.get("tokenizer")
@@ -706,6 +740,13 @@ class TransformerModel(Tabular):
         if ids.shape != targets.shape:
             raise InputError(f"targets have shape {targets.shape}, ids {ids.shape}")
         return ids, targets
+
+
+def _has_adapter(metadata: Mapping[str, str]) -> bool:
+    """True if the state of a checkpoint is that of an adapter."""
+    with suppress(AttributeError, KeyError, ValueError):
+        return from_json(metadata["state"]).get("adapter") is not None
+    return False
 
 
 def _checked_weights(weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -152,7 +152,7 @@ class Workspace:
         with self._busy:
             try:
                 self.now, self.cache, self.direction = at, cache, "forward"
-                if at and (self.drop_probability or self._own_dropout and at.drops):
+                if at and (self.drop_probability or (self._own_dropout and at.drops)):
                     self._set_masks(at)
                 result = compute()
                 self._end_pass()

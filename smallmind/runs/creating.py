@@ -13,7 +13,9 @@ from smallmind import parts
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import find_foreign
+from smallmind.exchange.peft import find_peft
 from smallmind.nn.freezing import frozen_parts
+from smallmind.nn.network import declare_parameters
 from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel, resolve_precision, resolve_products
 from smallmind.parallel.environment import launched
@@ -22,10 +24,11 @@ from smallmind.runs.assembly import Initial, build_training, fit_tokenizer
 from smallmind.runs.chat_recipe import evaluated_often, for_built_in, for_conversations
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import TEXT, Text, default_directory, is_literal, paths_of
+from smallmind.runs.loading import find
 from smallmind.runs.products import fastest_products
 from smallmind.runs.source import TOKENS, Source, TokenSource, read_source
 from smallmind.runs.threads import choose_threads
-from smallmind.settings.config import OF_BLOCKS, ModelConfig, Precision, RunConfig
+from smallmind.settings.config import OF_BLOCKS, ModelConfig, Precision, RunConfig, TrainingConfig
 from smallmind.settings.presets import DEFAULT_RECIPE
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import ALTERNATIVES, FIELDS, Choices, flag_of
@@ -119,6 +122,10 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
         choices = for_built_in(choices)
     settings = choices.settings()  # before a long text is read
     run = settings.run
+    if settings.training.adapter and not run.init_from:
+        raise InputError(
+            f"lora_rank={settings.training.lora_rank} adapts a model: name it with --init-from"
+        )
     initial = Initial.read(run)
     encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
     source = read_source(run.text if text is None else text, run, encoding, cache)
@@ -130,7 +137,12 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     settings = settings.replace(chat=source.is_chat)
     tokenizer = tokenizer or fit_tokenizer(run, source, encoding, initial)
     settings = with_tokenizer(settings, source)
-    if initial and tokenizer.vocab_size > initial.config.vocab_size:  # by tokens of a template
+    if initial and (added := tokenizer.vocab_size - initial.config.vocab_size) > 0:
+        if settings.training.adapter:
+            raise InputError(
+                f"the template of the conversations adds {added} tokens to the model, which an "
+                "adapter cannot teach it: choose --chat-template qa, or leave out --lora-rank"
+            )
         settings = settings.replace(vocab_size=tokenizer.vocab_size, bigram_vocab=initial.pairs)
     T = settings.model.block_size
     data = source.dataset(tokenizer, T, settings.run)
@@ -222,6 +234,7 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
         counted = count_steps(training, data)
         changes |= {name: getattr(counted, name) for name in ("steps", *ALTERNATIVES["warmup"])}
     frozen_parts(training.freeze, settings.model)  # raises early
+    declare_parameters(settings.model, training.adapter)  # likewise
     resolve_products(training.products, run.backend)  # likewise
     is_whole = training.freeze is None and training.adapter is None
     if training.requested_precision.has_blocks and is_whole:
@@ -265,7 +278,10 @@ def with_paths(settings: Settings, text: Text, out: str | None) -> Settings:
 
 
 def import_model(
-    source: str | PathLike[str], out: str | PathLike[str] | None, block_size: int | None
+    source: str | PathLike[str],
+    out: str | PathLike[str] | None,
+    block_size: int | None,
+    base: str | PathLike[str] | None = None,
 ) -> tuple[RunDirectory, SavedConfig]:
     """Writes the run -> its directory and its config. Arguments and errors as `Run.import_model`.
 
@@ -277,11 +293,15 @@ def import_model(
         raise InputError(
             f"{source} does not exist; give a directory of transformers or a GGUF file"
         )
+    if find_peft(source):
+        return _import_adapter(source, out, base)
+    if base is not None:
+        raise InputError(f"{source} is not an adapter of PEFT: leave out the base, {base}")
     foreign = find_foreign(source)
     if foreign is None:
         raise InputError(
             f"{source} is neither a directory of transformers, with a config.json that names a "
-            "model_type, nor a GGUF file"
+            "model_type, nor an adapter of PEFT, nor a GGUF file"
         )
     if block_size is not None:
         foreign.config = _shortened(foreign.config, block_size)
@@ -290,6 +310,22 @@ def import_model(
     settings = Settings(foreign.config, run=RunConfig(tokenizer=tokenizer.kind, out=str(path)))
     config = SavedConfig(settings, text_sha256="", imported=str(source.resolve().name))
     directory = _write(path, config, tokenizer, model=model)
+    directory.unlock()
+    return directory, config
+
+
+def _import_adapter(
+    source: Path, out: str | PathLike[str] | None, base: str | PathLike[str] | None
+) -> tuple[RunDirectory, SavedConfig]:
+    """Writes a run with an adapter of PEFT -> its directory and its config."""
+    found = find(source)._replace(base=None if base is None else Path(base))
+    saved, _, tokenizer = found.with_base("numpy")
+    assert saved.base
+    path = default_directory(source.stem) if out is None else Path(out)
+    run = RunConfig(tokenizer=tokenizer.kind, out=str(path), init_from=saved.base.path)
+    settings = Settings(saved.config, TrainingConfig(**saved.adapter.settings), run=run)
+    config = SavedConfig(settings, text_sha256="", imported=str(source.resolve().name))
+    directory = _write(path, config, tokenizer, model=saved.model())
     directory.unlock()
     return directory, config
 

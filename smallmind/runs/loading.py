@@ -1,5 +1,6 @@
 """A model and its tokenizer from a run, a checkpoint, a model file or another program's."""
 
+import hashlib
 import numbers
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,8 +10,10 @@ from typing import Any, NamedTuple
 
 from smallmind.checks import InputError, check_type, from_json, suggesting, whole
 from smallmind.exchange.format import Foreign, find_foreign
+from smallmind.exchange.peft import PeftDirectory, find_peft
 from smallmind.files import safetensors
-from smallmind.nn.transformer import TransformerModel, weights
+from smallmind.nn.adapter import SavedAdapter
+from smallmind.nn.transformer import ADAPTER_FORMAT, Base, TransformerModel, weights
 from smallmind.runs.files import MODEL
 from smallmind.settings.config import ModelConfig
 from smallmind.settings.settings import from_saved
@@ -25,16 +28,61 @@ Loaded = tuple[TransformerModel, Tokenizer]
 class Found(NamedTuple):
     """A model on disk that is not built yet: its file, or the checkpoint that holds it."""
 
-    source: Path | RunState | Foreign
+    source: Path | RunState | Foreign | PeftDirectory
     name: str  # such as "the best checkpoint, step 250"
+    base: Path | None = None  # of an adapter; None: where it was when that was trained
+
+    @property
+    def is_adapter(self) -> bool:
+        """True if it adapts another model, which it does not hold."""
+        if isinstance(self.source, RunState):
+            return bool(self.source.state.get("adapter"))
+        if isinstance(self.source, PeftDirectory):
+            return True
+        return isinstance(self.source, Path) and _is_adapter(self.source)
 
     def load(self, backend: str = "numba", precision: str | None = None) -> Loaded:
-        """Builds the model -> it and its tokenizer, as `smallmind.load` does."""
+        """Builds the model -> it and its tokenizer, as `smallmind.load` does.
+
+        With an adapter it is the base, with what the adapter adds to its matrices.
+        """
+        if self.is_adapter:
+            adapter, model, tokenizer = self.with_base(backend)
+            model = adapter.merged(model, backend)
+            if precision is not None:
+                model.only_run(precision)
+            return model, tokenizer
         if isinstance(self.source, RunState):
             return load_checkpoint(self.source, backend, precision)
         if isinstance(self.source, Foreign):
             return self.source.load(backend, precision)
+        assert isinstance(self.source, Path)
         return load_model(self.source, backend, precision)
+
+    def adapter(self) -> SavedAdapter:
+        """The adapter alone. InputError if it is none, or damaged."""
+        if isinstance(self.source, RunState) and self.is_adapter:
+            state = self.source.state
+            place = f"the checkpoint of step {self.source.step}"
+            tensors = weights(self.source.tensors)
+            return SavedAdapter.of(place, state["model"], state["adapter"], tensors)
+        if isinstance(self.source, Path) and self.is_adapter:
+            return _read_adapter(self.source)
+        if isinstance(self.source, PeftDirectory):
+            return self.with_base("numpy")[0]
+        raise InputError(f"{self.name} is not an adapter; train one with --lora-rank")
+
+    def with_base(self, backend: str) -> tuple[SavedAdapter, TransformerModel, Tokenizer]:
+        """The adapter, its base, and the tokenizer of both. InputError if that is another model."""
+        if isinstance(self.source, PeftDirectory):
+            known = self.source.base
+            model, tokenizer = _load_base(self.name, known, self.base, backend)
+            path = self.base or Path(known.path if known else "")
+            base = Base(str(path.resolve()), digest_of(model))
+            return self.source.adapter(model.config, base), model, tokenizer
+        adapter = self.adapter()
+        model, tokenizer = _load_base(adapter.place, adapter.base, self.base, backend)
+        return adapter, model, tokenizer
 
 
 @suggesting()
@@ -43,6 +91,7 @@ def load(
     backend: str = "numba",
     checkpoint: int | str | None = None,
     precision: str | None = None,
+    adapter: str | PathLike[str] | None = None,
 ) -> Loaded:
     """The directory of a run, a checkpoint or a model file -> its model and tokenizer.
 
@@ -50,20 +99,33 @@ def load(
     or the checkpoint of a step; by default the final model, or the newest checkpoint if that is of
     a later step or the run has not ended yet. The run may be going. InputError if there is none.
 
-    With a precision ("float32", "float16", "bfloat16" or "auto") the model only runs: its weights
-    are in memory once, in that type, without gradients.
+    With a precision ("float32", "float16", "bfloat16", "q8_0", "q4_0" or "auto") the model only
+    runs: its weights are in memory once, in that type, without gradients.
+
+    Of a run with an adapter it is one model, the base and what the adapter adds. With `adapter`,
+    such a run or file, `path` is that base and `checkpoint` one of the adapter's.
     """
-    return find(path, checkpoint).load(backend, precision)
+    return find(path, checkpoint, adapter).load(backend, precision)
 
 
-def find(path: str | PathLike[str], which: int | str | None = None) -> Found:
+def find(
+    path: str | PathLike[str],
+    which: int | str | None = None,
+    adapter: str | PathLike[str] | None = None,
+) -> Found:
     """Like `load`, but the model is only found, not built."""
     check_type("path", path, str, PathLike)
+    check_type("adapter", adapter, str, PathLike, None)
+    if adapter is not None:
+        found = find(adapter, which)
+        if not found.is_adapter:
+            raise InputError(f"{adapter} holds a whole model, not an adapter: name it alone")
+        return found._replace(base=Path(path))
     check_type("checkpoint", which, numbers.Integral, str, None)
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist; give a run, a checkpoint or a model file")
-    foreign = find_foreign(path)
+    foreign = find_foreign(path) or find_peft(path)
     if foreign and which is not None:
         raise InputError(f"{path} is not a run: it has no checkpoint {which!r}")
     if foreign:
@@ -124,6 +186,42 @@ def load_model(path: Path, backend: str = "numba", precision: str | None = None)
 def read_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer in a model file, whose tensors are not read. InputError if it has none."""
     return _tokenizer(safetensors.read_metadata(path), str(path))
+
+
+def digest_of(model: TransformerModel) -> str:
+    """The SHA-256 of a model's parameters, as runs keep it of what they start from."""
+    return hashlib.sha256(model.flat.data.data).hexdigest()
+
+
+def _load_base(place: str, known: Base | None, at: Path | None, backend: str) -> Loaded:
+    """The model that an adapter belongs to, and its tokenizer. InputError if it is another one."""
+    advice = "name the model that it belongs to: smallmind generate MODEL --adapter RUN"
+    if at is None and known is None:
+        raise InputError(f"{place} does not say what it adapts; {advice}")
+    path = at or Path(known.path if known else "")
+    if not path.exists():
+        raise InputError(f"{place} adapts {path}, which does not exist; {advice}")
+    model, tokenizer = find(path).load(backend)
+    if known and known.sha256 and digest_of(model) != known.sha256:
+        raise InputError(
+            f"{place} adapts another model than {path} or another state of it; {advice}"
+        )
+    return model, tokenizer
+
+
+def _is_adapter(path: Path) -> bool:
+    """True if a model file holds an adapter alone."""
+    return safetensors.read_metadata(path).get("format") == ADAPTER_FORMAT
+
+
+def _read_adapter(path: Path) -> SavedAdapter:
+    """The adapter in a file. InputError if it is damaged."""
+    tensors, metadata = safetensors.read(path)
+    try:
+        facts, config = from_json(metadata["adapter"]), from_json(metadata["config"])
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{path} is not an adapter saved by smallmind: {error}") from None
+    return SavedAdapter.of(str(path), config, facts, tensors)
 
 
 def load_checkpoint(

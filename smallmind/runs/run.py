@@ -8,8 +8,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from smallmind import parts
 from smallmind.checks import InputError, check_type, suggesting
-from smallmind.exchange.format import check_export, export
+from smallmind.exchange.format import check_export, export, export_adapter
 from smallmind.runs import creating, loading, summary
 from smallmind.runs.files import CONFIG, RUNS, Text
 from smallmind.runs.pace import Pace
@@ -88,15 +89,17 @@ class Run(SavedRun):
         source: str | PathLike[str],
         out: str | PathLike[str] | None = None,
         block_size: int | None = None,
+        base: str | PathLike[str] | None = None,
     ) -> "Run":
         """A model of another program as a run, which generates and evaluates.
 
         `source` is a directory of transformers, with safetensors, or a GGUF file; `out` is by
         default runs/<date>-<name>. `block_size` shortens the context, unless the model has learned
-        its positions. To train it on, create a run with init_from. InputError if the model is
-        malformed or not known here, or the directory is in use.
+        its positions. To train it on, create a run with init_from. Of a directory of PEFT the
+        adapter is imported, for the model at `base`. InputError if the model is malformed or not
+        known here, or the directory is in use.
         """
-        return cls(*creating.import_model(source, out, block_size))
+        return cls(*creating.import_model(source, out, block_size, base))
 
     @classmethod
     def unfinished(cls, parent: str | PathLike[str] = RUNS) -> "Run":
@@ -220,9 +223,14 @@ class Run(SavedRun):
         type: str | None = None,
         checkpoint: int | str | None = None,
     ) -> None:
-        """Exports what `load(checkpoint)` returns, as `smallmind.export`, with its history."""
+        """Exports what `load(checkpoint)` returns, as `smallmind.export`, with its history.
+
+        Of an adapter alone, with `to` "peft", a directory of that package, or "gguf-adapter".
+        """
         check_export(Path(check_type("path", path, str, PathLike)), to, type)
         found = loading.find(self.path, checkpoint)
+        if to in parts.ADAPTER_FORMATS:
+            return export_adapter(found.adapter(), path, to)
         model, tokenizer = found.load("numpy")
         history = summary.history_of(self, found.name)
         export(model, tokenizer, path, to, type, self.path.resolve().name, history)

@@ -249,6 +249,24 @@ class Adapter(NamedTuple):
         """The factor of A B."""
         return self.alpha / self.rank
 
+    @classmethod
+    def from_saved(cls, saved: Any) -> "Adapter":
+        """The adapter whose fields a file holds. An error of some kind if it holds others."""
+        adapter = cls(saved["rank"], float(saved["alpha"]), saved["dropout"], tuple(saved["on"]))
+        if TrainingConfig(**adapter.settings).adapter != adapter:  # InputError for most of it
+            raise ValueError("its rank is 0, or its parts are in another order")
+        return adapter
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The fields of TrainingConfig that describe it."""
+        return {
+            "lora_rank": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": self.dropout,
+            "lora_on": ",".join(self.on),
+        }
+
 
 ADAPTED = ("attention", "mlp", "head")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind.exchange.format import padded
+from smallmind.exchange.format import export_adapter, padded
 from smallmind.exchange.number_types import NUMBER_TYPES
 from smallmind.kernels.quantised import QUANTISED, dequantise, quantise
 from smallmind.settings.presets import ARCHITECTURES
@@ -17,6 +17,7 @@ from smallmind.text.chat import ASSISTANT, USER, Turn
 from smallmind.text.conversations import PackedDataset
 from smallmind.text.templates import HEADERS, fit_template
 from tests.exchange import chat
+from tests.exchange.adapters import adapted, saved
 from tests.exchange.models import MODELS, TEXT, model_of, tokenizer_of
 from tests.text import published
 
@@ -30,7 +31,7 @@ T = 256
 
 
 @contextmanager
-def served(path):
+def served(path, adapter=None):
     """llama.cpp with this model -> a function that asks it something."""
     settings = xllamacpp.CommonParams()
     settings.model.path = str(path)
@@ -40,6 +41,10 @@ def served(path):
     settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
+    if adapter:
+        lora = xllamacpp.CommonAdapterLoraInfo()
+        lora.path, lora.scale = str(adapter), 1.0
+        settings.lora_adapters = [lora]
     server = xllamacpp.Server(settings)
 
     def ask(endpoint, **body):
@@ -75,6 +80,22 @@ def test_llama_cpp_writes_the_same_text(tmp_path, name, tied, kind):
     same = tokenizer.decode([i for i in answer["tokens"][:50] if i != tokenizer.end_of_text])
     assert ours[len(PROMPT) :].startswith(same.rstrip("\ufffd"))
     assert len(answer["tokens"]) == 60 or answer["stop_type"] == "eos"
+
+
+@pytest.mark.parametrize("on", [("attention", "mlp"), ("mlp", "head")], ids="-".join)
+@pytest.mark.parametrize("name", MODELS)
+def test_llama_cpp_loads_our_adapters_beside_their_base(tmp_path, name, on):
+    path, base, tokenizer = made(tmp_path, name, "char", tied=False)
+    model = adapted(base, on)
+    export_adapter(saved(model), tmp_path / "adapter.gguf", "gguf-adapter")
+    greedy = {"n_predict": 30, "temperature": 0, "return_tokens": True}
+    prompt = tokenizer.encode(PROMPT).tolist()
+    with served(path, tmp_path / "adapter.gguf") as ask:
+        tokens = ask("completion", prompt=prompt, **greedy)["tokens"]
+    ours = smallmind.generate(model, tokenizer, PROMPT, max_tokens=30, temperature=0)
+    same = tokenizer.decode([i for i in tokens[:25] if i != tokenizer.end_of_text])
+    assert ours[len(PROMPT) :].startswith(same)
+    assert ours != smallmind.generate(base, tokenizer, PROMPT, max_tokens=30, temperature=0)
 
 
 @pytest.fixture(scope="module", params=MODELS)

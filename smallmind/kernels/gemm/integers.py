@@ -92,9 +92,7 @@ def _round_block(builder, out, scale_place, values, offset):
     for k, value in enumerate(x):
         nearest = HOST.nearest(builder, builder.fmul(value, inverse))
         nearest = builder.select(is_finite, nearest, HOST.constant(0.0))
-        narrow = builder.trunc(
-            builder.fptosi(nearest, HOST.integers), ir.VectorType(I8, LANES)
-        )
+        narrow = builder.trunc(builder.fptosi(nearest, HOST.integers), ir.VectorType(I8, LANES))
         place = builder.gep(integers, [I64(k * LANES)])
         builder.store(narrow, builder.bitcast(place, narrow.type.as_pointer()), align=1)
     half = ir.VectorType(I32, SUMS // 2)
