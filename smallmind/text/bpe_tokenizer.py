@@ -208,11 +208,7 @@ class BPETokenizer(Tokenizer):
             "merges": self.merges.ravel().tolist(),
             "special": self.special,
             # Follows from the merges, unless it comes from a file of others.
-            "vocabulary": (
-                None
-                if _follows(ordinary, self.merges)
-                else as_characters(ordinary)
-            ),
+            "vocabulary": (None if _follows(ordinary, self.merges) else as_characters(ordinary)),
         }
 
     @classmethod

@@ -270,9 +270,7 @@ class Tokenizer:
         write(path, self.as_json())
 
     @classmethod
-    def load(
-        cls, path: str | PathLike[str], contents: dict[str, Any] | None = None
-    ) -> "Tokenizer":
+    def load(cls, path: str | PathLike[str], contents: dict[str, Any] | None = None) -> "Tokenizer":
         """Reads a tokenizer.json, also one of another program. InputError if it is none.
 
         contents: what `tokenizer_json.read` has found there, if it has been read.
