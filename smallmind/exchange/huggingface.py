@@ -120,12 +120,15 @@ class ForeignDirectory(Foreign):
                 "AutoTokenizer.from_pretrained(...).save_pretrained(DIR)"
             )
         try:
-            tokenizer = padded(Tokenizer.load(file), self.config.vocab_size)
+            contents = tokenizer_json.read(file)
+            processor = contents.get("post_processor")
+            tokenizer = padded(Tokenizer.load(file, contents), self.config.vocab_size)
         except InputError as error:
             shown = str(error)
             raise InputError(shown if str(file) in shown else f"{file}: {shown}") from None
         try:
-            return tokenizer.with_published(published.of_directory(self.path, self._saved))
+            found = published.of_directory(self.path, self._saved, processor)
+            return tokenizer.with_published(found)
         except UnicodeEncodeError as error:
             raise InputError(
                 f"{self.path}: a file about its tokenizer is damaged: {error}"

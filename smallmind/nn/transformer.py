@@ -447,16 +447,25 @@ class TransformerModel(Tabular):
         ids, targets = self._checked_pair(ids, targets)
         firsts = _checked_firsts(firsts, ids.shape)
         losses = np.empty(ids.shape, self.workspace.dtype)
+        network, workspace = self.network, self.workspace
 
         def compute(windows: slice) -> None:
             own = None if firsts is None else firsts[windows]
-            with self.workspace.profile("Forward"):
-                logits = self.network.forward(ids[windows], own)
-            if correct is not None:
-                likeliest = logits.argmax(axis=1).reshape(ids[windows].shape)
-                correct[windows] = likeliest == targets[windows]
-            with self.workspace.profile("Loss"):
-                self._cross_entropy(losses[windows], logits, targets[windows])
+            right = targets[windows].reshape(-1)
+            flat = losses[windows].reshape(-1)  # a view
+            found = None if correct is None else correct[windows].reshape(-1)
+            with workspace.profile("Forward"):
+                network.forward_hidden(ids[windows], own)
+            for block in network.row_blocks:
+                with workspace.profile("Forward"):
+                    logits = network.head_forward(block)
+                if found is not None:
+                    found[block] = logits.argmax(axis=1) == right[block]
+                with workspace.profile("Loss"):
+                    logits = self._cross_entropy(flat[block], logits, right[block])
+                workspace.release(logits)
+            if correct is not None and found is not None:
+                correct[windows] = found.reshape(correct[windows].shape)
 
         for windows in micro_batches(ids, self.micro_batch_size):
             self.workspace.one_pass(functools.partial(compute, windows))
@@ -550,15 +559,24 @@ class TransformerModel(Tabular):
         their gradients, times the scale of the workspace.
         """
         optional = dict(zip(names, others, strict=True))
-        weights = optional.get("weights")
-        with self.workspace.profile("Forward"):
-            logits = self.network.forward(ids, optional.get("firsts"), optional.get("rows"))
-        with self.workspace.profile("Loss"):
-            losses = self.workspace.rent_full_precision(*targets.shape)
-            scale = self.workspace.scale
-            dlogits = self._cross_entropy(losses, logits, targets, scale, kernel, weights)
-        with self.workspace.profile("Backward"):
-            self.network.backward(dlogits)
+        network, workspace, scale = self.network, self.workspace, self.workspace.scale
+        with workspace.profile("Forward"):
+            given = optional.get("firsts"), optional.get("rows")
+            network.forward_hidden(ids, *given, is_whole=kernel is not None)
+        losses = workspace.rent_full_precision(*targets.shape)
+        flat, targets, weights = losses.reshape(-1), targets.reshape(-1), optional.get("weights")
+        weights = None if weights is None else weights.reshape(-1)
+        for block in network.row_blocks:
+            with workspace.profile("Forward"):
+                logits = network.head_forward(block)
+            with workspace.profile("Loss"):
+                part = targets[block]
+                own = None if weights is None else weights[block]
+                dlogits = self._cross_entropy(flat[block], logits, part, scale, kernel, own)
+            with workspace.profile("Backward"):
+                network.head_backward(dlogits, block)
+        with workspace.profile("Backward"):
+            network.backward_hidden()
         return losses
 
     def inspect(self, ids: np.ndarray, targets: np.ndarray | None = None) -> Inspection:
