@@ -11,16 +11,16 @@ from smallmind.kernels.reference import ROUNDED_ROWS
 
 
 def matmul_quantised(out, a, w, bias=None, addend=None, rounds=False):
-    if not rounds or len(a) > ROUNDED_ROWS:
+    if len(a) > ROUNDED_ROWS:
         _gemm(out, a, w, bias, addend, TRANSPOSE_B)
         return
     # Imported here, so that it is compiled only if it is used.
-    from smallmind.kernels.gemm.integers import multiply_rounded, scratch_size
+    from smallmind.kernels.gemm.quantised_rows import multiply_few, scratch_size
 
     bias = absent(np.float32, 1) if bias is None else bias
     addend = absent(np.float32, 2) if addend is None else addend
     rows = scratch(threads(), scratch_size(*a.shape))
-    multiply_rounded(out, a, bytes_of(w), bias, addend, rows)
+    multiply_few(out, a, bytes_of(w), bias, addend, rounds, rows)
 
 
 def matmul_quantised_transpose(out, a, w):

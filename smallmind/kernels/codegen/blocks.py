@@ -39,7 +39,7 @@ def block_bytes(typingctx, array):
     return types.int64(array), lambda _context, _builder, _sig, _args: size
 
 
-def _values(builder, kind, block, place):
+def block_values(builder, kind, block, place):
     """The elements of a block from `place` on, a multiple of LANES, as written for this type."""
     scale = HOST.load_scale(builder, block)
     integers = builder.gep(block, [I64(SCALE)])
@@ -62,7 +62,7 @@ def load_values(typingctx, array, index):
         number = builder.lshr(index, I64(BLOCK.bit_length() - 1))
         start = builder.mul(number, I64(SIZES[array.dtype]))
         block = element_pointer(context, builder, sig.args[0], data, start)
-        return _values(builder, array.dtype, block, builder.and_(index, I64(BLOCK - 1)))
+        return block_values(builder, array.dtype, block, builder.and_(index, I64(BLOCK - 1)))
 
     return vector(array, types.int64), codegen
 
@@ -94,7 +94,7 @@ def transpose_blocks(typingctx, array, place, row, last, target, target_stride):
             start = builder.add(place, builder.mul(number, row))
             blocks.append(element_pointer(context, builder, sig.args[0], data, start))
         for k in range(0, BLOCK, LANES):
-            rows = [_values(builder, array.dtype, block, I64(k)) for block in blocks]
+            rows = [block_values(builder, array.dtype, block, I64(k)) for block in blocks]
             column = builder.gep(target, [builder.mul(stride, I64(k))])
             store_transposed(builder, rows, column, stride)
         return context.get_dummy_value()

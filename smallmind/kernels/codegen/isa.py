@@ -117,23 +117,40 @@ def is_arm(architecture: str) -> bool:
     return architecture.lower().startswith(("aarch64", "arm64"))
 
 
-def compiles_bfloat16(triple: str, cpu: str, features: str) -> bool:
-    """True if LLVM uses the bfloat16 instructions of an ARM CPU with these features.
+# What LLVM makes of these for an ARM CPU says whether it may be given such a product, on which it
+# would end the process otherwise. It knows the instructions by the CPU's name alone: the features
+# that it reads from the system may lack them.
+_NARROWING = """
+    define <4 x bfloat> @narrow(<4 x float> %x) {
+      %y = fptrunc <4 x float> %x to <4 x bfloat>
+      ret <4 x bfloat> %y
+    }
+"""
+_DOT_OF_BYTES = """
+    declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
+    define i32 @dot(<16 x i8> %a, <16 x i8> %b) {
+      %x = sext <16 x i8> %a to <16 x i32>
+      %y = sext <16 x i8> %b to <16 x i32>
+      %products = mul <16 x i32> %x, %y
+      %sum = call i32 @llvm.vector.reduce.add.v16i32(<16 x i32> %products)
+      ret i32 %sum
+    }
+"""
 
-    It knows them by the CPU's name alone: the features that it reads from the system lack them.
-    What it makes of a conversion says whether it may be given a dot product, on which it would end
-    the process otherwise.
-    """
-    module = llvm.parse_assembly(
-        """
-        define <4 x bfloat> @narrow(<4 x float> %x) {
-          %y = fptrunc <4 x float> %x to <4 x bfloat>
-          ret <4 x bfloat> %y
-        }
-        """
-    )
+
+def compiles_bfloat16(triple: str, cpu: str, features: str) -> bool:
+    """True if LLVM uses the bfloat16 instructions of an ARM CPU with these features."""
+    return "bfcvtn" in _assembly(_NARROWING, triple, cpu, features)
+
+
+def compiles_byte_dots(triple: str, cpu: str, features: str) -> bool:
+    """True if LLVM uses the dot product of bytes of an ARM CPU with these features."""
+    return "sdot" in _assembly(_DOT_OF_BYTES, triple, cpu, features)
+
+
+def _assembly(code: str, triple: str, cpu: str, features: str) -> str:
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu, features, opt=1)
-    return "bfcvtn" in machine.emit_assembly(module)
+    return str(machine.emit_assembly(llvm.parse_assembly(code)))
 
 
 def _may_use_matrix_unit() -> bool:
@@ -169,7 +186,9 @@ def _compiled_features() -> dict[str, bool]:
         cpu = llvm.get_host_cpu_name() if is_host else config.CPU_NAME
         flags = config.CPU_FEATURES
         flags = llvm.get_host_cpu_features().flatten() if flags is None else flags
-        features["bf16"] = compiles_bfloat16(llvm.get_process_triple(), cpu, flags)
+        target = llvm.get_process_triple(), cpu, flags
+        features["bf16"] = compiles_bfloat16(*target)
+        features["dotprod"] = compiles_byte_dots(*target)
     return features
 
 

@@ -252,6 +252,56 @@ class VectorIR:
         name = avx512 if self.lanes == 16 else neon
         return self.call(builder, name, self.vector, total, a, b)
 
+    @property
+    def unsigned_dots(self):
+        """True if `dot_bytes` takes bytes without a sign on its left."""
+        return self.isa.byte_dots and self.lanes > 4
+
+    def dot_bytes(self, builder, total, a, b):
+        """Adds the products of four bytes per lane to total, as integers.
+
+        The bytes of b have a sign, and none is -128. Those of a have one unless there is an
+        instruction, and that takes them without (`unsigned_dots`).
+        """
+        if self.unsigned_dots:
+            name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
+            words = (builder.bitcast(x, self.integers) for x in (a, b))
+            return self.call(builder, name, self.integers, total, *words)
+        if self.isa.byte_dots:
+            name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+            return self.call(builder, name, self.integers, total, a, b)
+        if self.lanes == 4:
+            return builder.add(total, self._dot_few_bytes(builder, a, b))
+        # In parts as wide as registers of AVX2.
+        parts = []
+        for start in range(0, 4 * self.lanes, 32):
+            order = ir.Constant(ir.VectorType(I32, 32), list(range(start, start + 32)))
+            part = (builder.shuffle_vector(x, x, order) for x in (a, b))
+            parts.append(self._dot_32_bytes(builder, *part))
+        order = ir.Constant(self.integers, list(range(self.lanes)))
+        return builder.add(total, builder.shuffle_vector(parts[0], parts[-1], order))
+
+    def _dot_32_bytes(self, builder, a, b):
+        """Magnitudes by numbers that take the signs: sums of two do not exceed 16 bits."""
+        bits = ir.VectorType(I16, 16)
+        magnitude = self.call(builder, "llvm.abs.v32i8", a.type, a, ir.IntType(1)(0))
+        signed = self.call(builder, "llvm.x86.avx2.psign.b", a.type, b, a)
+        twos = self.call(builder, "llvm.x86.avx2.pmadd.ub.sw", bits, magnitude, signed)
+        ones = ir.Constant(bits, [1] * 16)
+        return self.call(builder, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), twos, ones)
+
+    def _dot_few_bytes(self, builder, a, b):
+        """The dot products of 16 bytes, by addition of what is next to each other."""
+        total = builder.mul(*(builder.sext(x, ir.VectorType(I16, 16)) for x in (a, b)))
+        for count in (8, 4):
+            halves = (
+                ir.Constant(ir.VectorType(I32, count), list(range(first, 2 * count, 2)))
+                for first in (0, 1)
+            )
+            total = builder.add(*(builder.shuffle_vector(total, total, x) for x in halves))
+            total = builder.sext(total, ir.VectorType(I32, count)) if count == 8 else total
+        return total
+
     def add_quads(self, builder, total, a, b):
         """total + a b^T, of matrices of bfloat16 in NEON: a and b 2 x 4, total 2 x 2 float32.
 

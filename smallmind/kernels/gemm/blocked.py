@@ -258,7 +258,7 @@ def gemm_part(operands, packed, worker, workers):
     first, last, left, right = product_region(M, N, single, variant, step, worker, workers)
     if first == last:
         return
-    if is_few(M, variant) and (variant == TRANSPOSE_B or not is_quantised(operands.b)):
+    if is_few(M, variant) and not is_quantised(operands.b):
         _gemm_few(operands.b, operands, packed.sums, Region(first, last, left, right))
         return
     single = single if right == N else 0
@@ -320,8 +320,8 @@ def _few_of_16_bits(b, operands, sums, region):
         _finish(operands, sums, 0, columns, part)
 
 
-def _few_of_blocks(b, operands, _sums, region):
-    quantised.few_rows(operands.out, operands.a, b, operands.bias, operands.addend, region)
+def _few_of_blocks(b, operands, sums, region):
+    """Never called: see `quantised_rows`."""
 
 
 _gemm_few = by_type(_few_of_float32, _few_of_16_bits, _few_of_blocks)

@@ -3,12 +3,10 @@
 The left operand is float32. There is no dequantised copy of a matrix: a panel is scratch.
 """
 
-import numpy as np
-
 from smallmind.kernels.codegen.blocks import block_bytes, load_values, transpose_blocks
 from smallmind.kernels.codegen.jit import jit
 from smallmind.kernels.codegen.rounding import round_up
-from smallmind.kernels.codegen.simd import LANES, at, broadcast, fma, lane_sum, load, store
+from smallmind.kernels.codegen.simd import LANES, at, store
 from smallmind.kernels.gemm.packing import TRANSPOSE_B, Panel
 from smallmind.kernels.gemm.tile import NULL, Rows
 from smallmind.kernels.quantised import BLOCK
@@ -36,24 +34,3 @@ def pack_b(b, panel, variant, start, end, region, depth):
             for j in range(0, width, LANES):
                 store(panel, k * width + j, load_values(b, source + j))
     return Panel(Rows(at(panel, 0), width), NULL)
-
-
-@jit
-def few_rows(out, a, b, bias, addend, region):
-    """A region of out = a b^T [+ bias] [+ addend], of few rows: nothing is packed."""
-    first, last, left, right = region
-    K = a.shape[1]
-    for j in range(left, right):
-        for i in range(first, last):
-            total = other = broadcast(np.float32(0))
-            for k in range(0, K, BLOCK):
-                for v in range(0, BLOCK, 2 * LANES):
-                    x, w = i * K + k + v, j * K + k + v
-                    total = fma(load(a, x), load_values(b, w), total)
-                    other = fma(load(a, x + LANES), load_values(b, w + LANES), other)
-            result = lane_sum(total + other)
-            if bias.size > 0:
-                result += bias[j]
-            if addend.size > 0:
-                result += addend[i, j]
-            out[i, j] = result

@@ -1,9 +1,10 @@
-"""Products of few rows with blocks of small integers, in integers: limited by reading the blocks.
+"""Products of few rows with blocks of small integers: limited by reading the blocks.
 
-Each block of a row of the left operand is rounded to 8 bits first. The integers of a block are
-multiplied in groups of four, whose exact sums are scaled and added in float32: 16 such sums of two
-blocks, which are a register of AVX-512, two of AVX2, four of NEON. Multiplications and additions
-are rounded one by one, so that every instruction set, and NumPy, computes the same bits.
+Rows of the left operand are multiplied by dequantised blocks, or rounded to 8 bits, block by block,
+and multiplied in integers. The integers of a block are then multiplied in groups of four, whose
+exact sums are scaled and added in float32: 16 such sums of two blocks, which are a register of
+AVX-512, two of AVX2, four of NEON. Multiplications and additions are rounded one by one, so that
+every instruction set, and NumPy, computes the same bits.
 """
 
 import numpy as np
@@ -11,14 +12,14 @@ from llvmlite import ir
 from numba import prange, types
 from numba.extending import intrinsic
 
-from smallmind.kernels.codegen.blocks import SCALE, SIZES, block_bytes
+from smallmind.kernels.codegen.blocks import SCALE, SIZES, block_bytes, block_values
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import called_jit, jit, parallel_jit
 from smallmind.kernels.codegen.operation import element_pointer
 from smallmind.kernels.codegen.rounding import ceil_div, round_up, row_share
 from smallmind.kernels.codegen.simd import HOST, at, borrow
 from smallmind.kernels.codegen.vector_ir import F32, I8, I16, I32, I64
-from smallmind.kernels.gemm.tile import FLOAT_POINTER, LINE
+from smallmind.kernels.gemm.tile import FLOAT_POINTER, LINE, NULL, Rows
 from smallmind.kernels.quantised import BLOCK, HALF
 from smallmind.kernels.reference import SMALLEST
 
@@ -50,12 +51,7 @@ def _offset(kind):
     """How much larger than the integers of this kind of block are those that are multiplied."""
     if kind == types.uint8:
         return 8
-    return 128 if _multiplies_unsigned() else 0
-
-
-def _multiplies_unsigned():
-    """True if bytes without a sign are multiplied by bytes with one, in one instruction."""
-    return ISA.byte_dots and LANES > 4
+    return 128 if HOST.unsigned_dots else 0
 
 
 def _vector(builder, pointer, kind, count):
@@ -134,7 +130,7 @@ def _integers(builder, kind, blocks):
                 for place in places
                 for start in range(0, BLOCK, size)
             ]
-        if not _multiplies_unsigned():
+        if not HOST.unsigned_dots:
             return parts
         # As a number with a sign this byte is its opposite.
         high = ir.Constant(_BYTES, [ir.Constant(I8, 0x80)] * 4 * LANES)
@@ -157,7 +153,7 @@ def _integers(builder, kind, blocks):
     return found
 
 
-def _scales(builder, blocks):
+def _scales(builder, _kind, blocks):
     """Pointers to two blocks -> their scales, a vector of two."""
     if not ISA.half:
         return _shuffle(builder, *(HOST.load_scale(builder, block) for block in blocks), [0, LANES])
@@ -166,117 +162,110 @@ def _scales(builder, blocks):
     return builder.fpext(halves, ir.VectorType(F32, 2))
 
 
-def _dots(builder, w, a, start):
-    """start + the products of bytes, summed in groups of four. w has a sign unless it is offset."""
-    if ISA.byte_dots and LANES > 4:
-        words = [builder.bitcast(x, HOST.integers) for x in (w, a)]
-        name = f"llvm.x86.avx512.vpdpbusd.{32 * LANES}"
-        return HOST.call(builder, name, HOST.integers, start, *words)
-    if ISA.byte_dots:
-        return HOST.call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", HOST.integers, start, w, a)
-    if LANES == 4:
-        return builder.add(start, _dots_of_four_lanes(builder, w, a))
-    size = 32
-    pieces = [
-        [_shuffle(builder, x, x, range(begin, begin + size)) for x in (w, a)]
-        for begin in range(0, 4 * LANES, size)
-    ]
-    dots = [_dots_of_avx2(builder, *piece) for piece in pieces]
-    found = dots[0] if LANES == 8 else _shuffle(builder, *dots, range(16))
-    return builder.add(start, found)
+def _write_rows(builder, rows, blocks, step, count, add_block):
+    """Writes the loop over `blocks` blocks of a row, `step` at a time -> the sums of `rows` rows.
 
-
-def _dots_of_avx2(builder, w, a):
-    """Without a dot product of bytes: magnitudes by numbers that take the signs.
-
-    The sums of two do not exceed 16 bits, as a has no -128.
+    add_block(number of the block, sums) -> the sums of all rows with its products, `count` vectors
+    a row.
     """
-    words = ir.VectorType(I16, 16)
-    magnitude = HOST.call(builder, "llvm.abs.v32i8", w.type, w, ir.Constant(ir.IntType(1), 0))
-    signed = HOST.call(builder, "llvm.x86.avx2.psign.b", w.type, a, w)
-    pairs = HOST.call(builder, "llvm.x86.avx2.pmadd.ub.sw", words, magnitude, signed)
-    ones = ir.Constant(words, [1] * 16)
-    result = ir.VectorType(I32, 8)
-    return HOST.call(builder, "llvm.x86.avx2.pmadd.wd", result, pairs, ones)
-
-
-def _dots_of_four_lanes(builder, w, a):
-    words = ir.VectorType(I16, 16)
-    total = builder.mul(builder.sext(w, words), builder.sext(a, words))
-    wide = ir.VectorType(I32, 8)
-    for kind in (None, wide):
-        total = total if kind is None else builder.sext(total, kind)
-        count = total.type.count
-        even, odd = (_shuffle(builder, total, total, range(s, count, 2)) for s in (0, 1))
-        total = builder.add(even, odd)
-    return total
-
-
-def _write_products(builder, kind, rows, results, a, a_row, w, blocks, zeros):
-    """The IR of `_multiply_row`."""
-    size = SIZES[kind]
-    a_rows = [builder.gep(a, [builder.mul(a_row, I64(i))]) for i in range(rows)]
-    pairs = builder.lshr(builder.add(blocks, I64(1)), I64(1))
-    scales_start = builder.mul(pairs, I64(PAIR))
     before = builder.block
     loop, done = builder.append_basic_block("blocks"), builder.append_basic_block("summed")
     builder.branch(loop)
-
     builder.position_at_end(loop)
     block = builder.phi(I64)
-    sums = [builder.phi(HOST.vector) for _ in range(rows * PARTS)]
-    following = builder.add(block, I64(2))
-    first = builder.gep(w, [builder.mul(block, I64(size))])
-    is_pair = builder.icmp_signed("<=", following, blocks)
-    second = builder.select(is_pair, builder.gep(first, [I64(size)]), zeros)
-    integers = _integers(builder, kind, (first, second))
-    scales = _scales(builder, (first, second))
-    added = []
-    for row in a_rows:
-        pair = builder.gep(row, [builder.mul(block, I64(PAIR // 2))])
-        of_row = _vector(builder, builder.gep(row, [builder.add(scales_start, block)]), F32, 2)
-        both = builder.fmul(of_row, scales)
-        for part in range(PARTS):
-            q, start = (
-                _vector(builder, builder.gep(pair, [I64(place + part * LANES)]), I32, LANES)
-                for place in (INTEGERS, STARTS)
-            )
-            order = [number // 8 for number in range(part * LANES, (part + 1) * LANES)]
-            dots = _dots(builder, integers[part], builder.bitcast(q, _BYTES), start)
-            scale = _shuffle(builder, both, both, order)
-            term = builder.fmul(builder.sitofp(dots, HOST.vector), scale)
-            added.append(builder.fadd(sums[len(added)], term))
+    sums = [builder.phi(HOST.vector) for _ in range(rows * count)]
+    added = add_block(block, list(sums))
+    following = builder.add(block, I64(step))
     block.add_incoming(I64(0), before)
     block.add_incoming(following, builder.block)
     for phi, value in zip(sums, added, strict=True):
         phi.add_incoming(HOST.constant(0.0), before)
         phi.add_incoming(value, builder.block)
     builder.cbranch(builder.icmp_signed("<", following, blocks), loop, done)
-
     builder.position_at_end(done)
+    totals = []
     for i in range(rows):
-        registers = added[i * PARTS : (i + 1) * PARTS]
+        registers = added[i * count : (i + 1) * count]
         while len(registers) > 1:  # by halves, as lanes
             half = len(registers) // 2
-            registers = [builder.fadd(*both) for both in zip(registers[:half], registers[half:])]
-        total = HOST.fold(builder, registers[0], builder.fadd)
-        builder.store(total, builder.gep(results, [I64(i)]), align=4)
+            both = zip(registers[:half], registers[half:], strict=True)
+            registers = [builder.fadd(*pair) for pair in both]
+        totals.append(HOST.fold(builder, registers[0], builder.fadd))
+    return totals
 
 
-def _multiply_row(rows):
-    """An intrinsic: writes the products of `rows` rounded rows and a row of blocks to results.
+def _write_integer_products(builder, kind, rows, w, blocks, zeros):
+    """The products in integers of rounded rows, pointers to them, and blocks -> their sums."""
+    pairs = builder.lshr(builder.add(blocks, I64(1)), I64(1))
+    scales_start = builder.mul(pairs, I64(PAIR))
 
-    a: the rounded rows, a_row words apart; w: bytes and the place of the first of `blocks` blocks;
-    zeros: a block. One row of blocks at a time, so that the CPU sees a single stream to fetch.
+    def add_pair(block, sums):
+        first = builder.gep(w, [builder.mul(block, I64(SIZES[kind]))])
+        is_pair = builder.icmp_signed("<", builder.add(block, I64(1)), blocks)
+        second = builder.select(is_pair, builder.gep(first, [I64(SIZES[kind])]), zeros)
+        integers, scales = (of(builder, kind, (first, second)) for of in (_integers, _scales))
+        for i, row in enumerate(rows):
+            pair = builder.gep(row, [builder.mul(block, I64(PAIR // 2))])
+            of_row = _vector(builder, builder.gep(row, [builder.add(scales_start, block)]), F32, 2)
+            both = builder.fmul(of_row, scales)
+            for part, w_q in enumerate(integers):
+                start = part * LANES
+                q, total = (
+                    _vector(builder, builder.gep(pair, [I64(place + start)]), I32, LANES)
+                    for place in (INTEGERS, STARTS)
+                )
+                dots = HOST.dot_bytes(builder, total, w_q, builder.bitcast(q, _BYTES))
+                lanes = [lane // (SUMS // 2) for lane in range(start, start + LANES)]
+                scale = _shuffle(builder, both, both, lanes)
+                term = builder.fmul(builder.sitofp(dots, HOST.vector), scale)
+                sums[i * PARTS + part] = builder.fadd(sums[i * PARTS + part], term)
+        return sums
+
+    return _write_rows(builder, len(rows), blocks, 2, PARTS, add_pair)
+
+
+def _write_products(builder, kind, rows, w, blocks):
+    """The products of rows of float32, pointers to them, and dequantised blocks -> their sums."""
+
+    def add_block(block, sums):
+        place = builder.gep(w, [builder.mul(block, I64(SIZES[kind]))])
+        for v in range(0, BLOCK, LANES):
+            value = block_values(builder, kind, place, I64(v))
+            for i, row in enumerate(rows):
+                k = builder.add(builder.mul(block, I64(BLOCK)), I64(v))
+                x, number = HOST.load(builder, builder.gep(row, [k])), 2 * i + v // LANES % 2
+                sums[number] = HOST.fma(builder, x, value, sums[number])
+        return sums
+
+    return _write_rows(builder, len(rows), blocks, 1, 2, add_block)
+
+
+def _multiply_row(count):
+    """An intrinsic: writes the products of `count` rows of a and a row of blocks to results.
+
+    rows: the first, `stride` words from the next; w: bytes and the place of the first of `blocks`
+    blocks; zeros: a block if rows are rounded, else NULL. One row of blocks at a time, so that the
+    CPU sees a single stream to fetch.
     """
 
     @intrinsic
-    def multiply(typingctx, results, a, a_row, w, place, blocks, zeros):
+    def multiply(typingctx, results, rows, stride, w, place, blocks, zeros):
         def codegen(context, builder, sig, args):
-            results, a, a_row, w, place, blocks, zeros = args
+            results, first, stride, w, place, blocks, zeros = args
             w = element_pointer(context, builder, sig.args[3], w, place)
-            zeros, kind = builder.bitcast(zeros, w.type), sig.args[3].dtype
-            _write_products(builder, kind, rows, results, a, a_row, w, blocks, zeros)
+            rows = [builder.gep(first, [builder.mul(stride, I64(i))]) for i in range(count)]
+            kind, no_zeros = sig.args[3].dtype, ir.Constant(zeros.type, None)
+            is_rounded = builder.icmp_unsigned("!=", zeros, no_zeros)
+            zeros = builder.bitcast(zeros, w.type)
+            with builder.if_else(is_rounded) as branches:
+                for branch, write, *others in (
+                    (branches[0], _write_integer_products, zeros),
+                    (branches[1], _write_products),
+                ):
+                    with branch:
+                        totals = write(builder, kind, rows, w, blocks, *others)
+                        for i, total in enumerate(totals):
+                            builder.store(total, builder.gep(results, [I64(i)]), align=4)
             return context.get_dummy_value()
 
         start, number = FLOAT_POINTER, types.int64
@@ -289,14 +278,20 @@ _multiply_one, _multiply_four = _multiply_row(1), _multiply_row(4)
 
 
 @parallel_jit
-def multiply_rounded(out, a, w, bias, addend, scratch, workers):
+def multiply_few(out, a, w, bias, addend, rounds, scratch, workers):
     """out = a w^T [+ bias] [+ addend], of few rows. scratch (workers, scratch_size)."""
     for worker in prange(workers):
         own = at(scratch, np.int64(worker) * scratch.shape[1])
         first, last = row_share(w.shape[0], np.int64(worker), workers)
         if first < last:
-            _round_rows(borrow(a), borrow(w), own)
-            _multiply(borrow(out), borrow(w), borrow(bias), borrow(addend), own, first, last)
+            K = a.shape[1]
+            rows = Rows(at(a, 0), K)
+            if rounds:
+                rows = Rows(at(own, ROWS), rounded_size(K // BLOCK))
+                _round_rows(borrow(a), borrow(w), own)
+            zeros = at(own, ZEROS) if rounds else NULL
+            operands = borrow(out), rows, borrow(w), borrow(bias), borrow(addend)
+            _multiply(*operands, own, zeros, first, last)
 
 
 @jit
@@ -320,20 +315,22 @@ def _round_rows(a, w, own):
 
 
 @jit
-def _multiply(out, w, bias, addend, own, first, last):
-    """Columns first..last of the product, one at a time. own: scratch with rounded rows."""
+def _multiply(out, rows, w, bias, addend, own, zeros, first, last):
+    """Columns first..last of the product, one at a time.
+
+    rows: of the left operand, rounded if zeros is not NULL; own: scratch.
+    """
     R, size = out.shape[0], w.shape[1]
-    blocks, results, zeros = size // block_bytes(w), at(own, RESULTS), at(own, ZEROS)
-    row = rounded_size(blocks)
+    blocks, results = size // block_bytes(w), at(own, RESULTS)
     for j in range(first, last):
         i = 0
         while i < R:
-            a = at(own, ROWS + i * row)
+            found, start = at(results, i), at(rows.start, i * rows.stride)
             if R - i >= 4:
-                _multiply_four(at(results, i), a, row, w, j * size, blocks, zeros)
+                _multiply_four(found, start, rows.stride, w, j * size, blocks, zeros)
                 i += 4
             else:
-                _multiply_one(at(results, i), a, row, w, j * size, blocks, zeros)
+                _multiply_one(found, start, rows.stride, w, j * size, blocks, zeros)
                 i += 1
         for i in range(R):
             total = results[i]
