@@ -6,6 +6,7 @@ import pytest
 from smallmind import InputError, KeyValueCache, Precision, TransformerModel, gradient_check
 from smallmind.kernels.quantised import BLOCK, Q4_0, Q8_0, dequantise, is_quantised, quantise
 from smallmind.nn.parameters import Role
+from smallmind.settings.config import Adapter
 from smallmind.settings.presets import ARCHITECTURES
 
 BLOCKS = {"q8_0": Q8_0, "q4_0": Q4_0}
@@ -96,6 +97,28 @@ def test_losses_and_gradients_are_those_of_the_values(name, backend, precision):
 @pytest.mark.parametrize("freeze", ["blocks.0", "blocks.1", "blocks.0-1,final_norm"])
 def test_gradients_pass_through_frozen_blocks(freeze, precision):
     model = made("GPT-2, untied", precision=precision, freeze=freeze)
+    found = gradient_check(model)
+    assert found.ok, found
+
+
+@pytest.mark.parametrize("precision", BLOCKS)
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_of_an_adapter_beside_blocks(name, precision):
+    adapter, random = Adapter(3, 5.0), np.random.default_rng(2)
+    model, compiled = (
+        TransformerModel(V, T, 64, 2, 2, backend=backend, adapter=adapter, **MODELS[name])
+        for backend in ("numpy", "numba")
+    )
+    values = {x: 0.2 * random.standard_normal(shape) for x, shape in model.flat.shapes.items()}
+    for each in model, compiled:
+        each.flat.write({name: value.astype(np.float32) for name, value in values.items()})
+        each.use_precision(precision)
+    assert is_quantised(model.flat.compute["blocks.1.attention.qkv.weight"].dtype)
+    losses = [each.loss_and_gradients(*batch()) for each in (model, compiled)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    for name, gradient in model.gradients.items():
+        assert "lora" in name
+        close(compiled.gradients[name], gradient)
     found = gradient_check(model)
     assert found.ok, found
 

@@ -73,7 +73,7 @@ class SmallRun:
             vocabulary = "".join(map(chr, range(200, 200 + config.vocab_size)))
             ids = np.random.default_rng(0).integers(0, config.vocab_size, tokens).astype(np.int32)
             data = Dataset(ids, config.block_size, batch_size, 1, Tokenizer(vocabulary))
-        model = TransformerModel(config)
+        model = TransformerModel(config, adapter=training.adapter)
         self.teacher = teacher and TransformerModel(teacher)
         with TensorPool() as pool:
             distilled = None
@@ -170,14 +170,21 @@ def test_the_estimate_is_exactly_what_pool_and_vectors_hold(run, strategy, preci
 @pytest.mark.parametrize(
     "run",
     [
-        (ModelConfig(65, 32, 3, 2, 64, tie_weights=False), 4, None, 900, "embedding,blocks.0"),
-        (ModelConfig(65, 24, 4, 4, 32, **EVERYTHING), 5, 3, 900, "blocks.0-1,blocks.3,head"),
+        (
+            ModelConfig(65, 32, 3, 2, 64, tie_weights=False),
+            4,
+            None,
+            {"freeze": "embedding,blocks.0"},
+        ),
+        (ModelConfig(65, 24, 4, 4, 32, **EVERYTHING), 5, 3, {"freeze": "blocks.0-1,blocks.3,head"}),
+        (ModelConfig(65, 32, 3, 2, 64), 4, None, {"lora_rank": 3}),
+        (ModelConfig(65, 24, 4, 4, 32, **EVERYTHING), 5, 3, {"lora_rank": 2, "lora_dropout": 0.1}),
     ],
 )
 def test_the_estimate_knows_the_bytes_of_blocks(run, precision):
-    *shape, freeze = run
-    length = {"steps": 2, "freeze": freeze}
-    test_the_estimate_is_exactly_what_pool_and_vectors_hold((*shape, length), {}, precision)
+    *shape, part = run
+    length = {"steps": 2, **part}
+    test_the_estimate_is_exactly_what_pool_and_vectors_hold((*shape, 900, length), {}, precision)
     exact, less = (
         estimate(run[0], TrainingConfig(precision=kind, **length), run[1])
         for kind in ("float32", precision)
