@@ -201,6 +201,7 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
         "softcap": ([out(R, C)], x(R, C), 15.0),
         "softcap_backward": ([out(R, C)], x(R, C), x(R, C), 15.0),
         "copy_columns": ([out(R, 2)], x(R, C), 1),
+        "transpose": ([out(C, R)], x(R, C), 0),
         "take_rows": ([out(2, C)], x(R, C), np.array([0, R - 1], np.int32)),
         "put_rows": ([out(R, C)], x(2, C), np.array([R - 1, 0], np.int32)),
         "mix": ([out(R, C)], x(R, C), x(R, C), x(2)),
