@@ -21,7 +21,7 @@ from smallmind.cli.flags import (
     run_of,
 )
 from smallmind.console import activity
-from smallmind.settings.config import GenerationConfig, Precision
+from smallmind.settings.config import GenerationConfig
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
@@ -64,8 +64,7 @@ def run(options: argparse.Namespace) -> int:
     notes, path = Console(sys.stderr), run_of(options)
     with activity.showing_on(notes.activity):
         found = find(path, options.checkpoint, options.adapter)
-        model, tokenizer = found.load()
-        model.use_precision(Precision(options.precision))
+        model, tokenizer = found.load(precision=options.precision)
         chat = Chat(model, tokenizer, options.system, **vars(config))
         hint = "; /help lists commands, Ctrl-D ends" if sys.stdin.isatty() else ""
         notes.line(f"Talking with {found.name}, of {path}{hint}")

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 from smallmind.checks import InputError
 from smallmind.cli.console import Console, shorten
-from smallmind.cli.flags import add_checkpoint, add_run, run_of
+from smallmind.cli.flags import add_checkpoint, add_run, listed_precisions, run_of
 from smallmind.console import activity
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
+    from smallmind.nn.transformer import TransformerModel
     from smallmind.runs.source import TextSource, TokenSource
     from smallmind.text.tokenizer import Tokenizer
+    from smallmind.training.evaluation import Evaluation
 
 MOST_ASKED = 1000  # held-out questions
 
@@ -25,6 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_checkpoint(parser)
     parser.add_argument(
+        "--precision",
+        type=listed_precisions,
+        default=["float32"],
+        metavar="TYPE[,TYPE...]",
+        help="number type of the weights, such as bfloat16 or q8_0; several, with commas between "
+        "them, are compared, and the report of the run shows them (float32)",
+    )
+    parser.add_argument(
         "--unknown",
         choices=("refuse", "skip"),
         default="refuse",
@@ -34,13 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints a table of the loss and what follows from it."""
+    """Prints a table of the loss and what follows from it, or of the losses by precision."""
     if options.run_flag and options.run_name and not options.text:
         options.run_name, options.text = None, str(options.run_name)  # evaluate --run RUN TEXT
     from smallmind.cli.display import floor_of_stories, format_perplexity, token_name
     from smallmind.corpus.preparation import Encoding
     from smallmind.exchange.format import find_foreign
     from smallmind.runs.loading import find
+    from smallmind.runs.precisions import PrecisionLoss, PrecisionTable, losses_of
     from smallmind.runs.run import Run
     from smallmind.runs.source import ConversationSource, read_source, recognising
     from smallmind.text.conversations import PackedDataset
@@ -57,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     with activity.showing_on(Console(sys.stderr).activity):
         opened = None if is_model else Run.open(path)
         found = find(path, options.checkpoint, options.adapter)
-        model, tokenizer = found.load()
+        model, tokenizer = found.load(precision=options.precision[0])
         run = recognising(opened.settings.run) if opened else None
         encoding = Encoding(tokenizer, chosen_separator=run.text_separator if run else None)
         source = read_source(options.text, run, encoding) if options.text else None
@@ -67,14 +78,25 @@ def run(options: argparse.Namespace) -> int:
         data = opened.data if opened and is_own else None
         if isinstance(source, ConversationSource):
             data = data or source.whole(tokenizer, model.config.block_size)
-        if data:
-            result = evaluate_held_out(model, data)
-        else:
+        if not data:
             # A file needs a text.
             assert source and not isinstance(source, ConversationSource)
             source, left_out = _known(source, tokenizer, options.unknown)
-            result = evaluate_tokens(model, tokenizer, source.tokens(tokenizer))
+            tokens = source.tokens(tokenizer)
+
+        def evaluated(model: "TransformerModel") -> "Evaluation":
+            if data:
+                return evaluate_held_out(model, data)
+            return evaluate_tokens(model, tokenizer, tokens)
+
+        result = evaluated(model)
         asked = ask(0, model, data, MOST_ASKED) if isinstance(data, PackedDataset) else None
+        losses = [PrecisionLoss.of(model, result)]
+        del model  # one at a time
+        losses += losses_of(found, evaluated, options.precision[1:])
+    compared = PrecisionTable(found.name, tuple(losses))
+    if opened and is_own and len(losses) > 1:
+        compared.save(path)
     if source and not is_own:
         part = f"{shorten(source.name)}, all of it (not the text of the run)"
     elif opened:
@@ -84,6 +106,7 @@ def run(options: argparse.Namespace) -> int:
         ["model", found.name],
         ["text", part],
         *([["left out", left_out]] if left_out else []),
+        *([["precision", losses[0].precision]] if options.precision != ["float32"] else []),
         ["tokens predicted", f"{result.tokens:,}"],
         ["loss", f"{result.loss:.4f} nats per token"],
         ["", f"{result.bits_per_character:.4f} bits/char"],
@@ -99,6 +122,8 @@ def run(options: argparse.Namespace) -> int:
         rows.append(["entropy of the stories", f"{floor:.4f} nats per character"])
         rows.append(["above that floor", f"{excess:.4f} nats"])
     console.table("Evaluation", rows)
+    if len(losses) > 1:
+        console.line(str(compared.table()))
     return 0
 
 

@@ -10,7 +10,7 @@ from smallmind.cli.flags import add_checkpoint, add_run, run_of
 from smallmind.console import activity
 from smallmind.console.table import format_bytes
 
-TYPES = ("f32", "f16", "bf16", "q8_0")
+TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q5_0")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--type",
         choices=TYPES,
-        help="how weights are stored (f32); q8_0, in GGUF only, takes 8.5 bits per weight",
+        help="how weights are stored (f32); q8_0, q5_0 and q4_0, in GGUF only, take 8.5, 5.5 and "
+        "4.5 bits per weight",
     )
     add_checkpoint(parser)
 

@@ -132,13 +132,24 @@ def add_run(
     parser.add_argument("--run", dest="run_flag", type=Path, help=argparse.SUPPRESS)
 
 
+def listed_precisions(text: str) -> list[str]:
+    """Precisions with commas between them. ArgumentTypeError for one that is not known."""
+    names = text.split(",")
+    if unknown := [name for name in names if name not in tuple(Precision)]:
+        raise argparse.ArgumentTypeError(
+            f"{unknown[0]!r} must be one of {', '.join(Precision)}, or several with commas"
+        )
+    return names
+
+
 def add_precision(parser: argparse.ArgumentParser) -> None:
     """--precision, of a model that is not trained."""
     parser.add_argument(
         "--precision",
         choices=[str(kind) for kind in Precision if kind != Precision.AUTO],
         default=str(Precision.FLOAT32),
-        help="number type of the weights; 16 bits are faster for large models (float32)",
+        help="number type of the weights; fewer bits are faster for large models: about 8.5 per "
+        "weight in q8_0, 4.5 in q4_0 (float32)",
     )
 
 

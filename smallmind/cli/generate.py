@@ -21,7 +21,7 @@ from smallmind.cli.flags import (
     unescaped,
 )
 from smallmind.console import activity
-from smallmind.settings.config import GenerationConfig, Precision
+from smallmind.settings.config import GenerationConfig
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
@@ -80,8 +80,7 @@ def run(options: argparse.Namespace) -> int:
     notes, path = Console(sys.stderr), run_of(options)
     with activity.showing_on(notes.activity):
         found = find(path, options.checkpoint, options.adapter)
-        model, tokenizer = found.load()
-        model.use_precision(Precision(options.precision))
+        model, tokenizer = found.load(precision=options.precision)
         if options.interactive:
             notes.line(f"Using {found.name}, of {path}")
             return _converse((model, tokenizer), options.template, config, notes)

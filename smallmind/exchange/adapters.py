@@ -8,7 +8,9 @@ import numpy as np
 
 from smallmind.checks import InputError, shown_value
 from smallmind.exchange.tensors import Tensor, tensors_of
+from smallmind.kernels import reference
 from smallmind.nn.adapter import SavedAdapter
+from smallmind.nn.loading import Stored
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import Base
@@ -101,7 +103,8 @@ def read_pairs(
         layer = matrix.tensor.parameter.removesuffix("weight")
         matrix.a_of(tensors[layer + "lora_a"], rank)[:, :r] = a.T
         part = tensors[layer + "lora_b"][:r]
-        matrix.tensor._replace(is_transposed=True).write(part, b * np.float32(own / scale))
+        stored = Stored.of(b * np.float32(own / scale))
+        matrix.tensor._replace(is_transposed=True).read(reference, part, stored, place)
     return SavedAdapter(place, config, adapter, base, tensors)
 
 

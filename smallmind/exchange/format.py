@@ -35,14 +35,16 @@ class Foreign:
         """Its tokenizer, with as many tokens as the model. InputError if it is not known here."""
         raise NotImplementedError
 
-    def model(self, backend: str = "numba") -> TransformerModel:
-        """Reads the weights and builds the model. InputError if they are not what it describes."""
+    def model(self, backend: str = "numba", precision: str | None = None) -> TransformerModel:
+        """Builds the model and reads its weights. InputError if they are not what it describes."""
         raise NotImplementedError
 
-    def load(self, backend: str = "numba") -> tuple[TransformerModel, Tokenizer]:
-        """The model and its tokenizer."""
+    def load(
+        self, backend: str = "numba", precision: str | None = None
+    ) -> tuple[TransformerModel, Tokenizer]:
+        """The model and its tokenizer, as `smallmind.load` returns them."""
         tokenizer = self.tokenizer()
-        model = self.model(backend)
+        model = self.model(backend, precision)
         model.tokenizer_digest = tokenizer.digest
         return model, tokenizer
 
@@ -104,9 +106,10 @@ def export(
 ) -> None:
     """Writes a model for other programs: `to` is "hf", a directory of transformers, or "gguf".
 
-    `type` is that of the weights: "f32" (the default), "f16", "bf16" or, in GGUF, "q8_0". `name`
-    and `history` (how the model was trained: what -> how much) are for its readers. InputError if
-    no published architecture has the parts of the model, or the path is in use.
+    `type` is that of the weights: "f32" (the default), "f16", "bf16" or, in GGUF, "q8_0", "q5_0" or
+    "q4_0", blocks of integers that take 8.5, 5.5 or 4.5 bits per weight. `name` and `history` (how
+    the model was trained: what -> how much) are for its readers. InputError if no published
+    architecture has the parts of the model, or the path is in use.
     """
     check_type("model", model, TransformerModel)
     check_type("tokenizer", tokenizer, Tokenizer)

@@ -29,8 +29,9 @@ from smallmind.settings.config import ModelConfig
 from smallmind.text.tokenizer import Tokenizer
 
 SUFFIX = ".gguf"
-FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}  # general.file_type
-QUANTISATION = 2  # the version of the blocks of q8_0
+# general.file_type
+FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2, "q5_0": 8}
+QUANTISATION = 2  # the version of the blocks
 
 
 class GGUF(Format):
@@ -56,7 +57,7 @@ class GGUF(Format):
             "general.name": exported.name,
             "general.file_type": np.uint32(FILE_TYPES[type]),
         }
-        if type == "q8_0":
+        if NUMBER_TYPES[type].is_quantised:
             general["general.quantization_version"] = np.uint32(QUANTISATION)
         settings = settings_of(config, architecture.metadata)
         own = {f"{architecture.gguf}.{key}": _typed(value) for key, value in settings.items()}
@@ -152,9 +153,9 @@ class ForeignFile(Foreign):
         except InputError as error:
             raise InputError(f"{self.path}: {error}") from None
 
-    def model(self, backend: str = "numba") -> TransformerModel:
+    def model(self, backend: str = "numba", precision: str | None = None) -> TransformerModel:
         layout, source = self._described.gguf_tensors, str(self.path)
-        return read_model(self.config, layout, self._tensors, source, backend)
+        return read_model(self.config, layout, self._tensors, source, backend, precision)
 
 
 def _begins_as_gguf(path: Path) -> bool:

@@ -18,8 +18,9 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from smallmind.checks import InputError, shown_value
-from smallmind.exchange.number_types import NUMBER_TYPES, NumberType, Stored
+from smallmind.exchange.number_types import NUMBER_TYPES, NumberType
 from smallmind.files import durable
+from smallmind.nn.loading import Stored
 
 MAGIC = b"GGUF"
 VERSION = 3
@@ -29,8 +30,10 @@ MAX_HEADER = 200_000_000  # bytes; a vocabulary of 256,000 tokens has 15,000,000
 MAX_COUNT = 2**20  # tensors, keys
 MAX_NAME = 63  # bytes
 MAX_DIMENSIONS = 4
-TYPE_NUMBERS = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
+TYPE_NUMBERS = {"f32": 0, "f16": 1, "q4_0": 2, "q5_0": 6, "q8_0": 8, "bf16": 30}
 TYPES_BY_NUMBER = {number: NUMBER_TYPES[name] for name, number in TYPE_NUMBERS.items()}
+# Types that llama.cpp writes and that are not read here, by number.
+OTHER_TYPES = {3: "q4_1", 7: "q5_1", **{10 + i: f"q{2 + i}_K" for i in range(5)}}
 # Types of values in the metadata, by number; 7 is bool, 8 string, 9 array.
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 DTYPES = {np.dtype(np.uint32): 4, np.dtype(np.int32): 5, np.dtype(np.float32): 6}
@@ -101,15 +104,14 @@ def _aligned(size: int, alignment: int = ALIGNMENT) -> int:
     return math.ceil(size / alignment) * alignment
 
 
-def _read(path: Path, shape: tuple[int, ...], type: NumberType, start: int) -> np.ndarray:
-    """Reads a tensor, float32. The file is opened anew: it must not change."""
-    stored = np.empty(type.size(shape), np.uint8)
+def _read(path: Path, start: int, first: int, out: np.ndarray) -> None:
+    """Reads rows of the tensor that starts there. The file is opened anew: it must not change."""
+    stored = out.reshape(-1).view(np.uint8)
     with durable.explained(path, "GGUF file"), durable.open_regular(path) as file:
-        file.seek(start)
+        file.seek(start + first * (stored.size // len(out)))
         count = file.readinto(stored.data)
-    if count != stored.nbytes:
+    if count != stored.size:
         raise InputError(f"{path} was truncated while it was read; restore it")
-    return type.decode(stored, shape)
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
@@ -159,8 +161,8 @@ class _Reader:
             size = kind.size(shape)
             if start + offset + size > self._size:
                 raise ValueError(f"it ends within the tensor {shown_value(name)}")
-            read = functools.partial(_read, self._path, shape, kind, start + offset)
-            tensors[name] = Stored(shape, read)
+            read = functools.partial(_read, self._path, start + offset)
+            tensors[name] = Stored(shape, kind.dtype, read)
             end = offset + _aligned(size, alignment)
         return metadata, tensors
 
@@ -173,8 +175,9 @@ class _Reader:
         number, offset = self._number("I"), self._number("Q")
         if number not in TYPES_BY_NUMBER:
             raise InputError(
-                f"{self._path}: the tensor {shown_value(name)} is of type {number}, which is not "
-                f"read here; export the model as one of {', '.join(TYPE_NUMBERS)}"
+                f"{self._path}: the tensor {shown_value(name)} is of type "
+                f"{OTHER_TYPES.get(number, number)}, which is not read here; convert the model "
+                f"with all its tensors in one of {', '.join(TYPE_NUMBERS)} (llama-quantize --pure)"
             )
         kind = TYPES_BY_NUMBER[number]
         if not all(0 < size < 2**48 for size in shape) or not kind.fits(shape):

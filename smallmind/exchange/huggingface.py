@@ -21,11 +21,12 @@ from smallmind.exchange.architectures import (
 )
 from smallmind.exchange.card import model_card
 from smallmind.exchange.format import PICKLES, Exported, Foreign, Format, padded
-from smallmind.exchange.number_types import NUMBER_TYPES, Stored
+from smallmind.exchange.number_types import NUMBER_TYPES
 from smallmind.exchange.published import CONFIG, TOKENIZER
 from smallmind.exchange.tensors import read_model, tensors_of, written_tensors
 from smallmind.files import durable, safetensors
-from smallmind.kernels.half import BFLOAT16, to_float32
+from smallmind.kernels.half import BFLOAT16, FLOAT16
+from smallmind.nn.loading import Stored
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.architectures import Architecture
 from smallmind.settings.config import ModelConfig
@@ -119,18 +120,21 @@ class ForeignDirectory(Foreign):
                 "AutoTokenizer.from_pretrained(...).save_pretrained(DIR)"
             )
         try:
-            tokenizer = padded(Tokenizer.load(file), self.config.vocab_size)
+            contents = tokenizer_json.read(file)
+            processor = contents.get("post_processor")
+            tokenizer = padded(Tokenizer.load(file, contents), self.config.vocab_size)
         except InputError as error:
             shown = str(error)
             raise InputError(shown if str(file) in shown else f"{file}: {shown}") from None
         try:
-            return tokenizer.with_published(published.of_directory(self.path, self._saved))
+            found = published.of_directory(self.path, self._saved, processor)
+            return tokenizer.with_published(found)
         except UnicodeEncodeError as error:
             raise InputError(
                 f"{self.path}: a file about its tokenizer is damaged: {error}"
             ) from None
 
-    def model(self, backend: str = "numba") -> TransformerModel:
+    def model(self, backend: str = "numba", precision: str | None = None) -> TransformerModel:
         stored: dict[str, Stored] = {}
         for file, names in self._files().items():
             tensors = safetensors.open_tensors(file, strict=False)[0]
@@ -144,7 +148,7 @@ class ForeignDirectory(Foreign):
         layout = self._described.tensors
         expected = {tensor.name for tensor in tensors_of(self.config, layout)}
         stored = _as_expected(stored, expected)
-        return read_model(self.config, layout, stored, str(self.path), backend)
+        return read_model(self.config, layout, stored, str(self.path), backend, precision)
 
     def _files(self) -> dict[Path, set[str] | None]:
         """The files of weights: one, or the shards of an index with the names of their tensors."""
@@ -202,14 +206,16 @@ def _stored(name: str, file: Path, tensor: safetensors.StoredTensor) -> Stored:
     if tensor.dtype.kind != "f" and tensor.dtype != safetensors.BFLOAT16:
         raise InputError(f"{file}: {name!a} is of type {tensor.dtype}, not floating point")
 
-    def read() -> np.ndarray:
-        values = tensor.read()
-        if values.dtype == safetensors.BFLOAT16:
-            return to_float32(values.view(BFLOAT16))
-        with np.errstate(over="ignore"):  # of float64: infinite weights are refused
-            return values.astype(np.float32)
+    def read_wide(first: int, out: np.ndarray) -> None:
+        values = np.empty(out.shape, tensor.dtype)
+        tensor.read_rows(first, values)
+        with np.errstate(over="ignore"):  # infinite weights are refused
+            out[...] = values
 
-    return Stored(tensor.shape, read)
+    if tensor.dtype.itemsize == 8:
+        return Stored(tensor.shape, np.float32, read_wide)
+    bits = {safetensors.BFLOAT16: BFLOAT16, np.dtype("<f2"): FLOAT16}
+    return Stored(tensor.shape, bits.get(tensor.dtype, tensor.dtype), tensor.read_rows)
 
 
 def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig]:

@@ -1,33 +1,39 @@
-"""Storage formats of weights in files: float32, 16 bits, or blocks of 8-bit integers."""
+"""Storage formats of weights in files: float32, 16 bits, or blocks of integers with a scale."""
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smallmind.checks import InputError
-from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
+from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to
+from smallmind.kernels.quantised import (
+    BLOCK,
+    EXTREMES,
+    QUANTISED,
+    is_quantised,
+    quantise,
+)
 
 MAX_FLOAT16 = 65504.0
-DTYPES = {"f32": np.float32, "f16": FLOAT16, "bf16": BFLOAT16}
-BLOCK = 32  # consecutive values of a row that share a scale, in q8_0
-
-
-class Stored(NamedTuple):
-    """A tensor in a file."""
-
-    shape: tuple[int, ...]
-    read: Callable[[], np.ndarray]  # its values, float32; InputError if they are gone
 
 
 class NumberType(NamedTuple):
-    """A way to store numbers up to `most`: `block` of them take `nbytes`."""
+    """A way to store numbers up to `most` as items of dtype: numbers, or blocks of them."""
 
     name: str
-    block: int
-    nbytes: int
+    dtype: Any
     most: float
+
+    @property
+    def is_quantised(self) -> bool:
+        """True for blocks of integers."""
+        return is_quantised(self.dtype)
+
+    @property
+    def block(self) -> int:
+        """The numbers in an item."""
+        return BLOCK if self.is_quantised else 1
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """True if the rows of a tensor are whole blocks."""
@@ -35,7 +41,7 @@ class NumberType(NamedTuple):
 
     def size(self, shape: tuple[int, ...]) -> int:
         """The bytes of a tensor."""
-        return math.prod(shape) // self.block * self.nbytes
+        return math.prod(shape) // self.block * np.dtype(self.dtype).itemsize
 
     def encode(self, values: np.ndarray) -> np.ndarray:
         """values float32 of any shape that fits -> what is stored of them.
@@ -47,45 +53,21 @@ class NumberType(NamedTuple):
                 f"a weight is {np.abs(values).max():g}, too large for {self.name}; choose bf16 or "
                 "f32"
             )
-        if self.name == "q8_0":
-            return quantise(values)
-        return round_to(np.ascontiguousarray(values, np.float32), DTYPES[self.name])
-
-    def decode(self, stored: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Bytes, uint8 -> values float32 in this shape."""
-        if self.name == "q8_0":
-            return dequantise(stored).reshape(shape)
-        return to_float32(stored.view(DTYPES[self.name])).reshape(shape)
+        if self.is_quantised:
+            return quantise(values, self.dtype)
+        return round_to(np.ascontiguousarray(values, np.float32), self.dtype)
 
 
 NUMBER_TYPES = {
     kind.name: kind
     for kind in (
-        NumberType("f32", 1, 4, math.inf),
-        NumberType("f16", 1, 2, MAX_FLOAT16),
-        NumberType("bf16", 1, 2, math.inf),
-        NumberType("q8_0", BLOCK, 2 + BLOCK, 127 * MAX_FLOAT16),  # the scale is float16
+        NumberType("f32", np.float32, math.inf),
+        NumberType("f16", FLOAT16, MAX_FLOAT16),
+        NumberType("bf16", BFLOAT16, math.inf),
+        # Their scales are float16.
+        *(
+            NumberType(name, QUANTISED[name], abs(EXTREMES[QUANTISED[name]]) * MAX_FLOAT16)
+            for name in QUANTISED
+        ),
     )
 }
-
-
-def quantise(values: np.ndarray) -> np.ndarray:
-    """values (..., n BLOCK) float32 -> (n blocks, 2 + BLOCK) uint8.
-
-    Each block is the float16 d = max |x| / 127, then x / d rounded, halves away from zero: the bits
-    that llama.cpp writes.
-    """
-    blocks = np.ascontiguousarray(values, np.float32).reshape(-1, BLOCK)
-    scales = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
-    with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.where(scales == 0, np.float32(0), np.float32(1) / scales)
-        scaled = blocks * inverse
-    rounded = np.trunc(scaled + np.copysign(np.float32(0.5), scaled)).astype(np.int8)
-    return np.hstack([scales.astype("<f2").view(np.uint8), rounded.view(np.uint8)])
-
-
-def dequantise(stored: np.ndarray) -> np.ndarray:
-    """The reverse: bytes, uint8 -> (n blocks, BLOCK) float32."""
-    blocks = stored.reshape(-1, 2 + BLOCK)
-    scales = np.ascontiguousarray(blocks[:, :2]).view("<f2").astype(np.float32)
-    return scales * blocks[:, 2:].view(np.int8).astype(np.float32)

@@ -14,7 +14,6 @@ import numpy as np
 
 from smallmind.checks import InputError, from_json, shown_value
 from smallmind.files import durable
-from smallmind.text import tokenizer_json
 from smallmind.text.tokenizer import Tokenizer
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
@@ -43,15 +42,18 @@ GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes without to
 # Directories of transformers
 
 
-def of_directory(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The published facts in the files of a directory whose config.json has been read."""
+def of_directory(path: Path, config: Mapping[str, Any], processor: Any) -> dict[str, Any]:
+    """The published facts in the files of a directory: its config.json has been read already.
+
+    processor: the post_processor of its tokenizer.json, None without one.
+    """
     found: dict[str, Any] = {CONFIG: {name: config[name] for name in IDS if name in config}}
     _check_ids(path / CONFIG, found[CONFIG])
     for name in (TOKENIZER_CONFIG, GENERATION_CONFIG, SPECIAL_TOKENS_MAP):
         if (path / name).exists():
             found[name] = _object(path / name)
             _check_ids(path / name, found[name])
-    if processor := tokenizer_json.read(path / TOKENIZER).get("post_processor"):
+    if processor:
         found[TOKENIZER] = {"post_processor": processor}
     settings = found.get(TOKENIZER_CONFIG, {})
     settings.pop("auto_map", None)  # code, which is never executed here and does not travel

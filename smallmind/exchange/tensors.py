@@ -4,13 +4,14 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smallmind.checks import InputError, shown_value
 from smallmind.console import activity
-from smallmind.exchange.number_types import Stored
+from smallmind.kernels.quantised import is_quantised
+from smallmind.nn.loading import Stored, read_tensor
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import TransformerModel
@@ -45,13 +46,38 @@ class Tensor(NamedTuple):
             parameter = np.zeros(self.parameter_shape, np.float32)
         return self.of(parameter)
 
-    def write(self, parameter: np.ndarray, tensor: np.ndarray) -> None:
-        """The reverse: writes these columns of our parameter."""
-        part = tensor.T if self.is_transposed else tensor
-        if self.heads:
-            pairs = part.reshape(*part.shape[:-1], self.heads, -1, 2)
-            part = pairs.swapaxes(-1, -2).reshape(part.shape)
-        parameter[..., self.columns] = part
+    def read(self, kernels: Any, parameter: np.ndarray, stored: Stored, source: str) -> None:
+        """The reverse: reads the tensor into its columns of our parameter.
+
+        InputError if a value is not finite.
+        """
+        is_first = self.is_transposed or len(self.shape) == 1  # the axis of our columns
+
+        def write(first: int, rows: np.ndarray) -> None:
+            if self.heads:
+                channels = self.shape[0 if is_first else -1] // self.heads
+                each = (
+                    (-1, channels // 2, 2, *rows.shape[1:])
+                    if is_first
+                    else (len(rows), -1, channels // 2, 2)
+                )
+                axes = (1, 2) if is_first else (2, 3)
+                rows = rows.reshape(each).swapaxes(*axes).reshape(rows.shape)
+            if not self.is_transposed:
+                parameter[..., self.columns][first : first + len(rows)] = rows
+            elif has_blocks:
+                parameter[self.columns][first : first + len(rows)] = rows
+            else:
+                kernels.transpose(parameter, rows, self.columns.start + first)
+
+        has_blocks = is_quantised(parameter.dtype)  # those of a matrix are of its transpose
+        is_whole = self.shape == self.parameter_shape
+        is_straight = (is_whole or has_blocks) and not (self.is_transposed or self.heads)
+        if is_straight and not is_whole:
+            parameter = parameter[self.columns]
+        step = self.shape[0] // self.heads if self.heads and is_first else 1
+        name = f"{source}: {self.parameter}"
+        read_tensor(kernels, parameter, stored, name, None if is_straight else write, step)
 
 
 def tensors_of(config: ModelConfig, layout: Layout) -> Iterator[Tensor]:
@@ -94,8 +120,9 @@ def read_model(
     stored: Mapping[str, Stored],
     source: str,
     backend: str,
+    precision: str | None = None,
 ) -> TransformerModel:
-    """The tensors of a file -> the model with this config. They are read one by one.
+    """The tensors of a file -> the model with this config; see `smallmind.load` for precision.
 
     InputError naming the source if they are not those of such a model.
     """
@@ -114,14 +141,14 @@ def read_model(
                 f"{source}: {name} is {_shape(stored[name].shape)}; the model that it describes "
                 f"has {_shape(expected[name])}"
             )
-    parameters: dict[str, np.ndarray] = {}
+    model = TransformerModel.unfilled(config, backend, precision)
     size = 4 * sum(math.prod(shape) for shape in expected.values())
     with activity.doing(f"Reading {source}", usual=size < activity.LARGE):
         for tensor in activity.parts(tensors):
-            if tensor.parameter not in parameters:
-                parameters[tensor.parameter] = np.empty(tensor.parameter_shape, np.float32)
-            tensor.write(parameters[tensor.parameter], stored[tensor.name].read())
-    return TransformerModel.from_tensors(config, parameters, source, backend)
+            parameter = model.flat.own(tensor.parameter)
+            tensor.read(model.workspace.kernels, parameter, stored[tensor.name], source)
+    model.flat.refresh()
+    return model
 
 
 def _shape(shape: tuple[int, ...]) -> str:

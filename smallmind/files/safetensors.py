@@ -18,6 +18,7 @@ import os
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from io import BufferedReader, FileIO
 from os import PathLike
 from typing import Any, NamedTuple
@@ -153,13 +154,44 @@ def read(
     return tensors, metadata
 
 
+class _FileDigest:
+    """The SHA-256 of a file that is read from its start to its end."""
+
+    def __init__(self, file: BufferedReader, position: int) -> None:
+        self.sha256 = hashlib.sha256()
+        self._file = file
+        self._position = position
+
+    def add(self, data: memoryview) -> None:
+        """Adds what has been read where `reach` ended."""
+        self.sha256.update(data)
+        self._position += len(data)
+
+    def reach(self, position: int) -> None:
+        """Adds everything up to there. Moves the file's position."""
+        self._file.seek(self._position)
+        while count := min(PIECE, position - self._position):
+            piece = self._file.read(count)
+            if not piece:
+                raise ValueError("it was truncated while it was read")
+            self.add(memoryview(piece))
+
+
 class StoredTensor:
     """A tensor in a file that stays open, whose rows are read on demand.
 
     Not mapped: if the file is truncated, a mapping ends the process with SIGBUS.
     """
 
-    def __init__(self, file: BufferedReader, path: str | PathLike[str], entry: _Entry, start: int):
+    def __init__(
+        self,
+        file: BufferedReader,
+        path: str | PathLike[str],
+        entry: _Entry,
+        start: int,
+        digest: _FileDigest | None = None,
+    ) -> None:
+        self._digest = digest
         self.shape = tuple(entry.shape)
         self.dtype = entry.dtype
         self._start = start + entry.begin
@@ -172,13 +204,21 @@ class StoredTensor:
         """The whole tensor, a new array. InputError if it is gone."""
         tensor = np.empty(self.shape, self.dtype)
         if tensor.size:
-            self.read_rows(0, tensor.reshape(-1))
+            self._read(self._start, _bytes(tensor))
         return tensor
 
     def read_rows(self, first: int, out: np.ndarray) -> None:
         """Reads rows from number `first` on into out, C-contiguous. InputError if they are gone."""
-        rest = _bytes(out)
-        self._file.seek(self._start + first * (len(rest) // len(out)))
+        data = _bytes(out)
+        start = self._start + first * (len(data) // len(out))
+        if self._digest:
+            self._digest.reach(start)
+        self._read(start, data)
+        if self._digest:
+            self._digest.add(data)
+
+    def _read(self, start: int, rest: memoryview) -> None:
+        self._file.seek(start)
         while rest:
             count = self._file.readinto(rest)
             if not count:
@@ -210,6 +250,37 @@ def open_tensors(
         for entry in _texts(entries):
             _add_text(metadata, entry, tensors.pop(entry.name).read())
     return tensors, metadata
+
+
+@contextmanager
+def streaming(
+    path: str | PathLike[str],
+) -> Iterator[tuple[Mapping[str, np.ndarray | StoredTensor], dict[str, str]]]:
+    """Like `read`, but rows are read within the block, on demand: each once, and in order.
+
+    The digest is checked at the end of the block: InputError, and what was read must not be used.
+    The tensors of a compressed file are arrays.
+    """
+    with durable.explained(path, KIND), durable.open_regular(path) as file:
+        before = os.fstat(file.fileno())
+        head, entries, metadata = _read_head(file, before.st_size)
+        if COMPRESSED in metadata:
+            yield read(path)
+            return
+        digits = _pop_digest(metadata, strict=False)
+        digest = _FileDigest(file, len(head)) if digits else None
+        tensors = {}
+        for entry in entries:
+            tensors[entry.name] = StoredTensor(file, path, entry, len(head), digest)
+        for entry in _texts(entries):
+            _add_text(metadata, entry, tensors.pop(entry.name).read())
+        if digest:
+            digest.sha256.update(head.replace(digits.encode(), BLANK.encode(), 1))
+        yield tensors, metadata
+        if digest:
+            digest.reach(before.st_size)
+            _check_digest(digest.sha256.hexdigest(), digits)
+        _check_unchanged(before, os.fstat(file.fileno()))
 
 
 def release_pages(mapped: np.ndarray) -> None:

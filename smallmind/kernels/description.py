@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from smallmind.kernels.quantised import BLOCK
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -129,6 +131,13 @@ def attention_backward_temporaries(
     """The bytes that `reference.attention_backward` holds besides its arguments, at most."""
     most = max(3 * int(out.nbytes), _mask(logsumexp, *mask, **named))
     return _scores(logsumexp, 3) + _repeated(out, qkv) + most
+
+
+def quantised_product_temporaries(
+    out: np.ndarray, a: np.ndarray, w: np.ndarray, *_: Any, **__: Any
+) -> int:
+    """The bytes of dequantised weights and the product, at most."""
+    return 2 * w.size * BLOCK * int(a.itemsize) + 3 * int(out.nbytes)
 
 
 def muon_temporaries(

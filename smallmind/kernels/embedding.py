@@ -5,20 +5,18 @@ from typing import NamedTuple
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.blocks import bytes_of, load_stored
+from smallmind.kernels.codegen.jit import inline_jit, jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, row_share
 from smallmind.kernels.codegen.scratch import absent
 from smallmind.kernels.codegen.simd import (
     LANES,
-    load,
-    load_first,
     load_up_to,
     share,
     start_of_overlapping,
-    store,
-    store_first,
     store_up_to,
 )
+from smallmind.kernels.quantised import is_quantised
 
 _BEGINNING = np.zeros((), np.int64)
 
@@ -33,7 +31,11 @@ class Added(NamedTuple):
 def embedding(out, weight, ids, addend=None, start=None):
     assert addend is None or start is not None or len(addend) == ids.size
     period = 0 if addend is None else ids.size if start is None else ids.shape[1]
-    addend = absent(weight.dtype, 2) if addend is None else addend
+    if is_quantised(weight.dtype):
+        weight, kind = bytes_of(weight), out.dtype
+    else:
+        kind = weight.dtype
+    addend = absent(kind, 2) if addend is None else addend
     start = _BEGINNING if start is None else start
     _embedding(out, weight, ids.reshape(-1), addend, period, start)
 
@@ -44,28 +46,30 @@ def _embedding(out, weight, ids, addend, period, start, workers):
     for worker in prange(workers):
         first, last = row_share(ids.size, np.int64(worker), workers)
         pointers = start_of_overlapping(out), start_of_overlapping(addend)
-        _embedding_rows(*pointers, added, weight, ids, first, last)
+        _embedding_rows(*pointers, out.shape[1], added, weight, ids, first, last)
 
 
 @jit
-def _embedding_rows(out, addend, added, weight, ids, first, last):
-    C = weight.shape[1]
+def _embedding_rows(out, addend, C, added, weight, ids, first, last):
     tail = C % LANES
     whole = C - tail
     adds = added.period > 0
     for r in range(first, last):
-        row = np.int64(ids[r]) * C
+        row, target = np.int64(ids[r]) * C, r * C
         other = (added.first + r % added.period) * C if adds else 0
         for c in range(0, whole, LANES):
-            value = load(weight, row + c)
-            if adds:
-                value = value + load(addend, other + c)
-            store(out, r * C + c, value)
+            _embed(out, target + c, weight, row + c, addend, other + c, adds, LANES)
         if tail:
-            value = load_first(weight, row + whole, tail)
-            if adds:
-                value = value + load_first(addend, other + whole, tail)
-            store_first(out, r * C + whole, value, tail)
+            _embed(out, target + whole, weight, row + whole, addend, other + whole, adds, tail)
+
+
+@inline_jit
+def _embed(out, target, weight, place, addend, other, adds, count):
+    """Writes `count` elements of a row."""
+    value = load_stored(weight, place, count)
+    if adds:
+        value = value + load_up_to(addend, other, count)
+    store_up_to(out, target, value, count)
 
 
 def embedding_backward(dweight, daddend, dout, ids):

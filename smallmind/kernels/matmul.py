@@ -7,8 +7,8 @@ from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gemm.blocked import (
     SCRATCH,
     SCRATCH_16,
-    gemm_16,
     gemm_alone,
+    gemm_packed,
     gemm_parallel,
     load_packing,
 )
@@ -43,7 +43,7 @@ def _gemm(out, activation, a, b, bias, addend, variant):
     if a.itemsize == 2:
         load_packing(a)
         rows = scratch(threads(), SCRATCH_16)
-        gemm_16(out, activation, a, b, bias, addend, variant, rows)
+        gemm_packed(out, activation, a, b, bias, addend, variant, rows)
     elif size <= SINGLE_THREAD and len(out) * size <= 4 * SINGLE_THREAD:
         rows = _NO_SCRATCH if len(out) == 1 else scratch(1, SCRATCH)  # one row packs nothing
         gemm_alone(out, activation, a, b, bias, addend, variant, rows)

@@ -18,8 +18,10 @@ from smallmind.kernels.description import (
     gelu_product_operations,
     kernel,
     product_operations,
+    quantised_product_temporaries,
 )
 from smallmind.kernels.half import round_to, to_float32
+from smallmind.kernels.quantised import BLOCK, dequantise, integers, is_quantised
 from smallmind.kernels.reference_optimizers import (  # noqa: F401
     adamw,
     average_gradient,
@@ -169,6 +171,67 @@ def matmul_transpose_b(out, a, b, addend=None):
     out[...] = _add(a @ b.T, addend)
 
 
+ROUNDED_ROWS = 8  # most rows of which `matmul_quantised` may round the left operand
+SMALLEST = 2.0**-100  # magnitude of a block's largest value, below which it is rounded to zeros
+
+
+@kernel(
+    temporaries=quantised_product_temporaries,
+    gradient="a",
+    division=("rows", "w"),
+    operations=product_operations,
+)
+def matmul_quantised(out, a, w, bias=None, addend=None, rounds=False):
+    """a (R, K), w (N, K / 32) of q8_0 or q4_0 -> out (R, N) = a w^T [+ bias (N,)] [+ addend].
+
+    Writes out; addend (R, N) may be out. With `rounds` and at most ROUNDED_ROWS rows each block of
+    32 values of a is rounded to 8 bits, and the products are of integers, summed by block.
+    """
+    rounded = rounds and len(a) <= ROUNDED_ROWS
+    product = _rounded_product(a, w) if rounded else a @ dequantise(w).T
+    out[...] = _add(product, bias, addend)
+
+
+def _rounded_product(a, w):
+    """The product of integers, with sums of 16 groups of four of every two blocks."""
+    R, N, n, groups = len(a), len(w), w.shape[1], BLOCK // 4
+    q, scales = _rounded(a)
+    q, w_q = q.reshape(R, n, groups, 4), integers(w.reshape(-1)).reshape(N, n, groups, 4)
+    w_scales = w["scale"].view(np.float16).astype(a.dtype)
+    total = np.zeros((R, N, 2, groups), a.dtype)
+    for block in range(n):
+        sums = np.einsum("rgi,ngi->rng", q[:, block], w_q[:, block], dtype=np.int32)
+        scale = scales[:, block, None] * w_scales[:, block]
+        total[:, :, block % 2] += sums.astype(a.dtype) * scale[:, :, None]
+    total = total.reshape(R, N, 2 * groups)
+    while total.shape[2] > 1:
+        half = total.shape[2] // 2
+        total = total[:, :, :half] + total[:, :, half:]
+    return total[:, :, 0]
+
+
+def _rounded(a):
+    """a (R, K) -> its integers (R, K / BLOCK, BLOCK) of 8 bits, and their scales (R, K / BLOCK)."""
+    x = a.reshape(len(a), -1, BLOCK)
+    largest = np.abs(x).max(axis=2, keepdims=True)
+    numbers = np.where(np.isfinite(largest), x, 0)
+    divisor = np.where(largest < SMALLEST, np.inf, largest).astype(a.dtype)
+    q = np.rint(numbers * (a.dtype.type(127) / divisor))
+    scales = np.where(largest < SMALLEST, 0, largest / a.dtype.type(127)).astype(a.dtype)
+    return q.astype(np.int32), scales[:, :, 0]
+
+
+@kernel(
+    "matmul_quantised",
+    temporaries=quantised_product_temporaries,
+    division=("product", "out"),
+    operations=product_operations,
+)
+def matmul_quantised_transpose(out, a, w):
+    """a (R, N), w (N, K / 32) of q8_0 or q4_0 -> out (R, K) = a w. Writes out."""
+    out[...] = a @ dequantise(w)
+
+
 @kernel("reduce", adds=True, division=("chunks", "x"))
 def column_sum(out, x):
     """x (R, C) -> out (C,) += the sum over rows. Adds to out."""
@@ -301,6 +364,12 @@ def _gains(query_gain, key_gain, queries, heads):
 def copy_columns(out, x, first):
     """x (R, W) -> out (R, N), its columns first..first + N. Writes out."""
     out[...] = x[:, first : first + out.shape[1]]
+
+
+@kernel(is_activation=False, is_of_layer=False, division=("rows", "out"))
+def transpose(out, x, first=0):
+    """x (R, C) -> out (C, W), columns first..first + R = x^T; the others stay. Writes out."""
+    out[:, first : first + len(x)] = x.T
 
 
 @kernel("mix", is_activation=False, division=("rows", "out"))
@@ -551,13 +620,14 @@ def embedding(out, weight, ids, addend=None, start=None):
     """ids (B, T), weight (V, C) -> out (B T, C) = weight[ids] [+ addend]. Writes out.
 
     addend is (B T, C), and may be out, or with start () it has a row per position (P, C), and the
-    token t of each sequence is at position start + t.
+    token t of each sequence is at position start + t. weight may be of q8_0 or q4_0 (V, C / 32).
     """
     if start is not None:
         addend = addend[int(start) : int(start) + ids.shape[1]]
     if addend is not None:
-        addend = addend.reshape(-1, ids.shape[1], weight.shape[1])
-    out[...] = _add(weight[ids], addend).reshape(out.shape)
+        addend = addend.reshape(-1, ids.shape[1], out.shape[1])
+    rows = dequantise(weight[ids]) if is_quantised(weight.dtype) else weight[ids]
+    out[...] = _add(rows, addend).reshape(out.shape)
 
 
 @kernel("embedding", writes=2, adds=True, division=("columns", "dout"))

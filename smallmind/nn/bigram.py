@@ -23,7 +23,7 @@ class BigramEmbedding(Layer):
         self.document_token = -1 if config.document_token is None else config.document_token
         shape = self.count, config.n_embd
         scope = scope._replace(name="bigram_embedding")
-        self.weight = scope.declare("weight", shape, ZEROS, Role.EMBEDDING)
+        self.weight = scope.declare("weight", shape, ZEROS, Role.EMBEDDING, quantises=False)
 
     def forward(self, ids: np.ndarray, addend: np.ndarray) -> np.ndarray:
         """ids (B, T) -> addend (B T, C) + the row of each pair, in place; keeps their numbers."""

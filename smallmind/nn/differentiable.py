@@ -32,7 +32,7 @@ def of_model(
     model: TransformerModel, inputs: tuple[Any, ...], random: np.random.Generator
 ) -> Differentiable:
     """The loss of a batch as a function of all parameters that are trained."""
-    if model.precision != Precision.FLOAT32:
+    if model.precision.of_trained != Precision.FLOAT32:
         raise InputError(TOO_COARSE)
     if len(inputs) not in (0, 2):
         raise InputError("a model takes ids and targets, or neither: gradient_check(model)")

@@ -20,7 +20,7 @@ class LearnedPosition(Position):
         super().__init__(scope)
         shape, normal = (scope.config.block_size, scope.config.n_embd), Normal(INITIAL_DEVIATION)
         scope = scope._replace(name="position_embedding")
-        self.weight = scope.declare("weight", shape, normal, Role.EMBEDDING)
+        self.weight = scope.declare("weight", shape, normal, Role.EMBEDDING, quantises=False)
 
     def embed(self, kernels: Any, x: np.ndarray, ids: np.ndarray, token: Parameter) -> None:
         """ids (B, T) -> x (B T, C), the rows of the tokens and of their positions. Writes x."""

@@ -41,7 +41,8 @@ class Linear(Branch):
     ) -> np.ndarray:
         """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x. Writes y."""
         self.x = x
-        self.weight.matrix.multiply(self.kernels, y, x, self.bias.compute, addend)
+        rounds = self.workspace.decodes
+        self.weight.matrix.multiply(self.kernels, y, x, self.bias.compute, addend, rounds)
         return y
 
     def forward_gelu(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -60,8 +61,8 @@ class Linear(Branch):
     ) -> None:
         """x (R, in) -> y (R, out) [+ addend (R, out)], gelu(y); keeps x. Writes both."""
         self.x = x
-        matrix, bias = self.weight.matrix, self.bias.compute
-        matrix.multiply_gelu(self.kernels, activation, y, x, bias, addend)
+        matrix, bias, rounds = self.weight.matrix, self.bias.compute, self.workspace.decodes
+        matrix.multiply_gelu(self.kernels, activation, y, x, bias, addend, rounds)
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
         """dy (R, out) -> dx (R, in); adds to the gradients of weight and bias."""

@@ -33,7 +33,7 @@ class AdaptedLinear(Linear):
         self.starts = np.cumsum([0, *widths]).astype(np.int32)  # and the end
         # The variance of the uniform values that PEFT begins with.
         normal = Normal(1 / math.sqrt(3 * shape[0]))
-        facts: dict[str, Any] = {"role": Role.MATRIX, "is_adapter": True}
+        facts: dict[str, Any] = {"role": Role.MATRIX, "is_adapter": True, "quantises": False}
         self.lora_a = scope.declare("lora_a", (shape[0], n * r), normal, widths=(r,) * n, **facts)
         self.lora_b = scope.declare("lora_b", (r, shape[1]), ZEROS, widths=widths, **facts)
         # A name of its own: profiles and inspections tell its calls from those of the layer.

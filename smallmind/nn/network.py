@@ -23,6 +23,11 @@ from smallmind.settings.config import Adapter, ModelConfig
 
 Part = TypeVar("Part")
 
+# Logits that may be in memory at once. Of more, the head computes some rows at a time, forward and
+# backward: those of 2048 tokens over a vocabulary of 150,000 would take 1.2 GB.
+MOST_LOGITS = 2**24
+ROW_STEP = 16  # such blocks of rows are a multiple of it, which products divide evenly
+
 
 class Network:
     """Forward from ids to logits, and back. Parameters are declared, not yet allocated."""
@@ -36,6 +41,7 @@ class Network:
     ) -> None:
         scope = Scope(workspace, parameters, config, adapter=adapter)
         self.workspace, self.parameters = workspace, parameters
+        self.V = config.vocab_size
         self.parts: dict[str, range] = {}  # numbers of the parameters that each part declares
 
         def declared(name: str, build: Callable[[Scope], Part]) -> Part:
@@ -105,13 +111,80 @@ class Network:
 
         With rows (N,), only those of these tokens (N, V): of others nothing is learned.
         """
+        self.forward_hidden(ids, firsts, rows, is_whole=True)
+        return self._logits_of(self.normed)
+
+    def forward_hidden(
+        self,
+        ids: np.ndarray,
+        firsts: np.ndarray | None = None,
+        rows: np.ndarray | None = None,
+        is_whole: bool = False,
+    ) -> None:
+        """As `forward`, but up to the head, which then computes each of `row_blocks` by itself.
+
+        If it is whole, that is one.
+        """
         x, self.rows = self._hidden(ids, firsts), rows
-        if rows is None:
-            return self._logits(x)
-        self.workspace.room = len(rows), len(x)
-        self.learned = self.workspace.rent(len(rows), x.shape[1])
-        self.workspace.kernels_for("head").take_rows(self.learned, x, rows)
-        return self._logits(self.learned)
+        is_whole = is_whole or len(x) * self.V <= MOST_LOGITS
+        self.step = None if is_whole else _block_rows(self.V)
+        if rows is not None:
+            self.workspace.room = len(rows), len(x)
+            self.learned = self.workspace.rent(len(rows), x.shape[1])
+            self.workspace.kernels_for("head").take_rows(self.learned, x, rows)
+            x = self.learned
+        self.normed = self.final_norm.forward(x)
+        self.dnormed: np.ndarray | None = None
+
+    @property
+    def row_blocks(self) -> list[slice]:
+        """The rows whose logits are in memory at a time: all, unless they are too many."""
+        N = len(self.normed)
+        step = self.step or N
+        return [slice(first, min(first + step, N)) for first in range(0, N, step)]
+
+    def head_forward(self, block: slice) -> np.ndarray:
+        """-> the logits of a block of rows (n, V), rented."""
+        self.workspace.direction = "forward"
+        if self.step is None:
+            return self._logits_of(self.normed)
+        with self._room_of(block):
+            return self._logits_of(self.normed[block])
+
+    def head_backward(self, dlogits: np.ndarray, block: slice) -> None:
+        """dlogits, like `head_forward`'s logits, is released -> adds to the head's gradient.
+
+        Keeps the gradient of the head's input.
+        """
+        workspace = self.workspace
+        workspace.direction = "backward"
+        # forward: logits = softcap(head(normed))
+        if self.softcap:
+            dlogits = self.softcap.backward(dlogits)
+        if self._trains_head_only:
+            normed = self.normed if self.step is None else self.normed[block]
+            self.head.backward_weight(normed, dlogits)
+        elif self.step is None:
+            self.dnormed = self.head.backward(dlogits)
+        else:
+            if self.dnormed is None:
+                self.dnormed = workspace.rent(*self.normed.shape)
+            with self._room_of(block):
+                dx = self.head.backward(dlogits)
+            workspace.kernels_for("head").copy_columns(self.dnormed[block], dx, 0)
+            workspace.release(dx)
+        workspace.release(dlogits)
+
+    @contextmanager
+    def _room_of(self, block: slice) -> Iterator[None]:
+        """Within it, arrays of a block's rows are rented with room for those of the largest."""
+        workspace, before = self.workspace, self.workspace.room
+        assert self.step is not None
+        workspace.room = block.stop - block.start, self.step
+        try:
+            yield
+        finally:
+            workspace.room = before
 
     def decode(self, ids: np.ndarray) -> np.ndarray:
         """ids (B, T), new tokens of the cache's sequences -> logits (B, V) of the last ones."""
@@ -143,25 +216,32 @@ class Network:
 
     def _logits(self, x: np.ndarray) -> np.ndarray:
         """x (R, C), the residual stream -> logits (R, V)."""
-        self.normed = self.final_norm.forward(x)
-        logits = self.head.forward(self.normed)
+        return self._logits_of(self.final_norm.forward(x))
+
+    def _logits_of(self, normed: np.ndarray) -> np.ndarray:
+        """normed (R, C) -> logits (R, V)."""
+        logits = self.head.forward(normed)
         return self.softcap.forward(logits) if self.softcap else logits
+
+    @property
+    def _trains_head_only(self) -> bool:
+        return self.lowest == len(self.blocks) and not self.trains("final_norm")
 
     def backward(self, dlogits: np.ndarray) -> None:
         """dlogits, like forward's logits, is released -> adds to gradients of all parameters."""
+        self.head_backward(dlogits, slice(0, len(dlogits)))
+        self.backward_hidden()
+
+    def backward_hidden(self) -> None:
+        """Adds to gradients of all parameters but the head's, after all `row_blocks`."""
         workspace, release = self.workspace, self.workspace.release
-        workspace.direction = "backward"
-        # forward: logits = softcap(head(norm(x)))
-        if self.softcap:
-            dlogits = self.softcap.backward(dlogits)
-        if self.lowest == len(self.blocks) and not self.trains("final_norm"):
-            self.head.backward_weight(self.normed, dlogits)  # nothing else is trained
-            release(dlogits, self.normed, self.inputs.pop())
+        dnormed = self.dnormed
+        if dnormed is None:  # only the head is trained
+            release(self.normed, self.inputs.pop())
             if self.rows is not None:
                 release(self.learned)
             return
-        dnormed = self.head.backward(dlogits)
-        release(dlogits)
+        # forward: normed = norm(x)
         dx = self.final_norm.backward(dnormed)
         x = self.inputs.pop()
         release(dnormed, self.normed)
@@ -183,6 +263,12 @@ class Network:
                 self.x0.add_gradient(dx, 0)
             self.embedding.backward(dx)
         release(dx)
+
+
+def _block_rows(V: int) -> int:
+    """The rows of V logits that the head computes at a time."""
+    most = MOST_LOGITS // V
+    return max(1, most - most % ROW_STEP if most > ROW_STEP else most)
 
 
 def declare_parameters(config: ModelConfig, adapter: Adapter | None = None) -> Parameters:

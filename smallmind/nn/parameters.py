@@ -14,6 +14,7 @@ from smallmind.console import activity
 from smallmind.files.safetensors import LazyTensors
 from smallmind.kernels.alignment import ALIGNMENT, aligned_zeros
 from smallmind.kernels.half import round_to, to_float32
+from smallmind.kernels.quantised import BLOCK, dequantise, is_quantised, quantise
 from smallmind.nn.weight import Weight
 
 ALIGNED = ALIGNMENT // 4  # elements: no two parameters share a cache line
@@ -32,6 +33,7 @@ class Role(enum.StrEnum):
 
 
 GROUPS = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)  # in this order in the vectors; others follow
+OUTPUTS_FIRST = (Role.MATRIX, Role.HEAD)  # in blocks of integers, as in the files of llama.cpp
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,31 @@ class ParameterSpec:
     widths: tuple[int, ...] = ()  # columns of matrices that stand side by side in this one
     trainable: bool = True
     is_adapter: bool = False  # trained beside a model whose own parameters are frozen
+    quantises: bool = True  # False: stays as it is where others become blocks of integers
 
     @property
     def size(self) -> int:
         """Elements."""
         return math.prod(self.shape)
+
+    @property
+    def outputs_first(self) -> bool:
+        """True if its blocks of integers are those of the transpose."""
+        return self.role in OUTPUTS_FIRST
+
+    def stored_shape(self, dtype: Any) -> tuple[int, ...]:
+        """The shape of its array of this number type."""
+        if not is_quantised(dtype):
+            return self.shape
+        *rows, columns = self.shape[::-1] if self.outputs_first else self.shape
+        return (*rows, columns // BLOCK)
+
+    def can_be(self, dtype: Any) -> bool:
+        """True if it can be stored in this number type."""
+        if not is_quantised(dtype):
+            return True
+        columns = self.shape[0 if self.outputs_first else -1]
+        return self.quantises and self.role in GROUPS and columns % BLOCK == 0
 
 
 class Parameter:
@@ -98,8 +120,20 @@ class Parameter:
 NO_PARAMETER = Parameter()  # a bias of a model without biases: kernels take None
 
 
+class Transposed(np.ndarray):
+    """Blocks of integers of a matrix that is transposed."""
+
+
+def shape_of(stored: np.ndarray) -> tuple[int, ...]:
+    """The shape of the values that are stored."""
+    if not is_quantised(stored.dtype):
+        return stored.shape
+    shape = (*stored.shape[:-1], stored.shape[-1] * BLOCK)
+    return shape[::-1] if isinstance(stored, Transposed) else shape
+
+
 def as_float32(stored: Mapping[str, np.ndarray], prefix: str = "") -> Mapping[str, np.ndarray]:
-    """Arrays by name. Those of 16-bit numbers are converted as they are asked for, read-only.
+    """Arrays by name. Those of fewer bits are converted as they are asked for, read-only.
 
     Only those whose names begin with `prefix`.
     """
@@ -107,8 +141,8 @@ def as_float32(stored: Mapping[str, np.ndarray], prefix: str = "") -> Mapping[st
     def converted(name: str) -> np.ndarray:
         if stored[name].dtype.kind == "f" or not name.startswith(prefix):
             return stored[name]
-        values = np.empty(stored[name].shape, np.float32)
-        _copy(values, stored[name])
+        values = np.empty(shape_of(stored[name]), np.float32)
+        _copy(values, stored[name], isinstance(stored[name], Transposed))
         values.flags.writeable = False
         return values
 
@@ -131,7 +165,8 @@ class Parameters:
     array of its own, and has neither gradient nor copy.
 
     Layers read the arrays in `compute`: parts of `data` or, for roles that `store` gives another
-    number type, of `copies`. There a frozen parameter has only that type.
+    number type, of `copies`. There a frozen parameter has only that type. Blocks of integers are
+    only for what is frozen, those of a matrix (in, out) as (out, in / BLOCK).
 
     `views` and `grad_views` map names to parts of the vectors; values that are frozen are
     read-only. `stored` is what a state keeps: as `views`, but frozen values as they are stored.
@@ -174,6 +209,11 @@ class Parameters:
         return [spec for spec in self.specs if spec.trainable]
 
     @property
+    def frozen(self) -> list[ParameterSpec]:
+        """The others."""
+        return [spec for spec in self.specs if not spec.trainable]
+
+    @property
     def kept(self) -> list[str]:
         """The names of what files keep: all parameters, or those of an adapter."""
         adapter = [spec.name for spec in self.specs if spec.is_adapter]
@@ -192,8 +232,8 @@ class Parameters:
     @property
     def arrays(self) -> list[np.ndarray]:
         """The vector, and what is frozen."""
-        frozen = zip(self.specs, self._own, strict=True)
-        return [self.data, *(own for spec, own in frozen if not spec.trainable)]
+        pairs = zip(self.specs, self._own, strict=True)
+        return [self.data, *(own for spec, own in pairs if not spec.trainable)]
 
     @property
     def copied_bytes(self) -> int:
@@ -244,13 +284,21 @@ class Parameters:
             if self._has_contents:
                 self.write(before)
 
+    def own(self, name: str) -> np.ndarray:
+        """The array that keeps a parameter's values; call `refresh` after writing to it."""
+        number = self._numbers[name]
+        own = self._own[number]
+        is_transposed = is_quantised(own.dtype) and self.specs[number].outputs_first
+        return own.view(Transposed) if is_transposed else own
+
     def write(self, values: Mapping[str, np.ndarray]) -> None:
         """Gives parameters these values, in any number type; others keep theirs.
 
         KeyError for a name that is not a parameter's.
         """
         for name, value in values.items():
-            _copy(self._own[self._numbers[name]], value)
+            number = self._numbers[name]
+            _copy(self._own[number], value, self.specs[number].outputs_first)
         self.refresh()
 
     def initialise(self, seed: int) -> None:
@@ -275,7 +323,7 @@ class Parameters:
         for start, spec in self.places():
             if spec.role not in roles:
                 continue
-            stop, dtype = start + _padded(spec.size), self.storage[spec.role]
+            stop, dtype = start + _padded(spec.size), self._trained_dtype(spec.role)
             if ranges and ranges[-1].stop == start and dtype == last:
                 ranges[-1] = slice(ranges[-1].start, stop)
             else:
@@ -300,8 +348,9 @@ class Parameters:
         writing to `data` by hand; the optimizer keeps them up to date. What is frozen is rounded.
         """
         self.storage, self.copies = storage, []
-        for dtype in dict.fromkeys(storage.values()):
-            roles = [role for role in Role if storage[role] == dtype]
+        types = {role: self._trained_dtype(role) for role in Role}
+        for dtype in dict.fromkeys(types.values()):
+            roles = [role for role in Role if types[role] == dtype]
             for part in self.ranges(*roles) if dtype is not None else ():
                 self.copies.append(Copy(part, self.zeros(part.stop - part.start, dtype)))
         for i, spec in enumerate(self.specs):
@@ -309,7 +358,7 @@ class Parameters:
             if not spec.trainable and before.dtype != self._stored_dtype(spec):
                 self._own[i] = self._frozen(spec)
                 if self._has_contents:
-                    _copy(self._own[i], before)
+                    _copy(self._own[i], before, spec.outputs_first)
         self._connect()
 
     def _connect(self) -> None:
@@ -317,12 +366,14 @@ class Parameters:
         compute, stored = {}, {}
         for i, (spec, handle) in enumerate(zip(self.specs, self._handles, strict=True)):
             handle.compute = stored[spec.name] = self._own[i]
+            blocks = is_quantised(handle.compute.dtype)
             if spec.trainable:
                 handle.compute = self._read(i)
             else:
-                stored[spec.name] = self._own[i].view()
+                kind = Transposed if blocks and spec.outputs_first else np.ndarray
+                stored[spec.name] = self._own[i].view(kind)
                 stored[spec.name].flags.writeable = False
-            handle.matrix = Weight(handle.compute)
+            handle.matrix = Weight(handle.compute, blocks, spec.outputs_first)
             compute[spec.name] = handle.compute
         self.compute, self.stored = MappingProxyType(compute), MappingProxyType(stored)
         self.views = as_float32(self.stored)
@@ -351,13 +402,21 @@ class Parameters:
         finally:
             self.grad[:] = kept
 
+    def _trained_dtype(self, role: Role) -> Any:
+        """The number type of the copies that layers read of what is trained; None: no copies."""
+        dtype = self.storage[role]
+        return None if is_quantised(dtype) else dtype
+
     def _stored_dtype(self, spec: ParameterSpec) -> Any:
-        """The number type that layers read a parameter in."""
-        return self.storage[spec.role] or self._dtype
+        """The number type of a parameter that is not trained."""
+        dtype = self.storage[spec.role]
+        return self._dtype if dtype is None or not spec.can_be(dtype) else dtype
 
     def _frozen(self, spec: ParameterSpec) -> np.ndarray:
         """A new array for a parameter that is not trained."""
-        return self.zeros(spec.size, self._stored_dtype(spec)).reshape(spec.shape)
+        dtype = self._stored_dtype(spec)
+        shape = spec.stored_shape(dtype)
+        return self.zeros(math.prod(shape), dtype).reshape(shape)
 
     def _part(self, flat: np.ndarray, i: int) -> np.ndarray:
         """The part of a vector that belongs to a trained parameter, by number."""
@@ -371,15 +430,37 @@ class Parameters:
         return self._own[i] if copy is None else copy.reshape(spec.shape)
 
 
-def _copy(target: np.ndarray, values: np.ndarray) -> None:
-    """Writes values, in any number type, to an array of the same shape."""
+def _copy(target: np.ndarray, values: np.ndarray, outputs_first: bool = False) -> None:
+    """Writes values, in any number type, to an array of the same shape.
+
+    outputs_first: blocks of integers, in either array, are those of the transpose.
+    """
     if values.dtype == target.dtype:
         target[...] = values
+        return
+    if is_quantised(target.dtype) or is_quantised(values.dtype):
+        _copy_blocks(target, values, outputs_first)
         return
     whole, given = target.reshape(-1), values.reshape(-1)
     for start in range(0, whole.size, CHUNK):
         chunk = slice(start, start + CHUNK)
         whole[chunk] = round_to(to_float32(given[chunk]), target.dtype)
+
+
+def _copy_blocks(target: np.ndarray, values: np.ndarray, outputs_first: bool) -> None:
+    """As `_copy`, where at least one of the arrays has blocks of integers: some rows at a time."""
+
+    def rows_of(array: np.ndarray) -> np.ndarray:
+        return array.T if outputs_first and not is_quantised(array.dtype) else array
+
+    target, values = rows_of(target), rows_of(values)
+    columns = max(x.shape[-1] * (BLOCK if is_quantised(x.dtype) else 1) for x in (target, values))
+    step = math.ceil(CHUNK / columns)
+    for start in range(0, len(target), step):
+        part = values[start : start + step]
+        part = dequantise(part) if is_quantised(part.dtype) else to_float32(part)
+        store = quantise if is_quantised(target.dtype) else round_to
+        target[start : start + step] = store(part, target.dtype)
 
 
 def _group(role: Role) -> int:

@@ -19,18 +19,21 @@ from smallmind.console import activity
 from smallmind.console.table import Table, Tabular
 from smallmind.files import safetensors
 from smallmind.kernels.half import BFLOAT16, FLOAT16
+from smallmind.kernels.quantised import QUANTISED
 from smallmind.nn.backend import Backend, open_backend
 from smallmind.nn.block import Block
 from smallmind.nn.cache import REFED, KeyValueCache
 from smallmind.nn.freezing import frozen_parts
 from smallmind.nn.inspection import Inspection, Observer
+from smallmind.nn.loading import Stored, read_tensor
 from smallmind.nn.network import Network, declare_parameters
-from smallmind.nn.parameters import Parameters, Role
+from smallmind.nn.parameters import GROUPS, Parameters, Role
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.recorded_passes import AFTER, RecordedPasses
 from smallmind.nn.sizes import size_rows
 from smallmind.nn.workspace import Kernel, Pass, Result, Workspace
 from smallmind.settings.config import (
+    OF_BLOCKS,
     Adapter,
     ModelConfig,
     Precision,
@@ -67,7 +70,7 @@ class Base(NamedTuple):
     sha256: str
 
 
-def weights(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def weights(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors of a checkpoint -> those that are parameters, by their own names."""
     return {
         name.removeprefix(WEIGHTS): tensor
@@ -87,17 +90,33 @@ def micro_batches(ids: np.ndarray, micro_batch_size: int | None) -> Iterator[sli
         yield slice(start, end)
 
 
-def resolve_precision(precision: Precision, backend: str) -> Precision:
+def resolve_precision(precision: str, backend: str) -> Precision:
     """Returns the precision, with AUTO resolved. InputError for 16 bits with the NumPy backend."""
+    if check_type("precision", precision, str) not in tuple(Precision):
+        raise InputError(f"precision={precision!r} must be one of {', '.join(Precision)}")
+    precision = Precision(precision)
     if precision == Precision.AUTO:
         if backend == "numpy":
             return Precision.FLOAT32
         from smallmind.kernels.codegen.isa import ISA
 
         return Precision.BFLOAT16 if ISA.fast_bfloat16 else Precision.FLOAT32
-    if precision != Precision.FLOAT32 and backend == "numpy":
+    if precision.of_trained != Precision.FLOAT32 and backend == "numpy":
         raise InputError(f"precision={precision.value!r} needs backend='numba'")
     return precision
+
+
+def _number_type(precision: Precision) -> Any:
+    """The type in which numbers are stored; None: float32, or whatever type the model has."""
+    return {Precision.FLOAT16: FLOAT16, Precision.BFLOAT16: BFLOAT16}.get(precision)
+
+
+def _storage(precision: Precision) -> dict[Role, Any]:
+    """The number types of parameters by role; None as in `_number_type`."""
+    storage = dict.fromkeys(Role, _number_type(precision))
+    if precision.has_blocks:
+        storage |= dict.fromkeys(GROUPS, QUANTISED[precision])
+    return storage
 
 
 def resolve_products(products: str | None, backend: str) -> str:
@@ -183,8 +202,9 @@ class TransformerModel(Tabular):
         dtype: Any,
         freeze: str | None = None,
         adapter: Adapter | None = None,
+        precision: Precision | None = None,
     ) -> None:
-        """Builds everything; the parameters are zeros."""
+        """Builds everything; the parameters are zeros. With a precision the model only runs."""
         is_plain = backend.name == "numpy" and np.dtype(dtype) == np.float64
         if np.dtype(dtype) != np.float32 and not is_plain:
             raise InputError(f"dtype={np.dtype(dtype)} needs backend='numpy'; numba is float32")
@@ -199,6 +219,9 @@ class TransformerModel(Tabular):
         self.recompute_plan = RecomputePlan(enabled=False)
         self._frozen: frozenset[str] | None = None  # None: not settled yet
         self.freeze(freeze)
+        if precision is not None:
+            self.flat.freeze(range(len(self.flat.specs)))
+            self.flat.storage = _storage(precision)
         self.flat.allocate(dtype, backend.zeros, backend.computes)
         # Digest of the tokenizer it was trained with, or None if unknown.
         self.tokenizer_digest: str | None = None
@@ -207,7 +230,7 @@ class TransformerModel(Tabular):
         self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens
         self.forget_recorded()
         self.products = "numba"
-        self.use_precision(Precision.FLOAT32)
+        self.use_precision(precision or Precision.FLOAT32)
 
     def table(self) -> Table:
         """Its layers, the shapes of their matrices and their numbers of parameters."""
@@ -248,15 +271,16 @@ class TransformerModel(Tabular):
 
         `parameters` and `gradients` stay float32. In 16 bits passes read a rounded copy, which
         AdamW keeps up to date: call `flat.refresh()` after writing to the parameters by hand. What
-        is frozen is rounded itself. InputError for 16 bits with the NumPy backend.
+        is frozen is rounded itself. In q8_0 and q4_0 only that is stored in blocks of integers,
+        where rows are multiples of 32, and everything else stays float32. InputError for 16 bits
+        with the NumPy backend, and for blocks if nothing is frozen.
         """
-        if check_type("precision", precision, str) not in tuple(Precision):
-            known = ", ".join(Precision)
-            raise InputError(f"precision={precision!r} must be one of {known}")
-        precision = resolve_precision(Precision(precision), self.backend)
-        dtype = {Precision.FLOAT16: FLOAT16, Precision.BFLOAT16: BFLOAT16}.get(precision)
+        precision = resolve_precision(precision, self.backend)
+        if precision.has_blocks and not self.flat.frozen:
+            raise InputError(f"precision={precision.value!r} is {OF_BLOCKS}")
+        dtype = _number_type(precision)
         self.precision = precision
-        self.flat.store(dict.fromkeys(Role, dtype))
+        self.flat.store(_storage(precision))
         if self._has_contents:
             self.flat.refresh()
         self.workspace.activation_dtype = self.workspace.dtype if dtype is None else dtype
@@ -274,6 +298,19 @@ class TransformerModel(Tabular):
             is_float32 = self.precision == Precision.FLOAT32  # the only type that BLAS has
             self.workspace.use_blas(self.products == "blas" and is_float32)
 
+    def only_run(self, precision: str) -> Precision:
+        """Gives up gradients, and stores all weights once, in this precision -> it, as above."""
+        self.flat.freeze(range(len(self.flat.specs)))
+        return self.use_precision(resolve_precision(precision, self.backend))
+
+    def check_trains(self) -> None:
+        """InputError if nothing of the model is trained: it was loaded with a precision."""
+        if not self.flat.trained:
+            raise InputError(
+                "the model was loaded with a precision and only runs: load it without `precision` "
+                "to train it"
+            )
+
     def freeze(self, names: str | None) -> None:
         """Keeps the weights of some parts: "embedding,blocks.0-1,head"; None: trains all.
 
@@ -282,6 +319,7 @@ class TransformerModel(Tabular):
         such a part, or would have nothing to train.
         """
         frozen = frozen_parts(check_type("freeze", names, str, None), self.config)
+        self.check_trains()
         if frozen == self._frozen:
             return
         numbers = {number for name in frozen for number in self.network.parts[name]}
@@ -409,16 +447,25 @@ class TransformerModel(Tabular):
         ids, targets = self._checked_pair(ids, targets)
         firsts = _checked_firsts(firsts, ids.shape)
         losses = np.empty(ids.shape, self.workspace.dtype)
+        network, workspace = self.network, self.workspace
 
         def compute(windows: slice) -> None:
             own = None if firsts is None else firsts[windows]
-            with self.workspace.profile("Forward"):
-                logits = self.network.forward(ids[windows], own)
-            if correct is not None:
-                likeliest = logits.argmax(axis=1).reshape(ids[windows].shape)
-                correct[windows] = likeliest == targets[windows]
-            with self.workspace.profile("Loss"):
-                self._cross_entropy(losses[windows], logits, targets[windows])
+            right = targets[windows].reshape(-1)
+            flat = losses[windows].reshape(-1)  # a view
+            found = None if correct is None else correct[windows].reshape(-1)
+            with workspace.profile("Forward"):
+                network.forward_hidden(ids[windows], own)
+            for block in network.row_blocks:
+                with workspace.profile("Forward"):
+                    logits = network.head_forward(block)
+                if found is not None:
+                    found[block] = logits.argmax(axis=1) == right[block]
+                with workspace.profile("Loss"):
+                    logits = self._cross_entropy(flat[block], logits, right[block])
+                workspace.release(logits)
+            if correct is not None and found is not None:
+                correct[windows] = found.reshape(correct[windows].shape)
 
         for windows in micro_batches(ids, self.micro_batch_size):
             self.workspace.one_pass(functools.partial(compute, windows))
@@ -448,6 +495,7 @@ class TransformerModel(Tabular):
         document begins. Attention stays inside a document, and positions begin anew in it.
         """
         check_type("scale", scale, numbers.Real)
+        self.check_trains()
         ids, targets = self._checked_pair(ids, targets)
         if weights is not None:
             weights = _checked_weights(weights, ids.shape)
@@ -511,15 +559,24 @@ class TransformerModel(Tabular):
         their gradients, times the scale of the workspace.
         """
         optional = dict(zip(names, others, strict=True))
-        weights = optional.get("weights")
-        with self.workspace.profile("Forward"):
-            logits = self.network.forward(ids, optional.get("firsts"), optional.get("rows"))
-        with self.workspace.profile("Loss"):
-            losses = self.workspace.rent_full_precision(*targets.shape)
-            scale = self.workspace.scale
-            dlogits = self._cross_entropy(losses, logits, targets, scale, kernel, weights)
-        with self.workspace.profile("Backward"):
-            self.network.backward(dlogits)
+        network, workspace, scale = self.network, self.workspace, self.workspace.scale
+        with workspace.profile("Forward"):
+            given = optional.get("firsts"), optional.get("rows")
+            network.forward_hidden(ids, *given, is_whole=kernel is not None)
+        losses = workspace.rent_full_precision(*targets.shape)
+        flat, targets, weights = losses.reshape(-1), targets.reshape(-1), optional.get("weights")
+        weights = None if weights is None else weights.reshape(-1)
+        for block in network.row_blocks:
+            with workspace.profile("Forward"):
+                logits = network.head_forward(block)
+            with workspace.profile("Loss"):
+                part = targets[block]
+                own = None if weights is None else weights[block]
+                dlogits = self._cross_entropy(flat[block], logits, part, scale, kernel, own)
+            with workspace.profile("Backward"):
+                network.head_backward(dlogits, block)
+        with workspace.profile("Backward"):
+            network.backward_hidden()
         return losses
 
     def inspect(self, ids: np.ndarray, targets: np.ndarray | None = None) -> Inspection:
@@ -536,6 +593,7 @@ class TransformerModel(Tabular):
         if targets is None:
             ids = self._checked("ids", ids)
         else:
+            self.check_trains()
             ids, targets = self._checked_pair(ids, targets)
         observer = Observer(self.workspace, ids.shape)
 
@@ -579,37 +637,39 @@ class TransformerModel(Tabular):
         return {**self.adapter._asdict(), "base": self.base and self.base._asdict()}
 
     @classmethod
-    def load(cls, path: str | PathLike[str], backend: str = "numba") -> "TransformerModel":
+    def load(
+        cls, path: str | PathLike[str], backend: str = "numba", precision: str | None = None
+    ) -> "TransformerModel":
         """The model that `save` wrote, or the one in the checkpoint of a run.
 
-        InputError if the file is anything else.
+        See `smallmind.load` for precision. InputError if the file is anything else.
         """
         check_type("path", path, str, os.PathLike)
-        tensors, metadata = safetensors.read(path)
-        # Files of earlier versions have no format.
-        found = metadata.get("format", FORMAT)
-        is_adapter = found == ADAPTER_FORMAT or (
-            found == CHECKPOINT_FORMAT and _has_adapter(metadata)
-        )
-        if is_adapter:
-            raise InputError(
-                f"{path} holds an adapter alone; smallmind.load reads it with its base"
+        with safetensors.streaming(path) as (tensors, metadata):
+            # Files of earlier versions have no format.
+            found = metadata.get("format", FORMAT)
+            is_adapter = found == ADAPTER_FORMAT or (
+                found == CHECKPOINT_FORMAT and _has_adapter(metadata)
             )
-        if found not in (FORMAT, CHECKPOINT_FORMAT):
-            raise InputError(f"{path} is {shown_value(found)}; this version reads {FORMAT!r}")
-        try:
-            tokenizer = metadata.get("tokenizer")
-            if found == FORMAT:
-                saved = from_json(metadata["config"])
-            else:
-                state, tensors = from_json(metadata["state"]), weights(tensors)
-                saved = state["model"]
-                if tokenizer is None:  # earlier versions kept it in the state
-                    tokenizer = safetensors.to_json(state["tokenizer"])
-            config = from_saved(ModelConfig, saved)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path} is not a model saved by smallmind: {error}") from None
-        model = cls.from_tensors(config, tensors, os.fspath(path), backend)
+            if is_adapter:
+                raise InputError(
+                    f"{path} holds an adapter alone; smallmind.load reads it with its base"
+                )
+            if found not in (FORMAT, CHECKPOINT_FORMAT):
+                raise InputError(f"{path} is {shown_value(found)}; this version reads {FORMAT!r}")
+            try:
+                tokenizer = metadata.get("tokenizer")
+                if found == FORMAT:
+                    saved = from_json(metadata["config"])
+                else:
+                    state, tensors = from_json(metadata["state"]), weights(tensors)
+                    saved = state["model"]
+                    if tokenizer is None:  # earlier versions kept it in the state
+                        tokenizer = safetensors.to_json(state["tokenizer"])
+                config = from_saved(ModelConfig, saved)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise InputError(f"{path} is not a model saved by smallmind: {error}") from None
+            model = cls.from_tensors(config, dict(tensors), os.fspath(path), backend, precision)
         with suppress(KeyError, TypeError, ValueError):  # the model computes without it
             model.tokenizer_digest = tokenizer and Tokenizer.from_saved(tokenizer).digest
         return model
@@ -618,25 +678,42 @@ class TransformerModel(Tabular):
     def from_tensors(
         cls,
         config: ModelConfig,
-        tensors: dict[str, np.ndarray],
+        tensors: dict[str, Any],
         source: str,
         backend: str = "numba",
+        precision: str | None = None,
     ) -> "TransformerModel":
-        """A model with these parameters, which are moved out of tensors.
+        """A model with these parameters, arrays or as in a file, which are moved out of tensors.
 
-        InputError naming their source if they do not match config.
+        See `smallmind.load` for precision. InputError naming their source if they do not match
+        config.
         """
         # Before anything is allocated: a wrong config may ask for any amount of memory.
         shapes = {name: value.shape for name, value in tensors.items()}
         if config.n_layer > len(shapes) or shapes != declare_parameters(config).shapes:
             raise InputError(f"{source} does not hold the parameters that its config describes")
-        model = cls.__new__(cls)
-        model._build(config, OWN["seed"], open_backend(backend), np.float32)
+        model = cls.unfilled(config, backend, precision)
         for name in list(tensors):
             value = tensors.pop(name)  # freed once copied: the weights never exist twice
-            if value.dtype != np.float32 or not np.isfinite(value).all():
+            if value.dtype != np.float32:
                 raise InputError(f"{source}: {name} is not finite float32")
-            model.flat.write({name: value})
+            if isinstance(value, np.ndarray):
+                stored = Stored.of(value)
+            else:
+                stored = Stored(value.shape, value.dtype, value.read_rows)
+            place = model.flat.own(name)
+            read_tensor(model.workspace.kernels, place, stored, f"{source}: {name}")
+        model.flat.refresh()
+        return model
+
+    @classmethod
+    def unfilled(
+        cls, config: ModelConfig, backend: str = "numba", precision: str | None = None
+    ) -> "TransformerModel":
+        """A model whose parameters are zeros. With a precision it only runs."""
+        model, opened = cls.__new__(cls), open_backend(backend)
+        resolved = precision and resolve_precision(precision, opened.name)
+        model._build(config, OWN["seed"], opened, np.float32, precision=resolved or None)
         return model
 
     def _cross_entropy(

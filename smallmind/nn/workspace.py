@@ -215,6 +215,11 @@ class Workspace:
         return self.now is not None
 
     @property
+    def decodes(self) -> bool:
+        """True if the pass continues a cache: its products may round activations to integers."""
+        return self.cache is not None
+
+    @property
     def drops(self) -> bool:
         """True if dropout is on: in passes of training."""
         return self.now is not None and self.now.drops

@@ -127,7 +127,7 @@ def parameters(fields: Fields) -> int | None:
 def operations_per_second(settings: Settings) -> float:
     """How fast this machine trains a model like that of the settings: a few passes are timed."""
     config, run = settings.model, settings.run
-    precision = resolve_precision(settings.training.requested_precision, run.backend)
+    precision = resolve_precision(settings.training.requested_precision, run.backend).of_trained
     with activity.doing("Timing a few passes", usual=True):
         use_threads(run)
         model = TransformerModel(config, backend=run.backend)

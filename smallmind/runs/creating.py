@@ -28,7 +28,7 @@ from smallmind.runs.loading import find
 from smallmind.runs.products import fastest_products
 from smallmind.runs.source import TOKENS, Source, TokenSource, read_source
 from smallmind.runs.threads import choose_threads
-from smallmind.settings.config import ModelConfig, Precision, RunConfig, TrainingConfig
+from smallmind.settings.config import OF_BLOCKS, ModelConfig, Precision, RunConfig, TrainingConfig
 from smallmind.settings.presets import DEFAULT_RECIPE
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import ALTERNATIVES, FIELDS, Choices, flag_of
@@ -236,6 +236,9 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
     frozen_parts(training.freeze, settings.model)  # raises early
     declare_parameters(settings.model, training.adapter)  # likewise
     resolve_products(training.products, run.backend)  # likewise
+    is_whole = training.freeze is None and training.adapter is None
+    if training.requested_precision.has_blocks and is_whole:
+        raise InputError(f"precision={training.requested_precision.value!r} is {OF_BLOCKS}")
     resolved = settings.replace(**changes)
     if launched():  # several processes choose their own, each on its machine
         return resolved

@@ -41,20 +41,23 @@ class Found(NamedTuple):
             return True
         return isinstance(self.source, Path) and _is_adapter(self.source)
 
-    def load(self, backend: str = "numba") -> Loaded:
-        """Builds the model -> it and its tokenizer.
+    def load(self, backend: str = "numba", precision: str | None = None) -> Loaded:
+        """Builds the model -> it and its tokenizer, as `smallmind.load` does.
 
         With an adapter it is the base, with what the adapter adds to its matrices.
         """
         if self.is_adapter:
             adapter, model, tokenizer = self.with_base(backend)
-            return adapter.merged(model, backend), tokenizer
+            model = adapter.merged(model, backend)
+            if precision is not None:
+                model.only_run(precision)
+            return model, tokenizer
         if isinstance(self.source, RunState):
-            return load_checkpoint(self.source, backend)
+            return load_checkpoint(self.source, backend, precision)
         if isinstance(self.source, Foreign):
-            return self.source.load(backend)
+            return self.source.load(backend, precision)
         assert isinstance(self.source, Path)
-        return load_model(self.source, backend)
+        return load_model(self.source, backend, precision)
 
     def adapter(self) -> SavedAdapter:
         """The adapter alone. InputError if it is none, or damaged."""
@@ -87,6 +90,7 @@ def load(
     path: str | PathLike[str],
     backend: str = "numba",
     checkpoint: int | str | None = None,
+    precision: str | None = None,
     adapter: str | PathLike[str] | None = None,
 ) -> Loaded:
     """The directory of a run, a checkpoint or a model file -> its model and tokenizer.
@@ -95,10 +99,13 @@ def load(
     or the checkpoint of a step; by default the final model, or the newest checkpoint if that is of
     a later step or the run has not ended yet. The run may be going. InputError if there is none.
 
+    With a precision ("float32", "float16", "bfloat16", "q8_0", "q4_0" or "auto") the model only
+    runs: its weights are in memory once, in that type, without gradients.
+
     Of a run with an adapter it is one model, the base and what the adapter adds. With `adapter`,
     such a run or file, `path` is that base and `checkpoint` one of the adapter's.
     """
-    return find(path, checkpoint, adapter).load(backend)
+    return find(path, checkpoint, adapter).load(backend, precision)
 
 
 def find(
@@ -166,9 +173,10 @@ def _step_of(model: Path) -> int | None:
     return None
 
 
-def load_model(path: Path, backend: str = "numba") -> Loaded:
+def load_model(path: Path, backend: str = "numba", precision: str | None = None) -> Loaded:
     """The model and tokenizer in a model file. InputError if it does not hold both."""
-    model, tokenizer = TransformerModel.load(path, backend), read_tokenizer(path)
+    model = TransformerModel.load(path, backend, precision)
+    tokenizer = read_tokenizer(path)
     if tokenizer.vocab_size != model.config.vocab_size:
         raise InputError(f"{path}: tokenizer and model have different vocabularies")
     model.tokenizer_digest = tokenizer.digest
@@ -216,7 +224,9 @@ def _read_adapter(path: Path) -> SavedAdapter:
     return SavedAdapter.of(str(path), config, facts, tensors)
 
 
-def load_checkpoint(saved: RunState, backend: str = "numba") -> Loaded:
+def load_checkpoint(
+    saved: RunState, backend: str = "numba", precision: str | None = None
+) -> Loaded:
     """The model and tokenizer as they were at a checkpoint."""
     place = f"the checkpoint of step {saved.step}"
     tokenizer = tokenizer_of(saved)
@@ -224,7 +234,8 @@ def load_checkpoint(saved: RunState, backend: str = "numba") -> Loaded:
         config = from_saved(ModelConfig, saved.state["model"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{place} does not describe its model: {error}") from None
-    model = TransformerModel.from_tensors(config, weights(saved.tensors), place, backend)
+    tensors = weights(saved.tensors)
+    model = TransformerModel.from_tensors(config, tensors, place, backend, precision)
     model.tokenizer_digest = tokenizer.digest
     return model, tokenizer
 

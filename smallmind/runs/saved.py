@@ -1,6 +1,7 @@
 """A run as its directory holds it, and what has been read and built from that."""
 
 import functools
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +17,7 @@ from smallmind.runs.files import Text, name_of
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.pace import Pace
 from smallmind.runs.parallel import lead
+from smallmind.runs.precisions import COMPARED, PrecisionTable, losses_of
 from smallmind.runs.source import (
     TOKENS,
     ConversationSource,
@@ -183,6 +185,19 @@ class SavedRun:
                     return evaluate_held_out(model, whole)
                 return evaluate_tokens(model, tokenizer, source.tokens(tokenizer))
         return evaluate_held_out(model, self.data)
+
+    def compare_precisions(
+        self, precisions: Iterable[str] = COMPARED, checkpoint: int | str | None = None
+    ) -> PrecisionTable:
+        """The loss on the held-out text with weights in each precision, and their bytes.
+
+        Of the model that `load(checkpoint)` returns. The run keeps the table for its report.
+        """
+        found = loading.find(self.path, checkpoint)
+        losses = losses_of(found, lambda model: evaluate_held_out(model, self.data), precisions)
+        compared = PrecisionTable(found.name, tuple(losses))
+        compared.save(self.path)
+        return compared
 
     def metrics(self) -> MetricsTable:
         """The metrics, one row per step. InputError if nothing has been logged yet."""

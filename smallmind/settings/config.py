@@ -18,12 +18,34 @@ __version__ = "0.2.0"
 
 
 class Precision(enum.StrEnum):
-    """Number formats of weights and activations while a model runs; sums are always float32."""
+    """Number formats of weights and activations while a model runs; sums are always float32.
+
+    Those of blocks are for weights that are not trained; everything else is float32 then.
+    """
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
     AUTO = "auto"  # bfloat16 if the CPU multiplies it faster, else float32
+    Q8_0 = "q8_0"  # blocks of 8-bit integers with a scale, as in llama.cpp
+    Q4_0 = "q4_0"  # of 4-bit integers
+
+    @property
+    def has_blocks(self) -> bool:
+        """True for blocks of integers."""
+        return self in (Precision.Q8_0, Precision.Q4_0)
+
+    @property
+    def of_trained(self) -> "Precision":
+        """The precision of what is trained, and of activations."""
+        return Precision.FLOAT32 if self.has_blocks else self
+
+
+OF_BLOCKS = (  # the purpose of a precision that has them
+    "for weights that are not trained: to run a model, as in smallmind.load(path, "
+    "precision='q8_0'), or for a frozen base, with --lora-rank or --freeze; train all weights in "
+    "float32 or bfloat16"
+)
 
 
 class CheckpointStrategy(enum.StrEnum):

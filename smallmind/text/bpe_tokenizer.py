@@ -1,6 +1,8 @@
 """Tokens of several bytes, learned from a text: byte-pair encoding."""
 
 import codecs
+import copy
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -99,7 +101,6 @@ class BPETokenizer(Tokenizer):
         """Sets vocabulary, the bytes of each token: none for special tokens and missing ids."""
         from smallmind.kernels.bpe.encode import Merges, Whole
         from smallmind.kernels.bpe.split import PATTERNS
-        from smallmind.text.bpe import Special
 
         ids = {token: i for i, token in enumerate(vocabulary) if token}
         of_bytes = np.array([ids.get(bytes([byte]), -1) for byte in range(256)], np.int32)
@@ -107,17 +108,28 @@ class BPETokenizer(Tokenizer):
         self._table = Merges.of(lefts, rights, _results(vocabulary, merges, ids), of_bytes)
         self._whole = Whole.of(ids if rules.ignore_merges else {})
         self._pattern = PATTERNS[split]
-        self._special = Special.of(special, rules.late, rules.normalizer is not None)
         self._lacking = frozenset(np.flatnonzero(of_bytes < 0).tolist())
-        self.split, self.merges, self.special, self.rules = split, merges, special, rules
+        self.split, self.merges, self.rules = split, merges, rules
+        self._set_special(vocabulary, special)
+
+    def _set_special(self, vocabulary: list[bytes], special: dict[str, int]) -> None:
+        """Sets the vocabulary, and special tokens in it or after it."""
+        from smallmind.text.bpe import Special
+
+        self.special, joins = special, self.rules.normalizer is not None
+        self._special = Special.of(special, self.rules.late, joins)
         self.separator = next((end for end in ENDS if end in special), "\n")
         self.end_of_text = special.get(self.separator)
         self.vocab_size = 1 + max(len(vocabulary) - 1, *special.values(), -1)
         self.vocabulary = vocabulary + [b""] * (self.vocab_size - len(vocabulary))
         for content, token in special.items():
             self.vocabulary[token] = content.encode()
-        self._characters = np.array([_characters(token) for token in self.vocabulary])
-        self._bytes = np.array([len(token) for token in self.vocabulary])
+
+    @functools.cached_property
+    def _lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """The characters and bytes of each token."""
+        characters = np.array([_characters(token) for token in self.vocabulary])
+        return characters, np.array([len(token) for token in self.vocabulary])
 
     @property
     def separator_token(self) -> int | None:
@@ -143,6 +155,14 @@ class BPETokenizer(Tokenizer):
             if name in written or name.encode() in spelled:
                 raise InputError(f"a special token cannot be named {name!r}: it is an ordinary one")
 
+    def _added(self, special: dict[str, int]) -> "BPETokenizer":
+        made = copy.copy(self)
+        for name in ("digest", "saved", "_lengths"):
+            made.__dict__.pop(name, None)
+        _numbers(special.values(), f"it would have more than {MAX_TOKENS:,} tokens")
+        made._set_special(self.vocabulary, special)
+        return made
+
     def chunks(self, texts: Iterable[str]) -> Iterator[str]:
         from smallmind.text.bpe import cut
 
@@ -164,7 +184,8 @@ class BPETokenizer(Tokenizer):
         )
 
     def spelled(self, ids: np.ndarray) -> Spelled:
-        return Spelled(total(self._characters, ids), total(self._bytes, ids))
+        characters, bytes_ = self._lengths
+        return Spelled(total(characters, ids), total(bytes_, ids))
 
     def _text(self, ids: np.ndarray) -> str:
         return b"".join(self.vocabulary[i] for i in ids.tolist()).decode("utf-8", "replace")
@@ -187,11 +208,7 @@ class BPETokenizer(Tokenizer):
             "merges": self.merges.ravel().tolist(),
             "special": self.special,
             # Follows from the merges, unless it comes from a file of others.
-            "vocabulary": (
-                None
-                if _follows(ordinary, self.merges)
-                else [as_characters(token) for token in ordinary]
-            ),
+            "vocabulary": (None if _follows(ordinary, self.merges) else as_characters(ordinary)),
         }
 
     @classmethod
@@ -201,7 +218,7 @@ class BPETokenizer(Tokenizer):
         if not isinstance(special, Mapping):
             raise TypeError("its special tokens are not an object")
         if state["vocabulary"] is not None:
-            vocabulary = [as_bytes(token) for token in state["vocabulary"]]
+            vocabulary = as_bytes(state["vocabulary"])
         elif _is_in_order(merges):
             vocabulary = _in_order(merges)
         else:
@@ -211,13 +228,13 @@ class BPETokenizer(Tokenizer):
     def names(self) -> list[str]:
         """The tokens as other programs write them: bytes as visible characters."""
         special = {token: content for content, token in self.special.items()}
-        return [special.get(i) or as_characters(token) for i, token in enumerate(self.vocabulary)]
+        return [special.get(i) or token for i, token in enumerate(as_characters(self.vocabulary))]
 
     def as_json(self) -> dict[str, Any]:
         names = self.names()
         return tokenizer_json.contents(
             {name: i for i, name in enumerate(names) if name},
-            [[names[left], names[right]] for left, right in self.merges.tolist()],
+            [[names[left], names[right]] for left, right in _each(self.merges)],
             tokenizer_json.byte_level(self.split),
             {**tokenizer_json.BYTE_LEVEL, "use_regex": True},
             self.special,
@@ -239,8 +256,8 @@ class BPETokenizer(Tokenizer):
         }
         _numbers(numbers.values(), f"its vocabulary contains ids outside 0..{MAX_TOKENS - 1:,}")
         vocabulary = [b""] * (1 + max(numbers.values(), default=-1))
-        for token, number in numbers.items():
-            vocabulary[number] = as_bytes(token)
+        for token, number in zip(as_bytes(list(numbers)), numbers.values(), strict=True):
+            vocabulary[number] = token
         if sum(map(bool, vocabulary)) < len(numbers):
             raise InputError("two of its tokens have the same id")
         pairs = map(tokenizer_json.pair_of, data["model"]["merges"])
@@ -293,7 +310,9 @@ def _numbers(values: Iterable[Any], otherwise: str) -> list[int]:
     """The values, if all are numbers that a token may have. InputError, saying so, otherwise."""
     numbers = list(values)
     # The exact type: True is an int too, and NumPy makes integers of texts and fractions.
-    if not all(type(number) is int and 0 <= number < MAX_TOKENS for number in numbers):
+    if numbers and not (
+        set(map(type, numbers)) == {int} and min(numbers) >= 0 and max(numbers) < MAX_TOKENS
+    ):
         raise InputError(otherwise)
     return numbers
 
@@ -304,12 +323,16 @@ def _pairs(numbers: Iterable[Any]) -> np.ndarray:
     return np.array(checked, np.int64).reshape(-1, 2)
 
 
+def _each(merges: np.ndarray) -> Iterator[tuple[int, int]]:
+    """The pairs one by one: 150,000 lists at once keep the garbage collector busy."""
+    return zip(merges[:, 0].tolist(), merges[:, 1].tolist(), strict=True)
+
+
 def _results(vocabulary: list[bytes], merges: np.ndarray, ids: dict[bytes, int]) -> np.ndarray:
     """The token that each merge makes, int32. InputError if one makes none."""
-    pairs = merges.tolist()
-    results = [ids.get(vocabulary[left] + vocabulary[right], -1) for left, right in pairs]
+    results = [ids.get(vocabulary[left] + vocabulary[right], -1) for left, right in _each(merges)]
     if -1 in results:
-        left, right = pairs[results.index(-1)]
+        left, right = merges[results.index(-1)]
         raise InputError(
             f"its merge ({left}, {right}) yields a string that is not in the vocabulary"
         )
@@ -329,7 +352,7 @@ def _follows(vocabulary: list[bytes], merges: np.ndarray) -> bool:
         return False
     return vocabulary[:256] == [bytes([byte]) for byte in BYTES] and all(
         vocabulary[256 + i] == vocabulary[left] + vocabulary[right]
-        for i, (left, right) in enumerate(merges.tolist())
+        for i, (left, right) in enumerate(_each(merges))
     )
 
 
@@ -337,7 +360,7 @@ def _in_order(merges: np.ndarray) -> list[bytes]:
     """Merges in order -> the bytes of each token: single ones first, then what the merges make."""
     vocabulary = [bytes([byte]) for byte in BYTES]
     size = 0
-    for left, right in merges.tolist():
+    for left, right in _each(merges):
         token = vocabulary[left] + vocabulary[right]
         size += len(token)
         if size > MAX_BYTES:

@@ -132,7 +132,10 @@ class Tokenizer:
             return self
         self._check_names(missing)
         numbers = range(self.vocab_size, self.vocab_size + len(missing))
-        special = {**self.special, **dict(zip(missing, numbers, strict=True))}
+        return self._added({**self.special, **dict(zip(missing, numbers, strict=True))})
+
+    def _added(self, special: dict[str, int]) -> "Tokenizer":
+        """The tokenizer with these special tokens, its own and others."""
         made = Tokenizer.from_state({**self.state(), "special": special})
         return made.with_published(self.published) if self.published else made
 
@@ -267,10 +270,13 @@ class Tokenizer:
         write(path, self.as_json())
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> "Tokenizer":
-        """Reads a tokenizer.json, also one of another program. InputError if it is none."""
+    def load(cls, path: str | PathLike[str], contents: dict[str, Any] | None = None) -> "Tokenizer":
+        """Reads a tokenizer.json, also one of another program. InputError if it is none.
+
+        contents: what `tokenizer_json.read` has found there, if it has been read.
+        """
         try:
-            return Tokenizer.from_json(read(path))
+            return Tokenizer.from_json(read(path) if contents is None else contents)
         except InputError as error:
             raise InputError(f"cannot use the tokenizer {path}: {error}") from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:

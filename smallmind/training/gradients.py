@@ -33,10 +33,10 @@ def set_up(model: TransformerModel, config: TrainingConfig, precision: Precision
     strategy, interval = config.recompute, config.checkpoint_interval
     model.use_recompute(RecomputePlan.of(strategy, model.config.n_layer, interval))
     model.micro_batch_size = config.micro_batch_size
-    model.use_precision(precision)
-    model.use_products(config.products)
     if config.freeze is not None:  # else what the model trains already
         model.freeze(config.freeze)
+    model.use_precision(precision)
+    model.use_products(config.products)
 
 
 class Summed(NamedTuple):

@@ -8,6 +8,7 @@ import numpy as np
 
 from smallmind.checks import InputError, number
 from smallmind.files import safetensors
+from smallmind.nn.parameters import shape_of
 from smallmind.nn.transformer import WEIGHTS, TransformerModel, weights
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer, make_optimizer
@@ -255,4 +256,4 @@ def _is_number(value: Any) -> bool:
 
 
 def _shapes(state: RunState) -> dict[str, tuple[int, ...]]:
-    return {name: tensor.shape for name, tensor in state.tensors.items()}
+    return {name: shape_of(tensor) for name, tensor in state.tensors.items()}

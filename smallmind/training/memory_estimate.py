@@ -132,7 +132,7 @@ class MemoryEstimate(Tabular):
     sample: int = 0  # keys and values while it is written
     program: int = TYPICAL.resident
     timing: int = 0  # a copy of the weights while steps are timed, in a run by minutes
-    # The largest frozen weight in 16 bits, converted for a file; a file that is compressed.
+    # The largest frozen weight of fewer than 32 bits, converted for a file; a compressed file.
     saving: int = 0
     preparation: int = 0  # before training, while the teacher's logits are cached
     start: int = 0  # the peak of the process so far
@@ -198,7 +198,8 @@ def estimate(
     # In arrays of their own, without padding. What is frozen is not copied.
     trained = 4 * sum(spec.size for spec in flat.trained)
     moments = sum(tensor.nbytes for tensor in run.optimizer.tensors().values())
-    converted = max((4 * array.size for array in flat.arrays[1:] if array.itemsize < 4), default=0)
+    stored = zip(flat.frozen, flat.arrays[1:], strict=True)
+    converted = max((4 * x.size for x, array in stored if array.nbytes < 4 * x.size), default=0)
     return MemoryEstimate(
         weights=held_weights,
         working_weights=flat.copied_bytes,

@@ -120,7 +120,7 @@ def _expected(config: ModelConfig, training: TrainingConfig) -> int:
     ids = unbacked((1, config.block_size), np.int32)
     model.loss_and_gradients(ids, ids)
     make_optimizer(model, training).step()
-    is_half = training.requested_precision != Precision.FLOAT32
+    is_half = training.requested_precision.of_trained != Precision.FLOAT32
     new = sum(COMPILED.get(name, FEW) for name in kernels.names if _is_new(name))
     return new + DECODING * _is_new("cached_attention") + is_half * HALF
 
@@ -156,6 +156,9 @@ def _tiny(config: ModelConfig) -> ModelConfig:
 
 def _short(training: TrainingConfig) -> TrainingConfig:
     """The settings of a few steps, after which nothing but the end of a run follows."""
+    precision = training.precision
+    if precision and training.adapter is None:  # all of the tiny model is trained
+        precision = Precision(precision).of_trained
     return dataclasses.replace(
         training,
         steps=STEPS,
@@ -166,6 +169,7 @@ def _short(training: TrainingConfig) -> TrainingConfig:
         grad_accum_steps=1,
         micro_batch_size=None,
         freeze=None,  # the tiny model has fewer blocks
+        precision=precision,
         val_every=0,
         save_every=0,
         sample_every=0,

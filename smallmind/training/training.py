@@ -98,7 +98,7 @@ class Training:
         snapshot_every: int = SNAPSHOT_EVERY,
         group: Group = ALONE,
     ) -> None:
-        check_type("model", model, TransformerModel)
+        check_type("model", model, TransformerModel).check_trains()
         check_type("tokenizer", tokenizer, Tokenizer, None)
         check_type("text", text, str, None)
         check_type("distillation", distillation, Distillation, None)
@@ -276,9 +276,9 @@ class Training:
             self._run = run
             model.micro_batch_size = micro_batch_size
             model.use_recompute(recompute)
+            model.freeze(frozen)
             model.use_precision(precision)
             model.use_products(products)
-            model.freeze(frozen)
             run.load_model(before)
             self._run.clear_gradients()
 

@@ -13,6 +13,7 @@ from smallmind.console.activity import duration
 from smallmind.console.table import Table, escape
 from smallmind.files import durable
 from smallmind.runs.files import PROFILE
+from smallmind.runs.precisions import PrecisionTable
 from smallmind.settings.settings import SECTIONS
 from smallmind.training.energy import energy_text
 from smallmind.training.operations import usage_text
@@ -47,6 +48,7 @@ def report(path: str | PathLike[str]) -> str:
         _use(view),
         _course(view),
         _evaluations(view),
+        _precisions(view),
         _profile(view),
         _health(view),
         _settings(view),
@@ -155,6 +157,18 @@ def _evaluations(view: RunView) -> str:
     found = table(cells, ("step", *columns), best=shown.index(best))
     about = "<p>On held-out text, losses in nats per token; the best one is bold.</p>"
     return section("Evaluations", f"{about}{found}{note}")
+
+
+def _precisions(view: RunView) -> str:
+    """The losses with fewer bits per weight, if they have been measured."""
+    if (found := PrecisionTable.read(view.path)) is None:
+        return ""
+    compared = found.table()
+    about = (
+        f"<p>{escape(found.model)}, on {found.losses[0].tokens:,} tokens of held-out text, in nats "
+        "per token: what fewer bits per weight cost.</p>"
+    )
+    return section(compared.title, about + table(compared.rows, compared.heads))
 
 
 def _course(view: RunView) -> str:

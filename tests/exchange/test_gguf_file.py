@@ -1,4 +1,4 @@
-"""The container against bytes written by hand, and the blocks of 8 bits against arithmetic."""
+"""The container against bytes written by hand, and blocks of integers against arithmetic."""
 
 import struct
 
@@ -8,7 +8,8 @@ import pytest
 from smallmind import InputError
 from smallmind.exchange import gguf_file
 from smallmind.exchange.gguf_tokenizer import metadata_of, tokenizer_of
-from smallmind.exchange.number_types import NUMBER_TYPES, dequantise, quantise
+from smallmind.exchange.number_types import NUMBER_TYPES
+from smallmind.kernels.quantised import BLOCK, dequantise
 from tests.exchange.models import tokenizer_of as tokenizer_of_kind
 from tests.programs import refusal
 
@@ -59,7 +60,7 @@ def test_a_file_written_by_hand_is_read(tmp_path):
     (tmp_path / "file").write_bytes(FILE)
     metadata, tensors = gguf_file.read(tmp_path / "file")
     assert metadata == METADATA
-    assert {name: tensor.read().tolist() for name, tensor in tensors.items()} == {
+    assert {name: tensor.values().tolist() for name, tensor in tensors.items()} == {
         "m.weight": [[0, 1, 2], [3, 4, 5]],
         "v.bias": [1.5, -2],
     }
@@ -89,19 +90,48 @@ def test_another_alignment_is_read(tmp_path):
     data = struct.pack("<f", 1) + bytes(60) + struct.pack("<f", 2)
     (tmp_path / "file").write_bytes(head + data)
     _, tensors = gguf_file.read(tmp_path / "file")
-    assert [tensor.read().tolist() for tensor in tensors.values()] == [[1], [2]]
+    assert [tensor.values().tolist() for tensor in tensors.values()] == [[1], [2]]
 
 
-def test_blocks_hold_a_scale_and_rounded_multiples_of_it():
-    values = np.zeros((3, 32), np.float32)
-    values[0, :5] = 127, -127, 0.5, -1.5, 2.4
-    values[1, 0] = 1e-30
-    stored = quantise(values)
+def blocks(kind, *rows):
+    """Rows that begin like these -> their blocks, one a row, as bytes; the values they stand for"""
+    values = np.zeros((len(rows), BLOCK), np.float32)
+    for row, given in zip(values, rows, strict=True):
+        row[: len(given)] = given
+    stored = NUMBER_TYPES[kind].encode(values)
+    return stored.view(np.uint8).reshape(len(rows), -1), dequantise(stored)
+
+
+def test_blocks_of_8_bits_hold_a_scale_and_rounded_multiples_of_it():
+    stored, found = blocks("q8_0", [127, -127, 0.5, -1.5, 2.4], [1e-30], [])
     assert stored.shape == (3, 34)
     assert stored[:, :2].copy().view("<f2").tolist() == [[1], [0], [0]]
     assert stored[0, 2:8].view(np.int8).tolist() == [127, -127, 1, -2, 2, 0]
-    found = dequantise(stored)
     assert found[0, :5].tolist() == [127, -127, 1, -2, 2] and not found[1:].any()
+
+
+def test_blocks_of_4_bits_hold_a_scale_and_pairs_of_integers():
+    """The first half in the low bits, the second in the high ones; 8 stands for 0."""
+    first = [-4, 3.5, 0.3, -0.2, *12 * [0], 1, -1.3]
+    stored, found = blocks("q4_0", first, [2.0], [])
+    assert stored.shape == (3, 18)
+    assert stored[:, :2].copy().view("<f2").tolist() == [[0.5], [-0.25], [0]]
+    assert stored[0, 2:7].tolist() == [0xA0, 0x5F, 0x89, 0x88, 0x88]
+    assert stored[1, 2:4].tolist() == [0x80, 0x88]
+    assert found[0, :5].tolist() == [-4, 3.5, 0.5, 0, 0]
+    assert found[0, 16:19].tolist() == [1, -1.5, 0]
+    assert found[1].tolist() == [2.0] + 31 * [0] and not found[2].any()
+
+
+def test_blocks_of_5_bits_hold_the_highest_bits_apart():
+    stored, found = blocks("q5_0", [-16, 15, 0.3, -0.7, *12 * [0], 1, -1.3], [])
+    assert stored.shape == (2, 22)
+    assert stored[:, :2].copy().view("<f2").tolist() == [[1], [0]]
+    high = int.from_bytes(stored[0, 2:6].tobytes(), "little")
+    assert high == 2**32 - 1 - 0b1001 - (1 << 17)  # 16 stands for 0
+    assert stored[0, 6:11].tolist() == [0x10, 0xFF, 0x00, 0x0F, 0x00]
+    assert found[0, :5].tolist() == [-16, 15, 0, -1, 0] and found[0, 16:19].tolist() == [1, -1, 0]
+    assert not found[1].any()
 
 
 def test_a_byte_that_is_not_escaped_is_itself():
@@ -156,7 +186,9 @@ HOSTILE = {
     "a size over the file": edited(FIRST + 4, "Q", 2**40),
     "a type that is not read": edited(FIRST + 20, "I", 12),
     "an unknown type": edited(FIRST + 20, "I", 2**32 - 1),
-    "blocks that do not fit": edited(FIRST + 20, "I", 8),
+    "blocks of 4 bits that do not fit": edited(FIRST + 20, "I", 2),
+    "blocks of 5 bits that do not fit": edited(FIRST + 20, "I", 6),
+    "blocks of 8 bits that do not fit": edited(FIRST + 20, "I", 8),
     "an offset that is not aligned": edited(len(START) - 8, "Q", 24),
     "an offset over the file": edited(len(START) - 8, "Q", 2**62),
     "an overlap": edited(len(START) - 8, "Q", 0),
@@ -175,6 +207,13 @@ def test_malformed_files_are_refused_in_one_line(tmp_path, content):
     assert len(message) < len(str(path)) + 300
 
 
+def test_a_type_that_is_not_read_is_named_with_what_to_do(tmp_path):
+    (tmp_path / "file").write_bytes(edited(FIRST + 20, "I", 14))
+    message = refusal(gguf_file.read, tmp_path / "file")
+    assert "the tensor 'm.weight' is of type q6_K, which is not read here" in message
+    assert "f32, f16, q4_0, q5_0, q8_0, bf16 (llama-quantize --pure)" in message
+
+
 def test_a_file_truncated_anywhere_is_refused(tmp_path):
     path = tmp_path / "file.gguf"
     for length in range(len(FILE) - 28):  # the last padding may be missing
@@ -190,4 +229,4 @@ def test_a_file_truncated_after_it_was_opened_is_an_error(tmp_path):
     path.write_bytes(FILE[:-40])
     with pytest.raises(InputError, match="was truncated while it was read"):
         for tensor in tensors.values():
-            tensor.read()
+            tensor.values()

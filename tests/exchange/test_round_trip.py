@@ -69,18 +69,25 @@ def test_16_bit_weights_are_rounded_once(tmp_path, to, type, dtype):
         np.testing.assert_array_equal(found.parameters[name], values if is_kept else rounded)
 
 
-def test_blocks_of_8_bits_are_within_half_a_step(tmp_path):
+# The largest error over the largest weight: half a step and, where one side has one step less, one.
+BLOCKS = {"q8_0": 0.51 / 127, "q5_0": 1.01 / 16, "q4_0": 1.01 / 8}
+
+
+@pytest.mark.parametrize("type", BLOCKS)
+def test_blocks_of_integers_are_within_a_step(tmp_path, type):
     model = model_of("Llama", CHAR, n_embd=64, head_size=8, mlp_width=96)
-    found, _ = smallmind.load(sent(tmp_path, model, CHAR, "gguf", type="q8_0"), "numpy")
+    found, _ = smallmind.load(sent(tmp_path, model, CHAR, "gguf", type=type), "numpy")
     for name, values in model.parameters.items():
         if values.ndim == 1:
             np.testing.assert_array_equal(found.parameters[name], values)
         else:
-            steps = np.abs(values).max() / 127
-            assert 0 < np.abs(found.parameters[name] - values).max() <= 0.51 * steps
+            most = BLOCKS[type] * np.abs(values).max()
+            assert 0 < np.abs(found.parameters[name] - values).max() <= most
+    again = sent(tmp_path, found, CHAR, "gguf", type=type)
+    assert_same_logits(smallmind.load(again, "numpy")[0], found)
 
 
-@pytest.mark.parametrize(("to", "type"), [("hf", "f16"), ("gguf", "f16"), ("gguf", "q8_0")])
+@pytest.mark.parametrize(("to", "type"), [("hf", "f16"), *(("gguf", x) for x in ("f16", *BLOCKS))])
 def test_a_weight_that_is_too_large_is_refused(tmp_path, to, type):
     model = model_of("Llama", CHAR, n_embd=64)
     model.parameters["token_embedding.weight"][3, 5] = -1e7
@@ -88,9 +95,10 @@ def test_a_weight_that_is_too_large_is_refused(tmp_path, to, type):
     assert not list(tmp_path.iterdir())
 
 
-def test_rows_too_short_for_blocks_have_16_bits(tmp_path):
+@pytest.mark.parametrize("type", BLOCKS)
+def test_rows_too_short_for_blocks_have_16_bits(tmp_path, type):
     model = model_of("Llama", CHAR)
-    found, _ = smallmind.load(sent(tmp_path, model, CHAR, "gguf", type="q8_0"), "numpy")
+    found, _ = smallmind.load(sent(tmp_path, model, CHAR, "gguf", type=type), "numpy")
     for name, values in model.parameters.items():
         wanted = values if values.ndim == 1 else values.astype(np.float16).astype(np.float32)
         np.testing.assert_array_equal(found.parameters[name], wanted)

@@ -8,8 +8,8 @@ import pytest
 from llvmlite import ir
 
 from smallmind.kernels.codegen import isa as isa_module
-from smallmind.kernels.codegen.isa import compiles_bfloat16, instruction_set
-from smallmind.kernels.codegen.vector_ir import F32, I64, Storage, VectorIR
+from smallmind.kernels.codegen.isa import compiles_bfloat16, compiles_byte_dots, instruction_set
+from smallmind.kernels.codegen.vector_ir import F32, I8, I64, Storage, VectorIR
 from smallmind.kernels.gemm.tile import tile_function
 from tests.kernels.test_tile import assembly, hottest_block, inner_loop, vectors_on_the_stack
 
@@ -18,6 +18,7 @@ PLAIN = [("neoverse-n1", LINUX), ("apple-m1", MACOS), ("cortex-a72", LINUX), ("g
 WITH_BFLOAT16 = [("neoverse-v1", LINUX), ("neoverse-n2", LINUX), ("apple-m2", MACOS)]
 NEON = instruction_set("aarch64", {})
 DOTS = instruction_set("aarch64", {"bf16": True})
+BYTES = instruction_set("aarch64", {"dotprod": True})
 
 
 def multiplications(loop):
@@ -105,6 +106,17 @@ def dot_pairs(builder, ops, a, b, c):
     ops.store(builder, ops.dot_pairs(builder, *values), a)
 
 
+def dot_bytes(builder, ops, a, b, c):
+    kinds = ops.integers, *[ir.VectorType(I8, 4 * ops.lanes)] * 2
+    places = (
+        builder.bitcast(place, kind.as_pointer())
+        for place, kind in zip((a, b, c), kinds, strict=True)
+    )
+    total, *operands = (builder.load(place, align=1) for place in places)
+    result = ops.dot_bytes(builder, total, *operands)
+    builder.store(result, builder.bitcast(a, result.type.as_pointer()), align=1)
+
+
 def prefetch(builder, ops, a, b, c):
     ops.prefetch(builder, a)
     ops.prefetch(builder, b, locality=2)
@@ -163,6 +175,32 @@ def test_a_cpu_with_bfloat16_narrows_and_multiplies_pairs_in_one_instruction(cpu
 
 def test_without_such_an_instruction_pairs_take_two_multiplications():
     assert len(re.findall(r"\sfmla", compiled(dot_pairs, "neoverse-n1", LINUX))) == 2
+
+
+@pytest.mark.parametrize("cpu", ["neoverse-n1", "apple-m1"])
+def test_a_cpu_that_has_it_multiplies_four_bytes_in_one_instruction(cpu):
+    assert len(re.findall(r"\ssdot", compiled(dot_bytes, cpu, LINUX, BYTES))) == 1
+
+
+def test_without_such_an_instruction_bytes_take_two_multiplications():
+    shown = compiled(dot_bytes, "cortex-a72", LINUX)
+    assert len(re.findall(r"\s(?:smull|smull2|mul)\s", shown)) == 2
+
+
+@pytest.mark.parametrize(
+    ("cpu", "features", "expected"),
+    [
+        ("neoverse-n1", "", True),
+        ("apple-m1", "", True),
+        ("cortex-a72", "", False),
+        ("neoverse-n1", "-dotprod", False),
+        ("generic", "+dotprod", True),
+    ],
+)
+def test_llvm_tells_which_cpus_multiply_bytes(cpu, features, expected):
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    assert compiles_byte_dots(LINUX, cpu, features) == expected
 
 
 @pytest.mark.parametrize(

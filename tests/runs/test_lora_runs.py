@@ -55,11 +55,10 @@ def test_its_files_hold_the_adapter_alone(base, adapted):
     assert state.state["adapter"]["base"]["path"] == str((base / "base").resolve())
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "q8_0", "q4_0"])
 def test_it_starts_with_the_loss_of_its_base_to_the_bit(base, precision):
     run = tuned(base, f"new-{precision}", precision=precision)
-    model, tokenizer = smallmind.load(base / "base")
-    model.use_precision(precision)
+    model, tokenizer = smallmind.load(base / "base", precision=precision)
     tokens = tokenizer.encode(CATS)
     ids, targets = tokens[None, :32], tokens[None, 1:33]
     live = run.training.model
@@ -84,7 +83,7 @@ def test_it_loads_as_one_model(base, adapted):
     assert smallmind.generate(model, tokenizer, max_tokens=3)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "q8_0"])
 @pytest.mark.parametrize("step", [1, 4])
 def test_it_resumes_to_the_same_bits(base, precision, step):
     whole = tuned(base, f"whole-{precision}-{step}", precision=precision, lora_dropout=0.2)

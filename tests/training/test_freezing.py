@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from smallmind import AdamW, InputError, Run, TrainingConfig, TransformerModel
+from smallmind import AdamW, InputError, Precision, Run, TrainingConfig, TransformerModel
 from smallmind.files import safetensors
 from smallmind.kernels.half import BFLOAT16, round_to, to_float32
 from smallmind.text.samplers import RandomWindows, draw
@@ -23,7 +23,7 @@ STEPS |= {"warmup_steps": 2}
 
 
 def new_training(backend="numba", **settings):
-    return test_resume.new_training(n_layer=4, n_embd=16, backend=backend, **settings)
+    return test_resume.new_training(n_layer=4, n_embd=32, backend=backend, **settings)
 
 
 def config(freeze=BELOW, **settings):
@@ -83,7 +83,7 @@ def test_clipping_health_and_anomalies_see_what_is_trained():
     assert record.grad_norm == pytest.approx(sum(squares) ** 0.5, rel=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_run_resumes_with_the_same_bits(tmp_path, precision, optimizer):
     settings = config(precision=precision, optimizer=optimizer)
@@ -91,7 +91,7 @@ def test_a_run_resumes_with_the_same_bits(tmp_path, precision, optimizer):
     assert resumed.spikes.held_bytes == whole.spikes.held_bytes
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "q8_0", "q4_0"])
 def test_a_checkpoint_has_every_weight_once(tmp_path, precision):
     training = new_training(snapshot_every=4)
     train(training, config(precision=precision), until=6)
@@ -108,11 +108,11 @@ def test_a_checkpoint_has_every_weight_once(tmp_path, precision):
         np.testing.assert_array_equal(loaded.parameters[name], value)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "q8_0"])
 def test_a_snapshot_shares_what_is_frozen(precision):
     training, whole = new_training(), new_training()
     train(training, config(precision=precision))
-    train(whole, config(None, precision=precision))
+    train(whole, config(None, precision=Precision(precision).of_trained))
     held = training.spikes.good.tensors
     for spec in training.model.flat.specs:
         own = training.model.flat.stored[spec.name]
@@ -122,7 +122,7 @@ def test_a_snapshot_shares_what_is_frozen(precision):
     assert training.spikes.held_bytes == 4 * trained + moments < whole.spikes.held_bytes
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("precision", ["float32", "float16", "q4_0"])
 def test_a_spike_restores_what_is_trained(precision):
     training = new_training(snapshot_every=2)
 
@@ -189,6 +189,32 @@ def test_a_run_is_created_resumed_and_built_upon(tmp_path):
     for name, value in model.parameters.items():
         expected = to_float32(round_to(models[0].parameters[name], BFLOAT16))
         assert np.array_equal(value, expected) == (not name.startswith("final_norm"))
+
+
+@pytest.mark.parametrize("precision", ["q8_0", "q4_0"])
+def test_a_run_on_frozen_blocks_of_integers(tmp_path, precision):
+    """It ends with the weights of one that trains the same part beside what the blocks hold."""
+    fields = {**SMALL, **STEPS, "n_embd": 32}
+    Run.create(text=CATS, out=tmp_path / "base", **fields).train()
+    fields = {**STEPS, "recipe": "gpt2", "threads": 1, "init_from": str(tmp_path / "base")}
+    fields |= {"freeze": BELOW, "precision": precision}
+    run = Run.create(text=CATS, out=tmp_path / "tuned", **fields)
+    run.train(lambda record: run.stop() if record.step >= 5 else None)
+    Run.open(tmp_path / "tuned").resume()
+    assert not any(verdict.fault for verdict in Run.open(tmp_path / "tuned").verify())
+    blocks = run.training.model.parameters
+    tuned, base = (Run.open(tmp_path / name).load()[0] for name in ("tuned", "base"))
+    for name, value in tuned.parameters.items():
+        if name not in run.training.model.gradients:
+            np.testing.assert_array_equal(value, blocks[name])
+            assert np.abs(value - base.parameters[name]).max() < 0.2 * np.abs(value).max()
+
+
+@pytest.mark.parametrize("precision", ["q8_0", "q4_0"])
+def test_a_run_that_trains_all_weights_has_no_blocks(tmp_path, precision):
+    with pytest.raises(InputError, match=f"precision='{precision}' is for weights that are not"):
+        Run.create(text=CATS, out=tmp_path / "run", **SMALL, precision=precision)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("freeze", ["blocks.4", "attention", "embedding,blocks.0-3,final_norm"])

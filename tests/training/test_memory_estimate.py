@@ -26,6 +26,7 @@ from smallmind.kernels.codegen import scratch
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gemm import blocked
 from smallmind.memory.tensor_pool import TensorPool
+from smallmind.nn import network
 from smallmind.nn.cache import KeyValueCache
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.settings.config import CheckpointStrategy
@@ -72,7 +73,7 @@ class SmallRun:
             vocabulary = "".join(map(chr, range(200, 200 + config.vocab_size)))
             ids = np.random.default_rng(0).integers(0, config.vocab_size, tokens).astype(np.int32)
             data = Dataset(ids, config.block_size, batch_size, 1, Tokenizer(vocabulary))
-        model = TransformerModel(config)
+        model = TransformerModel(config, adapter=training.adapter)
         self.teacher = teacher and TransformerModel(teacher)
         with TensorPool() as pool:
             distilled = None
@@ -163,6 +164,55 @@ def test_the_estimate_is_exactly_what_pool_and_vectors_hold(run, strategy, preci
     assert expected.activations == trained.held_by_pool
     for name in VECTORS:
         assert getattr(expected, name) == getattr(trained, name), name
+
+
+@pytest.mark.parametrize("precision", ["q8_0", "q4_0"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        (
+            ModelConfig(65, 32, 3, 2, 64, tie_weights=False),
+            4,
+            None,
+            {"freeze": "embedding,blocks.0"},
+        ),
+        (ModelConfig(65, 24, 4, 4, 32, **EVERYTHING), 5, 3, {"freeze": "blocks.0-1,blocks.3,head"}),
+        (ModelConfig(65, 32, 3, 2, 64), 4, None, {"lora_rank": 3}),
+        (ModelConfig(65, 24, 4, 4, 32, **EVERYTHING), 5, 3, {"lora_rank": 2, "lora_dropout": 0.1}),
+    ],
+)
+def test_the_estimate_knows_the_bytes_of_blocks(run, precision):
+    *shape, part = run
+    length = {"steps": 2, **part}
+    test_the_estimate_is_exactly_what_pool_and_vectors_hold((*shape, 900, length), {}, precision)
+    exact, less = (
+        estimate(run[0], TrainingConfig(precision=kind, **length), run[1])
+        for kind in ("float32", precision)
+    )
+    assert less.weights < exact.weights and less.activations == exact.activations
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("run", [RUNS[1], RUNS[3], RUNS[8], RUNS[13], RUNS[14]])
+def test_logits_of_a_few_rows_at_a_time_are_counted(monkeypatch, run, precision):
+    model, batch_size, micro_batch_size, tokens, length = run
+    rows = model.vocab_size * model.block_size * batch_size
+    config = TrainingConfig(
+        precision=precision, micro_batch_size=micro_batch_size, val_batches=1, **length
+    )
+    whole = estimate(model, config, batch_size, text=TextSize(tokens, tokens))
+    monkeypatch.setattr(network, "MOST_LOGITS", rows // 9)
+    expected = estimate(model, config, batch_size, text=TextSize(tokens, tokens))
+    trained = SmallRun(model, config, batch_size, tokens)
+    assert expected.activations == trained.held_by_pool != whole.activations
+
+
+def test_logits_of_a_large_vocabulary_are_never_whole():
+    small, large = (
+        estimate(ModelConfig(V, 256, 2, 4, 64), TrainingConfig(precision="float32"), 8).activations
+        for V in (1000, 150_000)
+    )
+    assert large - small < 4 * network.MOST_LOGITS + 2 * 4 * 8 * 256 * 64 < 4 * 8 * 256 * 150_000
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -33,8 +33,12 @@ def choice(module_for: Callable[[Any], ModuleType], name: str, inline: bool = Fa
     return function
 
 
-def by_type(for_float32: Callable[..., Any], for_others: Callable[..., Any]) -> Any:
-    """One of two functions, by the type of the first argument. Only that one is compiled.
+def by_type(
+    for_float32: Callable[..., Any],
+    for_16_bits: Callable[..., Any],
+    for_blocks: Callable[..., Any] | None = None,
+) -> Any:
+    """One of these functions, by the type of the first argument. Only that one is compiled.
 
     They are no kernels by themselves, and not decorated: each function within others takes longer
     to compile the deeper it is.
@@ -45,7 +49,9 @@ def by_type(for_float32: Callable[..., Any], for_others: Callable[..., Any]) -> 
 
     @overload(function, strict=False, jit_options={"error_model": "numpy"})
     def choose(x, *_arguments):
-        return for_float32 if x.dtype == types.float32 else for_others
+        if x.dtype == types.float32:
+            return for_float32
+        return for_16_bits if x.dtype.bitwidth == 16 else for_blocks
 
     return function
 

@@ -33,6 +33,7 @@ class InstructionSet:
     pairs: bool = False  # bfloat16 is multiplied in pairs
     quads: bool = False  # has a product of 2 x 4 and 4 x 2 bfloat16: bfmmla
     matrix_unit: bool = False  # multiplies matrices of bfloat16: AMX
+    byte_dots: bool = False  # has a dot product of four bytes: VNNI, sdot
     # Faster than float32: Intel's dot product is not, AMD's and that of Arm's own cores are.
     fast_bfloat16: bool = False
     # The level of cache (3: the first, 2: the second) into which the rows of a are prefetched that
@@ -71,6 +72,7 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
             bfloat16=dots,
             pairs=dots,
             matrix_unit=matrix_unit,
+            byte_dots=bool(features.get("avx512vnni")),
             fast_bfloat16=matrix_unit or (dots and is_amd),
             prefetch_level=3,
             packs_a_from=4 if is_amd else 0,
@@ -78,7 +80,15 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
             finished_tiles=12 if matrix_unit else 4,
         )
     if features.get("avx2") and features.get("fma"):
-        return InstructionSet("AVX2", lanes=8, tile_rows=6, tile_vectors=2, unrolled=4, half=half)
+        return InstructionSet(
+            "AVX2",
+            lanes=8,
+            tile_rows=6,
+            tile_vectors=2,
+            unrolled=4,
+            half=half,
+            byte_dots=bool(features.get("avxvnni")),
+        )
     if is_arm(architecture):
         dots = bool(features.get("bf16"))
         # Arm's own cores that have SVE multiply as many pairs as single numbers per cycle. Apple
@@ -93,6 +103,7 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
             bfloat16=dots,
             pairs=dots,
             quads=dots,
+            byte_dots=bool(features.get("dotprod")),
             fast_bfloat16=bool(dots and is_neoverse),
             prefetch_level=3,
         )
@@ -106,23 +117,40 @@ def is_arm(architecture: str) -> bool:
     return architecture.lower().startswith(("aarch64", "arm64"))
 
 
-def compiles_bfloat16(triple: str, cpu: str, features: str) -> bool:
-    """True if LLVM uses the bfloat16 instructions of an ARM CPU with these features.
+# What LLVM makes of these for an ARM CPU says whether it may be given such a product, on which it
+# would end the process otherwise. It knows the instructions by the CPU's name alone: the features
+# that it reads from the system may lack them.
+_NARROWING = """
+    define <4 x bfloat> @narrow(<4 x float> %x) {
+      %y = fptrunc <4 x float> %x to <4 x bfloat>
+      ret <4 x bfloat> %y
+    }
+"""
+_DOT_OF_BYTES = """
+    declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
+    define i32 @dot(<16 x i8> %a, <16 x i8> %b) {
+      %x = sext <16 x i8> %a to <16 x i32>
+      %y = sext <16 x i8> %b to <16 x i32>
+      %products = mul <16 x i32> %x, %y
+      %sum = call i32 @llvm.vector.reduce.add.v16i32(<16 x i32> %products)
+      ret i32 %sum
+    }
+"""
 
-    It knows them by the CPU's name alone: the features that it reads from the system lack them.
-    What it makes of a conversion says whether it may be given a dot product, on which it would end
-    the process otherwise.
-    """
-    module = llvm.parse_assembly(
-        """
-        define <4 x bfloat> @narrow(<4 x float> %x) {
-          %y = fptrunc <4 x float> %x to <4 x bfloat>
-          ret <4 x bfloat> %y
-        }
-        """
-    )
+
+def compiles_bfloat16(triple: str, cpu: str, features: str) -> bool:
+    """True if LLVM uses the bfloat16 instructions of an ARM CPU with these features."""
+    return "bfcvtn" in _assembly(_NARROWING, triple, cpu, features)
+
+
+def compiles_byte_dots(triple: str, cpu: str, features: str) -> bool:
+    """True if LLVM uses the dot product of bytes of an ARM CPU with these features."""
+    return "sdot" in _assembly(_DOT_OF_BYTES, triple, cpu, features)
+
+
+def _assembly(code: str, triple: str, cpu: str, features: str) -> str:
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu, features, opt=1)
-    return "bfcvtn" in machine.emit_assembly(module)
+    return str(machine.emit_assembly(llvm.parse_assembly(code)))
 
 
 def _may_use_matrix_unit() -> bool:
@@ -158,7 +186,9 @@ def _compiled_features() -> dict[str, bool]:
         cpu = llvm.get_host_cpu_name() if is_host else config.CPU_NAME
         flags = config.CPU_FEATURES
         flags = llvm.get_host_cpu_features().flatten() if flags is None else flags
-        features["bf16"] = compiles_bfloat16(llvm.get_process_triple(), cpu, flags)
+        target = llvm.get_process_triple(), cpu, flags
+        features["bf16"] = compiles_bfloat16(*target)
+        features["dotprod"] = compiles_byte_dots(*target)
     return features
 
 
@@ -173,10 +203,13 @@ def _llvm_features() -> dict[str, bool]:
     avx512 = ("skylake-avx512", "icelake", "sapphirerapids", "znver4", "znver5", "cascadelake")
     avx2 = ("haswell", "broadwell", "skylake", "alderlake", "znver1", "znver2", "znver3")
     bfloat16 = ("sapphirerapids", "znver4", "znver5")
+    avx512_dots = (*bfloat16, "icelake", "cascadelake")
     name = config.CPU_NAME
     return {
         "avx512f": name.startswith(avx512),
         "avx512bf16": name.startswith(bfloat16),
+        "avx512vnni": name.startswith(avx512_dots),
+        "avxvnni": name.startswith("alderlake"),
         "sse4a": name.startswith("znver"),
         "avx2": name.startswith(avx2),
         "fma": name.startswith(avx2),

@@ -24,7 +24,7 @@ class Place(NamedTuple):
     """An element in memory, and how numbers are stored there."""
 
     pointer: ir.Value
-    storage: Storage
+    storage: Storage | None  # None: bytes, which can only be prefetched
 
 
 def operation(result, *kinds):
@@ -46,7 +46,8 @@ def operation(result, *kinds):
                     if kind is PLACE:
                         _, index = next(arguments)
                         value = Place(
-                            element_pointer(context, builder, of, value, index), STORAGE[of.dtype]
+                            element_pointer(context, builder, of, value, index),
+                            STORAGE.get(of.dtype),
                         )
                     values.append(value)
                 written = write(builder, *values)

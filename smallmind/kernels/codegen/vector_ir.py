@@ -8,7 +8,8 @@ import enum
 from llvmlite import ir
 from numba.core import cgutils
 
-F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+F32 = ir.FloatType()
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 
 
 class Storage(enum.Enum):
@@ -97,6 +98,26 @@ class VectorIR:
         value = self._narrow(builder, value, storage)
         mask = self.first_lanes(builder, count)
         self._masked(builder, "store", ir.VoidType(), value, place, I32(align), mask)
+
+    def load_scale(self, builder, block):
+        """The scale of a block of small integers (`kernels.quantised`), in all lanes."""
+        kind = ir.HalfType() if self.isa.half else I16
+        scale = builder.load(builder.bitcast(block, kind.as_pointer()), align=1)
+        return self._widen(builder, self.splat(builder, scale), Storage.FLOAT16)
+
+    def load_signed(self, builder, pointer):
+        """As many bytes as lanes -> float32."""
+        kind = ir.VectorType(I8, self.lanes)
+        value = builder.load(builder.bitcast(pointer, kind.as_pointer()), align=1)
+        return builder.sitofp(builder.sext(value, self.integers), self.vector)
+
+    def load_nibbles(self, builder, pointer, shift):
+        """As many bytes as lanes -> four bits of each, from bit `shift` on, less 8, as float32."""
+        kind = ir.VectorType(I8, self.lanes)
+        value = builder.load(builder.bitcast(pointer, kind.as_pointer()), align=1)
+        value = builder.lshr(builder.zext(value, self.integers), self.splat(builder, shift))
+        value = builder.sub(builder.and_(value, self.integer(15)), self.integer(8))
+        return builder.sitofp(value, self.vector)
 
     def _masked(self, builder, name, result, *arguments):
         """The intrinsic that loads or stores the lanes of a mask."""
@@ -230,6 +251,56 @@ class VectorIR:
         avx512, neon = "llvm.x86.avx512bf16.dpbf16ps.512", "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
         name = avx512 if self.lanes == 16 else neon
         return self.call(builder, name, self.vector, total, a, b)
+
+    @property
+    def unsigned_dots(self):
+        """True if `dot_bytes` takes bytes without a sign on its left."""
+        return self.isa.byte_dots and self.lanes > 4
+
+    def dot_bytes(self, builder, total, a, b):
+        """Adds the products of four bytes per lane to total, as integers.
+
+        The bytes of b have a sign, and none is -128. Those of a have one unless there is an
+        instruction, and that takes them without (`unsigned_dots`).
+        """
+        if self.unsigned_dots:
+            name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
+            words = (builder.bitcast(x, self.integers) for x in (a, b))
+            return self.call(builder, name, self.integers, total, *words)
+        if self.isa.byte_dots:
+            name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+            return self.call(builder, name, self.integers, total, a, b)
+        if self.lanes == 4:
+            return builder.add(total, self._dot_few_bytes(builder, a, b))
+        # In parts as wide as registers of AVX2.
+        parts = []
+        for start in range(0, 4 * self.lanes, 32):
+            order = ir.Constant(ir.VectorType(I32, 32), list(range(start, start + 32)))
+            part = (builder.shuffle_vector(x, x, order) for x in (a, b))
+            parts.append(self._dot_32_bytes(builder, *part))
+        order = ir.Constant(self.integers, list(range(self.lanes)))
+        return builder.add(total, builder.shuffle_vector(parts[0], parts[-1], order))
+
+    def _dot_32_bytes(self, builder, a, b):
+        """Magnitudes by numbers that take the signs: sums of two do not exceed 16 bits."""
+        bits = ir.VectorType(I16, 16)
+        magnitude = self.call(builder, "llvm.abs.v32i8", a.type, a, ir.IntType(1)(0))
+        signed = self.call(builder, "llvm.x86.avx2.psign.b", a.type, b, a)
+        twos = self.call(builder, "llvm.x86.avx2.pmadd.ub.sw", bits, magnitude, signed)
+        ones = ir.Constant(bits, [1] * 16)
+        return self.call(builder, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), twos, ones)
+
+    def _dot_few_bytes(self, builder, a, b):
+        """The dot products of 16 bytes, by addition of what is next to each other."""
+        total = builder.mul(*(builder.sext(x, ir.VectorType(I16, 16)) for x in (a, b)))
+        for count in (8, 4):
+            halves = (
+                ir.Constant(ir.VectorType(I32, count), list(range(first, 2 * count, 2)))
+                for first in (0, 1)
+            )
+            total = builder.add(*(builder.shuffle_vector(total, total, x) for x in halves))
+            total = builder.sext(total, ir.VectorType(I32, count)) if count == 8 else total
+        return total
 
     def add_quads(self, builder, total, a, b):
         """total + a b^T, of matrices of bfloat16 in NEON: a and b 2 x 4, total 2 x 2 float32.

@@ -18,6 +18,7 @@ import numpy as np
 from numba import prange, types
 from numba.extending import overload
 
+from smallmind.kernels.codegen.blocks import SIZES, is_quantised
 from smallmind.kernels.codegen.choice import by_type, choice, chosen_number
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import (
@@ -41,7 +42,7 @@ from smallmind.kernels.codegen.simd import (
     store_first,
 )
 from smallmind.kernels.gelu import gelu_of
-from smallmind.kernels.gemm import converted, float32
+from smallmind.kernels.gemm import converted, float32, quantised
 from smallmind.kernels.gemm.few_rows import FEW, multiply_few
 from smallmind.kernels.gemm.packing import (
     DEPTH,
@@ -67,6 +68,7 @@ from smallmind.kernels.gemm.tile import (
     not_null,
 )
 from smallmind.kernels.half import BFLOAT16
+from smallmind.kernels.quantised import BLOCK
 
 PREFETCHES_FROM, FINISHED = ISA.prefetches_from, ISA.finished_tiles
 GROUP = max(1, 256 // PANEL)  # panels of b that are prefetched together
@@ -85,6 +87,8 @@ def _packing(array: Any) -> ModuleType:
     """The module that packs and multiplies what is stored like this array."""
     if array.dtype == types.float32:
         return float32
+    if array.dtype in SIZES:
+        return quantised
     return _pairs() if ISA.pairs and array.dtype == types.int16 else converted
 
 
@@ -231,8 +235,11 @@ def gemm_parallel(out, activation, a, b, bias, addend, variant, scratch):
 
 
 @parallel_jit
-def gemm_16(out, activation, a, b, bias, addend, variant, scratch):
-    """The product of what is stored in 16 bits. out and addend may be float32; bias is as a."""
+def gemm_packed(out, activation, a, b, bias, addend, variant, scratch):
+    """The product of what is stored in 16 bits, or of float32 with the bytes of blocks.
+
+    out and addend may be float32; bias is as a.
+    """
     workers = scratch.shape[0]
     for worker in prange(workers):
         operands = operands_of(out, activation, a, b, bias, addend, variant)
@@ -246,13 +253,13 @@ def gemm_part(operands, packed, worker, workers):
     M, N = operands.out.shape
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
     step, single = _height(a), 0
-    if is_float32(a):
+    if is_float32(operands.b):
         single = single_columns(N, variant)
     first, last, left, right = product_region(M, N, single, variant, step, worker, workers)
     if first == last:
         return
-    if is_few(M, variant):
-        _gemm_few(a, operands, packed.sums, Region(first, last, left, right))
+    if is_few(M, variant) and not is_quantised(operands.b):
+        _gemm_few(operands.b, operands, packed.sums, Region(first, last, left, right))
         return
     single = single if right == N else 0
     right -= single
@@ -278,10 +285,10 @@ def gemm_part(operands, packed, worker, workers):
                 operands, packed, Region(row, end, column, min(right, column + width)), blocks
             )
         if single > 0:
-            _gemm_few(a, operands, packed.sums, Region(row, end, right, N))
+            _gemm_few(operands.b, operands, packed.sums, Region(row, end, right, N))
 
 
-def _few_of_float32(a, operands, _sums, region):
+def _few_of_float32(b, operands, _sums, region):
     """A region of the result that has few rows or few columns: nothing is packed."""
     out, bias, addend = operands.out, operands.bias, operands.addend
     first, last, left, right = region
@@ -294,13 +301,14 @@ def _few_of_float32(a, operands, _sums, region):
                 start += bias[j]
             out[i, j] = start
     N = out.shape[1]
-    multiply_few(Rows(at(out, first * N + left), N), a, operands.b, operands.variant, region)
+    sums = Rows(at(out, first * N + left), N)
+    multiply_few(sums, operands.a, b, operands.variant, region)
     if operands.activation.size > 0:
         for i in range(first, last):
             _activate(operands.activation, out, Region(i, i + 1, left, right))
 
 
-def _few_of_16_bits(a, operands, sums, region):
+def _few_of_16_bits(b, operands, sums, region):
     """Like `_few_of_float32`, with sums apart."""
     first, last, left, right = region
     width = SUMS_SIZE // (last - first)
@@ -308,11 +316,15 @@ def _few_of_16_bits(a, operands, sums, region):
         part = Region(first, last, column, min(right, column + width))
         columns = part.right - column
         sums[: (last - first) * columns] = np.float32(0)
-        multiply_few(Rows(at(sums, 0), columns), a, operands.b, operands.variant, part)
+        multiply_few(Rows(at(sums, 0), columns), operands.a, b, operands.variant, part)
         _finish(operands, sums, 0, columns, part)
 
 
-_gemm_few = by_type(_few_of_float32, _few_of_16_bits)
+def _few_of_blocks(b, operands, sums, region):
+    """Never called: see `quantised_rows`."""
+
+
+_gemm_few = by_type(_few_of_float32, _few_of_16_bits, _few_of_blocks)
 
 
 @inline_jit
@@ -325,9 +337,12 @@ def _adds_in_place(operands):
 
 
 @inline_jit
-def _block(a, number, blocks, K):
-    # Even, so that pairs stay together.
-    unit = 1 if is_float32(a) else 2
+def _block(operands, number, blocks, K):
+    a, unit = operands.a, 1
+    if is_quantised(operands.b):
+        unit = BLOCK
+    elif not is_float32(a):
+        unit = 2  # pairs stay together
     start, is_last = number * K // blocks // unit * unit, number == blocks - 1
     end = K if is_last else (number + 1) * K // blocks // unit * unit
     next_end = min(number + 2, blocks) * K // blocks
@@ -341,7 +356,7 @@ def _gemm_region(operands, packed, region, blocks):
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
     first, last, left, right = region
     for number in range(blocks):
-        block = _block(a, number, blocks, K)
+        block = _block(operands, number, blocks, K)
         start, end, depth = block.start, block.end, block.depth
         row, columns = padded_row(depth), operands.out.shape[1]
         strip = _pack_a(a, packed.strip, row, variant, start, end, first, last, columns)

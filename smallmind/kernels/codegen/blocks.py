@@ -1,0 +1,103 @@
+"""Blocks of small integers (`kernels.quantised`) in memory, as vectors of float32.
+
+Kernels get their bytes as arrays of two dimensions, whose number type says which blocks they are:
+int8 those of q8_0, uint8 those of q4_0.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, overload
+
+from smallmind.kernels.codegen.operation import element_pointer
+from smallmind.kernels.codegen.simd import HOST, LANES, load_up_to, vector
+from smallmind.kernels.codegen.transpose import store_transposed
+from smallmind.kernels.codegen.vector_ir import I64
+from smallmind.kernels.quantised import BLOCK, HALF, Q4_0, Q8_0
+
+SCALE = 2  # bytes of a block's scale, before its integers
+BYTES = {Q8_0: np.int8, Q4_0: np.uint8}
+SIZES = {types.int8: Q8_0.itemsize, types.uint8: Q4_0.itemsize}
+
+
+def bytes_of(blocks: np.ndarray) -> np.ndarray:
+    """blocks (N, n) -> the same memory as kernels take it (N, bytes)."""
+    return blocks.view(BYTES[blocks.dtype])
+
+
+@intrinsic
+def is_quantised(typingctx, array):
+    """True, as a constant, if an array is of bytes of blocks."""
+    found = ir.Constant(ir.IntType(1), int(array.dtype in SIZES))
+    return types.boolean(array), lambda _context, _builder, _sig, _args: found
+
+
+@intrinsic
+def block_bytes(typingctx, array):
+    """The bytes of a block, as a constant."""
+    size = I64(SIZES[array.dtype])
+    return types.int64(array), lambda _context, _builder, _sig, _args: size
+
+
+def block_values(builder, kind, block, place):
+    """The elements of a block from `place` on, a multiple of LANES, as written for this type."""
+    scale = HOST.load_scale(builder, block)
+    integers = builder.gep(block, [I64(SCALE)])
+    if kind == types.int8:
+        values = HOST.load_signed(builder, builder.gep(integers, [place]))
+    else:
+        is_high = builder.icmp_signed(">=", place, I64(HALF))
+        shift = builder.select(is_high, ir.IntType(32)(4), ir.IntType(32)(0))
+        place = builder.and_(place, I64(HALF - 1))
+        values = HOST.load_nibbles(builder, builder.gep(integers, [place]), shift)
+    return builder.fmul(scale, values)
+
+
+@intrinsic
+def load_values(typingctx, array, index):
+    """array, flat index of a value, a multiple of LANES -> the LANES values from there."""
+
+    def codegen(context, builder, sig, args):
+        data, index = args
+        number = builder.lshr(index, I64(BLOCK.bit_length() - 1))
+        start = builder.mul(number, I64(SIZES[array.dtype]))
+        block = element_pointer(context, builder, sig.args[0], data, start)
+        return block_values(builder, array.dtype, block, builder.and_(index, I64(BLOCK - 1)))
+
+    return vector(array, types.int64), codegen
+
+
+def load_stored(array, index, count):
+    """`load_up_to` of numbers, `load_values` of blocks, whose rows are whole vectors."""
+
+
+@overload(load_stored, jit_options={"forceinline": True})
+def _load_stored(array, index, count):
+    if array.dtype in SIZES:
+        return lambda array, index, count: load_values(array, index)  # noqa: ARG005
+    return lambda array, index, count: load_up_to(array, index, count)  # noqa: PLW0108
+
+
+@intrinsic
+def transpose_blocks(typingctx, array, place, row, last, target, target_stride):
+    """Writes the transpose of LANES x BLOCK values: target[k, i] = row i, value k.
+
+    place: of the block in the first row, in bytes; row: bytes between rows. Rows after the last one
+    repeat it, as what is beyond it is not read. The stride counts elements.
+    """
+
+    def codegen(context, builder, sig, args):
+        data, place, row, last, target, stride = args
+        blocks = []
+        for i in range(LANES):
+            number = builder.select(builder.icmp_signed("<", I64(i), last), I64(i), last)
+            start = builder.add(place, builder.mul(number, row))
+            blocks.append(element_pointer(context, builder, sig.args[0], data, start))
+        for k in range(0, BLOCK, LANES):
+            rows = [block_values(builder, array.dtype, block, I64(k)) for block in blocks]
+            column = builder.gep(target, [builder.mul(stride, I64(k))])
+            store_transposed(builder, rows, column, stride)
+        return context.get_dummy_value()
+
+    numbers = [types.int64] * 3
+    return types.void(array, *numbers, target, types.int64), codegen

@@ -1,0 +1,34 @@
+"""Products with weights in blocks of small integers."""
+
+import numpy as np
+
+from smallmind.kernels.codegen.blocks import bytes_of
+from smallmind.kernels.codegen.scratch import absent, scratch
+from smallmind.kernels.codegen.threads import threads
+from smallmind.kernels.gemm.blocked import SCRATCH, gemm_packed
+from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_B
+from smallmind.kernels.reference import ROUNDED_ROWS
+
+
+def matmul_quantised(out, a, w, bias=None, addend=None, rounds=False):
+    if len(a) > ROUNDED_ROWS:
+        _gemm(out, a, w, bias, addend, TRANSPOSE_B)
+        return
+    # Imported here, so that it is compiled only if it is used.
+    from smallmind.kernels.gemm.quantised_rows import multiply_few, scratch_size
+
+    bias = absent(np.float32, 1) if bias is None else bias
+    addend = absent(np.float32, 2) if addend is None else addend
+    rows = scratch(threads(), scratch_size(*a.shape))
+    multiply_few(out, a, bytes_of(w), bias, addend, rounds, rows)
+
+
+def matmul_quantised_transpose(out, a, w):
+    _gemm(out, a, w, None, None, PLAIN)
+
+
+def _gemm(out, a, w, bias, addend, variant):
+    bias = absent(np.float32, 1) if bias is None else bias
+    addend = absent(np.float32, 2) if addend is None else addend
+    rows = scratch(threads(), SCRATCH)
+    gemm_packed(out, absent(np.float32, 2), a, bytes_of(w), bias, addend, variant, rows)

@@ -1,0 +1,144 @@
+"""Tensors of a file, read piece by piece into their places: none is in memory a second time."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smallmind.checks import InputError
+from smallmind.console import activity
+from smallmind.kernels import reference
+from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
+from smallmind.kernels.quantised import BLOCK, QUANTISED, dequantise, is_quantised, quantise
+from smallmind.nn.parameters import Transposed
+
+PIECE = 2**21  # bytes that are read at a time: they stay in a core's cache until they are used
+NAMES: dict[Any, str] = {np.dtype(FLOAT16): "float16", np.dtype(BFLOAT16): "bfloat16"}
+NAMES |= {dtype: name for name, dtype in QUANTISED.items()}
+# The bits of infinity by number type. Those of NaN are larger, those of all others smaller.
+INFINITY = {np.dtype(np.float32): 0x7F800000, np.dtype(FLOAT16): 0x7C00, np.dtype(BFLOAT16): 0x7F80}
+
+
+class Stored(NamedTuple):
+    """A tensor in a file, or anywhere else.
+
+    `read(first, out)` writes its rows from number `first` on to out, contiguous and of `dtype`:
+    float32, the bits of 16-bit numbers, as in `kernels.half`, or blocks of integers. InputError if
+    they are gone.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    read: Callable[[int, np.ndarray], None]
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> "Stored":
+        """A tensor that is in memory."""
+        rows = array.reshape(array.shape or 1)
+
+        def read(first: int, out: np.ndarray) -> None:
+            out[...] = rows[first : first + len(out)]
+
+        return cls(array.shape, array.dtype, read)
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of a row as it is stored."""
+        if not is_quantised(self.dtype):
+            return self.shape[1:]
+        return (*self.shape[1:-1], self.shape[-1] // BLOCK)
+
+    def pieces(
+        self, name: str, step: int = 1, place: np.ndarray | None = None
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Reads a multiple of `step` rows at a time -> the number of the first one, rows.
+
+        They are read into their place, or one piece after another into the same memory. InputError
+        if a value is not finite.
+        """
+        rows = self.shape[0] if self.shape else 1
+        nbytes = math.prod(self.row_shape) * np.dtype(self.dtype).itemsize
+        most = max(1, PIECE // max(1, nbytes * step)) * step
+        if place is None:
+            piece = np.empty((min(most, rows), *self.row_shape), self.dtype)
+        for first in range(0, rows, most):
+            last = min(first + most, rows)
+            read = piece[: last - first] if place is None else place[first:last]
+            self.read(first, read)
+            if not is_finite(read):
+                raise InputError(f"{name} is not finite {NAMES.get(read.dtype, read.dtype)}")
+            yield first, read
+            activity.tick()
+
+    def values(self) -> np.ndarray:
+        """All of it, as float32."""
+        rows = np.empty((*self.shape[:1], *self.row_shape) or 1, self.dtype)
+        self.read(0, rows)
+        return _as_float32(rows).reshape(self.shape)
+
+
+def read_tensor(
+    kernels: Any,
+    parameter: np.ndarray,
+    stored: Stored,
+    name: str,
+    write: Callable[[int, np.ndarray], None] | None = None,
+    step: int = 1,
+) -> None:
+    """Writes a tensor to a parameter of the same shape, in the parameter's number type.
+
+    If the tensor is arranged in another way, `write(first, rows)` does it, with the number of the
+    first of these rows; there are a multiple of `step` of them. Blocks of a matrix that is not
+    arranged in another way are those of its transpose. InputError if a value is not finite, or too
+    large.
+    """
+    if write is not None:
+        for first, rows in stored.pieces(name, step):
+            write(first, converted(kernels, rows, parameter.dtype, name))
+    elif isinstance(parameter, Transposed):
+        for first, rows in stored.pieces(name, BLOCK):
+            blocks = converted(kernels, _as_float32(rows).T, parameter.dtype, name)
+            parameter[:, first // BLOCK : first // BLOCK + blocks.shape[1]] = blocks
+    else:
+        target = parameter if parameter.ndim else parameter.reshape(1)
+        place = target if parameter.dtype == stored.dtype else None
+        for first, rows in stored.pieces(name, place=place):
+            if place is None:
+                rows = converted(kernels, rows, parameter.dtype, name)
+                target[first : first + len(rows)] = rows
+
+
+def is_finite(values: np.ndarray) -> bool:
+    """True unless a value, in any number type, is infinite or NaN."""
+    if is_quantised(values.dtype):
+        values = values["scale"].view(FLOAT16)
+    bits = values.reshape(-1).view(f"u{values.itemsize}")
+    magnitude = bits.dtype.type(2 ** (8 * values.itemsize - 1) - 1)  # all but the sign
+    return int((bits & magnitude).max(initial=0)) < INFINITY[values.dtype]
+
+
+def converted(kernels: Any, rows: np.ndarray, dtype: Any, name: str) -> np.ndarray:
+    """Rows -> the same numbers in another type, rounded if it is smaller.
+
+    InputError if one is too large for blocks of integers.
+    """
+    if rows.dtype == dtype:
+        return rows
+    if is_quantised(dtype):
+        blocks = quantise(_as_float32(rows), dtype)
+        if not is_finite(blocks):
+            raise InputError(f"{name} is too large for {NAMES[dtype]}; choose bfloat16 or float32")
+        return blocks
+    if is_quantised(rows.dtype):
+        return converted(kernels, dequantise(rows), dtype, name)
+    if kernels is reference:  # which computes in one type
+        return round_to(to_float32(rows), dtype)
+    out = np.empty(rows.shape, dtype)
+    matrix = (1, -1) if rows.ndim == 1 else (len(rows), -1)
+    kernels.copy_columns(out.reshape(matrix), rows.reshape(matrix), 0)
+    return out
+
+
+def _as_float32(rows: np.ndarray) -> np.ndarray:
+    return dequantise(rows) if is_quantised(rows.dtype) else to_float32(rows)

@@ -1,0 +1,118 @@
+"""Models of any file, loaded with blocks of integers: those of the file, or of its values."""
+
+import numpy as np
+import pytest
+
+import smallmind
+from smallmind import InputError
+from smallmind.exchange import gguf_file
+from smallmind.files import safetensors
+from smallmind.kernels.quantised import QUANTISED, is_quantised, quantise
+from smallmind.nn import loading
+from smallmind.nn.parameters import OUTPUTS_FIRST
+from tests.exchange.models import model_of, tokenizer_of
+from tests.exchange.test_round_trip import sent
+from tests.programs import refusal
+
+CHAR = tokenizer_of("char")
+NAMES = ["GPT-2", "Llama", "Qwen3"]
+SIZES = {"n_embd": 64, "mlp_width": 96, "head_size": 16}
+FILES = [("own", None), ("hf", "f32"), ("hf", "bf16")]
+FILES += [("gguf", type) for type in ("f32", "f16", "q8_0", "q4_0", "q5_0")]
+PRECISIONS = ["q8_0", "q4_0"]
+
+
+def written(tmp_path, name, to, type, **fields):
+    model = model_of(name, CHAR, **{**SIZES, "tie_weights": name == "GPT-2", **fields})
+    if to == "own":
+        model.save(tmp_path / "model.safetensors", {"tokenizer": safetensors.to_json(CHAR.state())})
+        return tmp_path / "model.safetensors"
+    return sent(tmp_path, model, CHAR, to, type=type)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("to", "type"), FILES)
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_are_those_of_the_values_in_the_file(
+    tmp_path, monkeypatch, name, to, type, precision
+):
+    path = written(tmp_path, name, to, type)
+    monkeypatch.setattr(loading, "PIECE", 2**10)  # bytes: tensors are read in pieces
+    values = smallmind.load(path, "numpy")[0].parameters
+    model, _ = smallmind.load(path, "numpy", precision=precision)
+    assert model.precision == precision and not model.flat.trained and not model.flat.data.size
+    for spec in model.flat.specs:
+        stored, value = model.flat.compute[spec.name], values[spec.name]
+        if type == precision or not is_quantised(stored.dtype):
+            np.testing.assert_array_equal(model.parameters[spec.name], value)
+        else:
+            rows = value.T if spec.role in OUTPUTS_FIRST else value
+            np.testing.assert_array_equal(stored, quantise(rows, stored.dtype))
+    kinds = [array.dtype for array in model.flat.compute.values()]
+    assert kinds.count(QUANTISED[precision]) == (9 if name == "GPT-2" else 10)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_of_the_same_type_are_copied(tmp_path, monkeypatch, name, precision):
+    path = written(tmp_path, name, "gguf", precision)
+    expected = smallmind.load(path, "numpy")[0].parameters
+    for function in ("quantise", "dequantise"):
+        monkeypatch.setattr(loading, function, None)
+    model, _ = smallmind.load(path, "numpy", precision=precision)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(model.parameters[name], value)
+
+
+def test_rows_that_are_not_whole_blocks_stay_float32(tmp_path):
+    path = written(tmp_path, "Qwen3", "hf", "f32", head_size=20, mlp_width=80)
+    model, _ = smallmind.load(path, "numpy", precision="q8_0")
+    kinds = {name: array.dtype for name, array in model.flat.compute.items()}
+    assert kinds["blocks.0.attention.projection.weight"] == np.float32  # 80 channels in
+    assert kinds["blocks.0.attention.qkv.weight"] == QUANTISED["q8_0"]
+
+
+@pytest.mark.parametrize("to", ["own", "gguf"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_weight_that_is_too_large_is_refused(tmp_path, to, precision):
+    model = model_of("Llama", CHAR, **SIZES)
+    model.parameters["blocks.0.mlp.projection.weight"][3, 5] = -1e7
+    if to == "own":
+        path = tmp_path / "model.safetensors"
+        model.save(path, {"tokenizer": safetensors.to_json(CHAR.state())})
+    else:
+        path = sent(tmp_path, model, CHAR, to)
+    message = refusal(smallmind.load, path, precision=precision)
+    assert f"projection.weight is too large for {precision}; choose bfloat16" in message
+
+
+@pytest.mark.parametrize("loaded", [None, *PRECISIONS])
+@pytest.mark.parametrize("scale", [0x7C00, 0xFC00, 0x7E01])
+@pytest.mark.parametrize("type", QUANTISED)
+def test_a_scale_that_is_not_finite_is_refused(tmp_path, type, scale, loaded):
+    path = written(tmp_path, "Llama", "gguf", type)
+    _, tensors = gguf_file.read(path)
+    start = tensors["blk.1.ffn_down.weight"].read.args[1]
+    damaged = bytearray(path.read_bytes())
+    damaged[start : start + 2] = scale.to_bytes(2, "little")
+    path.write_bytes(damaged)
+    assert f"is not finite {type}" in refusal(smallmind.load, path, precision=loaded)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_such_a_model_only_runs(tmp_path, precision):
+    path = written(tmp_path, "Qwen3", "gguf", precision)
+    model, tokenizer = smallmind.load(path, precision=precision)
+    assert smallmind.generate(model, tokenizer, max_tokens=3)
+    ids = np.zeros((1, 4), np.int32)
+    assert model.loss(ids, ids) > 0
+    with pytest.raises(InputError, match="only runs"):
+        model.loss_and_gradients(ids, ids)
+
+
+def test_it_is_exported_with_the_same_blocks(tmp_path):
+    path = written(tmp_path, "Qwen3", "gguf", "q4_0")
+    model, tokenizer = smallmind.load(path, "numpy", precision="q4_0")
+    again = tmp_path / "again.gguf"
+    smallmind.export(model, tokenizer, again, "gguf", type="q4_0")
+    assert again.read_bytes()[-10_000:] == path.read_bytes()[-10_000:]
