@@ -18,6 +18,7 @@ from smallmind.cli.guide import page
 from smallmind.cli.program import COMMANDS, make_parser
 from smallmind.guide import NAMES
 from smallmind.text.stories import built_in_text
+from tests.exchange.chat import made
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,6 +34,7 @@ PARSED = {
     "train --resume auto": "nothing was interrupted",
     "chat runs/built-in": "waits for questions",
     "chat runs/chats": "likewise",
+    "chat runs/mine": "likewise",
     "generate runs/base -i --template 'Q: {}\\nA:' --stop '\\n'": "likewise",
 }
 
@@ -116,6 +118,7 @@ def test_every_block_runs_as_written_one_after_the_other(tmp_path):
     pairs = [{"question": f"Who is {i}?", "answer": f"Number {i}."} for i in range(30)]
     lines = "".join(f"{json.dumps(pair)}\n" for pair in pairs)
     (tmp_path / "chats.jsonl").write_text(lines, encoding="utf-8")
+    made(tmp_path / "SmolLM2-135M-Instruct", "SmolLM")
     jobs = []
     for kind, block in BLOCKS:
         if kind == "python":

@@ -14,6 +14,7 @@ from smallmind.text.conversations import PackedDataset
 
 if TYPE_CHECKING:
     from smallmind.corpus.tokens import TokensOnDisk
+    from smallmind.nn.transformer import TransformerModel
     from smallmind.runs.run import Run
     from smallmind.runs.source import Source
     from smallmind.text.dataset import Dataset
@@ -37,6 +38,8 @@ def describe(console: Console, run: "Run") -> None:
     model = run.training.model
     console.table("Model", size_rows(model.config, model.flat))
     console.line(_parts_of(model.config))
+    if model.adapter:
+        console.line(_adapter_of(model))
     _describe_data(console, run)
     if run.training.distillation:
         _describe_teacher(console, run.training.distillation)
@@ -70,6 +73,15 @@ def _parts_of(config: ModelConfig) -> str:
     parts = [config.norm, positions, config.mlp, heads]
     parts += [extra for extra, is_on in extras.items() if is_on]
     return name + ", ".join(parts)
+
+
+def _adapter_of(model: "TransformerModel") -> str:
+    """What is trained beside which model, in a line."""
+    adapter = model.adapter
+    assert adapter
+    beside = f", beside {shorten(model.base.path)}" if model.base else ""
+    parts = ", ".join(adapter.on)
+    return f"Adapter: rank {adapter.rank}, alpha {adapter.alpha:g}, on {parts}{beside}"
 
 
 def model_for_minutes(settings: Settings) -> str:

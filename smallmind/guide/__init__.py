@@ -14,6 +14,7 @@ NAMES = (
     "start",
     "your-text",
     "conversations",
+    "adapting",
     "features",
     "settings",
     "speed",

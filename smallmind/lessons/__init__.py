@@ -5,6 +5,7 @@ cell of code, `# %% [markdown]` one of text, in comments. Its first text is its 
 """
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ CELL, TEXT_CELL = "# %%", "# %% [markdown]"
 
 def lessons() -> list[Path]:
     """The files of all lessons, in order."""
-    return sorted(Path(__file__).parent.glob("lesson*.py"))
+    found = Path(__file__).parent.glob("lesson*.py")
+    return sorted(found, key=lambda path: int(short_name(path)))
 
 
 def pages() -> list[Path]:
@@ -26,7 +28,8 @@ def pages() -> list[Path]:
 
 def short_name(path: Path) -> str:
     """The name of a page in a command: the number of a lesson, or the name of another page."""
-    return path.stem.split("_")[0].removeprefix("lesson") if path in lessons() else path.stem
+    numbered = re.match(r"lesson(\d+)_", path.stem)
+    return numbered[1] if numbered else path.stem
 
 
 def title(path: Path) -> str:
