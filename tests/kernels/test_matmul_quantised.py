@@ -48,7 +48,7 @@ def run_both(name, shape, *inputs):
 
 
 def between_guards(blocks):
-    """The same rows of blocks between two whose scales are NaN."""
+    """Copies rows of blocks between two whose scales are NaN."""
     all_rows = np.zeros((len(blocks) + 2, *blocks.shape[1:]), blocks.dtype)
     all_rows["scale"] = np.float16(np.nan).view(np.uint16)
     all_rows[1:-1] = blocks
