@@ -187,3 +187,40 @@ def test_the_tokenizer_is_the_one_of_the_model(tmp_path):
     assert generate(model, tokenizer).startswith("The cat")
     with pytest.raises(InputError, match="is not the tokenizer"):
         generate(model, Tokenizer(TEXT))
+
+
+@pytest.mark.parametrize("precision", [None, "bfloat16"])
+def test_compressed_files_are_read(tmp_path, precision):
+    path = written(tmp_path, "Qwen3", "own")
+    expected, _ = smallmind.load(path, precision=precision)
+    safetensors.write(path, *safetensors.compressed(*safetensors.read(path)))
+    found, _ = smallmind.load(path, precision=precision)
+    for name, values in expected.flat.compute.items():
+        np.testing.assert_array_equal(found.flat.compute[name], values)
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="does not match its SHA-256"):
+        smallmind.load(path, precision=precision)
+
+
+def test_a_stream_checks_what_nobody_reads_too(tmp_path):
+    path = tmp_path / "file"
+    random = np.random.default_rng(0)
+    tensors = {name: random.normal(size=(5, 7)).astype(np.float32) for name in "abc"}
+    safetensors.write(path, tensors, {"x": "y"})
+    with safetensors.streaming(path) as (stored, metadata):
+        assert metadata == {"x": "y"}
+        for name in ("a", "c"):  # one is left out
+            rows = np.empty((5, 7), np.float32)
+            for first in (0, 2):
+                stored[name].read_rows(first, rows[first : 2 if first == 0 else None])
+            np.testing.assert_array_equal(rows, tensors[name])
+    content = bytearray(path.read_bytes())
+    content[-4 * 5 * 7 - 30] ^= 1  # of b
+    path.write_bytes(content)
+    with (
+        pytest.raises(InputError, match="does not match its SHA-256"),
+        safetensors.streaming(path) as (stored, _),
+    ):
+        stored["a"].read_rows(0, rows)
