@@ -1,14 +1,19 @@
 """Formats of other programs, and finding the one that a path is in."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+import numpy as np
+
 from smallmind import parts
 from smallmind.checks import InputError, check_type, suggesting
+from smallmind.exchange.tensors import read_model, read_parameters
 from smallmind.nn.adapter import SavedAdapter
+from smallmind.nn.loading import Stored
 from smallmind.nn.transformer import TransformerModel
+from smallmind.settings.architectures import Layout
 from smallmind.settings.config import ModelConfig
 from smallmind.text.tokenizer import Tokenizer
 
@@ -28,6 +33,7 @@ class Exported(NamedTuple):
 class Foreign:
     """A model of another program on disk, of which only the description is read so far."""
 
+    path: Path
     config: ModelConfig
     name: str  # such as "the Llama in models/tiny"
 
@@ -35,9 +41,17 @@ class Foreign:
         """Its tokenizer, with as many tokens as the model. InputError if it is not known here."""
         raise NotImplementedError
 
+    def tensors(self) -> tuple[Layout, Mapping[str, Stored]]:
+        """Its names for our parameters, and its tensors. InputError if they cannot be read."""
+        raise NotImplementedError
+
     def model(self, backend: str = "numba", precision: str | None = None) -> TransformerModel:
         """Builds the model and reads its weights. InputError if they are not what it describes."""
-        raise NotImplementedError
+        return read_model(self.config, *self.tensors(), str(self.path), backend, precision)
+
+    def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Its weights as `read_parameters` reads them."""
+        return read_parameters(self.config, *self.tensors(), str(self.path))
 
     def load(
         self, backend: str = "numba", precision: str | None = None

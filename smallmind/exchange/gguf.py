@@ -21,10 +21,11 @@ from smallmind.exchange.architectures import (
 from smallmind.exchange.format import AdapterFormat, Exported, Foreign, Format, padded
 from smallmind.exchange.gguf_tokenizer import metadata_of, tokenizer_of
 from smallmind.exchange.number_types import NUMBER_TYPES, NumberType
-from smallmind.exchange.tensors import Tensor, read_model, written_tensors
+from smallmind.exchange.tensors import Tensor, written_tensors
 from smallmind.files import durable
 from smallmind.nn.adapter import SavedAdapter
-from smallmind.nn.transformer import TransformerModel
+from smallmind.nn.loading import Stored
+from smallmind.settings.architectures import Layout
 from smallmind.settings.config import ModelConfig
 from smallmind.text.tokenizer import Tokenizer
 
@@ -153,9 +154,8 @@ class ForeignFile(Foreign):
         except InputError as error:
             raise InputError(f"{self.path}: {error}") from None
 
-    def model(self, backend: str = "numba", precision: str | None = None) -> TransformerModel:
-        layout, source = self._described.gguf_tensors, str(self.path)
-        return read_model(self.config, layout, self._tensors, source, backend, precision)
+    def tensors(self) -> tuple[Layout, Mapping[str, Stored]]:
+        return self._described.gguf_tensors, self._tensors
 
 
 def _begins_as_gguf(path: Path) -> bool:

@@ -5,6 +5,7 @@ Format: https://github.com/huggingface/transformers, "src/transformers/models".
 
 import json
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,12 @@ from smallmind.exchange.card import model_card
 from smallmind.exchange.format import PICKLES, Exported, Foreign, Format, padded
 from smallmind.exchange.number_types import NUMBER_TYPES
 from smallmind.exchange.published import CONFIG, TOKENIZER
-from smallmind.exchange.tensors import read_model, tensors_of, written_tensors
+from smallmind.exchange.tensors import tensors_of, written_tensors
 from smallmind.files import durable, safetensors
 from smallmind.kernels.half import BFLOAT16, FLOAT16
 from smallmind.nn.loading import Stored
 from smallmind.nn.transformer import TransformerModel
-from smallmind.settings.architectures import Architecture
+from smallmind.settings.architectures import Architecture, Layout
 from smallmind.settings.config import ModelConfig
 from smallmind.text import tokenizer_json
 from smallmind.text.tokenizer import Tokenizer
@@ -134,7 +135,7 @@ class ForeignDirectory(Foreign):
                 f"{self.path}: a file about its tokenizer is damaged: {error}"
             ) from None
 
-    def model(self, backend: str = "numba", precision: str | None = None) -> TransformerModel:
+    def tensors(self) -> tuple[Layout, Mapping[str, Stored]]:
         stored: dict[str, Stored] = {}
         for file, names in self._files().items():
             tensors = safetensors.open_tensors(file, strict=False)[0]
@@ -147,8 +148,7 @@ class ForeignDirectory(Foreign):
             stored |= {name: _stored(name, file, tensor) for name, tensor in tensors.items()}
         layout = self._described.tensors
         expected = {tensor.name for tensor in tensors_of(self.config, layout)}
-        stored = _as_expected(stored, expected)
-        return read_model(self.config, layout, stored, str(self.path), backend, precision)
+        return layout, _as_expected(stored, expected)
 
     def _files(self) -> dict[Path, set[str] | None]:
         """The files of weights: one, or the shards of an index with the names of their tensors."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from smallmind.checks import InputError, shown_value
 from smallmind.console import activity
+from smallmind.kernels import reference
 from smallmind.kernels.quantised import is_quantised
 from smallmind.nn.loading import Stored, read_tensor
 from smallmind.nn.network import declare_parameters
@@ -126,6 +127,41 @@ def read_model(
 
     InputError naming the source if they are not those of such a model.
     """
+    tensors = _checked(config, layout, stored, source)
+    model = TransformerModel.unfilled(config, backend, precision)
+    size = 4 * sum(math.prod(tensor.shape) for tensor in tensors)
+    with activity.doing(f"Reading {source}", usual=size < activity.LARGE):
+        for tensor in activity.parts(tensors):
+            parameter = model.flat.own(tensor.parameter)
+            tensor.read(model.workspace.kernels, parameter, stored[tensor.name], source)
+    model.flat.refresh()
+    return model
+
+
+def read_parameters(
+    config: ModelConfig, layout: Layout, stored: Mapping[str, Stored], source: str
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors of a file -> our parameters by name, float32, one after the other.
+
+    They have the order of `Parameters.ordered`. Errors as `read_model`.
+    """
+    parts: dict[str, list[Tensor]] = {}
+    for tensor in _checked(config, layout, stored, source):
+        parts.setdefault(tensor.parameter, []).append(tensor)
+    specs = declare_parameters(config).ordered
+    size = 4 * sum(spec.size for spec in specs)
+    with activity.doing(f"Reading {source}", usual=size < activity.LARGE):
+        for spec in activity.parts(specs):
+            parameter = np.empty(spec.shape, np.float32)
+            for tensor in parts[spec.name]:
+                tensor.read(reference, parameter, stored[tensor.name], source)
+            yield spec.name, parameter
+
+
+def _checked(
+    config: ModelConfig, layout: Layout, stored: Mapping[str, Stored], source: str
+) -> list[Tensor]:
+    """The tensors of a model with this config. InputError if those of the file are others."""
     # Each block has tensors of its own: a wrong number of blocks must not take any time.
     if config.n_layer > len(stored):
         raise InputError(f"{source} has {len(stored)} tensors: too few for {config.n_layer} blocks")
@@ -141,14 +177,7 @@ def read_model(
                 f"{source}: {name} is {_shape(stored[name].shape)}; the model that it describes "
                 f"has {_shape(expected[name])}"
             )
-    model = TransformerModel.unfilled(config, backend, precision)
-    size = 4 * sum(math.prod(shape) for shape in expected.values())
-    with activity.doing(f"Reading {source}", usual=size < activity.LARGE):
-        for tensor in activity.parts(tensors):
-            parameter = model.flat.own(tensor.parameter)
-            tensor.read(model.workspace.kernels, parameter, stored[tensor.name], source)
-    model.flat.refresh()
-    return model
+    return tensors
 
 
 def _shape(shape: tuple[int, ...]) -> str:

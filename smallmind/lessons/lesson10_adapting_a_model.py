@@ -115,8 +115,7 @@ stories = built_in_text()[:60_000]
 tokenizer = smallmind.Tokenizer(stories + stories.upper(), "char")
 shape = {"n_layer": 2, "n_embd": 64, "n_head": 4, "block_size": 64} | ARCHITECTURES["llama"]
 base = smallmind.TransformerModel(tokenizer.vocab_size, **shape)
-windows = {"batch_size": 16, "block_size": 64}
-training = smallmind.Training(base, tokenizer, stories, **windows)
+training = smallmind.Training(base, tokenizer, stories, batch_size=16, block_size=64)
 training.train(300, learning_rate=4e-3, val_every=0)
 
 
@@ -140,7 +139,7 @@ model = smallmind.TransformerModel(base.config, adapter=adapter)
 model.flat.write(base.parameters)
 assert loss_of(model, unseen) == loss_of(base, unseen)  # B is zero
 frozen = {name: values.copy() for name, values in base.parameters.items()}
-training = smallmind.Training(model, tokenizer, stories.upper(), **windows)
+training = smallmind.Training(model, tokenizer, stories.upper(), batch_size=16, block_size=64)
 training.train(400, learning_rate=5e-3, val_every=0)
 trained = sum(model.parameters[name].size for name in model.flat.kept)
 print(f"{trained:,} of {model.flat.count:,} parameters were trained")
@@ -161,7 +160,8 @@ for name, text in (("stories", unseen), ("capitals", unseen.upper())):
 # %%
 tensors = {name: model.parameters[name] for name in model.flat.kept}
 saved = SavedAdapter("lesson", model.config, adapter, None, tensors)
-merged = saved.merged(base)
+added = dict(saved.added(base.parameters.items()))
+merged = smallmind.TransformerModel.from_tensors(base.config, added, "the sum")
 print(f"Beside: {loss_of(model, unseen.upper()):.6f}, added: {loss_of(merged, unseen.upper()):.6f}")
 assert abs(loss_of(model, unseen.upper()) - loss_of(merged, unseen.upper())) < 1e-4
 print(smallmind.generate(merged, tokenizer, "ONE DAY", max_tokens=120, seed=3))

@@ -1,6 +1,6 @@
 """An adapter as files hold it: what it is, its A and B, and the model that it belongs to."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,26 +45,22 @@ class SavedAdapter(NamedTuple):
             raise InputError(f"{place} is not an adapter saved by smallmind: {error}") from None
         return cls(place, model, adapter, base, tensors)
 
-    def merged(self, base: TransformerModel, backend: str = "numba") -> TransformerModel:
-        """The model that computes the same as the base and the adapter together.
-
-        It is the base itself, changed, unless their configs differ, such as in the context.
-        """
-        parameters = dict(base.parameters)
-        for spec in declare_parameters(self.config).specs:
-            layer = spec.name.removesuffix("weight")
+    def added(
+        self, parameters: Iterable[tuple[str, np.ndarray]]
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """The parameters of the base by name -> those of a model that computes the same as both."""
+        specs = {spec.name: spec for spec in declare_parameters(self.config).specs}
+        for name, value in parameters:
+            layer = name.removesuffix("weight")
             if (a := self.tensors.get(layer + "lora_a")) is not None:
-                b = self.tensors[layer + "lora_b"]
+                b, spec = self.tensors[layer + "lora_b"], specs[name]
                 widths = separate_widths(self.config, spec.shape, spec.widths)
-                parameters[spec.name] += low_rank_product(a, b, widths, self.adapter.scale)
-        if self.config == base.config:
-            base.flat.refresh()
-            return base
-        return TransformerModel.from_tensors(self.config, parameters, self.place, backend)
+                value = value + low_rank_product(a, b, widths, self.adapter.scale)
+            yield name, value
 
-    def model(self, backend: str = "numpy") -> TransformerModel:
-        """The adapter on a base of zeros, to be saved."""
-        model = TransformerModel(self.config, backend=backend, adapter=self.adapter)
+    def model(self, backend: str = "numpy", precision: str | None = None) -> TransformerModel:
+        """The adapter beside a base of zeros. With a precision it only runs."""
+        model = TransformerModel.unfilled(self.config, backend, precision, adapter=self.adapter)
         model.flat.write(self.tensors)
         model.base = self.base
         return model

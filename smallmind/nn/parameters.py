@@ -2,7 +2,7 @@
 
 import enum
 import math
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -220,6 +220,11 @@ class Parameters:
         return adapter or [spec.name for spec in self.specs]
 
     @property
+    def ordered(self) -> list[ParameterSpec]:
+        """All parameters in the order of a vector in which none is frozen."""
+        return sorted(self.specs, key=lambda spec: _group(spec.role))
+
+    @property
     def count(self) -> int:
         """Elements of all parameters, without padding."""
         return sum(spec.size for spec in self.specs)
@@ -227,7 +232,7 @@ class Parameters:
     @property
     def padded_count(self) -> int:
         """Elements of a vector of all parameters."""
-        return sum(_padded(spec.size) for spec in self.specs)
+        return sum(padded(spec.size) for spec in self.specs)
 
     @property
     def arrays(self) -> list[np.ndarray]:
@@ -251,12 +256,11 @@ class Parameters:
         has_contents: False in a dry run, whose arrays are not worth copying.
         """
         self._dtype, self.zeros, self._has_contents = np.dtype(dtype), zeros, has_contents
-        order = sorted(range(len(self.specs)), key=lambda i: _group(self.specs[i].role))
         self._offsets, end = {}, 0
-        for i in order:
-            if self.specs[i].trainable:
-                self._offsets[i] = end
-                end += _padded(self.specs[i].size)
+        for spec in self.ordered:
+            if spec.trainable:
+                self._offsets[self._numbers[spec.name]] = end
+                end += padded(spec.size)
         self.data = self.zeros(end, self._dtype)
         self.grad = self.zeros(end, self._dtype)
         self._own = [
@@ -291,21 +295,22 @@ class Parameters:
         is_transposed = is_quantised(own.dtype) and self.specs[number].outputs_first
         return own.view(Transposed) if is_transposed else own
 
-    def write(self, values: Mapping[str, np.ndarray]) -> None:
-        """Gives parameters these values, in any number type; others keep theirs.
+    def write(self, values: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]) -> None:
+        """Gives parameters these values by name, in any number type; others keep theirs.
 
         KeyError for a name that is not a parameter's.
         """
-        for name, value in values.items():
+        for name, value in values.items() if isinstance(values, Mapping) else values:
             number = self._numbers[name]
             _copy(self._own[number], value, self.specs[number].outputs_first)
         self.refresh()
 
-    def initialise(self, seed: int) -> None:
-        """Writes the values that the specs and the seed determine."""
+    def initialise(self, seed: int, names: Container[str] | None = None) -> None:
+        """Writes the values that the specs and the seed determine, of all or of these names."""
         with activity.doing("Initialising the weights", usual=self.data.nbytes < activity.LARGE):
             for stream, spec in enumerate(activity.parts(self.specs)):
-                spec.initialisation.fill(self._own[stream], seed, stream)
+                if names is None or spec.name in names:
+                    spec.initialisation.fill(self._own[stream], seed, stream)
         self.refresh()
 
     def places(self) -> list[tuple[int, ParameterSpec]]:
@@ -323,7 +328,7 @@ class Parameters:
         for start, spec in self.places():
             if spec.role not in roles:
                 continue
-            stop, dtype = start + _padded(spec.size), self._trained_dtype(spec.role)
+            stop, dtype = start + padded(spec.size), self._trained_dtype(spec.role)
             if ranges and ranges[-1].stop == start and dtype == last:
                 ranges[-1] = slice(ranges[-1].start, stop)
             else:
@@ -334,7 +339,7 @@ class Parameters:
     def matrices(self, numbers: range) -> slice:
         """The part of the vectors with the matrices among consecutive parameters, by number."""
         places = [
-            (self._offsets[i], self._offsets[i] + _padded(self.specs[i].size))
+            (self._offsets[i], self._offsets[i] + padded(self.specs[i].size))
             for i in numbers
             if i in self._offsets and self.specs[i].role == Role.MATRIX
         ]
@@ -468,6 +473,6 @@ def _group(role: Role) -> int:
     return GROUPS.index(role) if role in GROUPS else len(GROUPS)
 
 
-def _padded(size: int) -> int:
-    """Rounds size up to whole cache lines."""
+def padded(size: int) -> int:
+    """Elements -> with those that fill their last cache line."""
     return math.ceil(size / ALIGNED) * ALIGNED

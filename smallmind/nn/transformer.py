@@ -210,8 +210,9 @@ class TransformerModel(Tabular):
         freeze: str | None = None,
         adapter: Adapter | None = None,
         precision: Precision | None = None,
+        trains: bool = True,
     ) -> None:
-        """Builds everything; the parameters are zeros. With a precision the model only runs."""
+        """Builds everything; the parameters are zeros."""
         is_plain = backend.name == "numpy" and np.dtype(dtype) == np.float64
         if np.dtype(dtype) != np.float32 and not is_plain:
             raise InputError(f"dtype={np.dtype(dtype)} needs backend='numpy'; numba is float32")
@@ -226,8 +227,9 @@ class TransformerModel(Tabular):
         self.recompute_plan = RecomputePlan(enabled=False)
         self._frozen: frozenset[str] | None = None  # None: not settled yet
         self.freeze(freeze)
-        if precision is not None:
+        if not trains:
             self.flat.freeze(range(len(self.flat.specs)))
+        if precision is not None:
             self.flat.storage = _storage(precision)
         self.flat.allocate(dtype, backend.zeros, backend.computes)
         # Digest of the tokenizer it was trained with, or None if unknown.
@@ -739,12 +741,23 @@ class TransformerModel(Tabular):
 
     @classmethod
     def unfilled(
-        cls, config: ModelConfig, backend: str = "numba", precision: str | None = None
+        cls,
+        config: ModelConfig,
+        backend: str = "numba",
+        precision: str | None = None,
+        trains: bool = False,
+        **own: Any,
     ) -> "TransformerModel":
-        """A model whose parameters are zeros. With a precision it only runs."""
+        """A model whose parameters are zeros, made with these arguments besides its config.
+
+        With a precision it only runs, unless it `trains`.
+        """
         model, opened = cls.__new__(cls), open_backend(backend)
-        resolved = precision and resolve_precision(precision, opened.name)
-        model._build(config, OWN["seed"], opened, np.float32, precision=resolved or None)
+        resolved = resolve_precision(precision, opened.name) if precision else None
+        own = {"seed": OWN["seed"], "dtype": np.float32, "freeze": None, "adapter": None, **own}
+        model._build(
+            config, backend=opened, precision=resolved, trains=trains or not resolved, **own
+        )
         return model
 
     def _cross_entropy(

@@ -10,7 +10,7 @@ from smallmind.nn.growing import grown
 from smallmind.nn.transformer import Base, TransformerModel
 from smallmind.parallel.group import ALONE, Group
 from smallmind.runs.files import MODEL
-from smallmind.runs.loading import digest_of, find, load_model, read_tokenizer
+from smallmind.runs.loading import Found, digest_of, find, load_model, read_tokenizer
 from smallmind.runs.source import ConversationSource, Source, TextSource
 from smallmind.runs.threads import use_threads
 from smallmind.settings.config import DistillationConfig, ModelConfig, RunConfig
@@ -24,20 +24,23 @@ from smallmind.training.training import Training
 
 
 class Initial(NamedTuple):
-    """The model that a run starts from, with its tokenizer."""
+    """The model that a run starts from, of which only the weights are still on disk."""
 
-    model: TransformerModel
+    found: Found
+    config: ModelConfig
     tokenizer: Tokenizer
+    sha256: str  # of its parameters
 
     @classmethod
     def read(cls, run: RunConfig, sha256: str | None = None) -> "Initial | None":
-        """The weights that init_from names; None if it is not set.
+        """The model that init_from names; None if it is not set.
 
-        InputError if a run was created with others, which had this digest.
+        InputError if a run was created with another, which had this digest.
         """
         if run.init_from is None:
             return None
-        initial = cls(*find(run.init_from).load("numpy"))
+        found = find(run.init_from)
+        initial = cls(found, found.config, found.tokenizer(), digest_of(found.parameters()))
         if sha256 and initial.sha256 != sha256:
             raise InputError(
                 f"{run.init_from} has changed since the run was created; start a new run"
@@ -45,18 +48,16 @@ class Initial(NamedTuple):
         return initial
 
     @property
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-    @property
     def pairs(self) -> int | None:
         """The tokens by which its pairs are numbered; None if it does not embed them."""
         config = self.config
         return (config.bigram_vocab or config.vocab_size) if config.bigram_rows else None
 
-    @property
-    def sha256(self) -> str:
-        return digest_of(self.model)
+    def write_to(self, model: TransformerModel) -> None:
+        """Gives a model its weights, one after the other, with rows for tokens that it lacks."""
+        shapes = model.flat.shapes
+        parameters = self.found.parameters()
+        model.flat.write((name, grown(value, shapes[name])) for name, value in parameters)
 
 
 def fit_tokenizer(
@@ -134,18 +135,22 @@ def build_training(
 def new_model(settings: Settings, initial: Initial | None = None) -> TransformerModel:
     """The model of a new training, with the initial weights if there are any."""
     run, training = settings.run, settings.training
-    model = TransformerModel(
+    model = TransformerModel.unfilled(
         settings.model,
+        run.backend,
+        training.requested_precision,
+        trains=True,
         seed=run.seed,
-        backend=run.backend,
         freeze=training.freeze,
         adapter=training.adapter,
     )
     if initial:
-        model.flat.write(grown(initial.model.parameters, model.flat.shapes))
-        if model.adapter and run.init_from:
-            model.base = Base(run.init_from, initial.sha256)
-    model.use_precision(training.requested_precision)
+        initial.write_to(model)
+    if model.adapter and initial and run.init_from:
+        model.flat.initialise(run.seed, model.flat.kept)
+        model.base = Base(run.init_from, initial.sha256)
+    elif not initial:
+        model.flat.initialise(run.seed)
     model.use_products(training.products)
     return model
 

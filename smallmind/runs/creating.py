@@ -319,7 +319,7 @@ def _import_adapter(
 ) -> tuple[RunDirectory, SavedConfig]:
     """Writes a run with an adapter of PEFT -> its directory and its config."""
     found = find(source)._replace(base=None if base is None else Path(base))
-    saved, _, tokenizer = found.with_base("numpy")
+    saved, tokenizer = found.adapter(), found.tokenizer()
     assert saved.base
     path = default_directory(source.stem) if out is None else Path(out)
     run = RunConfig(tokenizer=tokenizer.kind, out=str(path), init_from=saved.base.path)

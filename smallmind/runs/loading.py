@@ -2,17 +2,21 @@
 
 import hashlib
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from smallmind.checks import InputError, check_type, from_json, suggesting, whole
 from smallmind.exchange.format import Foreign, find_foreign
 from smallmind.exchange.peft import PeftDirectory, find_peft
 from smallmind.files import safetensors
 from smallmind.nn.adapter import SavedAdapter
+from smallmind.nn.network import declare_parameters
+from smallmind.nn.parameters import padded
 from smallmind.nn.transformer import ADAPTER_FORMAT, Base, TransformerModel, weights
 from smallmind.runs.files import MODEL
 from smallmind.settings.config import ModelConfig
@@ -23,6 +27,7 @@ from smallmind.training.checkpoint import BEST, CHECKPOINTS
 from smallmind.training.state import RunState
 
 Loaded = tuple[TransformerModel, Tokenizer]
+NAME_BASE = "name the model that it belongs to: smallmind generate MODEL --adapter RUN"
 
 
 class Found(NamedTuple):
@@ -42,16 +47,9 @@ class Found(NamedTuple):
         return isinstance(self.source, Path) and _is_adapter(self.source)
 
     def load(self, backend: str = "numba", precision: str | None = None) -> Loaded:
-        """Builds the model -> it and its tokenizer, as `smallmind.load` does.
-
-        With an adapter it is the base, with what the adapter adds to its matrices.
-        """
+        """Builds the model -> it and its tokenizer, as `smallmind.load` does."""
         if self.is_adapter:
-            adapter, model, tokenizer = self.with_base(backend)
-            model = adapter.merged(model, backend)
-            if precision is not None:
-                model.only_run(precision)
-            return model, tokenizer
+            return self._load_adapted(backend, precision)
         if isinstance(self.source, RunState):
             return load_checkpoint(self.source, backend, precision)
         if isinstance(self.source, Foreign):
@@ -59,8 +57,86 @@ class Found(NamedTuple):
         assert isinstance(self.source, Path)
         return load_model(self.source, backend, precision)
 
+    def _load_adapted(self, backend: str, precision: str | None) -> Loaded:
+        """The base with what an adapter adds to its matrices: added, or beside what is rounded."""
+        adapter = self.adapter()
+        if precision is None:
+            model = TransformerModel.unfilled(adapter.config, backend)
+            model.flat.write(self.parameters())
+        else:
+            model = adapter.model(backend, precision)
+            model.flat.write(self._base_parameters(adapter))
+        tokenizer = self.tokenizer()
+        model.tokenizer_digest = tokenizer.digest
+        return model, tokenizer
+
+    @property
+    def config(self) -> ModelConfig:
+        """The settings of the model, read without its weights. InputError if they are wrong."""
+        if self.is_adapter:
+            return self.adapter().config
+        if isinstance(self.source, Foreign):
+            return self.source.config
+        if isinstance(self.source, RunState):
+            return _config(self.source.state, "model", f"the checkpoint of step {self.source.step}")
+        assert isinstance(self.source, Path)
+        try:
+            saved = {"config": from_json(safetensors.read_metadata(self.source)["config"])}
+        except (KeyError, ValueError) as error:
+            raise InputError(f"{self.source} does not describe its model: {error}") from None
+        return _config(saved, "config", str(self.source))
+
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer. InputError if it has none."""
+        if isinstance(self.source, RunState):
+            return tokenizer_of(self.source)
+        if isinstance(self.source, Path):
+            return read_tokenizer(self.source)
+        if isinstance(self.source, PeftDirectory):
+            return self._base(self.source.base, self.name).tokenizer()
+        return self.source.tokenizer()
+
+    def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
+        """The weights by name, float32, one after the other, with what an adapter adds to them.
+
+        They have the order of `Parameters.ordered`. InputError if they are damaged, perhaps only
+        after the last one.
+        """
+        if self.is_adapter:
+            adapter = self.adapter()
+            yield from adapter.added(self._base_parameters(adapter))
+        elif isinstance(self.source, RunState):
+            yield from self._own_parameters(weights(self.source.tensors))
+        elif isinstance(self.source, Foreign):
+            yield from self.source.parameters()
+        else:
+            assert isinstance(self.source, Path)
+            with safetensors.streaming(self.source) as (tensors, _):
+                pass  # checks the digest of the whole file
+            if not all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
+                tensors, _ = safetensors.open_tensors(self.source)
+            yield from self._own_parameters(tensors)
+
+    def _own_parameters(
+        self, tensors: Mapping[str, np.ndarray | safetensors.StoredTensor]
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        flat = declare_parameters(self.config)
+        if {name: tensor.shape for name, tensor in tensors.items()} != flat.shapes:
+            raise InputError(f"{self.name} does not hold the parameters that its config describes")
+        for spec in flat.ordered:
+            tensor = tensors[spec.name]
+            value = tensor if isinstance(tensor, np.ndarray) else tensor.read()
+            if value.dtype != np.float32 or not np.isfinite(value).all():
+                raise InputError(f"{self.name}: {spec.name} is not finite float32")
+            yield spec.name, value
+
     def adapter(self) -> SavedAdapter:
         """The adapter alone. InputError if it is none, or damaged."""
+        if isinstance(self.source, PeftDirectory):
+            base = self._base(self.source.base, self.name)
+            path = self.base or Path(self.source.base.path if self.source.base else "")
+            known = Base(str(path.resolve()), digest_of(base.parameters()))
+            return self.source.adapter(base.config, known)
         if isinstance(self.source, RunState) and self.is_adapter:
             state = self.source.state
             place = f"the checkpoint of step {self.source.step}"
@@ -68,21 +144,31 @@ class Found(NamedTuple):
             return SavedAdapter.of(place, state["model"], state["adapter"], tensors)
         if isinstance(self.source, Path) and self.is_adapter:
             return _read_adapter(self.source)
-        if isinstance(self.source, PeftDirectory):
-            return self.with_base("numpy")[0]
         raise InputError(f"{self.name} is not an adapter; train one with --lora-rank")
 
-    def with_base(self, backend: str) -> tuple[SavedAdapter, TransformerModel, Tokenizer]:
-        """The adapter, its base, and the tokenizer of both. InputError if that is another model."""
-        if isinstance(self.source, PeftDirectory):
-            known = self.source.base
-            model, tokenizer = _load_base(self.name, known, self.base, backend)
-            path = self.base or Path(known.path if known else "")
-            base = Base(str(path.resolve()), digest_of(model))
-            return self.source.adapter(model.config, base), model, tokenizer
-        adapter = self.adapter()
-        model, tokenizer = _load_base(adapter.place, adapter.base, self.base, backend)
-        return adapter, model, tokenizer
+    def _base(self, known: Base | None, place: str) -> "Found":
+        """The model that an adapter belongs to. InputError if nobody says where it is."""
+        if self.base is None and known is None:
+            raise InputError(f"{place} does not say what it adapts; {NAME_BASE}")
+        path = self.base or Path(known.path if known else "")
+        if not path.exists():
+            raise InputError(f"{place} adapts {path}, which does not exist; {NAME_BASE}")
+        return find(path)
+
+    def _base_parameters(self, adapter: SavedAdapter) -> Iterator[tuple[str, np.ndarray]]:
+        """Those of the model that it belongs to. InputError, at the end, if it is another one."""
+        base, sha = self._base(adapter.base, adapter.place), hashlib.sha256()
+        shapes = declare_parameters(adapter.config).shapes
+        for name, value in base.parameters():
+            if value.shape != shapes.get(name):
+                break
+            _add_to_digest(sha, value)
+            yield name, value
+        if adapter.base and sha.hexdigest() != adapter.base.sha256:
+            raise InputError(
+                f"{adapter.place} adapts another model than {self.base or adapter.base.path} or "
+                f"another state of it; {NAME_BASE}"
+            )
 
 
 @suggesting()
@@ -102,8 +188,9 @@ def load(
     With a precision ("float32", "float16", "bfloat16", "q8_0", "q4_0" or "auto") the model only
     runs: its weights are in memory once, in that type, without gradients.
 
-    Of a run with an adapter it is one model, the base and what the adapter adds. With `adapter`,
-    such a run or file, `path` is that base and `checkpoint` one of the adapter's.
+    Of a run with an adapter it is the base and what the adapter adds: one model, or with a
+    precision both, as in training. With `adapter`, such a run or a directory of PEFT, `path` is
+    that base and `checkpoint` one of the run's.
     """
     return find(path, checkpoint, adapter).load(backend, precision)
 
@@ -188,25 +275,28 @@ def read_tokenizer(path: Path) -> Tokenizer:
     return _tokenizer(safetensors.read_metadata(path), str(path))
 
 
-def digest_of(model: TransformerModel) -> str:
-    """The SHA-256 of a model's parameters, as runs keep it of what they start from."""
-    return hashlib.sha256(model.flat.data.data).hexdigest()
+def digest_of(parameters: Iterable[tuple[str, np.ndarray]]) -> str:
+    """The SHA-256 of a model's parameters, as runs keep it of what they start from.
+
+    They are float32, in the order of `Parameters.ordered`: that of the vector of them.
+    """
+    sha = hashlib.sha256()
+    for _, value in parameters:
+        _add_to_digest(sha, value)
+    return sha.hexdigest()
 
 
-def _load_base(place: str, known: Base | None, at: Path | None, backend: str) -> Loaded:
-    """The model that an adapter belongs to, and its tokenizer. InputError if it is another one."""
-    advice = "name the model that it belongs to: smallmind generate MODEL --adapter RUN"
-    if at is None and known is None:
-        raise InputError(f"{place} does not say what it adapts; {advice}")
-    path = at or Path(known.path if known else "")
-    if not path.exists():
-        raise InputError(f"{place} adapts {path}, which does not exist; {advice}")
-    model, tokenizer = find(path).load(backend)
-    if known and known.sha256 and digest_of(model) != known.sha256:
-        raise InputError(
-            f"{place} adapts another model than {path} or another state of it; {advice}"
-        )
-    return model, tokenizer
+def _add_to_digest(sha: Any, value: np.ndarray) -> None:
+    sha.update(np.ascontiguousarray(value).data)
+    sha.update(bytes(value.itemsize * (padded(value.size) - value.size)))
+
+
+def _config(saved: Mapping[str, Any], key: str, place: str) -> ModelConfig:
+    """The config of a model in a file. InputError naming the place if it is wrong."""
+    try:
+        return from_saved(ModelConfig, saved[key])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{place} does not describe its model: {error}") from None
 
 
 def _is_adapter(path: Path) -> bool:
@@ -228,12 +318,8 @@ def load_checkpoint(
     saved: RunState, backend: str = "numba", precision: str | None = None
 ) -> Loaded:
     """The model and tokenizer as they were at a checkpoint."""
-    place = f"the checkpoint of step {saved.step}"
-    tokenizer = tokenizer_of(saved)
-    try:
-        config = from_saved(ModelConfig, saved.state["model"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{place} does not describe its model: {error}") from None
+    place, tokenizer = f"the checkpoint of step {saved.step}", tokenizer_of(saved)
+    config = _config(saved.state, "model", place)
     tensors = weights(saved.tensors)
     model = TransformerModel.from_tensors(config, tensors, place, backend, precision)
     model.tokenizer_digest = tokenizer.digest

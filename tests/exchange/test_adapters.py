@@ -18,6 +18,12 @@ from tests.programs import edited
 WHOLE = (*PARTS, "head")
 
 
+def merged(adapter, base):
+    """One model of both."""
+    parameters = dict(adapter.added(base.parameters.items()))
+    return smallmind.TransformerModel.from_tensors(base.config, parameters, "both", "numpy")
+
+
 def change(directory, **changes):
     """Changes values in the config of an adapter."""
     with edited(directory / CONFIG) as config:
@@ -56,7 +62,7 @@ def test_merged_it_computes_the_same(name):
     base = model_of(name, tokenizer_of("char"), tie_weights=False)
     model = adapted(base, WHOLE)
     expected = model.forward(ids_for(model))
-    found = saved(model).merged(base)
+    found = merged(saved(model), base)
     np.testing.assert_allclose(found.forward(ids_for(model)), expected, rtol=0, atol=2e-4)
 
 
@@ -76,11 +82,11 @@ def test_pairs_of_other_ranks_and_scales_are_one_adapter(copied):
     model, _ = smallmind.load(copied / "base", "numpy")
     found = PeftDirectory(copied / "adapter").adapter(model.config)
     assert found.adapter.rank == 6
-    merged = found.merged(smallmind.load(copied / "base", "numpy")[0])
+    sum_of = merged(found, model)
     C = model.config.n_embd
     width = model.config.n_head * model.config.head_channels
     name = "blocks.0.attention.qkv.weight"
-    found = merged.parameters[name] - model.parameters[name]
+    found = sum_of.parameters[name] - model.parameters[name]
     np.testing.assert_allclose(found[:, :width], (4 / 6**0.5 * 2 * b @ a).T, rtol=0, atol=1e-5)
     k = q.replace("q_proj", "k_proj")
     expected = 5 / 3**0.5 * tensors[f"{k}B.weight"] @ tensors[f"{k}A.weight"]
@@ -88,7 +94,7 @@ def test_pairs_of_other_ranks_and_scales_are_one_adapter(copied):
         found[:, width : width + len(expected)], expected.T, rtol=0, atol=1e-5
     )
     untouched = "blocks.1.mlp.projection.weight"
-    np.testing.assert_array_equal(merged.parameters[untouched], model.parameters[untouched])
+    np.testing.assert_array_equal(sum_of.parameters[untouched], model.parameters[untouched])
     assert found.shape[0] == C
 
 
