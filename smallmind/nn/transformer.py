@@ -307,11 +307,6 @@ class TransformerModel(Tabular):
             is_float32 = self.precision == Precision.FLOAT32  # the only type that BLAS has
             self.workspace.use_blas(self.products == "blas" and is_float32)
 
-    def only_run(self, precision: str) -> Precision:
-        """Gives up gradients, and stores all weights once, in this precision -> it, as above."""
-        self.flat.freeze(range(len(self.flat.specs)))
-        return self.use_precision(resolve_precision(precision, self.backend))
-
     def check_trains(self) -> None:
         """InputError if nothing of the model is trained: it was loaded with a precision."""
         if not self.flat.trained:
