@@ -45,6 +45,7 @@ from smallmind.settings.presets import ARCHITECTURES
 from tests.programs import printed_by
 
 SMALL = {
+    "R K N": (2, 64, 5),
     "M K N": (5, 3, 7),
     "B H T D": (1, 2, 5, 4),
     "R C": (5, 7),

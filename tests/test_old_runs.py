@@ -93,3 +93,13 @@ def test_an_old_name_of_a_setting_is_accepted(run, cli):
     cli("train --config", run / "config.json", "--steps 2 --out again")
     again = json.loads(Path("again/config.json").read_text())
     assert again["training"]["micro_batch_size"] == 2
+
+
+@pytest.mark.parametrize("which", [None, "newest"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_an_old_model_is_read_to_run_only(run, which, precision):
+    expected, _ = smallmind.load(run, checkpoint=which)
+    expected.use_precision(precision)
+    found, _ = smallmind.load(run, checkpoint=which, precision=precision)
+    for name, values in expected.flat.compute.items():
+        np.testing.assert_array_equal(found.flat.compute[name], values)

@@ -18,6 +18,7 @@ from smallmind.kernels.alignment import aligned_empty, aligned_zeros
 from smallmind.kernels.ceilings import multiply_add, multiply_bfloat16
 from smallmind.kernels.description import muon_operations
 from smallmind.kernels.half import BFLOAT16, round_to, to_float32
+from smallmind.kernels.quantised import Q4_0, Q8_0, quantise
 from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 
 try:
@@ -223,6 +224,41 @@ for suffix, build in ("", _product), ("_bfloat16", _bfloat16):
         KERNELS[name + suffix] = Kernel(
             name + suffix, "M K N", [order(*shape) for shape in sizes], partial(build, name)
         )
+
+
+def _quantised(dtype: np.dtype, is_transposed: bool, R: int, K: int, N: int) -> Case:
+    """A product of R rows and blocks of small integers; few rows are rounded, as in generation."""
+    name = "matmul_quantised_transpose" if is_transposed else "matmul_quantised"
+    w = quantise(_normal(N, K), dtype)
+    a, out = _normal(R, N if is_transposed else K), aligned_empty((R, K if is_transposed else N))
+    others = () if is_transposed else (None, None, R <= reference.ROUNDED_ROWS)
+    fast, plain = getattr(compiled, name), getattr(reference, name)
+
+    def exact() -> list[np.ndarray]:
+        result = np.empty(out.shape)
+        # In float32 as well, which decides what is rounded up.
+        plain(result, a if any(others) else a.astype(np.float64), w, *others)
+        return [result]
+
+    return Case(
+        ours=Contestant(lambda: fast(out, a, w, *others)),
+        numpy=None,
+        torch=None,
+        results=[out],
+        exact=exact,
+        nbytes=_bytes(a, w, out),
+        flops=2 * R * K * N,
+    )
+
+
+# Generation, by one sequence and by several; then a prompt, or fine-tuning.
+_LAYERS = [(768, 768), (768, 3072), (3072, 768), (768, 50257)]
+_MANY = [(512, 768, 768), (512, 768, 3072), (2048, 768, 3072), (2048, 3072, 768)]
+for dtype_name, dtype in ("q8_0", Q8_0), ("q4_0", Q4_0):
+    few: list[Shape] = [(R, *shape) for R in (1, 4, 8) for shape in _LAYERS]
+    for form, is_transposed, shapes in ("", False, [*few, *_MANY]), ("_transpose", True, _MANY):
+        name = f"matmul_quantised{form}_{dtype_name}"
+        KERNELS[name] = Kernel(name, "R K N", shapes, partial(_quantised, dtype, is_transposed))
 
 
 @kernel("M K N", [(768, 128, 512), (2048, 128, 512), (2048, 256, 1024), (4096, 384, 1536)])

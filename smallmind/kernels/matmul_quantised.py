@@ -20,7 +20,7 @@ def matmul_quantised(out, a, w, bias=None, addend=None, rounds=False):
     bias = absent(np.float32, 1) if bias is None else bias
     addend = absent(np.float32, 2) if addend is None else addend
     rows = scratch(threads(), scratch_size(*a.shape))
-    multiply_few(out, a, bytes_of(w), bias, addend, rounds, rows)
+    multiply_few(out, a, bytes_of(w), bias, addend, bool(rounds), rows)
 
 
 def matmul_quantised_transpose(out, a, w):

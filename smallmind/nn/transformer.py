@@ -59,7 +59,7 @@ OWN: dict[str, Any] = {
 # Where weights are zero, the head computes only some rows: one of ROW_COUNTS numbers of them, if
 # that is at most MOST_ROWS of all.
 ROW_COUNTS, MOST_ROWS = 16, 0.8
-# objective(windows, losses, dlogits, logits, targets, scale), and weights if there are any.
+# objective(part, losses, dlogits, logits, targets, scale), and weights if there are any.
 Objective = Callable[..., None]
 
 
@@ -68,6 +68,13 @@ class Base(NamedTuple):
 
     path: str
     sha256: str
+
+
+class Part(NamedTuple):
+    """What an objective is asked for: windows of the batch, and rows of their tokens (B T, ...)."""
+
+    windows: slice
+    rows: slice
 
 
 def weights(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -300,11 +307,6 @@ class TransformerModel(Tabular):
             is_float32 = self.precision == Precision.FLOAT32  # the only type that BLAS has
             self.workspace.use_blas(self.products == "blas" and is_float32)
 
-    def only_run(self, precision: str) -> Precision:
-        """Gives up gradients, and stores all weights once, in this precision -> it, as above."""
-        self.flat.freeze(range(len(self.flat.specs)))
-        return self.use_precision(resolve_precision(precision, self.backend))
-
     def check_trains(self) -> None:
         """InputError if nothing of the model is trained: it was loaded with a precision."""
         if not self.flat.trained:
@@ -379,6 +381,30 @@ class TransformerModel(Tabular):
                 logits = self.network.forward(ids, firsts)
             self.workspace.release_all_but({id(logits)})
             return use(logits)
+
+        return self.workspace.one_pass(compute)
+
+    def hidden(self, out: np.ndarray, ids: np.ndarray, firsts: np.ndarray | None = None) -> None:
+        """ids (B, T) -> out (B T, C), what the head makes logits of. Writes out. Dropout is off."""
+        ids, firsts = self._checked("ids", ids), _checked_firsts(firsts, ids.shape)
+
+        def compute() -> None:
+            self.network.forward_hidden(ids, firsts)
+            np.copyto(out, self.network.normed)
+
+        self.workspace.one_pass(compute)
+
+    def with_logits_of(
+        self, hidden: np.ndarray, rows: slice, use: Callable[[np.ndarray], Result]
+    ) -> Result:
+        """hidden (B T, C), as `hidden` wrote it -> use(logits) of some rows, rented for the call.
+
+        They are one of the blocks of rows that passes of this size have.
+        """
+
+        def compute() -> Result:
+            self.network.normed = hidden
+            return use(self.network.head_forward(rows))
 
         return self.workspace.one_pass(compute)
 
@@ -521,8 +547,8 @@ class TransformerModel(Tabular):
             names = tuple(optional)
             inputs = (*batch, *optional.values())
             if objective:
-                kernel = functools.partial(objective, windows)
-                losses = self._add_gradients(names, *inputs, kernel=kernel)
+                own = functools.partial(_objective_of, objective, windows)
+                losses = self._add_gradients(names, *inputs, objective=own)
             elif (found := recorded.repeat(workspace, (kind, names), inputs)) is not None:
                 losses = found
             else:
@@ -553,7 +579,7 @@ class TransformerModel(Tabular):
         ids: np.ndarray,
         targets: np.ndarray,
         *others: np.ndarray,
-        kernel: Kernel | None = None,
+        objective: Callable[[slice], Kernel] | None = None,
     ) -> np.ndarray:
         """ids, targets and others (B, T), by these names -> weighted losses (B, T), rented.
 
@@ -563,8 +589,7 @@ class TransformerModel(Tabular):
         optional = dict(zip(names, others, strict=True))
         network, workspace, scale = self.network, self.workspace, self.workspace.scale
         with workspace.profile("Forward"):
-            given = optional.get("firsts"), optional.get("rows")
-            network.forward_hidden(ids, *given, is_whole=kernel is not None)
+            network.forward_hidden(ids, optional.get("firsts"), optional.get("rows"))
         losses = workspace.rent_full_precision(*targets.shape)
         flat, targets, weights = losses.reshape(-1), targets.reshape(-1), optional.get("weights")
         weights = None if weights is None else weights.reshape(-1)
@@ -574,6 +599,7 @@ class TransformerModel(Tabular):
             with workspace.profile("Loss"):
                 part = targets[block]
                 own = None if weights is None else weights[block]
+                kernel = objective and objective(block)
                 dlogits = self._cross_entropy(flat[block], logits, part, scale, kernel, own)
             with workspace.profile("Backward"):
                 network.head_backward(dlogits, block)
@@ -778,6 +804,11 @@ def _has_adapter(metadata: Mapping[str, str]) -> bool:
     with suppress(AttributeError, KeyError, ValueError):
         return from_json(metadata["state"]).get("adapter") is not None
     return False
+
+
+def _objective_of(objective: Objective, windows: slice, rows: slice) -> Kernel:
+    """The kernel that an objective is for a part of the batch."""
+    return functools.partial(objective, Part(windows, rows))
 
 
 def _checked_weights(weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -3,8 +3,10 @@
 Format: https://github.com/huggingface/tokenizers, "tokenizers/src/tokenizer/serialization.rs".
 """
 
+import gc
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -224,11 +226,24 @@ def pair_of(merge: Any) -> list[str]:
 
 def read(path: str | PathLike[str]) -> dict[str, Any]:
     """The contents of a tokenizer.json. InputError if it is none."""
-    with durable.explained(path, "tokenizer.json"):
+    with durable.explained(path, "tokenizer.json"), _without_collector():
         data = from_json(durable.read(path, MAX_BYTES), strict=False)
         if not isinstance(data, dict) or not isinstance(data.get("model"), dict):
             raise ValueError("it has no 'model'")
         return data
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Within it no garbage is collected: 150,000 merges, each a list, take a third longer."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def encoded(data: dict[str, Any]) -> bytes:

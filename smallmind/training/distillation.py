@@ -15,7 +15,7 @@ import numpy as np
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.console import activity
 from smallmind.files import safetensors
-from smallmind.nn.transformer import TransformerModel
+from smallmind.nn.transformer import Part, TransformerModel
 from smallmind.nn.workspace import Pass
 from smallmind.settings.config import (
     DistillationConfig,
@@ -127,7 +127,7 @@ class Distillation:
         """Computes this loss and its gradients; adds share times the temperature's gradient."""
         pool, dtype = model.workspace.pool, model.workspace.dtype
 
-        def objective(windows: slice, losses: np.ndarray, *others: Any) -> None:
+        def objective(part: Part, losses: np.ndarray, *others: Any) -> None:
             dlogits, logits, targets, loss_scale, *weights = others
 
             def learn(teacher_logits: np.ndarray) -> None:
@@ -139,10 +139,13 @@ class Distillation:
                     dtemperature = share * float(dtemperatures.sum())
                     self.temperature_parameter.backward(dtemperature, batch.ids.size)
 
-            self._with_teacher_logits(model, batch, windows, learn)
+            self._with_teacher_logits(model, batch, part, learn, kept)
 
         weighting = batch.weighting
-        return model.loss_and_gradients(batch.ids, batch.targets, scale, at, objective, **weighting)
+        with ExitStack() as kept:
+            return model.loss_and_gradients(
+                batch.ids, batch.targets, scale, at, objective, **weighting
+            )
 
     def sums_of_correlation(self, model: TransformerModel, batch: Batch) -> np.ndarray:
         """A batch -> float64 (3,), to be added to those of others for `correlation`.
@@ -181,7 +184,9 @@ class Distillation:
             entropies.extend(np.log(total) - means)
 
         for i in range(len(batch.ids)):
-            self._with_teacher_logits(model, batch, slice(i, i + 1), add)
+            part = Part(slice(i, i + 1), slice(0, batch.ids.shape[1]))
+            with ExitStack() as kept:
+                self._with_teacher_logits(model, batch, part, add, kept)
         guess, alpha = math.log(self.vocab_size), self.config.alpha
         kl = guess - float(np.mean(entropies))
         return (1 - alpha) * guess + alpha * self.temperature**2 * kl
@@ -200,10 +205,17 @@ class Distillation:
         self,
         model: TransformerModel,
         batch: Batch,
-        windows: slice,
+        part: Part,
         use: Callable[[np.ndarray], None],
+        kept: ExitStack,
     ) -> None:
-        """Calls use with the teacher's logits (B T, V) for some windows of a batch."""
+        """Calls use with the teacher's logits (R, V) for some rows of some windows of a batch.
+
+        What it computes of these windows with the first rows, and needs for the others, it keeps
+        until `kept` is closed, or until other windows begin.
+        """
+        windows, rows = part
+        ids = batch.ids[windows]
         with ExitStack() as stack:
             stack.enter_context(model.workspace.profile("Teacher"))
 
@@ -212,12 +224,22 @@ class Distillation:
                 use(logits)
 
             if self.cache:
-                with self.cache.logits(batch.starts[windows], model.workspace) as logits:
+                starts = batch.starts[windows]
+                with self.cache.logits(starts, model.workspace, rows) as logits:
                     use_after_teacher(logits)
-            else:
-                assert self.teacher
-                firsts = None if batch.firsts is None else batch.firsts[windows]
-                self.teacher.with_logits(batch.ids[windows], use_after_teacher, firsts)
+                return
+            assert self.teacher
+            firsts = None if batch.firsts is None else batch.firsts[windows]
+            if rows == slice(0, ids.size):
+                self.teacher.with_logits(ids, use_after_teacher, firsts)
+                return
+            if rows.start == 0:
+                kept.close()
+                shape = ids.size, self.teacher.config.n_embd
+                dtype = self.teacher.workspace.activation_dtype
+                self._hidden = kept.enter_context(model.workspace.pool.borrow(shape, dtype))
+                self.teacher.hidden(self._hidden, ids, firsts)
+            self.teacher.with_logits_of(self._hidden, rows, use_after_teacher)
 
 
 def correlation(sums: Sequence[Sequence[float]]) -> float:

@@ -198,8 +198,8 @@ def estimate(
     # In arrays of their own, without padding. What is frozen is not copied.
     trained = 4 * sum(spec.size for spec in flat.trained)
     moments = sum(tensor.nbytes for tensor in run.optimizer.tensors().values())
-    stored = zip(flat.frozen, flat.arrays[1:], strict=True)
-    converted = max((4 * x.size for x, array in stored if array.nbytes < 4 * x.size), default=0)
+    kept = [(x, flat.compute[x.name]) for x in flat.frozen if x.name in flat.kept]
+    converted = max((4 * x.size for x, array in kept if array.nbytes < 4 * x.size), default=0)
     return MemoryEstimate(
         weights=held_weights,
         working_weights=flat.copied_bytes,

@@ -65,21 +65,32 @@ class TeacherCache:
         self._tensors = tensors["indices"], tensors["log_probabilities"]
 
     @contextmanager
-    def logits(self, starts: np.ndarray, workspace: Workspace) -> Iterator[np.ndarray]:
-        """starts (B,) of windows -> the teacher's logits (B T, V), rented for the block."""
-        B, T, V, K = len(starts), self.block_size, self.vocab_size, self._tensors[0].shape[1]
+    def logits(
+        self, starts: np.ndarray, workspace: Workspace, rows: slice | None = None
+    ) -> Iterator[np.ndarray]:
+        """starts (B,) of windows -> the teacher's logits (B T, V), rented for the block.
+
+        With rows, only those of them.
+        """
+        T, V, K = self.block_size, self.vocab_size, self._tensors[0].shape[1]
+        rows = rows or slice(0, len(starts) * T)
+        R = rows.stop - rows.start
         if (starts % T).any():
             raise InputError(f"a cache has only windows that start at multiples of {T}: {starts}")
         pool = workspace.pool
         with (
-            pool.borrow((B * T, V), workspace.dtype) as logits,
-            pool.borrow((B * T, K), np.int32) as indices,
-            pool.borrow((B * T, K + 1), FLOAT16) as log_probabilities,
+            pool.borrow((R, V), workspace.dtype) as logits,
+            pool.borrow((R, K), np.int32) as indices,
+            pool.borrow((R, K + 1), FLOAT16) as log_probabilities,
         ):
-            for row, start in enumerate(starts):
-                window, place = int(start), row * T
+            place = rows.start
+            while place < rows.stop:
+                window, first = divmod(place, T)
+                count = min(T - first, rows.stop - place)
+                here = slice(place - rows.start, place - rows.start + count)
                 for rented, stored in zip((indices, log_probabilities), self._tensors, strict=True):
-                    stored.read_rows(window, rented[place : place + T])
+                    stored.read_rows(int(starts[window]) + first, rented[here])
+                place += count
             if indices.min() < 0 or indices.max() >= V:
                 raise InputError(f"{self.path} was changed while it was read; remove it")
             workspace.kernels.top_k_logits(logits, indices, log_probabilities)

@@ -1,13 +1,18 @@
 """Products with weights in blocks of small integers, against their plain twins."""
 
 import itertools
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.codegen.threads import set_threads, threads
-from smallmind.kernels.quantised import Q4_0, Q8_0, dequantise, quantise
+from smallmind.kernels.quantised import BLOCK, Q4_0, Q8_0, dequantise, quantise
 from tests.guards import Guarded
 from tests.kernels.test_compiled import assert_close, normal
 
@@ -42,14 +47,107 @@ def run_both(name, shape, *inputs):
     return found[0], exact
 
 
-@pytest.mark.parametrize("rounds", [False])
-def test_products_match_the_reference(random, dtype, rounds, two_threads):
+def between_guards(blocks):
+    """Copies rows of blocks between two whose scales are NaN."""
+    all_rows = np.zeros((len(blocks) + 2, *blocks.shape[1:]), blocks.dtype)
+    all_rows["scale"] = np.float16(np.nan).view(np.uint16)
+    all_rows[1:-1] = blocks
+    return all_rows[1:-1]
+
+
+def operands(random, dtype, R, N, K):
+    """-> a, w, bias and addend; by R, the last two are missing."""
+    a, w = normal(random, R, K), between_guards(quantise(normal(random, N, K), dtype))
+    bias, addend = normal(random, N), normal(random, R, N)
+    return a, w, None if R % 4 in (0, 3) else bias, None if R % 4 in (0, 2) else addend
+
+
+def test_products_match_the_reference(random, dtype, two_threads):
     for R, N, K in itertools.product(ROWS, COLUMNS, DEPTHS):
-        a, w = normal(random, R, K), quantise(normal(random, N, K), dtype)
-        bias, addend = normal(random, N), normal(random, R, N)
-        given = [(bias, addend), (None, addend), (bias, None), (None, None)][R % 4]
-        pair = run_both("matmul_quantised", (R, N), a, w, *given, rounds)
+        pair = run_both("matmul_quantised", (R, N), *operands(random, dtype, R, N, K))
         assert_close([pair], 1e-6, min_scale=np.sqrt(K))
+
+
+def test_products_of_rounded_rows_have_the_bits_of_the_reference(random, dtype, two_threads):
+    depths = [(*shape, K) for shape in ((1, 3), (5, 2)) for K in (2048, 4096)]
+    for R, N, K in (*itertools.product(range(1, 9), COLUMNS, DEPTHS), *depths):
+        a, *others = operands(random, dtype, R, N, K)
+        a *= 10.0 ** random.integers(-3, 3, (R, 1)).astype(np.float32)
+        a[0, :BLOCK] = [0, 1e-35, 1e35][N % 3]
+        found, _ = run_both("matmul_quantised", (R, N), a, *others, True)
+        expected = np.empty_like(found)
+        reference.matmul_quantised(expected, a, *others, True)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_rounding_a_row_adds_half_a_step_at_most(random, dtype):
+    a, w = normal(random, 8, 768), quantise(normal(random, 65, 768), dtype)
+    found, exact = np.empty((2, 8, 65), np.float32)
+    compiled.matmul_quantised(found, a, w, None, None, True)
+    compiled.matmul_quantised(exact, a, w)
+    steps = np.abs(a).reshape(8, -1, 1, BLOCK).max(axis=3, keepdims=True) / 127
+    magnitudes = np.abs(dequantise(w)).reshape(65, -1, BLOCK)
+    most = np.einsum("rbij,nbk->rn", steps / 2, magnitudes)
+    assert np.all(np.abs(found - exact) <= most + 1e-4)
+    assert np.abs(found - exact).max() > 0
+
+
+def test_rows_beyond_eight_are_not_rounded(random, dtype):
+    a, w = normal(random, 9, 64), quantise(normal(random, 5, 64), dtype)
+    found, exact = np.empty((2, 9, 5), np.float32)
+    compiled.matmul_quantised(found, a, w, None, None, True)
+    compiled.matmul_quantised(exact, a, w)
+    np.testing.assert_array_equal(found, exact)
+
+
+def test_a_row_has_the_same_bits_alone_and_among_others(random, dtype):
+    a, w = normal(random, 8, 96), quantise(normal(random, 33, 96), dtype)
+    for rounds in (False, True):
+        together, alone = np.empty((8, 33), np.float32), np.empty((1, 33), np.float32)
+        compiled.matmul_quantised(together, a, w, None, None, rounds)
+        for i in range(8):
+            compiled.matmul_quantised(alone, a[i : i + 1], w, None, None, rounds)
+            np.testing.assert_array_equal(alone[0], together[i])
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_in_its_row_or_column(random, dtype, number):
+    for R, rounds in itertools.product((1, 6, 9), (False, True)):
+        a, w = normal(random, R, 96), quantise(normal(random, 7, 96), dtype)
+        a[R // 2, 33] = number
+        w[3, 2]["scale"] = np.float16(number).view(np.uint16)
+        found = np.empty((R, 7), np.float32)
+        with np.errstate(invalid="ignore"):
+            compiled.matmul_quantised(found, a, w, None, None, rounds)
+        expected = np.ones((R, 7), bool)
+        expected[R // 2] = expected[:, 3] = False
+        np.testing.assert_array_equal(np.isfinite(found), expected)
+
+
+@pytest.mark.parametrize("q", [-128, -127, 127])
+def test_the_largest_integers_do_not_overflow(dtype, q):
+    w = np.zeros((2, 4), dtype)
+    w["scale"] = np.float16(1).view(np.uint16)
+    w["q"] = q if dtype == Q8_0 else 255 if q > 0 else 0
+    for sign in (-1, 1):
+        a = np.full((1, 128), sign * 127, np.float32)
+        found = np.empty((1, 2), np.float32)
+        compiled.matmul_quantised(found, a, w, None, None, True)
+        np.testing.assert_array_equal(found, a @ dequantise(w).T)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="names of x86")
+@pytest.mark.parametrize("cpu", ["x86-64", "haswell", "skylake-avx512"])
+def test_rounded_rows_have_the_same_bits_on_other_cpus(dtype, cpu, tmp_path):
+    """Without a dot product of bytes, in vectors of every width."""
+    environment = {**os.environ, "NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": ""}
+    environment["SMALLMIND_CACHE_DIR"] = str(tmp_path)
+    chosen = f"({'q8_0' if dtype == Q8_0 else 'q4_0'}) and (bits or finite or overflow or matches)"
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", __file__, "-k", chosen]
+    root = Path(__file__).parent.parent.parent
+    result = subprocess.run(command, env=environment, cwd=root, capture_output=True, check=False)
+    assert result.returncode == 0, result.stdout.decode()
 
 
 def test_products_with_the_transpose_match_the_reference(random, dtype, two_threads):

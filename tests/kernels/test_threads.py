@@ -121,6 +121,7 @@ for count in map(int, sys.argv[1].split(",")):
     digest("softcap", [empty(R, C)], x, 2.0)
     digest("softcap_backward", [empty(R, C)], y, x, 2.0)
     digest("copy_columns", [empty(R, C)], dy, 7)
+    digest("transpose", [empty(*dy.shape[::-1])], dy)
     digest("mix", [dy.copy()], x, y, gain[:2], 9)
     digest("mix_backward", [dy.copy(), y.copy(), gain[:2].copy()], x, y, gain[:2], 9)
     digest("column_sum", [bias.copy()], dy)

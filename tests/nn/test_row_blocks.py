@@ -1,4 +1,4 @@
-"""The loss of a large vocabulary is computed by blocks of rows: logits are never whole."""
+"""Large vocabularies: logits are never whole, and gradients touch only rows that occur."""
 
 import numpy as np
 import pytest
@@ -139,6 +139,20 @@ def test_a_pool_holds_one_block_of_logits(monkeypatch):
         held.append(model.workspace.pool.statistics().bytes_held)
     kept = 5 * T * 24  # the gradient of the head's input, and a block of it
     assert held[1] < held[0] - 4 * (5 * T * V - 17 * V) + 4 * 2 * kept
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+def test_the_gradient_of_the_embedding_touches_only_rows_that_occur(backend):
+    model = new_model("untied", backend=backend)
+    gradient = model.gradients["token_embedding.weight"]
+    ids, targets = np.full((3, T), 4, np.int32), np.full((3, T), 9, np.int32)
+    ids[0, :5], ids[2, 7] = 6, V - 1
+    gradient[...] = np.nan
+    gradient[[4, 6, V - 1]] = 0
+    model.loss_and_gradients(ids, targets)
+    touched = np.flatnonzero(~np.isnan(gradient).all(axis=1))
+    np.testing.assert_array_equal(touched, [4, 6, V - 1])
+    assert np.isfinite(gradient[touched]).all()
 
 
 def test_recorded_passes_repeat_the_blocks(monkeypatch):

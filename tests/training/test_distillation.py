@@ -14,6 +14,8 @@ from smallmind import (
 )
 from smallmind.kernels.codegen.threads import max_threads
 from smallmind.memory.tensor_pool import TensorPool
+from smallmind.nn import network
+from smallmind.nn.workspace import Pass
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.preflight import copy_model, first_loss_of_distillation
 from smallmind.training.records import OverflowRecord, StepRecord, TeacherRecord
@@ -357,3 +359,26 @@ def test_the_first_loss_of_distillation_is_as_expected(tmp_path, temperature, ca
     training.model.parameters["token_embedding.weight"][...] *= 100
     check = first_loss_of_distillation(training.model, training)
     assert not check.passed, check
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_blocks_of_rows_teach_what_all_rows_teach(tmp_path, monkeypatch, precision, cached):
+    found = []
+    for most in (2**24, 5 * V, 16 * V):
+        monkeypatch.setattr(network, "MOST_LOGITS", most)
+        cache = tmp_path / "cache" if cached else None
+        distillation = Distillation(sharp(new_teacher()), 3.0, 0.5, True, cache, top_k=4)
+        training = new_training(distillation)
+        training.model.use_precision(precision)
+        distillation.prepare(training.model, training.data)
+        model, batch = training.model, training.data.windows(np.arange(3) * T)
+        loss = distillation.loss_and_gradients(model, batch, at=Pass(0))
+        temperature = distillation.temperature_parameter.dx[0]
+        found.append((loss, temperature, model.flat.grad.copy()))
+    (loss, temperature, gradients), *others = found
+    atol = np.abs(gradients).max() * (1e-6 if precision == "float32" else 0.02)
+    for other in others:
+        assert other[0] == pytest.approx(loss, rel=1e-6)
+        assert other[1] == pytest.approx(temperature, rel=1e-4)
+        np.testing.assert_allclose(other[2], gradients, rtol=1e-5, atol=atol)

@@ -210,6 +210,18 @@ def test_a_run_on_frozen_blocks_of_integers(tmp_path, precision):
             assert np.abs(value - base.parameters[name]).max() < 0.2 * np.abs(value).max()
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "q8_0"])
+def test_what_is_frozen_begins_with_the_values_of_the_seed(tmp_path, precision):
+    fields = {**SMALL, **STEPS, "n_embd": 32, "freeze": BELOW}
+    runs = [
+        Run.create(text=CATS, out=tmp_path / place, **{**fields, "precision": kind})
+        for kind, place in (("float32", "exact"), (precision, "found"))
+    ]
+    exact, found = (run.training.model.parameters for run in runs)
+    for name, value in exact.items():
+        assert np.abs(found[name] - value).max() <= np.abs(value).max() / 100
+
+
 @pytest.mark.parametrize("precision", ["q8_0", "q4_0"])
 def test_a_run_that_trains_all_weights_has_no_blocks(tmp_path, precision):
     with pytest.raises(InputError, match=f"precision='{precision}' is for weights that are not"):

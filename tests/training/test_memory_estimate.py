@@ -176,7 +176,7 @@ def test_the_estimate_is_exactly_what_pool_and_vectors_hold(run, strategy, preci
             None,
             {"freeze": "embedding,blocks.0"},
         ),
-        (ModelConfig(65, 24, 4, 4, 32, **EVERYTHING), 5, 3, {"freeze": "blocks.0-1,blocks.3,head"}),
+        (ModelConfig(65, 24, 4, 4, 32, **EVERYTHING), 5, 3, {"freeze": "blocks.0-1,blocks.3"}),
         (ModelConfig(65, 32, 3, 2, 64), 4, None, {"lora_rank": 3}),
         (ModelConfig(65, 24, 4, 4, 32, **EVERYTHING), 5, 3, {"lora_rank": 2, "lora_dropout": 0.1}),
     ],
@@ -190,6 +190,8 @@ def test_the_estimate_knows_the_bytes_of_blocks(run, precision):
         for kind in ("float32", precision)
     )
     assert less.weights < exact.weights and less.activations == exact.activations
+    # A file of an adapter has nothing that is frozen.
+    assert less.saving == 0 if "lora_rank" in part else less.saving > exact.saving == 0
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -291,6 +293,13 @@ def test_a_teacher_is_counted(tmp_path, lesson, top_k, precision):
     assert expected.activations > alone.activations
 
 
+@pytest.mark.parametrize("top_k", [None, 16])
+def test_a_teacher_by_rows_is_counted(tmp_path, monkeypatch, top_k):
+    monkeypatch.setattr(network, "MOST_LOGITS", 33 * 65)
+    lesson = ModelConfig(65, 24, 2, 4, 48), ModelConfig(65, 32, 3, 4, 64), {"steps": 2}
+    test_a_teacher_is_counted(tmp_path, lesson, top_k, "bfloat16")
+
+
 @pytest.mark.parametrize(
     ("arch", "C", "settings"),
     [
@@ -313,6 +322,12 @@ def test_conversations_take_what_is_estimated(arch, C, settings):
     assert expected.activations == SmallRun(model, config, 4, data).held_by_pool
     as_one_text = estimate(model, config, 4, text=TextSize(0, len(data.train)))
     assert expected.activations > as_one_text.activations
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "modern"])
+def test_conversations_by_rows_take_what_is_estimated(monkeypatch, arch):
+    monkeypatch.setattr(network, "MOST_LOGITS", 100 * 258)
+    test_conversations_take_what_is_estimated(arch, 200, {"micro_batch_size": 2})
 
 
 def test_without_a_text_a_long_one_is_assumed():

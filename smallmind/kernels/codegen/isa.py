@@ -117,7 +117,7 @@ def is_arm(architecture: str) -> bool:
     return architecture.lower().startswith(("aarch64", "arm64"))
 
 
-# What LLVM makes of these for an ARM CPU says whether it may be given such a product, on which it
+# LLVM may be given such a product for an ARM CPU only if it compiles these to its instruction: it
 # would end the process otherwise. It knows the instructions by the CPU's name alone: the features
 # that it reads from the system may lack them.
 _NARROWING = """

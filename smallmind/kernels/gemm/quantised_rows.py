@@ -138,7 +138,8 @@ def _integers(builder, kind, blocks):
     halves = [_vector(builder, place, I8, HALF) for place in places]
     if LANES == 16:
         order = [HALF * number + i for number in (0, 0, 1, 1) for i in range(HALF)]
-        parts, shifts = [_shuffle(builder, *halves, order)], [[0] * 4 + [4] * 4 + [0] * 4 + [4] * 4]
+        parts = [_shuffle(builder, halves[0], halves[1], order)]
+        shifts = [([0] * 4 + [4] * 4) * 2]
     elif LANES == 8:
         parts = [_shuffle(builder, half, half, [*range(HALF)] * 2) for half in halves]
         shifts = [[0] * 4 + [4] * 4] * 2
@@ -156,8 +157,10 @@ def _integers(builder, kind, blocks):
 def _scales(builder, _kind, blocks):
     """Pointers to two blocks -> their scales, a vector of two."""
     if not ISA.half:
-        return _shuffle(builder, *(HOST.load_scale(builder, block) for block in blocks), [0, LANES])
-    bits = _shuffle(builder, *(_vector(builder, block, I16, 1) for block in blocks), [0, 1])
+        first, second = (HOST.load_scale(builder, block) for block in blocks)
+        return _shuffle(builder, first, second, [0, LANES])
+    first, second = (_vector(builder, block, I16, 1) for block in blocks)
+    bits = _shuffle(builder, first, second, [0, 1])
     halves = builder.bitcast(bits, ir.VectorType(ir.HalfType(), 2))
     return builder.fpext(halves, ir.VectorType(F32, 2))
 
