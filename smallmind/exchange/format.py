@@ -1,6 +1,6 @@
 """Formats of other programs, and finding the one that a path is in."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -36,6 +36,14 @@ class Foreign:
 
     def model(self, backend: str = "numba", precision: str | None = None) -> TransformerModel:
         """Builds the model and reads its weights. InputError if they are not what it describes."""
+        return self._read(lambda: TransformerModel.unfilled(self.config, backend, precision))
+
+    def fill(self, model: TransformerModel) -> None:
+        """Gives a model with parameters of these shapes the weights. InputError as for `model`."""
+        self._read(lambda: model)
+
+    def _read(self, make: Callable[[], TransformerModel]) -> TransformerModel:
+        """The weights -> the model that `make` makes once it is known that they fit it."""
         raise NotImplementedError
 
     def load(

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -121,9 +121,9 @@ class ForeignFile(Foreign):
         except InputError as error:
             raise InputError(f"{self.path}: {error}") from None
 
-    def model(self, backend: str = "numba", precision: str | None = None) -> TransformerModel:
-        layout, source = self._described.gguf_tensors, str(self.path)
-        return read_model(self.config, layout, self._tensors, source, backend, precision)
+    def _read(self, make: Callable[[], TransformerModel]) -> TransformerModel:
+        layout = self._described.gguf_tensors
+        return read_model(self.config, layout, self._tensors, str(self.path), make)
 
 
 def _begins_as_gguf(path: Path) -> bool:

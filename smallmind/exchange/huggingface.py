@@ -6,6 +6,7 @@ Format: https://github.com/huggingface/transformers, "src/transformers/models".
 import json
 import os
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,7 @@ class ForeignDirectory(Foreign):
                 f"{self.path}: a file about its tokenizer is damaged: {error}"
             ) from None
 
-    def model(self, backend: str = "numba", precision: str | None = None) -> TransformerModel:
+    def _read(self, make: Callable[[], TransformerModel]) -> TransformerModel:
         stored: dict[str, Stored] = {}
         for file, names in self._files().items():
             tensors = safetensors.open_tensors(file, strict=False)[0]
@@ -162,7 +163,7 @@ class ForeignDirectory(Foreign):
         layout = self._described.tensors
         expected = {tensor.name for tensor in tensors_of(self.config, layout)}
         stored = _as_expected(stored, expected)
-        return read_model(self.config, layout, stored, str(self.path), backend, precision)
+        return read_model(self.config, layout, stored, str(self.path), make)
 
     def _files(self) -> dict[Path, set[str] | None]:
         """The files of weights: one, or the shards of an index with the names of their tensors."""

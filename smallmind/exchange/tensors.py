@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,12 +112,11 @@ def read_model(
     layout: Layout,
     stored: Mapping[str, Stored],
     source: str,
-    backend: str,
-    precision: str | None = None,
+    make: Callable[[], TransformerModel],
 ) -> TransformerModel:
-    """The tensors of a file -> the model with this config; see `smallmind.load` for precision.
+    """The tensors of a file, of a model with this config -> the model that `make` makes.
 
-    InputError naming the source if they are not those of such a model.
+    It is made once they are known to fit it. InputError naming the source if they do not.
     """
     # Each block has tensors of its own: a wrong number of blocks must not take any time.
     if config.n_layer > len(stored):
@@ -134,7 +133,7 @@ def read_model(
                 f"{source}: {name} is {_shape(stored[name].shape)}; the model that it describes "
                 f"has {_shape(expected[name])}"
             )
-    model = TransformerModel.unfilled(config, backend, precision)
+    model = make()
     size = 4 * sum(math.prod(shape) for shape in expected.values())
     with activity.doing(f"Reading {source}", usual=size < activity.LARGE):
         for tensor in activity.parts(tensors):

@@ -8,7 +8,7 @@ import numbers
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from os import PathLike
 from typing import Any, ClassVar, NamedTuple
 
@@ -620,6 +620,23 @@ class TransformerModel(Tabular):
         See `smallmind.load` for precision. InputError if the file is anything else.
         """
         check_type("path", path, str, os.PathLike)
+        with cls._stored(path) as (config, tensors, tokenizer):
+            model = cls.from_tensors(config, tensors, os.fspath(path), backend, precision)
+        with suppress(KeyError, TypeError, ValueError):  # the model computes without it
+            model.tokenizer_digest = tokenizer and Tokenizer.from_saved(tokenizer).digest
+        return model
+
+    def fill_from(self, path: str | PathLike[str]) -> None:
+        """Gives all parameters the values in a file that `load` reads. InputError as there."""
+        with self._stored(path) as (_, tensors, _):
+            self.fill(tensors, os.fspath(path))
+
+    @staticmethod
+    @contextmanager
+    def _stored(
+        path: str | PathLike[str],
+    ) -> Iterator[tuple[ModelConfig, dict[str, Any], str | None]]:
+        """The config of a model or checkpoint, its parameters as in the file, its tokenizer."""
         with safetensors.streaming(path) as (tensors, metadata):
             # Files of earlier versions have no format.
             if (found := metadata.get("format", FORMAT)) not in (FORMAT, CHECKPOINT_FORMAT):
@@ -636,10 +653,7 @@ class TransformerModel(Tabular):
                 config = from_saved(ModelConfig, saved)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise InputError(f"{path} is not a model saved by smallmind: {error}") from None
-            model = cls.from_tensors(config, dict(tensors), os.fspath(path), backend, precision)
-        with suppress(KeyError, TypeError, ValueError):  # the model computes without it
-            model.tokenizer_digest = tokenizer and Tokenizer.from_saved(tokenizer).digest
-        return model
+            yield config, dict(tensors), tokenizer
 
     @classmethod
     def from_tensors(
@@ -660,6 +674,14 @@ class TransformerModel(Tabular):
         if config.n_layer > len(shapes) or shapes != declare_parameters(config).shapes:
             raise InputError(f"{source} does not hold the parameters that its config describes")
         model = cls.unfilled(config, backend, precision)
+        model.fill(tensors, source)
+        return model
+
+    def fill(self, tensors: dict[str, Any], source: str) -> None:
+        """Gives parameters these values; arguments and errors as for `from_tensors`."""
+        shapes = self.flat.shapes
+        if any(shapes.get(name) != value.shape for name, value in tensors.items()):
+            raise InputError(f"{source} does not hold the parameters of this model")
         for name in list(tensors):
             value = tensors.pop(name)  # freed once copied: the weights never exist twice
             if value.dtype != np.float32:
@@ -668,10 +690,9 @@ class TransformerModel(Tabular):
                 stored = Stored.of(value)
             else:
                 stored = Stored(value.shape, value.dtype, value.read_rows)
-            place = model.flat.own(name)
-            read_tensor(model.workspace.kernels, place, stored, f"{source}: {name}")
-        model.flat.refresh()
-        return model
+            place = self.flat.own(name)
+            read_tensor(self.workspace.kernels, place, stored, f"{source}: {name}")
+        self.flat.refresh()
 
     @classmethod
     def unfilled(

@@ -8,10 +8,11 @@ from smallmind.checks import InputError
 from smallmind.corpus.preparation import Encoding
 from smallmind.files import safetensors
 from smallmind.nn.growing import grown
+from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.group import ALONE, Group
 from smallmind.runs.files import MODEL
-from smallmind.runs.loading import find, load_model, read_tokenizer
+from smallmind.runs.loading import Found, find, load_model, read_tokenizer
 from smallmind.runs.source import ConversationSource, Source, TextSource
 from smallmind.runs.threads import use_threads
 from smallmind.settings.config import DistillationConfig, ModelConfig, RunConfig
@@ -25,10 +26,12 @@ from smallmind.training.training import Training
 
 
 class Initial(NamedTuple):
-    """The model that a run starts from, with its tokenizer."""
+    """The model that a run starts from, with its tokenizer. Its weights are not in memory."""
 
-    model: TransformerModel
+    found: Found
+    config: ModelConfig
     tokenizer: Tokenizer
+    sha256: str  # of its parameters
 
     @classmethod
     def read(cls, run: RunConfig, sha256: str | None = None) -> "Initial | None":
@@ -38,8 +41,11 @@ class Initial(NamedTuple):
         """
         if run.init_from is None:
             return None
-        model, tokenizer = find(run.init_from).load("numpy")
-        initial = cls(model, tokenizer)
+        found = find(run.init_from).without_moments()
+        model, tokenizer = found.load("numpy")
+        initial = cls(
+            found, model.config, tokenizer, hashlib.sha256(model.flat.data.data).hexdigest()
+        )
         if sha256 and initial.sha256 != sha256:
             raise InputError(
                 f"{run.init_from} has changed since the run was created; start a new run"
@@ -47,18 +53,17 @@ class Initial(NamedTuple):
         return initial
 
     @property
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-    @property
     def pairs(self) -> int | None:
         """The tokens by which its pairs are numbered; None if it does not embed them."""
         config = self.config
         return (config.bigram_vocab or config.vocab_size) if config.bigram_rows else None
 
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.model.flat.data.tobytes()).hexdigest()
+    def write_to(self, model: TransformerModel) -> None:
+        """Gives a model these weights, read from the file again: they never exist twice."""
+        if declare_parameters(self.config).shapes.items() <= model.flat.shapes.items():
+            self.found.fill(model)
+        else:  # it has more tokens
+            model.flat.write(grown(self.found.load("numpy")[0].parameters, model.parameters))
 
 
 def fit_tokenizer(
@@ -140,7 +145,7 @@ def new_model(settings: Settings, initial: Initial | None = None) -> Transformer
         settings.model, seed=run.seed, backend=run.backend, freeze=training.freeze
     )
     if initial:
-        model.flat.write(grown(initial.model.parameters, model.parameters))
+        initial.write_to(model)
     model.use_precision(training.requested_precision)
     model.use_products(training.products)
     return model

@@ -1,5 +1,6 @@
 """A model and its tokenizer from a run, a checkpoint, a model file or another program's."""
 
+import dataclasses
 import numbers
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 from smallmind.checks import InputError, check_type, from_json, suggesting, whole
 from smallmind.exchange.format import Foreign, find_foreign
 from smallmind.files import safetensors
-from smallmind.nn.transformer import TransformerModel, weights
+from smallmind.nn.transformer import WEIGHTS, TransformerModel, weights
 from smallmind.runs.files import MODEL
 from smallmind.settings.config import ModelConfig
 from smallmind.settings.settings import from_saved
@@ -35,6 +36,22 @@ class Found(NamedTuple):
         if isinstance(self.source, Foreign):
             return self.source.load(backend, precision)
         return load_model(self.source, backend, precision)
+
+    def without_moments(self) -> "Found":
+        """Drops what a checkpoint holds besides the weights."""
+        if not isinstance(self.source, RunState):
+            return self
+        kept = {name: x for name, x in self.source.tensors.items() if name.startswith(WEIGHTS)}
+        return self._replace(source=dataclasses.replace(self.source, tensors=kept))
+
+    def fill(self, model: TransformerModel) -> None:
+        """Gives a model with parameters of these shapes the weights. InputError as for `load`."""
+        if isinstance(self.source, RunState):
+            model.fill(weights(self.source.tensors), self.name)
+        elif isinstance(self.source, Foreign):
+            self.source.fill(model)
+        else:
+            model.fill_from(self.source)
 
 
 @suggesting()

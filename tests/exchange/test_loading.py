@@ -1,17 +1,20 @@
 """Models that only run have their weights once, read from any file straight into place."""
 
 import functools
+import gc
 import itertools
+import weakref
 
 import numpy as np
 import pytest
 
 import smallmind
-from smallmind import InputError, Precision, Tokenizer, Training, TransformerModel
+from smallmind import InputError, Precision, Run, Tokenizer, Training, TransformerModel
 from smallmind.files import safetensors
 from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to
 from smallmind.nn import loading
 from smallmind.nn.loading import Stored, read_tensor
+from smallmind.runs.loading import Found, find
 from tests.exchange.models import MODELS, TEXT, ids_for, model_of, tokenizer_of
 
 FORMATS = {"own": None, "hf": "f32", "hf-bf16": "bf16", "hf-f16": "f16", "gguf": "bf16"}
@@ -224,3 +227,34 @@ def test_a_stream_checks_what_nobody_reads_too(tmp_path):
         safetensors.streaming(path) as (stored, _),
     ):
         stored["a"].read_rows(0, rows)
+
+
+@pytest.mark.parametrize("form", ["own", "hf-bf16", "gguf"])
+def test_a_run_never_holds_the_weights_that_it_starts_from_twice(tmp_path, monkeypatch, form):
+    path = written(tmp_path, "Llama", form)
+    expected, _ = smallmind.load(path)
+    built, filled = [], []
+    unfilled, fill = TransformerModel.unfilled, Found.fill
+
+    def noted(*given, **named):
+        model = unfilled(*given, **named)
+        built.append(weakref.ref(model))
+        return model
+
+    def checked(found, model):
+        gc.collect()
+        assert built and not any(ref() for ref in built)
+        fill(found, model)
+        filled.append(model)
+
+    monkeypatch.setattr(TransformerModel, "unfilled", noted)
+    monkeypatch.setattr(Found, "fill", checked)
+    settings = {"steps": 1, "val_every": 0, "batch_size": 2, "precision": "float32"}
+    run = Run.create(text=TEXT, out=tmp_path / "run", init_from=str(path), **settings)
+    run.train()
+    assert filled and filled[0].flat.shapes == expected.flat.shapes
+    monkeypatch.undo()
+    start, _ = smallmind.load(path)
+    fill(find(path), trained := smallmind.load(run.path)[0])
+    for name, values in start.parameters.items():
+        np.testing.assert_array_equal(trained.parameters[name], values)
