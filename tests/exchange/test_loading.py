@@ -248,5 +248,6 @@ def test_a_run_never_holds_the_weights_that_it_starts_from_twice(tmp_path, monke
     monkeypatch.setattr(TransformerModel, "unfilled", noted)
     monkeypatch.setattr(Found, "parameters", watched)
     settings = {"steps": 1, "val_every": 0, "batch_size": 2, "precision": "float32"}
-    Run.create(text=TEXT, out=tmp_path / "run", init_from=str(path), **settings).training
+    run = Run.create(text=TEXT, out=tmp_path / "run", init_from=str(path), **settings)
+    assert run.training.model.config.n_layer == 2
     assert alive[0] == 0 and alive[-1] == 1 == max(alive)
