@@ -1,17 +1,20 @@
 """Models that only run have their weights once, read from any file straight into place."""
 
 import functools
+import gc
 import itertools
+import weakref
 
 import numpy as np
 import pytest
 
 import smallmind
-from smallmind import InputError, Precision, Tokenizer, Training, TransformerModel
+from smallmind import InputError, Precision, Run, Tokenizer, Training, TransformerModel
 from smallmind.files import safetensors
 from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to
 from smallmind.nn import loading
 from smallmind.nn.loading import Stored, read_tensor
+from smallmind.runs.loading import Found
 from tests.exchange.models import MODELS, TEXT, ids_for, model_of, tokenizer_of
 
 FORMATS = {"own": None, "hf": "f32", "hf-bf16": "bf16", "hf-f16": "f16", "gguf": "bf16"}
@@ -224,3 +227,27 @@ def test_a_stream_checks_what_nobody_reads_too(tmp_path):
         safetensors.streaming(path) as (stored, _),
     ):
         stored["a"].read_rows(0, rows)
+
+
+@pytest.mark.parametrize("form", ["own", "hf-bf16", "gguf"])
+def test_a_run_never_holds_the_weights_that_it_starts_from_twice(tmp_path, monkeypatch, form):
+    """They are read one by one, while there is no model but the one that is trained."""
+    path = written(tmp_path, "Llama", form)
+    built, alive = [], []
+    unfilled, parameters = TransformerModel.unfilled, Found.parameters
+
+    def noted(*given, **named):
+        built.append(weakref.ref(model := unfilled(*given, **named)))
+        return model
+
+    def watched(found):
+        gc.collect()
+        alive.append(sum(ref() is not None for ref in built))
+        return parameters(found)
+
+    monkeypatch.setattr(TransformerModel, "unfilled", noted)
+    monkeypatch.setattr(Found, "parameters", watched)
+    settings = {"steps": 1, "val_every": 0, "batch_size": 2, "precision": "float32"}
+    run = Run.create(text=TEXT, out=tmp_path / "run", init_from=str(path), **settings)
+    assert run.training.model.config.n_layer == 2
+    assert alive[0] == 0 and alive[-1] == 1 == max(alive)
