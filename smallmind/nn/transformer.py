@@ -71,7 +71,7 @@ class Base(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What an objective is asked for: windows of the batch, and rows of their tokens (B T, ...)."""
+    """Windows of the batch and rows of their tokens (B T, ...), whose losses are asked for."""
 
     windows: slice
     rows: slice
