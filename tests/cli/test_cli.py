@@ -870,6 +870,14 @@ def test_estimate_resolves_the_precision_as_train_does(cli, estimate):
     cli.refuses("needs backend='numba'", "estimate --backend numpy --precision float16")
 
 
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_16_bits_that_make_steps_slower_are_said_to(text, tmp_path, cli, command):
+    out = ["--out", tmp_path / "run"] if command == "train" else []
+    printed = cli(command, text, SMALL, "--steps 20 --precision float16", out).flat
+    fastest = "bfloat16" if ISA.fast_bfloat16 else "float32"
+    assert f"float16 saves memory, not time: on this CPU, steps in {fastest} are fast" in printed
+
+
 def test_estimate_names_flags_that_fit(estimate):
     """Each row of flags, passed to estimate, fits in the same memory; one more window does not."""
     given = "--vocab-size 65 --block-size 512 --memory 300MB"
