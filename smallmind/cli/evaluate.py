@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from smallmind.checks import InputError
 from smallmind.cli.console import Console, shorten
-from smallmind.cli.flags import add_checkpoint, add_run, run_of
+from smallmind.cli.flags import add_checkpoint, add_precision, add_run, run_of
 from smallmind.console import activity
+from smallmind.settings.config import Precision
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "text", nargs="?", metavar="TEXT", help="another text; default: the run's held-out part"
     )
     add_checkpoint(parser)
+    add_precision(parser)
     parser.add_argument(
         "--unknown",
         choices=("refuse", "skip"),
@@ -58,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
         opened = None if is_model else Run.open(path)
         found = find(path, options.checkpoint)
         model, tokenizer = found.load()
+        model.use_precision(Precision(options.precision))
         run = recognising(opened.settings.run) if opened else None
         encoding = Encoding(tokenizer, chosen_separator=run.text_separator if run else None)
         source = read_source(options.text, run, encoding) if options.text else None
