@@ -93,7 +93,7 @@ def faster_precision(precision: Precision, backend: str) -> Precision | None:
 
     float16 is always converted to be multiplied, bfloat16 where the CPU has no fast product of it.
     """
-    if precision == Precision.FLOAT32 or backend == "numpy":
+    if precision not in (Precision.FLOAT16, Precision.BFLOAT16) or backend == "numpy":
         return None
     from smallmind.kernels.codegen.isa import ISA
 
