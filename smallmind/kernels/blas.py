@@ -24,11 +24,11 @@ def matmul(out, a, b, bias=None, addend=None):
         out += bias
 
 
-def matmul_gelu(activation, preactivation, a, b, bias=None):
+def matmul_gelu(activation, preactivation, a, b, bias=None, addend=None):
     if a.itemsize == 2:
-        compiled.matmul_gelu(activation, preactivation, a, b, bias)
+        compiled.matmul_gelu(activation, preactivation, a, b, bias, addend)
         return
-    matmul(preactivation, a, b, bias)
+    matmul(preactivation, a, b, bias, addend)
     compiled.gelu(activation, preactivation)
 
 

@@ -23,8 +23,8 @@ def matmul(out, a, b, bias=None, addend=None):
     _gemm(out, None, a, b, bias, addend, PLAIN)
 
 
-def matmul_gelu(activation, preactivation, a, b, bias=None):
-    _gemm(preactivation, activation, a, b, bias, None, PLAIN)
+def matmul_gelu(activation, preactivation, a, b, bias=None, addend=None):
+    _gemm(preactivation, activation, a, b, bias, addend, PLAIN)
 
 
 def matmul_transpose_a(out, a, b, addend=None):

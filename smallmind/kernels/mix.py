@@ -51,6 +51,46 @@ def put_rows(out, x, rows, workers):
             _copy_row(out, np.int64(rows[r]) * C, x, r * C, C)
 
 
+@parallel_jit
+def spread_columns(out, x, starts, scale, workers):
+    r, N = x.shape
+    factor = np.float32(scale)
+    for worker in prange(workers):
+        begin, end = row_share(out.shape[0], np.int64(worker), workers)
+        for row in range(begin, end):
+            first, last = np.int64(starts[row // r]), np.int64(starts[row // r + 1])
+            _clear(out, row * N, row * N + first)
+            for c in range(first, last, LANES):
+                count = min(LANES, last - c)
+                value = load_up_to(x, row % r * N + c, count) * factor
+                store_up_to(out, row * N + c, value, count)
+            _clear(out, row * N + last, (row + 1) * N)
+
+
+@jit
+def _clear(out, first, last):
+    """Writes zeros to the elements first..last."""
+    zero = broadcast(np.float32(0))
+    for c in range(first, last, LANES):
+        store_up_to(out, c, zero, min(LANES, last - c))
+
+
+@parallel_jit
+def gather_columns(dx, dout, starts, scale, workers):
+    r, N = dx.shape
+    factor = np.float32(scale)
+    for worker in prange(workers):
+        begin, end = row_share(r, np.int64(worker), workers)
+        for row in range(begin, end):
+            for i in range(len(starts) - 1):
+                last = np.int64(starts[i + 1])
+                for c in range(np.int64(starts[i]), last, LANES):
+                    count = min(LANES, last - c)
+                    value = load_up_to(dx, row * N + c, count)
+                    value = value + load_up_to(dout, (i * r + row) * N + c, count) * factor
+                    store_up_to(dx, row * N + c, value, count)
+
+
 @jit
 def _copy_row(out, to, x, start, C):
     """C elements of x from `start` on -> out from `to` on."""

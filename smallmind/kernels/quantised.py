@@ -45,8 +45,8 @@ def quantise(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
         blocks["scale"] = scales[:, 0].astype(np.float16).view(np.uint16)
         inverse = np.where(scales == 0, np.float32(0), np.float32(1) / scales)
         if dtype == Q8_0:
-            scaled = x * inverse
-            blocks["q"] = np.trunc(scaled + np.copysign(np.float32(0.5), scaled))
+            rounded = x * inverse
+            blocks["q"] = np.trunc(rounded + np.copysign(np.float32(0.5), rounded))
         else:
             # In float64: whether the products are rounded before the addition depends on the CPU.
             lowest = -EXTREMES[dtype]

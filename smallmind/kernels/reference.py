@@ -6,6 +6,7 @@ line that it differentiates.
 """
 
 import math
+from itertools import pairwise
 
 import numpy as np
 
@@ -49,12 +50,12 @@ def matmul(out, a, b, bias=None, addend=None):
     division=("product", "preactivation"),
     operations=gelu_product_operations,
 )
-def matmul_gelu(activation, preactivation, a, b, bias=None):
-    """a (M, K), b (K, N) -> preactivation (M, N) = a b [+ bias (N,)], activation = its GELU.
+def matmul_gelu(activation, preactivation, a, b, bias=None, addend=None):
+    """a (M, K), b (K, N) -> preactivation (M, N) as `matmul` writes it, activation = its GELU.
 
     Writes both.
     """
-    preactivation[...] = _add(a @ b, bias)
+    preactivation[...] = _add(a @ b, bias, addend)
     gelu(activation, preactivation)
 
 
@@ -316,6 +317,28 @@ def put_rows(out, x, rows):
     """
     # forward: x = out[rows]
     out[rows] = x
+
+
+@kernel("mix", is_activation=False, division=("rows", "out"))
+def spread_columns(out, x, starts, scale):
+    """x (r, N), starts (n + 1,) -> out (n r, N): scale x, whose columns are in n parts.
+
+    Part i begins at starts[i], and fills these columns of the rows from i r on; others are 0.
+    Writes out.
+    """
+    out[...] = 0
+    r = len(x)
+    for i, (first, last) in enumerate(pairwise(starts)):
+        out[i * r : (i + 1) * r, first:last] = scale * x[:, first:last]
+
+
+@kernel("mix", adds=True, gradient="dout", division=("rows", "dx"))
+def gather_columns(dx, dout, starts, scale):
+    """dout (n r, N), starts (n + 1,) -> adds scale dout, where x was spread, to dx (r, N)."""
+    # forward: out[i r..., first:last] = scale x[:, first:last]
+    r = len(dx)
+    for i, (first, last) in enumerate(pairwise(starts)):
+        dx[:, first:last] += scale * dout[i * r : (i + 1) * r, first:last]
 
 
 @kernel("elementwise")

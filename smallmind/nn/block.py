@@ -31,10 +31,10 @@ class Block(Layer):
             EmbeddingResidual(scope.inner("embedding_residual"), embedding) if embedding else None
         )
         self.attention_norm = build_norm(scope.inner("attention_norm"))
-        inner = scope.inner("attention")
+        inner = scope.inner("attention").adapted("attention")
         self.attention = Attention(inner, position, documents, first_values, layer)
         self.mlp_norm = build_norm(scope.inner("mlp_norm"))
-        self.mlp = build_mlp(scope.inner("mlp"))
+        self.mlp = build_mlp(scope.inner("mlp").adapted("mlp"))
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         """x (B T, C) -> y (B T, C)."""

@@ -45,7 +45,7 @@ def of_model(
     exact = model if np.dtype(model.workspace.dtype) == np.float64 else _float64_copy(model)
 
     def evaluate() -> np.ndarray:
-        if not model.config.dropout:
+        if not (model.config.dropout or (model.adapter and model.adapter.dropout)):
             return np.array(exact.loss(ids, targets))
         with exact.flat.other_gradients():
             return np.array(exact.loss_and_gradients(ids, targets, at=at))
@@ -61,7 +61,14 @@ def of_model(
 
 def _float64_copy(model: TransformerModel) -> TransformerModel:
     """A model of the same config with the same weights, exact enough for finite differences."""
-    copy = TransformerModel(model.config, seed=model.seed, backend="numpy", dtype=np.float64)
+    copy = TransformerModel(
+        model.config,
+        seed=model.seed,
+        backend="numpy",
+        dtype=np.float64,
+        freeze=model.frozen,
+        adapter=model.adapter,
+    )
     copy.flat.write(model.parameters)
     copy.micro_batch_size = model.micro_batch_size
     return copy

@@ -6,20 +6,32 @@ from smallmind.nn.layer import Layer, Scope
 
 
 class Dropout(Layer):
-    """One place in the model where activations are dropped, named after the layer it is in."""
+    """One place in the model where activations are dropped, named after the layer it is in.
 
-    def __init__(self, scope: Scope) -> None:
+    With the probability of the model, unless it has its own.
+    """
+
+    def __init__(self, scope: Scope, own: float | None = None) -> None:
         super().__init__(scope)
-        self.key = scope.workspace.new_dropout_key()
+        self.own = own
+        self.key = scope.workspace.new_dropout_key(own or 0.0)
+
+    @property
+    def probability(self) -> float:
+        """The share of activations that this pass drops."""
+        workspace = self.workspace
+        if self.own is None:
+            return workspace.drop_probability
+        return self.own if workspace.drops else 0.0
 
     @property
     def on(self) -> bool:
         """True if this pass drops anything."""
-        return self.workspace.drop_probability > 0
+        return self.probability > 0
 
     def mask(self) -> tuple[np.ndarray, float, np.ndarray]:
         """This pass's mask: its key, the probability of dropping, the first row in the batch."""
-        return self.key, self.workspace.drop_probability, self.workspace.first_row
+        return self.key, self.probability, self.workspace.first_row
 
     def drop(self, y: np.ndarray, x: np.ndarray, addend: np.ndarray | None = None) -> None:
         """x (R, C) -> y (R, C) = x mask [+ addend (R, C)], or its gradient. Writes y, may be x."""

@@ -6,9 +6,9 @@ import numpy as np
 
 
 def grown(
-    parameters: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]
+    parameters: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, np.ndarray]:
-    """Parameters by name -> the same in the shapes of those that are wanted.
+    """Parameters by name -> the same in these shapes.
 
     Whatever there is for each token is kept, and a new token has the mean of all others: it is
     neither more nor less likely than they are, and the rest of the model knows what to do with it
@@ -17,7 +17,7 @@ def grown(
     """
     made = {}
     for name, value in parameters.items():
-        shape = wanted[name].shape
+        shape = shapes[name]
         differing = [axis for axis in range(value.ndim) if shape[axis] != value.shape[axis]]
         for axis in differing:
             missing = shape[axis] - value.shape[axis]

@@ -17,7 +17,7 @@ from smallmind.nn.parameters import (
     Role,
 )
 from smallmind.nn.workspace import Workspace
-from smallmind.settings.config import ModelConfig
+from smallmind.settings.config import Adapter, ModelConfig
 
 
 class Scope(NamedTuple):
@@ -27,10 +27,17 @@ class Scope(NamedTuple):
     parameters: Parameters
     config: ModelConfig
     name: str = ""
+    adapter: Adapter | None = None  # of the matrices within
 
     def inner(self, name: str) -> "Scope":
         """The scope of a layer within this one."""
         return self._replace(name=f"{self.name}.{name}" if self.name else name)
+
+    def adapted(self, part: str) -> "Scope":
+        """This scope, without the adapter if it is not on this part of a model."""
+        if self.adapter is None or part in self.adapter.on:
+            return self
+        return self._replace(adapter=None)
 
     def declare(
         self,
@@ -39,12 +46,14 @@ class Scope(NamedTuple):
         initialisation: Normal | Constant,
         role: Role,
         widths: tuple[int, ...] = (),
+        **facts: Any,
     ) -> Parameter:
         """Declares a parameter of this layer.
 
-        widths: the columns of each matrix, if several stand side by side in this one.
+        widths: the columns of each matrix, if several stand side by side in this one. Facts are
+        other fields of its spec.
         """
-        spec = ParameterSpec(self.inner(name).name, shape, initialisation, role, widths)
+        spec = ParameterSpec(self.inner(name).name, shape, initialisation, role, widths, **facts)
         return self.parameters.declare(spec)
 
     def declare_bias(self, size: int) -> Parameter:

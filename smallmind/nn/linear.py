@@ -46,11 +46,22 @@ class Linear(Branch):
 
     def forward_gelu(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """x (R, in) -> gelu(y), y (R, out), in one pass; keeps x."""
-        self.x = x
         y = self.workspace.rent(len(x), self.shape[1])
         activation = self.workspace.rent(*y.shape)
-        self.weight.matrix.multiply_gelu(self.kernels, activation, y, x, self.bias.compute)
+        self.multiply_gelu(activation, y, x)
         return activation, y
+
+    def multiply_gelu(
+        self,
+        activation: np.ndarray,
+        y: np.ndarray,
+        x: np.ndarray,
+        addend: np.ndarray | None = None,
+    ) -> None:
+        """x (R, in) -> y (R, out) [+ addend (R, out)], gelu(y); keeps x. Writes both."""
+        self.x = x
+        matrix, bias = self.weight.matrix, self.bias.compute
+        matrix.multiply_gelu(self.kernels, activation, y, x, bias, addend)
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
         """dy (R, out) -> dx (R, in); adds to the gradients of weight and bias."""

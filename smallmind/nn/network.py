@@ -19,7 +19,7 @@ from smallmind.nn.recompute import RecomputePlan, Segment
 from smallmind.nn.residuals import Carried
 from smallmind.nn.softcap import SoftCap
 from smallmind.nn.workspace import Workspace
-from smallmind.settings.config import ModelConfig
+from smallmind.settings.config import Adapter, ModelConfig
 
 Part = TypeVar("Part")
 
@@ -27,8 +27,14 @@ Part = TypeVar("Part")
 class Network:
     """Forward from ids to logits, and back. Parameters are declared, not yet allocated."""
 
-    def __init__(self, workspace: Workspace, parameters: Parameters, config: ModelConfig) -> None:
-        scope = Scope(workspace, parameters, config)
+    def __init__(
+        self,
+        workspace: Workspace,
+        parameters: Parameters,
+        config: ModelConfig,
+        adapter: Adapter | None = None,
+    ) -> None:
+        scope = Scope(workspace, parameters, config, adapter=adapter)
         self.workspace, self.parameters = workspace, parameters
         self.parts: dict[str, range] = {}  # numbers of the parameters that each part declares
 
@@ -179,8 +185,8 @@ class Network:
         release(dx)
 
 
-def declare_parameters(config: ModelConfig) -> Parameters:
-    """The parameters of a model with this config. Allocates nothing."""
+def declare_parameters(config: ModelConfig, adapter: Adapter | None = None) -> Parameters:
+    """The parameters of a model with this config, and of its adapter. Allocates nothing."""
     parameters = Parameters()
-    Network(Workspace(dry_run_backend(), np.float32, 0.0, 0), parameters, config)
+    Network(Workspace(dry_run_backend(), np.float32, 0.0, 0), parameters, config, adapter)
     return parameters

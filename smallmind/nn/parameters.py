@@ -71,6 +71,7 @@ class ParameterSpec:
     role: Role
     widths: tuple[int, ...] = ()  # columns of matrices that stand side by side in this one
     trainable: bool = True
+    is_adapter: bool = False  # trained beside a model whose own parameters are frozen
 
     @property
     def size(self) -> int:
@@ -171,6 +172,12 @@ class Parameters:
     def trained(self) -> list[ParameterSpec]:
         """The parameters that are trained, in the order of declaration."""
         return [spec for spec in self.specs if spec.trainable]
+
+    @property
+    def kept(self) -> list[str]:
+        """The names of what files keep: all parameters, or those of an adapter."""
+        adapter = [spec.name for spec in self.specs if spec.is_adapter]
+        return adapter or [spec.name for spec in self.specs]
 
     @property
     def count(self) -> int:

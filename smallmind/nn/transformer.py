@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from os import PathLike
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from smallmind.nn.recorded_passes import AFTER, RecordedPasses
 from smallmind.nn.sizes import size_rows
 from smallmind.nn.workspace import Kernel, Pass, Result, Workspace
 from smallmind.settings.config import (
+    Adapter,
     ModelConfig,
     Precision,
     RunConfig,
@@ -43,9 +44,13 @@ from smallmind.text.tokenizer import Tokenizer
 
 FORMAT = "smallmind model 1"
 CHECKPOINT_FORMAT = "smallmind checkpoint 1"
+ADAPTER_FORMAT = "smallmind adapter 1"  # of a file with the parameters of an adapter alone
 WEIGHTS = "model."  # with which the names of a checkpoint's parameters begin
 # The arguments of a model besides the fields of its config.
-OWN: dict[str, Any] = {"seed": 42, "backend": "numba", "dtype": np.float32, "freeze": None}
+OWN: dict[str, Any] = {
+    **{"seed": 42, "backend": "numba", "dtype": np.float32},
+    **{"freeze": None, "adapter": None},
+}
 
 # Called with the arguments of cross_entropy, preceded by the part of the batch that they belong to:
 # Where weights are zero, the head computes only some rows: one of ROW_COUNTS numbers of them, if
@@ -53,6 +58,13 @@ OWN: dict[str, Any] = {"seed": 42, "backend": "numba", "dtype": np.float32, "fre
 ROW_COUNTS, MOST_ROWS = 16, 0.8
 # objective(windows, losses, dlogits, logits, targets, scale), and weights if there are any.
 Objective = Callable[..., None]
+
+
+class Base(NamedTuple):
+    """The model beside which an adapter is trained: where it is, and a digest of its weights."""
+
+    path: str
+    sha256: str
 
 
 def weights(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -112,7 +124,7 @@ def resolve_products(products: str | None, backend: str) -> str:
 
 
 def _signature() -> inspect.Signature:
-    """The arguments of TransformerModel: fields of ModelConfig, and seed, backend, dtype, freeze.
+    """The arguments of TransformerModel: fields of ModelConfig, and those of OWN.
 
     Those that may be positional are listed; all other fields of ModelConfig are keyword-only.
     """
@@ -145,7 +157,8 @@ class TransformerModel(Tabular):
     `backend` is "numba" (compiled, float32) or "numpy" (plain, `dtype` float32 or float64). `seed`
     determines the weights: normal with deviation 0.02, projections into the residual stream
     0.02 / sqrt(2 n_layer) or, with zero_init, 0, biases 0, gains 1 or `initial_gain`. `freeze`
-    names parts that are not trained: see the method.
+    names parts that are not trained: see the method. With an `adapter` only the matrices that it
+    adds are trained, `lora_a` and `lora_b` among the parameters.
 
     A ModelConfig may replace its fields: `TransformerModel(config, seed=1)`.
 
@@ -171,7 +184,8 @@ class TransformerModel(Tabular):
         backend = own["backend"]
         opened = backend if isinstance(backend, Backend) else open_backend(backend)
         seed = check_field(RunConfig, "seed", own["seed"])
-        self._build(config, seed, opened, own["dtype"], own["freeze"])
+        adapter = check_type("adapter", own["adapter"], Adapter, None)
+        self._build(config, seed, opened, own["dtype"], own["freeze"], adapter)
         if opened.computes:
             self.flat.initialise(self.seed)
 
@@ -182,6 +196,7 @@ class TransformerModel(Tabular):
         backend: Backend,
         dtype: Any,
         freeze: str | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         """Builds everything; the parameters are zeros."""
         is_plain = backend.name == "numpy" and np.dtype(dtype) == np.float64
@@ -193,13 +208,15 @@ class TransformerModel(Tabular):
         self._has_contents = backend.computes
         self.workspace = Workspace(backend, dtype, config.dropout, seed)
         self.flat = Parameters()
-        self.network = Network(self.workspace, self.flat, config)
+        self.adapter = adapter
+        self.network = Network(self.workspace, self.flat, config, adapter)
         self.recompute_plan = RecomputePlan(enabled=False)
         self._frozen: frozenset[str] | None = None  # None: not settled yet
         self.freeze(freeze)
         self.flat.allocate(dtype, backend.zeros, backend.computes)
         # Digest of the tokenizer it was trained with, or None if unknown.
         self.tokenizer_digest: str | None = None
+        self.base: Base | None = None  # of its adapter, if that is known
         self.passes = 0  # of training so far that were not given a number
         self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens
         self.forget_recorded()
@@ -281,7 +298,15 @@ class TransformerModel(Tabular):
         frozen = frozen_parts(check_type("freeze", names, str, None), self.config)
         if frozen == self._frozen:
             return
-        self.flat.freeze({number for name in frozen for number in self.network.parts[name]})
+        numbers = {number for name in frozen for number in self.network.parts[name]}
+        if self.adapter:
+            specs = enumerate(self.flat.specs)
+            numbers |= {number for number, spec in specs if not spec.is_adapter}
+        if self.adapter and not any(
+            spec.is_adapter for i, spec in enumerate(self.flat.specs) if i not in numbers
+        ):
+            raise InputError("the adapter is on no part that is trained; choose other parts")
+        self.flat.freeze(numbers)
         self.use_recompute(self.recompute_plan)
         self.forget_recorded()
         self._frozen = frozen  # last: after an interrupt it is done again
@@ -550,10 +575,22 @@ class TransformerModel(Tabular):
         self.flat.grad[:] = 0
 
     def save(self, path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
-        """Writes parameters and config to a safetensors file, atomically."""
+        """Writes parameters and config to a safetensors file, atomically.
+
+        With an adapter only that, what it is, and which model it belongs to.
+        """
         config = safetensors.to_json(dataclasses.asdict(self.config))
-        metadata = {"format": FORMAT, "config": config, **(metadata or {})}
-        safetensors.write(path, self.parameters, metadata)
+        own, parameters = {"format": FORMAT, "config": config}, self.parameters
+        if self.adapter:
+            own |= {"format": ADAPTER_FORMAT, "adapter": safetensors.to_json(self.adapter_facts())}
+            parameters = {name: parameters[name] for name in self.flat.kept}
+        safetensors.write(path, parameters, {**own, **(metadata or {})})
+
+    def adapter_facts(self) -> dict[str, Any] | None:
+        """The adapter and its base, as files keep them; None without one."""
+        if not self.adapter:
+            return None
+        return {**self.adapter._asdict(), "base": self.base and self.base._asdict()}
 
     @classmethod
     def load(cls, path: str | PathLike[str], backend: str = "numba") -> "TransformerModel":
@@ -564,7 +601,15 @@ class TransformerModel(Tabular):
         check_type("path", path, str, os.PathLike)
         tensors, metadata = safetensors.read(path)
         # Files of earlier versions have no format.
-        if (found := metadata.get("format", FORMAT)) not in (FORMAT, CHECKPOINT_FORMAT):
+        found = metadata.get("format", FORMAT)
+        is_adapter = found == ADAPTER_FORMAT or (
+            found == CHECKPOINT_FORMAT and _has_adapter(metadata)
+        )
+        if is_adapter:
+            raise InputError(
+                f"{path} holds an adapter alone; smallmind.load reads it with its base"
+            )
+        if found not in (FORMAT, CHECKPOINT_FORMAT):
             raise InputError(f"{path} is {shown_value(found)}; this version reads {FORMAT!r}")
         try:
             tokenizer = metadata.get("tokenizer")
@@ -650,6 +695,13 @@ class TransformerModel(Tabular):
         if ids.shape != targets.shape:
             raise InputError(f"targets have shape {targets.shape}, ids {ids.shape}")
         return ids, targets
+
+
+def _has_adapter(metadata: Mapping[str, str]) -> bool:
+    """True if the state of a checkpoint is that of an adapter."""
+    with suppress(AttributeError, KeyError, ValueError):
+        return from_json(metadata["state"]).get("adapter") is not None
+    return False
 
 
 def _checked_weights(weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

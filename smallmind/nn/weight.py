@@ -32,9 +32,10 @@ class Weight(NamedTuple):
         y: np.ndarray,
         x: np.ndarray,
         bias: np.ndarray | None,
+        addend: np.ndarray | None = None,
     ) -> None:
-        """x (R, in) -> y (R, out) = x weight [+ bias (out,)], activation = gelu(y). Writes both."""
-        kernels.matmul_gelu(activation, y, x, self.values, bias)
+        """x (R, in) -> y (R, out) as `multiply` writes it, activation = gelu(y). Writes both."""
+        kernels.matmul_gelu(activation, y, x, self.values, bias, addend)
 
     def multiply_transposed(self, kernels: Any, y: np.ndarray, x: np.ndarray) -> None:
         """x (R, out) -> y (R, in) = x weight^T. Writes y."""

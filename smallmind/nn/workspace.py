@@ -64,6 +64,7 @@ class Workspace:
         self.scale = np.zeros((), dtype)  # of the gradients of this pass
         self.first_row = np.zeros((), np.int64)  # of this pass in its batch, where it drops
         self._dropout_keys: list[np.ndarray] = []  # of the places that drop activations
+        self._own_dropout = 0.0  # the largest probability that one of them has of its own
         self._busy = threading.Lock()  # held during a pass; the owner of what the pass rents
         self._rented: dict[int, np.ndarray] = {}
         self.cache: Any = None  # the KeyValueCache that a pass continues, if it continues any
@@ -151,7 +152,7 @@ class Workspace:
         with self._busy:
             try:
                 self.now, self.cache, self.direction = at, cache, "forward"
-                if at and self.drop_probability:
+                if at and (self.drop_probability or (self._own_dropout and at.drops)):
                     self._set_masks(at)
                 result = compute()
                 self._end_pass()
@@ -214,9 +215,14 @@ class Workspace:
         return self.now is not None
 
     @property
+    def drops(self) -> bool:
+        """True if dropout is on: in passes of training."""
+        return self.now is not None and self.now.drops
+
+    @property
     def drop_probability(self) -> float:
         """The share of activations dropped in this pass: 0 in evaluations."""
-        return self.dropout if self.now and self.now.drops else 0.0
+        return self.dropout if self.drops else 0.0
 
     @property
     def start(self) -> np.ndarray:
@@ -245,8 +251,12 @@ class Workspace:
         is_watched = self.now and (self.now.after_block or self.now.poll)
         return self.new_recording is not None and self.profile is no_profile and not is_watched
 
-    def new_dropout_key(self) -> np.ndarray:
-        """Registers a place in the model that drops activations -> its key () in each pass."""
+    def new_dropout_key(self, own: float = 0.0) -> np.ndarray:
+        """Registers a place in the model that drops activations -> its key () in each pass.
+
+        own: its probability, if that is not the one of the model.
+        """
+        self._own_dropout = max(own, self._own_dropout)
         self._dropout_keys.append(np.zeros((), np.uint64))
         return self._dropout_keys[-1]
 

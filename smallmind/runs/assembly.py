@@ -1,6 +1,5 @@
 """The parts of a run, built from its resolved settings: data, tokenizer, weights, teacher."""
 
-import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,10 +7,10 @@ from smallmind.checks import InputError
 from smallmind.corpus.preparation import Encoding
 from smallmind.files import safetensors
 from smallmind.nn.growing import grown
-from smallmind.nn.transformer import TransformerModel
+from smallmind.nn.transformer import Base, TransformerModel
 from smallmind.parallel.group import ALONE, Group
 from smallmind.runs.files import MODEL
-from smallmind.runs.loading import find, load_model, read_tokenizer
+from smallmind.runs.loading import digest_of, find, load_model, read_tokenizer
 from smallmind.runs.source import ConversationSource, Source, TextSource
 from smallmind.runs.threads import use_threads
 from smallmind.settings.config import DistillationConfig, ModelConfig, RunConfig
@@ -38,8 +37,7 @@ class Initial(NamedTuple):
         """
         if run.init_from is None:
             return None
-        model, tokenizer = find(run.init_from).load("numpy")
-        initial = cls(model, tokenizer)
+        initial = cls(*find(run.init_from).load("numpy"))
         if sha256 and initial.sha256 != sha256:
             raise InputError(
                 f"{run.init_from} has changed since the run was created; start a new run"
@@ -58,7 +56,7 @@ class Initial(NamedTuple):
 
     @property
     def sha256(self) -> str:
-        return hashlib.sha256(self.model.flat.data.tobytes()).hexdigest()
+        return digest_of(self.model)
 
 
 def fit_tokenizer(
@@ -137,10 +135,16 @@ def new_model(settings: Settings, initial: Initial | None = None) -> Transformer
     """The model of a new training, with the initial weights if there are any."""
     run, training = settings.run, settings.training
     model = TransformerModel(
-        settings.model, seed=run.seed, backend=run.backend, freeze=training.freeze
+        settings.model,
+        seed=run.seed,
+        backend=run.backend,
+        freeze=training.freeze,
+        adapter=training.adapter,
     )
     if initial:
-        model.flat.write(grown(initial.model.parameters, model.parameters))
+        model.flat.write(grown(initial.model.parameters, model.flat.shapes))
+        if model.adapter and run.init_from:
+            model.base = Base(run.init_from, initial.sha256)
     model.use_precision(training.requested_precision)
     model.use_products(training.products)
     return model

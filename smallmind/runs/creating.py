@@ -14,6 +14,7 @@ from smallmind.checks import InputError, check_field, check_type
 from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import find_foreign
 from smallmind.nn.freezing import frozen_parts
+from smallmind.nn.network import declare_parameters
 from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel, resolve_precision, resolve_products
 from smallmind.parallel.environment import launched
@@ -119,6 +120,10 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
         choices = for_built_in(choices)
     settings = choices.settings()  # before a long text is read
     run = settings.run
+    if settings.training.adapter and not run.init_from:
+        raise InputError(
+            f"lora_rank={settings.training.lora_rank} adapts a model: name it with --init-from"
+        )
     initial = Initial.read(run)
     encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
     source = read_source(run.text if text is None else text, run, encoding, cache)
@@ -222,6 +227,7 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
         counted = count_steps(training, data)
         changes |= {name: getattr(counted, name) for name in ("steps", *ALTERNATIVES["warmup"])}
     frozen_parts(training.freeze, settings.model)  # raises early
+    declare_parameters(settings.model, training.adapter)  # likewise
     resolve_products(training.products, run.backend)  # likewise
     resolved = settings.replace(**changes)
     if launched():  # several processes choose their own, each on its machine

@@ -250,8 +250,8 @@ class SavedRun:
         return self.directory.load_tokenizer()
 
     def _initial(self) -> assembly.Initial | None:
-        """The weights that the run starts from, unless it has a checkpoint by now."""
-        if self._read_newest():
+        """The weights that the run starts from, unless it has a checkpoint with all of them."""
+        if self._read_newest() and not self.settings.training.adapter:
             return None
         return assembly.Initial.read(self.settings.run, self.config.initial_sha256)
 

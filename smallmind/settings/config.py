@@ -8,10 +8,10 @@ import dataclasses
 import enum
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from smallmind import parts
-from smallmind.checks import InputError, check_all, setting, shown_value, suggesting
+from smallmind.checks import InputError, check_all, setting, shown_value, suggesting, whole
 from smallmind.settings.architectures import PUBLISHED, UNPUBLISHED, Architecture
 
 __version__ = "0.2.0"
@@ -45,6 +45,7 @@ def segment_length(strategy: str, n_layer: int, interval: int) -> int:
 
 
 MAX_LAYERS = 1024
+MAX_RANK = 1024  # of an adapter
 SHARD_TOKENS = 100_000_000  # in a file: 200 MB, or 400 MB if the vocabulary is large
 MAX_BATCH = 2**16
 MAX_SHARDS = 2**10
@@ -186,6 +187,12 @@ class ModelConfig:
         return {name: value for name, value in needed.items() if values[name] != value}
 
     @property
+    def fuses_matrices(self) -> bool:
+        """True if other programs keep queries, keys and values in one matrix, as for GPT-2."""
+        nearest = min(PUBLISHED, key=lambda published: len(self.changes_to(published)))
+        return isinstance(nearest.tensors.names["blocks.{}.attention.qkv"], str)
+
+    @property
     def architecture(self) -> str | None:
         """The name of the published architecture that this is; None if it is none of them."""
         for published in PUBLISHED:
@@ -202,6 +209,39 @@ def micro_batch_sizes(windows: int, tokens: int, max_windows: int | None) -> lis
     """
     count = math.ceil(windows / (max_windows or max(1, 2048 // tokens)))
     return [windows * (i + 1) // count - windows * i // count for i in range(count)]
+
+
+class Adapter(NamedTuple):
+    """LoRA (Hu et al. 2021): each matrix W of some parts becomes W + alpha / rank A B.
+
+    A (in, rank) and B (rank, out) are trained, and nothing else is.
+    """
+
+    rank: int
+    alpha: float
+    dropout: float = 0.0  # of what A multiplies
+    on: tuple[str, ...] = ("attention", "mlp")  # parts of the model, of ADAPTED
+
+    @property
+    def scale(self) -> float:
+        """The factor of A B."""
+        return self.alpha / self.rank
+
+    @classmethod
+    def from_saved(cls, saved: Any) -> "Adapter":
+        """The adapter whose fields a file holds. An error of some kind if it holds others."""
+        adapter = TrainingConfig(
+            lora_rank=whole(saved["rank"]),
+            lora_alpha=float(saved["alpha"]),
+            lora_dropout=saved["dropout"],
+            lora_on=",".join(saved["on"]),
+        ).adapter
+        if not adapter:
+            raise ValueError("its rank is 0")
+        return adapter
+
+
+ADAPTED = ("attention", "mlp", "head")
 
 
 # Settings that do not change what a run learns: a resumed run may have others.
@@ -305,6 +345,24 @@ class TrainingConfig:
         None,
         "parts that keep their weights, with commas between them: embedding, blocks.N, blocks.N-M, "
         "final_norm, head; if weights are tied, embedding is the head too",
+        metavar="PARTS",
+    )
+    lora_rank: int = setting(
+        0,
+        "train low-rank matrices beside those of --init-from, which is frozen (LoRA); their rank, "
+        "such as 8 or 16; 0: none",
+        low=0,
+        high=MAX_RANK,
+    )
+    lora_alpha: float | None = setting(
+        None, "they are scaled by X / rank; default: twice the rank", above=0.0
+    )
+    lora_dropout: float = setting(
+        0.0, "fraction of their inputs to drop in training", low=0.0, below=1.0
+    )
+    lora_on: str = setting(
+        "attention,mlp",
+        f"the parts that have them, with commas between them: {', '.join(ADAPTED)}",
         metavar="PARTS",
     )
     weight_decay: float = setting(0.1, "decoupled weight decay, of matrices only", low=0.0)
@@ -442,6 +500,37 @@ class TrainingConfig:
                 f"precision={self.precision!r} contradicts use_mixed_precision=True, which means "
                 "float16; leave one of them out"
             )
+
+        self._check_adapter()
+
+    def _check_adapter(self) -> None:
+        """InputError for settings of an adapter that there is not, or that contradict it."""
+        if not self.lora_rank:
+            for name in ("lora_alpha", "lora_dropout", "lora_on"):
+                if (value := getattr(self, name)) != getattr(TrainingConfig, name):
+                    raise InputError(f"{name}={shown_value(value)} has no effect without lora_rank")
+            return
+        names = [name.strip() for name in self.lora_on.split(",")]
+        if unknown := [name for name in names if name not in ADAPTED]:
+            raise InputError(
+                f"lora_on={shown_value(self.lora_on)}: {shown_value(unknown[0])} must be one of "
+                f"{', '.join(ADAPTED)}"
+            )
+        if self.optimizer != "adamw":
+            raise InputError(
+                f"optimizer={self.optimizer!r} is not for adapters; use optimizer='adamw' with "
+                f"lora_rank={self.lora_rank}"
+            )
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter that the settings describe; None without lora_rank."""
+        if not self.lora_rank:
+            return None
+        alpha = 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
+        named = {name.strip() for name in self.lora_on.split(",")}
+        on = tuple(name for name in ADAPTED if name in named)
+        return Adapter(self.lora_rank, alpha, self.lora_dropout, on)
 
     @property
     def resolved_min_lr(self) -> float:

@@ -36,6 +36,7 @@ class Recipe(NamedTuple):
 
 
 FINE_TUNING = 0.3  # of the rates from scratch
+LORA_RATE = 1e-3
 
 
 def _modern_rates(fields: Fields) -> Fields:
@@ -49,7 +50,9 @@ def _modern_rates(fields: Fields) -> Fields:
     tokens = windows * fields.get("block_size", ModelConfig.block_size)
     follows: Fields = {"beta2": max(0.9, 0.99 ** (tokens / 768))}
     follows["learning_rate"] = 1e-2 if fields["optimizer"] == "muon" else 4e-3
-    if fields.get("init_from"):  # weights that are good already
+    if fields.get("lora_rank"):
+        follows["learning_rate"] = LORA_RATE
+    elif fields.get("init_from"):  # weights that are good already
         follows["learning_rate"] *= FINE_TUNING
         if fields["optimizer"] == "muon":
             follows["matrix_learning_rate"] = FINE_TUNING * TrainingConfig.matrix_learning_rate

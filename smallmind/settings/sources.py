@@ -150,6 +150,8 @@ class Choices:
         settings = recipe.settings
         if given.get("init_from"):  # the model is that of the file
             settings = {name: x for name, x in settings.items() if name not in MODEL_FIELDS}
+        if given.get("lora_rank"):
+            settings = settings | {"optimizer": "adamw"}
         fields = _override(settings | recipe.sizes.get(self.size or "", {}), given)
         return recipe.follow(fields) | fields
 

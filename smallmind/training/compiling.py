@@ -121,7 +121,7 @@ def compile_kernels(
     config, training = ModelConfig(**model_fields), TrainingConfig(**training_fields)
     kernels = _OneKernel()
     backend = Backend("numba", kernels, TensorPool(), aligned_zeros, None, threads)
-    model = TransformerModel(config, backend=backend)
+    model = TransformerModel(config, backend=backend, adapter=training.adapter)
     model.use_precision(training.requested_precision)
     optimizer = make_optimizer(model, training)
     ids = np.zeros((2, config.block_size), np.int32)

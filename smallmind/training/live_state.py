@@ -33,6 +33,7 @@ FIXED = {
     TOKENIZER: "a different tokenizer",
     "config": "different training settings",
     "teacher": "a different teacher",
+    "adapter": "another adapter",
 }
 
 
@@ -71,7 +72,8 @@ class LiveState:
 
     def capture_model(self) -> RunState:
         """The state that outlives a run: weights, dropout counter, temperature. Copies nothing."""
-        tensors = {f"{WEIGHTS}{name}": value for name, value in self.model.flat.stored.items()}
+        flat = self.model.flat
+        tensors = {f"{WEIGHTS}{name}": flat.stored[name] for name in flat.kept}
         temperature = self.distillation and self.distillation.temperature_parameter.state()
         state = {"passes": self.passes, "temperature": temperature}
         return RunState(self.progress.step, tensors, state)
@@ -98,6 +100,8 @@ class LiveState:
             "precision": self.model.precision.value,
             "instruction_set": self.model.instruction_set,
         }
+        if adapter := self.model.adapter_facts():
+            state["adapter"] = adapter
         tensors = {f"{MOMENTS}.{name}": value for name, value in moments.items()}
         return RunState(model.step, {**model.tensors, **tensors}, state)
 
@@ -203,6 +207,8 @@ def _fixed_parts(state: Mapping[str, Any]) -> dict[str, str]:
     """The fixed parts of a state, in today's names and with today's fields, as JSON."""
     parts = {part: state.get(part) for part in FIXED}
     parts["model"] = _completed(ModelConfig, parts["model"])
+    if isinstance(adapter := parts["adapter"], dict):  # its base may have moved
+        parts["adapter"] = {name: value for name, value in adapter.items() if name != "base"}
     parts["config"] = config = _completed(TrainingConfig, parts["config"])
     if isinstance(config, dict):
         # A run may be made longer, but an epoch's order is not that of random windows.

@@ -343,7 +343,9 @@ class _DryRun:
         self.training = training
         self.ahead = ahead
         self.pool = backend.pool
-        self.model = TransformerModel(config, backend=backend, freeze=training.freeze)
+        self.model = TransformerModel(
+            config, backend=backend, freeze=training.freeze, adapter=training.adapter
+        )
         set_up(self.model, training, training.requested_precision)
         self.optimizer = make_optimizer(self.model, training)
         self.distillation = teacher and _dry_distillation(teacher, config, backend)

@@ -87,7 +87,8 @@ def count_operations(
     taught = 0
     if teacher:
         taught = counted(lambda: TransformerModel(teacher, backend=backend).loss(ids, ids))
-    model = TransformerModel(config, backend=backend)
+    adapter = training.adapter if training else None
+    model = TransformerModel(config, backend=backend, adapter=adapter)
     if training and training.freeze is not None:
         model.freeze(training.freeze)
     forward = counted(lambda: model.loss(ids, ids)) - left_out

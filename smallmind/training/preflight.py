@@ -16,7 +16,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
 from smallmind.optim.optimizer import make_optimizer, rate_settings
 from smallmind.optim.schedule import schedule
-from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
+from smallmind.settings.config import Adapter, ModelConfig, Precision, TrainingConfig
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.gradients import FIRST
@@ -80,7 +80,7 @@ def preflight(
         yield memorise(copy_model(model, dropout=0.0, **WHOLE), samples)
         if config and config.steps:
             yield learns_at_peak(model, samples, config)
-        yield backward_pass(model.config)
+        yield backward_pass(model.config, model.adapter)
 
 
 def why_not_repeated(training: Training, config: TrainingConfig) -> str | None:
@@ -114,7 +114,9 @@ def copy_model(
 ) -> TransformerModel:
     """A float32 model with the same weights, optionally with another back end or other settings."""
     config = dataclasses.replace(model.config, **fields) if fields else model.config
-    copy = TransformerModel(config, seed=model.seed, backend=backend or model.backend)
+    copy = TransformerModel(
+        config, seed=model.seed, backend=backend or model.backend, adapter=model.adapter
+    )
     copy.flat.write(model.parameters)
     return copy
 
@@ -163,8 +165,9 @@ def every_gradient(model: TransformerModel, batch: Batch) -> Check:
     model = copy_model(model)
     # Away from the initialisation, where a projection of zeros hides all parameters behind it.
     random = np.random.default_rng(0)
-    for value in model.parameters.values():
-        value += INITIAL_DEVIATION * random.standard_normal(value.shape, value.dtype)
+    for name, value in model.parameters.items():
+        noise = INITIAL_DEVIATION * random.standard_normal(value.shape, value.dtype)
+        model.flat.write({name: value + noise})
     model.loss_and_gradients(batch.ids, batch.targets)
     wrong = [x for x in check_model(model) if x.problem in ("nan", "inf", "zero")]
     count = len(model.gradients)
@@ -280,14 +283,14 @@ def _last_loss(losses: list[float]) -> float:
     return mean if math.isfinite(mean) else math.inf
 
 
-def backward_pass(config: ModelConfig) -> Check:
+def backward_pass(config: ModelConfig, adapter: Adapter | None = None) -> Check:
     """The gradients of a small model of the same kind, in float64 with plain NumPy."""
     small = small_config(config)
-    model = TransformerModel(small, backend="numpy", dtype=np.float64)
+    model = TransformerModel(small, backend="numpy", dtype=np.float64, adapter=adapter)
     # Away from the initialisation, where gains are 1 and biases 0.
     random = np.random.default_rng(0)
-    for value in model.parameters.values():
-        value += 0.3 * random.standard_normal(value.shape)
+    for name, value in model.parameters.items():
+        model.flat.write({name: value + 0.3 * random.standard_normal(value.shape)})
     tokens = random.integers(0, small.vocab_size, (3, small.block_size + 1))
     found = gradient_check(model, tokens[:, :-1], tokens[:, 1:])
     worst = _worst(found.errors)

@@ -73,7 +73,9 @@ def _rehearse(
             stack.enter_context(on_one_thread())
         pool = stack.enter_context(TensorPool())
         models = [
-            TransformerModel(config, backend=backend) for config in (config, teacher) if config
+            TransformerModel(config, backend=backend, adapter=adapter)
+            for config, adapter in ((config, training.adapter), (teacher, None))
+            if config
         ]
         for model in models:
             model.workspace.pool = pool
@@ -113,7 +115,7 @@ def _expected(config: ModelConfig, training: TrainingConfig) -> int:
     if not any(map(_is_new, ("matmul", "attention"))):  # those that take long
         return 0
     kernels = NoKernels()
-    model = TransformerModel(config, backend=dry_run_backend(kernels))
+    model = TransformerModel(config, backend=dry_run_backend(kernels), adapter=training.adapter)
     model.use_precision(training.requested_precision)
     ids = unbacked((1, config.block_size), np.int32)
     model.loss_and_gradients(ids, ids)

@@ -202,6 +202,8 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
         "softcap_backward": ([out(R, C)], x(R, C), x(R, C), 15.0),
         "copy_columns": ([out(R, 2)], x(R, C), 1),
         "take_rows": ([out(2, C)], x(R, C), np.array([0, R - 1], np.int32)),
+        "spread_columns": ([out(2 * R, C)], x(R, C), np.array([0, 1, C], np.int32), 0.5),
+        "gather_columns": ([out(R, C)], x(2 * R, C), np.array([0, 1, C], np.int32), 0.5),
         "put_rows": ([out(R, C)], x(2, C), np.array([R - 1, 0], np.int32)),
         "mix": ([out(R, C)], x(R, C), x(R, C), x(2)),
         "mix_backward": ([out(R, C), out(R, C), out(2)], x(R, C), x(R, C), x(2)),

@@ -200,7 +200,11 @@ def test_ranks_that_cannot_start_end_by_themselves(tmp_path, environment):
     (tmp_path / "mpi4py.py").write_text("raise ImportError('not installed')\n")
     if "PYTHONPATH" in environment:
         environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    code = "import subprocess as s, sys; print('ended:', s.call(sys.argv[1:], close_fds=False))"
+    # In one write: mpiexec forwards what it reads, and would mix parts of several lines.
+    code = (
+        "import os, subprocess as s, sys; ended = s.call(sys.argv[1:], close_fds=False); "
+        "os.write(1, b'ended: %d\\n' % ended)"
+    )
     program = "-c", code, LAUNCHERS[0].python, "-m", "smallmind", "train", write_text(tmp_path)
     code, printed, errors = run(LAUNCHERS[0].command((3, program)), **environment)
     assert code == 0
