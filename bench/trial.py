@@ -77,7 +77,7 @@ def train(flags: list[str]) -> dict[str, Any]:
         said["timing"], said["begin"] = clock() - begin, clock()
         return found
 
-    memory.check_memory, pace.rough_pace = check, time_passes
+    memory.check_memory, pace.kept_pace = check, time_passes
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         said["status"] = main(["train", *flags])
     seconds = clock() - said.pop("begin")

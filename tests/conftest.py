@@ -8,13 +8,12 @@ import pytest
 from hypothesis import settings
 
 from smallmind.files import durable
+from smallmind.kernels.codegen import threads
 from smallmind.training import training
 from tests.faults.disk import Quick
 from tests.programs import CATS, CommandLine, start_untimed
 
-# On any number of cores: each process runs its kernels on all of them. Two are enough to use them
-# while one starts a process, waits for a disk or runs plain Python.
-PROCESSES = 2
+PROCESSES = 2  # on any number of cores
 
 LONG_PROOF = 4 * 3600  # seconds; the limit of other tests is in pyproject.toml
 
@@ -63,6 +62,19 @@ def default_signals():
         if signal.getsignal(number) == signal.SIG_IGN:
             is_ctrl_c = number == signal.SIGINT
             signal.signal(number, signal.default_int_handler if is_ctrl_c else lambda *_: None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Kernels run on one thread, unless a test says on how many.
+
+    Results do not depend on it, and threads that share their cores with those of another process
+    wait for each other in every kernel.
+    """
+    threads.set_threads(1, are_fixed=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threads, "cores", lambda: 1)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints a line per check and the verdict -> exit status."""
+    from smallmind.cli.describe import about_precision
+    from smallmind.nn.transformer import resolve_precision
     from smallmind.optim.schedule import too_short
     from smallmind.runs.creating import prepare
     from smallmind.training.preflight import preflight, why_not_repeated
@@ -27,6 +29,11 @@ def run(options: argparse.Namespace) -> int:
         config, is_untrained = prepared.settings.training, prepared.initial is None
         if not prepared.settings.run.minutes and (shortcoming := too_short(config)):
             console.warning(shortcoming)
+        backend = prepared.settings.run.backend
+        if slower := about_precision(
+            resolve_precision(config.requested_precision, backend), backend
+        ):
+            console.line(slower)
         training = prepared.training()
         if reason := why_not_repeated(training, config):
             console.line(f"Steps are not repeated from a recording: {reason}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from smallmind.checks import InputError
 from smallmind.cli.console import Console, shorten
-from smallmind.cli.flags import add_checkpoint, add_run, listed_precisions, run_of
+from smallmind.cli.flags import add_checkpoint, add_precision, add_run, run_of
 from smallmind.console import activity
 
 if TYPE_CHECKING:
@@ -26,13 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "text", nargs="?", metavar="TEXT", help="another text; default: the run's held-out part"
     )
     add_checkpoint(parser)
-    parser.add_argument(
-        "--precision",
-        type=listed_precisions,
-        default=["float32"],
-        metavar="TYPE[,TYPE...]",
-        help="number type of the weights, such as bfloat16 or q8_0; several, with commas between "
-        "them, are compared, and the report of the run shows them (float32)",
+    add_precision(
+        parser,
+        "several, with commas between them, are compared, and the report of the run shows them",
     )
     parser.add_argument(
         "--unknown",
@@ -60,6 +56,8 @@ def run(options: argparse.Namespace) -> int:
 
     console, left_out = Console(), ""
     path = run_of(options)
+    given = options.precision  # one of them if it was left out
+    precisions = given if isinstance(given, list) else [given]
     is_model = path.is_file() or find_foreign(path) is not None
     if is_model and not options.text:
         raise InputError(
@@ -68,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     with activity.showing_on(Console(sys.stderr).activity):
         opened = None if is_model else Run.open(path)
         found = find(path, options.checkpoint, options.adapter)
-        model, tokenizer = found.load(precision=options.precision[0])
+        model, tokenizer = found.load(precision=precisions[0])
         run = recognising(opened.settings.run) if opened else None
         encoding = Encoding(tokenizer, chosen_separator=run.text_separator if run else None)
         source = read_source(options.text, run, encoding) if options.text else None
@@ -93,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         asked = ask(0, model, data, MOST_ASKED) if isinstance(data, PackedDataset) else None
         losses = [PrecisionLoss.of(model, result)]
         del model  # one at a time
-        losses += losses_of(found, evaluated, options.precision[1:])
+        losses += losses_of(found, evaluated, precisions[1:])
     compared = PrecisionTable(found.name, tuple(losses))
     if opened and is_own and len(losses) > 1:
         compared.save(path)
@@ -106,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
         ["model", found.name],
         ["text", part],
         *([["left out", left_out]] if left_out else []),
-        *([["precision", losses[0].precision]] if options.precision != ["float32"] else []),
+        *([["precision", losses[0].precision]] if precisions != ["float32"] else []),
         ["tokens predicted", f"{result.tokens:,}"],
         ["loss", f"{result.loss:.4f} nats per token"],
         ["", f"{result.bits_per_character:.4f} bits/char"],

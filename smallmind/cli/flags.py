@@ -132,7 +132,7 @@ def add_run(
     parser.add_argument("--run", dest="run_flag", type=Path, help=argparse.SUPPRESS)
 
 
-def listed_precisions(text: str) -> list[str]:
+def _precisions(text: str) -> list[str]:
     """Precisions with commas between them. ArgumentTypeError for one that is not known."""
     names = text.split(",")
     if unknown := [name for name in names if name not in tuple(Precision)]:
@@ -142,15 +142,22 @@ def listed_precisions(text: str) -> list[str]:
     return names
 
 
-def add_precision(parser: argparse.ArgumentParser) -> None:
-    """--precision, of a model that is not trained."""
-    parser.add_argument(
-        "--precision",
-        choices=[str(kind) for kind in Precision if kind != Precision.AUTO],
-        default=str(Precision.FLOAT32),
-        help="number type of the weights; fewer bits are faster for large models: about 8.5 per "
-        "weight in q8_0, 4.5 in q4_0 (float32)",
+def add_precision(parser: argparse.ArgumentParser, several: str = "") -> None:
+    """--precision, of a model that is not trained; `run_of` fills in the default.
+
+    With `several`, what is done with them, it is a list.
+    """
+    text = (
+        "number type of the weights; fewer bits are faster for large models: about 8.5 per weight "
+        "in q8_0, 4.5 in q4_0; default: that in which the run was trained, float32 for a file or "
+        "an imported model"
     )
+    if several:
+        more = {"type": _precisions, "metavar": "TYPE[,TYPE...]", "help": f"{text}; {several}"}
+    else:
+        kinds = [str(kind) for kind in Precision if kind != Precision.AUTO]
+        more = {"choices": kinds, "help": text}
+    parser.add_argument("--precision", **more)
 
 
 def add_runs(
@@ -186,12 +193,27 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def run_of(options: argparse.Namespace) -> Path:
-    """The run that a command names, or the newest, which standard error then names."""
+    """The run that a command names, or the newest, which standard error then names.
+
+    Sets options.precision to that of the run, if the command has the flag and it was left out.
+    """
     if options.run_flag and options.run_name:
         raise InputError(f"give one run, not both {options.run_name} and {options.run_flag}")
-    if named := options.run_name or options.run_flag:
-        return find_run(Path(named))
-    return _newest()
+    named = options.run_name or options.run_flag
+    path = find_run(Path(named)) if named else _newest()
+    if getattr(options, "precision", "") is None:
+        options.precision = str(_precision_of(getattr(options, "adapter", None) or path))
+    return path
+
+
+def _precision_of(path: Path) -> Precision:
+    """The precision in which a run was trained: its kernels are compiled. Else float32."""
+    from smallmind.runs.directory import RunDirectory
+
+    try:
+        return RunDirectory(path).load_config().settings.training.requested_precision
+    except InputError:  # a file, or a model of another program
+        return Precision.FLOAT32
 
 
 def runs_of(options: argparse.Namespace) -> list[Path]:

@@ -21,11 +21,11 @@ UNITS = ((36 * 3600, 24 * 3600, "days"), (90 * 60, 3600, "h"), (90, 60, "min"), 
 
 def time_of_run(run: "Run") -> str:
     """The time left for a run that is about to start or resume: "about 2 min"."""
-    from smallmind.runs.pace import rough_pace
+    from smallmind.runs.pace import kept_pace
 
     config, newest = run.settings.training, run.newest()
     done = newest.step if newest else 0
-    pace = run.pace or rough_pace(run.training, config)
+    pace = run.pace or kept_pace(run.training, config)
     return _time(pace, config, config.steps if run.has_ended else done)
 
 

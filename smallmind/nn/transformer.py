@@ -126,6 +126,20 @@ def _storage(precision: Precision) -> dict[Role, Any]:
     return storage
 
 
+def faster_precision(precision: Precision, backend: str) -> Precision | None:
+    """The precision in which steps are faster on this CPU than in this one of 16 bits, if known.
+
+    float16 is always converted to be multiplied, bfloat16 where the CPU has no fast product of it.
+    """
+    if precision not in (Precision.FLOAT16, Precision.BFLOAT16) or backend == "numpy":
+        return None
+    from smallmind.kernels.codegen.isa import ISA
+
+    fastest = resolve_precision(Precision.AUTO, backend)
+    is_known = precision == Precision.FLOAT16 or not ISA.quads  # not measured on Apple's cores
+    return fastest if is_known and precision != fastest else None
+
+
 def resolve_products(products: str | None, backend: str) -> str:
     """Returns the products, by default "numba". InputError for "blas" with the NumPy backend."""
     if products == "blas" and backend == "numpy":

@@ -3,10 +3,11 @@
 import bisect
 import dataclasses
 import math
+import platform
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from smallmind.nn.transformer import resolve_precision
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.optim.schedule import WARMUP_SHARE
 from smallmind.runs.files import TIMING
-from smallmind.settings.config import TrainingConfig, micro_batch_sizes
+from smallmind.settings.config import TrainingConfig, __version__, micro_batch_sizes
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import save
 from smallmind.training.evaluation import MOST_HELD_OUT
@@ -46,6 +47,9 @@ SHORT = 0.005  # seconds of a pass for which it may be too
 OPERATIONS = 6  # per parameter and token of a training pass
 MAX_OPERATIONS = 1e10  # of a pass that is timed: some tenths of a second on two cores
 LONG = 10 * MAX_OPERATIONS  # of one window: the wait for memory is short next to it
+
+MULTIPLYING = "smallmind.kernels.matmul"  # beside the kernels of which a pace is kept
+LENGTH = ("steps", "epochs", "warmup_steps")  # settings by which no part of a run takes longer
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,41 @@ def measure(
         end=(whole if batches else evaluating[0]) + sample,
         sample=sample,
     )
+
+
+def kept_pace(training: Training, config: TrainingConfig) -> Pace:
+    """The rough pace of a run, from an earlier start of a run like it on this machine, or timed.
+
+    It is kept beside the compiled kernels, unless other programs have slowed it down.
+    """
+    from smallmind.kernels.codegen.cache import CheckedFiles
+    from smallmind.kernels.codegen.cache_directory import cache_directory
+
+    directory = cache_directory(MULTIPLYING) if training.model.backend == "numba" else None
+    if directory is None:
+        return rough_pace(training, config)
+    files, key = CheckedFiles(directory, "pace"), _key(training, config)
+    if kept := files.load(key):
+        return Pace(**kept)
+    found = rough_pace(training, config)
+    if found.spread < BUSY:
+        with suppress(OSError):  # a disk that is full or cannot be written to
+            files.save(key, dataclasses.asdict(found))
+    return found
+
+
+def _key(training: Training, config: TrainingConfig) -> str:
+    """Everything that the time of a run's parts depends on, but not how long it is."""
+    from smallmind.kernels.codegen.threads import are_fixed, max_threads, threads
+
+    data, distillation = training.data, training.distillation
+    settings = {name: value for name, value in vars(config).items() if name not in LENGTH}
+    settings["precision"] = resolve_precision(config.requested_precision, training.model.backend)
+    teacher = distillation and (distillation.config, distillation.teacher_config)
+    sizes = data.batch_size, data.block_size, data.held_out_batches, training.group.size
+    machine = platform.node(), threads(), max_threads(), are_fixed()
+    parts = training.model.config, settings, teacher, type(data).__name__, sizes, machine
+    return repr((__version__, *parts))
 
 
 def rough_pace(training: Training, config: TrainingConfig) -> Pace:

@@ -26,6 +26,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import pace
 from smallmind.settings.config import SCHEDULES
 from smallmind.settings.sources import Choices
+from smallmind.training import evaluation
 from smallmind.training.memory_estimate import Program
 from smallmind.training.records import RunProgress
 from tests.faults.test_consoles import Recorded
@@ -118,6 +119,22 @@ def test_evaluate_measures_the_held_out_part(run, cli):
     for word in (*words, "next char right"):
         assert word in printed
     assert "floor" not in printed
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_evaluate_computes_what_the_run_has_at_its_end(text, out, cli, monkeypatch, precision):
+    cli("train", text, SMALL, "--steps 6 --precision", precision, "--out", out)
+    original, found = evaluation.evaluate_held_out, []
+
+    def evaluate_held_out(model, data):
+        found.append((model.precision, original(model, data).loss))
+        return original(model, data)
+
+    monkeypatch.setattr(evaluation, "evaluate_held_out", evaluate_held_out)
+    for flags in "", "--precision float16":
+        cli("evaluate", out, flags)
+    (end,) = (line["final_loss"] for line in metrics(out) if line["kind"] == "final")
+    assert found[0] == (precision, end) and found[1][0] == "float16"
 
 
 def test_evaluate_on_another_text_takes_all_of_it(run, tmp_path, cli):
@@ -868,6 +885,14 @@ def test_estimate_resolves_the_precision_as_train_does(cli, estimate):
     assert shown["auto"] == shown["bfloat16" if ISA.fast_bfloat16 else "float32"]
     assert shown["float32"] == "0.0 MB" != shown["bfloat16"]
     cli.refuses("needs backend='numba'", "estimate --backend numpy --precision float16")
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_16_bits_that_make_steps_slower_are_said_to(text, tmp_path, cli, command):
+    out = ["--out", tmp_path / "run"] if command == "train" else []
+    printed = cli(command, text, SMALL, "--steps 20 --precision float16", out).flat
+    fastest = "bfloat16" if ISA.fast_bfloat16 else "float32"
+    assert f"float16 saves memory, not time: on this CPU, steps in {fastest} are fast" in printed
 
 
 def test_estimate_names_flags_that_fit(estimate):

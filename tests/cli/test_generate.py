@@ -2,10 +2,12 @@
 
 import io
 import json
+import shutil
 
 import pytest
 
-from smallmind import Run
+from smallmind import Run, generation
+from tests.programs import edited
 
 TEXT = "abcdefgh\n" * 200
 
@@ -94,3 +96,28 @@ def test_ctrl_c_ends_a_text_and_not_the_program(generated, monkeypatch):
 @pytest.mark.parametrize("flags", ["--n 0", "-i --json", "-i --prompt a", "-i --n 2"])
 def test_flags_that_contradict_each_other_are_refused(run, cli, flags):
     cli.refuses("", "generate", run, flags)
+
+
+@pytest.mark.parametrize("trained_in", ["bfloat16", None])
+def test_a_run_writes_in_the_precision_it_was_trained_in(
+    run, tmp_path, cli, monkeypatch, trained_in
+):
+    """Its kernels are compiled. A model file alone does not say which it was."""
+    copy, used = tmp_path / "run", []
+    shutil.copytree(run, copy)
+    with edited(copy / "config.json") as config:
+        config["training"]["precision"] = trained_in
+    original = generation.Writer
+
+    def writer(model, *arguments):
+        used.append(str(model.precision))
+        return original(model, *arguments)
+
+    monkeypatch.setattr(generation, "Writer", writer)
+    for path, flags in (
+        (copy, ""),
+        (copy, "--precision float16"),
+        (copy / "model.safetensors", ""),
+    ):
+        cli("generate", path, "--max-tokens 2 --prompt ab", flags)
+    assert used == [trained_in or "float32", "float16", "float32"]

@@ -22,6 +22,7 @@ from smallmind.corpus import token_files
 from smallmind.files import durable, lock
 from smallmind.kernels import alignment
 from smallmind.kernels.codegen import cache_directory, isa, threads
+from smallmind.kernels.codegen.threads import cores  # conftest.py replaces it
 from smallmind.memory import tracker
 from smallmind.parallel import launch
 from tests.faults.runs import write_text
@@ -319,7 +320,7 @@ def test_a_mac_uses_its_performance_cores(monkeypatch, performance, expected):
     monkeypatch.setattr(threads, "ctypes", Other(ctypes, CDLL=lambda _: Sysctl(performance)))
     monkeypatch.setattr(threads, "max_threads", lambda: 10)
     monkeypatch.setattr(threads.psutil, "cpu_count", lambda **_: 8)
-    assert threads.cores() == expected
+    assert cores() == expected
 
 
 def test_only_a_mac_is_asked_for_its_performance_cores():
@@ -350,7 +351,7 @@ def test_linux_leaves_out_cores_that_all_others_would_wait_for(
     monkeypatch.setattr(threads, "max_threads", lambda: 4)
     monkeypatch.setattr(threads.psutil, "cpu_count", lambda **_: 4)
     assert threads.fast_cpus() == fast
-    assert threads.cores() == (len(fast) or 4)
+    assert cores() == (len(fast) or 4)
     threads.bind_to_cores()
     places = ",".join(f"{{{cpu}}}" for cpu in fast)
     assert system.environ["OMP_PLACES"] == (places or "cores")
@@ -398,7 +399,7 @@ def test_intels_efficient_cores_take_part_where_all_compute_more(
     tmp_path, monkeypatch, performance, efficient, kind, expected
 ):
     intel(monkeypatch, tmp_path, performance, efficient, **kind)
-    assert threads.cores() == expected
+    assert cores() == expected
     threads.bind_to_cores()
     fast = "" if expected > performance else ",".join(f"{{{2 * n}}}" for n in range(performance))
     is_uniform = expected == performance + efficient

@@ -1,11 +1,15 @@
 """Models that store weights and activations in 16 bits."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from smallmind import InputError, Precision, TransformerModel
 from smallmind.files import safetensors
+from smallmind.kernels.codegen import isa
 from smallmind.kernels.codegen.isa import ISA
+from smallmind.nn.transformer import faster_precision
 from tests.peaks import rented_at_the_peak
 
 SIXTEEN_BIT = [Precision.FLOAT16, Precision.BFLOAT16]
@@ -78,6 +82,20 @@ def test_auto_chooses_what_the_cpu_supports():
     model = small_model()
     expected = Precision.BFLOAT16 if ISA.fast_bfloat16 else Precision.FLOAT32
     assert model.use_precision(Precision.AUTO) == model.precision == expected
+
+
+@pytest.mark.parametrize(
+    ("facts", "float16", "bfloat16"),
+    [
+        ({"fast_bfloat16": True, "quads": False}, "bfloat16", None),
+        ({"fast_bfloat16": False, "quads": False}, "float32", "float32"),
+        ({"fast_bfloat16": False, "quads": True}, "float32", None),  # not known
+    ],
+)
+def test_it_is_known_in_which_precision_steps_are_faster(monkeypatch, facts, float16, bfloat16):
+    monkeypatch.setattr(isa, "ISA", dataclasses.replace(ISA, **facts))
+    found = {kind: faster_precision(kind, "numba") for kind in (*SIXTEEN_BIT, Precision.FLOAT32)}
+    assert found == {"float16": float16, "bfloat16": bfloat16, "float32": None}
 
 
 def test_the_numpy_backend_refuses_16_bits():

@@ -19,9 +19,10 @@ from smallmind import (
     TransformerModel,
 )
 from smallmind.cli.timing import about
+from smallmind.kernels.codegen import cache_directory
 from smallmind.kernels.codegen.threads import are_fixed, max_threads, set_threads, threads
 from smallmind.runs import pace
-from smallmind.runs.pace import Pace, fit_steps, measure, rough_pace
+from smallmind.runs.pace import Pace, fit_steps, kept_pace, measure, rough_pace
 from smallmind.training import rehearsal
 from smallmind.training.rehearsal import rehearse
 from tests.programs import CATS, finished
@@ -116,6 +117,70 @@ def test_a_rough_pace_changes_nothing(precision):
     list(plain.steps(config))
     list(timed.steps(config))
     assert digest(timed) == digest(plain)
+
+
+@pytest.fixture
+def timed(tmp_path, monkeypatch):
+    """The paces that were timed, while those that are kept are in an empty directory.
+
+    The nth one has n seconds per step.
+    """
+    paces = []
+
+    def rough_pace(*_, spread=1.0):
+        paces.append(Pace(len(paces) + 1.0, 0.0, 0.0, 0.0, spread=spread))
+        return paces[-1]
+
+    monkeypatch.setattr(pace, "rough_pace", rough_pace)
+    monkeypatch.setattr(cache_directory, "cache_directory", lambda _: tmp_path)
+    return paces
+
+
+def test_a_later_start_takes_the_pace_that_an_earlier_one_has_timed(timed):
+    config = TrainingConfig(steps=6, warmup_steps=2)
+    kept = kept_pace(small_training(), config)
+    longer = dataclasses.replace(config, steps=600, warmup_steps=20)
+    assert kept == kept_pace(small_training(), config) == kept_pace(small_training(), longer)
+    assert timed == [kept]
+
+
+@pytest.mark.parametrize("other", ["model", "windows", "threads", "precision", "evaluations"])
+def test_the_pace_of_another_run_is_timed(timed, monkeypatch, other):
+    config, training = TrainingConfig(precision="float32"), small_training()
+    kept_pace(training, config)
+    if other == "model":
+        training.model = TransformerModel(27, 16, 32, 1, 2)
+    elif other == "windows":
+        training.data.batch_size = 4
+    elif other == "threads":
+        monkeypatch.setattr("smallmind.kernels.codegen.threads.threads", lambda: 7)
+    elif other == "precision":
+        config = dataclasses.replace(config, precision="float16")
+    else:
+        config = dataclasses.replace(config, val_batches=9)
+    assert kept_pace(training, config).step == len(timed) == 2
+
+
+def test_a_pace_that_others_disturbed_or_that_was_damaged_is_timed_again(timed, monkeypatch):
+    training, config, usual = small_training(), TrainingConfig(), pace.rough_pace
+    with monkeypatch.context() as patch:
+        patch.setattr(pace, "rough_pace", lambda *run: usual(*run, spread=pace.BUSY))
+        kept_pace(training, config)
+    kept_pace(training, config)
+    assert len(timed) == 2
+    (kept,) = cache_directory.cache_directory("").iterdir()
+    kept.write_bytes(kept.read_bytes()[:-1])
+    kept_pace(training, config)
+    assert len(timed) == 3
+
+
+def test_a_pace_is_timed_where_none_can_be_kept(timed, monkeypatch, tmp_path):
+    training, config = small_training(), TrainingConfig()
+    for directory in None, tmp_path / "missing":
+        monkeypatch.setattr(cache_directory, "cache_directory", lambda _, where=directory: where)
+        kept_pace(training, config)
+        kept_pace(training, config)
+    assert len(timed) == 4
 
 
 SHAPE = "--block-size 16 --n-embd 16 --n-layer 1 --n-head 2 --val-every 0"
