@@ -57,7 +57,7 @@ Objective = Callable[..., None]
 
 
 class Part(NamedTuple):
-    """What an objective is asked for: windows of the batch, and rows of their tokens (B T, ...)."""
+    """A part of a batch that an objective computes: windows, and rows of their tokens (B T, ...)."""
 
     windows: slice
     rows: slice
