@@ -57,7 +57,7 @@ Objective = Callable[..., None]
 
 
 class Part(NamedTuple):
-    """A part of a batch that an objective computes: windows, and rows of their tokens (B T, ...)."""
+    """A part of a batch that an objective computes: windows, and rows of their tokens (B T,)."""
 
     windows: slice
     rows: slice
