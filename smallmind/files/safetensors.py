@@ -169,6 +169,7 @@ class _FileDigest:
 
     def reach(self, position: int) -> None:
         """Adds everything up to there. Moves the file's position."""
+        assert position >= self._position  # tensors are read in order
         self._file.seek(self._position)
         while count := min(PIECE, position - self._position):
             piece = self._file.read(count)

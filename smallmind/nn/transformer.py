@@ -71,7 +71,7 @@ class Base(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Windows of the batch and rows of their tokens (B T, ...), whose losses are asked for."""
+    """A part of a batch that an objective computes: windows, and rows of their tokens (B T,)."""
 
     windows: slice
     rows: slice
