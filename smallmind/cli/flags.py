@@ -153,7 +153,11 @@ def add_precision(parser: argparse.ArgumentParser, several: str = "") -> None:
         "an imported model"
     )
     if several:
-        more = {"type": _precisions, "metavar": "TYPE[,TYPE...]", "help": f"{text}; {several}"}
+        more: dict[str, Any] = {
+            "type": _precisions,
+            "metavar": "TYPE[,TYPE...]",
+            "help": f"{text}; {several}",
+        }
     else:
         kinds = [str(kind) for kind in Precision if kind != Precision.AUTO]
         more = {"choices": kinds, "help": text}
@@ -211,9 +215,12 @@ def _precision_of(path: Path) -> Precision:
     from smallmind.runs.directory import RunDirectory
 
     try:
-        return RunDirectory(path).load_config().settings.training.requested_precision
+        training = RunDirectory(path).load_config().settings.training
     except InputError:  # a file, or a model of another program
         return Precision.FLOAT32
+    # Blocks would be those of what was trained too, unless it is an adapter.
+    precision = training.requested_precision
+    return precision if training.adapter else precision.of_trained
 
 
 def runs_of(options: argparse.Namespace) -> list[Path]:

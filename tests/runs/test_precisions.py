@@ -81,3 +81,13 @@ def test_a_table_that_is_damaged_is_left_out(trained, damage):
     (trained.path / "precisions.json").write_bytes(damage)
     assert PrecisionTable.read(trained.path) is None
     assert "Loss by precision" not in report(trained.path)
+
+
+def test_what_a_run_trained_is_not_in_blocks_by_default(tmp_path, capsys):
+    """Weights that it froze were; `evaluate` takes all of them in float32."""
+    fields = {**FIELDS, "freeze": "embedding", "precision": "q8_0", "steps": 2}
+    run = Run.create(text=CATS, out=tmp_path / "run", **fields)
+    run.train()
+    assert main(["evaluate", str(run.path)]) == 0
+    printed = capsys.readouterr().out
+    assert f"{run.evaluate().loss:.4f} nats per token" in printed and "q8_0" not in printed
