@@ -153,7 +153,11 @@ def add_precision(parser: argparse.ArgumentParser, several: str = "") -> None:
         "an imported model"
     )
     if several:
-        more = {"type": _precisions, "metavar": "TYPE[,TYPE...]", "help": f"{text}; {several}"}
+        more: dict[str, Any] = {
+            "type": _precisions,
+            "metavar": "TYPE[,TYPE...]",
+            "help": f"{text}; {several}",
+        }
     else:
         kinds = [str(kind) for kind in Precision if kind != Precision.AUTO]
         more = {"choices": kinds, "help": text}

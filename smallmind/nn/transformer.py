@@ -71,7 +71,7 @@ class Base(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What an objective is asked for: windows of the batch, and rows of their tokens (B T, ...)."""
+    """The request to an objective: windows of the batch, and rows of their tokens (B T, ...)."""
 
     windows: slice
     rows: slice
