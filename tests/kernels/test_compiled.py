@@ -162,6 +162,18 @@ def test_products_with_many_rows_match_the_reference(random, N):
     assert_close(run_both("matmul_transpose_a", [(M, N)], np.ascontiguousarray(a.T), b))
 
 
+def test_rows_of_a_large_matrix_give_the_bits_that_they_give_in_a_small_one(random):
+    """A large one is read row by row, a small one four rows at a time."""
+    a, b = normal(random, 1, 1030), normal(random, 515, 1030)
+    whole, parts = np.empty((2, 1, 515), np.float32)
+    compiled.matmul_transpose_b(whole, a, b)
+    for j in range(0, 515, 103):
+        part = np.empty((1, 103), np.float32)
+        compiled.matmul_transpose_b(part, a, b[j : j + 103])
+        parts[:, j : j + 103] = part
+    np.testing.assert_array_equal(whole, parts)
+
+
 @pytest.mark.parametrize(("M", "N"), [(1, 1), (1, 37), (3, 2), (4, 33)])
 def test_long_sums_of_products_with_few_rows_lose_no_digits(random, M, N):
     K = 300_000

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from smallmind.kernels.codegen.isa import NEVER
 from smallmind.kernels.codegen.jit import jit
 from smallmind.kernels.codegen.simd import (
     LANES,
@@ -24,6 +25,10 @@ FEW = 4  # up to this many rows a tile would leave most of its registers idle
 # grow with all of K.
 BLOCK = 8192
 AHEAD = 16  # rows of b: parts of rows are too short for the CPU to fetch the next by itself
+# Elements from which on a matrix comes from memory. Its rows are then read one after the other, a
+# single stream that the CPU fetches ahead, instead of four at a time, which is faster from a cache
+# and where a sum of short vectors is slower than memory.
+SINGLE_FROM = 512 * 1024 if LANES > 4 else NEVER
 CHUNK = 2048  # columns of b that `_add_rows` reads at a time: four rows of them stay in cache
 
 
@@ -49,9 +54,9 @@ def multiply_few(sums, a, b, variant, region):
 
 @jit
 def _add_dots(sums, step, x, x_place, y, first, last):
-    """sums[step n] += x[x_place:] . y[first + n], for the rows first..last of y, four at a time."""
-    K = y.shape[1]
-    count, fours = last - first, (last - first) // 4 * 4
+    """sums[step n] += x[x_place:] . y[first + n], for the rows first..last of y."""
+    K, count = y.shape[1], last - first
+    fours = count // 4 * 4 if y.size < SINGLE_FROM else 0
     for start in range(0, K, BLOCK):
         depth = min(BLOCK, K - start)
         for n in range(0, fours, 4):
