@@ -164,7 +164,7 @@ def test_ranks_are_known_to_what_divides_work_among_them_alone():
         if word.search(source.read_text(encoding="utf-8"))
     }
     others = {file for file in files if not file.startswith(("parallel/", "optim/"))}
-    # Matrices have another kind of rank.
+    # Which know another kind of rank: that of a matrix.
     matrices = {"nn/lora.py", "exchange/adapters.py", "exchange/peft.py", "cli/describe.py"}
-    matrices |= {"lessons/lesson10_adapting_a_model.py"}
+    matrices.add("lessons/lesson10_adapting_a_model.py")
     assert others == {"cli/parallel.py", "runs/parallel.py", "settings/config.py", *matrices}

@@ -94,7 +94,7 @@ def _parts_of(config: ModelConfig) -> str:
 
 
 def _adapter_of(model: "TransformerModel") -> str:
-    """Says in a line what is trained beside which model."""
+    """Tells what is trained beside which model, in a line."""
     adapter = model.adapter
     assert adapter
     beside = f", beside {shorten(model.base.path)}" if model.base else ""

@@ -21,7 +21,7 @@ MAX_RANK = 2**14
 
 
 class Pair(NamedTuple):
-    """The matrices of an adapter, which adds scale b a to a matrix (out, in) of a file."""
+    """The change of a matrix (out, in) of a file: scale b a."""
 
     a: np.ndarray  # (r, in)
     b: np.ndarray  # (out, r)

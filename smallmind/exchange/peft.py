@@ -29,7 +29,7 @@ MAX_CONFIG_BYTES = 1_000_000
 PREFIX = "base_model.model."
 TENSOR = re.compile(re.escape(PREFIX) + r"(.+)\.lora_([AB])\.weight")
 NAME = re.compile(r"[\w.]+")  # of modules, in patterns
-# Keys that change nothing that is computed with the tensors, or that are read.
+# These change nothing that is computed with the tensors, or are read.
 HARMLESS = {
     *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path"),
     *("revision", "inference_mode", "r", "target_modules", "exclude_modules", "lora_alpha"),

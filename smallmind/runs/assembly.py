@@ -135,22 +135,18 @@ def build_training(
 def new_model(settings: Settings, initial: Initial | None = None) -> TransformerModel:
     """The model of a new training, with the initial weights if there are any."""
     run, training = settings.run, settings.training
-    model = TransformerModel.unfilled(
-        settings.model,
-        run.backend,
-        training.requested_precision,
-        trains=True,
-        seed=run.seed,
-        freeze=training.freeze,
-        adapter=training.adapter,
-    )
-    if initial:
+    own = {"seed": run.seed, "freeze": training.freeze, "adapter": training.adapter}
+    precision = training.requested_precision
+    if initial is None:
+        model = TransformerModel(settings.model, backend=run.backend, **own)
+        model.use_precision(precision)
+    else:
+        config, backend = settings.model, run.backend
+        model = TransformerModel.unfilled(config, backend, precision, trains=True, **own)
         initial.write_to(model)
-    if model.adapter and initial and run.init_from:
-        model.flat.initialise(run.seed, model.flat.kept)
-        model.base = Base(run.init_from, initial.sha256)
-    elif not initial:
-        model.flat.initialise(run.seed)
+        if model.adapter and run.init_from:
+            model.flat.initialise(run.seed, model.flat.kept)
+            model.base = Base(run.init_from, initial.sha256)
     model.use_products(training.products)
     return model
 

@@ -156,7 +156,7 @@ class Found(NamedTuple):
         return find(path)
 
     def _base_parameters(self, adapter: SavedAdapter) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields those of its base. InputError, at the end, if it is another one."""
+        """The weights of its base. InputError, at the end, if that is another model."""
         base, sha = self._base(adapter.base, adapter.place), hashlib.sha256()
         shapes = declare_parameters(adapter.config).shapes
         for name, value in base.parameters():

@@ -10,7 +10,7 @@ PARTS = ("attention", "mlp")
 
 
 def adapted(model, on=PARTS, rank=3, alpha=5.0, dropout=0.0, backend="numpy"):
-    """A copy of the model, with an adapter that changes each matrix."""
+    """A copy of the model with an adapter that changes each matrix."""
     adapter = Adapter(rank, alpha, dropout, tuple(on))
     made = TransformerModel(model.config, backend=backend, adapter=adapter)
     made.flat.write(model.parameters)
