@@ -33,6 +33,7 @@ from smallmind.cli.bench import (
 from smallmind.cli.bench import COMMANDS as OWN
 
 MEMORY = ("example", "layers", "limit", "long", "accumulation", "runs")
+ADAPTED = ("smollm2-135m", "qwen3-0.6b", "gpt2-124m")
 AGAINST = ("start", "products", "attention", "steps", "generation")
 FAULTS = ("operations", "saves", "runs", "writers", "starts", "pairs", "terminals")
 FAULTS += ("power", "cuts", "flips", "kernels", "fuzzing")
@@ -175,6 +176,21 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
             flag("pairs", "PAIRS.json", "objects with instruction, input and output", type=Path),
             peers("torch"),
             counted("--rounds", 6, "steps of each"),
+        ],
+    ),
+    "adapt": (
+        "measure steps that adapt models of others, beside transformers and PEFT",
+        [
+            ("case", {"choices": ADAPTED, "help": "the shape of the model"}),
+            peers("torch"),
+            flag(
+                "--windows",
+                "N",
+                "that go through the model at once; 0: as many as usual (0)",
+                type=_number,
+                default=0,
+            ),
+            counted("--rounds", 3, "steps of each"),
         ],
     ),
     "generate": ("measure tokens per second", [counted("--rounds", 3, "turns each")]),
