@@ -25,9 +25,9 @@ FEW = 4  # up to this many rows a tile would leave most of its registers idle
 # grow with all of K.
 BLOCK = 8192
 AHEAD = 16  # rows of b: parts of rows are too short for the CPU to fetch the next by itself
-# Elements from which on a matrix comes from memory on any CPU: that of a large vocabulary. Its rows are then read one after the other, a
-# single stream that the CPU fetches ahead, instead of four at a time, which is faster from a cache
-# and where a sum of short vectors is slower than memory.
+# Elements from which on a matrix comes from memory on any CPU: that of a large vocabulary. Its rows
+# are then read one after the other, a single stream that the CPU fetches ahead, instead of four at
+# a time, which is faster from a cache and where a sum of short vectors is slower than memory.
 SINGLE_FROM = 2**24 if LANES > 4 else NEVER
 CHUNK = 2048  # columns of b that `_add_rows` reads at a time: four rows of them stay in cache
 
