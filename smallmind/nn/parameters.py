@@ -310,14 +310,7 @@ class Parameters:
         with activity.doing("Initialising the weights", usual=self.data.nbytes < activity.LARGE):
             for stream, spec in enumerate(activity.parts(self.specs)):
                 if names is None or spec.name in names:
-                    own = self._own[stream]
-                    is_as_written = (
-                        own.dtype == self._dtype
-                    )  # not rounded, as what is frozen may be
-                    values = own if is_as_written else np.empty(spec.shape, self._dtype)
-                    spec.initialisation.fill(values, seed, stream)
-                    if not is_as_written:
-                        _copy(own, values, spec.outputs_first)
+                    spec.initialisation.fill(self._own[stream], seed, stream)
         self.refresh()
 
     def places(self) -> list[tuple[int, ParameterSpec]]:
