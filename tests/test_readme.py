@@ -82,7 +82,8 @@ def smallest(words):
         return words
     pairs = zip(words, ["", *words[:-1]], strict=True)
     kept = [word for word, before in pairs if word not in LENGTHS and before not in LENGTHS]
-    return [*kept, "--size", "nano", "--steps", "10"]
+    size = [] if "--init-from" in words else ["--size", "nano"]  # there is only one
+    return [*kept, *size, "--steps", "10"]
 
 
 def test_the_two_commands_at_the_top_stay_as_they_are():

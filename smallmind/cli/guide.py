@@ -16,9 +16,7 @@ INDENT = 4 * " "  # of blocks of code, and of what explains the line above
 CELL_END = re.compile(r"(?<!\\)\|")
 SETTINGS = """# Every setting
 
-The flags of `smallmind train`, grouped, with their defaults in brackets. A field of `config.json`,
-of a TOML file for `--config` and an argument of `smallmind.Run.create` have the name of the flag
-without dashes in front and with `_` for `-`. This page is made from the fields themselves.
+Flags of `smallmind train`; in config.json, TOML and `Run.create` with `_` for `-`, without `--`.
 
 | flag | meaning |
 |---|---|
@@ -74,7 +72,7 @@ def settings() -> str:
     for group in parser._action_groups:
         actions = [action for action in group._group_actions if action.option_strings]
         actions = [action for action in actions if action.help != argparse.SUPPRESS]
-        if actions:
+        if actions and rows:
             rows.append(f"| **{group.title}** | |")
         for action in actions:
             value = "" if action.nargs == 0 else action.metavar or "/".join(action.choices or ())
