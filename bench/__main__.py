@@ -33,7 +33,7 @@ from smallmind.cli.bench import (
 from smallmind.cli.bench import COMMANDS as OWN
 
 MEMORY = ("example", "layers", "limit", "long", "accumulation", "runs")
-ADAPTED = ("smollm2-135m", "qwen3-0.6b", "gpt2-124m")
+ADAPTED = ("smollm2-135m", "smollm2-135m-lora", "qwen3-0.6b", "gpt2-124m")
 AGAINST = ("start", "products", "attention", "steps", "generation")
 FAULTS = ("operations", "saves", "runs", "writers", "starts", "pairs", "terminals")
 FAULTS += ("power", "cuts", "flips", "kernels", "fuzzing")

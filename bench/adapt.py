@@ -65,7 +65,8 @@ AGREEMENT = {"float32": 1e-3, "bfloat16": 3e-2}  # of first losses, in nats
 
 def write_model(case: str, directory: str) -> None:
     """Writes a model of this shape, in bfloat16, for transformers."""
-    model = TransformerModel(ModelConfig(**SHAPES[case]), backend="numpy")
+    shape = SHAPES[case.removesuffix("-lora")]
+    model = TransformerModel(ModelConfig(**shape), backend="numpy")
     tokenizer, V = Tokenizer(kind="byte"), model.config.vocab_size
     missing = range(tokenizer.vocab_size, V)
     tokenizer = tokenizer.with_special([f"[PAD{i}]" for i in missing])
