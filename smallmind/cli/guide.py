@@ -68,7 +68,7 @@ def settings() -> str:
 
     parser = argparse.ArgumentParser(prog="smallmind train", add_help=False)
     add_training_flags(parser)
-    rows = []
+    rows: list[str] = []
     for group in parser._action_groups:
         actions = [action for action in group._group_actions if action.option_strings]
         actions = [action for action in actions if action.help != argparse.SUPPRESS]
