@@ -165,6 +165,12 @@ def test_ranks_are_known_to_what_divides_work_among_them_alone():
     }
     others = {file for file in files if not file.startswith(("parallel/", "optim/"))}
     # Which know another kind of rank: that of a matrix.
-    matrices = {"nn/lora.py", "exchange/adapters.py", "exchange/peft.py", "cli/describe.py"}
+    matrices = {
+        "nn/lora.py",
+        "exchange/adapters.py",
+        "exchange/peft.py",
+        "cli/describe.py",
+        "cli/import_.py",
+    }
     matrices.add("lessons/lesson10_adapting_a_model.py")
     assert others == {"cli/parallel.py", "runs/parallel.py", "settings/config.py", *matrices}

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from smallmind.cli.console import Console
+from smallmind.cli.console import Console, shorten
 from smallmind.console import activity
 
 
@@ -52,7 +52,10 @@ def run(options: argparse.Namespace) -> int:
         ["context", f"{config.block_size:,} tokens"],
         ["vocabulary", f"{tokenizer.vocab_size:,} {tokenizer.unit}"],
     ]
-    console.table("Imported model", rows)
+    if adapter := made.settings.training.adapter:
+        rows.append(["adapter", f"rank {adapter.rank}, on {', '.join(adapter.on)}"])
+        rows.append(["of", shorten(made.settings.run.init_from or "")])
+    console.table("Imported adapter" if adapter else "Imported model", rows)
     console.line(f"The run is in {made.path}")
     console.command("Next:", ["smallmind", "generate", str(made.path)])
     console.command(

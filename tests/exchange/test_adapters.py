@@ -10,8 +10,9 @@ from smallmind import InputError, Run, parts
 from smallmind.exchange.format import export_adapter
 from smallmind.exchange.gguf_file import read as read_gguf
 from smallmind.exchange.peft import CONFIG, MODEL, PeftDirectory
-from smallmind.files import safetensors
+from smallmind.files import durable, safetensors
 from tests.exchange.adapters import PARTS, adapted, saved
+from tests.exchange.full import Full
 from tests.exchange.models import MODELS, ids_for, model_of, tokenizer_of
 from tests.programs import edited
 
@@ -237,3 +238,35 @@ def test_a_place_in_use_is_left_as_it_is(exported, tmp_path, to):
     with pytest.raises(InputError, match="choose another"):
         export_adapter(saved(model), place, to)
     assert place.read_text() == "mine"
+
+
+@pytest.mark.parametrize("to", parts.ADAPTER_FORMATS)
+@pytest.mark.parametrize("left", [0, 1000, 6_000, 100_000])
+def test_a_full_disk_leaves_nothing(exported, tmp_path, monkeypatch, to, left):
+    adapter = saved(adapted(smallmind.load(exported / "base", "numpy")[0]))
+    monkeypatch.setattr(durable, "files", Full(left))
+    if left == 100_000:
+        export_adapter(adapter, tmp_path / "adapter.gguf", to)
+        return
+    with pytest.raises(OSError, match="No space left"):
+        export_adapter(adapter, tmp_path / "adapter.gguf", to)
+    assert not list(tmp_path.iterdir())
+
+
+def test_commands_name_an_adapter_beside_its_base(copied, cli):
+    base, adapter = copied / "base", copied / "adapter"
+    prompt = "--prompt The --max-tokens 8 --temperature 0"
+    plain = cli("generate", base, prompt).out
+    with_it = cli("generate", base, "--adapter", adapter, prompt).out
+    assert with_it != plain
+    imported = cli("import", adapter, "--base", base, "--out", copied / "run").flat
+    assert "Imported adapter" in imported and "rank 3" in imported
+    assert cli("generate", copied / "run", prompt).out == with_it
+    cli("export", copied / "run", "--to gguf-adapter", copied / "a.gguf")
+    cli("export", base, "--adapter", adapter, "--to hf", copied / "merged")
+    assert cli("generate", copied / "merged", prompt).out == with_it
+    refused = cli("export", base, "--to peft", copied / "none", ends=2).err
+    assert "is not an adapter; train one with --lora-rank" in refused
+    refused = cli("export", adapter, "--to peft", copied / "none", ends=2).err
+    assert "does not say what it adapts" in refused
+    assert not (copied / "none").exists()

@@ -11,6 +11,7 @@ from smallmind import InputError, Tokenizer, TransformerModel
 from smallmind.exchange.format import find_foreign, padded
 from smallmind.files import durable, safetensors
 from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
+from tests.exchange.full import Full
 from tests.exchange.models import MODELS, TEXT, assert_same_logits, model_of, shard, tokenizer_of
 from tests.peaks import traced
 from tests.programs import refuses
@@ -173,19 +174,6 @@ def test_export_and_import_take_no_second_copy_of_the_weights(tmp_path, to):
         # Its parameters and gradients, and a copy of the parameters that shrinks as they are moved.
         assert tracemalloc.get_traced_memory()[1] - before < 3.3 * size
         assert found.flat.data.nbytes == size
-
-
-class Full(durable.Files):
-    """A disk that is full after some bytes."""
-
-    def __init__(self, left):
-        self.left = left
-
-    def write(self, file, data):
-        self.left -= len(data)
-        if self.left < 0:
-            raise OSError(28, "No space left on device")
-        return super().write(file, data)
 
 
 @pytest.mark.parametrize("to", PLACES)
