@@ -22,7 +22,13 @@ from tests.runs.small import FIELDS, create
 PASS = ("tensor_pool.py", "workspace.py", "transformer.py")
 
 
-@pytest.mark.parametrize("name", ["forward", "losses", "loss_and_gradients"])
+SLOW = pytest.mark.slow  # loss_and_gradients goes through what they do
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*(pytest.param(name, marks=SLOW) for name in ("forward", "losses")), "loss_and_gradients"],
+)
 def test_ctrl_c_at_any_moment_of_a_pass_leaves_the_model_usable(name):
     model = smallmind.TransformerModel(5, 2, 4, 1, 1, bias=False, backend="numpy")
     pool = model.workspace.pool = TensorPool()
