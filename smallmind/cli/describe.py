@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from smallmind.cli.console import Console, shorten
-from smallmind.cli.timing import time_of_run
+from smallmind.cli.timing import slower_than_float32, time_of_run
 from smallmind.corpus.reading import Report, count_of
 from smallmind.nn.position import Position, position_class
 from smallmind.nn.sizes import size_rows
@@ -50,7 +50,8 @@ def describe(console: Console, run: "Run") -> None:
     if run.training.distillation:
         _describe_teacher(console, run.training.distillation)
     _describe_run(console, run)
-    if slower := about_precision(run.training.model.precision, run.settings.run.backend):
+    precision, backend = run.training.model.precision, run.settings.run.backend
+    if slower := slower_than_float32(run) or about_precision(precision, backend):
         console.line(slower)
     console.line(f"Directory: {run.path}")
     if run.settings.run.tensorboard:

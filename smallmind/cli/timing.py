@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from smallmind.settings.config import TrainingConfig
+from smallmind.settings.config import Precision, TrainingConfig
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from smallmind.runs.run import Run
 
 MAX_PARAMETERS = 500_000_000  # a larger model takes long to initialise
+SLOWER = 1.05  # times as long, from which it is said
 WIDE = 1.5  # spread of what was timed, from which the time is a range
 # Above how many seconds, and their names: 1.5 minutes are 90 seconds.
 UNITS = ((36 * 3600, 24 * 3600, "days"), (90 * 60, 3600, "h"), (90, 60, "min"), (0, 1, "s"))
@@ -27,6 +28,23 @@ def time_of_run(run: "Run") -> str:
     done = newest.step if newest else 0
     pace = run.pace or kept_pace(run.training, config)
     return _time(pace, config, config.steps if run.has_ended else done)
+
+
+def slower_than_float32(run: "Run") -> str:
+    """Says that float32 is faster here, if runs like this one were timed in both; else nothing."""
+    from smallmind.runs.pace import kept_pace, pace_in
+
+    training, config = run.training, run.settings.training
+    precision = training.model.precision
+    if precision not in (Precision.FLOAT16, Precision.BFLOAT16) or run.pace:
+        return ""
+    plain = pace_in(Precision.FLOAT32, training, config)
+    if plain is None or (ratio := kept_pace(training, config).step / plain.step) < SLOWER:
+        return ""
+    return (
+        f"{precision} saves memory, not time: here, steps took {ratio:.2f} times as long as in "
+        "float32 when both were timed"
+    )
 
 
 def time_of_prepared(prepared: "Prepared") -> str | None:

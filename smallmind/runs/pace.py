@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,6 +31,10 @@ from smallmind.training.state import split_snapshot
 from smallmind.training.step_threads import may_choose, on_one_thread
 from smallmind.training.target import LOOKING
 from smallmind.training.training import SAMPLE_TOKENS, Training
+
+if TYPE_CHECKING:
+    # Numba takes a quarter of a second to import.
+    from smallmind.kernels.codegen.cache import CheckedFiles
 
 COLD_STEPS = 2  # not timed: they wait for kernels and memory
 MIN_STEPS = 5  # timed at least
@@ -140,13 +145,9 @@ def kept_pace(training: Training, config: TrainingConfig) -> Pace:
 
     It is kept beside the compiled kernels, unless other programs have slowed it down.
     """
-    from smallmind.kernels.codegen.cache import CheckedFiles
-    from smallmind.kernels.codegen.cache_directory import cache_directory
-
-    directory = cache_directory(MULTIPLYING) if training.model.backend == "numba" else None
-    if directory is None:
+    files, key = _files(training), _key(training, config)
+    if files is None:
         return rough_pace(training, config)
-    files, key = CheckedFiles(directory, "pace"), _key(training, config)
     if kept := files.load(key):
         return Pace(**kept)
     found = rough_pace(training, config)
@@ -154,6 +155,22 @@ def kept_pace(training: Training, config: TrainingConfig) -> Pace:
         with suppress(OSError):  # a disk that is full or cannot be written to
             files.save(key, dataclasses.asdict(found))
     return found
+
+
+def pace_in(precision: str, training: Training, config: TrainingConfig) -> Pace | None:
+    """The kept pace of a run like this one in another precision; None if none has been timed."""
+    files, other = _files(training), dataclasses.replace(config, precision=precision)
+    kept = files and files.load(_key(training, other))
+    return Pace(**kept) if kept else None
+
+
+def _files(training: Training) -> "CheckedFiles | None":
+    """Where paces are kept; None where they cannot be."""
+    from smallmind.kernels.codegen.cache import CheckedFiles
+    from smallmind.kernels.codegen.cache_directory import cache_directory
+
+    directory = cache_directory(MULTIPLYING) if training.model.backend == "numba" else None
+    return None if directory is None else CheckedFiles(directory, "pace")
 
 
 def _key(training: Training, config: TrainingConfig) -> str:

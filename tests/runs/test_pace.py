@@ -13,12 +13,13 @@ from smallmind import (
     AdamW,
     Distillation,
     InputError,
+    Run,
     Tokenizer,
     Training,
     TrainingConfig,
     TransformerModel,
 )
-from smallmind.cli.timing import about
+from smallmind.cli.timing import about, slower_than_float32, time_of_run
 from smallmind.kernels.codegen import cache_directory
 from smallmind.kernels.codegen.threads import are_fixed, max_threads, set_threads, threads
 from smallmind.runs import pace
@@ -159,6 +160,23 @@ def test_the_pace_of_another_run_is_timed(timed, monkeypatch, other):
     else:
         config = dataclasses.replace(config, val_batches=9)
     assert kept_pace(training, config).step == len(timed) == 2
+
+
+@pytest.mark.parametrize(("seconds", "is_said"), [(0.3, True), (0.2, False)])
+def test_16_bits_that_were_slower_here_are_named(tmp_path, monkeypatch, seconds, is_said):
+    """By the paces of two runs that are alike but for their precision."""
+    steps = iter([0.2, seconds])
+    monkeypatch.setattr(pace, "kept_pace", kept_pace)
+    monkeypatch.setattr(pace, "rough_pace", lambda *_: Pace(next(steps), 0.0, 0.0, 0.0))
+    monkeypatch.setattr(cache_directory, "cache_directory", lambda _: tmp_path)
+    fields = {"block_size": 16, "n_embd": 16, "n_layer": 1, "n_head": 2, "steps": 2}
+    for precision, expected in (("float32", False), ("bfloat16", is_said)):
+        run = Run.create(text=TEXT, out=tmp_path / precision, precision=precision, **fields)
+        time_of_run(run)
+        assert bool(slower_than_float32(run)) == expected
+        run.unlock()
+    if is_said:
+        assert "1.50 times as long as in float32" in slower_than_float32(run)
 
 
 def test_a_pace_that_others_disturbed_or_that_was_damaged_is_timed_again(timed, monkeypatch):
