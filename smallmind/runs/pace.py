@@ -159,7 +159,8 @@ def kept_pace(training: Training, config: TrainingConfig) -> Pace:
 
 def pace_in(precision: str, training: Training, config: TrainingConfig) -> Pace | None:
     """The kept pace of a run like this one in another precision; None if none has been timed."""
-    files, other = _files(training), dataclasses.replace(config, precision=precision)
+    files = _files(training)
+    other = dataclasses.replace(config, precision=precision, use_mixed_precision=False)
     kept = files and files.load(_key(training, other))
     return Pace(**kept) if kept else None
 
