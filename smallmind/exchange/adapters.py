@@ -15,9 +15,7 @@ from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import Base
 from smallmind.settings.architectures import Layout
-from smallmind.settings.config import ADAPTED, Adapter, ModelConfig
-
-MAX_RANK = 2**14
+from smallmind.settings.config import ADAPTED, MAX_RANK, Adapter, ModelConfig
 
 
 class Pair(NamedTuple):
@@ -94,7 +92,7 @@ def read_pairs(
         if not (np.isfinite(pair.a).all() and np.isfinite(pair.b).all()):
             raise InputError(f"{place}: the adapter of {name} has numbers that are not finite")
     on = {_part(matrices[name].tensor) for name in pairs}
-    scale = next(iter(pairs.values())).scale
+    scale = max(abs(pair.scale) for pair in pairs.values()) or 1.0
     adapter = Adapter(rank, scale * rank, dropout, tuple(part for part in ADAPTED if part in on))
     flat = declare_parameters(config, adapter)
     tensors = {name: np.zeros(flat.shapes[name], np.float32) for name in flat.kept}

@@ -105,6 +105,8 @@ class PeftDirectory:
             if not isinstance(self._saved, dict):
                 raise ValueError("it is not a JSON object")
             _check(self._saved)
+        except KeyError as error:
+            raise InputError(f"{path / CONFIG} has no {error}") from None
         except ValueError as error:  # InputError is one
             raise InputError(f"{path / CONFIG}: {error}") from None
 

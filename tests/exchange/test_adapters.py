@@ -99,6 +99,26 @@ def test_pairs_of_other_ranks_and_scales_are_one_adapter(copied):
     assert found.shape[0] == C
 
 
+@pytest.mark.parametrize("alpha", [0, -4])
+def test_an_alpha_that_removes_or_turns_the_change_is_computed(copied, alpha):
+    model, _ = smallmind.load(copied / "base", "numpy")
+    change(copied / "adapter", lora_alpha=5)
+    plain = merged(PeftDirectory(copied / "adapter").adapter(model.config), model)
+    change(copied / "adapter", lora_alpha=alpha)
+    other = merged(PeftDirectory(copied / "adapter").adapter(model.config), model)
+    name = "blocks.0.attention.qkv.weight"
+    found, whole = (x.parameters[name] - model.parameters[name] for x in (other, plain))
+    np.testing.assert_allclose(found, alpha / 5 * whole, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["r", "lora_alpha"])
+def test_a_config_that_lacks_a_setting_is_refused(copied, name):
+    with edited(copied / "adapter" / CONFIG) as config:
+        del config[name]
+    with pytest.raises(InputError, match=f"adapter_config.json has no '{name}'"):
+        smallmind.load(copied / "base", adapter=copied / "adapter")
+
+
 def test_it_becomes_a_run(copied, monkeypatch):
     path, base = copied / "run", copied / "base"
     with pytest.raises(InputError, match="does not say what it adapts; name the model"):
