@@ -17,6 +17,7 @@ from typing import Any
 from tabulate import tabulate
 
 import smallmind
+from bench.inferena import SHAPE
 from bench.peers.adapt import CASES
 from smallmind import ModelConfig, Tokenizer, TransformerModel
 from smallmind.bench.machine import Worker
@@ -27,13 +28,7 @@ LLAMA = ARCHITECTURES["llama"]
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": {
         **LLAMA,
-        "vocab_size": 49152,
-        "block_size": 2048,
-        "n_embd": 576,
-        "n_layer": 30,
-        "n_head": 9,
-        "n_kv_head": 3,
-        "mlp_width": 1536,
+        **SHAPE,
         "rope_theta": 1e5,
         "tie_weights": True,
     },

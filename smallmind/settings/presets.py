@@ -36,7 +36,7 @@ class Recipe(NamedTuple):
 
 
 FINE_TUNING = 0.3  # of the rates from scratch
-LORA_RATE = 1e-3
+LORA_RATE = 1e-3  # of models of 100 million parameters and more; see bench/LOG.md for small ones
 
 
 def _modern_rates(fields: Fields) -> Fields:
