@@ -1,6 +1,7 @@
 """Which token follows, given the logits of all tokens."""
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,27 @@ class Seen:
     def add(self, token: int) -> None:
         self.counts[token] += 1
         self.occurs[token] = True
+
+
+class Alternatives(NamedTuple):
+    """The probabilities from which a token was chosen, before penalties and temperature."""
+
+    logprob: float  # of the token: the logarithm of its probability
+    entropy: float  # of the choice, in nats
+    tokens: np.ndarray  # the likeliest, int64
+    logprobs: np.ndarray  # and the logarithms of their probabilities, float32
+
+
+def alternatives(logits: np.ndarray, token: int, count: int) -> Alternatives:
+    """logits (V,) -> the probability of a token, and the `count` likeliest of all."""
+    shifted = np.maximum(logits - logits.max(), -1000)  # what is less likely counts nothing
+    p = np.exp(shifted)
+    total = p.sum(dtype=np.float64)
+    logprobs = shifted - np.float32(np.log(total))
+    entropy = float(np.log(total) - np.dot(p, shifted) / total)
+    likeliest = _largest(p, count) if count else np.empty(0, np.int64)
+    likeliest = likeliest[np.argsort(-p[likeliest], kind="stable")]
+    return Alternatives(float(logprobs[token]), entropy, likeliest, logprobs[likeliest])
 
 
 def choose(

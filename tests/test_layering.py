@@ -23,7 +23,7 @@ LAYERS = [
     {"corpus"},
     {"nn", "linalg"},
     {"parallel"},
-    {"optim", "chat", "generation", "sampling"},
+    {"optim", "decoder", "chat", "generation", "sampling"},
     {"exchange"},
     {"training"},
     {"runs"},

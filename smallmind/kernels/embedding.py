@@ -1,7 +1,5 @@
 """Rows of an embedding by their numbers, and the scatter of their gradients."""
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import prange
 
@@ -17,46 +15,41 @@ from smallmind.kernels.codegen.simd import (
     store_up_to,
 )
 from smallmind.kernels.quantised import is_quantised
-
-_BEGINNING = np.zeros((), np.int64)
-
-
-class Added(NamedTuple):
-    """The rows of a matrix that are added: `period` from `first` on, then these again."""
-
-    first: int
-    period: int  # 0: nothing is added
+from smallmind.kernels.rope import BEGINNING, start_of
 
 
-def embedding(out, weight, ids, addend=None, start=None):
-    assert addend is None or start is not None or len(addend) == ids.size
-    period = 0 if addend is None else ids.size if start is None else ids.shape[1]
+def embedding(out, weight, ids, addend=None, starts=None):
+    assert addend is None or starts is not None or len(addend) == ids.size
+    # Rows of the addend that are added, one after the other, from a start on.
+    period = 0 if addend is None else ids.size if starts is None else ids.shape[1]
     if is_quantised(weight.dtype):
         weight, kind = bytes_of(weight), out.dtype
     else:
         kind = weight.dtype
     addend = absent(kind, 2) if addend is None else addend
-    start = _BEGINNING if start is None else start
-    _embedding(out, weight, ids.reshape(-1), addend, period, start)
+    starts = BEGINNING if starts is None else starts
+    _embedding(out, weight, ids.reshape(-1), addend, period, starts)
 
 
 @parallel_jit
-def _embedding(out, weight, ids, addend, period, start, workers):
-    added = Added(start[()], period)
+def _embedding(out, weight, ids, addend, period, starts, workers):
     for worker in prange(workers):
         first, last = row_share(ids.size, np.int64(worker), workers)
         pointers = start_of_overlapping(out), start_of_overlapping(addend)
-        _embedding_rows(*pointers, out.shape[1], added, weight, ids, first, last)
+        _embedding_rows(*pointers, out.shape[1], period, starts, weight, ids, first, last)
 
 
 @jit
-def _embedding_rows(out, addend, C, added, weight, ids, first, last):
+def _embedding_rows(out, addend, C, period, starts, weight, ids, first, last):
     tail = C % LANES
     whole = C - tail
-    adds = added.period > 0
+    adds = period > 0
     for r in range(first, last):
         row, target = np.int64(ids[r]) * C, r * C
-        other = (added.first + r % added.period) * C if adds else 0
+        other = 0
+        if adds:
+            b = r // period
+            other = (start_of(starts, b) + r - b * period) * C
         for c in range(0, whole, LANES):
             _embed(out, target + c, weight, row + c, addend, other + c, adds, LANES)
         if tail:

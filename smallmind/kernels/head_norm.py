@@ -28,7 +28,7 @@ from smallmind.kernels.codegen.simd import (
     store_up_to,
 )
 from smallmind.kernels.reduce import add_chunks
-from smallmind.kernels.rope import BEGINNING, rotation_tables
+from smallmind.kernels.rope import BEGINNING, rotation_tables, start_of
 
 ROWS = 16  # whose heads stay in the first-level cache, and that a partial sum is of
 
@@ -42,16 +42,16 @@ def norm_heads(
     queries,
     T,
     theta=None,
-    start=None,
+    starts=None,
     positions=0,
     epsilon=1e-5,
 ):
     D = query_gain.size
     layout = Layout(T, rstd.shape[1], queries, D, x.shape[1], theta is not None)
-    start = BEGINNING if start is None else start
-    tables = _tables(theta, T, D, start, positions)
+    starts = BEGINNING if starts is None else starts
+    tables = _tables(theta, T, D, starts, positions)
     arrays = x, kept, rstd.reshape(-1), query_gain, key_gain
-    _norm_heads(*arrays, *tables, start, layout, np.float32(epsilon))
+    _norm_heads(*arrays, *tables, starts, layout, np.float32(epsilon))
 
 
 class Layout(NamedTuple):
@@ -84,17 +84,16 @@ class Part(NamedTuple):
     last: int
 
 
-def _tables(theta, T, D, start, positions):
+def _tables(theta, T, D, starts, positions):
     if theta is None:
         return absent(np.float32, 2), absent(np.float32, 2)
-    return rotation_tables(theta, T, D, start, positions)
+    return rotation_tables(theta, T, D, starts, positions)
 
 
 @parallel_jit
 def _norm_heads(
-    x, kept, rstd, query_gain, key_gain, cosines, sines, start, layout, epsilon, workers
+    x, kept, rstd, query_gain, key_gain, cosines, sines, starts, layout, epsilon, workers
 ):
-    begin = start[()]
     for worker in prange(workers):
         # Pointers, whose users are not counted.
         target, heads = at(x, 0), at(kept, 0)
@@ -106,9 +105,9 @@ def _norm_heads(
         for row in range(first, end, ROWS):
             last = min(end, row + ROWS)
             _keep_heads(target, *given, layout, epsilon, row, last)
-            _write_heads(target, queries, begin, layout, Part(0, layout.queries, row, last))
+            _write_heads(target, queries, starts, layout, Part(0, layout.queries, row, last))
             part = Part(layout.queries, layout.heads, row, last)
-            _write_heads(target, keys, begin, layout, part)
+            _write_heads(target, keys, starts, layout, part)
 
 
 @jit
@@ -139,14 +138,14 @@ def _keep_heads(x, kept, rstd, layout, epsilon, first, last):
 
 
 @jit
-def _write_heads(x, given, start, layout, part):
+def _write_heads(x, given, starts, layout, part):
     """Writes the results of some heads to x."""
     D, half = layout.D, layout.D // 2
     whole = half - half % LANES
     for i in range(0, whole, LANES):
-        _write_columns(x, given, start, layout, part, i, LANES)
+        _write_columns(x, given, starts, layout, part, i, LANES)
     if whole < half:
-        _write_columns(x, given, start, layout, part, whole, half - whole)
+        _write_columns(x, given, starts, layout, part, whole, half - whole)
     if D % 2:
         gain = load_first(given.gain, D - 1, 1)
         for r in range(part.first, part.last):
@@ -157,15 +156,19 @@ def _write_heads(x, given, start, layout, part):
 
 
 @inline_jit
-def _write_columns(x, given, start, layout, part, i, count):
+def _write_columns(x, given, starts, layout, part, i, count):
     """The pairs of channels from i on."""
     D, half, heads = layout.D, layout.D // 2, layout.heads
     gain_a = load_up_to(given.gain, i, count)
     gain_b = load_up_to(given.gain, half + i, count)
-    t = part.first % layout.T
+    sequence = part.first // layout.T
+    t = part.first - sequence * layout.T
     for r in range(part.first, part.last):
-        cosine, sine = _angle(given, (start + t) * half + i, layout.rotates, count)
-        t = t + 1 if t + 1 < layout.T else 0
+        position = start_of(starts, sequence) + t
+        cosine, sine = _angle(given, position * half + i, layout.rotates, count)
+        t += 1
+        if t == layout.T:
+            sequence, t = sequence + 1, 0
         source, target = r * heads * D + i, r * layout.width + i
         for head in range(part.begin, part.end):
             s = given.rstd[r * heads + head]

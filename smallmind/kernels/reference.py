@@ -306,7 +306,7 @@ def norm_heads(
     queries,
     T,
     theta=None,
-    start=None,
+    starts=None,
     positions=0,
     epsilon=1e-5,
 ):
@@ -324,7 +324,7 @@ def norm_heads(
     rmsnorm(y, rstd.reshape(-1), kept.reshape(y.shape), np.ones(D, kept.dtype), epsilon)
     x[:, : kept.shape[1]] = y.reshape(kept.shape) * gains
     if theta is not None:
-        rope(x, theta, T, heads, D, start, positions)
+        rope(x, theta, T, heads, D, starts, positions)
 
 
 @kernel("head_norm", writes=3, temporaries=6, division=("chunks", "kept"))
@@ -451,18 +451,20 @@ def mix_backward(dx, dother, dweights, x, other, weights, first=0):
 
 
 @kernel(adds=True, temporaries=2, division=("rows", "x"))
-def rope(x, theta, T, heads, D, start=None, positions=0, inverse=False):
+def rope(x, theta, T, heads, D, starts=None, positions=0, inverse=False):
     """x (B T, W) -> x, its first `heads` heads of D channels rotated by their position. Writes x.
 
-    Row t of a sequence has position start + t, with start () or 0; `positions` is above any of
-    them, if later calls continue. Channels i and i + D // 2 of a head are a pair (a, b), which
-    becomes (a cos - b sin, b cos + a sin) of position theta^(-i / (D // 2)); if D is odd, the last
-    channel stays. `inverse` rotates back, which is also the backward pass.
+    Row t of sequence b has position starts[b] + t, with starts (B,), (1,) for all, or 0;
+    `positions` is above any of them, if later calls continue. Channels i and i + D // 2 of a head
+    are a pair (a, b), which becomes (a cos - b sin, b cos + a sin) of position
+    theta^(-i / (D // 2)); if D is odd, the last channel stays. `inverse` rotates back, which is
+    also the backward pass.
     """
     del positions  # matters to tables that are kept
-    start = 0 if start is None else int(start)
     half, sign = D // 2, -1 if inverse else 1
-    angles = rotary_angles(start + T, D, theta)[start:, None]
+    starts = np.zeros(1, np.int64) if starts is None else starts
+    places = starts[:, None] + np.arange(T)
+    angles = rotary_angles(int(places.max()) + 1, D, theta)[places][:, :, None]  # (B, T, 1, D // 2)
     cosine, sine = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
     rotated = x[:, : heads * D].reshape(-1, T, heads, D)
     a, b = rotated[..., :half].copy(), rotated[..., half : 2 * half]
@@ -538,43 +540,46 @@ PANEL = 16  # positions whose keys are kept together, channel by channel
 
 
 @kernel("attention.decoding", writes=2)
-def keep_keys_values(keys, values, qkv, start):
-    """qkv (B T, (H + 2 G) D) -> keys (B, G, S / PANEL, D, PANEL) and values (B, G, S, D).
+def keep_keys_values(keys, values, qkv, starts, slots):
+    """qkv (B T, (H + 2 G) D) -> keys (N, G, S / PANEL, D, PANEL) and values (N, G, S, D).
 
-    Writes those of tokens start ... start + T - 1, each in the place that is its number modulo S.
-    start is () int64.
+    Sequence b is kept in slots[b], no two in the same one. Writes its tokens starts[b] ...
+    starts[b] + T - 1, each in the place that is its number modulo S. starts, slots (B,) are int64.
     """
-    B, G, S, D = values.shape
-    T = len(qkv) // B
-    k, v = np.split(qkv.reshape(B, T, -1, D).transpose(0, 2, 1, 3)[:, -2 * G :], 2, axis=1)
-    places = np.arange(start, start + T) % S
-    values[:, :, places] = v
-    keys[:, :, places // PANEL, :, places % PANEL] = k.transpose(2, 0, 1, 3)
+    _, G, S, D = values.shape
+    T = len(qkv) // len(slots)
+    heads = qkv.reshape(len(slots), T, -1, D)
+    for sequence, start, slot in zip(heads, starts, slots, strict=True):
+        k, v = np.split(sequence[:, -2 * G :], 2, axis=1)  # (T, G, D)
+        places = np.arange(start, start + T) % S
+        values[slot][:, places] = v.transpose(1, 0, 2)
+        keys[slot][:, places // PANEL, :, places % PANEL] = k
 
 
 @kernel("attention.decoding")
-def cached_attention(out, qkv, keys, values, start, firsts=None):
+def cached_attention(out, qkv, keys, values, starts, slots, firsts=None):
     """qkv (B T, (H + 2 G) D) -> out (B T, H D), for new tokens whose keys and values are kept.
 
     out = softmax(q k^T / sqrt(D)) v, over the last S tokens up to each query and, with firsts
     (B, T), only from the token with that number on. T > 1 only while all tokens fit in S.
-    start, the number of tokens before the new ones, is () int64.
+    Sequence b has starts[b] tokens before the new ones, in slots[b]: both (B,) int64.
     """
-    B, G, S, D = values.shape
-    H, T = out.shape[1] // D, len(out) // B
+    N, G, S, D = values.shape
+    B, H = len(slots), out.shape[1] // D
+    T = len(out) // B
     q = qkv.reshape(B, T, -1, D)[:, :, :H]
-    k = keys.transpose(0, 1, 2, 4, 3).reshape(B, G, -1, D)  # (B, G, S or a little more, D)
+    k = keys.transpose(0, 1, 2, 4, 3).reshape(N, G, -1, D)  # (N, G, S or a little more, D)
     heads = out.reshape(B, T, H, D)  # a view
-    for b in range(B):
+    for b, slot in enumerate(slots):
         for t in range(T):
-            last = int(start) + t + 1
+            last = int(starts[b]) + t + 1
             first = max(last - S, 0 if firsts is None else int(firsts[b, t]))
             places = np.arange(first, last) % S
             for h in range(H):
                 g = h // (H // G)
-                scores = k[b, g, places] @ q[b, t, h] / math.sqrt(D)
+                scores = k[slot, g, places] @ q[b, t, h] / math.sqrt(D)
                 p = np.exp(scores - scores.max())
-                heads[b, t, h] = p @ values[b, g, places] / p.sum()
+                heads[b, t, h] = p @ values[slot, g, places] / p.sum()
 
 
 def split_heads(qkv, shape, width):
@@ -616,14 +621,15 @@ def attention_probabilities(q, k, firsts=None):
 
 
 @kernel(temporaries=2, division=("rows", "out"))
-def embedding(out, weight, ids, addend=None, start=None):
+def embedding(out, weight, ids, addend=None, starts=None):
     """ids (B, T), weight (V, C) -> out (B T, C) = weight[ids] [+ addend]. Writes out.
 
-    addend is (B T, C), and may be out, or with start () it has a row per position (P, C), and the
-    token t of each sequence is at position start + t. weight may be of q8_0 or q4_0 (V, C / 32).
+    addend is (B T, C), and may be out, or with starts it has a row per position (P, C), and token t
+    of sequence b is at position starts[b] + t: (B,) or, for all, (1,). weight may be of q8_0 or
+    q4_0 (V, C / 32).
     """
-    if start is not None:
-        addend = addend[int(start) : int(start) + ids.shape[1]]
+    if starts is not None:
+        addend = addend[starts[:, None] + np.arange(ids.shape[1])]
     if addend is not None:
         addend = addend.reshape(-1, ids.shape[1], out.shape[1])
     rows = dequantise(weight[ids]) if is_quantised(weight.dtype) else weight[ids]
@@ -664,14 +670,14 @@ def bigrams(rows, ids, vocab_size, count, document_token, before=None, firsts=No
 
 
 @kernel("tokens", temporaries=2, is_activation=False)
-def document_starts(firsts, ids, token, begun=None, start=None):
+def document_starts(firsts, ids, token, begun=None, starts=None):
     """ids (B, T) -> firsts (B, T), the last place of `token` up to each place, or 0. Writes firsts.
 
     A document begins at its token, and the first of a window with the window. The ids may continue
-    sequences of start () tokens, whose last documents began at `begun` (B,): places are then those
-    in the whole sequences, and begun is kept up to date.
+    sequences of starts (B,) tokens, whose last documents began at `begun` (B,): places are then
+    those in the whole sequences, and begun is kept up to date.
     """
-    begin, earlier = (0, 0) if begun is None else (int(start), begun[:, None])
+    begin, earlier = (0, 0) if begun is None else (starts[:, None], begun[:, None])
     places = np.where(ids == token, begin + np.arange(ids.shape[1], dtype=np.int32), earlier)
     np.maximum.accumulate(places, axis=1, out=firsts)
     if begun is not None:

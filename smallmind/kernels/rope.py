@@ -6,14 +6,14 @@ from typing import NamedTuple
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.jit import inline_jit, jit, parallel_jit
 from smallmind.kernels.codegen.rounding import row_share
 from smallmind.kernels.codegen.simd import LANES, load_up_to, store_up_to
 from smallmind.kernels.reference import rotary_angles
 
 
 class Rotation(NamedTuple):
-    """Which columns rotate, and from which position on."""
+    """Which columns rotate, and in which direction."""
 
     T: int
     heads: int
@@ -21,19 +21,19 @@ class Rotation(NamedTuple):
     sign: np.float32  # -1 rotates back
 
 
-BEGINNING = np.zeros((), np.int64)
+BEGINNING = np.zeros(1, np.int64)
 
 
-def rope(x, theta, T, heads, D, start=None, positions=0, inverse=False):
-    start = BEGINNING if start is None else start
-    cosines, sines = rotation_tables(theta, T, D, start, positions)
+def rope(x, theta, T, heads, D, starts=None, positions=0, inverse=False):
+    starts = BEGINNING if starts is None else starts
+    cosines, sines = rotation_tables(theta, T, D, starts, positions)
     rotation = Rotation(T, heads, D, np.float32(-1 if inverse else 1))
-    _rope(x, cosines, sines, start, rotation)
+    _rope(x, cosines, sines, starts, rotation)
 
 
-def rotation_tables(theta, T, D, start, positions):
+def rotation_tables(theta, T, D, starts, positions):
     """Cosines and sines, a row per position, for `rope` with these arguments. They are kept."""
-    positions = max(positions, int(start) + T)
+    positions = max(positions, int(starts.max()) + T)
     return _tables(1 << (positions - 1).bit_length(), D, theta)
 
 
@@ -46,20 +46,26 @@ def _make_tables(positions, D, theta):
 _tables = functools.lru_cache(maxsize=16)(_make_tables)
 
 
+@inline_jit
+def start_of(starts, b):
+    """The position of the first token of a sequence: starts (B,), or (1,) for all."""
+    return starts[b] if starts.size > 1 else starts[0]
+
+
 @parallel_jit
-def _rope(x, cosines, sines, start, rotation, workers):
-    begin = start[()]
+def _rope(x, cosines, sines, starts, rotation, workers):
     for worker in prange(workers):
         first, last = row_share(x.shape[0], np.int64(worker), workers)
-        _rope_rows(x, cosines, sines, begin, rotation, first, last)
+        _rope_rows(x, cosines, sines, starts, rotation, first, last)
 
 
 @jit
-def _rope_rows(x, cosines, sines, start, rotation, first, last):
+def _rope_rows(x, cosines, sines, starts, rotation, first, last):
     W = x.shape[1]
     D, half = rotation.D, rotation.D // 2
     for r in range(first, last):
-        angle = (start + r % rotation.T) * half
+        b = r // rotation.T
+        angle = (start_of(starts, b) + r - b * rotation.T) * half
         for i in range(0, half, LANES):
             count = min(LANES, half - i)
             cosine = load_up_to(cosines, angle + i, count)

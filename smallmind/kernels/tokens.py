@@ -6,7 +6,7 @@ from smallmind.kernels.codegen.jit import inline_jit, serial_jit
 from smallmind.kernels.reference import BIGRAM_FACTOR
 
 _NO_IDS, _NO_FIRSTS = np.empty(0, np.int32), np.empty((0, 0), np.int32)
-_BEGINNING = np.zeros((), np.int64)
+_NO_STARTS = np.empty(0, np.int64)
 
 
 def bigrams(rows, ids, vocab_size, count, document_token, before=None, firsts=None):
@@ -39,21 +39,22 @@ def _known(token, vocab_size):
     return np.int64(token) if token < vocab_size else np.int64(0)
 
 
-def document_starts(firsts, ids, token, begun=None, start=None):
+def document_starts(firsts, ids, token, begun=None, starts=None):
     if begun is None:
-        _document_starts(firsts, ids, token, _NO_IDS, _BEGINNING)
+        _document_starts(firsts, ids, token, _NO_IDS, _NO_STARTS)
     else:
-        _document_starts(firsts, ids, token, begun, start)
+        _document_starts(firsts, ids, token, begun, starts)
 
 
 @serial_jit
-def _document_starts(firsts, ids, token, begun, start):
+def _document_starts(firsts, ids, token, begun, starts):
     B, T = ids.shape
     for b in range(B):
         first = begun[b] if begun.size > 0 else np.int32(0)
+        start = starts[b] if starts.size > 0 else np.int64(0)
         for t in range(T):
             if ids[b, t] == token:
-                first = np.int32(start[()] + t)
+                first = np.int32(start + t)
             firsts[b, t] = first
         if begun.size > 0:
             begun[b] = first

@@ -61,7 +61,7 @@ class Attention(Branch):
         self.heads = self.workspace.rent(R, self.width)
         if cache:
             cache.keep(kernels, self.layer, self.qkv)
-        if cache and cache.start:
+        if cache and cache.start > 0:
             cache.attend(kernels, self.layer, self.heads, self.qkv, self.documents.firsts)
         else:
             self.logsumexp = self.workspace.rent_full_precision(R // T, self.n_head, T)

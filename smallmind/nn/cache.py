@@ -1,11 +1,13 @@
 """The keys and values of tokens that a model has seen: it continues from them token by token."""
 
 import math
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, shown_value
 from smallmind.kernels.reference import PANEL
 from smallmind.nn.recorded_passes import RecordedPasses
 from smallmind.settings.config import ModelConfig
@@ -13,9 +15,9 @@ from smallmind.settings.config import ModelConfig
 REFED = 4  # a full cache with learned positions drops one token in this many
 
 
-def _recorded_step() -> RecordedPasses:
-    """The pass of a single token, which is recorded at once. Caches may take turns."""
-    return RecordedPasses(after=0, kinds=1, owns_arrays=True)
+def _recorded_steps(batch: int) -> RecordedPasses:
+    """The passes of a single token of each sequence, recorded at once. Caches may take turns."""
+    return RecordedPasses(after=0, kinds=batch, owns_arrays=True)
 
 
 def cache_bytes(config: ModelConfig, length: int) -> int:
@@ -33,7 +35,8 @@ class KeyValueCache:
     """`KeyValueCache(model, batch=1, length=None)`: room for the last `length` tokens of sequences.
 
     For `model.decode(ids, cache)`. length is at most block_size, which is the default. float32,
-    whatever the precision of the model.
+    whatever the precision of the model. `select` says which sequences the next passes continue:
+    they need not have the same number of tokens.
     """
 
     def __init__(self, model: Any, batch: int = 1, length: int | None = None) -> None:
@@ -45,21 +48,23 @@ class KeyValueCache:
             )
         if check_type("batch", batch, int) < 1:
             raise InputError(f"batch={batch} must be at least 1")
-        self.batch, self.length = batch, length
-        # Arrays that kernels read stay in place: recorded passes read them again.
-        self.position = np.zeros((), np.int64)
-        self.previous = np.zeros(batch, np.int32)  # the last tokens
-        self.documents = np.zeros(batch, np.int32)  # where the current one of each began
-        self.step = _recorded_step()
-        self.ids = np.zeros((batch, length), np.int32)  # the last ones, each at its number modulo S
+        self.length = length
         dtype = model.workspace.dtype
         keys, values = _shapes(config, batch, length)
         self._keys, self._values = np.zeros(keys, dtype), np.zeros(values, dtype)
+        self._ids = np.zeros((batch, length), np.int32)  # the last, each at its number modulo S
+        # By sequence, while it is not selected.
+        self._kept = _State.zeros(batch)
+        # Kernels read these, in the order of the selection. They stay in place: recorded passes
+        # read them again.
+        self._selected, self._slots = _State.zeros(batch), np.arange(batch)
+        self.steps = _recorded_steps(batch)
+        self._count = batch  # of the sequences that are selected
 
     def __repr__(self) -> str:
         return (
-            f"<KeyValueCache: {self.start:,} tokens of {self.batch} sequences, of which the last "
-            f"{self.length:,} are kept>"
+            f"<KeyValueCache: up to {self.start:,} tokens of {self.batch} sequences, of which the "
+            f"last {self.length:,} are kept>"
         )
 
     @property
@@ -68,32 +73,86 @@ class KeyValueCache:
         return self._keys.nbytes + self._values.nbytes
 
     @property
+    def batch(self) -> int:
+        """The number of sequences that passes continue: those that are selected, at first all."""
+        return self._count
+
+    @property
     def start(self) -> int:
-        """The number of tokens in each sequence so far."""
-        return int(self.position)
+        """The number of tokens in the longest of these sequences so far."""
+        return int(self.starts.max())
 
     def clear(self) -> None:
-        """Forgets all tokens."""
-        for state in (self.position, self.previous, self.documents):
-            state[...] = 0
+        """Forgets all tokens of the selected sequences."""
+        for state in self._selected:
+            state[: self._count] = 0
 
-    def repeated(self, count: int) -> "KeyValueCache":
-        """A cache with `count` copies of each sequence, to continue it in several ways."""
-        made = KeyValueCache.__new__(KeyValueCache)
-        made.batch, made.length, made.step = self.batch * count, self.length, _recorded_step()
-        made.position = self.position.copy()
-        made.previous = self.previous.repeat(count)
-        made.documents = self.documents.repeat(count)
-        made.ids = self.ids.repeat(count, axis=0)
-        made._keys = self._keys.repeat(count, axis=1)
-        made._values = self._values.repeat(count, axis=1)
-        return made
+    def select(self, sequences: Sequence[int]) -> None:
+        """Makes passes continue these sequences, by number, in this order."""
+        before, chosen = self._slots[: self._count], np.array(sequences, np.int64)
+        if np.array_equal(before, chosen):
+            return
+        is_known = np.isin(chosen, np.arange(len(self._ids))).all()
+        if not len(chosen) or not is_known or len(set(sequences)) < len(chosen):
+            raise InputError(
+                f"sequences {shown_value(list(sequences))} must be different numbers from 0 to "
+                f"{len(self._ids) - 1}"
+            )
+        for kept, selected in zip(self._kept, self._selected, strict=True):
+            kept[before] = selected[: self._count]
+            selected[: len(chosen)] = kept[chosen]
+        self._count = len(chosen)
+        self._slots[: self._count] = chosen
+
+    @contextmanager
+    def only(self, row: int) -> Iterator[None]:
+        """Within the block, a single one of the selected sequences is selected."""
+        before = self._slots[: self._count].tolist()
+        self.select(before[row : row + 1])
+        try:
+            yield
+        finally:
+            self.select(before)
+
+    def copy(self, source: int, targets: Sequence[int]) -> None:
+        """Makes sequences the same as another one, all by number, to continue it in several ways.
+
+        Selects what was selected before anew.
+        """
+        before = self._slots[: self._count].tolist()
+        self.select([source, *targets])
+        for state in self._selected:
+            state[1 : self._count] = state[0]
+        # Keys are copied in whole panels: tokens that are not there yet are never read.
+        count = min(int(self._selected.starts[0]), self.length)
+        panels = math.ceil(count / PANEL)
+        for target in targets:
+            self._ids[target] = self._ids[source]
+            self._keys[:, target, :, :panels] = self._keys[:, source, :, :panels]
+            self._values[:, target, :, :count] = self._values[:, source, :, :count]
+        self.select(before)
 
     # The rest is for the layers of a model and for `decode`.
 
+    @property
+    def starts(self) -> np.ndarray:
+        """The number of tokens in each selected sequence so far (B,)."""
+        return self._selected.starts[: self._count]
+
+    @property
+    def previous(self) -> np.ndarray:
+        """The last token of each selected sequence (B,)."""
+        return self._selected.previous[: self._count]
+
+    @property
+    def documents(self) -> np.ndarray:
+        """Where the last document of each selected sequence began (B,)."""
+        return self._selected.documents[: self._count]
+
     def keep(self, kernels: Any, layer: int, qkv: np.ndarray) -> None:
         """qkv (B T, (H + 2 G) D) of new tokens: keeps their keys and values."""
-        kernels.keep_keys_values(self._keys[layer], self._values[layer], qkv, self.position)
+        keys, values, slots = self._keys[layer], self._values[layer], self._slots[: self._count]
+        kernels.keep_keys_values(keys, values, qkv, self.starts, slots)
 
     def attend(
         self,
@@ -104,8 +163,8 @@ class KeyValueCache:
         firsts: np.ndarray | None,
     ) -> None:
         """qkv (B T, (H + 2 G) D) of new tokens that are kept -> heads (B T, H D). Writes heads."""
-        keys, values = self._keys[layer], self._values[layer]
-        kernels.cached_attention(heads, qkv, keys, values, self.position, firsts)
+        keys, values, slots = self._keys[layer], self._values[layer], self._slots[: self._count]
+        kernels.cached_attention(heads, qkv, keys, values, self.starts, slots, firsts)
 
     @property
     def positions(self) -> int:
@@ -114,14 +173,29 @@ class KeyValueCache:
 
     def append(self, ids: np.ndarray) -> None:
         """ids (B, T), new tokens that a model has seen."""
-        T, start = ids.shape[1], self.start
+        T, slots = ids.shape[1], self._slots[: self._count]
         if T == 1:  # four times as fast
-            self.ids[:, start % self.length] = ids[:, 0]
+            self._ids[slots, self.starts % self.length] = ids[:, 0]
         else:
-            self.ids[:, np.arange(start, start + T) % self.length] = ids
+            places = (self.starts[:, None] + np.arange(T)) % self.length
+            self._ids[slots[:, None], places] = ids
         self.previous[:] = ids[:, -1]
-        self.position += T
+        self.starts[:] += T
 
     def last(self, count: int) -> np.ndarray:
-        """The last `count` tokens of each sequence (B, count)."""
-        return self.ids[:, np.arange(self.start - count, self.start) % self.length]
+        """The last `count` tokens of each selected sequence (B, count)."""
+        slots = self._slots[: self._count]
+        places = (self.starts[:, None] + np.arange(-count, 0)) % self.length
+        return self._ids[slots[:, None], places]
+
+
+class _State(NamedTuple):
+    """A number per sequence of what it has come to."""
+
+    starts: np.ndarray  # tokens so far
+    previous: np.ndarray  # the last of them
+    documents: np.ndarray  # where the last document began
+
+    @classmethod
+    def zeros(cls, batch: int) -> "_State":
+        return cls(np.zeros(batch, np.int64), np.zeros(batch, np.int32), np.zeros(batch, np.int32))

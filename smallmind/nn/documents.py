@@ -36,7 +36,7 @@ class Documents(Layer):
             return
         carried[self.name] = firsts = self.workspace.rent_ids(*ids.shape)
         cache = self.workspace.cache
-        continued = (cache.documents, cache.position) if cache else ()
+        continued = (cache.documents, cache.starts) if cache else ()
         self.kernels.document_starts(firsts, ids, self.token, *continued)
 
     @property

@@ -28,7 +28,7 @@ class LearnedPosition(Position):
             kernels.embedding(x, token.compute, ids)
             kernels.embedding(x, self.weight.compute, positions, x)
             return
-        kernels.embedding(x, token.compute, ids, self.weight.compute, self.workspace.start)
+        kernels.embedding(x, token.compute, ids, self.weight.compute, self.workspace.starts)
 
     def embed_backward(
         self, kernels: Any, dx: np.ndarray, ids: np.ndarray, token: Parameter

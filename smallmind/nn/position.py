@@ -42,7 +42,7 @@ class Position(Layer):
         """dx (B T, W), the gradient of the rotated heads -> that of the heads, in place."""
 
     def angles(self) -> tuple[Any, ...]:
-        """The arguments with which `norm_heads` rotates: theta, first position, their number."""
+        """The arguments with which `norm_heads` rotates: theta, first positions, their number."""
         return ()
 
     def table_bytes(self, T: int) -> int:

@@ -30,10 +30,10 @@ class RotaryPosition(Position):
         kernels.rope(dx, self.theta, self.workspace.T, self.heads, self.D, inverse=True)
 
     def angles(self) -> tuple[Any, ...]:
-        """The inputs of this pass's angles: theta, the first position, the number of positions."""
+        """The inputs of this pass's angles: theta, the first positions, the number of positions."""
         workspace = self.workspace
         positions = workspace.cache.positions if workspace.cache else workspace.T
-        return self.theta, workspace.start, positions
+        return self.theta, workspace.starts, positions
 
     def table_bytes(self, T: int) -> int:
         """The size of the cosines and sines that the compiled kernel keeps."""

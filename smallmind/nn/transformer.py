@@ -439,17 +439,21 @@ class TransformerModel(Tabular):
             )
         ids, begin = np.require(ids, np.int32, ["C"]), 0
         while begin < ids.shape[1]:
-            room = cache.length - cache.start
-            if room <= 0 and self.network.embedding.position.limits_context:
-                kept = cache.last(cache.length - max(1, cache.length // REFED))
-                cache.clear()
-                if kept.size:
-                    self._decode(kept, cache)
-                continue
-            count = min(ids.shape[1] - begin, max(1, room))
+            if self.network.embedding.position.limits_context:
+                for row in np.flatnonzero(cache.starts >= cache.length).tolist():
+                    with cache.only(row):
+                        self._feed_again(cache)
+            count = min(ids.shape[1] - begin, max(1, cache.length - cache.start))
             logits = self._decode(np.ascontiguousarray(ids[:, begin : begin + count]), cache)
             begin += count
         return logits
+
+    def _feed_again(self, cache: KeyValueCache) -> None:
+        """Makes room in a cache with learned positions, which has none left."""
+        kept = cache.last(cache.length - max(1, cache.length // REFED))
+        cache.clear()
+        if kept.size:
+            self._decode(kept, cache)
 
     def _decode(self, ids: np.ndarray, cache: KeyValueCache) -> np.ndarray:
         """The next tokens, as many as fit or one -> logits (B, V), a new array."""
@@ -460,9 +464,9 @@ class TransformerModel(Tabular):
                 if ids.shape[1] > 1 or cache.start == 0:
                     return self.network.decode(ids).copy()
                 key = self.workspace, self.flat.compute_address, cache.positions
-                logits = cache.step.repeat(self.workspace, key, (ids,))
+                logits = cache.steps.repeat(self.workspace, key, (ids,))
                 if logits is None:
-                    with cache.step.noting(self.workspace, key, (ids,)) as noted:
+                    with cache.steps.noting(self.workspace, key, (ids,)) as noted:
                         logits = noted.result = self.network.decode(*noted.inputs)
                 return logits.copy()
 

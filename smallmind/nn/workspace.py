@@ -18,7 +18,7 @@ Kernel = Callable[..., Any]
 Result = TypeVar("Result")
 
 _NOTHING = nullcontext()
-_BEGINNING = np.zeros((), np.int64)
+_BEGINNING = np.zeros(1, np.int64)
 
 
 def no_profile(_name: str) -> AbstractContextManager[None]:
@@ -230,9 +230,12 @@ class Workspace:
         return self.dropout if self.drops else 0.0
 
     @property
-    def start(self) -> np.ndarray:
-        """The position of the first tokens of this pass (), which a recorded pass reads again."""
-        return self.cache.position if self.cache else _BEGINNING
+    def starts(self) -> np.ndarray:
+        """The positions of the first tokens of this pass (B,), or (1,) if they are the same.
+
+        A recorded pass reads the array again.
+        """
+        return self.cache.starts if self.cache else _BEGINNING
 
     @contextmanager
     def noting_rents(self, keeps: bool) -> Iterator[list[np.ndarray]]:

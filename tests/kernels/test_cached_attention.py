@@ -5,7 +5,7 @@ import pytest
 
 from smallmind.kernels import compiled, reference
 
-CASES = [  # B, T, H, G, D, S, start
+CASES = [  # B, T, H, G, D, S, and the start of the last sequence
     (1, 1, 1, 1, 1, 1, 0),
     (1, 1, 1, 1, 16, 16, 3),
     (1, 1, 2, 1, 10, 17, 16),
@@ -22,18 +22,26 @@ CASES = [  # B, T, H, G, D, S, start
 def new_arrays(case, seed=0):
     B, T, H, G, D, S, _ = case
     random = np.random.default_rng(seed)
-    shapes = (B, G, -(-S // reference.PANEL), D, reference.PANEL), (B, G, S, D)
+    N = B + 2  # two slots have other sequences
+    shapes = (N, G, -(-S // reference.PANEL), D, reference.PANEL), (N, G, S, D)
     kept = [random.normal(size=shape).astype(np.float32) for shape in shapes]
     qkv = random.normal(size=(B * T, (H + 2 * G) * D)).astype(np.float32)
     return kept, qkv, np.full((B * T, H * D), np.nan, np.float32)
+
+
+def places(case):
+    """Where each sequence begins, none before 0, and its slot."""
+    B, *_, start = case
+    starts = np.maximum(0, start - 3 * np.arange(B)[::-1])
+    return starts, np.random.default_rng(2).permutation(B + 2)[:B]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_keys_and_values_are_kept_in_their_places(case):
     (keys, values), qkv, _ = new_arrays(case)
     ours = keys.copy(), values.copy()
-    compiled.keep_keys_values(*ours, qkv, np.array(case[-1]))
-    reference.keep_keys_values(keys, values, qkv, np.array(case[-1]))
+    compiled.keep_keys_values(*ours, qkv, *places(case))
+    reference.keep_keys_values(keys, values, qkv, *places(case))
     assert np.array_equal(ours[0], keys) and np.array_equal(ours[1], values)
 
 
@@ -41,14 +49,15 @@ def test_keys_and_values_are_kept_in_their_places(case):
 @pytest.mark.parametrize("case", CASES)
 def test_attention_to_what_is_kept_equals_plain_numpy(case, has_documents):
     (keys, values), qkv, expected = new_arrays(case)
-    B, T, *_, start = case
+    B, T, *_ = case
+    starts, slots = places(case)
     firsts = None
     if has_documents:
         random = np.random.default_rng(1)
-        last = start + np.arange(T)
+        last = starts[:, None] + np.arange(T)
         firsts = (last - random.integers(0, np.minimum(last + 1, 20), (B, T))).astype(np.int32)
     found = expected.copy()
-    arguments = qkv, keys, values, np.array(start), firsts
+    arguments = qkv, keys, values, starts, slots, firsts
     reference.cached_attention(expected, *arguments)
     compiled.cached_attention(found, *arguments)
     np.testing.assert_allclose(found, expected, atol=2e-6)
@@ -57,10 +66,12 @@ def test_attention_to_what_is_kept_equals_plain_numpy(case, has_documents):
 def test_places_that_are_not_seen_do_not_matter():
     case = (1, 1, 2, 1, 10, 40, 20)
     (keys, values), qkv, expected = new_arrays(case)
-    compiled.cached_attention(expected, qkv, keys, values, np.array(20))
-    keys[:, :, :, :, :].reshape(1, 1, 3, 10, 16)[:, :, 1, :, 5:] = np.nan
-    keys[:, :, 2] = np.nan
+    starts, slots = places(case)
+    compiled.cached_attention(expected, qkv, keys, values, starts, slots)
+    others = np.delete(np.arange(3), slots)
+    keys[others] = values[others] = np.nan
+    keys[:, :, 1, :, 5:] = keys[:, :, 2] = np.nan
     values[:, :, 21:] = np.nan
     found = np.empty_like(expected)
-    compiled.cached_attention(found, qkv, keys, values, np.array(20))
+    compiled.cached_attention(found, qkv, keys, values, starts, slots)
     assert np.array_equal(found, expected)

@@ -419,7 +419,7 @@ def test_embedding_matches_the_reference(random, B, T, C):
     V = 11
     ids = random.integers(0, V, (B, T)).astype(np.int32)
     weight, position, dout = normal(random, V, C), normal(random, T, C), normal(random, B * T, C)
-    for added in ((), (normal(random, B * T, C),), (position, np.array(0))):
+    for added in ((), (normal(random, B * T, C),), (position, np.array([0]))):
         assert_close(run_both("embedding", [(B * T, C)], weight, ids, *added))
     assert_close(run_both("embedding_backward", [weight, position], dout, ids), 1e-5)
     assert_close(run_both("embedding_backward", [weight], None, dout, ids), 1e-5)

@@ -219,7 +219,7 @@ def test_embedding_matches_the_reference(random, dtype):
     B, T, C, V = 3, 7, 19, 11
     ids = random.integers(0, V, (B, T)).astype(np.int32)
     weight, position = half(normal(random, V, C), dtype), half(normal(random, T, C), dtype)
-    for added in ((), (half(normal(random, B * T, C), dtype),), (position, np.array(0))):
+    for added in ((), (half(normal(random, B * T, C), dtype),), (position, np.array([0]))):
         assert_half_close("embedding", [((B * T, C), dtype)], weight, ids, *added)
     dout = half(normal(random, B * T, C), dtype)
     sums = [normal(random, V, C), normal(random, T, C)]

@@ -182,6 +182,6 @@ def test_rows_of_an_embedding_are_dequantised(random, dtype):
         out.assert_intact()
         np.testing.assert_array_equal(out.array, dequantise(weight)[ids.reshape(-1)])
         expected = np.empty((3 * T, C), np.float32)
-        reference.embedding(expected, weight, ids, addend, np.array(0))
-        compiled.embedding(out.array, weight, ids, addend, np.array(0))
+        reference.embedding(expected, weight, ids, addend, np.array([0]))
+        compiled.embedding(out.array, weight, ids, addend, np.array([0]))
         np.testing.assert_array_equal(out.array, expected)

@@ -110,7 +110,7 @@ def test_non_finite_values_pass_through_embedding(random, value):
     ids = np.array([[1, 2, 1], [0, 2, 3]], np.int32)
     token, position, dout = normal(random, 4, 21), normal(random, 3, 21), normal(random, 6, 21)
     token[2, -1], dout[4, 0] = value, value
-    assert_same_kinds("embedding", [(6, 21)], token, ids, position, np.array(0))
+    assert_same_kinds("embedding", [(6, 21)], token, ids, position, np.array([0]))
     assert_same_kinds("embedding_backward", [(4, 21), (3, 21)], dout, ids)
 
 

@@ -32,7 +32,8 @@ def test_norm_heads_matches_the_reference(random, R, H, D):
         n, gains = (H + G) * D, (normal(random, D), normal(random, D))
         x = normal(random, R, n + extra)  # whose other columns stay
         windows = 5 if R == 65 else 1  # which begin anew within a block of rows
-        for T, theta, start in ((R, None, None), (R // windows, 1e4, np.array(2)), (1, 1e2, None)):
+        starts = 2 + np.arange(windows) * 3 % 7
+        for T, theta, start in ((R, None, None), (R // windows, 1e4, starts), (1, 1e2, None)):
             outputs = [x.copy(), (R, n), (R, H + G)]
             pairs = run_both("norm_heads", outputs, *gains, H, T, theta, start, 0, 1e-3)
             assert_close(pairs, 3e-6)
@@ -52,18 +53,18 @@ def test_norm_heads_is_the_norm_of_each_head_and_a_rotation(random, D):
     rows = x.reshape(-1, D)
     compiled.rmsnorm(expected.reshape(rows.shape), rstd, rows, np.ones(D, np.float32))
     expected *= np.concatenate((np.tile(gains[0], H), np.tile(gains[1], G)))
-    compiled.rope(expected, 1e4, 3, H + G, D, np.array(1))
+    compiled.rope(expected, 1e4, 3, H + G, D, np.array([1]))
     y, kept, rstd = x.copy(), np.empty_like(x), np.empty((R, H + G), np.float32)
-    compiled.norm_heads(y, kept, rstd, *gains, H, 3, 1e4, np.array(1))
+    compiled.norm_heads(y, kept, rstd, *gains, H, 3, 1e4, np.array([1]))
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("R", "H", "D"), HEADS)
 def test_rope_matches_the_reference_and_its_inverse_restores(random, R, H, D):
     x = normal(random, R, H * D + 3)
-    for T, start in ((R, 2), (1, 0)):
+    for T, starts in ((R, [2]), (1, [0]), (1, np.arange(R) * 5 % 11)):
         for inverse in (False, True):
-            arguments = 1e4, T, H, D, np.array(start), 0, inverse
+            arguments = 1e4, T, H, D, np.array(starts), 0, inverse
             assert_close(run_both("rope", [x], *arguments))
     turned = x.copy()
     compiled.rope(turned, 1e4, R, H, D)
@@ -84,14 +85,18 @@ def test_copies_and_sums_match_the_reference(random, R, C):
         )
 
 
+STARTS = [(1, 1, [9]), (3, 1, [0]), (1, 40, [3]), (5, 7, [2]), (3, 2, [4, 0, 7])]
+
+
 @pytest.mark.parametrize("C", [1, 16, 45])
-@pytest.mark.parametrize(("B", "T", "start"), [(1, 1, 9), (3, 1, 0), (1, 40, 3), (5, 7, 2)])
-def test_rows_of_positions_are_added_from_a_start_on(random, B, T, start, C):
+@pytest.mark.parametrize(("B", "T", "starts"), STARTS)
+def test_rows_of_positions_are_added_from_a_start_on(random, B, T, starts, C):
     ids = random.integers(0, 6, (B, T)).astype(np.int32)
-    arguments = normal(random, 6, C), ids, normal(random, start + T + 1, C), np.array(start)
+    starts = np.array(starts)
+    arguments = normal(random, 6, C), ids, normal(random, starts.max() + T + 1, C), starts
     ((fast, slow),) = run_both("embedding", [(B * T, C)], *arguments)
     np.testing.assert_array_equal(fast, slow.astype(np.float32))
-    expected = arguments[0][ids] + arguments[2][start : start + T]
+    expected = arguments[0][ids] + arguments[2][starts[:, None] + np.arange(T)]
     np.testing.assert_array_equal(fast, expected.reshape(B * T, C))
 
 
@@ -107,7 +112,7 @@ def test_pairs_and_documents_continue_where_the_last_ids_ended(random, kernels):
         found = np.empty_like(part)
         kernels.bigrams(found, part, 4, 16, 3, before)
         np.testing.assert_array_equal(found, rows[:, begin : begin + count])
-        kernels.document_starts(found, part, 3, begun, np.array(begin))
+        kernels.document_starts(found, part, 3, begun, np.full(len(part), begin))
         np.testing.assert_array_equal(found, firsts[:, begin : begin + count])
         begin += count
         np.testing.assert_array_equal(begun, firsts[:, begin - 1])

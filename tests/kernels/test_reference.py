@@ -87,7 +87,7 @@ def test_gradients_of_mix_match_finite_differences(random, first, width):
 @pytest.mark.parametrize("D", [3, 4])
 def test_gradient_of_rope_matches_finite_differences(random, D):
     x, u = random.standard_normal((2, 6, 2 * D + 1))
-    arguments = 1e4, 3, 2, D, 1
+    arguments = 1e4, 3, 2, D, np.array([1, 4])
 
     def f(x):
         y = x.copy()
@@ -219,11 +219,12 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
         "keep_keys_values": (
             [out(B, H, 1, D, 16), out(B, H, T, D)],
             x(n, 3 * channels),
-            np.array(1),
+            *(np.full(B, 1), np.arange(B)),
         ),
         "cached_attention": (
             [out(n, channels)],
-            *(x(n, 3 * channels), x(B, H, 1, D, 16), x(B, H, 2 * T, D), np.array(T)),
+            *(x(n, 3 * channels), x(B, H, 1, D, 16), x(B, H, 2 * T, D)),
+            *(np.full(B, T), np.arange(B)),
         ),
         "adamw": ([out(C), out(C), out(C), out(C)], C - 1, coefficients),
         "muon": ([out(R * C), out(R * C), out(R * C)], matrix, momentum),
@@ -298,7 +299,7 @@ def test_gradients_of_embedding_match_finite_differences(random):
     gradients = [np.zeros((V, C)), np.zeros((T, C))]
     reference.embedding_backward(*gradients, u, ids)
     f = weighted(u, "embedding")
-    assert_gradients(lambda x, addend: f(x, ids, addend, np.array(0)), gradients, arrays)
+    assert_gradients(lambda x, addend: f(x, ids, addend, np.array([0])), gradients, arrays)
 
 
 def test_gradient_of_dropout_matches_finite_differences(random):

@@ -59,7 +59,7 @@ def test_embedding_of_every_size_matches_the_reference(random):
     for B, T, C in swept(B=3, T=5, C=37):
         ids = random.integers(0, 7, (B, T)).astype(np.int32)
         token, position, dout = normal(random, 7, C), normal(random, T, C), normal(random, B * T, C)
-        pairs = run_both("embedding", [(B * T, C)], token, ids, position, np.array(0))
+        pairs = run_both("embedding", [(B * T, C)], token, ids, position, np.array([0]))
         pairs += run_both("embedding_backward", [token, position], dout, ids)
         assert_close(pairs, 5e-6)
 

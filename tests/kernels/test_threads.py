@@ -45,7 +45,7 @@ cached = [  # keys and values of G heads, four of which look back from `start` o
     (
         (normal(B, G, -(-S // reference.PANEL), D, reference.PANEL), normal(B, G, S, D)),
         normal(B * T, (4 + 2 * G) * D),
-        np.array(start),
+        (start - np.arange(B), np.arange(B)[::-1].copy()),
     )
     for B, T, G, D, S, start in (
         (1, 1, 1, 8, 16, 15), (2, 1, 2, 64, 40, 17), (3, 5, 4, 7, 24, 7), (1, 1, 2, 20, 31, 1000)
@@ -101,7 +101,7 @@ for count in map(int, sys.argv[1].split(",")):
     digest("distillation", outputs, y, ids.reshape(-1), 0.4, 2.0, 1 / R)
     digest("top_k_logits", [empty(R, C)], ids.reshape(R, 1), dy[:, :2].copy())
     digest("dropout", [empty(R, C)], x, KEY, 0.3, y)
-    digest("embedding", [empty(R, C)], tables[0], ids, tables[1], np.array(0))
+    digest("embedding", [empty(R, C)], tables[0], ids, tables[1], np.array([0]))
     digest("embedding_backward", [table.copy() for table in tables], x, ids)
     digest("embedding", [empty(R, C)], tables[0], ids, y)
     digest("embedding_backward", [tables[0].copy()], None, x, ids)
@@ -130,8 +130,8 @@ for count in map(int, sys.argv[1].split(",")):
     for dtype in (np.float32, FLOAT16, BFLOAT16):
         terms = [round_to(np.concatenate((a, b)), dtype) for a, b in ((p, g), (m, v))]
         digest("add_vectors", [np.empty(80000, dtype)], *terms)
-    for kept, row, start in cached:
-        digest("cached_attention", [empty(len(row), kept[1].shape[-1] * 4)], row, *kept, start)
+    for kept, row, places in cached:
+        digest("cached_attention", [empty(len(row), kept[1].shape[-1] * 4)], row, *kept, *places)
     momentum = MuonCoefficients(1e-2, 0.9, 0.1, 0.5)
     digest("muon", [a.copy() for a in (p, g, m)], matrices, momentum)
     print(count, *shown)

@@ -93,18 +93,57 @@ def test_with_learned_positions_the_last_tokens_are_fed_again(variant, length):
 
 def test_a_cache_can_be_continued_in_several_ways():
     model, ids = new_model("modern"), tokens(1, T)
-    cache = KeyValueCache(model)
+    cache = KeyValueCache(model, 4)
+    cache.select([2])
     model.decode(ids[:, :10], cache)
-    several = cache.repeated(3)
+    cache.copy(2, [0, 3])
+    assert cache.batch == 1 and cache.start == 10
+    cache.select([0, 2, 3])
     next_ones = tokens(3, 4, seed=1)
-    logits = model.decode(next_ones, several)
+    logits = model.decode(next_ones, cache)
     whole = np.concatenate([ids[:, :10].repeat(3, axis=0), next_ones], axis=1)
     np.testing.assert_allclose(logits, model.forward(whole)[:, -1], atol=1e-5)
-    assert cache.start == 10 and several.start == 14
+    assert cache.start == 14
+    cache.select([1])
+    assert cache.start == 0
+    cache.select([2])
     cache.clear()
     np.testing.assert_allclose(
         model.decode(ids[:, :3], cache), model.forward(ids[:, :3])[:, -1], atol=1e-5
     )
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_sequences_of_several_lengths_are_decoded_together(variant, backend):
+    model, ids, S = new_model(variant, backend), tokens(4, 40), 12
+    cache, alone = KeyValueCache(model, 4, S), [KeyValueCache(model, 1, S) for _ in range(4)]
+    begun = np.zeros(4, int)
+    random = np.random.default_rng(5)
+
+    def go_on(sequences, count):
+        rows = np.array([ids[i, begun[i] : begun[i] + count] for i in sequences])
+        cache.select(sequences)
+        found = model.decode(rows, cache)
+        for row, i in enumerate(sequences):
+            expected = model.decode(rows[row : row + 1], alone[i])
+            np.testing.assert_allclose(found[row], expected[0], atol=1e-5)
+            begun[i] += count
+
+    go_on([2], 5)
+    go_on([0], 11)
+    go_on([3, 1], 1)
+    while begun.max() < 39:  # some are past the length, others not
+        chosen = random.permutation(4)[: random.integers(1, 5)]
+        go_on(chosen.tolist(), 1)
+
+
+@pytest.mark.parametrize("chosen", [[], [0, 0], [4], [-1]])
+def test_only_different_sequences_of_a_cache_can_be_selected(chosen):
+    cache = KeyValueCache(new_model("modern"), 4)
+    with pytest.raises(InputError, match="different numbers from 0 to 3"):
+        cache.select(chosen)
+    assert cache.batch == 4
 
 
 def through_the_layers(model, ids, cache):
@@ -136,7 +175,8 @@ def test_what_a_recording_depends_on_may_change():
     models = [new_model("modern", "numba"), new_model("modern", "numba", seed=2)]
     models[1].flat.data *= 0.5
     ids, count = tokens(1, 60), threads()
-    recorded, plain = KeyValueCache(models[0]), KeyValueCache(models[0])
+    recorded, plain = KeyValueCache(models[0], 2), KeyValueCache(models[0])
+    recorded.select([0])
     changes = {
         10: models.reverse,
         20: lambda: [model.use_precision("bfloat16") for model in models],
@@ -147,9 +187,10 @@ def test_what_a_recording_depends_on_may_change():
         for i in range(60):
             changes.get(i, lambda: None)()
             assert_decodes_like_the_layers(models[0], ids[:, i : i + 1], recorded, plain)
-            copy = recorded.repeated(1)
-            if i == 50:
-                recorded = copy
+            if i == 50:  # another sequence, in other arrays
+                recorded.select([0])
+                recorded.copy(0, [1])
+                recorded.select([1])
     finally:
         set_threads(count)
 

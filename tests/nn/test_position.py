@@ -24,9 +24,9 @@ class Sinusoidal(Position):
     def embed(self, kernels, x, ids, token):
         super().embed(kernels, x, ids, token)
         (B, T), C = ids.shape, x.shape[1]
-        positions = int(self.workspace.start) + np.arange(T)[:, None]
-        angles = positions * 100.0 ** (-np.arange(C // 2) / (C // 2))
-        x.reshape(B, T, C)[...] += np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+        positions = self.workspace.starts[:, None] + np.arange(T)
+        angles = positions[..., None] * 100.0 ** (-np.arange(C // 2) / (C // 2))
+        x.reshape(B, T, C)[...] += np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
 
 
 class Fading(Position):
@@ -35,8 +35,9 @@ class Fading(Position):
     rotates = True
 
     def rotate(self, kernels, x):
-        positions = int(self.workspace.start) + np.arange(self.workspace.T)
-        sizes = np.tile(0.9**positions, len(x) // len(positions))[:, None]
+        T = self.workspace.T
+        positions = self.workspace.starts[:, None] + np.arange(T)
+        sizes = np.broadcast_to(0.9**positions, (len(x) // T, T)).reshape(-1, 1)
         x[:, :16] *= sizes.astype(x.dtype)
 
     def rotate_backward(self, kernels, dx):

@@ -47,21 +47,22 @@ class Sizes(NamedTuple):
     S: int
 
 
-def keep_keys_values(keys, values, qkv, start):
-    B, G, S, D = values.shape
-    T = len(qkv) // B
-    _keep(keys, values, qkv, start, Sizes(B, T, qkv.shape[1] // D - 2 * G, G, D, S))
+def keep_keys_values(keys, values, qkv, starts, slots):
+    _, G, S, D = values.shape
+    B = len(slots)
+    sizes = Sizes(B, len(qkv) // B, qkv.shape[1] // D - 2 * G, G, D, S)
+    _keep(keys, values, qkv, starts, slots, sizes)
 
 
 @parallel_jit
-def _keep(keys, values, qkv, start, sizes):
+def _keep(keys, values, qkv, starts, slots, sizes):
     B, T, H, G, D, S = sizes
-    width, begin = (H + 2 * G) * D, start[()]
+    width = (H + 2 * G) * D
     for number in prange(B * G * T):
         index = np.int64(number)
         b, g, t = index // (G * T), index // T % G, index % T
-        place, source = (begin + t) % S, (b * T + t) * width + (H + g) * D
-        head = b * G + g
+        place, source = (starts[b] + t) % S, (b * T + t) * width + (H + g) * D
+        head = slots[b] * G + g
         panel = (head * ceil_div(S, PANEL) + place // PANEL) * D * PANEL + place % PANEL
         row = (head * S + place) * D
         _keep_one(at(keys, panel), at(values, row), at(qkv, source), at(qkv, source + G * D), D)
@@ -76,26 +77,27 @@ def _keep_one(panel, row, key, value, D):
         store_up_to(row, d, load_up_to(value, d, min(LANES, D - d)), min(LANES, D - d))
 
 
-def cached_attention(out, qkv, keys, values, start, firsts=None):
-    B, G, S, D = values.shape
-    H, T = out.shape[1] // D, len(out) // B
+def cached_attention(out, qkv, keys, values, starts, slots, firsts=None):
+    _, G, S, D = values.shape
+    B, H = len(slots), out.shape[1] // D
     rows = scratch(threads(), round_up(S, PANEL) + 2 * round_up(D, LANES))
     firsts = _NO_FIRSTS if firsts is None else firsts
-    _attention(out, qkv, keys, values, start, firsts, rows, Sizes(B, T, H, G, D, S))
+    sizes = Sizes(B, len(out) // B, H, G, D, S)
+    _attention(out, qkv, keys, values, starts, slots, firsts, rows, sizes)
 
 
 @parallel_jit
-def _attention(out, qkv, keys, values, start, firsts, scratch, sizes):
+def _attention(out, qkv, keys, values, starts, slots, firsts, scratch, sizes):
     B, T, H, G, D, S = sizes
-    workers, heads, before = scratch.shape[0], B * T * H, start[()]
+    workers, heads = scratch.shape[0], B * T * H
     for worker in prange(workers):
         own = at(scratch, worker * scratch.shape[1])
         begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
         for index in range(begin // workers, end // workers):
             row, h = index // H, index % H
             b, t = row // T, row % T
-            group = b * G + h // (H // G)
-            last = before + t + 1
+            group = slots[b] * G + h // (H // G)
+            last = starts[b] + t + 1
             first = max(0, last - S)
             if firsts.size > 0:
                 first = max(np.int64(firsts[b, t]), first)

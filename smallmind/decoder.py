@@ -1,0 +1,273 @@
+"""Texts that a model writes together: they join and leave between tokens."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+import numpy as np
+
+from smallmind.checks import InputError, check_type
+from smallmind.memory.tensor_pool import TensorPool
+from smallmind.nn.cache import KeyValueCache
+from smallmind.nn.transformer import TransformerModel
+from smallmind.randomness import hash64
+from smallmind.sampling import Alternatives, Seen, alternatives, choose
+from smallmind.settings.config import GenerationConfig
+from smallmind.text.tokenizer import Tokenizer
+
+
+def check_tokenizer(model: TransformerModel, tokenizer: Tokenizer) -> None:
+    """Raises InputError if a model was not trained with this tokenizer."""
+    check_type("model", model, TransformerModel)
+    check_type("tokenizer", tokenizer, Tokenizer)
+    if model.tokenizer_digest not in (None, tokenizer.digest):
+        raise InputError(
+            f"{tokenizer!r} is not the tokenizer that the model was trained with; take the one "
+            "that smallmind.load returns with the model"
+        )
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise InputError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model "
+            f"vocab_size={model.config.vocab_size}"
+        )
+
+
+class Token(NamedTuple):
+    """One more token of a text."""
+
+    continuation: "Continuation"
+    id: int
+    piece: str  # of text, as far as it certainly belongs to it; the last piece has all that is left
+    alternatives: Alternatives | None  # if the text asks for them
+
+
+class Continuation:
+    """A text that a model writes after a prompt, ids (N,), once it has been added to a `Decoder`.
+
+    The same prompt, settings and seed give the same text, whatever else is written. It ends at any
+    of the tokenizer's `ends`, at a stop string or after max_tokens: `ended` is then "end", "stop"
+    or "length". `tokens` are those written so far, after those that it has `begun` with. `top` asks
+    for that many alternatives to each token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        ids: np.ndarray,
+        config: GenerationConfig,
+        top: int | None = None,
+        begun: Sequence[int] = (),
+    ) -> None:
+        if not len(ids):
+            raise InputError("the prompt is empty; give at least one character")
+        self.ids, self.config, self.top = np.append(ids, np.array(begun, np.int32)), config, top
+        self.tokens = list(begun)
+        self.ended: str | None = None if config.max_tokens else "length"
+        self._most = len(begun) + config.max_tokens
+        self._seen = Seen(tokenizer.vocab_size, ids)
+        stops = (config.stop,) if isinstance(config.stop, str) else config.stop
+        self._text = _Text(tokenizer, stops or ())
+        for token in begun:
+            self._seen.add(token)
+            self._text.skip(token)
+
+    def _go_on(self, logits: np.ndarray) -> Token:
+        """logits (V,) after the last token -> the next one."""
+        config, i = self.config, len(self.tokens)
+        # Token i of a seed depends on these two, not on earlier draws.
+        uniform = (hash64(config.seed, i) >> 11) / 2**53
+        token = choose(logits, config, uniform, self._seen)
+        found = None if self.top is None else alternatives(logits, token, self.top)
+        self._seen.add(token)
+        self.tokens.append(token)
+        piece = self._text.add(token)
+        self.ended = self._text.ended
+        if self.ended is None and len(self.tokens) == self._most:
+            self.ended = "length"
+        if self.ended:
+            piece += self._text.end()
+        return Token(self, token, piece, found)
+
+
+class Decoder:
+    """`Decoder(model, tokenizer, slots)`: writes up to `slots` texts at a time.
+
+    Each `step` reads a part of one prompt, of at most `part` tokens, and writes a token of every
+    text whose prompt has been read: so a long prompt does not stop the others. `length` is the
+    number of tokens that the model sees of a text, by default its context. A text that has ended
+    leaves by itself. Use it in a `with` statement. InputError if the tokenizer is not the model's.
+    """
+
+    def __init__(
+        self,
+        model: TransformerModel,
+        tokenizer: Tokenizer,
+        slots: int,
+        length: int | None = None,
+        part: int | None = None,
+    ) -> None:
+        check_tokenizer(model, tokenizer)
+        self.model, self.vocab_size = model, tokenizer.vocab_size
+        self.cache = KeyValueCache(model, slots, length)
+        self.part = self.cache.length if part is None else check_type("part", part, int)
+        self._slots: dict[int, Continuation] = {}  # the texts that they hold
+        self._free = list(range(slots))[::-1]
+        self._reading: list[_Prompt] = []
+        self._writing: list[int] = []  # the slots of texts whose prompt has been read
+        # A separate pool: prompts rent arrays of their own sizes, which a training run that this
+        # model belongs to would never use again.
+        self._pool = TensorPool()
+
+    def __enter__(self) -> "Decoder":
+        self._pool.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._pool.__exit__(kind, error, traceback)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def free(self) -> int:
+        """The number of texts that may be added now."""
+        return len(self._free)
+
+    def add(self, *texts: Continuation) -> None:
+        """Takes texts with the same prompt, which is read once.
+
+        InputError if there are not so many free slots.
+        """
+        if len(texts) > self.free:
+            raise InputError(f"{len(texts)} texts do not fit in {self.free} free slots")
+        going_on = [text for text in texts if not text.ended]
+        if not going_on:
+            return
+        slots = [self._free.pop() for _ in going_on]
+        self._slots.update(zip(slots, going_on, strict=True))
+        self._reading.append(_Prompt(slots, going_on[0].ids[-self.cache.length :]))
+
+    def remove(self, text: Continuation) -> None:
+        """Makes a text leave, wherever it is. Does nothing if it has left."""
+        for slot, other in list(self._slots.items()):
+            if other is text:
+                self._leave(slot)
+
+    def step(self) -> list[Token]:
+        """Reads a part of a prompt, then writes a token of each text -> these tokens."""
+        with self.model.workspace.using_pool(self._pool):
+            writing = self._writing  # not those whose prompt ends in this step
+            return [*self._read(), *self._write(writing)]
+
+    def _leave(self, slot: int) -> None:
+        del self._slots[slot]
+        self._free.append(slot)
+        self._writing = [other for other in self._writing if other != slot]
+        for prompt in self._reading:
+            if slot in prompt.slots:
+                prompt.slots.remove(slot)
+        self._reading = [prompt for prompt in self._reading if prompt.slots]
+
+    def _read(self) -> Iterator[Token]:
+        """Reads a part of the prompt that has waited longest; after its end, the first tokens."""
+        if not self._reading:
+            return
+        prompt = self._reading[0]
+        # A slot may have left meanwhile, but not the one that has read a part.
+        first = prompt.slots[0]
+        if first != prompt.reads:
+            prompt.reads, prompt.done = first, 0
+        self.cache.select([first])
+        if not prompt.done:
+            self.cache.clear()
+        part = prompt.ids[prompt.done : prompt.done + self.part]
+        logits = self.model.decode(part[None], self.cache)[0, : self.vocab_size]
+        prompt.done += len(part)
+        if prompt.done < len(prompt.ids):
+            return
+        del self._reading[0]
+        self._pool.trim()
+        self.cache.copy(first, prompt.slots[1:])
+        self._writing = sorted([*self._writing, *prompt.slots])
+        for slot in prompt.slots:
+            yield self._written(slot, logits)
+
+    def _write(self, slots: list[int]) -> Iterator[Token]:
+        """The next token of the texts in these slots."""
+        if not slots:
+            return
+        ids = np.array([[self._slots[slot].tokens[-1]] for slot in slots], np.int32)
+        self.cache.select(slots)
+        logits = self.model.decode(ids, self.cache)[:, : self.vocab_size]
+        for slot, row in zip(slots, logits, strict=True):
+            yield self._written(slot, row)
+
+    def _written(self, slot: int, logits: np.ndarray) -> Token:
+        text = self._slots[slot]
+        token = text._go_on(logits)
+        if text.ended:
+            self._leave(slot)
+        return token
+
+
+class _Prompt:
+    """A prompt of which only a part has been read, and the slots that wait for it."""
+
+    def __init__(self, slots: list[int], ids: np.ndarray) -> None:
+        self.slots, self.ids = slots, ids
+        self.done = 0  # tokens that have been read, by one of the slots
+        self.reads = slots[0]
+
+
+class _Text:
+    """One text, of which only what certainly belongs to it is handed out."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Iterable[str]) -> None:
+        self.ended: str | None = None
+        self._stops = tuple(stops)
+        self._ends = tokenizer.ends
+        self._given: list[int] = []
+        self._pieces = tokenizer.stream(self._taken())
+        self._held = ""  # may be the beginning of a stop string
+
+    def _taken(self) -> Iterator[int]:
+        while self._given:
+            yield self._given.pop()
+
+    def skip(self, token: int) -> None:
+        """A token that has been handed out elsewhere."""
+        self._given.append(token)
+        next(self._pieces)
+
+    def add(self, token: int) -> str:
+        """The next token -> what the text goes on with."""
+        if token in self._ends:
+            self.ended = "end"
+            return ""
+        self._given.append(token)
+        self._held += next(self._pieces)
+        places = [(self._held.find(stop), stop) for stop in self._stops if stop in self._held]
+        if places:
+            self.ended = "stop"
+            self._held = self._held[: min(places)[0]]
+            return ""
+        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        piece = self._held[: len(self._held) - keep]
+        self._held = self._held[len(piece) :]
+        return piece
+
+    def end(self) -> str:
+        rest = "" if self.ended == "stop" else "".join(self._pieces)
+        return self._held + rest
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The longest end of a text that is a beginning of `stop`, in characters."""
+    return next(
+        (n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0
+    )
