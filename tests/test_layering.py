@@ -28,6 +28,7 @@ LAYERS = [
     {"training"},
     {"runs"},
     {"views", "bench"},
+    {"serve"},
     {"lessons"},
     {"cli"},
     {"__main__", "__init__"},
