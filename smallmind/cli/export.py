@@ -23,13 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar=("FORMAT", "PATH"),
         help=f"format ({formats}) and where to write it: hf DIR, new or empty, gguf FILE.gguf, "
-        "which is replaced if it is a GGUF file; html FILE.html, a page with the model inside, which "
-        "any browser opens; peft and gguf-adapter write an adapter alone",
+        "which is replaced if it is a GGUF file; html FILE.html, a page with the model inside, for "
+        "any browser; peft and gguf-adapter write an adapter alone",
     )
     parser.add_argument(
         "--type",
         choices=TYPES,
-        help="how weights are stored (f32); q8_0, in GGUF and HTML, and q5_0 and q4_0, in GGUF only, "
+        help="how weights are stored (f32); q8_0, in GGUF and HTML, q5_0 and q4_0, in GGUF only, "
         "take 8.5, 5.5 and 4.5 bits per weight",
     )
     add_checkpoint(parser)

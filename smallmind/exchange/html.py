@@ -83,7 +83,8 @@ class HTML(Format):
         durable.write(path, _page(about, parts))
 
     def recognises(self, path: Path) -> bool:
-        return False  # to run, not to read back
+        del path
+        return False  # pages are run, not read
 
     def open(self, path: Path) -> Foreign:
         raise InputError(f"{path} is a page, which is written here but not read")

@@ -179,6 +179,7 @@ const smallmindModel = (() => {
     // config: the fields of ModelConfig; tensors: name -> Float32Array, matrices as (out, in).
     constructor(config, tensors) {
       this.config = config;
+      this.tensors = tensors;
       this.norm = NORMS[config.norm];
       this.activate = MLPS[config.mlp];
       this.limitsContext = config.position === "learned";

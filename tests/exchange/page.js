@@ -1,5 +1,5 @@
-// Runs the programs in an exported page without a browser: node page.js FILE.html, with a list of
-// calls [name, ...arguments] in JSON on the standard input, prints the list of results.
+// Runs the programs in an exported page without a browser: node page.js FILE.html CALLS.json prints
+// the results of a list of calls [name, ...arguments], in JSON.
 "use strict";
 
 const fs = require("node:fs");
@@ -25,6 +25,19 @@ const CALLS = {
   pieces(ids) {
     const stream = program.tokenizer.stream();
     return [...ids.map((id) => stream.add(id)), stream.end()];
+  },
+  // The characters that make one word with a letter, a number or a sign before them.
+  classes() {
+    const found = { letters: [], numbers: [], others: [] };
+    for (let code = 0; code < 0x110000; code++) {
+      if (code === 0xd800) code = 0xe000;
+      const character = String.fromCodePoint(code);
+      for (const [name, before] of [["letters", "a"], ["numbers", "1"], ["others", "="]]) {
+        const words = (before + character).match(program.tokenizer.pattern);
+        if (words.length === 1) found[name].push(code);
+      }
+    }
+    return found;
   },
   prompt: (messages) => program.template.prompt(program.tokenizer, messages),
   async write(prompt, settings) {
@@ -55,7 +68,7 @@ const CALLS = {
     return smallmindModel.choose(Float32Array.from(logits), settings, uniform, new Map(counts));
   },
   hash: (...words) => String(smallmindModel.hash64(...words)),
-  weights: (name) => Array.from(program.tensors.get(name)),
+  weights: (name) => Array.from(program.model.tensors.get(name)),
   async seconds(prompt, tokens) {
     const ids = program.tokenizer.encode(prompt);
     const begin = performance.now();
@@ -68,7 +81,7 @@ const CALLS = {
 
 async function main() {
   const results = [];
-  for (const [name, ...given] of JSON.parse(fs.readFileSync(0, "utf8"))) {
+  for (const [name, ...given] of JSON.parse(fs.readFileSync(process.argv[3], "utf8"))) {
     try {
       results.push(await CALLS[name](...given));
     } catch (error) {
