@@ -59,7 +59,7 @@ class HTML(Format):
         config, tokenizer = exported.model.config, exported.tokenizer
         _check_known(config, tokenizer)
         tensors = [
-            (spec.name, values, _type_of(spec.role, values.shape, type))
+            (spec.name, values, _type_of(values.shape, type))
             for spec in exported.model.flat.specs
             for values in [exported.model.parameters[spec.name]]
             for values in [values.T if spec.role in (Role.MATRIX, Role.HEAD) else values]
@@ -147,7 +147,7 @@ def _template(tokenizer: Tokenizer) -> dict[str, Any] | None:
     return {name: getattr(template, name) for name in names}
 
 
-def _type_of(role: Role, shape: tuple[int, ...], type: str) -> NumberType:
+def _type_of(shape: tuple[int, ...], type: str) -> NumberType:
     """Vectors keep float32, rows too short for blocks get 16 bits."""
     kind = NUMBER_TYPES["f32" if len(shape) == 1 else type]
     return kind if kind.fits(shape) else NUMBER_TYPES["f16"]
@@ -184,7 +184,7 @@ def _base64(tensors: Iterator[np.ndarray]) -> Iterator[bytes]:
 
 
 def content_policy(page: str) -> str:
-    """What the browser lets a page do: run its own scripts, in its own style, and no more."""
+    """The policy by which a browser runs a page's own scripts, in its own style, and no more."""
     sources: dict[str, list[str]] = {"script": [], "style": []}
     for kind, content in INLINE.findall(page):
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()

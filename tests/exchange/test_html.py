@@ -2,9 +2,7 @@
 
 import functools
 import json
-import re
 import shutil
-import unicodedata
 from html.parser import HTMLParser
 
 import numpy as np
@@ -13,7 +11,6 @@ import pytest
 import smallmind
 from smallmind import InputError, Tokenizer, TransformerModel, parts
 from smallmind.exchange.format import padded
-from smallmind.exchange.html import INLINE, PROGRAMS
 from smallmind.exchange.number_types import NUMBER_TYPES
 from smallmind.files import durable
 from smallmind.generation import Writer
@@ -28,7 +25,7 @@ from smallmind.text.stories import built_in_text
 from smallmind.text.templates import HEADERS, TEMPLATES, fit_template
 from tests.exchange import chat
 from tests.exchange.full import Full
-from tests.exchange.models import MODELS, TEXT, model_of, tokenizer_of
+from tests.exchange.models import MODELS, tokenizer_of
 from tests.programs import printed_by, refuses
 from tests.text import published
 
@@ -81,7 +78,7 @@ def page_of(tmp_path, model, tokenizer, **options):
 
 
 def asked(page, *calls):
-    """What the programs in a page answer to calls, each a name and its arguments."""
+    """The answers of the programs in a page to calls, each a name and its arguments."""
     given = tmp_file(page, calls)
     return json.loads(printed_by([NODE, f"{HERE}page.js", str(page), str(given)], timeout=100))
 
