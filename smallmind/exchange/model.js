@@ -656,13 +656,15 @@ const smallmindModel = (() => {
   const round = Math.fround;
 
   // Logits (V) -> the token that a draw in [0, 1) chooses, as in smallmind/sampling.py and in its
-  // number types. `counts`: token -> how often it was written, 0 for those of the prompt alone.
+  // types of numbers. `counts`: token -> how often it was written, 0 for those of the prompt alone.
   function choose(logits, settings, uniform, counts) {
     const { temperature = 0.8 } = settings;
+    if (!logits.every(Number.isFinite)) {
+      throw new Error("the model's logits are not finite: its weights are too large or damaged");
+    }
     const x = penalised(logits, settings, counts);
     let best = 0;
     for (let i = 0; i < x.length; i++) if (x[i] > x[best]) best = i;
-    if (!Number.isFinite(x[best])) throw new Error("the model's logits are not finite");
     if (temperature === 0) return best;
     const divisor = round(Math.max(temperature, 1e-30));
     const p = x.map((value) => Math.exp(round(round(value - x[best]) / divisor)));
@@ -814,15 +816,21 @@ const smallmindModel = (() => {
 
     // Writes after ids, token by token: yields {id, piece, logprob, entropy, top}, and at last
     // {piece, ended} with the rest of the text and why it ended. settings: those of
-    // GenerationConfig, and `top`, the number of likeliest tokens to tell of, if any.
+    // GenerationConfig; `top`, the number of likeliest tokens to tell of, if any; `begun`, the ids
+    // with which the text has begun, which are not repeated.
     async *write(ids, settings = {}, signal = null) {
-      const { max_tokens = 500, seed = 1337, stop = [], top } = settings;
+      const { max_tokens = 500, seed = 1337, stop = [], top, begun = [] } = settings;
       if (!ids.length) throw new Error("the prompt is empty; give at least one character");
       const text = new Text(this.tokenizer, this.ends, typeof stop === "string" ? [stop] : stop);
       const counts = new Map(ids.map((id) => [id, 0]));
-      const cache = this.model.cache(ids.length + max_tokens);
-      let next = ids.slice(-cache.length);
-      for (let i = 0; i < max_tokens && !text.ended; i++) {
+      for (const id of begun) {
+        counts.set(id, (counts.get(id) ?? 0) + 1);
+        text.stream.add(id);
+      }
+      let next = [...ids, ...begun];
+      const cache = this.model.cache(next.length + max_tokens);
+      next = next.slice(-cache.length);
+      for (let i = begun.length; i < begun.length + max_tokens && !text.ended; i++) {
         const all = await inSlices(this.model.decode(cache, next), signal);
         const logits = all.subarray(0, this.V);
         // Token i of a seed depends on these two, not on earlier draws.

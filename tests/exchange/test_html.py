@@ -1,5 +1,6 @@
 """Pages with a model inside: what they compute in JavaScript is what the model computes here."""
 
+import contextlib
 import functools
 import json
 import shutil
@@ -507,3 +508,69 @@ def test_names_and_tokens_do_not_become_html(tmp_path, hostile):
             [tokenizer.vocab_size - 1],
             tokenizer.encode(hostile, special=False).tolist(),
         ]
+
+
+# ---------------------------------------------------------------------------------- in a browser
+
+GENERATES = """async ([prompt, settings]) => {
+    const { program } = smallmindClient, frames = [];
+    const count = () => frames.push(requestAnimationFrame(count));
+    count();
+    let text = "";
+    for await (const { piece } of program.write(program.tokenizer.encode(prompt), settings))
+        text += piece;
+    return [text, frames.length];
+}"""
+REACHES_OUT = """async () => {
+    const script = document.createElement("script"), image = new Image();
+    script.textContent = "window.ran = true";
+    document.body.append(script, image);
+    document.body.insertAdjacentHTML("beforeend", "<p onclick='window.ran = true'></p>");
+    document.body.lastChild.click();
+    const failed = new Promise((resolve) => { image.onerror = () => resolve("no image"); });
+    image.src = "https://localhost:1/picture.png";
+    const found = await fetch("https://localhost:1/").catch(() => "no answer");
+    return [found, await failed, window.ran];
+}"""
+
+
+@contextlib.contextmanager
+def opened(path):
+    """A page in Chromium without a network -> it, and what it complained of."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or pytest.skip("needs Chromium")
+    complaints, requests = [], []
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_context(offline=True).new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: complaints.append(dialog.message))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(path.as_uri())
+        yield page, complaints
+        browser.close()
+    assert requests[0] == path.as_uri() and all("localhost:1/" in url for url in requests[1:])
+
+
+def test_a_browser_runs_a_page_from_disk(tmp_path):
+    tokenizer = tokenizer_for("bpe")
+    model = varied_model("default", tokenizer, block_size=64, n_embd=128)
+    path = page_of(tmp_path, model, tokenizer)
+    settings = {"max_tokens": 200, "temperature": 0}
+    with opened(path) as (page, complaints):
+        text, frames = page.evaluate(GENERATES, [PROMPT, settings])
+        assert text == written(model, tokenizer, PROMPT, **settings)
+        assert frames > 1  # it is drawn while it computes
+        assert complaints == []
+
+
+def test_a_page_reaches_nothing_and_runs_nothing_else(tmp_path):
+    hostile = "".join(HOSTILE)
+    tokenizer = Tokenizer("abc" + hostile).with_special([hostile])
+    path = page_of(tmp_path, varied_model("Llama", tokenizer), tokenizer, name=hostile)
+    with opened(path) as (page, complaints):
+        text, _ = page.evaluate(GENERATES, [hostile, {"max_tokens": 5}])
+        assert len(text) >= 5 and complaints == []
+        assert page.evaluate(REACHES_OUT) == ["no answer", "no image", None]
+        assert len(complaints) >= 4 and all("Security Policy" in text for text in complaints)
