@@ -430,4 +430,6 @@ def _logprobs(tokenizer: Tokenizer, tokens: Sequence[Token]) -> dict[str, Any]:
 
 
 def _json(event: Any) -> str:
-    return event if event == "[DONE]" else json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+    return (
+        event if event == "[DONE]" else json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+    )

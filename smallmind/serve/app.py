@@ -1,8 +1,5 @@
 """The application: the page, OpenAI's API and the page's own endpoints, behind one guard."""
 
-import base64
-import hashlib
-import re
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +10,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from smallmind import page
 from smallmind.serve.api import API, Limits
 from smallmind.serve.engine import Engine
 from smallmind.serve.errors import APIError, error_response
@@ -20,29 +18,7 @@ from smallmind.serve.facts import Facts
 from smallmind.serve.models import Models
 from smallmind.serve.security import COOKIE, POLICY, Guard
 
-HERE = Path(__file__).parent
-LINKED = {"/*STYLE*/": "page.css", "/*SCRIPT*/": "page.js"}  # placeholders in page.html
-
-
-def page() -> tuple[str, str]:
-    """The page in one document, and the policy that lets only its own style and script run."""
-    html = (HERE / "page.html").read_text(encoding="utf-8")
-    for placeholder, name in LINKED.items():
-        if placeholder in html:
-            html = html.replace(placeholder, (HERE / name).read_text(encoding="utf-8"))
-    policy = (
-        f"default-src 'none'; script-src {_hashes(html, 'script')}; "
-        f"style-src {_hashes(html, 'style')}; connect-src 'self'; img-src 'self' data:; "
-        "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
-    )
-    return html, policy
-
-
-def _hashes(html: str, tag: str) -> str:
-    """What a policy says of the elements of a page with this tag."""
-    found = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-    digests = [hashlib.sha256(text.encode()).digest() for text in found]
-    return " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests) or "'none'"
+OWN = "connect-src 'self'", "frame-src 'self'", "frame-ancestors 'self'"  # that the page may do
 
 
 def application(
@@ -64,7 +40,8 @@ def application(
     requests may wait for them. Requests have to be for one of `hosts` or this machine, and to have
     the token, if there is one.
     """
-    html, policy = page()
+    html = page.document()
+    policy = page.policy(html, *OWN)
     routes: list[Route] = []
 
     @asynccontextmanager

@@ -137,7 +137,7 @@ class Facts:
             **_row(view, self._model_ids()),
             "seconds": view.seconds,
             "left_seconds": left,
-            "loss": {
+            "curves": {
                 "train": _points(view.curves["loss"]),
                 "held_out": _points(view.curves["val_loss"]),
             },
