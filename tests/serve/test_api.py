@@ -1,0 +1,347 @@
+"""OpenAI's API, over HTTP: the same texts as without a server, whole or in events."""
+
+import asyncio
+import json
+import threading
+import time
+
+import pytest
+
+import smallmind
+from smallmind.chat import Chat
+from smallmind.generation import generate, generate_samples
+from smallmind.serve.api import Limits
+from smallmind.serve.engine import prompt_part
+from tests.serve.conftest import httpx, serving
+
+PROMPT = "The quick "
+
+
+def completed(client, **fields):
+    answer = client.post("/v1/completions", json={"model": "text", "prompt": PROMPT, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def events_of(client, path, **fields):
+    """The events of a stream, after a check of their form."""
+    with client.stream("POST", path, json={**fields, "stream": True}) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in answer.iter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines) and lines[-1] == "data: [DONE]"
+    return [json.loads(line[6:]) for line in lines[:-1]]
+
+
+def test_models_are_listed_and_described(client):
+    listed = client.get("/v1/models").json()
+    assert [model["id"] for model in listed["data"]] == ["text", "chat"]
+    assert client.get("/v1/models/chat").json()["object"] == "model"
+    state = client.get("/api/state").json()
+    assert [model["kind"] for model in state["models"]] == ["completion", "chat"]
+    assert state["models"][0]["block_size"] == 64
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"seed": 3}, {"seed": 4, "top_k": 5}])
+def test_a_completion_is_what_generate_writes(client, models, settings):
+    found = completed(client, max_tokens=90, **settings)  # past the context
+    expected = generate(*smallmind.load(models[0]), PROMPT, max_tokens=90, **settings)
+    assert PROMPT + found["choices"][0]["text"] == expected
+    assert found["usage"] == {"prompt_tokens": 10, "completion_tokens": 90, "total_tokens": 100}
+    assert found["choices"][0]["finish_reason"] == "length"
+
+
+def test_events_are_pieces_of_the_same_texts(client):
+    fields = {"model": "text", "prompt": PROMPT, "max_tokens": 40, "seed": 7, "n": 3}
+    whole = client.post("/v1/completions", json={**fields, "logprobs": 2}).json()
+    options = {"include_usage": True}
+    events = events_of(client, "/v1/completions", **fields, logprobs=2, stream_options=options)
+    assert events[-1]["choices"] == [] and events[-1]["usage"] == whole["usage"]
+    for choice in whole["choices"]:
+        own = [e["choices"][0] for e in events[:-1] if e["choices"][0]["index"] == choice["index"]]
+        assert "".join(each["text"] for each in own) == choice["text"]
+        ids = [token for each in own for token in each["logprobs"]["ids"]]
+        assert ids == choice["logprobs"]["ids"] and len(ids) == 40
+        assert [each["finish_reason"] for each in own] == [None] * (len(own) - 1) + ["length"]
+
+
+def test_several_answers_have_seeds_one_after_another(client, models):
+    found = completed(client, max_tokens=20, seed=11, n=3)
+    expected = generate_samples(*smallmind.load(models[0]), PROMPT, 3, max_tokens=20, seed=11)
+    assert [each["text"] for each in found["choices"]] == [each.text for each in expected]
+
+
+def test_the_same_seed_gives_the_same_text_whoever_else_is_served(address):
+    alone = {}
+
+    def ask(seed, kept):
+        with httpx.Client(base_url=address, timeout=60) as client:
+            time.sleep(0.01 * (seed % 5))
+            prompt = PROMPT * (1 + seed % 4)
+            kept[seed] = completed(client, prompt=prompt, seed=seed, max_tokens=30 + seed)
+
+    for seed in range(9):
+        ask(seed, alone)
+    together = {}
+    threads = [threading.Thread(target=ask, args=(seed, together)) for seed in range(9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for seed in range(9):
+        assert together[seed]["choices"] == alone[seed]["choices"]
+
+
+def test_a_chat_answers_as_chat_does(client, models):
+    settings = {"seed": 5, "max_tokens": 30, "temperature": 0.7}
+    chat = Chat(*smallmind.load(models[1]), system="Be quick.", **settings)
+    messages = [{"role": "system", "content": "Be quick."}]
+    for question in ("The fox?", "The dog?"):
+        messages.append({"role": "user", "content": question})
+        fields = {"model": "chat", "messages": messages, **settings}
+        answer = client.post("/v1/chat/completions", json=fields).json()["choices"][0]["message"]
+        assert answer["role"] == "assistant" and answer["content"] == chat.say(question)
+        messages.append(answer)
+
+
+def test_probabilities_come_with_tokens_numbers_and_entropy(client):
+    fields = {"model": "chat", "messages": [{"role": "user", "content": "fox"}]}
+    more = {"logprobs": True, "top_logprobs": 3, "max_tokens": 6, "temperature": 0}
+    found = client.post("/v1/chat/completions", json=fields | more).json()["choices"][0]
+    content = found["logprobs"]["content"]
+    for token in content:
+        assert token["logprob"] == token["top_logprobs"][0]["logprob"] <= 0 <= token["entropy"]
+        assert token["id"] == token["top_logprobs"][0]["id"] and len(token["top_logprobs"]) == 3
+    assert "".join(token["token"] for token in content).startswith(found["message"]["content"])
+
+
+def test_an_answer_can_be_continued_from_any_token(client):
+    whole = completed(client, max_tokens=20, seed=9, logprobs=0)["choices"][0]
+    begun, rest = whole["logprobs"]["ids"][:8], whole["logprobs"]["tokens"][8:]
+    again = completed(client, max_tokens=12, seed=9, prefix_tokens=begun)["choices"][0]
+    assert again["text"] == "".join(rest)
+
+
+def test_a_text_ends_before_a_stop_string(client):
+    text = completed(client, max_tokens=40, seed=2)["choices"][0]["text"]
+    stop = text[10:12]
+    found = completed(client, max_tokens=40, seed=2, stop=["zzzz", stop])["choices"][0]
+    assert found["text"] == text[: text.index(stop)] and found["finish_reason"] == "stop"
+
+
+def test_prompts_may_be_texts_or_tokens(client, models):
+    tokenizer = smallmind.load(models[0])[1]
+    texts = ["The fox", "A dog", "QA"]
+    ids = [tokenizer.encode(text).tolist() for text in texts]
+    expected = [completed(client, prompt=text, temperature=0)["choices"][0] for text in texts]
+    for prompt in (texts, ids):
+        found = completed(client, prompt=prompt, temperature=0)["choices"]
+        assert [each["text"] for each in found] == [each["text"] for each in expected]
+        assert [each["index"] for each in found] == [0, 1, 2]
+    one = completed(client, prompt=ids[0], temperature=0)["choices"]
+    assert one[0]["text"] == expected[0]["text"]
+
+
+WRONG = [
+    ({"model": "none"}, 404, "model", "does not exist"),
+    ({"model": None}, 400, "model", "missing"),
+    ({"temperature": -1}, 400, "temperature", "temperature=-1.0"),
+    ({"temperature": "hot"}, 400, "temperature", "must be a number"),
+    ({"top_p": 2}, 400, "top_p", "top_p=2.0"),
+    ({"max_tokens": 10**9}, 400, "max_tokens", "from 0 to 4096"),
+    ({"max_tokens": 1.5}, 400, "max_tokens", "a whole number"),
+    ({"n": 5}, 400, "n", "from 1 to 4"),
+    ({"n": True}, 400, "n", "a whole number"),
+    ({"stop": [""]}, 400, "stop", "one character"),
+    ({"stop": ["a"] * 17}, 400, "stop", "at most 16"),
+    ({"logprobs": 21}, 400, "logprobs", "from 0 to 20"),
+    ({"prompt": "☃"}, 400, "prompt", "☃"),
+    ({"prompt": [1, 10**6]}, 400, "prompt", "tokens from 0"),
+    ({"prompt": {"a": 1}}, 400, "prompt", "must be a text"),
+    ({"prefix_tokens": [-1]}, 400, "prefix_tokens", "tokens from 0"),
+    ({"stream": "yes"}, 400, "stream", "true or false"),
+    ({"suffix": "x"}, 400, "suffix", "not supported"),
+    ({"seed": "a"}, 400, "seed", "a whole number"),
+]
+
+
+@pytest.mark.parametrize(("fields", "status", "param", "message"), WRONG)
+def test_a_wrong_field_is_refused_in_the_form_of_the_api(client, fields, status, param, message):
+    answer = client.post("/v1/completions", json={"model": "text", "prompt": "fox", **fields})
+    error = answer.json()["error"]
+    assert answer.status_code == status and error["param"] == param and message in error["message"]
+    assert error["type"] == "invalid_request_error" and "\n" not in error["message"]
+
+
+MESSAGES = [
+    ([], "a turn of the user"),
+    ("hello", "must be a list"),
+    ([{"role": "wizard", "content": "x"}], "must be one of"),
+    ([{"role": "user"}], "must be a string"),
+    ([{"role": "user", "content": [{"type": "image_url"}]}], "parts of text only"),
+    (["x"], "must be an object"),
+    ([{"role": "user", "content": "fox " * 100}], "make it shorter"),
+]
+
+
+@pytest.mark.parametrize(("messages", "message"), MESSAGES)
+def test_wrong_messages_are_refused(client, messages, message):
+    fields = {"model": "chat", "messages": messages}
+    answer = client.post("/v1/chat/completions", json=fields)
+    assert answer.status_code == 400 and message in answer.json()["error"]["message"]
+
+
+def test_a_model_without_a_template_says_what_to_use_instead(client):
+    fields = {"model": "text", "messages": [{"role": "user", "content": "fox"}]}
+    answer = client.post("/v1/chat/completions", json=fields)
+    assert answer.status_code == 400 and "/v1/completions" in answer.json()["error"]["message"]
+
+
+BODIES = [b"", b"{", b"[1]", b'{"a": NaN}', b"[" * 100_000, b"\xff\xfe", b'{"model": "text"']
+
+
+@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
+def test_what_is_not_a_json_object_is_refused(client, body):
+    answer = client.post("/v1/completions", content=body)
+    assert answer.status_code == 400 and answer.json()["error"]["message"].startswith("the body")
+
+
+def test_a_body_that_is_too_large_is_refused(client):
+    answer = client.post("/v1/completions", content=b" " * (5 * 2**20))
+    assert answer.status_code == 413
+
+
+def wait_for(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def line_of(app):
+    """The requests of the only model that is loaded."""
+    models = app.app.state.api.models
+    (line,) = (entry.loaded.line for entry in models.entries() if entry.loaded)
+    return line
+
+
+def endless(address, **fields):
+    """A stream that takes long."""
+    body = {"model": "text", "prompt": "fox", "max_tokens": 4096, "stream": True, **fields}
+    return httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60)
+
+
+def test_a_client_that_leaves_frees_its_slot(models):
+    with serving(models[:1], slots=1) as (address, app):
+        with endless(address) as answer:
+            next(answer.iter_lines())
+            assert len(line_of(app).served) == 1
+        wait_for(lambda: line_of(app).is_idle and line_of(app).decoder.free == 1)
+
+
+def test_requests_wait_for_a_slot_and_only_so_many(models):
+    with serving(models[:1], slots=1, waiting=1) as (address, app), endless(address) as answer:
+        next(answer.iter_lines())
+        with httpx.Client(base_url=address, timeout=60) as client:
+            found = {}
+
+            def ask():
+                found.update(completed(client, max_tokens=3, seed=1))
+
+            waiting = threading.Thread(target=ask)
+            waiting.start()
+            wait_for(lambda: len(line_of(app).waiting) == 1)
+            refused = httpx.post(f"{address}/v1/completions", json={"model": "text"})
+            assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+            answer.close()
+            waiting.join(30)
+            assert found["usage"]["completion_tokens"] == 3
+
+
+def test_an_answer_that_takes_too_long_ends(models):
+    limits = Limits(seconds=0.3)
+    with (
+        serving(models[:1], limits=limits) as (address, app),
+        httpx.Client(base_url=address, timeout=60) as client,
+    ):
+        # The model is slowed down: the limit is reached on any machine.
+        completed(client, max_tokens=1)
+        step = line_of(app).decoder.step
+        line_of(app).decoder.step = lambda: time.sleep(0.05) or step()
+        answer = client.post("/v1/completions", json={"model": "text", "max_tokens": 4096})
+        assert answer.status_code == 408
+        events = events_of(client, "/v1/completions", model="text", max_tokens=4096)
+        assert "longer" in events[-1]["error"]["message"]
+        wait_for(lambda: line_of(app).is_idle)
+
+
+def test_a_failure_of_the_model_ends_its_answers_and_not_the_server(models):
+    with (
+        serving(models[:1]) as (address, app),
+        httpx.Client(base_url=address, timeout=60) as client,
+    ):
+        completed(client, max_tokens=1)
+        decoder = line_of(app).decoder
+        step, decoder.step = decoder.step, lambda: 1 / 0
+        answer = client.post("/v1/completions", json={"model": "text", "max_tokens": 5})
+        assert answer.status_code == 500 and "division" in answer.json()["error"]["message"]
+        decoder.step = step
+        assert completed(client, max_tokens=5)["usage"]["completion_tokens"] == 5
+
+
+def test_a_text_is_inspected_token_by_token(client, models):
+    model, tokenizer = smallmind.load(models[0])
+    found = client.post("/api/inspect", json={"model": "text", "text": PROMPT, "top": 4}).json()
+    ids = tokenizer.encode(PROMPT)
+    losses = model.losses(ids[None, :-1], ids[None, 1:])[0]
+    assert [token["id"] for token in found["tokens"]] == ids.tolist()
+    assert found["tokens"][0]["logprob"] is None
+    for token, loss in zip(found["tokens"][1:], losses, strict=True):
+        assert token["logprob"] == pytest.approx(-loss, abs=1e-4) and len(token["top"]) == 4
+    assert found["loss"] == pytest.approx(losses.mean(), abs=1e-4)
+    fields = {"model": "text", "ids": ids.tolist(), "layer": 1, "head": 2}
+    weights = client.post("/api/attention", json=fields).json()["weights"]
+    assert [len(row) for row in weights] == list(range(1, len(ids) + 1))
+    assert all(sum(row) == pytest.approx(1, abs=0.01) for row in weights)
+
+
+def test_a_text_longer_than_the_context_is_not_inspected(client):
+    answer = client.post("/api/inspect", json={"model": "text", "text": PROMPT * 10})
+    assert answer.status_code == 400 and "64" in answer.json()["error"]["message"]
+
+
+def test_parts_of_prompts_depend_on_the_model_alone():
+    assert [prompt_part(n) for n in (1000, 10**7, 6 * 10**8)] == [512, 64, 16]
+
+
+def test_the_openai_package_works_unchanged(address):
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == ["text", "chat"]
+        completion = client.completions.create(
+            model="text", prompt=PROMPT, max_tokens=9, seed=1, logprobs=2
+        )
+        assert completion.usage.completion_tokens == 9
+        assert len(completion.choices[0].logprobs.tokens) == 9
+        messages = [{"role": "user", "content": "The fox?"}]
+        fields = {"model": "chat", "messages": messages, "max_tokens": 9, "seed": 1}
+        chat = client.chat.completions.create(**fields, logprobs=True, top_logprobs=2)
+        assert chat.choices[0].logprobs.content[0].top_logprobs
+        pieces = [
+            part.choices[0].delta.content or ""
+            for part in client.chat.completions.create(**fields, stream=True)
+        ]
+        assert "".join(pieces) == chat.choices[0].message.content
+        with pytest.raises(openai.NotFoundError, match="does not exist"):
+            client.completions.create(model="gpt-4", prompt="x")
+        with pytest.raises(openai.BadRequestError, match="temperature"):
+            client.completions.create(model="text", prompt="fox", temperature=-1)
+
+    async def together():
+        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as client:
+            return await asyncio.gather(
+                *(client.chat.completions.create(**fields) for _ in range(6))
+            )
+
+    for found in asyncio.run(together()):
+        assert found.choices[0].message.content == chat.choices[0].message.content

@@ -1,0 +1,178 @@
+"""Attacks on a server on one's own machine, and what comes back."""
+
+import http.client
+import json
+import socket
+
+import pytest
+
+from tests.serve.conftest import httpx, saved_model, serving
+
+BODY = {"model": "text", "prompt": "fox", "max_tokens": 2}
+
+
+def status(address, method="GET", path="/v1/models", headers=None, body=None):
+    """The status that a request gets with exactly these headers."""
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=20)
+    given = {"Host": address.removeprefix("http://"), **(headers or {})}
+    connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+    content = b"" if body is None else json.dumps(body).encode()
+    for name, value in given.items():
+        if value is not None:
+            connection.putheader(name, value)
+    connection.putheader("Content-Length", str(len(content)))
+    connection.endheaders(content)
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer.status
+
+
+ATTACKS = [
+    ("a name of another site that leads here", {"Host": "evil.example"}, 403),
+    ("with the right port", {"Host": "evil.example:8000"}, 403),
+    ("a name that begins like this machine's", {"Host": "localhost.evil.example"}, 403),
+    ("a name that ends like it", {"Host": "evil-localhost"}, 403),
+    ("no name", {"Host": None}, 400),
+    ("an empty name", {"Host": ""}, 403),
+    ("a page elsewhere", {"Origin": "https://evil.example"}, 403),
+    ("a page in a file or a frame", {"Origin": "null"}, 403),
+    ("another port of this machine", {"Origin": "http://127.0.0.1:1"}, 403),
+    ("a name before an at sign", {"Origin": "http://127.0.0.1@evil.example"}, 403),
+    ("an image elsewhere", {"Sec-Fetch-Site": "cross-site"}, 403),
+    ("a page of a neighbour", {"Sec-Fetch-Site": "same-site"}, 403),
+]
+
+
+@pytest.mark.parametrize(("attack", "headers", "expected"), ATTACKS, ids=[a[0] for a in ATTACKS])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_requests_of_other_sites_are_refused(address, attack, headers, expected, method):
+    paths = {"GET": "/api/state", "POST": "/v1/completions"}
+    body = BODY if method == "POST" else None
+    more = {"Content-Type": "text/plain"} if method == "POST" else {}  # asks no permission before
+    assert status(address, method, paths[method], {**headers, **more}, body) == expected
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "LOCALHOST:9", "[::1]:8000"])
+def test_requests_by_names_of_this_machine_are_answered(address, host):
+    assert status(address, headers={"Host": host}) == 200
+
+
+def test_the_page_itself_and_programs_are_answered(address):
+    own = {"Origin": address, "Sec-Fetch-Site": "same-origin"}
+    assert status(address, "POST", "/v1/completions", own, BODY) == 200
+    assert status(address, "POST", "/v1/completions", None, BODY) == 200
+
+
+def test_browsers_are_not_told_that_other_sites_may(address):
+    headers = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    answer = httpx.options(f"{address}/v1/completions", headers=headers)
+    assert answer.status_code == 403
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_a_token_is_asked_for_and_compared(models):
+    with serving(models[:1], token="s3cret") as (address, _):
+
+        def found(**headers):
+            return status(address, headers=headers)
+
+        assert status(address, path="/") == 200  # the page, which asks for it
+        assert found() == found(Authorization="Bearer wrong") == 401
+        assert found(Authorization="Basic s3cret") == found(Authorization="Bearer ") == 401
+        assert found(Authorization="Bearer s3crets") == found(Authorization="Bearer S3CRET") == 401
+        assert found(Authorization="Bearer s3crét".encode().decode("latin-1")) == 401
+        assert status(address, path="/v1/models?token=s3cret") == 401
+        assert status(address, path="/api/state?#token=s3cret") == 401
+        assert found(Cookie="smallmind_token=wrong") == found(Cookie="a=\x7f;;=") == 401
+        assert found(Authorization="Bearer s3cret") == 200
+        with httpx.Client(base_url=address) as client:
+            login = client.post("/api/session", headers={"Authorization": "Bearer s3cret"})
+            cookie = login.headers["set-cookie"].lower()
+            assert login.status_code == 204 and "httponly" in cookie and "samesite=strict" in cookie
+            assert client.get("/v1/models").status_code == 200
+        assert httpx.post(f"{address}/api/session").status_code == 401
+
+
+PATHS = [
+    "/api/runs/../../etc/passwd",
+    "/api/runs/..%2f..%2fetc%2fpasswd",
+    "/api/runs/%2e%2e/report",
+    "/api/runs/%00/report",
+    "/v1/models/..%2F..%2Fetc",
+    "/page.js",
+    "/../pyproject.toml",
+    "//evil.example/",
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_paths_lead_to_nothing_else(address, path):
+    assert status(address, path=path) == 404
+
+
+def test_answers_are_never_taken_for_pages(address):
+    hostile = "<script>alert(1)</script>"
+    answers = [
+        httpx.get(f"{address}/v1/models/{hostile}"),
+        httpx.post(f"{address}/v1/completions", json={"model": hostile}),
+        httpx.get(f"{address}/{hostile}"),
+        httpx.post(f"{address}/v1/completions", content=hostile),
+    ]
+    for answer in answers:
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+
+
+def test_the_policy_of_the_page_lets_only_its_own_script_run(address):
+    answer = httpx.get(f"{address}/")
+    policy = answer.headers["content-security-policy"]
+    assert "unsafe" not in policy and "http" not in policy and "*" not in policy
+    assert policy.count("'sha256-") == 2 and "connect-src 'self'" in policy
+    text = answer.text
+    assert (
+        " style=" not in text and " onclick=" not in text and "//" not in text.split("<script>")[0]
+    )
+    assert "innerHTML" not in text and "insertAdjacentHTML" not in text and "eval(" not in text
+
+
+def test_names_of_models_are_text(tmp_path):
+    path = saved_model(tmp_path / "<img src=x onerror=alert(1)>.safetensors")
+    with serving([path]) as (address, _), httpx.Client(base_url=address) as client:
+        state = client.get("/api/state")
+        assert state.headers["content-type"] == "application/json"
+        assert state.json()["models"][0]["id"] == path.stem
+
+
+def raw(address, request):
+    """What comes back when these bytes are sent."""
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(request)
+        connection.shutdown(socket.SHUT_WR)
+        found = b""
+        while part := connection.recv(65536):
+            found += part
+    return found
+
+
+GARBAGE = [
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n{",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n{}",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n",
+    b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: evil\r\n\r\n",
+    b"A" * 100_000,
+]
+
+
+@pytest.mark.parametrize("request_bytes", GARBAGE, ids=range(len(GARBAGE)))
+def test_garbage_gets_no_answer_of_a_model_and_the_server_goes_on(address, request_bytes):
+    answer = raw(address, request_bytes)
+    assert b'"choices"' not in answer and b"101 Switching" not in answer
+    assert status(address) == 200
