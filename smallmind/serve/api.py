@@ -160,7 +160,7 @@ class API:
     def _conversation(
         self, fields: Fields, loaded: Loaded, config: GenerationConfig
     ) -> tuple[list[np.ndarray], GenerationConfig, str]:
-        """What a model is asked by messages; its settings, and how its answers begin."""
+        """Messages -> the prompt, the settings, and how an answer begins."""
         if loaded.template is None:
             raise APIError(
                 400,

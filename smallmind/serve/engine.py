@@ -173,7 +173,10 @@ class Engine:
             self._drop(line)
         for request in news:
             request._is_done = request.has_ended
-        line.served = [request for request in line.served if not request.has_ended]
+        # One that was cancelled meanwhile has slots: `_drop` frees them.
+        line.served = [
+            request for request in line.served if request.is_cancelled or not request.has_ended
+        ]
         return news
 
     def _drop(self, line: Line) -> list[Request]:

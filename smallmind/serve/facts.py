@@ -192,7 +192,7 @@ def _inspected(loaded: Loaded, ids: np.ndarray, top: int) -> dict[str, Any]:
 
 
 def _model(entry: Entry) -> dict[str, Any]:
-    """What the page shows of a model, which need not be loaded."""
+    """Returns the facts that the page shows of a model, which need not be loaded."""
     facts: dict[str, Any] = {
         **{"id": entry.id, "name": entry.id, "run": entry.path.name if entry.is_run else None},
         **{"loaded": entry.loaded is not None, "error": None},

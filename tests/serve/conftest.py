@@ -14,7 +14,7 @@ pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
 httpx = pytest.importorskip("httpx")
 
-TEXT = "The quick brown fox jumps over the lazy dog. Be QA:?\n"
+TEXT = "The quick brown fox jumps over the lazy dog. Be QA:? <|_>\n"
 
 
 def saved_model(path, chat=False, block_size=64):

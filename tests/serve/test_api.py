@@ -98,7 +98,9 @@ def test_a_chat_answers_as_chat_does(client, models):
     for question in ("The fox?", "The dog?"):
         messages.append({"role": "user", "content": question})
         fields = {"model": "chat", "messages": messages, **settings}
-        answer = client.post("/v1/chat/completions", json=fields).json()["choices"][0]["message"]
+        answer = client.post("/v1/chat/completions", json=fields)
+        assert answer.status_code == 200, answer.text
+        answer = answer.json()["choices"][0]["message"]
         assert answer["role"] == "assistant" and answer["content"] == chat.say(question)
         messages.append(answer)
 
@@ -224,6 +226,14 @@ def line_of(app):
     return line
 
 
+def slow_down(address, app):
+    """Makes every step of the only model take longer: on any machine it is still writing."""
+    httpx.post(f"{address}/v1/completions", json={"model": "text", "max_tokens": 1})
+    decoder = line_of(app).decoder
+    step = decoder.step
+    decoder.step = lambda: time.sleep(0.03) or step()
+
+
 def endless(address, **fields):
     """A stream that takes long."""
     body = {"model": "text", "prompt": "fox", "max_tokens": 4096, "stream": True, **fields}
@@ -232,6 +242,7 @@ def endless(address, **fields):
 
 def test_a_client_that_leaves_frees_its_slot(models):
     with serving(models[:1], slots=1) as (address, app):
+        slow_down(address, app)
         with endless(address) as answer:
             next(answer.iter_lines())
             assert len(line_of(app).served) == 1
@@ -239,9 +250,13 @@ def test_a_client_that_leaves_frees_its_slot(models):
 
 
 def test_requests_wait_for_a_slot_and_only_so_many(models):
-    with serving(models[:1], slots=1, waiting=1) as (address, app), endless(address) as answer:
-        next(answer.iter_lines())
-        with httpx.Client(base_url=address, timeout=60) as client:
+    with (
+        serving(models[:1], slots=1, waiting=1) as (address, app),
+        httpx.Client(base_url=address, timeout=60) as client,
+    ):
+        slow_down(address, app)
+        with endless(address) as answer:
+            next(answer.iter_lines())
             found = {}
 
             def ask():
@@ -264,10 +279,7 @@ def test_an_answer_that_takes_too_long_ends(models):
         serving(models[:1], limits=limits) as (address, app),
         httpx.Client(base_url=address, timeout=60) as client,
     ):
-        # The model is slowed down: the limit is reached on any machine.
-        completed(client, max_tokens=1)
-        step = line_of(app).decoder.step
-        line_of(app).decoder.step = lambda: time.sleep(0.05) or step()
+        slow_down(address, app)
         answer = client.post("/v1/completions", json={"model": "text", "max_tokens": 4096})
         assert answer.status_code == 408
         events = events_of(client, "/v1/completions", model="text", max_tokens=4096)
