@@ -1,9 +1,9 @@
 """Learning from pairs of a better and a worse answer: DPO (Rafailov et al. 2023)."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.nn.transformer import TransformerModel
@@ -27,12 +27,12 @@ class Preferences:
     it is now. Only its log-probabilities are kept, so the same model may learn afterwards. `beta`
     is how much it costs to move away from the reference.
 
-        pairs = encode_pairs(tokenizer, [("2 + 2 = ", "4", "5"), ...])
-        preferences = Preferences(model, pairs)
-        loss = preferences.loss_and_gradients(model)
+        pairs = [("2 + 2 = ", "4", "5"), ...]  # prompt, chosen, rejected
+        preferences = smallmind.Preferences.of_texts(model, tokenizer, pairs)
+        loss = preferences.loss_and_gradients(model)  # of all; then optimizer.step()
 
-    `pairs` are windows of N chosen answers and then of the N rejected ones; weights are 1 for the
-    tokens of answers. InputError if it is anything else.
+    `pairs` are windows of N chosen answers and then of the N rejected ones, with weights of 1 for
+    the tokens of answers, as `encode_pairs` makes them. InputError if it is anything else.
     """
 
     def __init__(self, reference: TransformerModel, pairs: Batch, beta: float = 0.1) -> None:
@@ -48,6 +48,17 @@ class Preferences:
         self.pairs, self.beta = pairs, float(beta)
         self._reference = _log_probabilities(reference, pairs)
 
+    @classmethod
+    def of_texts(
+        cls,
+        reference: TransformerModel,
+        tokenizer: Tokenizer,
+        pairs: Iterable[Sequence[str]],
+        beta: float = 0.1,
+    ) -> "Preferences":
+        """Pairs of texts, (prompt, chosen, rejected) each; see `encode_pairs`."""
+        return cls(reference, encode_pairs(tokenizer, pairs), beta)
+
     def __len__(self) -> int:
         """The number of pairs."""
         return len(self.pairs.ids) // 2
@@ -55,15 +66,15 @@ class Preferences:
     def __repr__(self) -> str:
         return f"<Preferences: {len(self):,} pairs, beta={self.beta:g}>"
 
-    def margins(self, model: TransformerModel, which: Any = slice(None)) -> np.ndarray:
+    def margins(self, model: TransformerModel, which: ArrayLike | None = None) -> np.ndarray:
         """The margin of each pair (N,), above 0 where the model has moved the right way.
 
-        `which` are the numbers of some pairs, or a slice.
+        `which` are the numbers of some pairs, from 0; None: all.
         """
         return self._margins(model, *self._part(which))
 
     def loss_and_gradients(
-        self, model: TransformerModel, which: Any = slice(None), scale: float = 1.0
+        self, model: TransformerModel, which: ArrayLike | None = None, scale: float = 1.0
     ) -> float:
         """The mean loss of all pairs or of some; adds the gradient of scale times it.
 
@@ -84,12 +95,14 @@ class Preferences:
         model.loss_and_gradients(part.ids, part.targets, scale, at, weights=weights, divisor=N)
         return float(np.logaddexp(0, -margins).mean())
 
-    def _part(self, which: Any) -> tuple[Batch, np.ndarray]:
+    def _part(self, which: ArrayLike | None) -> tuple[Batch, np.ndarray]:
         """Some pairs as a batch of their own, and the reference's log-probabilities of it."""
-        chosen = np.arange(len(self))[which]
-        if not chosen.size:
-            raise InputError("which names no pair")
-        rows = np.concatenate([chosen, chosen + len(self)])
+        N = len(self)
+        chosen = np.arange(N) if which is None else np.asarray(which)
+        are_numbers = chosen.ndim == 1 and chosen.size and chosen.dtype.kind in "iu"
+        if not (are_numbers and chosen.min() >= 0 and chosen.max() < N):
+            raise InputError(f"which must be numbers of pairs, from 0 to {N - 1}, at least one")
+        rows = np.concatenate([chosen, chosen + N])
         ids, targets, starts, weights, *_ = self.pairs
         assert weights is not None
         return Batch(ids[rows], targets[rows], starts[rows], weights[rows]), self._reference[rows]
@@ -99,18 +112,20 @@ class Preferences:
         return self.beta * (chosen - rejected)
 
 
-def encode_pairs(tokenizer: Tokenizer, pairs: Iterable[tuple[str, str, str]]) -> Batch:
+def encode_pairs(tokenizer: Tokenizer, pairs: Iterable[Sequence[str]]) -> Batch:
     """(prompt, chosen, rejected) of each pair -> windows of the chosen answers, then the others.
 
     If the tokenizer has a template, a prompt is what the user says, and an answer is the
     assistant's, with the token that ends its turn. Otherwise an answer follows its prompt, and ends
     with `<|endoftext|>` if the tokenizer has it. InputError if there is no pair, or an empty text.
     """
-    given = [[check_type("a text", text, str) for text in pair] for pair in pairs]
+    check_type("tokenizer", tokenizer, Tokenizer)
+    given = list(check_type("pairs", pairs, Iterable))
     if not given:
         raise InputError("there are no pairs; give at least one (prompt, chosen, rejected)")
     for place, texts in enumerate(given):
-        if len(texts) != 3 or not all(texts):
+        is_pair = isinstance(texts, tuple | list) and len(texts) == 3
+        if not (is_pair and all(isinstance(text, str) and text for text in texts)):
             raise InputError(f"pair {place} must be three texts: prompt, chosen, rejected")
     asked = [(prompt, answer) for i in (1, 2) for prompt, answer in ((p[0], p[i]) for p in given)]
     template = format_of(tokenizer)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from smallmind import AdamW, InputError, Tokenizer, TransformerModel
+from smallmind import AdamW, InputError, Preferences, Tokenizer, TransformerModel
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.text.dataset import Batch
 from smallmind.text.templates import fit_template
-from smallmind.training.preferences import Preferences, encode_pairs
+from smallmind.training.preferences import encode_pairs
 
 V, T, N, BETA = 11, 12, 5, 0.3
 
@@ -40,15 +40,15 @@ def log_probabilities(logits, targets, weights):
     return (weights * chosen[..., 0]).sum(axis=-1)
 
 
-def formula(model, reference, which=slice(None)):
+def formula(model, reference, which=None):
     """The loss as Rafailov et al. write it."""
     ids, targets, _, weights, *_ = pairs()
     p, q = (log_probabilities(m.forward(ids), targets, weights) for m in (model, reference))
     margins = BETA * ((p[:N] - q[:N]) - (p[N:] - q[N:]))
-    return -np.log(1 / (1 + np.exp(-margins[which]))).mean()
+    return -np.log(1 / (1 + np.exp(-margins[slice(None) if which is None else which]))).mean()
 
 
-@pytest.mark.parametrize("which", [slice(None), [3, 0], [2, 2]], ids=str)
+@pytest.mark.parametrize("which", [None, [3, 0], [2, 2]], ids=str)
 @pytest.mark.parametrize("arch", ["gpt2", "modern"])
 def test_loss_and_gradients_are_those_of_the_formula(arch, which):
     model, reference = (make(seed, arch, backend="numpy", dtype=np.float64) for seed in (1, 2))
@@ -147,7 +147,9 @@ def test_texts_become_windows_of_chosen_answers_and_then_of_the_others():
         assert tokenizer.decode(np.array(whole)) == prompt + answer
     assert batch.ids.shape == (4, len("10-3=13") - 1)
     model = TransformerModel(tokenizer.vocab_size, 64, 16, 2, 2)
-    assert len(Preferences(model, batch)) == 2
+    found = Preferences.of_texts(model, tokenizer, TEXTS, beta=0.5)
+    assert len(found) == 2 and found.beta == 0.5
+    assert found.pairs.ids.tolist() == batch.ids.tolist()
 
 
 def test_answers_end_where_the_tokenizer_ends_a_text():
@@ -184,7 +186,8 @@ def test_wrong_arguments_are_refused():
         (lambda: Preferences(model, batch._replace(weights=None)), "encode_pairs makes them"),
         (lambda: Preferences(model, batch.part(slice(3))), "as many of the rejected ones"),
         (lambda: Preferences(model, batch, 0.0), "beta=0.0 must be above 0"),
-        (lambda: Preferences(model, batch).margins(model, []), "names no pair"),
+        (lambda: Preferences(model, batch).margins(model, [5]), "numbers of pairs, from 0 to 4"),
+        (lambda: Preferences(model, batch).margins(model, []), "at least one"),
     ):
         with pytest.raises(InputError, match=words):
             wrong()
