@@ -1,6 +1,6 @@
 """Measures tokens per second, beside installed rivals: python -m bench generate.
 
-Rivals are transformers and llama.cpp.
+Rivals are transformers and llama.cpp, and with playwright our own page in Chromium.
 
 Random weights. Ours decodes in this process; each peer in one of its own, from an export of the
 same model, all in turn. A token reads every weight once: the share of the memory's bandwidth is
@@ -62,7 +62,31 @@ request = urllib.request.Request(
 with urllib.request.urlopen(request, timeout=120) as answer:
     print(json.dumps(json.load(answer)["timings"]["predicted_per_token_ms"] / 1000))
 """
-PEERS = {"transformers": (TRANSFORMERS, "hf"), "xllamacpp": (LLAMA_CPP, "gguf")}
+# A page computes on one thread.
+CHROMIUM = """
+import json, shutil, sys
+from playwright.sync_api import sync_playwright
+path, prompt, count = sys.argv[1], *map(int, sys.argv[3:])
+script = '''async ([prompt, max_tokens]) => {
+    const { program } = smallmindClient, times = [];
+    for await (const _ of program.write(Array(prompt).fill(0), { max_tokens, temperature: 0 }))
+        times.push(performance.now());
+    return times;
+}'''
+with sync_playwright() as play:
+    where = shutil.which("chromium")
+    browser = play.chromium.launch(executable_path=where, args=["--no-sandbox"])
+    page = browser.new_page()
+    page.goto(f"file://{path}")
+    times = page.evaluate(script, [prompt, count])
+seconds = sorted((after - before) / 1000 for before, after in zip(times, times[1:-1]))
+print(json.dumps(seconds[len(seconds) // 2]))
+"""
+PEERS = {
+    "transformers": (TRANSFORMERS, "hf"),
+    "xllamacpp": (LLAMA_CPP, "gguf"),
+    "playwright": (CHROMIUM, "html"),
+}
 
 
 def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[str, Any]]:
@@ -76,7 +100,7 @@ def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[s
         with tempfile.TemporaryDirectory() as folder:
             paths = {}
             for peer in peers:
-                paths[peer] = Path(folder) / f"{peer}.gguf"
+                paths[peer] = Path(folder) / f"{peer}.{PEERS[peer][1]}"
                 export(model, tokenizer, paths[peer], PEERS[peer][1])
             cases = [(precision, batch) for precision in PRECISIONS for batch in (1, 16)]
             times: dict[Any, list[float]] = {case: [] for case in [*cases, *peers]}

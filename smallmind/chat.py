@@ -2,17 +2,55 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.generation import Writer
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import GenerationConfig
-from smallmind.text.chat import ASSISTANT, SYSTEM, USER, Turn
+from smallmind.text.chat import ASSISTANT, SYSTEM, USER, Format, Turn
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 
 ROOM = 4  # an answer has a fourth of the context at least
+
+
+class Prompt(NamedTuple):
+    """The tokens that ask for an answer."""
+
+    ids: np.ndarray
+    dropped: int  # of the oldest turns, for which there was no room
+    most: int  # tokens that the answer may have
+
+
+def prompt_of(
+    tokenizer: Tokenizer,
+    template: Format,
+    system: str,
+    turns: Sequence[Turn],
+    context: int,
+    max_tokens: int,
+) -> Prompt:
+    """Turns -> what the model is asked, with as many of the latest as `context` tokens hold.
+
+    InputError if the last question alone is too long.
+    """
+    room = min(max(1, context // ROOM), max_tokens or 1)
+    questions = [i for i, turn in enumerate(turns) if turn.role == USER]
+    for first in (0, *questions[1:]):
+        ids = template.prompt(tokenizer, _with_system(system, turns[first:]))
+        if len(ids) + room <= context:
+            return Prompt(ids, first, min(max_tokens, context - len(ids)))
+    raise InputError(
+        f"the question has {len(ids):,} tokens, and the model sees {context:,}, of which "
+        f"{room:,} are for the answer: make it shorter"
+    )
+
+
+def _with_system(system: str, turns: Sequence[Turn]) -> list[Turn]:
+    return [*([Turn(SYSTEM, system)] if system else []), *turns]
 
 
 class Chat:
@@ -77,7 +115,10 @@ class Chat:
     @property
     def messages(self) -> list[dict[str, str]]:
         """The conversation in the form that other programs exchange."""
-        return [{"role": turn.role, "content": turn.text} for turn in self._with_system(self.turns)]
+        return [
+            {"role": turn.role, "content": turn.text}
+            for turn in _with_system(self.system, self.turns)
+        ]
 
     def _answer(self, writer: Writer, dropped: int) -> Iterator[str]:
         self.dropped, self.ended = dropped, ""
@@ -93,23 +134,9 @@ class Chat:
         finally:
             self.turns.append(Turn(ASSISTANT, "".join(answer)))
 
-    def _with_system(self, turns: Sequence[Turn]) -> list[Turn]:
-        return [*([Turn(SYSTEM, self.system)] if self.system else []), *turns]
-
     def _writer(self, turns: Sequence[Turn]) -> tuple[Writer, int]:
         """Returns a writer of the answer to the last turn, and how many of the oldest it misses."""
-        context = self.model.config.block_size
-        room = min(max(1, context // ROOM), self.config.max_tokens or 1)
-        questions = [i for i, turn in enumerate(turns) if turn.role == USER]
-        for first in (0, *questions[1:]):
-            ids = self.template.prompt(self.tokenizer, self._with_system(turns[first:]))
-            if len(ids) + room <= context:
-                break
-        else:
-            raise InputError(
-                f"the question has {len(ids):,} tokens, and the model sees {context:,}, of which "
-                f"{room:,} are for the answer: make it shorter"
-            )
-        most = min(self.config.max_tokens, context - len(ids))
-        config = dataclasses.replace(self.config, max_tokens=most)
-        return Writer(self.model, self.tokenizer, ids, config), first
+        context, given = self.model.config.block_size, (self.tokenizer, self.template)
+        asked = prompt_of(*given, self.system, turns, context, self.config.max_tokens)
+        config = dataclasses.replace(self.config, max_tokens=asked.most)
+        return Writer(self.model, self.tokenizer, asked.ids, config), asked.dropped

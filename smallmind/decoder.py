@@ -1,7 +1,6 @@
 """Texts that a model writes together: they join and leave between tokens."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +38,7 @@ class Token(NamedTuple):
     id: int
     piece: str  # of text, as far as it certainly belongs to it; the last piece has all that is left
     alternatives: Alternatives | None  # if the text asks for them
+    is_last: bool = False
 
 
 class Continuation:
@@ -63,13 +63,18 @@ class Continuation:
         self.ids, self.config, self.top = np.append(ids, np.array(begun, np.int32)), config, top
         self.tokens = list(begun)
         self.ended: str | None = None if config.max_tokens else "length"
-        self._most = len(begun) + config.max_tokens
+        self._begun = len(begun)
         self._seen = Seen(tokenizer.vocab_size, ids)
         stops = (config.stop,) if isinstance(config.stop, str) else config.stop
         self._text = _Text(tokenizer, stops or ())
         for token in begun:
             self._seen.add(token)
             self._text.skip(token)
+
+    @property
+    def count(self) -> int:
+        """The number of tokens that have been written."""
+        return len(self.tokens) - self._begun
 
     def _go_on(self, logits: np.ndarray) -> Token:
         """logits (V,) after the last token -> the next one."""
@@ -82,11 +87,11 @@ class Continuation:
         self.tokens.append(token)
         piece = self._text.add(token)
         self.ended = self._text.ended
-        if self.ended is None and len(self.tokens) == self._most:
+        if self.ended is None and self.count == config.max_tokens:
             self.ended = "length"
         if self.ended:
             piece += self._text.end()
-        return Token(self, token, piece, found)
+        return Token(self, token, piece, found, self.ended is not None)
 
 
 class Decoder:
@@ -95,7 +100,8 @@ class Decoder:
     Each `step` reads a part of one prompt, of at most `part` tokens, and writes a token of every
     text whose prompt has been read: so a long prompt does not stop the others. `length` is the
     number of tokens that the model sees of a text, by default its context. A text that has ended
-    leaves by itself. Use it in a `with` statement. InputError if the tokenizer is not the model's.
+    leaves by itself. Close it after use, as a `with` statement does. InputError if the tokenizer is
+    not the model's.
     """
 
     def __init__(
@@ -118,17 +124,15 @@ class Decoder:
         # model belongs to would never use again.
         self._pool = TensorPool()
 
+    def close(self) -> None:
+        """Frees the arrays that passes rent."""
+        self._pool.close()
+
     def __enter__(self) -> "Decoder":
-        self._pool.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._pool.__exit__(kind, error, traceback)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __len__(self) -> int:
         return len(self._slots)

@@ -68,6 +68,7 @@ READERS = {  # by the suffix of a file; one with any other suffix is read like .
 FORMATS = {  # of models of other programs
     "hf": "smallmind.exchange.huggingface:HuggingFace",
     "gguf": "smallmind.exchange.gguf:GGUF",
+    "html": "smallmind.exchange.html:HTML",
 }
 
 ADAPTER_FORMATS = {

@@ -17,7 +17,7 @@ SOURCES = sorted(ROOT.rglob("*.py"))
 # From the bottom up: a file may import from its own layer and from those below.
 LAYERS = [
     {"checks", "settings", "parts", "files.safetensors_header"},
-    {"randomness", "signals", "files", "console", "charts", "guide", "bench.timing"},
+    {"randomness", "signals", "files", "console", "charts", "guide", "page", "bench.timing"},
     {"files.safetensors", "kernels"},
     {"memory", "text", "settings.presets", "settings.sources"},
     {"corpus"},
@@ -28,6 +28,7 @@ LAYERS = [
     {"training"},
     {"runs"},
     {"views", "bench"},
+    {"serve"},
     {"lessons"},
     {"cli"},
     {"__main__", "__init__"},

@@ -1,4 +1,4 @@
-"""Write a trained model for transformers, or for llama.cpp and programs built on it."""
+"""Write a trained model for transformers, for llama.cpp, or as a page that runs it."""
 
 import argparse
 import sys
@@ -23,13 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar=("FORMAT", "PATH"),
         help=f"format ({formats}) and where to write it: hf DIR, new or empty, gguf FILE.gguf, "
-        "which is replaced if it is a GGUF file; peft and gguf-adapter write an adapter alone",
+        "which is replaced if it is a GGUF file; html FILE.html, a page with the model inside, for "
+        "any browser; peft and gguf-adapter write an adapter alone",
     )
     parser.add_argument(
         "--type",
         choices=TYPES,
-        help="how weights are stored (f32); q8_0, q5_0 and q4_0, in GGUF only, take 8.5, 5.5 and "
-        "4.5 bits per weight",
+        help="how weights are stored (f32); q8_0, in GGUF and HTML, q5_0 and q4_0, in GGUF only, "
+        "take 8.5, 5.5 and 4.5 bits per weight",
     )
     add_checkpoint(parser)
 
@@ -63,10 +64,14 @@ def run(options: argparse.Namespace) -> int:
             config = model.config
     files = [path] if path.is_file() else list(path.iterdir())
     size = format_bytes(sum(file.stat().st_size for file in files))
-    shown = f"as {architecture_of(config).name} to {path}: {size}"
+    # A page runs all parts that models here have.
+    kind = "a page" if to == "html" else architecture_of(config).name
+    shown = f"as {kind} to {path}: {size}"
     console.line(f"Wrote {found.name}, of {trained}, {shown}")
     if to == "gguf":
         console.command("Next:", ["llama-cli", "-m", str(path), "-p", "...", "-no-cnv"])
+    elif to == "html":
+        console.line(f"Next: open {path} in a browser")
     elif to == "gguf-adapter":
         command = ["llama-cli", "-m", "BASE.gguf", "--lora", str(path), "-p", "...", "-no-cnv"]
         console.command("Next:", command)

@@ -206,21 +206,10 @@ def run_of(options: argparse.Namespace) -> Path:
     named = options.run_name or options.run_flag
     path = find_run(Path(named)) if named else _newest()
     if getattr(options, "precision", "") is None:
-        options.precision = str(_precision_of(getattr(options, "adapter", None) or path))
+        from smallmind.runs.loading import precision_of
+
+        options.precision = precision_of(getattr(options, "adapter", None) or path)
     return path
-
-
-def _precision_of(path: Path) -> Precision:
-    """The precision in which a run was trained: its kernels are compiled. Else float32."""
-    from smallmind.runs.directory import RunDirectory
-
-    try:
-        training = RunDirectory(path).load_config().settings.training
-    except InputError:  # a file, or a model of another program
-        return Precision.FLOAT32
-    # Blocks would be those of what was trained too, unless it is an adapter.
-    precision = training.requested_precision
-    return precision if training.adapter else precision.of_trained
 
 
 def runs_of(options: argparse.Namespace) -> list[Path]:

@@ -17,6 +17,7 @@ COMMANDS = {
     "sweep": ("sweep", "train with several values of settings, and compare the results"),
     "estimate": ("estimate", "show how much memory a run would take, and what fits"),
     "chat": ("chat", "talk with a model that was trained on conversations"),
+    "serve": ("serve", "serve models to a page in the browser, and with OpenAI's API"),
     "generate": ("generate", "generate text with a trained model"),
     "evaluate": ("evaluate", "measure how well a trained model predicts a text"),
     "schedule": ("schedule", "show the learning rate over a run"),

@@ -120,10 +120,11 @@ def export(
 ) -> None:
     """Writes a model for other programs: `to` is "hf", a directory of transformers, or "gguf".
 
+    Or "html", a page with the model inside that runs in a browser, for which it may have any parts.
     `type` is that of the weights: "f32" (the default), "f16", "bf16" or, in GGUF, "q8_0", "q5_0" or
-    "q4_0", blocks of integers that take 8.5, 5.5 or 4.5 bits per weight. `name` and `history` (how
-    the model was trained: what -> how much) are for its readers. InputError if no published
-    architecture has the parts of the model, or the path is in use.
+    "q4_0", blocks of integers that take 8.5, 5.5 or 4.5 bits per weight; in HTML "f32", "f16" or
+    "q8_0". `name` and `history` (how the model was trained: what -> how much) are for its readers.
+    InputError if no published architecture has the parts of the model, or the path is in use.
     """
     check_type("model", model, TransformerModel)
     check_type("tokenizer", tokenizer, Tokenizer)

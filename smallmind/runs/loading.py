@@ -19,7 +19,7 @@ from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import padded
 from smallmind.nn.transformer import ADAPTER_FORMAT, Base, TransformerModel, weights
 from smallmind.runs.files import MODEL
-from smallmind.settings.config import ModelConfig
+from smallmind.settings.config import ModelConfig, Precision
 from smallmind.settings.settings import from_saved
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
@@ -193,6 +193,19 @@ def load(
     that base and `checkpoint` one of the run's.
     """
     return find(path, checkpoint, adapter).load(backend, precision)
+
+
+def precision_of(path: Path) -> str:
+    """The precision in which a run was trained: its kernels are compiled. Else float32."""
+    from smallmind.runs.directory import RunDirectory
+
+    try:
+        training = RunDirectory(path).load_config().settings.training
+    except InputError:  # a file, or a model of another program
+        return str(Precision.FLOAT32)
+    # Blocks would be those of what was trained too, unless it is an adapter.
+    precision = training.requested_precision
+    return str(precision if training.adapter else precision.of_trained)
 
 
 def find(

@@ -1,0 +1,240 @@
+"""Serve models to a page in the browser, and to programs that speak OpenAI's API."""
+
+import argparse
+import ipaddress
+import socket
+import sys
+import threading
+import time
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smallmind.checks import InputError
+from smallmind.cli.console import Console
+from smallmind.cli.flags import add_precision, find_run
+from smallmind.cli.signals import ENDING, handled
+from smallmind.signals import handling
+
+if TYPE_CHECKING:
+    import uvicorn
+
+PORT = 8000
+TRIED = 20  # ports from the default one on
+LAST_SECONDS = 5  # for answers that are being written when the server is stopped
+SWITCH = 0.0005  # seconds until a thread that computes Python lets another one do so
+MISSING = "smallmind serve needs a server: python -m pip install 'smallmind[serve]'"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `smallmind serve`."""
+    parser.epilog = (
+        "The page is for you: talk, see the probabilities, watch runs. Programs find OpenAI's API "
+        "at http://localhost:8000/v1. Ctrl-C ends it, after the answers that are being written."
+    )
+    parser.add_argument(
+        "models",
+        nargs="*",
+        type=Path,
+        metavar="RUN|MODEL",
+        help="runs, their names in runs/, model files, or models of other programs; default: all "
+        "runs in runs/, also those that begin later",
+    )
+    parser.add_argument(
+        "--port", type=int, help=f"port; default: the first free one from {PORT} on"
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen at; any but this machine's own needs --token",
+    )
+    parser.add_argument(
+        "--token", help="what requests must have, as Authorization: Bearer TOKEN; the page asks"
+    )
+    parser.add_argument("--no-browser", action="store_true", help="do not open the page")
+    parser.add_argument(
+        "--slots", type=int, default=8, metavar="N", help="texts written at a time; default: 8"
+    )
+    parser.add_argument(
+        "--waiting", type=int, default=32, metavar="N", help="requests that may wait; default: 32"
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, default=4096, metavar="N", help="most per answer; default: 4096"
+    )
+    parser.add_argument(
+        "--max-prompt", type=int, default=32768, metavar="N", help="tokens; default: 32768"
+    )
+    parser.add_argument(
+        "--max-seconds", type=float, default=600.0, metavar="S", help="per answer; default: 600"
+    )
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="tokens of a text that are kept in memory; default: all that the model sees",
+    )
+    add_precision(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serves until Ctrl-C."""
+    console = Console()
+    _check(options)
+    paths = [find_run(path) for path in options.models]
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"{path} does not exist; give a run, a checkpoint or a model file")
+    try:
+        import uvicorn
+
+        from smallmind.serve.api import Limits
+        from smallmind.serve.app import application
+    except ModuleNotFoundError as error:
+        if error.name not in ("uvicorn", "starlette", "anyio"):
+            raise
+        raise InputError(MISSING) from None
+    from smallmind.runs.files import RUNS
+
+    sys.setswitchinterval(SWITCH)
+    app = application(
+        paths,
+        None if paths else Path(RUNS),
+        precision=options.precision,
+        slots=options.slots,
+        waiting=options.waiting,
+        context=options.context,
+        limits=Limits(options.max_tokens, options.max_prompt, options.max_seconds),
+        hosts=_names(options.host),
+        token=options.token,
+    )
+    listening = _listening(options.host, options.port)
+    config = uvicorn.Config(
+        app,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=LAST_SECONDS,
+        limit_concurrency=1000,
+    )
+    server = uvicorn.Server(config)
+    address = f"http://{_shown(options.host)}:{listening.getsockname()[1]}"
+    _serve(server, listening, console, address, options)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in ("slots", "waiting", "max_tokens", "max_prompt", "max_seconds", "context"):
+        value = getattr(options, name)
+        if value is not None and not value >= 1:
+            raise InputError(f"--{name.replace('_', '-')} {value:g} must be at least 1")
+    if options.port is not None and not 0 <= options.port < 2**16:
+        raise InputError(f"--port {options.port} must be from 0 to 65535")
+    if options.token is not None and not (options.token.isascii() and options.token.strip()):
+        raise InputError("--token must be ASCII characters, not only spaces")
+    if not _is_own(options.host) and not options.token:
+        raise InputError(
+            f"--host {options.host} lets everybody in the network use the models: add --token "
+            "WORD, which requests must have then"
+        )
+
+
+def _is_own(host: str) -> bool:
+    """True for an address that only this machine reaches."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _names(host: str) -> list[str]:
+    """The names by which others call this machine, if it listens for them."""
+    if _is_own(host):
+        return [host]
+    names = {host, socket.gethostname().lower(), f"{socket.gethostname().lower()}.local"}
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None)
+        names |= {str(each[4][0]) for each in found}
+    except OSError:
+        pass
+    if host in ("0.0.0.0", "::"):
+        names |= _addresses()
+    return [f"[{name}]" if ":" in name else name for name in names]
+
+
+def _addresses() -> set[str]:
+    """The addresses of this machine's network interfaces."""
+    import psutil
+
+    families = socket.AF_INET, socket.AF_INET6
+    each = (address for found in psutil.net_if_addrs().values() for address in found)
+    return {address.address.partition("%")[0] for address in each if address.family in families}
+
+
+def _listening(host: str, port: int | None) -> socket.socket:
+    """A socket at the port, or at the first free one. InputError if it is taken."""
+    ports = range(PORT, PORT + TRIED) if port is None else [port]
+    for number in ports:
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            made = socket.socket(family)
+            if sys.platform != "win32":
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind((host, number))
+            return made
+        except OSError as error:
+            made.close()
+            if number == ports[-1]:
+                raise InputError(
+                    f"cannot listen at {host}, port {number}: {error.strerror}; choose another "
+                    "--port"
+                ) from None
+        except OverflowError:
+            raise InputError(f"--port {port} must be from 0 to 65535") from None
+    raise AssertionError
+
+
+def _shown(host: str) -> str:
+    if host in ("0.0.0.0", "::", "127.0.0.1"):
+        return "localhost"
+    return f"[{host}]" if ":" in host else host
+
+
+def _serve(
+    server: "uvicorn.Server",
+    listening: socket.socket,
+    console: Console,
+    address: str,
+    options: argparse.Namespace,
+) -> None:
+    """Serves until a signal comes, and then until the answers have been written."""
+
+    def stop(*_: Any) -> None:
+        if server.should_exit:
+            server.force_exit = True
+        else:
+            console.line("Stopping after the answers that are being written, in 5 s at most.")
+        server.should_exit = True
+
+    @contextmanager
+    def signals() -> Iterator[None]:
+        with handling(stop, *handled("SIGINT", *ENDING)):
+            yield
+
+    server.capture_signals = signals  # type: ignore[method-assign]
+
+    def announce() -> None:
+        while not server.started:
+            if server.should_exit:
+                return
+            time.sleep(0.02)
+        token = f"/#token={options.token}" if options.token else ""
+        console.line(f"Talk at {address}/  (API: {address}/v1; Ctrl-C ends)")
+        if not options.no_browser:
+            webbrowser.open(f"{address}{token}")
+
+    threading.Thread(target=announce, daemon=True).start()
+    server.run(sockets=[listening])

@@ -1,0 +1,188 @@
+"""A model in an HTML page that runs it by itself: one file, which needs no network and no server.
+
+The page is that of `smallmind serve`; `model.js` beside this file computes in the browser. What the
+file holds of the model can come from anywhere, so none of it is ever read as HTML or as a program.
+"""
+
+import base64
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smallmind import page
+from smallmind.checks import InputError
+from smallmind.exchange.format import Exported, Foreign, Format
+from smallmind.exchange.number_types import NUMBER_TYPES, NumberType
+from smallmind.files import durable
+from smallmind.nn.parameters import Role
+from smallmind.settings.config import ModelConfig, __version__
+from smallmind.text.templates import Template, format_of
+from smallmind.text.tokenizer import Tokenizer
+
+SUFFIXES = (".html", ".htm")
+PACKAGE = Path(__file__).parents[1]
+PROGRAMS = (PACKAGE / "exchange" / "model.js", PACKAGE / "exchange" / "client.js")
+MARK = b'<meta name="generator" content="smallmind '  # in the first bytes of the file
+HEAD = 1024  # bytes
+# The parts that model.js has: a program may have added others to those of `parts`.
+KNOWN = {
+    "norm": ("layernorm", "rmsnorm"),
+    "mlp": ("gelu", "relu2", "swiglu"),
+    "position": ("learned", "rope", "none"),
+}
+TOKENIZERS = ("char", "byte", "bpe")
+MOST_BYTES = 2**28  # of weights: browsers limit the length of a text
+PART = 3 * 2**18  # bytes that become base64 at a time, a multiple of 3
+
+
+class HTML(Format):
+    """A page with the model inside. Matrices are (out, in), as products with one row read them."""
+
+    types = ("f32", "f16", "q8_0")
+
+    def check_place(self, path: Path) -> None:
+        if path.suffix not in SUFFIXES:
+            raise InputError(f"{path} must end in {SUFFIXES[0]}")
+        if path.is_dir():
+            raise InputError(f"{path} is a directory; name a file")
+        if os.path.lexists(path) and not _is_ours(path):
+            raise InputError(f"{path} exists and is not such a page; choose another name")
+
+    def write(self, path: Path, exported: Exported, type: str) -> None:
+        config, tokenizer = exported.model.config, exported.tokenizer
+        _check_known(config, tokenizer)
+        tensors = [
+            (spec.name, values, _type_of(values.shape, type))
+            for spec in exported.model.flat.specs
+            for values in [exported.model.parameters[spec.name]]
+            for values in [values.T if spec.role in (Role.MATRIX, Role.HEAD) else values]
+        ]
+        sizes = [kind.size(values.shape) for _, values, kind in tensors]
+        if sum(sizes) > MOST_BYTES:
+            raise InputError(
+                f"a page holds at most {MOST_BYTES:,} bytes of weights, and this model has "
+                f"{sum(sizes):,} in {type}; export it to gguf"
+            )
+        about = {
+            **describe(exported),
+            "tensors": [
+                {"name": name, "type": kind.name, "size": size}
+                for (name, _, kind), size in zip(tensors, sizes, strict=True)
+            ],
+        }
+        self.check_place(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parts = (kind.encode(np.ascontiguousarray(values)) for _, values, kind in tensors)
+        durable.write(path, _page(about, parts))
+
+    def recognises(self, path: Path) -> bool:
+        del path
+        return False  # pages are run, not read
+
+    def open(self, path: Path) -> Foreign:
+        raise InputError(f"{path} is a page, which is written here but not read")
+
+
+def describe(exported: Exported) -> dict[str, Any]:
+    """A model and its tokenizer as model.js reads them, without the weights. JSON-able.
+
+    InputError if it does not know a part of them.
+    """
+    model, tokenizer = exported.model, exported.tokenizer
+    state = tokenizer.state()
+    about = {
+        "format": 1,
+        "version": __version__,
+        "name": exported.name,
+        "parameters": model.flat.count,
+        "config": model.config.values(),
+        # In pairs: JavaScript would bring names that are numbers to the front.
+        "tokenizer": {**state, "special": list(state.get("special", {}).items())},
+        "vocab_size": tokenizer.vocab_size,
+        "unit": tokenizer.unit,
+        "opening": tokenizer.opening,
+        "ends": sorted(tokenizer.ends),
+        "template": _template(tokenizer),
+    }
+    if tokenizer.kind == "bpe":
+        from smallmind.kernels.bpe import characters
+
+        about["classes"] = {
+            "letters": characters.LETTERS,
+            "numbers": characters.NUMBERS,
+            "spaces": characters.WHITE_SPACE,
+            "newlines": characters.NEWLINES,
+        }
+    return about
+
+
+def _check_known(config: ModelConfig, tokenizer: Tokenizer) -> None:
+    for name, known in KNOWN.items():
+        if (value := getattr(config, name)) not in known:
+            raise InputError(f"a page cannot run {name}={value!r}, only {' or '.join(known)}")
+    if tokenizer.kind not in TOKENIZERS:
+        raise InputError(
+            f"a page cannot run the tokenizer {tokenizer.kind!r}, only {' or '.join(TOKENIZERS)}"
+        )
+
+
+def _template(tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """The chat template that a tokenizer carries, as fields; None if it has none."""
+    template = format_of(tokenizer)
+    if template is None:
+        return None
+    if not isinstance(template, Template):
+        raise InputError(
+            "its chat template is in the language of Jinja, which a page does not read; tune it "
+            "with --chat-template chatml first"
+        )
+    names = "name", "before", "after", "special", "begin", "system", "strips", "lead"
+    return {name: getattr(template, name) for name in names}
+
+
+def _type_of(shape: tuple[int, ...], type: str) -> NumberType:
+    """Vectors keep float32, rows too short for blocks get 16 bits."""
+    kind = NUMBER_TYPES["f32" if len(shape) == 1 else type]
+    return kind if kind.fits(shape) else NUMBER_TYPES["f16"]
+
+
+def _page(about: dict[str, Any], tensors: Iterator[np.ndarray]) -> Iterator[bytes]:
+    """The bytes of a file, part by part."""
+    document = page.document()
+    programs = "".join(
+        f"<script>\n{program.read_text(encoding='utf-8')}</script>\n" for program in PROGRAMS
+    )
+    opening, head, rest = document.partition("<head>\n")
+    begin, script, end = rest.partition("<script>")
+    policy = page.policy(document + programs)
+    yield f"{opening}{head}".encode()
+    yield MARK + f'{__version__}">\n<meta charset="utf-8">\n'.encode()
+    yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n{begin}'.encode()
+    yield b'<script type="application/json" id="smallmind-about">'
+    yield json.dumps(about).replace("<", "\\u003c").encode()
+    yield b'</script>\n<script type="text/plain" id="smallmind-weights">'
+    yield from _base64(tensors)
+    yield f"</script>\n{programs}{script}{end}".encode()
+
+
+def _base64(tensors: Iterator[np.ndarray]) -> Iterator[bytes]:
+    """All bytes of tensors, one after another, in base64."""
+    waiting = bytearray()
+    for tensor in tensors:
+        waiting += tensor.tobytes()
+        while len(waiting) > PART:
+            yield base64.b64encode(waiting[:PART])
+            del waiting[:PART]
+    yield base64.b64encode(waiting)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with durable.open_regular(path) as file:
+            return MARK in file.read(HEAD)
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,787 @@
+
+"use strict";
+
+// The page of smallmind: talk with a model, see what it chose from, watch runs. One file, no
+// framework. Whatever comes from a model or a file is shown as text, never as HTML.
+
+// --- client ---
+//
+// All that the page asks goes through an object with
+//   features                      {watch, attention}: the parts that exist
+//   state()                       -> {models, runs, limits}
+//   complete(asked, tell, signal) asked: {model, kind: "chat" | "completion", messages | prompt,
+//                                 settings, n, top, prefix_tokens}. Calls tell({index, text,
+//                                 tokens: [{id, text, logprob, entropy, top}], finish_reason}) for
+//                                 every piece; top: [[id, text, logprob], ...]
+//   inspect({model, text | ids, top}) -> {tokens, loss}
+//   attention({model, ids, layer, head}) -> {weights}: a row per token, of itself and those before
+//   runs(), run(name), report(name)  -> {runs}; a run's curves; the address of its report
+// An exported page brings one of its own as window.smallmindClient; else a server answers.
+
+const serverClient = () => {
+  let token = sessionStorage.getItem("smallmind token") ?? "";
+
+  async function ask(path, body, signal) {
+    const headers = token ? { Authorization: `Bearer ${token}` } : {};
+    const options = { headers, signal };
+    if (body !== undefined) {
+      headers["Content-Type"] = "application/json";
+      Object.assign(options, { method: "POST", body: JSON.stringify(body) });
+    }
+    let answer;
+    try {
+      answer = await fetch(path, options);
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw Object.assign(new Error("The server does not answer."), { gone: true });
+    }
+    if (answer.ok) return answer;
+    const found = await answer.json().catch(() => null);
+    const message = found?.error?.message ?? `The server answered ${answer.status}.`;
+    throw Object.assign(new Error(message), { status: answer.status });
+  }
+  const json = async (path, body) => (await ask(path, body)).json();
+
+  // The events of a stream, each a JSON object.
+  async function* eventsOf(answer) {
+    const decoder = new TextDecoder();
+    let waiting = "";
+    const reader = answer.body.getReader();
+    for (;;) {
+      let part;
+      try {
+        part = await reader.read();
+      } catch (error) {
+        if (error.name === "AbortError") throw error;
+        throw Object.assign(new Error("The server has gone in mid-answer."), { gone: true });
+      }
+      if (part.done) break;
+      waiting += decoder.decode(part.value, { stream: true });
+      const events = waiting.split("\n\n");
+      waiting = events.pop();
+      for (const event of events) {
+        const data = event.replace(/^data: /, "");
+        if (data === "[DONE]") return;
+        yield JSON.parse(data);
+      }
+    }
+    throw Object.assign(new Error("The server has gone in mid-answer."), { gone: true });
+  }
+
+  // The tokens of a piece, in the form that this page has.
+  function tokensOf(logprobs) {
+    if (!logprobs) return [];
+    if (logprobs.content) {
+      return logprobs.content.map(({ id, token, logprob, entropy, top_logprobs }) => ({
+        id, text: token, logprob, entropy,
+        top: top_logprobs.map((other) => [other.id, other.token, other.logprob]),
+      }));
+    }
+    return logprobs.tokens.map((text, i) => ({
+      id: logprobs.ids[i], text, logprob: logprobs.token_logprobs[i],
+      entropy: logprobs.entropies[i],
+      top: Object.entries(logprobs.top_logprobs[i])
+        .map(([other, logprob], j) => [logprobs.top_ids[i][j], other, logprob]),
+    }));
+  }
+
+  return {
+    features: { watch: true, attention: true },
+    async useToken(given) {
+      token = given;
+      await ask("/api/session", {}); // a cookie, for the report in its frame
+      sessionStorage.setItem("smallmind token", given);
+    },
+    state: () => json("/api/state"),
+    inspect: (asked) => json("/api/inspect", asked),
+    attention: (asked) => json("/api/attention", asked),
+    runs: () => json("/api/runs"),
+    run: (name) => json(`/api/runs/${encodeURIComponent(name)}`),
+    report: (name) => `/api/runs/${encodeURIComponent(name)}/report`,
+    async complete({ kind, settings, top, ...asked }, tell, signal) {
+      const isChat = kind === "chat";
+      const probabilities = isChat ? { logprobs: true, top_logprobs: top } : { logprobs: top };
+      const body = { ...asked, ...settings, ...probabilities, stream: true };
+      const path = isChat ? "/v1/chat/completions" : "/v1/completions";
+      for await (const event of eventsOf(await ask(path, body, signal))) {
+        if (event.error) throw new Error(event.error.message);
+        for (const { index, delta, text, logprobs, finish_reason } of event.choices) {
+          const piece = isChat ? (delta.content ?? "") : text;
+          tell({ index, text: piece, tokens: tokensOf(logprobs), finish_reason });
+        }
+      }
+    },
+  };
+};
+
+const client = window.smallmindClient ?? serverClient();
+
+// --- small things ---
+
+const $ = (id) => document.getElementById(id);
+const TOP = 10; // alternatives that are asked for
+
+// A new element with properties, and children that are elements or texts.
+function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.includes("-") || name === "role") element.setAttribute(name, value);
+    else element[name] = value;
+  }
+  element.append(...children);
+  return element;
+}
+
+function svg(tag, attributes = {}, text = "") {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.textContent = text;
+  return element;
+}
+
+const percent = (logprob) => {
+  const share = 100 * Math.exp(logprob);
+  return `${share >= 9.95 ? share.toFixed(0) : share >= 0.1 ? share.toFixed(1) : "<0.1"} %`;
+};
+const duration = (seconds) => {
+  const whole = Math.round(seconds), two = (n) => String(n).padStart(2, "0");
+  const [h, m, s] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+  return h ? `${h}:${two(m)}:${two(s)}` : `${m}:${two(s)}`;
+};
+const whole = (n) => n.toLocaleString("en");
+
+// --- what is remembered over a refresh ---
+
+const KEY = "smallmind";
+const memory = {
+  turns: [], // {role: "user", text} or {role: "assistant", answers: [answer], kept}
+  model: "", tab: "talk", settings: {}, draft: "",
+};
+
+function remember() {
+  try {
+    sessionStorage.setItem(KEY, JSON.stringify(memory));
+  } catch {
+    // Too long a conversation, or no storage: it lasts as long as the page.
+  }
+}
+
+function recall() {
+  try {
+    const found = JSON.parse(sessionStorage.getItem(KEY) ?? "{}");
+    memory.turns = checkedTurns(found.turns ?? []);
+    for (const name of ["model", "tab", "draft"]) {
+      if (typeof found[name] === "string") memory[name] = found[name];
+    }
+    memory.settings = typeof found.settings === "object" ? (found.settings ?? {}) : {};
+  } catch {
+    memory.turns = [];
+  }
+}
+
+let rememberLater = 0;
+function changed() {
+  clearTimeout(rememberLater);
+  rememberLater = setTimeout(remember, 200);
+}
+addEventListener("pagehide", remember);
+
+// --- state: models, and whether the server is there ---
+
+let models = [];
+const known = () => models.find((model) => model.id === memory.model);
+
+function say(text) {
+  $("banner").textContent = text;
+  $("banner").hidden = !text;
+}
+
+async function refreshState() {
+  try {
+    const state = await client.state();
+    say("");
+    $("token-form").hidden = true;
+    showModels(state.models);
+  } catch (error) {
+    if (error.status === 401) {
+      $("token-form").hidden = false;
+    } else {
+      say(error.gone ? `${error.message} Trying again …` : error.message);
+    }
+  }
+  setTimeout(refreshState, $("banner").hidden ? 10_000 : 1_500);
+}
+
+function showModels(found) {
+  models = found;
+  if (!known()) memory.model = models[0]?.id ?? "";
+  const options = models.map((model) => {
+    const step = model.step === null || model.step === undefined ? "" : ` (step ${whole(model.step)})`;
+    return make("option", { value: model.id, selected: model.id === memory.model }, model.name + step);
+  });
+  $("model").replaceChildren(...options);
+  showAbout();
+}
+
+function showAbout() {
+  const model = known();
+  $("send").disabled = !model;
+  if (!model) {
+    $("about").textContent = "There is no model yet. `smallmind train` makes one; this page will show it.";
+    return;
+  }
+  if (model.error) {
+    $("about").textContent = model.error;
+    return;
+  }
+  const size = `${whole(model.parameters)} parameters, sees ${whole(model.block_size)} tokens`;
+  const how = model.kind === "chat" ? "answers in conversations" : "continues texts";
+  $("about").textContent = `${model.name}: ${size}, ${how}.`;
+  $("input").placeholder = model.kind === "chat" ? "Write something" : "A beginning for the model to continue";
+  for (const [id, count] of [["layer", model.layers], ["head", model.heads]]) {
+    if ($(id).options.length !== count) {
+      $(id).replaceChildren(...Array.from({ length: count }, (_, i) => make("option", { value: i }, String(i + 1))));
+    }
+  }
+}
+
+$("model").addEventListener("change", () => {
+  memory.model = $("model").value;
+  changed();
+  showAbout();
+});
+
+$("token-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  await client.useToken($("token").value).catch((error) => say(error.message));
+  refreshState();
+});
+
+// --- tabs and theme ---
+
+const TABS = ["talk", "see", "watch"].filter((name) => name !== "watch" || client.features.watch);
+
+function open(tab) {
+  memory.tab = TABS.includes(tab) ? tab : "talk";
+  for (const name of ["talk", "see", "watch"]) {
+    const isOpen = name === memory.tab;
+    $(name).hidden = !isOpen;
+    $(`tab-${name}`).setAttribute("aria-selected", String(isOpen));
+    $(`tab-${name}`).tabIndex = isOpen ? 0 : -1;
+  }
+  changed();
+  if (memory.tab === "watch") watch();
+}
+
+for (const name of ["talk", "see", "watch"]) {
+  const tab = $(`tab-${name}`);
+  tab.hidden = !TABS.includes(name);
+  tab.addEventListener("click", () => open(name));
+  tab.addEventListener("keydown", (event) => {
+    const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!move) return;
+    const next = TABS[(TABS.indexOf(name) + move + TABS.length) % TABS.length];
+    open(next);
+    $(`tab-${next}`).focus();
+  });
+}
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+function useTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  $("theme").textContent = theme === "dark" ? "☀" : "☾";
+}
+$("theme").addEventListener("click", () => {
+  const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  try { localStorage.setItem("smallmind theme", theme); } catch { /* for this visit only */ }
+  useTheme(theme);
+});
+let theme = null;
+try { theme = localStorage.getItem("smallmind theme"); } catch { /* no storage */ }
+useTheme(theme ?? (dark.matches ? "dark" : "light"));
+dark.addEventListener("change", () => { if (!theme) useTheme(dark.matches ? "dark" : "light"); });
+
+// --- talk ---
+
+let stopping = null; // the AbortController of the answer that is being written
+
+const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty",
+  "presence_penalty", "frequency_penalty", "n"];
+const fields = () => [...$("settings").querySelectorAll("input, textarea")];
+
+// The settings that a request has: fields that are not empty.
+function settingsNow() {
+  const found = {};
+  for (const { name, value } of fields()) {
+    if (name === "system" || value.trim() === "") continue;
+    found[name] = NUMBERS.includes(name) ? Number(value) : value;
+  }
+  return found;
+}
+
+for (const field of fields()) {
+  field.addEventListener("input", () => {
+    memory.settings[field.name] = field.value;
+    changed();
+  });
+}
+
+const textOf = (turn) => (turn.role === "user" ? turn.text : turn.answers[turn.kept].text);
+
+// The turns before one, as the API takes them.
+function asked(count) {
+  const before = memory.turns.slice(0, count), model = known();
+  if (model.kind !== "chat") return { prompt: textOf(before[count - 1]) };
+  const system = $("settings").querySelector("[name=system]").value;
+  const messages = before.map((turn) => ({ role: turn.role, content: textOf(turn) }));
+  return { messages: system ? [{ role: "system", content: system }, ...messages] : messages };
+}
+
+// Writes the answer to the turns before place; from `begun` tokens of it on, if there are any.
+async function answer(place, begun = null) {
+  const model = known();
+  if (!model || stopping) return;
+  const { n = 1, ...settings } = settingsNow();
+  const turn = {
+    role: "assistant", kept: 0,
+    answers: begun
+      ? [{ text: begun.map((token) => token.text).join(""), tokens: begun, ended: null }]
+      : Array.from({ length: n }, () => ({ text: "", tokens: [], ended: null })),
+  };
+  if (begun?.base !== undefined) turn.answers[0].text = begun.base;
+  memory.turns.splice(place, memory.turns.length, turn);
+  stopping = new AbortController();
+  showTurns();
+  showWriting(true);
+  const start = performance.now();
+  let count = 0;
+  const request = { model: model.id, kind: model.kind, ...asked(place), settings, n: turn.answers.length, top: TOP };
+  if (begun) request.prefix_tokens = begun.map((token) => token.id);
+  const tell = ({ index, text, tokens, finish_reason }) => {
+    const one = turn.answers[index];
+    one.text += text;
+    one.tokens.push(...tokens);
+    one.ended = finish_reason ?? one.ended;
+    count += tokens.length;
+    said(place, index)?.append(text);
+    follow();
+    changed();
+  };
+  try {
+    await client.complete(request, tell, stopping.signal);
+    const seconds = (performance.now() - start) / 1000;
+    $("status").textContent = `${whole(count)} tokens, ${whole(Math.round(count / seconds))} per second`;
+  } catch (error) {
+    for (const one of turn.answers) one.ended ??= "stopped";
+    if (error.name === "AbortError") $("status").textContent = "Stopped.";
+    else {
+      $("status").textContent = error.message;
+      if (error.status === 401) $("token-form").hidden = false;
+      if (error.gone) say(`${error.message} Trying again …`);
+    }
+  }
+  stopping = null;
+  showWriting(false);
+  showTurns();
+  remember();
+}
+
+const said = (place, index) => $("turns").children[place]?.querySelectorAll(".answer .said")[index];
+
+// Keeps the end in view while it is written, unless the reader has scrolled up.
+function follow() {
+  const root = document.documentElement;
+  if (root.scrollHeight - root.scrollTop - root.clientHeight < 160) scrollTo(0, root.scrollHeight);
+}
+
+function showWriting(writes) {
+  $("send").hidden = writes;
+  $("stop").hidden = !writes;
+  if (writes) $("status").textContent = "Writing …";
+}
+
+function action(text, label, run) {
+  const button = make("button", { type: "button", className: "quiet", "aria-label": label }, text);
+  button.addEventListener("click", run);
+  return button;
+}
+
+function showTurns() {
+  const isChat = known()?.kind === "chat";
+  $("turns").replaceChildren(...memory.turns.map((turn, place) => {
+    if (turn.role === "user") return userTurn(turn, place, isChat);
+    return answerTurn(turn, place);
+  }));
+}
+
+function userTurn(turn, place, isChat) {
+  const text = make("div", { className: "said" }, turn.text);
+  const edit = () => {
+    $("input").value = turn.text;
+    memory.turns.splice(place);
+    showTurns();
+    changed();
+    $("input").focus();
+  };
+  const actions = make("div", { className: "actions" }, action("Edit", "Edit this message and try again", edit));
+  return make("li", { className: "turn user" },
+    make("div", { className: "who" }, isChat ? "You" : "Beginning"), text, actions);
+}
+
+function answerTurn(turn, place) {
+  const writes = stopping && place === memory.turns.length - 1;
+  const answers = turn.answers.map((one, index) => {
+    const text = make("div", { className: "said" }, one.text);
+    if (writes && !one.ended) text.classList.add("caret");
+    const actions = make("div", { className: "actions" });
+    if (!writes) {
+      if (one.tokens.length) {
+        actions.append(action("See", "See the probabilities of this answer", () => seeAnswer(place, index)));
+        if (one.ended === "length" || one.ended === "stopped" || one.ended === null) {
+          const rest = Object.assign([...one.tokens], { base: one.text });
+          actions.append(action("Go on", "Continue this answer", () => answer(place, rest)));
+        }
+      }
+      if (turn.answers.length > 1) {
+        const keep = () => { turn.kept = index; showTurns(); changed(); };
+        const chosen = turn.kept === index;
+        actions.append(action(chosen ? "Kept" : "Keep", `Continue the conversation from answer ${index + 1}`, keep));
+      }
+      if (index === 0) actions.append(action("Try again", "Write another answer", () => answer(place)));
+    }
+    const kept = turn.answers.length > 1 && turn.kept === index ? " kept" : "";
+    return make("div", { className: `answer${kept}` }, text, actions);
+  });
+  const several = answers.length > 1 ? " several" : "";
+  return make("li", { className: "turn assistant" },
+    make("div", { className: "who" }, memory.model), make("div", { className: `answers${several}` }, ...answers));
+}
+
+function send() {
+  const text = $("input").value, model = known();
+  if (!model || stopping) return;
+  if (!text.trim() && model.kind === "chat") return;
+  if (model.kind !== "chat") memory.turns = []; // a text of its own
+  memory.turns.push({ role: "user", text: text || model.opening });
+  $("input").value = memory.draft = "";
+  answer(memory.turns.length);
+}
+
+$("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
+$("input").addEventListener("input", () => { memory.draft = $("input").value; changed(); });
+$("input").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    send();
+  }
+});
+$("stop").addEventListener("click", () => stopping?.abort());
+addEventListener("keydown", (event) => { if (event.key === "Escape") stopping?.abort(); });
+
+$("new").addEventListener("click", () => {
+  stopping?.abort();
+  memory.turns = [];
+  $("status").textContent = "";
+  showTurns();
+  changed();
+  $("input").focus();
+});
+
+$("save").addEventListener("click", () => {
+  const saved = { format: "smallmind conversation 1", model: memory.model, messages: memory.turns.map(
+    (turn) => ({ role: turn.role, content: textOf(turn) })), turns: memory.turns };
+  const address = URL.createObjectURL(new Blob([JSON.stringify(saved, null, 1)], { type: "application/json" }));
+  const link = make("a", { href: address, download: "conversation.json" });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
+});
+$("load").addEventListener("click", () => $("file").click());
+$("file").addEventListener("change", async () => {
+  const file = $("file").files[0];
+  $("file").value = "";
+  if (!file) return;
+  try {
+    const found = JSON.parse(await file.text());
+    memory.turns = checkedTurns(found.turns ?? found.messages ?? found);
+    $("status").textContent = `Loaded ${file.name}.`;
+    showTurns();
+    changed();
+  } catch (error) {
+    const why = error instanceof SyntaxError ? "it is not JSON" : error.message;
+    $("status").textContent = `${file.name} cannot be loaded: ${why}.`;
+  }
+});
+
+// Turns from a file -> the same as this page has them. An error says what is wrong.
+function checkedTurns(found) {
+  if (!Array.isArray(found)) throw new Error("it has no list of turns");
+  return found.filter((turn) => turn?.role !== "system").map((turn, i) => {
+    const wrong = (what) => new Error(`turn ${i + 1} ${what}`);
+    if (turn?.role === "user") {
+      const text = turn.text ?? turn.content;
+      if (typeof text !== "string") throw wrong("has no text");
+      return { role: "user", text };
+    }
+    if (turn?.role !== "assistant") throw wrong("is of neither user nor assistant");
+    const answers = turn.answers ?? [{ text: turn.content, tokens: [], ended: "stop" }];
+    if (!Array.isArray(answers) || !answers.length) throw wrong("has no answers");
+    const checked = answers.map((one) => {
+      if (typeof one?.text !== "string") throw wrong("has no text");
+      const tokens = Array.isArray(one.tokens) ? one.tokens.filter(isToken) : [];
+      return { text: one.text, tokens, ended: typeof one.ended === "string" ? one.ended : "stopped" };
+    });
+    const kept = Number.isInteger(turn.kept) && turn.kept in checked ? turn.kept : 0;
+    return { role: "assistant", answers: checked, kept };
+  });
+}
+
+const isToken = (token) => Number.isInteger(token?.id) && typeof token.text === "string"
+  && Array.isArray(token.top) && token.top.every((other) => Array.isArray(other) && typeof other[1] === "string");
+
+// --- see ---
+
+const BINS = [[0.5, "", "over 50 %"], [0.2, "p1", "20 to 50 %"], [0.05, "p2", "5 to 20 %"],
+  [0.01, "p3", "1 to 5 %"], [0, "p4", "under 1 %"]];
+let shown = { tokens: [], place: -1 }; // place: of the answer in the conversation; -1: a pasted text
+let attention = { key: "", rows: null };
+
+const bin = (token) => BINS.find(([least]) => Math.exp(token.logprob) >= least)[1];
+
+$("legend").append(...BINS.map(([, name, text]) => make("span", { className: name }, text)));
+
+function seeAnswer(place, index) {
+  const { tokens } = memory.turns[place].answers[index];
+  $("measured").textContent = "";
+  showTokens({ tokens, place });
+  open("see");
+}
+
+$("measure").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const model = known(), text = $("text").value;
+  if (!model || !text) return;
+  $("measured").textContent = "Measuring …";
+  try {
+    const { tokens, loss } = await client.inspect({ model: model.id, text, top: TOP });
+    $("measured").textContent = loss === null ? "One token: nothing to predict." :
+      `${whole(tokens.length)} tokens, loss ${loss.toFixed(3)} nats per token, perplexity ${Math.exp(loss).toFixed(1)}`;
+    showTokens({ tokens, place: -1 });
+  } catch (error) {
+    $("measured").textContent = error.message;
+  }
+});
+
+const visible = (text) => text.replace(/\n/g, "↵\n").replace(/^$/, "∅");
+const alone = (text) => visible(text).replace(/ /g, "␣").trimEnd(); // spaces and lines are seen too
+
+function showTokens(given) {
+  shown = given;
+  attention = { key: "", rows: null };
+  $("seen").hidden = false;
+  $("chosen").replaceChildren(make("p", { className: "note" }, "Choose a token to see what else could have stood there."));
+  const elements = shown.tokens.map((token, i) => {
+    const isFirst = token.logprob === null;
+    const label = isFirst ? `${token.text}, the first token` : `${token.text}, ${percent(token.logprob)}`;
+    const element = make("span", {
+      className: `token ${isFirst ? "" : bin(token)}`, role: "option", "aria-selected": "false",
+      "aria-label": label, title: isFirst ? "the first token" : `${percent(token.logprob)}, loss ${(-token.logprob).toFixed(2)}`,
+      tabIndex: i === 0 ? 0 : -1,
+    }, visible(token.text));
+    element.addEventListener("click", () => choose(i));
+    element.addEventListener("focus", () => attend(i));
+    element.addEventListener("pointerenter", () => attend(i));
+    return element;
+  });
+  $("tokens").replaceChildren(...elements);
+  drawEntropies();
+}
+
+$("tokens").addEventListener("keydown", (event) => {
+  const elements = [...$("tokens").children], now = elements.indexOf(document.activeElement);
+  if (now < 0) return;
+  const next = { ArrowRight: now + 1, ArrowLeft: now - 1, Home: 0, End: elements.length - 1 }[event.key];
+  if (event.key === "Enter" || event.key === " ") {
+    event.preventDefault();
+    choose(now);
+  } else if (next !== undefined && elements[next]) {
+    event.preventDefault();
+    elements[now].tabIndex = -1;
+    elements[next].tabIndex = 0;
+    elements[next].focus();
+  }
+});
+
+function choose(i) {
+  const token = shown.tokens[i];
+  [...$("tokens").children].forEach((element, j) => element.setAttribute("aria-selected", String(i === j)));
+  if (token.logprob === null) {
+    $("chosen").replaceChildren(make("p", { className: "note" }, "The first token is given: nothing comes before it."));
+    return;
+  }
+  const rows = token.top.map(([id, text, logprob]) => {
+    const bar = make("i");
+    bar.style.width = `${100 * Math.exp(logprob)}%`;
+    const row = make("li", { className: id === token.id ? "mine" : "" }, make("code", {}, alone(text)),
+      make("span", { className: "track", "aria-hidden": "true" }, bar),
+      make("span", { className: "amount" }, percent(logprob)));
+    if (shown.place >= 0 && id !== token.id) {
+      const run = () => goOnFrom(i, { id, text, logprob, entropy: token.entropy, top: token.top });
+      row.append(action("Continue from this one", `Continue from ${text}`, run));
+    }
+    return row;
+  });
+  const facts = `probability ${percent(token.logprob)}, loss ${(-token.logprob).toFixed(3)}, entropy of the choice ${token.entropy.toFixed(2)} nats`;
+  $("chosen").replaceChildren(make("h3", {}, "“", make("code", {}, alone(token.text)), "”"),
+    make("p", { className: "note" }, facts), make("ol", { className: "others" }, ...rows));
+}
+
+function goOnFrom(i, token) {
+  open("talk");
+  answer(shown.place, [...shown.tokens.slice(0, i), token]);
+}
+
+async function attend(i) {
+  if (!$("attends").checked || !known()) return;
+  const [layer, head] = [Number($("layer").value), Number($("head").value)];
+  // The model sees a window of a longer text: one that reaches back from this token far enough.
+  const window = known().block_size, half = Math.max(1, Math.floor(window / 2));
+  const longest = Math.max(0, shown.tokens.length - window);
+  const first = Math.max(0, Math.min(longest, Math.floor(i / half) * half - half));
+  const ids = shown.tokens.slice(first, first + window).map((token) => token.id);
+  const key = `${memory.model} ${layer} ${head} ${first}`;
+  if (attention.key !== key) {
+    attention = { key, rows: null };
+    try {
+      const { weights } = await client.attention({ model: memory.model, ids, layer, head });
+      if (attention.key === key) attention.rows = weights;
+    } catch (error) {
+      attention.key = "";
+      $("measured").textContent = error.message;
+    }
+  }
+  const row = attention.rows?.[i - first];
+  if (!row) return;
+  [...$("tokens").children].forEach((element, j) => {
+    element.classList.toggle("attended", first <= j && j <= i);
+    element.style.setProperty("--weight", `${Math.round(80 * (row[j - first] ?? 0))}%`);
+  });
+}
+
+$("attends").addEventListener("change", () => {
+  if (!$("attends").checked) for (const element of $("tokens").children) element.classList.remove("attended");
+});
+for (const id of ["layer", "head"]) $(id).addEventListener("change", () => { $("attends").checked = true; });
+
+function drawEntropies() {
+  const values = shown.tokens.map((token) => token.entropy ?? 0), chart = $("entropies");
+  const width = Math.max(1, values.length), most = Math.max(1, ...values);
+  chart.setAttribute("viewBox", `0 0 ${width} 64`);
+  chart.setAttribute("preserveAspectRatio", "none");
+  chart.replaceChildren(...values.map((value, i) => {
+    const bar = svg("rect", { x: i + 0.1, y: 64 - (60 * value) / most, width: 0.8, height: (60 * value) / most });
+    bar.style.fill = "var(--accent)";
+    return bar;
+  }));
+}
+
+// --- watch ---
+
+let watched = "", watching = false;
+
+async function watch() {
+  if (watching || memory.tab !== "watch") return;
+  watching = true;
+  try {
+    const { runs } = await client.runs();
+    if (!runs.some((run) => run.name === watched)) watched = runs[0]?.name ?? "";
+    $("runs").replaceChildren(...runs.map((run) => {
+      const button = make("button", { type: "button" }, run.name,
+        make("small", {}, `${run.state}, step ${whole(run.step)}${run.steps ? ` of ${whole(run.steps)}` : ""}`));
+      button.setAttribute("aria-current", String(run.name === watched));
+      button.addEventListener("click", () => { watched = run.name; drawn = ""; watching = false; watch(); });
+      return button;
+    }));
+    if (watched) showRun(await client.run(watched));
+  } catch (error) {
+    if (error.gone) say(`${error.message} Trying again …`);
+  }
+  watching = false;
+  setTimeout(() => { if (!document.hidden) watch(); }, 2000);
+}
+document.addEventListener("visibilitychange", () => { if (!document.hidden) watch(); });
+
+let drawn = ""; // what is shown: it is drawn again only if it has changed
+
+function showRun(run) {
+  const now = JSON.stringify(run);
+  if (now === drawn) return;
+  drawn = now;
+  const facts = [["State", run.state], ["Step", run.steps ? `${whole(run.step)} of ${whole(run.steps)}` : whole(run.step)]];
+  if (run.loss !== null) facts.push(["Best held-out loss", run.loss.toFixed(4)]);
+  if (run.seconds) facts.push(["Trained for", duration(run.seconds)]);
+  if (run.left_seconds !== null) facts.push(["Left", duration(run.left_seconds)]);
+  if (run.tokens_per_second) facts.push(["Tokens per second", whole(Math.round(run.tokens_per_second))]);
+  if (run.share !== null) facts.push(["Share of the machine", `${Math.round(100 * run.share)} %`]);
+  const list = make("dl", { className: "facts" }, ...facts.map(
+    ([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
+  const talkTo = action("Talk to its newest checkpoint", `Talk to ${run.name}`, () => {
+    memory.model = run.model;
+    showModels(models);
+    open("talk");
+  });
+  talkTo.className = "main";
+  talkTo.disabled = !run.model;
+  const parts = [make("h3", {}, run.name), list, lossChart(run.curves), talkTo];
+  parts.push(...run.notes.map((note) => make("p", { className: "note" }, note)));
+  if (run.samples.length) parts.push(make("h3", {}, "Samples"));
+  for (const { step, text } of [...run.samples].reverse().slice(0, 5)) {
+    parts.push(make("div", { className: "note" }, `After step ${whole(step)}`), make("pre", { className: "sample" }, text));
+  }
+  const report = make("details", {}, make("summary", {}, "Report"));
+  report.addEventListener("toggle", () => {
+    if (report.open && report.children.length === 1) {
+      report.append(make("iframe", { src: client.report(run.name), title: `Report of ${run.name}` }));
+    }
+  });
+  const before = $("course").querySelector("details[open]");
+  $("course").replaceChildren(...parts, before && before.dataset.run === run.name ? before : report);
+  report.dataset.run = run.name;
+}
+
+function lossChart({ train, held_out }) {
+  const W = Math.max(300, Math.min(640, $("course").clientWidth)), H = 260, left = 48, bottom = 28;
+  const chart = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", class: "chart",
+    "aria-label": "Loss over steps: training as a line, held-out text dashed" });
+  const points = [...train, ...held_out];
+  if (points.length < 2) return chart;
+  const values = points.map((p) => p[1]).sort((a, b) => a - b);
+  const low = values[0], high = values[Math.floor(0.97 * (values.length - 1))];
+  const last = Math.max(...points.map((p) => p[0]));
+  const x = (step) => left + ((W - left - 8) * step) / Math.max(1, last);
+  const y = (loss) => 8 + ((H - bottom - 8) * (high - Math.min(loss, high))) / Math.max(1e-9, high - low);
+  for (const share of [0, 0.5, 1]) {
+    const value = low + share * (high - low);
+    chart.append(svg("line", { class: "axis", x1: left, x2: W - 8, y1: y(value), y2: y(value) }),
+      svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, value.toFixed(2)),
+      svg("text", { x: x(share * last), y: H - 8, "text-anchor": share ? (share === 1 ? "end" : "middle") : "start" }, whole(Math.round(share * last))));
+  }
+  const path = (line) => line.map(([step, loss], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(loss).toFixed(1)}`).join("");
+  chart.append(svg("path", { d: path(train) }), svg("path", { d: path(held_out), class: "held" }),
+    ...held_out.map(([step, loss]) => svg("circle", { cx: x(step), cy: y(loss), r: 2.5 })));
+  return chart;
+}
+
+// --- start ---
+
+recall();
+for (const field of fields()) if (field.name in memory.settings) field.value = memory.settings[field.name];
+$("input").value = memory.draft;
+showTurns();
+open(memory.tab);
+const given = /^#token=(.+)$/.exec(location.hash);
+if (given && client.useToken) {
+  history.replaceState(null, "", location.pathname);
+  client.useToken(decodeURIComponent(given[1])).catch(() => {}).then(refreshState);
+} else {
+  refreshState();
+}

@@ -1,0 +1,112 @@
+"""The application: the page, OpenAI's API and the page's own endpoints, behind one guard."""
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from smallmind import page
+from smallmind.serve.api import API, Limits
+from smallmind.serve.engine import Engine
+from smallmind.serve.errors import APIError, error_response
+from smallmind.serve.facts import Facts
+from smallmind.serve.models import Models
+from smallmind.serve.security import COOKIE, POLICY, Guard
+
+OWN = "connect-src 'self'", "frame-src 'self'", "frame-ancestors 'self'"  # that the page may do
+
+
+def application(
+    paths: Sequence[Path],
+    folder: Path | None = None,
+    *,
+    precision: str | None = None,
+    slots: int = 8,
+    waiting: int = 32,
+    context: int | None = None,
+    limits: Limits | None = None,
+    hosts: Collection[str] = (),
+    token: str | None = None,
+) -> Guard:
+    """Models on disk -> the application that serves them, for any ASGI server.
+
+    paths are runs, model files or models of other programs; the runs of `folder` are served too,
+    also those that begin later. `slots` texts of a model are written at a time, and `waiting`
+    requests may wait for them. Requests have to be for one of `hosts` or this machine, and to have
+    the token, if there is one.
+    """
+    html = page.document()
+    policy = page.policy(html, *OWN)
+    routes: list[Route] = []
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        with Engine(waiting) as engine:
+            models = Models(engine, paths, folder, precision, slots, context)
+            api = API(engine, models, limits or Limits())
+            app.state.api = api
+            facts = Facts(api)
+            app.router.routes.extend(_routes(api, facts))
+            yield
+            api.is_stopping = True
+
+    async def show_page(_request: HTTPRequest) -> Response:
+        return HTMLResponse(html, headers={POLICY: policy})
+
+    async def begin_session(_request: HTTPRequest) -> Response:
+        """A cookie with the token, for what a page loads without headers of its own."""
+        response = Response(status_code=204)
+        if token:
+            response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+        return response
+
+    routes += [
+        Route("/", show_page),
+        Route("/api/session", begin_session, methods=["POST"]),
+    ]
+    app = Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        exception_handlers={
+            APIError: _show_api_error,
+            HTTPException: _show_http_error,
+            Exception: _show_failure,
+        },
+    )
+    return Guard(app, hosts, token)
+
+
+def _routes(api: API, facts: Facts) -> list[Route]:
+    return [
+        Route("/v1/models", api.list_models),
+        Route("/v1/models/{id:path}", api.show_model),
+        Route("/v1/completions", api.complete, methods=["POST"]),
+        Route("/v1/chat/completions", api.chat, methods=["POST"]),
+        Route("/api/state", facts.state),
+        Route("/api/inspect", facts.inspect, methods=["POST"]),
+        Route("/api/attention", facts.attention, methods=["POST"]),
+        Route("/api/runs", facts.runs),
+        Route("/api/runs/{name}", facts.run),
+        Route("/api/runs/{name}/report", facts.report),
+    ]
+
+
+async def _show_api_error(_request: HTTPRequest, error: Exception) -> Response:
+    assert isinstance(error, APIError)
+    return error.response()
+
+
+async def _show_http_error(_request: HTTPRequest, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = {404: "there is nothing at this address", 405: "this address has another method"}
+    text = message.get(error.status_code, str(error.detail))
+    return error_response(error.status_code, text, headers=error.headers)
+
+
+async def _show_failure(_request: HTTPRequest, error: Exception) -> Response:
+    return error_response(500, f"the server failed: {type(error).__name__}")

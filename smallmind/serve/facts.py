@@ -1,0 +1,228 @@
+"""The endpoints of the page itself: models, a look inside one, runs."""
+
+import asyncio
+import math
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from smallmind.charts.curve import Curve
+from smallmind.chat import prompt_of
+from smallmind.checks import InputError, number
+from smallmind.sampling import alternatives
+from smallmind.serve.api import API
+from smallmind.serve.asked import Fields, fields_of, turns_of
+from smallmind.serve.errors import APIError
+from smallmind.serve.models import Entry, Loaded
+from smallmind.serve.security import POLICY
+from smallmind.settings.config import __version__
+from smallmind.views.run_view import PLOTTED, RunView, State
+
+MOST_POINTS = 400  # of a curve
+MOST_SAMPLES = 20
+FIELDS = (*PLOTTED, "tokens_per_second")
+REPORT_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'; sandbox"
+)
+
+
+class Facts:
+    """The endpoints under /api."""
+
+    def __init__(self, api: API) -> None:
+        self.api, self.models = api, api.models
+        self._looking = asyncio.Lock()
+
+    async def state(self, _request: HTTPRequest) -> Response:
+        """GET /api/state: what there is to talk to, and to watch."""
+        entries, runs = self.models.entries(), await asyncio.to_thread(self._runs)
+        limits = self.api.limits
+        return JSONResponse(
+            {
+                "version": __version__,
+                "models": [await asyncio.to_thread(_model, entry) for entry in entries],
+                "runs": runs,
+                "limits": {
+                    "max_tokens": limits.max_tokens,
+                    "prompt_tokens": limits.prompt_tokens,
+                    "n": self.models.slots,
+                },
+            }
+        )
+
+    async def inspect(self, request: HTTPRequest) -> Response:
+        """POST /api/inspect: probability, alternatives and entropy of each token of a text."""
+        fields = await fields_of(request)
+        loaded = await self._loaded(fields)
+        top, ids = fields.whole("top", 10, 0, 50), _ids(fields, loaded)
+        context = loaded.model.config.block_size
+        if not 1 <= len(ids) <= context:
+            raise APIError(
+                400, f"the text has {len(ids):,} tokens; give 1 to {context:,}, the context", "text"
+            )
+        return JSONResponse(await self._look(lambda: _inspected(loaded, ids, top)))
+
+    async def attention(self, request: HTTPRequest) -> Response:
+        """POST /api/attention: how a head looks at the tokens of a text."""
+        fields = await fields_of(request)
+        loaded = await self._loaded(fields)
+        config = loaded.model.config
+        ids = np.array(fields.ids("ids", loaded.tokenizer.vocab_size), np.int32)
+        layer = fields.whole("layer", 0, 0, config.n_layer - 1)
+        head = fields.whole("head", 0, 0, config.n_head - 1)
+        if not 1 <= len(ids) <= config.block_size:
+            raise APIError(400, f"give 1 to {config.block_size:,} tokens", "ids")
+
+        def weights() -> list[list[float]]:
+            found = loaded.model.inspect(ids[None]).attention[layer, 0, head]
+            return [np.round(row[: t + 1], 4).tolist() for t, row in enumerate(found)]
+
+        return JSONResponse({"weights": await self._look(weights)})
+
+    async def runs(self, _request: HTTPRequest) -> Response:
+        """GET /api/runs."""
+        return JSONResponse({"runs": await asyncio.to_thread(self._runs)})
+
+    async def run(self, request: HTTPRequest) -> Response:
+        """GET /api/runs/NAME: the curves and samples of a run, as they are now."""
+        view = self._view(request)
+        return JSONResponse(await asyncio.to_thread(self._course, view))
+
+    async def report(self, request: HTTPRequest) -> Response:
+        """GET /api/runs/NAME/report: the page that `smallmind report` writes."""
+        from smallmind.views.report import report
+
+        view = self._view(request)
+        try:
+            page = await asyncio.to_thread(report, view.path)
+        except InputError as error:
+            raise APIError(404, str(error), "name") from None
+        return HTMLResponse(page, headers={POLICY: REPORT_POLICY})
+
+    async def _loaded(self, fields: Fields) -> Loaded:
+        return await self.api.loaded(self.api.entry(fields.required("model", str)))
+
+    async def _look(self, job: Any) -> Any:
+        """Looks into a model between two steps of the texts. APIError if somebody else does."""
+        if self._looking.locked():
+            raise APIError(429, "another text is being looked at; try again in a moment")
+        async with self._looking:
+            return await self.api.engine.run(job)
+
+    def _view(self, request: HTTPRequest) -> RunView:
+        name = request.path_params["name"]
+        for view in self.models.runs():
+            if view.name == name:
+                return view
+        raise APIError(404, f"there is no run {name[:100]!r}", "name")
+
+    def _runs(self) -> list[dict[str, Any]]:
+        ids = self._model_ids()
+        return [_row(view, ids) for view in self.models.runs()]
+
+    def _model_ids(self) -> dict[Any, str]:
+        return {entry.path.resolve(): entry.id for entry in self.models.entries() if entry.is_run}
+
+    def _course(self, known: RunView) -> dict[str, Any]:
+        view = RunView(known.path, FIELDS)
+        step, steps = view.step, view.steps
+        left = None
+        if steps and step and view.seconds and view.state == State.RUNNING:
+            left = view.seconds / step * max(0, steps - step)
+        speeds = view.curves["tokens_per_second"].finite().values
+        share = number(view.usage.get("used_share"))
+        return {
+            **_row(view, self._model_ids()),
+            "seconds": view.seconds,
+            "left_seconds": left,
+            "curves": {
+                "train": _points(view.curves["loss"]),
+                "held_out": _points(view.curves["val_loss"]),
+            },
+            "samples": [
+                {"step": step, "text": text} for step, text in view.samples()[-MOST_SAMPLES:]
+            ],
+            "tokens_per_second": speeds[-1] if len(speeds) else None,
+            "share": share if math.isfinite(share) else None,
+            "notes": view.notes[-5:],
+            "problem": view.problem,
+        }
+
+
+def _ids(fields: Fields, loaded: Loaded) -> np.ndarray:
+    """The tokens of a text, as it is, as tokens or as a conversation."""
+    if "ids" in fields.values:
+        return np.array(fields.ids("ids", loaded.tokenizer.vocab_size), np.int32)
+    try:
+        if "messages" in fields.values:
+            if loaded.template is None:
+                raise APIError(400, "the model has no chat template; send a text", "messages")
+            system, turns = turns_of(fields)
+            context = loaded.model.config.block_size
+            given = loaded.tokenizer, loaded.template, system, turns, context
+            return prompt_of(*given, 1).ids
+        return loaded.tokenizer.encode(fields.required("text", str))
+    except InputError as error:
+        raise APIError(400, str(error), "text") from None
+
+
+def _inspected(loaded: Loaded, ids: np.ndarray, top: int) -> dict[str, Any]:
+    tokenizer = loaded.tokenizer
+    V = tokenizer.vocab_size
+    logits = loaded.model.forward(ids[None])[0, :, :V] if len(ids) > 1 else np.empty((0, V))
+    tokens: list[dict[str, Any]] = []
+    for t, token in enumerate(ids.tolist()):
+        entry = {"id": token, "text": tokenizer.decode([token])}
+        if t == 0:
+            tokens.append({**entry, "logprob": None, "entropy": None, "top": []})
+            continue
+        found = alternatives(logits[t - 1], token, top)
+        pairs = zip(found.tokens.tolist(), found.logprobs.tolist(), strict=True)
+        others = [[id, tokenizer.decode([id]), round(logprob, 5)] for id, logprob in pairs]
+        own = {"logprob": round(found.logprob, 5), "entropy": round(found.entropy, 5)}
+        tokens.append({**entry, **own, "top": others})
+    losses = [-token["logprob"] for token in tokens[1:]]
+    return {
+        "tokens": tokens,
+        "loss": float(np.mean(losses)) if losses else None,
+        "block_size": loaded.model.config.block_size,
+    }
+
+
+def _model(entry: Entry) -> dict[str, Any]:
+    """What the page shows of a model, which need not be loaded."""
+    facts: dict[str, Any] = {
+        **{"id": entry.id, "name": entry.id, "run": entry.path.name if entry.is_run else None},
+        **{"loaded": entry.loaded is not None, "error": None},
+    }
+    try:
+        described = entry.described()
+    except (InputError, OSError) as error:
+        return {**facts, "kind": "completion", "error": str(error)}
+    return {**facts, **described}
+
+
+def _row(view: RunView, ids: dict[Any, str]) -> dict[str, Any]:
+    best = view.best or {}
+    loss = number(best.get("val_loss"))
+    return {
+        "name": view.name,
+        "state": view.state.value,
+        "step": view.step,
+        "steps": view.steps,
+        "loss": loss if math.isfinite(loss) else None,
+        "model": ids.get(view.path.resolve()),
+    }
+
+
+def _points(curve: Curve) -> list[list[float]]:
+    """The points of a curve, as many as a chart shows."""
+    finite = curve.finite()
+    steps, values = list(finite.steps), list(finite.values)
+    every = max(1, math.ceil(len(steps) / MOST_POINTS))
+    kept = list(range(0, len(steps), every))
+    if steps and kept[-1] != len(steps) - 1:
+        kept.append(len(steps) - 1)
+    return [[int(steps[i]), round(float(values[i]), 5)] for i in kept]
