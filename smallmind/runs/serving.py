@@ -26,11 +26,11 @@ class Served:
     """
 
     def __init__(self, path: Path, port: int | None = None, precision: str | None = None) -> None:
-        flags = {"--port": port or 0, "--precision": precision}
-        named = [str(word) for pair in flags.items() if pair[1] is not None for word in pair]
+        flags = [f"--port={port or 0}", "--no-browser", "--in-notebook"]
+        if precision:
+            flags.append(f"--precision={precision}")
         self._process = subprocess.Popen(
-            [*(sys.executable, "-u", "-m", "smallmind", "serve"), str(path.resolve())]
-            + [*named, "--no-browser", "--in-notebook"],
+            [sys.executable, "-u", "-m", "smallmind", "serve", str(path.resolve()), *flags],
             stdin=subprocess.PIPE,  # its end is that of this program, however that ends
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -47,9 +47,10 @@ class Served:
         return f"<Served: {self.url}{'' if self._process.poll() is None else ', stopped'}>"
 
     def _repr_html_(self) -> str:
+        url = escape(self.url)
         return (
-            f'<iframe src="{escape(self.url)}" title="smallmind" width="100%" height="{HEIGHT}" '
-            'style="border: 0"></iframe>'
+            f'<iframe src="{url}" title="smallmind" width="100%" height="{HEIGHT}" '
+            f'style="border: 0"></iframe><a href="{url}" target="_blank">Open in a window</a>'
         )
 
     def __enter__(self) -> "Served":
@@ -84,7 +85,8 @@ class Served:
         timer.cancel()
         self._process.stdout.close()
         self.stop()
-        raise InputError(" ".join(said) or "the server did not start")
+        message = " ".join(said).removeprefix("smallmind: ")
+        raise InputError(message or f"the server did not start within {STARTING:.0f} seconds")
 
     def _read_on(self) -> None:
         assert self._process.stdout
