@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.distillation import Distillation
     from smallmind.training.health import GradientDiagnostics
+    from smallmind.training.preferences import Preferences
     from smallmind.training.profiler import TrainingProfiler
     from smallmind.training.training import Training
 
@@ -74,6 +75,7 @@ _EXPORTS = {
     "ModelConfig": "smallmind.settings.config",
     "Muon": "smallmind.optim.muon",
     "Precision": "smallmind.settings.config",
+    "Preferences": "smallmind.training.preferences",
     "Run": "smallmind.runs.run",
     "RunConfig": "smallmind.settings.config",
     "Settings": "smallmind.settings.settings",
@@ -112,6 +114,7 @@ __all__ = [
     "ModelConfig",
     "Muon",
     "Precision",
+    "Preferences",
     "Run",
     "RunConfig",
     "Settings",

@@ -2,13 +2,14 @@
 
 import argparse
 import ipaddress
+import os
 import socket
 import sys
 import threading
 import time
 import webbrowser
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--token", help="what requests must have, as Authorization: Bearer TOKEN; the page asks"
     )
     parser.add_argument("--no-browser", action="store_true", help="do not open the page")
+    parser.add_argument(
+        "--in-notebook",
+        action="store_true",
+        help="end with the standard input, and let pages on this machine show the page in a frame, "
+        "as Run.serve() does for a notebook",
+    )
     parser.add_argument(
         "--slots", type=int, default=8, metavar="N", help="texts written at a time; default: 8"
     )
@@ -108,6 +115,7 @@ def run(options: argparse.Namespace) -> int:
         limits=Limits(options.max_tokens, options.max_prompt, options.max_seconds),
         hosts=_names(options.host),
         token=options.token,
+        in_frames=options.in_notebook,
     )
     listening = _listening(options.host, options.port)
     config = uvicorn.Config(
@@ -236,5 +244,13 @@ def _serve(
         if not options.no_browser:
             webbrowser.open(f"{address}{token}")
 
+    def end_with_input() -> None:
+        with suppress(OSError, ValueError):
+            while os.read(sys.stdin.fileno(), 1024):  # without a lock that an exit would wait for
+                pass
+        server.should_exit = True
+
     threading.Thread(target=announce, daemon=True).start()
+    if options.in_notebook:
+        threading.Thread(target=end_with_input, daemon=True).start()
     server.run(sockets=[listening])

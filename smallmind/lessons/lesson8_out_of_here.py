@@ -97,6 +97,10 @@ TEXT = smallmind.generate(model, tokenizer, PROMPT, max_tokens=40, temperature=0
 print(f"{model.config.architecture}, {model.flat.data.size:,} parameters. It writes:\n{TEXT}")
 
 # %% [markdown]
+# `served = run.serve()` serves it to other programs in the way of OpenAI's API, and to you: in a
+# notebook a cell with `served` shows a page to talk to the run, and how likely each token was. It
+# needs `pip install "smallmind[serve]"`, and ends with `served.stop()`.
+#
 # A model with parts that no published architecture has cannot be exported, and the error says which
 # parts they are:
 

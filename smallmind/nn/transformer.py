@@ -535,7 +535,9 @@ class TransformerModel(Tabular):
         gradient.
 
         With weights (B, T), one per target, the mean is weighted: the sum of weighted losses is
-        divided by `divisor`, by default the sum of the weights. Without any weight it is 0.
+        divided by `divisor`, by default the sum of the weights. Without any weight it is 0. A
+        weight below zero makes its target less likely; such weights may sum to anything, so they
+        need a divisor.
 
         firsts (B, T), int32, are for windows of several documents: for each place the one where its
         document begins. Attention stays inside a document, and positions begin anew in it.
@@ -546,6 +548,8 @@ class TransformerModel(Tabular):
         if weights is not None:
             weights = _checked_weights(weights, ids.shape)
             if divisor is None:
+                if (weights < 0).any():
+                    raise InputError("weights below zero need a divisor, such as targets.size")
                 divisor = float(weights.sum(dtype=np.float64))
         divisor = targets.size if divisor is None else divisor
         workspace, recorded = self.workspace, self._recorded
@@ -834,8 +838,8 @@ def _checked_weights(weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     weights = np.ascontiguousarray(check_type("weights", weights, np.ndarray), np.float32)
     if weights.shape != shape:
         raise InputError(f"weights {weights.shape} must have the shape of ids, {shape}")
-    if not (np.isfinite(weights).all() and (weights >= 0).all()):
-        raise InputError("weights must be finite numbers from 0 on")
+    if not np.isfinite(weights).all():
+        raise InputError("weights must be finite numbers")
     return weights
 
 

@@ -19,7 +19,12 @@
 // An exported page brings one of its own as window.smallmindClient; else a server answers.
 
 const serverClient = () => {
-  let token = sessionStorage.getItem("smallmind token") ?? "";
+  let token = "";
+  try {
+    token = sessionStorage.getItem("smallmind token") ?? "";
+  } catch {
+    // In a frame on a page of another site, such as a notebook, there may be no storage.
+  }
 
   async function ask(path, body, signal) {
     const headers = token ? { Authorization: `Bearer ${token}` } : {};
@@ -90,7 +95,7 @@ const serverClient = () => {
     async useToken(given) {
       token = given;
       await ask("/api/session", {}); // a cookie, for the report in its frame
-      sessionStorage.setItem("smallmind token", given);
+      try { sessionStorage.setItem("smallmind token", given); } catch { /* for this visit only */ }
     },
     state: () => json("/api/state"),
     inspect: (asked) => json("/api/inspect", asked),

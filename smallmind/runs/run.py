@@ -15,6 +15,7 @@ from smallmind.runs import creating, loading, summary
 from smallmind.runs.files import CONFIG, RUNS, Text
 from smallmind.runs.pace import Pace
 from smallmind.runs.saved import SavedRun
+from smallmind.runs.serving import Served
 from smallmind.runs.session import Session, fresh_training, lengthen
 from smallmind.runs.threads import choose_threads
 from smallmind.runs.verification import Verdict, verify_run
@@ -234,6 +235,15 @@ class Run(SavedRun):
         model, tokenizer = found.load("numpy")
         history = summary.history_of(self, found.name)
         export(model, tokenizer, path, to, type, self.path.resolve().name, history)
+
+    def serve(self, port: int | None = None, precision: str | None = None) -> Served:
+        """Serves the page and OpenAI's API of the run, beside this program -> where.
+
+        As the last expression of a cell, a notebook shows the page in a frame, if its browser is on
+        this machine. `port` is by default any free one; `precision` as in `load`. Needs what
+        `pip install "smallmind[serve]"` installs. InputError if the server does not start.
+        """
+        return Served(self.path, port, precision)
 
     def verify(
         self, digests_only: bool = False, on_record: OnRecord | None = None

@@ -16,9 +16,9 @@ from smallmind.serve.engine import Engine
 from smallmind.serve.errors import APIError, error_response
 from smallmind.serve.facts import Facts
 from smallmind.serve.models import Models
-from smallmind.serve.security import COOKIE, POLICY, Guard
+from smallmind.serve.security import COOKIE, LOCAL_FRAMES, OWN_FRAMES, POLICY, Guard
 
-OWN = "connect-src 'self'", "frame-src 'self'", "frame-ancestors 'self'"  # that the page may do
+OWN = "connect-src 'self'", "frame-src 'self'"  # that the page may do
 
 
 def application(
@@ -32,16 +32,17 @@ def application(
     limits: Limits | None = None,
     hosts: Collection[str] = (),
     token: str | None = None,
+    in_frames: bool = False,
 ) -> Guard:
     """Models on disk -> the application that serves them, for any ASGI server.
 
     paths are runs, model files or models of other programs; the runs of `folder` are served too,
     also those that begin later. `slots` texts of a model are written at a time, and `waiting`
     requests may wait for them. Requests have to be for one of `hosts` or this machine, and to have
-    the token, if there is one.
+    the token, if there is one. With `in_frames` notebooks on this machine may show the page.
     """
     html = page.document()
-    policy = page.policy(html, *OWN)
+    policy = page.policy(html, *OWN, LOCAL_FRAMES if in_frames else OWN_FRAMES)
     routes: list[Route] = []
 
     @asynccontextmanager
@@ -78,7 +79,7 @@ def application(
             Exception: _show_failure,
         },
     )
-    return Guard(app, hosts, token)
+    return Guard(app, hosts, token, in_frames)
 
 
 def _routes(api: API, facts: Facts) -> list[Route]:

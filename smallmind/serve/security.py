@@ -25,14 +25,24 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 POLICY = "Content-Security-Policy"
+# Frames in which the page may be shown: its own, and those of notebooks on this machine.
+OWN_FRAMES = "frame-ancestors 'self'"
+LOCAL_FRAMES = f"{OWN_FRAMES} http://localhost:* http://127.0.0.1:*"
 NOTHING = "default-src 'none'; frame-ancestors 'none'"  # the policy of what is not a page
 
 
 class Guard:
-    """Wraps an application: checks Host, Origin and token, and adds the headers of all answers."""
+    """Wraps an application: checks Host, Origin and token, and adds the headers of all answers.
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str], token: str | None) -> None:
+    With `in_frames`, the document at / may be loaded from another site, into a frame; its policy
+    says of which.
+    """
+
+    def __init__(
+        self, app: ASGIApp, hosts: Collection[str], token: str | None, in_frames: bool = False
+    ) -> None:
         self.app, self.hosts, self.token = app, {*LOCAL, *hosts}, token
+        self.in_frames = in_frames
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -64,10 +74,13 @@ class Guard:
         origins = headers.getlist("origin")
         if any(origin not in (f"http://{hosts[0]}", f"https://{hosts[0]}") for origin in origins):
             return error_response(403, "pages of other sites may not use this server", "origin")
+        is_document = scope["method"] in ("GET", "HEAD") and scope["path"] == "/"
+        framed = is_document and self.in_frames and headers.get("sec-fetch-dest") == "iframe"
         # Browsers say so of requests that carry no Origin too.
-        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        site = headers.get("sec-fetch-site", "none")
+        if site not in ("none", "same-origin") and not framed:
             return error_response(403, "pages of other sites may not use this server", "origin")
-        if self.token is None or (scope["method"] in ("GET", "HEAD") and scope["path"] == "/"):
+        if self.token is None or is_document:
             return None
         if not self._has_token(headers):
             message = "give the token of the server, as Authorization: Bearer TOKEN"

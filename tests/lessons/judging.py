@@ -32,7 +32,12 @@ SHORTENED = {
     ],
     6: [("STEPS = 100", "STEPS = 5")],
     8: [("steps=300", "steps=3")],
+    11: [
+        ("UPDATES = 1200", "UPDATES = 60"),
+        ("TRIES, EPOCHS, BETA = 40, 4,", "TRIES, EPOCHS, BETA = 12, 3,"),
+    ],
 }
+LONG = (11,)  # lessons that take minutes as they are
 LEFT_OUT = {
     5: ("2. Where gradients", "Exercises"),
     7: ("6. The proof", "Exercises"),
@@ -40,13 +45,19 @@ LEFT_OUT = {
 }
 
 
-@functools.cache
-def lesson(number):
-    """The names that a lesson defines, which is run once."""
+def shortened(number):
+    """The source of a lesson, whose slow parts are quick."""
     source = source_of(number)
     for old, new in SHORTENED.get(number, ()):
         assert source.count(old) == 1, f"lesson {number} has to have {old!r} once"
         source = source.replace(old, new)
+    return source
+
+
+@functools.cache
+def lesson(number):
+    """The names that a lesson defines, which is run once."""
+    source = shortened(number)
     if number in LEFT_OUT:
         first, last = (source.index(f"# ## {heading}") for heading in LEFT_OUT[number])
         source = source[:first] + source[last:]

@@ -37,19 +37,43 @@ def test_weights_of_one_change_no_bit(precision, micro_batch_size):
     assert results[0] == results[1]
 
 
-def test_the_weighted_mean_and_its_gradient_are_those_of_the_losses():
+@pytest.mark.parametrize(("below", "divisor"), [(0.0, None), (0.0, 3.5), (0.6, 3.5)])
+def test_the_weighted_mean_and_its_gradient_are_those_of_the_losses(below, divisor):
     model, ids, targets, weights = model_and_batch(backend="numpy", dtype=np.float64)
-    loss = functools.partial(model.losses, ids, targets)
-    expected = (weights * loss()).sum() / weights.sum()
-    assert model.loss_and_gradients(ids, targets, weights=weights) == pytest.approx(expected)
+    weights -= np.float32(below)  # some of them are below zero, others above
+    loss, total = functools.partial(model.losses, ids, targets), divisor or weights.sum()
+    expected = (weights * loss()).sum() / total
+    found = model.loss_and_gradients(ids, targets, weights=weights, divisor=divisor)
+    assert found == pytest.approx(expected)
     gradient, flat = model.flat.grad.copy(), model.flat.data
     for place in np.random.default_rng(0).integers(0, flat.size, 40):
         kept, sides = flat[place], []
         for step in (1e-6, -1e-6):
             flat[place] = kept + step
-            sides.append((weights * loss()).sum() / weights.sum())
+            sides.append((weights * loss()).sum() / total)
         flat[place] = kept
         assert gradient[place] == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-4, abs=1e-8)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("micro_batch_size", [None, 1, 3])
+def test_weights_of_the_other_sign_give_the_opposite_loss_and_gradient(precision, micro_batch_size):
+    model, ids, targets, weights = model_and_batch(precision)
+    model.micro_batch_size = micro_batch_size
+    results = []
+    for sign in (1, -1):
+        given = {"weights": sign * np.round(weights), "divisor": targets.size}
+        losses = [model.loss_and_gradients(ids, targets, **given) for _ in range(20)]
+        results.append((sign * np.array(losses), sign * model.flat.grad))
+        model.zero_gradients()
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_weights_below_zero_need_a_divisor():
+    model, ids, targets, weights = model_and_batch()
+    with pytest.raises(InputError, match="weights below zero need a divisor"):
+        model.loss_and_gradients(ids, targets, weights=weights - 1)
 
 
 @pytest.mark.parametrize("micro_batch_size", [None, 1, 3])

@@ -1,0 +1,194 @@
+"""Preference pairs: the loss of DPO and its gradient, and the windows that texts become."""
+
+import numpy as np
+import pytest
+
+from smallmind import AdamW, InputError, Preferences, Tokenizer, TransformerModel
+from smallmind.settings.presets import ARCHITECTURES
+from smallmind.text.dataset import Batch
+from smallmind.text.templates import fit_template
+from smallmind.training.preferences import encode_pairs
+
+V, T, N, BETA = 11, 12, 5, 0.3
+
+
+def make(seed, arch="gpt2", **settings):
+    """A model away from its initial values, so that answers differ in their probability."""
+    model = TransformerModel(V, T, 16, 2, 2, **ARCHITECTURES[arch], **settings)
+    random = np.random.default_rng(seed)
+    for value in model.parameters.values():
+        value += 0.3 * random.standard_normal(value.shape)
+    model.flat.refresh()
+    return model
+
+
+def pairs(seed=7):
+    """Pairs of random tokens, whose prompts and answers differ in length."""
+    random = np.random.default_rng(seed)
+    ids, targets = random.integers(0, V, (2, 2 * N, T)).astype(np.int32)
+    first, last = random.integers(1, 5, 2 * N), random.integers(6, T + 1, 2 * N)
+    places = np.arange(T)
+    weights = (places >= first[:, None]) & (places < last[:, None])
+    return Batch(ids, targets, np.zeros(2 * N, np.int64), weights.astype(np.float32))
+
+
+def log_probabilities(logits, targets, weights):
+    """logits (R, T, V) -> the log-probability of each answer (R,), plainly."""
+    top = logits.max(axis=-1, keepdims=True)
+    logarithms = logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+    chosen = np.take_along_axis(logarithms, targets[..., None].astype(np.int64), axis=-1)
+    return (weights * chosen[..., 0]).sum(axis=-1)
+
+
+def formula(model, reference, which=None):
+    """The loss as Rafailov et al. write it."""
+    ids, targets, _, weights, *_ = pairs()
+    p, q = (log_probabilities(m.forward(ids), targets, weights) for m in (model, reference))
+    margins = BETA * ((p[:N] - q[:N]) - (p[N:] - q[N:]))
+    return -np.log(1 / (1 + np.exp(-margins[slice(None) if which is None else which]))).mean()
+
+
+@pytest.mark.parametrize("which", [None, [3, 0], [2, 2]], ids=str)
+@pytest.mark.parametrize("arch", ["gpt2", "modern"])
+def test_loss_and_gradients_are_those_of_the_formula(arch, which):
+    model, reference = (make(seed, arch, backend="numpy", dtype=np.float64) for seed in (1, 2))
+    preferences = Preferences(reference, pairs(), BETA)
+    loss = preferences.loss_and_gradients(model, which, scale=2.0)
+    assert loss == pytest.approx(formula(model, reference, which), abs=1e-12)
+    gradient, flat = model.flat.grad.copy(), model.flat.data
+    for place in np.random.default_rng(0).integers(0, flat.size, 40):
+        kept, sides = flat[place], []
+        for step in (1e-6, -1e-6):
+            flat[place] = kept + step
+            sides.append(2.0 * formula(model, reference, which))
+        flat[place] = kept
+        assert gradient[place] == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 1, 3])
+def test_loss_and_gradients_are_those_of_pytorch(micro_batch_size):
+    torch = pytest.importorskip("torch")
+    from smallmind.bench.peers.job import Sizes
+    from smallmind.bench.peers.torch_gpt2 import Model
+    from smallmind.bench.peers.torch_step import load
+
+    model, reference, batch = make(1), make(2), pairs()
+    model.micro_batch_size = micro_batch_size
+    ids, targets = (torch.from_numpy(x.astype(np.int64)) for x in (batch.ids, batch.targets))
+    twins = []
+    for each in (model, reference):
+        twins.append(Model(Sizes(2 * N, T, 16, 2, 2, V)))
+        load(twins[-1], each.parameters)
+    mask = torch.ones(T, T, dtype=torch.bool).tril()
+
+    def answers(twin):
+        logits = twin.logits(ids, torch.arange(T).expand(2 * N, T), mask)
+        chosen = logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+        return (chosen * torch.from_numpy(batch.weights)).sum(-1)
+
+    learned, kept = answers(twins[0]), answers(twins[1]).detach()
+    ratios = learned - kept
+    expected = -torch.nn.functional.logsigmoid(BETA * (ratios[:N] - ratios[N:])).mean()
+    expected.backward()
+    loss = Preferences(reference, batch, BETA).loss_and_gradients(model)
+    assert abs(loss - expected.item()) < 1e-5
+    for name, parameter in twins[0].named_parameters():
+        wanted, found = parameter.grad.numpy(), model.gradients[name]
+        found = found.T if found.ndim == 2 and "embedding" not in name else found
+        np.testing.assert_allclose(found, wanted, atol=1e-5 * max(1, np.abs(wanted).max()))
+
+
+def test_a_model_learns_pairs_away_from_itself():
+    model = make(1, dropout=0.5)
+    preferences, optimizer = Preferences(model, pairs()), AdamW(model, 1e-2)
+    assert preferences.loss_and_gradients(model) == pytest.approx(np.log(2))  # without dropout
+    assert not preferences.margins(model).any()
+    model.zero_gradients()
+    for step in range(30):
+        preferences.loss_and_gradients(model, [step % N, (step + 1) % N])
+        optimizer.step()
+    assert (preferences.margins(model) > 0.1).all()
+    assert (
+        preferences.margins(model, [4, 1]).tolist() == preferences.margins(model)[[4, 1]].tolist()
+    )
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_pairs_of_any_margin_have_finite_losses(sign):
+    model, other = make(1), make(2)
+    preferences = Preferences(other, pairs(), beta=1e4)
+    margins = preferences.margins(model)
+    if sign == -1:
+        model.parameters["token_embedding.weight"][...] *= 10
+        model.flat.refresh()
+    assert np.abs(margins).max() > 1000
+    loss = preferences.loss_and_gradients(model)
+    assert np.isfinite(loss) and np.isfinite(model.flat.grad).all()
+
+
+TEXTS = [("2+2=", "4", "5!"), ("10-3=", "7", "13")]
+
+
+def learned(batch, row):
+    """The tokens of a window that are learned, and all up to the last of these."""
+    targets, weights = batch.targets[row], batch.weights[row]
+    last = np.flatnonzero(weights)[-1]
+    return targets[weights == 1].tolist(), [batch.ids[row, 0], *targets[: last + 1]]
+
+
+def test_texts_become_windows_of_chosen_answers_and_then_of_the_others():
+    tokenizer = Tokenizer("".join(map("".join, TEXTS)), "char")
+    batch = encode_pairs(tokenizer, TEXTS)
+    wanted = [(prompt, chosen) for prompt, chosen, _ in TEXTS]
+    wanted += [(prompt, rejected) for prompt, _, rejected in TEXTS]
+    for row, (prompt, answer) in enumerate(wanted):
+        found, whole = learned(batch, row)
+        assert tokenizer.decode(np.array(found)) == answer
+        assert tokenizer.decode(np.array(whole)) == prompt + answer
+    assert batch.ids.shape == (4, len("10-3=13") - 1)
+    model = TransformerModel(tokenizer.vocab_size, 64, 16, 2, 2)
+    found = Preferences.of_texts(model, tokenizer, TEXTS, beta=0.5)
+    assert len(found) == 2 and found.beta == 0.5
+    assert found.pairs.ids.tolist() == batch.ids.tolist()
+
+
+def test_answers_end_where_the_tokenizer_ends_a_text():
+    tokenizer = Tokenizer("2+4=5! " * 40, "bpe", vocab_size=260)
+    found, _ = learned(encode_pairs(tokenizer, TEXTS), 0)
+    assert found == [*tokenizer.encode("4"), tokenizer.end_of_text]
+
+
+def test_a_template_puts_its_tokens_around_the_turns():
+    tokenizer, _ = fit_template(Tokenizer("user assistant 2+4=5!10-37\n", "char"), "chatml")
+    end = tokenizer.special["<|im_end|>"]
+    batch = encode_pairs(tokenizer, TEXTS)
+    found, whole = learned(batch, 2)
+    assert found == [*tokenizer.encode("5!"), end]
+    assert whole[0] == tokenizer.special["<|im_start|>"] and whole.count(end) == 2
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ([], "there are no pairs"),
+        ([("2+2=", "4", "5"), ("2", "", "4")], "pair 1 must be three texts"),
+        ([("2+2=", "4")], "pair 0 must be three texts"),
+    ],
+)
+def test_texts_that_are_no_pairs_are_refused(texts, words):
+    with pytest.raises(InputError, match=words):
+        encode_pairs(Tokenizer("2+2=45", "char"), texts)
+
+
+def test_wrong_arguments_are_refused():
+    model, batch = make(1), pairs()
+    for wrong, words in (
+        (lambda: Preferences(model, batch._replace(weights=None)), "encode_pairs makes them"),
+        (lambda: Preferences(model, batch.part(slice(3))), "as many of the rejected ones"),
+        (lambda: Preferences(model, batch, 0.0), "beta=0.0 must be above 0"),
+        (lambda: Preferences(model, batch).margins(model, [5]), "numbers of pairs, from 0 to 4"),
+        (lambda: Preferences(model, batch).margins(model, []), "at least one"),
+    ):
+        with pytest.raises(InputError, match=words):
+            wrong()
+    assert repr(Preferences(model, batch)) == "<Preferences: 5 pairs, beta=0.1>"
