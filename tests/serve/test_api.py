@@ -244,7 +244,8 @@ def test_a_client_that_leaves_frees_its_slot(models):
     with serving(models[:1], slots=1) as (address, app):
         slow_down(address, app)
         with endless(address) as answer:
-            next(answer.iter_lines())
+            lines = answer.iter_lines()  # kept: httpx closes a stream that is dropped
+            next(lines)
             assert len(line_of(app).served) == 1
         wait_for(lambda: line_of(app).is_idle and line_of(app).decoder.free == 1)
 
@@ -256,7 +257,8 @@ def test_requests_wait_for_a_slot_and_only_so_many(models):
     ):
         slow_down(address, app)
         with endless(address) as answer:
-            next(answer.iter_lines())
+            lines = answer.iter_lines()  # kept: httpx closes a stream that is dropped
+            next(lines)
             found = {}
 
             def ask():

@@ -146,7 +146,7 @@ def test_names_of_models_are_text(tmp_path):
 
 
 def raw(address, request):
-    """What comes back when these bytes are sent."""
+    """Returns the answer to these bytes."""
     host, port = address.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(request)
