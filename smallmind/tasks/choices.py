@@ -33,7 +33,7 @@ class Choices(Task):
     As a whole, or per character or byte of it, which does not favour short ones.
     """
 
-    items = "questions"
+    noun = "question"
     measures = ("right", "by character", "by byte")
 
     @staticmethod

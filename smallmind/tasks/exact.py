@@ -21,7 +21,7 @@ class Exact(Task):
     tokens after the longest answer. Models of conversations are asked in a turn.
     """
 
-    items = "prompts"
+    noun = "prompt"
     measures = ("right",)
 
     @staticmethod

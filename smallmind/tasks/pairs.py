@@ -20,7 +20,7 @@ BAD = (
 class Pairs(Task):
     """Right if the whole of the first sentence is likelier than the whole of the second."""
 
-    items = "pairs"
+    noun = "pair"
     measures = ("right",)
 
     @staticmethod

@@ -2,13 +2,14 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from smallmind.checks import from_json, whole
 from smallmind.console.table import Table, Tabular
+from smallmind.corpus.reading import count_of
 from smallmind.files import durable
 
 FORMAT = "smallmind tasks 1"
@@ -35,10 +36,16 @@ class Interval(NamedTuple):
         """True if the limits are on both sides of 0."""
         return self.low <= 0 <= self.high
 
-    def shown(self, sign: str = "") -> str:
-        """In percent: "46.2 (41.9 to 50.5)"."""
-        value, low, high = (f"{100 * x:{sign}.1f}" for x in self)
+    def shown(self) -> str:
+        """A share in percent: "46.2 (41.9 to 50.5)"."""
+        value, low, high = (f"{100 * x:.1f}" for x in self)
         return f"{value} ({low} to {high})"
+
+    def told(self) -> str:
+        """A difference of shares in words: none if it may as well be 0."""
+        value, low, high = (f"{100 * x:+.1f}" for x in self)
+        points = f"{value} points ({low} to {high})"
+        return f"no difference: {points}" if self.has_zero else points
 
 
 def wilson(right: int, count: int) -> Interval:
@@ -127,7 +134,7 @@ class TaskResult(Tabular):
     """
 
     task: str  # "pairs"
-    items: str  # what they are called
+    item: str  # what one of them is called
     file: str
     sha256: str
     model: str  # "the final model, step 250"
@@ -155,7 +162,7 @@ class TaskResult(Tabular):
             ]
             for group in groups
         )
-        heads = ("group", self.items, *(f"{measure}, %" for measure in self.measures))
+        heads = ("group", f"{self.item}s", *(f"{measure}, %" for measure in self.measures))
         if not rows:
             return Table(self.title, [last], heads)
         return Table(self.title, rows, heads, footer=last)
@@ -168,24 +175,27 @@ class TaskResult(Tabular):
     def notes(self) -> Iterator[str]:
         """Sentences about items that were not evaluated as they are."""
         if self.skipped:
-            yield (
-                f"Skipped for characters that the model has never seen: {self.skipped:,} "
-                f"{self.items}."
-            )
+            skipped = count_of(self.skipped, self.item)
+            yield f"Skipped for characters that the model has never seen: {skipped}."
         if self.cut:
-            yield f"Longer than the context, and cut: {self.cut:,} {self.items}."
+            yield f"Longer than the context, and cut: {count_of(self.cut, self.item)}."
 
     def as_json(self) -> dict[str, Any]:
         """The counts and shares, for other programs."""
 
         def described(group: Group) -> dict[str, Any]:
-            shares = {
-                measure: {"right": verdicts.count("1"), **interval._asdict()}
+            measures = {
+                measure: {
+                    "right": verdicts.count("1"),
+                    "share": interval.value,
+                    "low": interval.low,
+                    "high": interval.high,
+                }
                 for measure, verdicts, interval in zip(
                     self.measures, group.verdicts, group.intervals, strict=True
                 )
             }
-            return {"count": group.count, **shares}
+            return {"count": group.count, "measures": measures}
 
         return {
             "task": self.task,
@@ -228,8 +238,8 @@ def _saved(result: TaskResult) -> dict[str, Any]:
 
 def _of_saved(saved: Mapping[str, Any]) -> TaskResult:
     """A result as `_saved` wrote it. KeyError, TypeError or ValueError for anything else."""
-    names = ("task", "items", "file", "sha256", "model", "precision")
-    words: Any = [_text(saved[name]) for name in names]
+    names = ("task", "item", "file", "sha256", "model", "precision")
+    words: dict[str, Any] = {name: _text(saved[name]) for name in names}
     measures = tuple(_text(measure) for measure in saved["measures"])
     groups = tuple(
         Group(_text(group["name"]), tuple(_verdicts(x) for x in group["verdicts"]))
@@ -240,7 +250,8 @@ def _of_saved(saved: Mapping[str, Any]) -> TaskResult:
             raise ValueError("the verdicts of a group differ in number")
     if not (measures and groups and sum(group.count for group in groups)):
         raise ValueError("there are no verdicts")
-    return TaskResult(*words, measures, groups, whole(saved["skipped"]), whole(saved["cut"]))
+    words |= {name: whole(saved[name]) for name in ("skipped", "cut")}
+    return TaskResult(**words, measures=measures, groups=groups)
 
 
 def _text(value: Any) -> str:
@@ -253,15 +264,6 @@ def _verdicts(value: Any) -> str:
     if _text(value).strip("01"):
         raise ValueError("a verdict is neither 0 nor 1")
     return str(value)
-
-
-def common(results: Iterable[Sequence[TaskResult]]) -> list[list[TaskResult]]:
-    """The results of several runs -> those on the same items, a list of them for each task."""
-    by_run = [{(x.task, x.sha256, x.measures): x for x in each} for each in results]
-    shared = [key for key in by_run[0] if all(key in run for run in by_run)] if by_run else []
-    found = [[run[key] for run in by_run] for key in shared]
-    # A file from anywhere may say that its items are the same.
-    return [each for each in found if len({x.all.count for x in each}) == 1]
 
 
 def _shortened(name: str, longest: int) -> str:

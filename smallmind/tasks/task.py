@@ -19,6 +19,7 @@ from smallmind.text.tokenizer import Tokenizer
 
 GROUPS = ("group", "paradigm", "UID", "task", "subset", "category", "subject", "type")
 MOST_ITEMS = 2_000_000
+FEW = 1000  # items that take no time
 MOST_NAMES = 12  # of fields in a message
 
 
@@ -81,7 +82,7 @@ class Task:
     A new kind is a file with a subclass, and a line in `parts.TASKS`.
     """
 
-    items: ClassVar[str]  # what they are called
+    noun: ClassVar[str]  # what an item is called
     measures: ClassVar[tuple[str, ...]]  # by which an item may be right
 
     @staticmethod
@@ -125,8 +126,9 @@ def evaluate_task(
     is the field of their groups. InputError if the file is damaged or has no items.
     """
     task, items = _task(kind), read_items(kind, path, by)
-    known = _known(tokenizer, items, shown(path), skips_unknown, task.items)
-    with activity.doing(f"Evaluating {count_of(len(known), 'item')}"):
+    known = _known(tokenizer, items, shown(path), skips_unknown, task.noun)
+    doing = f"Evaluating {count_of(len(known), task.noun)}"
+    with activity.doing(doing, usual=len(known) < FEW):
         judged = task.judge(model, tokenizer, known)
     columns: dict[str, list[list[str]]] = {}
     for item, *verdicts in zip(known, *judged.verdicts, strict=True):
@@ -139,7 +141,7 @@ def evaluate_task(
     )
     return TaskResult(
         kind,
-        task.items,
+        task.noun,
         shown(Path(path).name),
         hashlib.sha256(json.dumps([kind, known]).encode()).hexdigest(),
         name,
@@ -168,11 +170,11 @@ def _known(
     odd = set(unknown)
     known = [item for item in items if not any(odd.intersection(text) for text in item.texts)]
     if not known or not skips:
-        count = len(items) - len(known)
+        count = count_of(len(items) - len(known), noun)
         characters = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
-        advice = f"leave these {count:,} out with --unknown skip, or " if known else ""
+        advice = "leave them out with --unknown skip, or " if known else ""
         raise InputError(
-            f"{name} has {'only ' if not known else ''}{noun} with characters that the model has "
+            f"{name} has {count if known else f'only {noun}s'} with characters that the model has "
             f"never seen: {characters}; {advice}train with --tokenizer bpe or byte, which encode "
             "any text"
         )
