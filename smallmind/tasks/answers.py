@@ -64,6 +64,6 @@ def written(
 
 
 def answers(model: TransformerModel, tokenizer: Tokenizer, asked: Sequence[Asked]) -> list[str]:
-    """What follows each prompt."""
+    """Returns the text that follows each prompt."""
     found = dict(written(model, tokenizer, asked))
     return [found[i] for i in range(len(asked))]
