@@ -16,7 +16,7 @@ FORMAT = "smallmind tasks 1"
 MAX_BYTES = 2**27
 MOST_KEPT = 20  # results of a run: those of the last tasks
 NORMAL = 1.959964  # 95 % of a normal distribution is within this many deviations
-# The same of Student's distribution, with 1, 2, ... degrees of freedom.
+# Student's distribution puts 95 % within these, with 1, 2, ... degrees of freedom.
 STUDENT = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
