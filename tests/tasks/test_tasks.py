@@ -12,6 +12,7 @@ import smallmind
 from smallmind import InputError
 from smallmind.cli import main
 from smallmind.corpus import fields
+from smallmind.tasks.likelihood import Scorer
 from smallmind.tasks.results import read_results
 from smallmind.tasks.task import evaluate_task, read_items
 from smallmind.views.report import report
@@ -204,3 +205,22 @@ def test_compare_says_that_there_is_no_difference(run, tmp_path, capsys):
 def test_flags_of_tasks_need_a_task(run, capsys, flags):
     assert main(["evaluate", str(run.path), *flags]) != 0
     assert "is for tasks: add --pairs FILE" in capsys.readouterr().err
+
+
+def test_choices_are_normalised_by_characters_and_by_bytes(tmp_path, loaded):
+    words = "sat", "sat on the mat. the dog sat on the log.", "q", "zq vx", "éü", "€", "x€z"
+    records = [
+        {"context": f"the {a}", "choices": [b, c], "answer": 0}
+        for a in ("cat", "dog")
+        for b in words
+        for c in words
+        if b != c
+    ]
+    found = evaluate_task(*loaded, "choices", lines(tmp_path / "c.jsonl", records))
+    pairs = [(each["context"], f" {choice}") for each in records for choice in each["choices"]]
+    values = [each.value for each in Scorer(*loaded).continuations(pairs)]
+    wanted = []
+    for length in (lambda _: 1, len, lambda text: len(text.encode())):
+        scores = [value / length(text[1:]) for value, (_, text) in zip(values, pairs, strict=True)]
+        wanted.append("".join("01"[a >= b] for a, b in zip(scores[::2], scores[1::2], strict=True)))
+    assert found.all.verdicts == tuple(wanted) and len(set(wanted)) == 3

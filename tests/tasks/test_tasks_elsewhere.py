@@ -105,7 +105,7 @@ metric_list: [{metric: exact_match}]""",
 
 
 def responses(model, tasks):
-    """What lm_eval has found, and each response of a model, by task."""
+    """Runs the tasks in lm_eval -> their results, and each response of the model by task."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
