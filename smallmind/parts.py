@@ -58,11 +58,17 @@ READERS = {  # by the suffix of a file; one with any other suffix is read like .
     ".html": "smallmind.corpus.html_text:read_html",
     ".htm": "smallmind.corpus.html_text:read_html",
     ".xml": "smallmind.corpus.xml_text:read_xml",
-    ".gz": "smallmind.corpus.compressed:read_gzip",
-    ".bz2": "smallmind.corpus.compressed:read_bzip2",
-    ".xz": "smallmind.corpus.compressed:read_xz",
+    ".gz": "smallmind.corpus.compressed:read_packed",
+    ".bz2": "smallmind.corpus.compressed:read_packed",
+    ".xz": "smallmind.corpus.compressed:read_packed",
     ".zip": "smallmind.corpus.compressed:read_zip",
     ".parquet": "smallmind.corpus.parquet:read_parquet",
+}
+
+TASKS = {  # on which a model is evaluated
+    "pairs": "smallmind.tasks.pairs:Pairs",
+    "choices": "smallmind.tasks.choices:Choices",
+    "exact": "smallmind.tasks.exact:Exact",
 }
 
 FORMATS = {  # of models of other programs

@@ -28,6 +28,11 @@ KERNELS = FENCE.findall(page("kernels"))  # takes half a minute
 GUIDE = [block for name in NAMES if name != "kernels" for block in FENCE.findall(page(name))]
 # Eight minutes are not for a test, and few seconds would depend on how busy the machine is.
 SHORTER = {"--minutes 8": "--steps 20", "--chat --out": "--chat --steps 20 --out"}
+TASKS = {
+    "pairs.jsonl": {"good": "The cat was here.", "bad": "The cat here was."},
+    "questions.jsonl": {"context": "The", "choices": ["cat was.", "was cat."], "answer": "A"},
+    "prompts.jsonl": {"prompt": "The", "answer": "cat"},
+}
 LENGTHS = ("--steps", "--epochs", "--minutes", "--size")
 # Commands of the guide that are only parsed, and why.
 PARSED = {
@@ -124,6 +129,8 @@ def test_every_block_runs_as_written_one_after_the_other(tmp_path):
     pairs = [{"question": f"Who is {i}?", "answer": f"Number {i}."} for i in range(30)]
     lines = "".join(f"{json.dumps(pair)}\n" for pair in pairs)
     (tmp_path / "chats.jsonl").write_text(lines, encoding="utf-8")
+    for name, item in TASKS.items():
+        (tmp_path / name).write_text(f"{json.dumps(item)}\n" * 3, encoding="utf-8")
     made(tmp_path / "SmolLM2-135M-Instruct", "SmolLM")
     jobs = []
     for kind, block in BLOCKS:

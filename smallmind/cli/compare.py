@@ -14,7 +14,7 @@ from smallmind.console.activity import duration
 from smallmind.console.table import Table
 
 if TYPE_CHECKING:
-    from smallmind.views.comparison import Losses
+    from smallmind.views.comparison import Losses, TaskComparison
 
 VALUE = 24  # characters of a setting
 SHORT = 100.0  # seconds: shorter times have a decimal
@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Losses are compared at steps and times that all runs have reached, interpolated between "
         "evaluations; where there are none, the lowest held-out loss of each run is shown. * marks "
         "the lowest. Times include evaluations. Runs whose tokens differ are compared by bits per "
-        "byte. Runs may still be training."
+        "byte. Runs may still be training. Results of tasks (`evaluate --pairs` and the like) are "
+        "compared item by item; runs that differ in their seed alone are of one kind, and what "
+        "their spread explains is no difference."
     )
 
 
@@ -42,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
         COMPARED,
         TEXT,
         compare,
+        compare_tasks,
         compared_field,
         differences,
         lowest,
@@ -85,7 +88,22 @@ def run(options: argparse.Namespace) -> int:
             console.line(f"{TITLES[field]}: the runs have no {places} in common")
             if axis == "steps" and field != "loss":
                 _show_lowest(console, field, lowest(views, field))
+    _show_tasks(console, compare_tasks(views, differing))
     return 0
+
+
+def _show_tasks(console: Console, compared: "Sequence[TaskComparison]") -> None:
+    """The results of tasks, and for each which differences are more than chance."""
+    title = ""
+    for task, measure, shares, changes in compared:
+        if task != title:
+            console.line()
+            console.line(f"{task}, % right with an interval of 95 %")
+            title = task
+        _show(console, "", [[measure, *(x.shown() if x else UNKNOWN for x in shares)]])
+        for before, after, interval in changes:
+            names = [", ".join(LABELS[i] for i in numbers) for numbers in (after, before)]
+            console.line(f"{' against '.join(names)}: {interval.told()}")
 
 
 def _show_lowest(

@@ -1,7 +1,9 @@
-"""Measure how well a trained model predicts a text."""
+"""Measure how well a trained model predicts a text, or does on tasks."""
 
 import argparse
+import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smallmind.checks import InputError
@@ -17,6 +19,12 @@ if TYPE_CHECKING:
     from smallmind.training.evaluation import Evaluation
 
 MOST_ASKED = 1000  # held-out questions
+TASKS = {
+    "pairs": "a good and a bad sentence each: right if the good one is likelier",
+    "choices": "a context, choices and the right one each: right if that is the likeliest, as a "
+    "whole, per character or per byte",
+    "exact": "a prompt and its answer each: right if the model writes that",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,14 +43,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("refuse", "skip"),
         default="refuse",
         help="what to do if TEXT has characters that the model does not know: refuse the text, or "
-        "skip and count them (refuse)",
+        "skip and count them, and of tasks the items that have any (refuse)",
     )
+    group = parser.add_argument_group(
+        "Tasks",
+        "Files of .jsonl, .json, .csv or .tsv, perhaps with .gz after that, instead of TEXT. The "
+        "names of their fields are in `smallmind guide evaluating`. The run keeps the results: "
+        "`report` and `compare` show them.",
+    )
+    for kind, about in TASKS.items():
+        group.add_argument(f"--{kind}", type=Path, metavar="FILE", help=about)
+    group.add_argument(
+        "--group-by",
+        metavar="FIELD",
+        help="the field of groups in the table; default: group, paradigm, UID, task, subset, "
+        "category, subject or type, if there is one",
+    )
+    group.add_argument("--json", action="store_true", help="print a line of JSON for each file")
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints a table of the loss and what follows from it, or of the losses by precision."""
     if options.run_flag and options.run_name and not options.text:
         options.run_name, options.text = None, str(options.run_name)  # evaluate --run RUN TEXT
+    if any(vars(options)[kind] for kind in TASKS):
+        return _run_tasks(options)
+    if options.json or options.group_by:
+        flag = "--json" if options.json else "--group-by"
+        raise InputError(
+            f"{flag} is for tasks: add {' or '.join(f'--{kind} FILE' for kind in TASKS)}"
+        )
     from smallmind.cli.display import floor_of_stories, format_perplexity, token_name
     from smallmind.corpus.preparation import Encoding
     from smallmind.exchange.format import find_foreign
@@ -122,6 +152,45 @@ def run(options: argparse.Namespace) -> int:
     console.table("Evaluation", rows)
     if len(losses) > 1:
         console.line(str(compared.table()))
+    return 0
+
+
+def _run_tasks(options: argparse.Namespace) -> int:
+    """Prints a table for each file of a task, or a line of JSON."""
+    if options.text:
+        raise InputError("tasks are in files of their own: leave out TEXT, or evaluate it alone")
+    if len(options.precision or ()) > 1:
+        raise InputError("tasks are evaluated in one --precision at a time")
+    from smallmind.exchange.format import find_foreign
+    from smallmind.runs.files import TASKS as KEPT
+    from smallmind.runs.loading import find
+    from smallmind.tasks.task import evaluate_task
+
+    console, (precision,) = Console(), options.precision or ["float32"]
+    options.precision = [precision]  # other programs compute in float32 too
+    path = run_of(options)
+    is_run = path.is_dir() and find_foreign(path) is None and not options.adapter
+    with activity.showing_on(Console(sys.stderr).activity):
+        found = find(path, options.checkpoint, options.adapter)
+        model, tokenizer = found.load(precision=precision)
+        for kind in TASKS:
+            if (file := vars(options)[kind]) is None:
+                continue
+            skips = options.unknown == "skip"
+            result = evaluate_task(
+                model, tokenizer, kind, file, options.group_by, skips, found.name
+            )
+            if is_run:
+                result.keep(path / KEPT)
+            if options.json:
+                console.piece(json.dumps(result.as_json()) + "\n")
+                continue
+            console.line(f"{result.title}, {result.model}, {result.precision}")
+            console.line()
+            console.drawing(result.table().columns())
+            console.line()
+            for note in result.notes:
+                console.line(note)
     return 0
 
 

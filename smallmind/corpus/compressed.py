@@ -98,32 +98,21 @@ def _explaining(name: str) -> Iterator[None]:
         ) from None
 
 
-def read_gzip(entry: Entry) -> Iterator[Piece]:
-    """The documents in a file compressed with gzip."""
-    return _read_unpacked(entry, lambda stream: gzip.GzipFile(fileobj=cast(IO[bytes], stream)))
+def read_packed(entry: Entry) -> Iterator[Piece]:
+    """The documents in a file compressed with gzip, bzip2 or xz."""
+    return read(unpacked(entry))
 
 
-def read_bzip2(entry: Entry) -> Iterator[Piece]:
-    """The documents in a file compressed with bzip2."""
-    return _read_unpacked(entry, lambda stream: _Decompressed(stream, bz2.BZ2Decompressor))
+def unpacked(entry: Entry) -> Entry:
+    """The contents of a compressed file, whose suffix is one of PACKED."""
+    unpack = PACKED[entry.suffix]
 
-
-def read_xz(entry: Entry) -> Iterator[Piece]:
-    """The documents in a file compressed with xz."""
-
-    def decompressor() -> lzma.LZMADecompressor:
-        return lzma.LZMADecompressor(memlimit=XZ_MEMORY)
-
-    return _read_unpacked(entry, lambda stream: _Decompressed(stream, decompressor))
-
-
-def _read_unpacked(entry: Entry, unpack: Callable[[Stream], Readable]) -> Iterator[Piece]:
     def open() -> Stream:
         packed = entry.open()
         expansion = Expansion(entry.name, packed, entry.reading.limits)
         return UnpackedStream(entry.name, unpack(packed), expansion, packed.close)
 
-    return read(entry.unpacked(open))
+    return entry.unpacked(open)
 
 
 class _Decompressed:
@@ -164,6 +153,21 @@ class _Decompressed:
             rest = block.lstrip(b"\0")
         self._decompressor, self._rest = self._make(), rest
         return True
+
+
+def _gzip(stream: Stream) -> Readable:
+    return gzip.GzipFile(fileobj=cast(IO[bytes], stream))
+
+
+def _bzip2(stream: Stream) -> Readable:
+    return _Decompressed(stream, bz2.BZ2Decompressor)
+
+
+def _xz(stream: Stream) -> Readable:
+    return _Decompressed(stream, lambda: lzma.LZMADecompressor(memlimit=XZ_MEMORY))
+
+
+PACKED: dict[str, Callable[[Stream], Readable]] = {".gz": _gzip, ".bz2": _bzip2, ".xz": _xz}
 
 
 def read_zip(entry: Entry) -> Iterator[Piece]:

@@ -11,7 +11,6 @@ from smallmind.corpus.decoding import check_encoding
 from smallmind.corpus.entry import Entry, Piece, read, read_found
 from smallmind.corpus.finding import File, find
 from smallmind.corpus.reading import (
-    FileStream,
     Limits,
     Reading,
     Report,
@@ -112,14 +111,7 @@ def _pieces(file: File, reading: Reading) -> Iterator[Piece]:
     """The documents of a file, cleaned and counted."""
     before = reading.documents
     cleaner = _Cleaner(reading)
-    entry = Entry(
-        name=shown(file.path),
-        file=file.path.name,
-        open=lambda: FileStream(file.path, reading),
-        reading=reading,
-        is_named=file.is_named,
-        size=file.size,
-    )
+    entry = Entry.of_file(file.path, reading, file.is_named, file.size)
     for piece in read(entry) if file.is_named else read_found(entry):
         if cleaned := cleaner.clean(piece):
             yield cleaned

@@ -4,10 +4,11 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from smallmind import parts
-from smallmind.corpus.reading import Reading, Skipped, Unusable
+from smallmind.corpus.reading import FileStream, Reading, Skipped, Unusable, shown
 
 TEXT = ".txt"
 NESTED = (".gz", ".bz2", ".xz", ".zip", ".parquet")  # not read inside a compressed file
@@ -46,6 +47,13 @@ class Entry:
     reading: Reading
     is_named: bool  # by the user, rather than found in a folder
     size: int | None  # bytes; None where only a header would say it
+
+    @classmethod
+    def of_file(cls, path: Path, reading: Reading, is_named: bool, size: int) -> "Entry":
+        """A file of this many bytes."""
+        return cls(
+            shown(path), path.name, lambda: FileStream(path, reading), reading, is_named, size
+        )
 
     @property
     def suffix(self) -> str:

@@ -9,15 +9,28 @@ from smallmind.console import activity
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.reading import shown
-from smallmind.corpus.records import Records, lines
+from smallmind.corpus.records import Records, Row, lines
 
 
 def read_json_lines(entry: Entry) -> Iterator[Piece]:
-    """A JSON value per line, each with a document; blank lines are left out.
+    """A JSON value per line, each with a document; blank lines are left out."""
+    records = Records(entry)
+    for row in json_lines(entry):
+        yield from records.pieces(*row)
+
+
+def read_json(entry: Entry) -> Iterator[Piece]:
+    """An array with a document in each element, or a single record. It is read whole."""
+    records = Records(entry)
+    for row in json_elements(entry):
+        yield from records.pieces(*row)
+
+
+def json_lines(entry: Entry) -> Iterator[Row]:
+    """The value of each line that is not blank.
 
     InputError naming the file and the line for one that is not JSON.
     """
-    records = Records(entry)
     for number, line in enumerate(lines(entry, decoded(entry)), 1):
         if line.isspace():
             continue
@@ -28,21 +41,16 @@ def read_json_lines(entry: Entry) -> Iterator[Piece]:
             raise InputError(
                 f"{entry.name}: {where} is not JSON: {_reason(error)}; correct or remove that line"
             ) from None
-        yield from records.pieces(value, where)
+        yield value, where
 
 
-def read_json(entry: Entry) -> Iterator[Piece]:
-    """An array with a document in each element, or a single record. It is read whole.
-
-    InputError if it is too large, or not JSON.
-    """
+def json_elements(entry: Entry) -> Iterator[Row]:
+    """The elements of an array, or the only value. InputError if it is too large, or not JSON."""
     value = _whole(entry)
-    records = Records(entry)
     elements = value if isinstance(value, list) else [value]
     for number, element in enumerate(elements, 1):
         activity.tick()
-        where = f"element {number:,}" if elements is value else "its only value"
-        yield from records.pieces(element, where)
+        yield element, f"element {number:,}" if elements is value else "its only value"
 
 
 def _whole(entry: Entry) -> Any:

@@ -11,6 +11,8 @@ from smallmind.corpus.turns import NEEDED, Shape, Turns, find_shape
 OBVIOUS = ("text", "content", "story")  # fields that hold the text, the most likely first
 MOST_NAMES = 20  # fields in a message
 
+Row = tuple[object, str]  # a record, and where it is in its file
+
 
 def lines(entry: Entry, chunks: Iterable[str]) -> Iterator[str]:
     """Lines with their ends, which are LF, CRLF or CR. InputError for one that is too long."""
@@ -82,7 +84,7 @@ class Records:
         self._is_known = True
         shape = find_shape(names, record if isinstance(record, dict) else None, OBVIOUS)
         if shape:
-            self._turns = Turns(self._entry, shape, has_text=_named(names, OBVIOUS) is not None)
+            self._turns = Turns(self._entry, shape, has_text=named(names, OBVIOUS) is not None)
             self._entry.reading.note(f"read conversations from {shape}")
         elif self._entry.reading.chat:
             raise InputError(
@@ -100,7 +102,7 @@ class Records:
             return self._chosen
         if self._chosen is None:
             field = self._entry.reading.field
-            self._chosen = _named(names, (field,) if field else OBVIOUS)
+            self._chosen = named(names, (field,) if field else OBVIOUS)
             if self._chosen is not None:
                 self.note(self._chosen)
         if self._chosen is None or self._chosen not in names:
@@ -124,12 +126,12 @@ class Records:
             if value is not None and not isinstance(value, str):
                 where = f"field {shown(name, 60)!r} in {where}"
         elif value is not None and not isinstance(value, str):
-            reason = f"has {_kind(value)} in {where}"
+            reason = f"has {kind_of(value)} in {where}"
             advice = "a record must be an object with the text in one of its fields, or a text"
             raise Unusable(self._entry.name, reason, advice)
         if value is None or isinstance(value, str):
             return value
-        reason = f"has {_kind(value)} as {where}"
+        reason = f"has {kind_of(value)} as {where}"
         raise Unusable(self._entry.name, reason, "give --field with one that holds text")
 
     def _missing(self, known: list[str], where: str) -> Unusable:
@@ -141,7 +143,7 @@ class Records:
         if not known:
             return Unusable(self._entry.name, reason, "it has no fields at all")
         several = [name.strip() for name in (field or "").split(",")]
-        if len(several) > 1 and all(_named(known, (name,)) for name in several):
+        if len(several) > 1 and all(named(known, (name,)) for name in several):
             advice = (
                 f"--field takes one name: join {' and '.join(several)} into one field, such as "
                 "text, in a copy of the file, and train on that; or give one of them"
@@ -150,7 +152,7 @@ class Records:
         return Unusable(self._entry.name, reason, f"give --field with one of these: {names}")
 
 
-def _named(names: Collection[object], wanted: Iterable[str]) -> str | None:
+def named(names: Collection[object], wanted: Iterable[str]) -> str | None:
     """The first of the wanted names that is among the names, if need be in other letter case."""
     known, wanted = [name for name in names if isinstance(name, str)], list(wanted)
     for key in (str, str.casefold):
@@ -161,7 +163,7 @@ def _named(names: Collection[object], wanted: Iterable[str]) -> str | None:
     return None
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
     """The JSON name of a value's type."""
     if isinstance(value, bool):
         return "true or false"

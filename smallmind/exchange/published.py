@@ -222,6 +222,22 @@ def _added(published: Mapping[str, Any]) -> dict[str, bool]:
     }
 
 
+def beginning_of(tokenizer: Tokenizer) -> int | None:
+    """The token before a text without context, in transformers: that of beginnings, else of ends.
+
+    None if the tokenizer has neither.
+    """
+    files = [tokenizer.published.get(name, {}) for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP)]
+    said = [_content(file.get(f"{name}_token")) for name in ADDED for file in files]
+    known = [tokenizer.special[content] for content in said if content in tokenizer.special]
+    return known[0] if known else tokenizer.end_of_text
+
+
+def begins_texts(tokenizer: Tokenizer) -> bool:
+    """True if transformers writes that token before each text."""
+    return bool(tokenizer.published) and _added(tokenizer.published)["bos"]
+
+
 def _adds(name: str) -> str:
     return f"tokenizer.ggml.add_{name}_token"
 

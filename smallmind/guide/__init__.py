@@ -13,6 +13,7 @@ FOLDER = Path(__file__).parent
 NAMES = (
     "start",
     "your-text",
+    "evaluating",
     "conversations",
     "adapting",
     "features",

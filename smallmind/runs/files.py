@@ -17,11 +17,12 @@ SAMPLES = "samples.txt"
 SAMPLE = re.compile(rb"^--- step (\d{1,18})$", re.MULTILINE)  # the line before each
 PROFILE = "profile.json"  # of a run with enable_diagnostics
 PRECISIONS = "precisions.json"  # losses of the model in several precisions
+TASKS = "tasks.json"  # results of the model on tasks
 TOKENIZER = "tokenizer.json"
 TIMING = ".timing-"  # how a directory begins that is there while a save is timed
 PUBLISHED = "published.json"  # what else is known of a tokenizer that was imported
 TEXT = "text.txt"  # written if the text was not a file
-FILES = {CONFIG, METRICS, MODEL, SAMPLES, PROFILE, PRECISIONS, TOKENIZER, PUBLISHED, TEXT}
+FILES = {CONFIG, METRICS, MODEL, SAMPLES, PROFILE, PRECISIONS, TASKS, TOKENIZER, PUBLISHED, TEXT}
 MAX_PATH_CHARACTERS = 1000  # a longer string is a text
 
 Text = str | PathLike[str] | Sequence[str | PathLike[str]] | None

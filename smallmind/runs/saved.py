@@ -13,7 +13,7 @@ from smallmind.parallel.group import ALONE, Group
 from smallmind.runs import assembly, loading
 from smallmind.runs.creating import with_paths
 from smallmind.runs.directory import RunDirectory, SavedConfig
-from smallmind.runs.files import Text, name_of
+from smallmind.runs.files import TASKS, Text, name_of
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.pace import Pace
 from smallmind.runs.parallel import lead
@@ -27,6 +27,8 @@ from smallmind.runs.source import (
     recognising,
     reread_source,
 )
+from smallmind.tasks.results import TaskResult
+from smallmind.tasks.task import evaluate_task
 from smallmind.text.dataset import Dataset
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
@@ -198,6 +200,28 @@ class SavedRun:
         compared = PrecisionTable(found.name, tuple(losses))
         compared.save(self.path)
         return compared
+
+    def evaluate_task(
+        self,
+        kind: str,
+        path: str | PathLike[str],
+        group_by: str | None = None,
+        skip_unknown: bool = False,
+        checkpoint: int | str | None = None,
+        precision: str = "float32",
+    ) -> TaskResult:
+        """How well the model that `load(checkpoint)` returns does on a file of items.
+
+        They are "pairs", "choices" or "exact" answers, with the fields in `smallmind guide
+        evaluating`, in groups by the field `group_by`. Items with characters that the model does
+        not know are refused, or skipped. The run keeps the result for its report and for `compare`.
+        InputError if the file is damaged or has no items.
+        """
+        found = loading.find(self.path, checkpoint)
+        loaded = found.load(precision=precision)
+        result = evaluate_task(*loaded, kind, path, group_by, skip_unknown, found.name)
+        result.keep(self.path / TASKS)
+        return result
 
     def metrics(self) -> MetricsTable:
         """The metrics, one row per step. InputError if nothing has been logged yet."""

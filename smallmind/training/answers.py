@@ -5,10 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smallmind.console import activity
-from smallmind.generation import Writer
 from smallmind.nn.transformer import TransformerModel
-from smallmind.settings.config import GenerationConfig
+from smallmind.tasks.answers import MORE, Asked, answers, written
 from smallmind.text.conversations import PackedDataset, Question
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
@@ -16,7 +14,6 @@ from smallmind.training.records import AnswersRecord
 
 MOST_ASKED, MOST_SHOWN = 100, 12
 SHORT = 48  # tokens: longer answers are seldom the same word for word
-MORE = 8  # tokens that an answer may be longer than the wanted one
 LONGEST = 1000  # characters that are kept of a question or an answer
 
 
@@ -44,24 +41,40 @@ def ask(
     check_stop: Callable[[], object] = lambda: None,
 ) -> AnswersRecord:
     """Asks at most this many held-out questions, with short answers if there are any."""
-    answers = []
-    for question in activity.parts(data.questions(most, SHORT)):
+    questions = data.questions(most, SHORT)
+    asked = [_asked(model, data.tokenizer, question) for question in questions]
+    given = {}
+    for number, text in written(model, data.tokenizer, asked):
         check_stop()
-        answers.append(answer(model, data.tokenizer, question))
-    exact = sum(one.is_exact for one in answers)
+        given[number] = text
+    answered = [
+        _answered(data.tokenizer, question, given[i]) for i, question in enumerate(questions)
+    ]
+    exact = sum(one.is_exact for one in answered)
     shown = tuple(
         (one.question[-LONGEST:], one.wanted[:LONGEST], one.given[:LONGEST])
-        for one in answers[:MOST_SHOWN]
+        for one in answered[:MOST_SHOWN]
     )
-    return AnswersRecord(step, exact / len(answers), len(answers), shown)
+    return AnswersRecord(step, exact / len(answered), len(answered), shown)
 
 
 def answer(model: TransformerModel, tokenizer: Tokenizer, question: Question) -> Answered:
     """The model's likeliest answer to a question, of a few tokens more than the wanted one."""
-    wanted = question.answer[~np.isin(question.answer, list(tokenizer.ends))]
+    (text,) = answers(model, tokenizer, [_asked(model, tokenizer, question)])
+    return _answered(tokenizer, question, text)
+
+
+def _asked(model: TransformerModel, tokenizer: Tokenizer, question: Question) -> Asked:
+    most = len(_wanted(tokenizer, question)) + MORE
     room = max(1, model.config.block_size - len(question.ids))
-    config = GenerationConfig(max_tokens=min(len(wanted) + MORE, room), temperature=0.0)
-    (sample,) = Writer(model, tokenizer, question.ids, config).samples()
+    return Asked.greedily(question.ids, min(most, room), model.config.block_size)
+
+
+def _wanted(tokenizer: Tokenizer, question: Question) -> np.ndarray:
+    return question.answer[~np.isin(question.answer, list(tokenizer.ends))]
+
+
+def _answered(tokenizer: Tokenizer, question: Question, text: str) -> Answered:
     template, asked = format_of(tokenizer), tokenizer.decode(question.asked)
     said = template.last_said(asked) if template else asked
-    return Answered(said, tokenizer.decode(wanted), sample.text)
+    return Answered(said, tokenizer.decode(_wanted(tokenizer, question)), text)

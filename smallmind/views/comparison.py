@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from smallmind.charts.curve import Curve
+from smallmind.runs.files import TASKS
 from smallmind.settings.config import NEUTRAL
 from smallmind.settings.settings import SECTIONS, current_names
 from smallmind.settings.sources import OF_TOKENIZER
+from smallmind.tasks.results import Interval, difference, read_results
 from smallmind.views.run_view import PLOTTED, RunView
 
 COMPARED = (*PLOTTED, "bits_per_byte")  # the fields that a view of a compared run needs
@@ -16,6 +18,8 @@ BESIDES = (TEXT, "initial_sha256", "teacher_sha256", "smallmind")  # settings, i
 NOT_COMPARED = ("out", *NEUTRAL)  # each run has its own; what a run learns does not depend on them
 OF_TOKENS = ("tokenizer", "vocab_size", *OF_TOKENIZER)
 ROWS = 6  # of a table of losses, at most
+SEED = "seed"
+FOLLOWING = (TEXT, "text", "smallmind", "vocab_size")  # from other settings, or without a name
 
 
 class Losses(NamedTuple):
@@ -26,6 +30,23 @@ class Losses(NamedTuple):
 
     places: list[float]  # steps or seconds
     values: list[list[float | None]]  # a row for each place, a column for each run
+
+
+class Change(NamedTuple):
+    """The difference on a task between runs of one kind and of another, by their numbers."""
+
+    before: list[int]
+    after: list[int]
+    interval: Interval
+
+
+class TaskComparison(NamedTuple):
+    """The shares that runs have right by a measure, None without a result, and the changes."""
+
+    task: str  # "Pairs of blimp.jsonl.gz"
+    measure: str
+    shares: list[Interval | None]
+    changes: list[Change]
 
 
 def settings_of(view: RunView) -> dict[str, Any]:
@@ -87,3 +108,58 @@ def _places(curves: Sequence[Curve], axis: str) -> list[float]:
     steps.append(last)  # where the shortest ends
     every = math.ceil(len(steps) / ROWS)
     return steps[::-1][::every][::-1]
+
+
+def varied_in(differing: Mapping[str, Any]) -> list[str]:
+    """The settings that make runs of different kinds: all that differ but seeds and what follows.
+
+    The text does too, though it has no name to show.
+    """
+    return [name for name in differing if name not in (SEED, *FOLLOWING)]
+
+
+def kinds(count: int, differing: Mapping[str, Sequence[Any]]) -> list[list[int]]:
+    """The numbers of runs that differ in nothing but their seed, those of each kind together."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    names = [*varied_in(differing), *({TEXT} & differing.keys())]
+    for i in range(count):
+        found.setdefault(tuple(repr(differing[name][i]) for name in names), []).append(i)
+    return list(found.values())
+
+
+def compare_tasks(
+    runs: Sequence[RunView], differing: Mapping[str, Sequence[Any]]
+) -> list[TaskComparison]:
+    """The results that two runs or more have on the same items.
+
+    Changes are those from the first kind of runs to each other, or if all are of one kind, from the
+    first run to each other.
+    """
+    every = [
+        {(x.task, x.sha256, x.measures): x for x in read_results(v.path / TASKS)} for v in runs
+    ]
+    alike = kinds(len(runs), differing)
+    alike = alike if len(alike) > 1 else [[i] for i in range(len(runs))]
+    found = []
+    for key in dict.fromkeys(key for results in every for key in results):
+        results = [each.get(key) for each in every]
+        groups = [result.all if result else None for result in results]
+        counts = [group.count for group in groups if group]
+        if len(counts) < 2 or len(set(counts)) > 1:
+            continue
+        own = [[i for i in kind if groups[i]] for kind in alike]
+        own = [kind for kind in own if kind]
+        for number, measure in enumerate(key[2]):
+            verdicts = [group.verdicts[number] if group else "" for group in groups]
+            changes = [
+                Change(
+                    own[0],
+                    kind,
+                    difference([verdicts[i] for i in own[0]], [verdicts[i] for i in kind]),
+                )
+                for kind in own[1:]
+            ]
+            shares = [group.intervals[number] if group else None for group in groups]
+            title = next(result.title for result in results if result)
+            found.append(TaskComparison(title, measure, shares, changes))
+    return found

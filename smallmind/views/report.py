@@ -12,9 +12,10 @@ from smallmind.checks import InputError, from_json, number, whole
 from smallmind.console.activity import duration
 from smallmind.console.table import Table, escape
 from smallmind.files import durable
-from smallmind.runs.files import PROFILE
+from smallmind.runs.files import PROFILE, TASKS
 from smallmind.runs.precisions import PrecisionTable
 from smallmind.settings.settings import SECTIONS
+from smallmind.tasks.results import read_results
 from smallmind.training.energy import energy_text
 from smallmind.training.operations import usage_text
 from smallmind.views.page import (
@@ -48,6 +49,7 @@ def report(path: str | PathLike[str]) -> str:
         _use(view),
         _course(view),
         _evaluations(view),
+        _tasks(view),
         _precisions(view),
         _profile(view),
         _health(view),
@@ -169,6 +171,19 @@ def _precisions(view: RunView) -> str:
         "per token: what fewer bits per weight cost.</p>"
     )
     return section(compared.title, about + table(compared.rows, compared.heads))
+
+
+def _tasks(view: RunView) -> str:
+    """The results of the model on tasks, if it was evaluated on any."""
+    body = ""
+    for result in read_results(view.path / TASKS):
+        found = result.table()
+        rows = [*found.rows, found.footer] if found.footer else found.rows
+        about = f"{result.title}, {result.model}, in {result.precision}."
+        body += f"<p>{escape(' '.join([about, *result.notes]))}</p>"
+        body += table(rows, found.heads, best=len(rows) - 1)
+    note = "<p>Shares that are right, with intervals of 95 % in parentheses.</p>"
+    return section("Tasks", body and note + body)
 
 
 def _course(view: RunView) -> str:

@@ -13,12 +13,20 @@ from smallmind.checks import InputError, number
 from smallmind.console.activity import duration
 from smallmind.console.table import escape
 from smallmind.runs.sweep import is_sweep, label, shown
-from smallmind.views.comparison import COMPARED, TEXT, compared_field, differences, settings_of
+from smallmind.views.comparison import (
+    COMPARED,
+    TEXT,
+    compare_tasks,
+    compared_field,
+    differences,
+    kinds,
+    settings_of,
+    varied_in,
+)
 from smallmind.views.page import large_chart, page, section, settings_table, small_charts, table
 from smallmind.views.run_view import RunView, State, open_view
 
 FIELDS = (*COMPARED, "tokens_per_second")
-SEED = "seed"
 NAMES = {"val_loss": "held-out loss", "bits_per_byte": "held-out loss", "loss": "training loss"}
 UNITS = {"val_loss": "nats per token", "bits_per_byte": "bits per byte", "loss": "nats per token"}
 FINAL = {"val_loss": "final_loss", "bits_per_byte": "final_bits_per_byte", "loss": None}
@@ -26,7 +34,6 @@ LONGEST = 40  # characters of a value in a table
 MOST_SETTINGS = 5  # in the columns of a table of runs
 MOST_NOTES = 10
 FEWEST = 3  # evaluations that make a curve
-NOT_SHOWN = (TEXT, "text", "smallmind", "vocab_size")  # they follow from others, or have no name
 
 
 class Group(NamedTuple):
@@ -51,7 +58,7 @@ def report_of_runs(paths: Sequence[str | PathLike[str]]) -> str:
     # One that failed before its first evaluation says nothing about the others.
     sound = [view for view in views if view.state != State.FAILED]
     field = compared_field(sound or views, differing)
-    varied = [name for name in differing if name not in (SEED, *NOT_SHOWN)]
+    varied = varied_in(differing)
     groups = _groups(views, differing, varied, field)
     parts = (
         f"<h1>Comparison of {len(views)} runs</h1>",
@@ -59,6 +66,7 @@ def report_of_runs(paths: Sequence[str | PathLike[str]]) -> str:
         _warnings(differing, field),
         _curves(groups, varied, field),
         _means(groups, varied, field),
+        _tasks(views, differing),
         _differing(groups, varied),
         _course(groups),
         _runs(groups, varied, field),
@@ -72,15 +80,13 @@ def _groups(
     views: Sequence[RunView], differing: Mapping[str, list[Any]], varied: Sequence[str], field: str
 ) -> list[Group]:
     """The runs by their settings, the lowest mean loss first."""
-    found: dict[tuple[str, ...], Group] = {}
-    for i, view in enumerate(views):
-        settings = {name: differing[name][i] for name in varied}
-        key = (*map(repr, settings.values()), repr(differing.get(TEXT, [None] * len(views))[i]))
-        group = found.setdefault(key, Group(settings, [], []))
-        group.runs.append(view)
-        if math.isfinite(loss := loss_of(view, field)):
-            group.losses.append(loss)
-    return sorted(found.values(), key=lambda group: group.mean)
+    groups = []
+    for kind in kinds(len(views), differing):
+        settings = {name: differing[name][kind[0]] for name in varied}
+        runs = [views[i] for i in kind]
+        losses = [loss for view in runs if math.isfinite(loss := loss_of(view, field))]
+        groups.append(Group(settings, runs, losses))
+    return sorted(groups, key=lambda group: group.mean)
 
 
 def loss_of(view: RunView, field: str) -> float:
@@ -185,6 +191,33 @@ def _means(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
         "the standard deviation over runs that differ by their seed only.</p>"
     )
     return section("Mean and spread over seeds", note + table(rows, heads, best=0))
+
+
+def _tasks(views: Sequence[RunView], differing: Mapping[str, list[Any]]) -> str:
+    """The results of tasks that several runs have, and which differences are more than chance."""
+    body = ""
+    for compared in compare_tasks(views, differing):
+        rows = [
+            [view.name, share.shown()]
+            for view, share in zip(views, compared.shares, strict=True)
+            if share
+        ]
+        changes = "".join(
+            f"<p>{escape(_runs_of(views, change.after))} against "
+            f"{escape(_runs_of(views, change.before))}: {escape(change.interval.told())}.</p>"
+            for change in compared.changes
+        )
+        body += f"<p>{escape(compared.task)}</p>"
+        body += table(rows, ["run", f"{compared.measure}, %"]) + changes
+    note = (
+        "<p>In parentheses are intervals of 95 %. Differences are between runs of one kind and of "
+        "another, item by item; what the spread over seeds explains is none.</p>"
+    )
+    return section("Tasks", body and note + body)
+
+
+def _runs_of(views: Sequence[RunView], numbers: Sequence[int]) -> str:
+    return ", ".join(views[i].name for i in numbers)
 
 
 def _differing(groups: Sequence[Group], varied: Sequence[str]) -> str:

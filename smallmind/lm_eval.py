@@ -1,0 +1,141 @@
+"""A model of this package in lm_eval (https://github.com/EleutherAI/lm-evaluation-harness).
+
+    python -m smallmind.lm_eval run --model smallmind --model_args path=runs/book --tasks ...
+
+takes all arguments of `lm_eval`. Its versions after 0.4.13 find the model by themselves:
+`lm_eval run --model smallmind ...` does the same with them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from smallmind.checks import InputError
+from smallmind.runs.loading import find
+from smallmind.settings.config import GenerationConfig
+from smallmind.tasks.answers import Asked, answers
+from smallmind.tasks.likelihood import Likelihood, Scored, Scorer
+from smallmind.text.chat import Turn
+from smallmind.text.templates import format_of
+from smallmind.text.tokenizer import special_names
+
+try:
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
+except ImportError:
+    raise ImportError('lm_eval is not installed: pip install "smallmind[eval]"') from None
+
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+MOST = 256  # tokens that are written, unless a task says so
+SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
+IGNORED = ("until", "do_sample", "temperature", *LENGTHS)
+
+
+@register_model("smallmind")
+class SmallmindLM(LM):
+    """`path` is a run, a checkpoint or a model file, others are as in `smallmind.load`.
+
+    What lm_eval says about batches and devices has no effect: texts are packed into windows.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        checkpoint: int | str | None = None,
+        adapter: str | None = None,
+        precision: str = "float32",
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.path = str(path)
+        self.model, self.tokenizer = find(self.path, checkpoint, adapter).load(precision=precision)
+        self.scorer = Scorer(self.model, self.tokenizer)
+
+    def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
+        """Returns the log-likelihood of each continuation, and whether it is the likeliest one."""
+        found = self.scorer.continuations([request.args for request in requests])
+        return [
+            self._kept("loglikelihood", request, (each.value, each.is_greedy))
+            for request, each in zip(requests, found, strict=True)
+        ]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
+        """Returns the log-likelihood of each text, all of it, in windows if it is long."""
+        encoded = self.scorer.encode_each([request.args[0] for request in requests], begins=True)
+        begin = self.scorer.beginning
+        found: list[Likelihood] = self.scorer.score(
+            [Scored(np.insert(ids, 0, begin), 1) for ids in encoded]
+        )
+        return [
+            self._kept("loglikelihood_rolling", request, each.value)
+            for request, each in zip(requests, found, strict=True)
+        ]
+
+    def generate_until(self, requests: Sequence[Any]) -> list[str]:
+        """Returns the text that follows each context, up to what it is to stop at."""
+        context = self.scorer.context
+        prompts = self.scorer.encode_each([request.args[0] for request in requests], begins=True)
+        asked = []
+        for ids, request in zip(prompts, requests, strict=True):
+            config = _config(request.args[1], max(1, context - 1))
+            begun = ids if len(ids) else self.scorer.alone(ids).ids
+            asked.append(Asked(begun[-max(1, context - config.max_tokens) :], config))
+        written = answers(self.model, self.tokenizer, asked)
+        if self.tokenizer.special:
+            names = special_names(tuple(self.tokenizer.special))
+            written = [names.sub("", text) for text in written]
+        return [
+            self._kept("generate_until", request, text)
+            for request, text in zip(requests, written, strict=True)
+        ]
+
+    def _kept(self, kind: str, request: Any, result: Any) -> Any:
+        """The result of a request, which lm_eval may cache."""
+        self.cache_hook.add_partial(kind, request.args, result)
+        return result
+
+    @property
+    def tokenizer_name(self) -> str:
+        """A name for caches of requests."""
+        return f"smallmind-{self.tokenizer.digest}"
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The template of conversations, in Jinja."""
+        template = format_of(self.tokenizer) if chat_template else None
+        return getattr(template, "jinja", "") if template else ""
+
+    def apply_chat_template(
+        self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """Returns a conversation as the model reads it. InputError if it was not trained on any."""
+        template = format_of(self.tokenizer)
+        if template is None:
+            raise InputError(f"{self.path} has no chat template: leave out --apply_chat_template")
+        turns = tuple(Turn(message["role"], message["content"]) for message in chat_history)
+        rendered = template.render(turns, answers=add_generation_prompt)
+        return rendered.text.replace(rendered.guard, "") if rendered.guard else rendered.text
+
+
+def _config(said: Mapping[str, Any], most: int) -> GenerationConfig:
+    """The generation of a task in the words of lm_eval -> ours. InputError for what we lack."""
+    if unknown := said.keys() - {*IGNORED, *SAMPLING}:
+        raise InputError(f"generation with {', '.join(sorted(unknown))} is not known here")
+    until = said.get("until") or ()
+    stops = [until] if isinstance(until, str) else until
+    length = next((said[name] for name in LENGTHS if said.get(name) is not None), MOST)
+    samples = said.get("do_sample", bool(said.get("temperature")))
+    return GenerationConfig(
+        max_tokens=min(int(length), most),
+        temperature=float(said.get("temperature", 1.0)) if samples else 0.0,
+        stop=tuple(stop for stop in stops if stop) or None,
+        **{name: said[name] for name in SAMPLING if samples and said.get(name) is not None},
+    )
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

@@ -1,0 +1,181 @@
+"""A task: items in a file, of one kind, and the verdicts of a model on them."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from smallmind import parts
+from smallmind.checks import InputError, check_type, shown_value
+from smallmind.console import activity
+from smallmind.corpus.fields import read_fields
+from smallmind.corpus.reading import count_of, shown
+from smallmind.corpus.records import named
+from smallmind.nn.transformer import TransformerModel
+from smallmind.tasks.results import Group, TaskResult
+from smallmind.text.tokenizer import Tokenizer
+
+GROUPS = ("group", "paradigm", "UID", "task", "subset", "category", "subject", "type")
+MOST_ITEMS = 2_000_000
+FEW = 1000  # items that take no time
+MOST_NAMES = 12  # of fields in a message
+
+
+class Record:
+    """A record of a file of items, whose fields are asked for by any of several names."""
+
+    def __init__(self, fields: dict[str, Any], place: str) -> None:
+        self._fields, self.place = fields, place  # "pairs.jsonl: line 7"
+
+    def value(self, names: Sequence[str]) -> Any:
+        """The first of these fields, if need be in other letter case. InputError without any."""
+        if (name := named(self._fields, names)) is None:
+            known = ", ".join(shown(name, 40) for name in list(self._fields)[:MOST_NAMES])
+            raise self.wrong(f"has no field {names[0]!r}", f"it has {known or 'none'}")
+        return self._fields[name]
+
+    def text(self, names: Sequence[str]) -> str:
+        """A field that is a text or a number, as text. InputError for anything else."""
+        if (found := as_text(self.value(names))) is None:
+            raise self.wrong(f"has a field {named(self._fields, names)!r} that is not text")
+        return found
+
+    def group(self, by: str | None) -> str:
+        """The group of an item: the field that is chosen, else a likely one, else none."""
+        names = (by,) if by else GROUPS
+        if by is None and named(self._fields, names) is None:
+            return ""
+        return self.text(names).strip()
+
+    def wrong(self, problem: str, advice: str = "correct or remove it") -> InputError:
+        return InputError(f"{self.place} {problem}; {advice}")
+
+
+def as_text(value: Any) -> str | None:
+    """A text, or a number as it is written; None for anything else."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()  # JSON can write halves of characters
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return shown_value(value) if is_number else None
+
+
+class Item(NamedTuple):
+    """One item: its group, the texts that a model reads, and the number of the right one."""
+
+    group: str
+    texts: tuple[str, ...]
+    right: int = 0
+
+
+class Judged(NamedTuple):
+    """The verdicts on items: for each measure whether each is right. `cut` were too long."""
+
+    verdicts: tuple[Sequence[bool], ...]
+    cut: int
+
+
+class Task:
+    """A kind of task: how an item is read, and how a model is judged by all of them.
+
+    A new kind is a file with a subclass, and a line in `parts.TASKS`.
+    """
+
+    noun: ClassVar[str]  # what an item is called
+    measures: ClassVar[tuple[str, ...]]  # by which an item may be right
+
+    @staticmethod
+    def item(record: Record, group: str) -> Item:
+        """The item of a record. InputError if it has none."""
+        raise NotImplementedError
+
+    @staticmethod
+    def judge(model: TransformerModel, tokenizer: Tokenizer, items: Sequence[Item]) -> Judged:
+        """The verdicts of a model on some items."""
+        raise NotImplementedError
+
+
+def read_items(kind: str, path: str | PathLike[str], by: str | None = None) -> list[Item]:
+    """The items of a file, in its order, in groups by the field `by`.
+
+    InputError if one of them is damaged or lacks a field.
+    """
+    task, name = _task(kind), shown(path)
+    items = []
+    for fields, where in read_fields(check_type("path", path, str, PathLike)):
+        record = Record(fields, f"{name}: {where}")
+        items.append(task.item(record, record.group(by)))
+        if len(items) > MOST_ITEMS:
+            raise InputError(f"{name} has more than {MOST_ITEMS:,} items; divide it into several")
+    return items
+
+
+def evaluate_task(
+    model: TransformerModel,
+    tokenizer: Tokenizer,
+    kind: str,
+    path: str | PathLike[str],
+    by: str | None = None,
+    skips_unknown: bool = False,
+    name: str = "the model",
+) -> TaskResult:
+    """The result of a model on a file of "pairs", "choices" or "exact" answers.
+
+    Items with characters that its tokenizer does not know are refused, or skipped and counted. `by`
+    is the field of their groups. InputError if the file is damaged or has no items.
+    """
+    task, items = _task(kind), read_items(kind, path, by)
+    known = _known(tokenizer, items, shown(path), skips_unknown, task.noun)
+    doing = f"Evaluating {count_of(len(known), task.noun)}"
+    with activity.doing(doing, usual=len(known) < FEW):
+        judged = task.judge(model, tokenizer, known)
+    columns: dict[str, list[list[str]]] = {}
+    for item, *verdicts in zip(known, *judged.verdicts, strict=True):
+        found = columns.setdefault(item.group, [[] for _ in task.measures])
+        for column, verdict in zip(found, verdicts, strict=True):
+            column.append("01"[bool(verdict)])
+    groups = tuple(
+        Group(group or "(none)", tuple("".join(column) for column in own))
+        for group, own in columns.items()
+    )
+    return TaskResult(
+        kind,
+        task.noun,
+        shown(Path(path).name),
+        hashlib.sha256(json.dumps([kind, known]).encode()).hexdigest(),
+        name,
+        model.precision.value,
+        task.measures,
+        groups,
+        len(items) - len(known),
+        judged.cut,
+    )
+
+
+def _task(kind: str) -> type[Task]:
+    if check_type("kind", kind, str) not in parts.TASKS:
+        raise InputError(f"task={kind!r} must be one of {', '.join(parts.TASKS)}")
+    found: type[Task] = parts.load(parts.TASKS, kind)
+    return found
+
+
+def _known(
+    tokenizer: Tokenizer, items: list[Item], name: str, skips: bool, noun: str
+) -> list[Item]:
+    """The items that the tokenizer can encode. InputError if that is not all, unless it `skips`."""
+    unknown = tokenizer.unknown("".join({text for item in items for text in item.texts}))
+    if not unknown:
+        return items
+    odd = set(unknown)
+    known = [item for item in items if not any(odd.intersection(text) for text in item.texts)]
+    if not known or not skips:
+        count = count_of(len(items) - len(known), noun)
+        characters = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
+        advice = "leave them out with --unknown skip, or " if known else ""
+        raise InputError(
+            f"{name} has {count if known else f'only {noun}s'} with characters that the model has "
+            f"never seen: {characters}; {advice}train with --tokenizer bpe or byte, which encode "
+            "any text"
+        )
+    return known
