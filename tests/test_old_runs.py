@@ -10,6 +10,7 @@ import pytest
 
 import smallmind
 from smallmind.files import safetensors
+from smallmind.kernels.half import to_float32
 from smallmind.text.stories import built_in_text
 from tests.programs import edited
 
@@ -102,4 +103,4 @@ def test_an_old_model_is_read_to_run_only(run, which, precision):
     expected.use_precision(precision)
     found, _ = smallmind.load(run, checkpoint=which, precision=precision)
     for name, values in expected.flat.compute.items():
-        np.testing.assert_array_equal(found.flat.compute[name], values)
+        np.testing.assert_array_equal(found.parameters[name], to_float32(values))

@@ -226,12 +226,15 @@ for suffix, build in ("", _product), ("_bfloat16", _bfloat16):
         )
 
 
+_GENERATED = 8  # rows up to which products are those of generation
+
+
 def _quantised(dtype: np.dtype, is_transposed: bool, R: int, K: int, N: int) -> Case:
     """A product of R rows and blocks of small integers; few rows are rounded, as in generation."""
     name = "matmul_quantised_transpose" if is_transposed else "matmul_quantised"
     w = quantise(_normal(N, K), dtype)
     a, out = _normal(R, N if is_transposed else K), aligned_empty((R, K if is_transposed else N))
-    others = () if is_transposed else (None, None, R <= reference.ROUNDED_ROWS)
+    others = () if is_transposed else (None, None, R <= _GENERATED)
     fast, plain = getattr(compiled, name), getattr(reference, name)
 
     def exact() -> list[np.ndarray]:

@@ -11,10 +11,9 @@ import numpy as np
 from smallmind.checks import InputError, shown_value
 from smallmind.console import activity
 from smallmind.kernels import reference
-from smallmind.kernels.quantised import is_quantised
 from smallmind.nn.loading import Stored, read_tensor
 from smallmind.nn.network import declare_parameters
-from smallmind.nn.parameters import Role
+from smallmind.nn.parameters import Role, Transposed
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.architectures import Architecture, Layout
 from smallmind.settings.config import ModelConfig
@@ -64,18 +63,23 @@ class Tensor(NamedTuple):
                 )
                 axes = (1, 2) if is_first else (2, 3)
                 rows = rows.reshape(each).swapaxes(*axes).reshape(rows.shape)
-            if not self.is_transposed:
-                parameter[..., self.columns][first : first + len(rows)] = rows
-            elif has_blocks:
-                parameter[self.columns][first : first + len(rows)] = rows
-            else:
+            if outputs_first:
+                parameter[first : first + len(rows)] = rows
+            elif self.is_transposed:
                 kernels.transpose(parameter, rows, self.columns.start + first)
+            else:
+                parameter[..., self.columns][first : first + len(rows)] = rows
 
-        has_blocks = is_quantised(parameter.dtype)  # those of a matrix are of its transpose
-        is_whole = self.shape == self.parameter_shape
-        is_straight = (is_whole or has_blocks) and not (self.is_transposed or self.heads)
-        if is_straight and not is_whole:
+        outputs_first = isinstance(parameter, Transposed)
+        if outputs_first:
             parameter = parameter[self.columns]
+            assert self.is_transposed or not self.heads
+        if outputs_first and self.is_transposed:
+            parameter = parameter.view(np.ndarray)  # its rows are those of the file
+            is_straight = not self.heads
+        else:
+            is_whole = outputs_first or self.shape == self.parameter_shape
+            is_straight = is_whole and not (self.is_transposed or self.heads)
         step = self.shape[0] // self.heads if self.heads and is_first else 1
         name = f"{source}: {self.parameter}"
         read_tensor(kernels, parameter, stored, name, None if is_straight else write, step)

@@ -15,20 +15,23 @@ from smallmind.kernels import compiled
 BLOCK = 2**20  # elements of a product that is added to something, of which it takes a copy
 
 
-def matmul(out, a, b, bias=None, addend=None):
-    if a.itemsize == 2:
-        compiled.matmul(out, a, b, bias, addend)
+def matmul(out, a, b, bias=None, addend=None, by_rows=False, outputs_first=False):
+    if a.itemsize == 2 or by_rows:
+        compiled.matmul(out, a, b, bias, addend, by_rows, outputs_first)
         return
-    _multiply(out, a, b, addend)
+    _multiply(out, a, b.T if outputs_first else b, addend)
     if bias is not None:
         out += bias
 
 
-def matmul_gelu(activation, preactivation, a, b, bias=None, addend=None):
-    if a.itemsize == 2:
-        compiled.matmul_gelu(activation, preactivation, a, b, bias, addend)
+def matmul_gelu(
+    activation, preactivation, a, b, bias=None, addend=None, by_rows=False, outputs_first=False
+):
+    if a.itemsize == 2 or by_rows:
+        product = compiled.matmul_gelu
+        product(activation, preactivation, a, b, bias, addend, by_rows, outputs_first)
         return
-    matmul(preactivation, a, b, bias, addend)
+    matmul(preactivation, a, b, bias, addend, by_rows, outputs_first)
     compiled.gelu(activation, preactivation)
 
 

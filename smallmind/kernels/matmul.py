@@ -1,7 +1,5 @@
 """Matrix products: a b, a^T b and a b^T, of float32 or of 16-bit numbers."""
 
-import numpy as np
-
 from smallmind.kernels.codegen.scratch import absent, scratch
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gemm.blocked import (
@@ -12,19 +10,20 @@ from smallmind.kernels.gemm.blocked import (
     gemm_parallel,
     load_packing,
 )
-from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B
+from smallmind.kernels.gemm.few_rows import FEW
+from smallmind.kernels.gemm.packing import AS_PLAIN, BY_ROWS, PLAIN, TRANSPOSE_A, TRANSPOSE_B
 
 SINGLE_THREAD = 128 * 1024  # elements of b up to which one thread is faster than waking others
 
-_NO_SCRATCH = np.empty((1, 0), np.float32)
+
+def matmul(out, a, b, bias=None, addend=None, by_rows=False, outputs_first=False):
+    _gemm(out, None, a, b, bias, addend, _form(by_rows, outputs_first))
 
 
-def matmul(out, a, b, bias=None, addend=None):
-    _gemm(out, None, a, b, bias, addend, PLAIN)
-
-
-def matmul_gelu(activation, preactivation, a, b, bias=None, addend=None):
-    _gemm(preactivation, activation, a, b, bias, addend, PLAIN)
+def matmul_gelu(
+    activation, preactivation, a, b, bias=None, addend=None, by_rows=False, outputs_first=False
+):
+    _gemm(preactivation, activation, a, b, bias, addend, _form(by_rows, outputs_first))
 
 
 def matmul_transpose_a(out, a, b, addend=None):
@@ -35,18 +34,29 @@ def matmul_transpose_b(out, a, b, addend=None):
     _gemm(out, None, a, b, None, addend, TRANSPOSE_B)
 
 
-def _gemm(out, activation, a, b, bias, addend, variant):
+def _form(by_rows, outputs_first):
+    form = TRANSPOSE_B + AS_PLAIN if outputs_first else PLAIN
+    return form + BY_ROWS if by_rows else form
+
+
+def _gemm(out, activation, a, b, bias, addend, form):
     activation = absent(a.dtype, 2) if activation is None else activation
     bias = absent(a.dtype, 1) if bias is None else bias
     addend = absent(out.dtype, 2) if addend is None else addend
+    operands = out, activation, a, b, bias, addend
     size = b.size
-    if a.itemsize == 2:
+    is_small = size <= SINGLE_THREAD and len(out) * size <= 4 * SINGLE_THREAD
+    variant, by_rows = form % BY_ROWS, form & BY_ROWS
+    if variant == TRANSPOSE_B and (by_rows or len(out) <= FEW):
+        # Imported here, so that it is compiled only if it is used.
+        from smallmind.kernels.gemm import row_dots
+
+        multiply = row_dots.multiply_alone if is_small else row_dots.multiply_parallel
+        multiply(*operands, scratch(1 if is_small else threads(), row_dots.scratch_size(len(out))))
+    elif a.itemsize == 2:
         load_packing(a)
-        rows = scratch(threads(), SCRATCH_16)
-        gemm_packed(out, activation, a, b, bias, addend, variant, rows)
-    elif size <= SINGLE_THREAD and len(out) * size <= 4 * SINGLE_THREAD:
-        rows = _NO_SCRATCH if len(out) == 1 else scratch(1, SCRATCH)  # one row packs nothing
-        gemm_alone(out, activation, a, b, bias, addend, variant, rows)
+        gemm_packed(*operands, form, scratch(threads(), SCRATCH_16))
+    elif is_small:
+        gemm_alone(*operands, form, scratch(1, SCRATCH))
     else:
-        rows = scratch(threads(), SCRATCH)
-        gemm_parallel(out, activation, a, b, bias, addend, variant, rows)
+        gemm_parallel(*operands, form, scratch(threads(), SCRATCH))

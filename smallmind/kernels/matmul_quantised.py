@@ -7,11 +7,12 @@ from smallmind.kernels.codegen.scratch import absent, scratch
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gemm.blocked import SCRATCH, gemm_packed
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_B
-from smallmind.kernels.reference import ROUNDED_ROWS
+
+FEW = 8  # rows up to which reading blocks takes longer than multiplying what they stand for
 
 
-def matmul_quantised(out, a, w, bias=None, addend=None, rounds=False):
-    if len(a) > ROUNDED_ROWS:
+def matmul_quantised(out, a, w, bias=None, addend=None, by_rows=False):
+    if len(a) > FEW and not by_rows:
         _gemm(out, a, w, bias, addend, TRANSPOSE_B)
         return
     # Imported here, so that it is compiled only if it is used.
@@ -20,7 +21,7 @@ def matmul_quantised(out, a, w, bias=None, addend=None, rounds=False):
     bias = absent(np.float32, 1) if bias is None else bias
     addend = absent(np.float32, 2) if addend is None else addend
     rows = scratch(threads(), scratch_size(*a.shape))
-    multiply_few(out, a, bytes_of(w), bias, addend, bool(rounds), rows)
+    multiply_few(out, a, bytes_of(w), bias, addend, bool(by_rows), rows)
 
 
 def matmul_quantised_transpose(out, a, w):

@@ -39,9 +39,13 @@ def _add(y, *terms):
 
 
 @kernel(temporaries=2, gradient="a", division=("product", "out"), operations=product_operations)
-def matmul(out, a, b, bias=None, addend=None):
-    """a (M, K), b (K, N) -> out (M, N) = a b [+ bias (N,)] [+ addend (M, N)]. Writes out."""
-    out[...] = _add(a @ b, bias, addend)
+def matmul(out, a, b, bias=None, addend=None, by_rows=False, outputs_first=False):  # noqa: ARG001
+    """a (M, K), b (K, N) -> out (M, N) = a b [+ bias (N,)] [+ addend (M, N), may be out].
+
+    Writes out. If its outputs come first, b is (N, K), and out = a b^T. With `by_rows` a row has
+    the same bits whatever the number of rows.
+    """
+    out[...] = _add(a @ (b.T if outputs_first else b), bias, addend)
 
 
 @kernel(
@@ -52,12 +56,14 @@ def matmul(out, a, b, bias=None, addend=None):
     division=("product", "preactivation"),
     operations=gelu_product_operations,
 )
-def matmul_gelu(activation, preactivation, a, b, bias=None, addend=None):
+def matmul_gelu(
+    activation, preactivation, a, b, bias=None, addend=None, by_rows=False, outputs_first=False
+):
     """a (M, K), b (K, N) -> preactivation (M, N) as `matmul` writes it, activation = its GELU.
 
     Writes both.
     """
-    preactivation[...] = _add(a @ b, bias, addend)
+    matmul(preactivation, a, b, bias, addend, by_rows, outputs_first)
     gelu(activation, preactivation)
 
 
@@ -171,7 +177,6 @@ def matmul_transpose_b(out, a, b, addend=None):
     out[...] = _add(a @ b.T, addend)
 
 
-ROUNDED_ROWS = 8  # most rows of which `matmul_quantised` may round the left operand
 SMALLEST = 2.0**-100  # magnitude of a block's largest value, below which it is rounded to zeros
 
 
@@ -181,14 +186,13 @@ SMALLEST = 2.0**-100  # magnitude of a block's largest value, below which it is 
     division=("rows", "w"),
     operations=product_operations,
 )
-def matmul_quantised(out, a, w, bias=None, addend=None, rounds=False):
+def matmul_quantised(out, a, w, bias=None, addend=None, by_rows=False):
     """a (R, K), w (N, K / 32) of q8_0 or q4_0 -> out (R, N) = a w^T [+ bias (N,)] [+ addend].
 
-    Writes out; addend (R, N) may be out. With `rounds` and at most ROUNDED_ROWS rows each block of
-    32 values of a is rounded to 8 bits, and the products are of integers, summed by block.
+    Writes out; addend (R, N) may be out. `by_rows` each block of 32 values of a is rounded to 8
+    bits, and the products are of integers, summed by block.
     """
-    rounded = rounds and len(a) <= ROUNDED_ROWS
-    product = _rounded_product(a, w) if rounded else a @ dequantise(w).T
+    product = _rounded_product(a, w) if by_rows else a @ dequantise(w).T
     out[...] = _add(product, bias, addend)
 
 

@@ -21,7 +21,7 @@ class TiedHead(Layer):
         """x (R, C) -> logits (R, V), never rounded to 16 bits; keeps x."""
         self.x, token = x, self.token.matrix
         logits = self.workspace.rent_full_precision(len(x), len(token.values))
-        token.multiply_transposed(self.kernels, logits, x, self.workspace.decodes)
+        token.multiply_transposed(self.kernels, logits, x, self.workspace.by_rows)
         return logits
 
     def backward(self, dy: np.ndarray) -> np.ndarray:

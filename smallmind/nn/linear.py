@@ -41,8 +41,8 @@ class Linear(Branch):
     ) -> np.ndarray:
         """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x. Writes y."""
         self.x = x
-        rounds = self.workspace.decodes
-        self.weight.matrix.multiply(self.kernels, y, x, self.bias.compute, addend, rounds)
+        by_rows = self.workspace.by_rows
+        self.weight.matrix.multiply(self.kernels, y, x, self.bias.compute, addend, by_rows)
         return y
 
     def forward_gelu(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -61,8 +61,8 @@ class Linear(Branch):
     ) -> None:
         """x (R, in) -> y (R, out) [+ addend (R, out)], gelu(y); keeps x. Writes both."""
         self.x = x
-        matrix, bias, rounds = self.weight.matrix, self.bias.compute, self.workspace.decodes
-        matrix.multiply_gelu(self.kernels, activation, y, x, bias, addend, rounds)
+        matrix, bias, by_rows = self.weight.matrix, self.bias.compute, self.workspace.by_rows
+        matrix.multiply_gelu(self.kernels, activation, y, x, bias, addend, by_rows)
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
         """dy (R, out) -> dx (R, in); adds to the gradients of weight and bias."""

@@ -89,17 +89,20 @@ def read_tensor(
     """Writes a tensor to a parameter of the same shape, in the parameter's number type.
 
     If the tensor is arranged in another way, `write(first, rows)` does it, with the number of the
-    first of these rows; there are a multiple of `step` of them. Blocks of a matrix that is not
-    arranged in another way are those of its transpose. InputError if a value is not finite, or too
-    large.
+    first of these rows; there are a multiple of `step` of them. A parameter that is Transposed gets
+    the transpose. InputError if a value is not finite, or too large.
     """
     if write is not None:
         for first, rows in stored.pieces(name, step):
             write(first, converted(kernels, rows, parameter.dtype, name))
     elif isinstance(parameter, Transposed):
+        target = parameter.view(np.ndarray)
         for first, rows in stored.pieces(name, BLOCK):
-            blocks = converted(kernels, _as_float32(rows).T, parameter.dtype, name)
-            parameter[:, first // BLOCK : first // BLOCK + blocks.shape[1]] = blocks
+            if is_quantised(target.dtype):
+                blocks = converted(kernels, _as_float32(rows).T, target.dtype, name)
+                target[:, first // BLOCK : first // BLOCK + blocks.shape[1]] = blocks
+            else:
+                kernels.transpose(target, converted(kernels, rows, target.dtype, name), first)
     else:
         target = parameter if parameter.ndim else parameter.reshape(1)
         place = target if parameter.dtype == stored.dtype else None

@@ -67,14 +67,15 @@ class AdaptedLinear(Linear):
     def _multiply_low_rank(self, y: np.ndarray, x: np.ndarray, addend: np.ndarray | None) -> None:
         """x (R, in) -> y (R, out) = scale dropout(x) A B [+ addend (R, out)]. Writes y."""
         h, b = self._projected(x), self._diagonal()
-        self.own_kernels.matmul(y, h, b, None, addend)
+        self.own_kernels.matmul(y, h, b, None, addend, self.workspace.by_rows)
         self.workspace.release(h, b)
 
     def _projected(self, x: np.ndarray) -> np.ndarray:
         """x (R, in) -> dropout(x) A (R, n r), rented."""
         h = self.workspace.rent(len(x), self.inner)
         dropped = self._dropped(x)
-        self.own_kernels.matmul(h, dropped, self.lora_a.compute)
+        a, by_rows = self.lora_a.compute, self.workspace.by_rows
+        self.own_kernels.matmul(h, dropped, a, None, None, by_rows)
         if dropped is not x:
             self.workspace.release(dropped)
         return h

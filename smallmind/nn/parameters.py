@@ -33,7 +33,7 @@ class Role(enum.StrEnum):
 
 
 GROUPS = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)  # in this order in the vectors; others follow
-OUTPUTS_FIRST = (Role.MATRIX, Role.HEAD)  # in blocks of integers, as in the files of llama.cpp
+OUTPUTS_FIRST = (Role.MATRIX, Role.HEAD)  # in blocks of integers, and in models that only run
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,12 @@ class ParameterSpec:
 
     @property
     def outputs_first(self) -> bool:
-        """True if its blocks of integers are those of the transpose."""
-        return self.role in OUTPUTS_FIRST
+        """True for a matrix (in, out) that is stored as (out, in) where nothing is trained.
 
-    def stored_shape(self, dtype: Any) -> tuple[int, ...]:
-        """The shape of its array of this number type."""
-        if not is_quantised(dtype):
-            return self.shape
-        *rows, columns = self.shape[::-1] if self.outputs_first else self.shape
-        return (*rows, columns // BLOCK)
+        Products with a row, or few, then read contiguous memory. Its blocks of integers are always
+        those of the transpose, as in the files of llama.cpp.
+        """
+        return self.role in OUTPUTS_FIRST and not self.is_adapter
 
     def can_be(self, dtype: Any) -> bool:
         """True if it can be stored in this number type."""
@@ -121,14 +118,14 @@ NO_PARAMETER = Parameter()  # a bias of a model without biases: kernels take Non
 
 
 class Transposed(np.ndarray):
-    """Blocks of integers of a matrix that is transposed."""
+    """A matrix that is stored transposed: its values (out, in), or their blocks of integers."""
 
 
 def shape_of(stored: np.ndarray) -> tuple[int, ...]:
     """The shape of the values that are stored."""
-    if not is_quantised(stored.dtype):
-        return stored.shape
-    shape = (*stored.shape[:-1], stored.shape[-1] * BLOCK)
+    shape = stored.shape
+    if is_quantised(stored.dtype):
+        shape = (*shape[:-1], shape[-1] * BLOCK)
     return shape[::-1] if isinstance(stored, Transposed) else shape
 
 
@@ -139,10 +136,13 @@ def as_float32(stored: Mapping[str, np.ndarray], prefix: str = "") -> Mapping[st
     """
 
     def converted(name: str) -> np.ndarray:
-        if stored[name].dtype.kind == "f" or not name.startswith(prefix):
+        if not name.startswith(prefix):
             return stored[name]
+        if stored[name].dtype.kind == "f":
+            is_transposed = isinstance(stored[name], Transposed)
+            return stored[name].view(np.ndarray).T if is_transposed else stored[name]
         values = np.empty(shape_of(stored[name]), np.float32)
-        _copy(values, stored[name], isinstance(stored[name], Transposed))
+        _copy(values, stored[name])
         values.flags.writeable = False
         return values
 
@@ -166,7 +166,8 @@ class Parameters:
 
     Layers read the arrays in `compute`: parts of `data` or, for roles that `store` gives another
     number type, of `copies`. There a frozen parameter has only that type. Blocks of integers are
-    only for what is frozen, those of a matrix (in, out) as (out, in / BLOCK).
+    only for what is frozen, those of a matrix (in, out) as (out, in / BLOCK). If nothing is
+    trained, matrices are (out, in) in every number type.
 
     `views` and `grad_views` map names to parts of the vectors; values that are frozen are
     read-only. `stored` is what a state keeps: as `views`, but frozen values as they are stored.
@@ -256,6 +257,7 @@ class Parameters:
         has_contents: False in a dry run, whose arrays are not worth copying.
         """
         self._dtype, self.zeros, self._has_contents = np.dtype(dtype), zeros, has_contents
+        self._only_runs = not self.trained
         self._offsets, end = {}, 0
         for spec in self.ordered:
             if spec.trainable:
@@ -290,10 +292,7 @@ class Parameters:
 
     def own(self, name: str) -> np.ndarray:
         """The array that keeps a parameter's values; call `refresh` after writing to it."""
-        number = self._numbers[name]
-        own = self._own[number]
-        is_transposed = is_quantised(own.dtype) and self.specs[number].outputs_first
-        return own.view(Transposed) if is_transposed else own
+        return self._own[self._numbers[name]]
 
     def write(self, values: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]) -> None:
         """Gives parameters these values by name, in any number type; others keep theirs.
@@ -301,8 +300,7 @@ class Parameters:
         KeyError for a name that is not a parameter's.
         """
         for name, value in values.items() if isinstance(values, Mapping) else values:
-            number = self._numbers[name]
-            _copy(self._own[number], value, self.specs[number].outputs_first)
+            _copy(self.own(name), value)
         self.refresh()
 
     def initialise(self, seed: int, names: Container[str] | None = None) -> None:
@@ -363,22 +361,22 @@ class Parameters:
             if not spec.trainable and before.dtype != self._stored_dtype(spec):
                 self._own[i] = self._frozen(spec)
                 if self._has_contents:
-                    _copy(self._own[i], before, spec.outputs_first)
+                    _copy(self._own[i], before)
         self._connect()
 
     def _connect(self) -> None:
         """Maps names to arrays, and gives each handle what its layer reads."""
         compute, stored = {}, {}
         for i, (spec, handle) in enumerate(zip(self.specs, self._handles, strict=True)):
-            handle.compute = stored[spec.name] = self._own[i]
-            blocks = is_quantised(handle.compute.dtype)
+            own = stored[spec.name] = self._own[i]
             if spec.trainable:
                 handle.compute = self._read(i)
             else:
-                kind = Transposed if blocks and spec.outputs_first else np.ndarray
-                stored[spec.name] = self._own[i].view(kind)
+                handle.compute = own.view(np.ndarray)
+                stored[spec.name] = own.view()
                 stored[spec.name].flags.writeable = False
-            handle.matrix = Weight(handle.compute, blocks, spec.outputs_first)
+            has_blocks = is_quantised(own.dtype)
+            handle.matrix = Weight(handle.compute, has_blocks, isinstance(own, Transposed))
             compute[spec.name] = handle.compute
         self.compute, self.stored = MappingProxyType(compute), MappingProxyType(stored)
         self.views = as_float32(self.stored)
@@ -419,9 +417,15 @@ class Parameters:
 
     def _frozen(self, spec: ParameterSpec) -> np.ndarray:
         """A new array for a parameter that is not trained."""
-        dtype = self._stored_dtype(spec)
-        shape = spec.stored_shape(dtype)
-        return self.zeros(math.prod(shape), dtype).reshape(shape)
+        dtype, shape = self._stored_dtype(spec), spec.shape
+        has_blocks = is_quantised(dtype)
+        is_transposed = spec.outputs_first and (has_blocks or self._only_runs)
+        if is_transposed:
+            shape = shape[::-1]
+        if has_blocks:
+            shape = (*shape[:-1], shape[-1] // BLOCK)
+        own = self.zeros(math.prod(shape), dtype).reshape(shape)
+        return own.view(Transposed) if is_transposed else own
 
     def _part(self, flat: np.ndarray, i: int) -> np.ndarray:
         """The part of a vector that belongs to a trained parameter, by number."""
@@ -435,16 +439,18 @@ class Parameters:
         return self._own[i] if copy is None else copy.reshape(spec.shape)
 
 
-def _copy(target: np.ndarray, values: np.ndarray, outputs_first: bool = False) -> None:
+def _copy(target: np.ndarray, values: np.ndarray) -> None:
     """Writes values, in any number type, to an array of the same shape.
 
-    outputs_first: blocks of integers, in either array, are those of the transpose.
+    Either may be Transposed. Blocks of integers that are not said to be are what the target's are.
     """
+    if are_transposed := isinstance(target, Transposed) or isinstance(values, Transposed):
+        target, values = map(_transposed, (target, values))
     if values.dtype == target.dtype:
         target[...] = values
         return
-    if is_quantised(target.dtype) or is_quantised(values.dtype):
-        _copy_blocks(target, values, outputs_first)
+    if are_transposed or is_quantised(target.dtype) or is_quantised(values.dtype):
+        _copy_rows(target, values)
         return
     whole, given = target.reshape(-1), values.reshape(-1)
     for start in range(0, whole.size, CHUNK):
@@ -452,13 +458,14 @@ def _copy(target: np.ndarray, values: np.ndarray, outputs_first: bool = False) -
         whole[chunk] = round_to(to_float32(given[chunk]), target.dtype)
 
 
-def _copy_blocks(target: np.ndarray, values: np.ndarray, outputs_first: bool) -> None:
-    """As `_copy`, where at least one of the arrays has blocks of integers: some rows at a time."""
+def _transposed(array: np.ndarray) -> np.ndarray:
+    """A matrix, which may be Transposed -> (out, in), or the blocks of it."""
+    is_so = isinstance(array, Transposed) or is_quantised(array.dtype)
+    return array.view(np.ndarray) if is_so else array.T
 
-    def rows_of(array: np.ndarray) -> np.ndarray:
-        return array.T if outputs_first and not is_quantised(array.dtype) else array
 
-    target, values = rows_of(target), rows_of(values)
+def _copy_rows(target: np.ndarray, values: np.ndarray) -> None:
+    """As `_copy`, some rows at a time: of blocks of integers, or where memory is not contiguous."""
     columns = max(x.shape[-1] * (BLOCK if is_quantised(x.dtype) else 1) for x in (target, values))
     step = math.ceil(CHUNK / columns)
     for start in range(0, len(target), step):

@@ -8,15 +8,17 @@ import numpy as np
 class Weight(NamedTuple):
     """A matrix (in, out): its values, or blocks of integers that stand for them.
 
-    Blocks are those of its rows, (in, out / BLOCK), or of its transpose, (out, in / BLOCK). All
-    products of activations with parameters are here, so that a new storage is too.
+    Blocks are those of its rows, (in, out / BLOCK). If its outputs come first, values and blocks
+    are those of its transpose: (out, in), (out, in / BLOCK). All products of activations with
+    parameters are here, so that a new storage is too.
 
-    rounds: where weights are blocks, activations may be rounded to 8 bits if they are a few rows.
+    by_rows: the bits of a row of the result do not depend on other rows. Where weights are blocks,
+    activations are rounded to 8 bits then.
     """
 
     values: Any
     has_blocks: bool = False
-    outputs_first: bool = False  # the blocks
+    outputs_first: bool = False
 
     def multiply(
         self,
@@ -25,13 +27,13 @@ class Weight(NamedTuple):
         x: np.ndarray,
         bias: np.ndarray | None = None,
         addend: np.ndarray | None = None,
-        rounds: bool = False,
+        by_rows: bool = False,
     ) -> None:
         """x (R, in) -> y (R, out) = x weight [+ bias (out,)] [+ addend (R, out)]. Writes y."""
         if not self.has_blocks:
-            kernels.matmul(y, x, self.values, bias, addend)
+            kernels.matmul(y, x, self.values, bias, addend, by_rows, self.outputs_first)
         elif self.outputs_first:
-            kernels.matmul_quantised(y, x, self.values, bias, addend, rounds)
+            kernels.matmul_quantised(y, x, self.values, bias, addend, by_rows)
         else:
             assert bias is None and addend is None
             kernels.matmul_quantised_transpose(y, x, self.values)
@@ -44,22 +46,26 @@ class Weight(NamedTuple):
         x: np.ndarray,
         bias: np.ndarray | None,
         addend: np.ndarray | None = None,
-        rounds: bool = False,
+        by_rows: bool = False,
     ) -> None:
         """x (R, in) -> y (R, out) as `multiply` writes it, activation = gelu(y). Writes both."""
         if self.has_blocks:
-            self.multiply(kernels, y, x, bias, addend, rounds)
+            self.multiply(kernels, y, x, bias, addend, by_rows)
             kernels.gelu(activation, y)
         else:
-            kernels.matmul_gelu(activation, y, x, self.values, bias, addend)
+            given = bias, addend, by_rows, self.outputs_first
+            kernels.matmul_gelu(activation, y, x, self.values, *given)
 
     def multiply_transposed(
-        self, kernels: Any, y: np.ndarray, x: np.ndarray, rounds: bool = False
+        self, kernels: Any, y: np.ndarray, x: np.ndarray, by_rows: bool = False
     ) -> None:
         """x (R, out) -> y (R, in) = x weight^T. Writes y."""
-        if not self.has_blocks:
-            kernels.matmul_transpose_b(y, x, self.values)
-        elif self.outputs_first:
-            kernels.matmul_quantised_transpose(y, x, self.values)
+        if self.has_blocks:
+            if self.outputs_first:
+                kernels.matmul_quantised_transpose(y, x, self.values)
+            else:
+                kernels.matmul_quantised(y, x, self.values, None, None, by_rows)
+        elif self.outputs_first or by_rows:
+            kernels.matmul(y, x, self.values, None, None, by_rows, not self.outputs_first)
         else:
-            kernels.matmul_quantised(y, x, self.values, rounds=rounds)
+            kernels.matmul_transpose_b(y, x, self.values)

@@ -215,9 +215,12 @@ class Workspace:
         return self.now is not None
 
     @property
-    def decodes(self) -> bool:
-        """True if the pass continues a cache: its products may round activations to integers."""
-        return self.cache is not None
+    def by_rows(self) -> bool:
+        """True in a step of decoding, a token for each sequence of a cache.
+
+        The bits of a sequence must not depend on others, nor on their number.
+        """
+        return self.cache is not None and self.T == 1
 
     @property
     def drops(self) -> bool:

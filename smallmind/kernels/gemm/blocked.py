@@ -43,8 +43,9 @@ from smallmind.kernels.codegen.simd import (
 )
 from smallmind.kernels.gelu import gelu_of
 from smallmind.kernels.gemm import converted, float32, quantised
-from smallmind.kernels.gemm.few_rows import FEW, multiply_few
+from smallmind.kernels.gemm.few_rows import FEW, add_columns, add_rows
 from smallmind.kernels.gemm.packing import (
+    BY_ROWS,
     DEPTH,
     PLAIN,
     STRIP,
@@ -192,8 +193,10 @@ class Ahead(NamedTuple):
 
 @called_jit
 def is_few(M, variant):
-    """True if a product has so few rows that nothing is packed."""
-    return M == 1 or (M <= FEW and variant != TRANSPOSE_A)
+    """True if a product has so few rows that nothing is packed. Those of a b^T: see `row_dots`."""
+    if variant == TRANSPOSE_A:
+        return M == 1
+    return variant == PLAIN + BY_ROWS or (variant == PLAIN and M <= FEW)
 
 
 @called_jit
@@ -214,7 +217,7 @@ def product_region(M, N, single, variant, height, worker, workers):
     """
     vectors = ceil_div(N - single, LANES)
     rows = 1 if is_few(M, variant) else height
-    own = grid_region(M, vectors, workers, worker, variant, rows)
+    own = grid_region(M, vectors, workers, worker, variant % BY_ROWS, rows)
     right = own.right if own.right < vectors * LANES else N
     return Region(own.first, own.last, own.left, right)
 
@@ -242,23 +245,27 @@ def gemm_packed(out, activation, a, b, bias, addend, variant, scratch):
     """
     workers = scratch.shape[0]
     for worker in prange(workers):
-        operands = operands_of(out, activation, a, b, bias, addend, variant)
-        gemm_part(operands, packed_of(a, borrow(scratch[worker])), np.int64(worker), workers)
+        operands = operands_of(out, activation, a, b, bias, addend, variant % BY_ROWS)
+        packed = packed_of(a, borrow(scratch[worker]))
+        gemm_part(operands, packed, variant, np.int64(worker), workers)
 
 
 @jit
-def gemm_part(operands, packed, worker, workers):
-    """The worker's part of the result: a rectangle of a grid that balances the work."""
+def gemm_part(operands, packed, form, worker, workers):
+    """The worker's part of the result: a rectangle of a grid that balances the work.
+
+    form: the variant, and what may be added to it.
+    """
     a, variant = operands.a, operands.variant
     M, N = operands.out.shape
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
     step, single = _height(a), 0
     if is_float32(operands.b):
-        single = single_columns(N, variant)
-    first, last, left, right = product_region(M, N, single, variant, step, worker, workers)
+        single = single_columns(N, form)
+    first, last, left, right = product_region(M, N, single, form, step, worker, workers)
     if first == last:
         return
-    if is_few(M, variant) and not is_quantised(operands.b):
+    if is_few(M, form) and not is_quantised(operands.b):
         _gemm_few(operands.b, operands, packed.sums, Region(first, last, left, right))
         return
     single = single if right == N else 0
@@ -302,7 +309,10 @@ def _few_of_float32(b, operands, _sums, region):
             out[i, j] = start
     N = out.shape[1]
     sums = Rows(at(out, first * N + left), N)
-    multiply_few(sums, operands.a, b, operands.variant, region)
+    if operands.variant == TRANSPOSE_B:
+        add_columns(sums, operands.a, b, region)
+    else:
+        add_rows(sums, operands.a, b, region)
     if operands.activation.size > 0:
         for i in range(first, last):
             _activate(operands.activation, out, Region(i, i + 1, left, right))
@@ -316,8 +326,8 @@ def _few_of_16_bits(b, operands, sums, region):
         part = Region(first, last, column, min(right, column + width))
         columns = part.right - column
         sums[: (last - first) * columns] = np.float32(0)
-        multiply_few(Rows(at(sums, 0), columns), operands.a, b, operands.variant, part)
-        _finish(operands, sums, 0, columns, part)
+        add_rows(Rows(at(sums, 0), columns), operands.a, b, part)
+        finish(operands, sums, 0, columns, part)
 
 
 def _few_of_blocks(b, operands, sums, region):
@@ -503,12 +513,12 @@ def _multiply_apart(operands, sums, strip, panel, part, block, region):
         addend = c if adds else Rows(NULL, 0)
         _multiply(operands.a, c, tiles, panel.rows, extent, addend, NULL, NULL)
         if block.is_last:
-            _finish(operands, sums, place, sums_row, rows)
+            finish(operands, sums, place, sums_row, rows)
 
 
 @jit
 def _prefetch_finished(operands, region):
-    """Prefetches what `_finish` reads and writes, which other cores may have written last."""
+    """Prefetches what `finish` reads and writes, which other cores may have written last."""
     N = operands.out.shape[1]
     for i in range(region.first, region.last):
         for place in range(i * N + region.left, i * N + region.right, LINE):
@@ -520,7 +530,7 @@ def _prefetch_finished(operands, region):
 
 
 @jit
-def _finish(operands, sums, place, sums_row, region):
+def finish(operands, sums, place, sums_row, region):
     """Adds bias and addend to complete sums and stores them, then activation unless empty."""
     out, activation = operands.out, operands.activation
     bias, addend = operands.bias, operands.addend
@@ -574,5 +584,5 @@ _SHARE = types.void(
 @native("smallmind_gemm_share", _SHARE)
 def gemm_share(out, activation, a, b, bias, addend, variant, scratch, worker, workers):
     """The worker's part of a product of float32."""
-    operands = operands_of(out, activation, a, b, bias, addend, variant)
-    gemm_part(operands, packed_of(a, borrow(scratch)), worker, workers)
+    operands = operands_of(out, activation, a, b, bias, addend, variant % BY_ROWS)
+    gemm_part(operands, packed_of(a, borrow(scratch)), variant, worker, workers)

@@ -1,8 +1,7 @@
-"""Products with few rows, or few columns: limited by reading the larger operand once."""
+"""Products a b with few rows, and few columns of a b^T: limited by reading one operand once."""
 
 import numpy as np
 
-from smallmind.kernels.codegen.isa import NEVER
 from smallmind.kernels.codegen.jit import jit
 from smallmind.kernels.codegen.simd import (
     LANES,
@@ -17,7 +16,7 @@ from smallmind.kernels.codegen.simd import (
     store,
     store_first,
 )
-from smallmind.kernels.gemm.packing import TRANSPOSE_B, Region
+from smallmind.kernels.gemm.packing import Region
 from smallmind.kernels.gemm.tile import Rows
 
 FEW = 4  # up to this many rows a tile would leave most of its registers idle
@@ -25,39 +24,23 @@ FEW = 4  # up to this many rows a tile would leave most of its registers idle
 # grow with all of K.
 BLOCK = 8192
 AHEAD = 16  # rows of b: parts of rows are too short for the CPU to fetch the next by itself
-# Elements from which on a matrix, that of a large vocabulary, comes from memory on any CPU. Its
-# rows are then read one after the other, a single stream that the CPU fetches ahead, instead of
-# four at a time, which is faster from a cache and where a sum of short vectors is slower than
-# memory.
-SINGLE_FROM = 2**24 if LANES > 4 else NEVER
-CHUNK = 2048  # columns of b that `_add_rows` reads at a time: four rows of them stay in cache
+CHUNK = 2048  # columns of b that `add_rows` reads at a time: four rows of them stay in cache
 
 
 @jit
-def multiply_few(sums, a, b, variant, region):
-    """sums += a region of a b, in one of its variants, in float32. sums: Rows, from its corner on.
-
-    a and b may be of 16-bit numbers.
-    """
-    first, last, left, right = region
-    if variant != TRANSPOSE_B:
-        _add_rows(sums, a, b, region)
-        return
+def add_columns(sums, a, b, region):
+    """sums += a few columns of a b^T, in float32. sums: Rows, from the region's corner on."""
     K = b.shape[1]
-    if last - first <= right - left:
-        for i in range(first, last):
-            row = at(sums.start, (i - first) * sums.stride)
-            _add_dots(row, 1, a, i * K, b, left, right)
-    else:
-        for j in range(left, right):
-            _add_dots(at(sums.start, j - left), sums.stride, b, j * K, a, first, last)
+    for j in range(region.left, region.right):
+        start = at(sums.start, j - region.left)
+        _add_dots(start, sums.stride, b, j * K, a, region.first, region.last)
 
 
 @jit
 def _add_dots(sums, step, x, x_place, y, first, last):
     """sums[step n] += x[x_place:] . y[first + n], for the rows first..last of y."""
     K, count = y.shape[1], last - first
-    fours = count // 4 * 4 if y.size < SINGLE_FROM else 0
+    fours = count // 4 * 4
     for start in range(0, K, BLOCK):
         depth = min(BLOCK, K - start)
         for n in range(0, fours, 4):
@@ -104,8 +87,11 @@ def _dot(x, x_place, y, y_place, count):
 
 
 @jit
-def _add_rows(sums, a, b, region):
-    """sums[i, j] += a[i] . b[:, j] in a region, four rows of b at a time."""
+def add_rows(sums, a, b, region):
+    """sums += a region of a b, of few rows, in float32. sums: Rows, from the region's corner on.
+
+    a and b may be of 16-bit numbers. The bits of a row do not depend on other rows.
+    """
     first, last, left, right = region
     K = b.shape[0]
     a = a.reshape(-1)  # a^T b of one row reads the same elements

@@ -29,6 +29,9 @@ DEPTH = 512  # maximum depth along K that is multiplied at a time
 STRIP = TILE_ROWS * 64  # maximum number of rows of the result at a time
 PACKING = 12  # measured: see grid_rows
 PLAIN, TRANSPOSE_A, TRANSPOSE_B = 0, 1, 2  # the products a b, a^T b and a b^T
+# Added to a variant: a row has the same bits whatever the number of rows; a product a b^T has those
+# of a b.
+BY_ROWS, AS_PLAIN = 4, 8
 
 
 class Panel(NamedTuple):

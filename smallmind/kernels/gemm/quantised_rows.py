@@ -281,7 +281,7 @@ _multiply_one, _multiply_four = _multiply_row(1), _multiply_row(4)
 
 
 @parallel_jit
-def multiply_few(out, a, w, bias, addend, rounds, scratch, workers):
+def multiply_few(out, a, w, bias, addend, by_rows, scratch, workers):
     """out = a w^T [+ bias] [+ addend], of few rows. scratch (workers, scratch_size)."""
     for worker in prange(workers):
         own = at(scratch, np.int64(worker) * scratch.shape[1])
@@ -289,10 +289,10 @@ def multiply_few(out, a, w, bias, addend, rounds, scratch, workers):
         if first < last:
             K = a.shape[1]
             rows = Rows(at(a, 0), K)
-            if rounds:
+            if by_rows:
                 rows = Rows(at(own, ROWS), rounded_size(K // BLOCK))
                 _round_rows(borrow(a), borrow(w), own)
-            zeros = at(own, ZEROS) if rounds else NULL
+            zeros = at(own, ZEROS) if by_rows else NULL
             operands = borrow(out), rows, borrow(w), borrow(bias), borrow(addend)
             _multiply(*operands, own, zeros, first, last)
 
@@ -328,17 +328,16 @@ def _multiply(out, rows, w, bias, addend, own, zeros, first, last):
     for j in range(first, last):
         i = 0
         while i < R:
-            found, start = at(results, i), at(rows.start, i * rows.stride)
-            if R - i >= 4:
-                _multiply_four(found, start, rows.stride, w, j * size, blocks, zeros)
-                i += 4
+            start, count = at(rows.start, i * rows.stride), 4 if R - i >= 4 else 1
+            if count == 4:
+                _multiply_four(results, start, rows.stride, w, j * size, blocks, zeros)
             else:
-                _multiply_one(found, start, rows.stride, w, j * size, blocks, zeros)
-                i += 1
-        for i in range(R):
-            total = results[i]
-            if bias.size > 0:
-                total += bias[j]
-            if addend.size > 0:
-                total += addend[i, j]
-            out[i, j] = total
+                _multiply_one(results, start, rows.stride, w, j * size, blocks, zeros)
+            for n in range(count):
+                total = results[n]
+                if bias.size > 0:
+                    total += bias[j]
+                if addend.size > 0:
+                    total += addend[i + n, j]
+                out[i + n, j] = total
+            i += count
