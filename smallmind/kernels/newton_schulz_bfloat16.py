@@ -66,7 +66,7 @@ def _multiply(out, a, b, variant, packing):
     """out = a b, a^T b or a b^T, all in bfloat16, on the calling thread."""
     none = out[:0]
     operands = Operands(out, none, a, b, none.reshape(0), none, variant)
-    gemm_part(operands, packed_of(a, packing), 0, 1)
+    gemm_part(operands, packed_of(a, packing), variant, 0, 1)
 
 
 @jit
