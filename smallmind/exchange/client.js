@@ -69,8 +69,8 @@ window.smallmindClient = (() => {
         await write(index, ids, own, lead, tell, signal);
       }
     },
-    async inspect({ text, ids, top }) {
-      const given = ids ?? program.tokenizer.encode(text);
+    async inspect({ text, ids, messages, top }) {
+      const given = ids ?? (messages ? conversation(messages, 1) : program.tokenizer.encode(text));
       const tokens = (await program.inspect(given, top)).map((token) => ({
         ...token, text: textOf(token.id), top: othersOf(token.top),
       }));

@@ -13,7 +13,7 @@
 //                                 settings, n, top, prefix_tokens}. Calls tell({index, text,
 //                                 tokens: [{id, text, logprob, entropy, top}], finish_reason}) for
 //                                 every piece; top: [[id, text, logprob], ...]
-//   inspect({model, text | ids, top}) -> {tokens, loss}
+//   inspect({model, text | ids | messages, top}) -> {tokens, loss}
 //   attention({model, ids, layer, head}) -> {weights}: a row per token, of itself and those before
 //   runs(), run(name), report(name)  -> {runs}; a run's curves; the address of its report
 // An exported page brings one of its own as window.smallmindClient; else a server answers.
@@ -85,8 +85,8 @@ const serverClient = () => {
     return logprobs.tokens.map((text, i) => ({
       id: logprobs.ids[i], text, logprob: logprobs.token_logprobs[i],
       entropy: logprobs.entropies[i],
-      top: Object.entries(logprobs.top_logprobs[i])
-        .map(([other, logprob], j) => [logprobs.top_ids[i][j], other, logprob]),
+      top: logprobs.top_ids[i].map(
+        (id, j) => [id, logprobs.top_texts[i][j], logprobs.top_values[i][j]]),
     }));
   }
 
@@ -201,7 +201,9 @@ function say(text) {
   $("banner").hidden = !text;
 }
 
+let nextState = 0;
 async function refreshState() {
+  clearTimeout(nextState);
   try {
     const state = await client.state();
     say("");
@@ -214,10 +216,21 @@ async function refreshState() {
       say(error.gone ? `${error.message} Trying again …` : error.message);
     }
   }
-  setTimeout(refreshState, $("banner").hidden ? 10_000 : 1_500);
+  clearTimeout(nextState);
+  nextState = setTimeout(refreshState, $("banner").hidden ? 10_000 : 1_500);
 }
 
+// Says that the server has gone, and asks soon whether it is back.
+function miss(error) {
+  say(`${error.message} Trying again …`);
+  clearTimeout(nextState);
+  nextState = setTimeout(refreshState, 1_500);
+}
+
+let listed = ""; // the models as they are shown: an open list is left alone
 function showModels(found) {
+  const now = JSON.stringify([found, memory.model]);
+  if (now === listed) return;
   models = found;
   if (!known()) memory.model = models[0]?.id ?? "";
   const options = models.map((model) => {
@@ -225,7 +238,9 @@ function showModels(found) {
     return make("option", { value: model.id, selected: model.id === memory.model }, model.name + step);
   });
   $("model").replaceChildren(...options);
+  listed = JSON.stringify([found, memory.model]);
   showAbout();
+  if (!stopping && !$("turns").querySelector("textarea")) showTurns();
 }
 
 function showAbout() {
@@ -258,8 +273,12 @@ $("model").addEventListener("change", () => {
 
 $("token-form").addEventListener("submit", async (event) => {
   event.preventDefault();
-  await client.useToken($("token").value).catch((error) => say(error.message));
-  refreshState();
+  try {
+    await client.useToken($("token").value.trim());
+    refreshState();
+  } catch (error) {
+    say(error.status === 401 ? "This is not the token of the server." : error.message);
+  }
 });
 
 // --- tabs and theme ---
@@ -382,12 +401,13 @@ async function answer(place, begun = null) {
     else {
       $("status").textContent = error.message;
       if (error.status === 401) $("token-form").hidden = false;
-      if (error.gone) say(`${error.message} Trying again …`);
+      if (error.gone) miss(error);
     }
   }
   stopping = null;
   showWriting(false);
   showTurns();
+  $("announced").textContent = turn.answers.map((one) => one.text).join("\n"); // is read aloud
   remember();
 }
 
@@ -422,11 +442,26 @@ function showTurns() {
 function userTurn(turn, place, isChat) {
   const text = make("div", { className: "said" }, turn.text);
   const edit = () => {
-    $("input").value = turn.text;
-    memory.turns.splice(place);
-    showTurns();
-    changed();
-    $("input").focus();
+    const field = make("textarea", { value: turn.text, rows: 3, "aria-label": "The message" });
+    const again = () => {
+      if (stopping || !known() || !field.value.trim()) return;
+      memory.turns.splice(place, memory.turns.length, { role: "user", text: field.value });
+      answer(place + 1);
+      $("input").focus();
+    };
+    const leave = () => { showTurns(); $("turns").children[place].querySelector("button").focus(); };
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") leave();
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      again();
+    });
+    const buttons = make("div", { className: "actions" },
+      action("Send again", "Send the message again, in place of all that followed", again),
+      action("Cancel", "Leave the message as it was", leave));
+    text.replaceWith(field);
+    actions.replaceWith(buttons);
+    field.focus();
   };
   const actions = make("div", { className: "actions" }, action("Edit", "Edit this message and try again", edit));
   return make("li", { className: "turn user" },
@@ -466,7 +501,6 @@ function send() {
   const text = $("input").value, model = known();
   if (!model || stopping) return;
   if (!text.trim() && model.kind === "chat") return;
-  if (model.kind !== "chat") memory.turns = []; // a text of its own
   memory.turns.push({ role: "user", text: text || model.opening });
   $("input").value = memory.draft = "";
   answer(memory.turns.length);
@@ -493,8 +527,8 @@ $("new").addEventListener("click", () => {
 });
 
 $("save").addEventListener("click", () => {
-  const saved = { format: "smallmind conversation 1", model: memory.model, messages: memory.turns.map(
-    (turn) => ({ role: turn.role, content: textOf(turn) })), turns: memory.turns };
+  const saved = { format: "smallmind conversation 1", model: memory.model, settings: memory.settings,
+    messages: memory.turns.map((turn) => ({ role: turn.role, content: textOf(turn) })), turns: memory.turns };
   const address = URL.createObjectURL(new Blob([JSON.stringify(saved, null, 1)], { type: "application/json" }));
   const link = make("a", { href: address, download: "conversation.json" });
   link.click();
@@ -507,7 +541,10 @@ $("file").addEventListener("change", async () => {
   if (!file) return;
   try {
     const found = JSON.parse(await file.text());
-    memory.turns = checkedTurns(found.turns ?? found.messages ?? found);
+    const turns = checkedTurns(found?.turns ?? found?.messages ?? found);
+    stopping?.abort();
+    memory.turns = turns;
+    useSettings(found.settings);
     $("status").textContent = `Loaded ${file.name}.`;
     showTurns();
     changed();
@@ -541,25 +578,49 @@ function checkedTurns(found) {
 }
 
 const isToken = (token) => Number.isInteger(token?.id) && typeof token.text === "string"
-  && Array.isArray(token.top) && token.top.every((other) => Array.isArray(other) && typeof other[1] === "string");
+  && Number.isFinite(token.logprob) && Number.isFinite(token.entropy)
+  && Array.isArray(token.top) && token.top.every((other) => Array.isArray(other)
+    && Number.isInteger(other[0]) && typeof other[1] === "string" && Number.isFinite(other[2]));
+
+// Shows settings that were kept; the ones that are no text are left out.
+function useSettings(found) {
+  for (const field of fields()) {
+    const value = found?.[field.name];
+    if (typeof value !== "string") continue;
+    field.value = memory.settings[field.name] = value;
+  }
+}
 
 // --- see ---
 
 const BINS = [[0.5, "", "over 50 %"], [0.2, "p1", "20 to 50 %"], [0.05, "p2", "5 to 20 %"],
   [0.01, "p3", "1 to 5 %"], [0, "p4", "under 1 %"]];
-let shown = { tokens: [], place: -1 }; // place: of the answer in the conversation; -1: a pasted text
+// place: of the answer in the conversation, before which stand `given` tokens; -1: a pasted text
+let shown = { tokens: [], place: -1, given: 0 };
 let attention = { key: "", rows: null };
 
 const bin = (token) => BINS.find(([least]) => Math.exp(token.logprob) >= least)[1];
 
 $("legend").append(...BINS.map(([, name, text]) => make("span", { className: name }, text)));
 
-function seeAnswer(place, index) {
-  const { tokens } = memory.turns[place].answers[index];
-  $("measured").textContent = "";
-  showTokens({ tokens, place });
+async function seeAnswer(place, index) {
+  const { tokens } = memory.turns[place].answers[index], model = known();
+  const losses = tokens.reduce((sum, token) => sum - token.logprob, 0);
+  $("measured").textContent = `The answer: ${facts(tokens.length, losses / tokens.length)}`;
+  showTokens({ tokens, place, given: 0 });
   open("see");
+  if (!model) return;
+  // What the answer was written after: heads look at it too. One too long for the model is left out.
+  const { prompt: text, messages } = asked(place), now = shown;
+  const before = await client.inspect({ model: model.id, ...(messages ? { messages } : { text }), top: TOP })
+    .catch(() => null);
+  if (before && now === shown) {
+    showTokens({ tokens: [...before.tokens, ...tokens], place, given: before.tokens.length });
+  }
 }
+
+const facts = (count, loss) =>
+  `${whole(count)} tokens, loss ${loss.toFixed(3)} nats per token, perplexity ${Math.exp(loss).toFixed(1)}`;
 
 $("measure").addEventListener("submit", async (event) => {
   event.preventDefault();
@@ -568,9 +629,8 @@ $("measure").addEventListener("submit", async (event) => {
   $("measured").textContent = "Measuring …";
   try {
     const { tokens, loss } = await client.inspect({ model: model.id, text, top: TOP });
-    $("measured").textContent = loss === null ? "One token: nothing to predict." :
-      `${whole(tokens.length)} tokens, loss ${loss.toFixed(3)} nats per token, perplexity ${Math.exp(loss).toFixed(1)}`;
-    showTokens({ tokens, place: -1 });
+    $("measured").textContent = loss === null ? "One token: nothing to predict." : facts(tokens.length, loss);
+    showTokens({ tokens, place: -1, given: 0 });
   } catch (error) {
     $("measured").textContent = error.message;
   }
@@ -584,11 +644,12 @@ function showTokens(given) {
   attention = { key: "", rows: null };
   $("seen").hidden = false;
   $("chosen").replaceChildren(make("p", { className: "note" }, "Choose a token to see what else could have stood there."));
+  $("chosen").classList.remove("open");
   const elements = shown.tokens.map((token, i) => {
     const isFirst = token.logprob === null;
     const label = isFirst ? `${token.text}, the first token` : `${token.text}, ${percent(token.logprob)}`;
     const element = make("span", {
-      className: `token ${isFirst ? "" : bin(token)}`, role: "option", "aria-selected": "false",
+      className: `token ${i < shown.given ? "given" : isFirst ? "" : bin(token)}`, role: "option", "aria-selected": "false",
       "aria-label": label, title: isFirst ? "the first token" : `${percent(token.logprob)}, loss ${(-token.logprob).toFixed(2)}`,
       tabIndex: i === 0 ? 0 : -1,
     }, visible(token.text));
@@ -618,6 +679,8 @@ $("tokens").addEventListener("keydown", (event) => {
 
 function choose(i) {
   const token = shown.tokens[i];
+  $("chosen").classList.add("open");
+  [...$("entropies").children].forEach((bar, j) => bar.classList.toggle("now", i === j));
   [...$("tokens").children].forEach((element, j) => element.setAttribute("aria-selected", String(i === j)));
   if (token.logprob === null) {
     $("chosen").replaceChildren(make("p", { className: "note" }, "The first token is given: nothing comes before it."));
@@ -629,24 +692,27 @@ function choose(i) {
     const row = make("li", { className: id === token.id ? "mine" : "" }, make("code", {}, alone(text)),
       make("span", { className: "track", "aria-hidden": "true" }, bar),
       make("span", { className: "amount" }, percent(logprob)));
-    if (shown.place >= 0 && id !== token.id) {
+    if (shown.place >= 0 && i >= shown.given && id !== token.id) {
       const run = () => goOnFrom(i, { id, text, logprob, entropy: token.entropy, top: token.top });
-      row.append(action("Continue from this one", `Continue from ${text}`, run));
+      row.append(action("Continue", `Continue from this one: ${alone(text)}`, run));
     }
     return row;
   });
-  const facts = `probability ${percent(token.logprob)}, loss ${(-token.logprob).toFixed(3)}, entropy of the choice ${token.entropy.toFixed(2)} nats`;
+  const about = `probability ${percent(token.logprob)}, loss ${(-token.logprob).toFixed(3)}, entropy of the choice ${token.entropy.toFixed(2)} nats`;
   $("chosen").replaceChildren(make("h3", {}, "“", make("code", {}, alone(token.text)), "”"),
-    make("p", { className: "note" }, facts), make("ol", { className: "others" }, ...rows));
+    make("p", { className: "note" }, about), make("ol", { className: "others" }, ...rows));
 }
 
 function goOnFrom(i, token) {
   open("talk");
-  answer(shown.place, [...shown.tokens.slice(0, i), token]);
+  answer(shown.place, [...shown.tokens.slice(shown.given, i), token]);
 }
 
+let looked = -1, looking = false; // the token that is looked at, and whether a model is asked
+
 async function attend(i) {
-  if (!$("attends").checked || !known()) return;
+  looked = i;
+  if (looking || !$("attends").checked || !known()) return;
   const [layer, head] = [Number($("layer").value), Number($("head").value)];
   // The model sees a window of a longer text: one that reaches back from this token far enough.
   const window = known().block_size, half = Math.max(1, Math.floor(window / 2));
@@ -656,25 +722,36 @@ async function attend(i) {
   const key = `${memory.model} ${layer} ${head} ${first}`;
   if (attention.key !== key) {
     attention = { key, rows: null };
+    looking = true;
     try {
       const { weights } = await client.attention({ model: memory.model, ids, layer, head });
       if (attention.key === key) attention.rows = weights;
     } catch (error) {
       attention.key = "";
       $("measured").textContent = error.message;
+      return;
+    } finally {
+      looking = false;
     }
+    if (looked >= 0) attend(looked); // perhaps another one by now
+    return;
   }
   const row = attention.rows?.[i - first];
   if (!row) return;
   [...$("tokens").children].forEach((element, j) => {
-    element.classList.toggle("attended", first <= j && j <= i);
+    element.classList.toggle("attended", j <= i);
     element.style.setProperty("--weight", `${Math.round(80 * (row[j - first] ?? 0))}%`);
   });
+  $("tokens").classList.add("attending");
 }
 
-$("attends").addEventListener("change", () => {
-  if (!$("attends").checked) for (const element of $("tokens").children) element.classList.remove("attended");
-});
+function lookAway() {
+  looked = -1;
+  $("tokens").classList.remove("attending");
+  for (const element of $("tokens").children) element.classList.remove("attended");
+}
+$("tokens").addEventListener("pointerleave", lookAway);
+$("attends").addEventListener("change", () => { if (!$("attends").checked) lookAway(); });
 for (const id of ["layer", "head"]) $(id).addEventListener("change", () => { $("attends").checked = true; });
 
 function drawEntropies() {
@@ -683,35 +760,55 @@ function drawEntropies() {
   chart.setAttribute("viewBox", `0 0 ${width} 64`);
   chart.setAttribute("preserveAspectRatio", "none");
   chart.replaceChildren(...values.map((value, i) => {
-    const bar = svg("rect", { x: i + 0.1, y: 64 - (60 * value) / most, width: 0.8, height: (60 * value) / most });
-    bar.style.fill = "var(--accent)";
-    return bar;
+    return svg("rect", { x: i + 0.1, y: 64 - (60 * value) / most, width: 0.8, height: (60 * value) / most });
   }));
 }
 
 // --- watch ---
 
-let watched = "", watching = false;
+let watched = "", watching = false, nextLook = 0;
 
 async function watch() {
   if (watching || memory.tab !== "watch") return;
+  clearTimeout(nextLook);
   watching = true;
   try {
     const { runs } = await client.runs();
     if (!runs.some((run) => run.name === watched)) watched = runs[0]?.name ?? "";
-    $("runs").replaceChildren(...runs.map((run) => {
-      const button = make("button", { type: "button" }, run.name,
-        make("small", {}, `${run.state}, step ${whole(run.step)}${run.steps ? ` of ${whole(run.steps)}` : ""}`));
-      button.setAttribute("aria-current", String(run.name === watched));
-      button.addEventListener("click", () => { watched = run.name; drawn = ""; watching = false; watch(); });
-      return button;
-    }));
-    if (watched) showRun(await client.run(watched));
+    showRuns(runs);
+    const name = watched;
+    if (name) {
+      const run = await client.run(name);
+      if (name === watched) showRun(run);
+    }
   } catch (error) {
-    if (error.gone) say(`${error.message} Trying again …`);
+    if (error.gone) miss(error);
+    else say(error.message);
   }
   watching = false;
-  setTimeout(() => { if (!document.hidden) watch(); }, 2000);
+  nextLook = setTimeout(() => { if (!document.hidden) watch(); }, 2000);
+}
+
+// The buttons stay, so that the one with the focus keeps it.
+function showRuns(runs) {
+  const buttons = new Map([...$("runs").children].map((button) => [button.dataset.run, button]));
+  const now = runs.map((run) => {
+    const button = buttons.get(run.name) ?? make("button", { type: "button" }, run.name, make("small"));
+    if (!button.dataset.run) {
+      button.dataset.run = run.name;
+      button.addEventListener("click", async () => {
+        watched = run.name;
+        showRuns(runs);
+        try { showRun(await client.run(run.name)); } catch { /* the next look says why */ }
+      });
+    }
+    const small = `${run.state}, step ${whole(run.step)}${run.steps ? ` of ${whole(run.steps)}` : ""}`;
+    button.lastChild.textContent = small;
+    button.setAttribute("aria-current", String(run.name === watched));
+    return button;
+  });
+  const isSame = now.length === buttons.size && now.every((button, i) => button === $("runs").children[i]);
+  if (!isSame) $("runs").replaceChildren(...now);
 }
 document.addEventListener("visibilitychange", () => { if (!document.hidden) watch(); });
 
@@ -719,8 +816,9 @@ let drawn = ""; // what is shown: it is drawn again only if it has changed
 
 function showRun(run) {
   const now = JSON.stringify(run);
-  if (now === drawn) return;
+  if (now === drawn || run.name !== watched) return;
   drawn = now;
+  const hasFocus = $("course").querySelector("button.main") === document.activeElement;
   const facts = [["State", run.state], ["Step", run.steps ? `${whole(run.step)} of ${whole(run.steps)}` : whole(run.step)]];
   if (run.loss !== null) facts.push(["Best held-out loss", run.loss.toFixed(4)]);
   if (run.seconds) facts.push(["Trained for", duration(run.seconds)]);
@@ -736,7 +834,10 @@ function showRun(run) {
   });
   talkTo.className = "main";
   talkTo.disabled = !run.model;
-  const parts = [make("h3", {}, run.name), list, lossChart(run.curves), talkTo];
+  const legend = make("p", { className: "note curves", "aria-hidden": "true" },
+    make("span", {}, "loss of training"), make("span", { className: "held" }, "of held-out text"));
+  const head = make("div", { className: "row" }, make("h3", {}, run.name), make("span", { className: "grow" }), talkTo);
+  const parts = [head, list, make("figure", {}, lossChart(run.curves), legend)];
   parts.push(...run.notes.map((note) => make("p", { className: "note" }, note)));
   if (run.samples.length) parts.push(make("h3", {}, "Samples"));
   for (const { step, text } of [...run.samples].reverse().slice(0, 5)) {
@@ -745,12 +846,19 @@ function showRun(run) {
   const report = make("details", {}, make("summary", {}, "Report"));
   report.addEventListener("toggle", () => {
     if (report.open && report.children.length === 1) {
-      report.append(make("iframe", { src: client.report(run.name), title: `Report of ${run.name}` }));
+      report.append(make("iframe", { sandbox: "", src: client.report(run.name), title: `Report of ${run.name}` }));
     }
   });
   const before = $("course").querySelector("details[open]");
-  $("course").replaceChildren(...parts, before && before.dataset.run === run.name ? before : report);
   report.dataset.run = run.name;
+  if (before?.dataset.run === run.name) {
+    // A frame that is moved is loaded again: what stands before it is replaced.
+    while (before.previousSibling) before.previousSibling.remove();
+    before.before(...parts);
+  } else {
+    $("course").replaceChildren(...parts, report);
+  }
+  if (hasFocus) talkTo.focus();
 }
 
 function lossChart({ train, held_out }) {
@@ -779,7 +887,7 @@ function lossChart({ train, held_out }) {
 // --- start ---
 
 recall();
-for (const field of fields()) if (field.name in memory.settings) field.value = memory.settings[field.name];
+useSettings(memory.settings);
 $("input").value = memory.draft;
 showTurns();
 open(memory.tab);

@@ -425,7 +425,10 @@ def _logprobs(tokenizer: Tokenizer, tokens: Sequence[Token]) -> dict[str, Any]:
         "text_offset": offsets,
         "ids": [token.id for token in tokens],
         "entropies": [round(each.entropy, 6) for each in found],
+        # Different tokens may have the same text, of which the objects above keep one.
         "top_ids": [each.tokens.tolist() for each in found],
+        "top_texts": [[_text_of(tokenizer, int(id)) for id in each.tokens] for each in found],
+        "top_values": [[round(float(x), 6) for x in each.logprobs] for each in found],
     }
 
 
