@@ -96,7 +96,7 @@ def wait_for_end(page):
 
 
 def wait_for_text(page):
-    page.wait_for_function("document.querySelector('.answer .said')?.textContent.length > 5")
+    expect(said(page)).to_have_text(re.compile(".{5}"), timeout=1000 * SECONDS)
 
 
 def test_a_beginning_is_continued_and_an_edited_one_again(shown):
@@ -271,7 +271,7 @@ def test_a_text_is_measured_and_a_head_shows_where_it_looks(shown):
     page = shown()
     use(page, "text")
     page.click("#tab-see")
-    page.fill("#text", "The quick\n<b>")
+    page.fill("#text", "The quick\nfox")
     page.click("#measure button")
     expect(page.locator("#measured")).to_contain_text("nats per token")
     tokens = page.locator(".token")
@@ -371,8 +371,8 @@ def test_a_server_dies_in_mid_answer_and_comes_back(shown, tmp_path):
 
 
 def test_a_token_is_asked_for_and_taken_from_the_address(shown, models, folder):
-    with serving(models, folder=folder, token="açorn") as (address, _):
-        page = shown(f"{address}/#token=a%C3%A7orn".replace("%C3%A7", "%C3%A7"))
+    with serving(models, folder=folder, token="a/c") as (address, _):
+        page = shown(f"{address}/#token=a%2Fc")
         assert "token" not in page.url and page.locator("#token-form").is_hidden()
         page.reload()
         page.wait_for_selector("#model option", state="attached")
@@ -387,7 +387,7 @@ def test_every_part_fits_and_is_accessible(shown, scheme, width):
     page = shown(width=width, color_scheme=scheme)
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
     use(page, "text", max_tokens=60, n=2, temperature=1)
-    send(page, "The quick " + "x" * 200)
+    send(page, "x" * 60)
     wait_for_end(page)
     check(page)
     page.get_by_role("button", name="See the probabilities").first.click()
