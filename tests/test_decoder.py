@@ -136,7 +136,7 @@ def test_alternatives_are_the_probabilities_of_the_model():
         decoder.add(
             one := continuation(prompt, 3, max_tokens=1, temperature=0, repetition_penalty=5.0)
         )
-        ((_, token, _, found),) = decoder.step()
+        ((_, token, _, found, _),) = decoder.step()
     logits = model.forward(TOKENIZER.encode(prompt)[None])[0, -1].astype(np.float64)
     p = np.exp(logits - logits.max())
     p /= p.sum()

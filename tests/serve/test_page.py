@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from smallmind.decoder import Decoder
 from tests.runs.small import create
 from tests.serve.conftest import saved_model, serving
 
@@ -25,6 +26,7 @@ expect = playwright.expect
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 LONG = 4000  # tokens of an answer that is still being written when something happens
+STEP = 0.005  # seconds more that a token takes
 SECONDS = 30
 
 
@@ -48,8 +50,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(models, folder):
-    with serving(models, folder=folder, slots=4) as (address, _):
-        yield address
+    step = Decoder.step
+    with pytest.MonkeyPatch.context() as patch:
+        # A small model would have written LONG tokens before anything else happens.
+        patch.setattr(Decoder, "step", lambda decoder: time.sleep(STEP) or step(decoder))
+        with serving(models, folder=folder, slots=4) as (address, _):
+            yield address
 
 
 @pytest.fixture
@@ -162,7 +168,9 @@ def test_an_answer_is_stopped_and_goes_on(shown, how):
     page.fill("#settings [name=max_tokens]", "5")
     page.get_by_role("button", name="Continue this answer").click()
     wait_for_end(page)
-    assert said(page).text_content().startswith(before) and len(said(page).text_content()) > len(before)
+    assert said(page).text_content().startswith(before) and len(said(page).text_content()) > len(
+        before
+    )
 
 
 def test_a_refresh_in_mid_answer_keeps_what_was_there(shown):
@@ -182,7 +190,9 @@ def test_a_refresh_in_mid_answer_keeps_what_was_there(shown):
     page.fill("#settings [name=max_tokens]", "5")
     page.get_by_role("button", name="Continue this answer").click()
     wait_for_end(page)
-    assert said(page).text_content().startswith(before) and len(said(page).text_content()) > len(before)
+    assert said(page).text_content().startswith(before) and len(said(page).text_content()) > len(
+        before
+    )
 
 
 def test_a_conversation_is_saved_and_loaded(shown, tmp_path):
