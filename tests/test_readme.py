@@ -39,6 +39,7 @@ PARSED = {
     "train --resume auto": "nothing was interrupted",
     "chat runs/built-in": "waits for questions",
     "chat runs/chats": "likewise",
+    "serve": "serves until it is ended",
     "chat runs/mine": "likewise",
     "generate runs/base -i --template 'Q: {}\\nA:' --stop '\\n'": "likewise",
 }

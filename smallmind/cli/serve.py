@@ -26,7 +26,7 @@ PORT = 8000
 TRIED = 20  # ports from the default one on
 LAST_SECONDS = 5  # for answers that are being written when the server is stopped
 SWITCH = 0.0005  # seconds until a thread that computes Python lets another one do so
-MISSING = "smallmind serve needs a server: python -m pip install 'smallmind[serve]'"
+MISSING = "smallmind serve needs a server: python -m pip install starlette uvicorn"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ NAMES = (
     "evaluating",
     "conversations",
     "adapting",
+    "serving",
     "features",
     "settings",
     "speed",
