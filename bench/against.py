@@ -124,7 +124,9 @@ class Trees:
         self.caches: dict[str, dict[str, str]] = {BEFORE: {}, NOW: {}}
         archive = _git("archive", commit, "smallmind")
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-            files.extractall(folder / BEFORE, filter="data")
+            # Python 3.11 has filters from 3.11.4 on.
+            safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            files.extractall(folder / BEFORE, **safely)
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / "smallmind", folder / NOW / "smallmind", ignore=ignored)
 

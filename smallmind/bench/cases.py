@@ -447,7 +447,7 @@ def embedding(B: int, T: int, C: int) -> Case:
     return _case(
         "embedding",
         [out],
-        [token, ids, position, np.array(0)],
+        [token, ids, position, np.array([0])],
         _bytes(out, token, position, ids),
         torch=_torch(lambda: look_up(it, tt) + look_up(steps, pt)),
     )

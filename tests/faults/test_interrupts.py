@@ -90,7 +90,7 @@ RUN = (
     *("run.py", "saved.py", "session.py", "directory.py", "durable.py", "lock.py", "checkpoint.py"),
     *("training.py", "loop.py", "gradients.py", "live_state.py", "state.py"),
     *("spikes.py", "evaluation.py", "adamw.py", "optimizer.py", "parameters.py"),
-    *("transformer.py", "generation.py", "safetensors.py"),
+    *("transformer.py", "decoder.py", "safetensors.py"),
 )
 MOMENTS = 40
 

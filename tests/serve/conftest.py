@@ -58,11 +58,11 @@ def serving(paths, port=0, **options):
         yield f"http://127.0.0.1:{number}", app
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(100)  # however busy the machine is
         assert not thread.is_alive()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # tests elsewhere disturb a process as much as they can
 def address(models):
     with serving(models, slots=4) as (address, _):
         yield address
