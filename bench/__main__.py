@@ -194,6 +194,13 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
         ],
     ),
     "generate": ("measure tokens per second", [counted("--rounds", 3, "turns each")]),
+    "serve": (
+        "measure the server under load",
+        [
+            counted("--rounds", 5, "turns of each case"),
+            flag("--soak", "MINUTES", "of 50 clients, a third of whom misbehave", type=float),
+        ],
+    ),
     "ranks": (
         "measure training on several ranks of MPI",
         [counted("--rounds", 5, "turns each")],

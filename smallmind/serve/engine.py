@@ -14,6 +14,9 @@ from smallmind.decoder import Continuation, Decoder, Token
 
 PART_OPERATIONS = 2e9  # of the part of a prompt that is read between two tokens of other texts
 SHORTEST, LONGEST = 16, 512  # such parts, in tokens
+# Seconds between two messages to clients. A screen shows no more of them, and each costs as much as
+# a token of a small model: it takes the interpreter, and a core, from the thread that computes.
+BETWEEN = 1 / 60
 
 
 class Busy(InputError):
@@ -44,6 +47,7 @@ class Request:
         self._tokens: deque[Token] = deque()
         self._ready = asyncio.Event()
         self._is_done = all(text.ended for text in texts)  # and all tokens are in the deque
+        self._is_new = True  # its client has not been told of a token
 
     async def tokens(self) -> AsyncIterator[list[Token]]:
         """Yields the tokens that have been written since the last time, in order."""
@@ -134,7 +138,20 @@ class Engine:
             self._changed.notify()
         return await asyncio.wrap_future(future)
 
+    async def run_beside(self, job: Callable[[], Any]) -> Any:
+        """Computes something in a thread of its own, which ends -> its result.
+
+        Every thread that has run a kernel has helpers, one for each other core. While a process has
+        more threads of this kind than cores, GNU OpenMP lets all of them sleep as soon as they
+        wait, and a token takes half as long again.
+        """
+        future: Future[Any] = Future()
+        threading.Thread(target=_run_job, args=(job, future), name="loading", daemon=True).start()
+        return await asyncio.wrap_future(future)
+
     def _work(self) -> None:
+        news: dict[Request, None] = {}  # those with tokens that their clients do not know of
+        told = 0.0
         while True:
             with self._changed:
                 while not (self._stops or self._jobs or any(not x.is_idle for x in self._lines)):
@@ -145,12 +162,15 @@ class Engine:
                 job = self._jobs.popleft() if self._jobs else None
             if job:
                 _run_job(*job)
-            woken: dict[Request, None] = {}
             for line in lines:
-                woken |= dict.fromkeys(self._step(line))
-            if woken:
+                news |= dict.fromkeys(self._step(line))
+            now = time.monotonic()
+            if now - told >= BETWEEN or any(each._is_new or each._is_done for each in news):
+                for request in news:
+                    request._is_new = False
                 with suppress(RuntimeError):  # the loop has been closed
-                    self._loop.call_soon_threadsafe(_wake, list(woken))
+                    self._loop.call_soon_threadsafe(_wake, list(news))
+                news, told = {}, now
 
     def _step(self, line: Line) -> list[Request]:
         """One step of a decoder -> the requests that have something new."""

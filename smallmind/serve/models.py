@@ -142,7 +142,7 @@ class Models:
             if old and (old.version == version or not old.line.is_idle):
                 entry.used = time.monotonic()
                 return old
-            loaded = await asyncio.to_thread(self._load, entry, version)
+            loaded = await self.engine.run_beside(lambda: self._load(entry, version))
             if old:
                 self._unload(entry)
             entry.loaded, entry.used = loaded, time.monotonic()
