@@ -12,6 +12,7 @@ memory and descriptors at the end than at a tenth of the time.
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import statistics
@@ -22,7 +23,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -36,12 +36,12 @@ from smallmind.settings.presets import ARCHITECTURES
 
 SHAPE = {"block_size": 1536, "n_embd": 384, "n_layer": 6, "n_head": 6}
 MODEL = "model"
-PROMPT, TOKENS = "It was a day like no other. ", 200
+PROMPT, TOKENS = "It was a day like no other. ", 250
 LONG = PROMPT * 36  # 1,008 tokens, one per character
 CLIENTS, OTHERS = 8, 4
 BUSY, BAD = 50, 3  # clients of the long load, of which one in so many misbehaves
 WATCHED = 20  # times that its memory is read
-# What `generate` does, in a process that has the machine to itself.
+# Measures `generate` in a process that has the machine to itself.
 GENERATE = """
 import json, sys, smallmind
 from smallmind.generation import Writer
@@ -144,14 +144,14 @@ class Server:
         """The longest wait of a client for a token: alone, and while a long prompt is read."""
         found = {}
         for name, others in (("pause, alone", 0), ("pause", 1)):
-            writing = asyncio.create_task(self.times(PROMPT, 2 * TOKENS))
+            writing = asyncio.create_task(self.times(PROMPT, TOKENS))
             await asyncio.sleep(0.2)
             start = time.perf_counter()
             for _ in range(others):
                 await self.times(LONG, 1)
             end = time.perf_counter() if others else start + 0.3
             start, *times = await writing
-            pauses = [b - a for a, b in zip(times, times[1:], strict=False)]
+            pauses = [b - a for a, b in itertools.pairwise(times)]
             found[name] = max(pauses)
             if others:
                 assert times[-1] > end, "the text ended before the prompt had been read"
@@ -206,7 +206,9 @@ class Server:
         watched = []
         for number in range(WATCHED + 1):
             with saying(f"load: {number * seconds / WATCHED / 60:.1f} of {seconds / 60:g} minutes"):
-                await asyncio.sleep(max(0, end - time.monotonic() - (WATCHED - number) * seconds / WATCHED))
+                await asyncio.sleep(
+                    max(0, end - time.monotonic() - (WATCHED - number) * seconds / WATCHED)
+                )
             watched.append(self._needs())
         await asyncio.gather(*tasks)
         await asyncio.sleep(2)  # what left last has been noticed
@@ -275,7 +277,7 @@ class Server:
 
     async def _stall(self, draw: random.Random) -> None:
         """Stops in the middle of a request, or does not read the answer."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        _reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         asked = {"prompt": PROMPT, "max_tokens": 500, "stream": True, "logprobs": 5}
         request = _request(asked)
         writer.write(request[: draw.choice((draw.randrange(len(request)), len(request)))])
@@ -322,7 +324,11 @@ def _show(records: list[dict[str, Any]]) -> None:
     middle = {key: statistics.median(each[key] for each in records) for key in records[0]}
     rows = [
         ["generate, alone", f"{middle['generate']:,.0f} tokens/s", ""],
-        ["one client", f"{middle['one']:,.0f} tokens/s", f"{middle['one'] / middle['generate']:.0%}"],
+        [
+            "one client",
+            f"{middle['one']:,.0f} tokens/s",
+            f"{middle['one'] / middle['generate']:.0%}",
+        ],
     ]
     gain = statistics.median(each["eight"] / each["one"] for each in records)
     rows.append([f"{CLIENTS} clients", f"{middle['eight']:,.0f} tokens/s", f"x {gain:.2f} of one"])

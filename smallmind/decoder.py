@@ -10,7 +10,7 @@ from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.cache import KeyValueCache
 from smallmind.nn.transformer import TransformerModel
 from smallmind.randomness import hash64
-from smallmind.sampling import Alternatives, Seen, alternatives, choose
+from smallmind.sampling import Alternatives, Drawing, Seen, alternatives, choose_each
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.tokenizer import Tokenizer
 
@@ -76,18 +76,19 @@ class Continuation:
         """The number of tokens that have been written."""
         return len(self.tokens) - self._begun
 
-    def _go_on(self, logits: np.ndarray) -> Token:
-        """logits (V,) after the last token -> the next one."""
-        config, i = self.config, len(self.tokens)
-        # Token i of a seed depends on these two, not on earlier draws.
-        uniform = (hash64(config.seed, i) >> 11) / 2**53
-        token = choose(logits, config, uniform, self._seen)
+    def _drawing(self) -> Drawing:
+        """How the next token is chosen, by a number that its seed and place determine."""
+        uniform = (hash64(self.config.seed, len(self.tokens)) >> 11) / 2**53
+        return Drawing(self.config, uniform, self._seen)
+
+    def _go_on(self, token: int, logits: np.ndarray) -> Token:
+        """The next token, which has been chosen by logits (V,)."""
         found = None if self.top is None else alternatives(logits, token, self.top)
         self._seen.add(token)
         self.tokens.append(token)
         piece = self._text.add(token)
         self.ended = self._text.ended
-        if self.ended is None and self.count == config.max_tokens:
+        if self.ended is None and self.count == self.config.max_tokens:
             self.ended = "length"
         if self.ended:
             piece += self._text.end()
@@ -97,11 +98,11 @@ class Continuation:
 class Decoder:
     """`Decoder(model, tokenizer, slots)`: writes up to `slots` texts at a time.
 
-    Each `step` reads a part of one prompt, of at most `part` tokens, and writes a token of every
-    text whose prompt has been read: so a long prompt does not stop the others. `length` is the
-    number of tokens that the model sees of a text, by default its context. A text that has ended
-    leaves by itself. Close it after use, as a `with` statement does. InputError if the tokenizer is
-    not the model's.
+    Each `step` reads a part of a prompt, or short prompts, of at most `part` tokens, and writes a
+    token of every text whose prompt has been read: so a long prompt does not stop the others.
+    `length` is the number of tokens that the model sees of a text, by default its context. A text
+    that has ended leaves by itself. Close it after use, as a `with` statement does. InputError if
+    the tokenizer is not the model's.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class Decoder:
                 self._leave(slot)
 
     def step(self) -> list[Token]:
-        """Reads a part of a prompt, then writes a token of each text -> these tokens."""
+        """Reads a part of the prompts, then writes a token of each text -> these tokens."""
         with self.model.workspace.using_pool(self._pool):
             writing = self._writing  # not those whose prompt ends in this step
             return [*self._read(), *self._write(writing)]
@@ -178,28 +179,36 @@ class Decoder:
         self._reading = [prompt for prompt in self._reading if prompt.slots]
 
     def _read(self) -> Iterator[Token]:
-        """Reads a part of the prompt that has waited longest; after its end, the first tokens."""
-        if not self._reading:
-            return
-        prompt = self._reading[0]
-        # A slot may have left meanwhile, but not the one that has read a part.
-        first = prompt.slots[0]
-        if first != prompt.reads:
-            prompt.reads, prompt.done = first, 0
-        self.cache.select([first])
-        if not prompt.done:
-            self.cache.clear()
-        part = prompt.ids[prompt.done : prompt.done + self.part]
-        logits = self.model.decode(part[None], self.cache)[0, : self.vocab_size]
-        prompt.done += len(part)
-        if prompt.done < len(prompt.ids):
-            return
+        """Reads a part of the prompts that have waited longest; after its end, the first tokens.
+
+        Where a prompt is cut does not depend on others: what its text is does not either.
+        """
+        room = self.part
+        while self._reading:
+            prompt = self._reading[0]
+            # A slot may have left meanwhile, but not the one that has read a part.
+            first = prompt.slots[0]
+            if first != prompt.reads:
+                prompt.reads, prompt.done = first, 0
+            part = prompt.ids[prompt.done : prompt.done + self.part]
+            if len(part) > room:
+                return
+            room -= len(part)
+            self.cache.select([first])
+            if not prompt.done:
+                self.cache.clear()
+            logits = self.model.decode(part[None], self.cache)[:, : self.vocab_size]
+            prompt.done += len(part)
+            if prompt.done == len(prompt.ids):
+                yield from self._has_read(prompt, logits)
+
+    def _has_read(self, prompt: "_Prompt", logits: np.ndarray) -> Iterator[Token]:
+        """logits (1, V) after a prompt -> the first tokens of its texts, which begin to write."""
         del self._reading[0]
         self._pool.trim()
-        self.cache.copy(first, prompt.slots[1:])
+        self.cache.copy(prompt.reads, prompt.slots[1:])
         self._writing = sorted([*self._writing, *prompt.slots])
-        for slot in prompt.slots:
-            yield self._written(slot, logits)
+        yield from self._written(prompt.slots, logits.repeat(len(prompt.slots), 0))
 
     def _write(self, slots: list[int]) -> Iterator[Token]:
         """The next token of the texts in these slots."""
@@ -208,15 +217,16 @@ class Decoder:
         ids = np.array([[self._slots[slot].tokens[-1]] for slot in slots], np.int32)
         self.cache.select(slots)
         logits = self.model.decode(ids, self.cache)[:, : self.vocab_size]
-        for slot, row in zip(slots, logits, strict=True):
-            yield self._written(slot, row)
+        yield from self._written(slots, logits)
 
-    def _written(self, slot: int, logits: np.ndarray) -> Token:
-        text = self._slots[slot]
-        token = text._go_on(logits)
-        if text.ended:
-            self._leave(slot)
-        return token
+    def _written(self, slots: list[int], logits: np.ndarray) -> Iterator[Token]:
+        """logits (B, V) after the texts in these slots -> their next tokens."""
+        texts = [self._slots[slot] for slot in slots]
+        chosen = choose_each(logits, [text._drawing() for text in texts])
+        for slot, text, token, row in zip(slots, texts, chosen, logits, strict=True):
+            yield text._go_on(token, row)
+            if text.ended:
+                self._leave(slot)
 
 
 class _Prompt:

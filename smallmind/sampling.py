@@ -1,6 +1,7 @@
 """Which token follows, given the logits of all tokens."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +9,8 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.settings.config import GenerationConfig
 
+DRAWN = 512  # tokens of which one is drawn at a time
+LAST = 1 - 2**-53  # the largest number below 1
 LOWEST = 1e-30  # the temperature from which on only the likeliest token is left, in float32
 
 
@@ -45,6 +48,14 @@ def alternatives(logits: np.ndarray, token: int, count: int) -> Alternatives:
     return Alternatives(float(logprobs[token]), entropy, likeliest, logprobs[likeliest])
 
 
+class Drawing(NamedTuple):
+    """How the next token of a text is chosen; `uniform` in [0, 1) is the number drawn for it."""
+
+    config: GenerationConfig
+    uniform: float
+    seen: Seen | None = None
+
+
 def choose(
     logits: np.ndarray, config: GenerationConfig, uniform: float, seen: Seen | None = None
 ) -> int:
@@ -54,45 +65,79 @@ def choose(
     share of what top_k leaves, min_p. Equally likely tokens come in the order of their numbers.
     InputError for logits that are not finite.
     """
-    if not np.isfinite(logits).all():
+    return choose_each(logits[None], [Drawing(config, uniform, seen)])[0]
+
+
+def choose_each(logits: np.ndarray, drawings: Sequence[Drawing]) -> list[int]:
+    """logits (B, V) -> what `choose` draws from each row, in less time than one after another."""
+    # Methods: of few numbers, NumPy's functions take most of their time before they call these.
+    if not (isfinite(logits.max()) and isfinite(logits.min())):
         raise InputError("the model's logits are not finite: its weights are too large or damaged")
-    x = _penalised(logits, config, seen) if seen else logits
-    best = int(np.argmax(x))
-    if config.temperature == 0:
-        return best
+    x = _penalised(logits, drawings)
+    temperatures = [drawing.config.temperature for drawing in drawings]
+    if not any(temperatures):
+        return list(map(int, x.argmax(1)))
+    divisors = [[max(temperature, LOWEST)] for temperature in temperatures]
     with np.errstate(over="ignore"):  # a low temperature may divide to -inf, as it should
-        p = np.exp((x - x[best]) / max(config.temperature, LOWEST))
-    tokens = None  # those that p is of; None: all
+        p = x - x.max(1, keepdims=True)
+        p /= np.array(divisors, np.float32)
+    np.exp(p, out=p)
+    return [
+        _draw(likelihoods, config, uniform) if config.temperature else int(row.argmax())
+        for row, likelihoods, (config, uniform, _) in zip(x, p, drawings, strict=True)
+    ]
+
+
+def _penalised(logits: np.ndarray, drawings: Sequence[Drawing]) -> np.ndarray:
+    """logits (B, V) -> the same after the penalties.
+
+    Those of repetition are of Keskar et al. 2019, the other two as in OpenAI's interface.
+    """
+    x = logits
+    for row, (config, _, seen) in enumerate(drawings):
+        penalties = config.repetition_penalty - 1, config.presence_penalty, config.frequency_penalty
+        if seen is None or not any(penalties):
+            continue
+        if x is logits:
+            x = logits.copy()
+        if config.repetition_penalty != 1:
+            found = x[row, seen.occurs]
+            factor = np.where(found > 0, 1 / config.repetition_penalty, config.repetition_penalty)
+            x[row, seen.occurs] = found * factor
+        if config.presence_penalty:
+            x[row] -= config.presence_penalty * (seen.counts > 0)
+        if config.frequency_penalty:
+            x[row] -= config.frequency_penalty * seen.counts
+    return x
+
+
+def _draw(p: np.ndarray, config: GenerationConfig, uniform: float) -> int:
+    """p (V,), in proportion to probabilities -> one of those tokens that the settings leave."""
+    if config.top_k is config.top_p is config.min_p is None:
+        return _drawn(p, uniform)
+    tokens = np.arange(len(p))  # those that p is of
     cuts: list[tuple[Callable[..., np.ndarray], float | None]]
     cuts = [(_largest, config.top_k), (_nucleus, config.top_p), (_likely, config.min_p)]
     for cut, setting in cuts:
         if setting is not None:
             kept = cut(p, setting)
-            tokens, p = kept if tokens is None else tokens[kept], p[kept]
-    cumulative = np.cumsum(p, dtype=np.float64)
-    place = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-    place = min(place, len(p) - 1)
-    return place if tokens is None else int(tokens[place])
+            tokens, p = tokens[kept], p[kept]
+    return int(tokens[_drawn(p, uniform)])
 
 
-def _penalised(logits: np.ndarray, config: GenerationConfig, seen: Seen) -> np.ndarray:
-    """logits (V,) -> the same after the penalties.
-
-    Those of repetition are of Keskar et al. 2019, the other two as in OpenAI's interface.
-    """
-    penalties = config.repetition_penalty - 1, config.presence_penalty, config.frequency_penalty
-    if not any(penalties):
-        return logits
-    x = logits.copy()
-    if config.repetition_penalty != 1:
-        found = x[seen.occurs]
-        factor = np.where(found > 0, 1 / config.repetition_penalty, config.repetition_penalty)
-        x[seen.occurs] = found * factor
-    if config.presence_penalty:
-        x -= config.presence_penalty * (seen.counts > 0)
-    if config.frequency_penalty:
-        x -= config.frequency_penalty * seen.counts
-    return x
+def _drawn(p: np.ndarray, uniform: float) -> int:
+    """p (N,), in proportion to probabilities, uniform in [0, 1) -> the index drawn by it."""
+    if len(p) <= DRAWN:
+        cumulative = p.cumsum(dtype=np.float64)
+        place = cumulative.searchsorted(uniform * cumulative.item(-1), "right")
+        return min(int(place), len(p) - 1)
+    # Each sum of `cumsum` waits for the one before: of many, first a part is drawn.
+    parts = np.add.reduceat(p, np.arange(0, len(p), DRAWN), dtype=np.float64)
+    cumulative = parts.cumsum()
+    part = _drawn(parts, uniform)
+    rest = uniform * cumulative[-1] - (cumulative[part] - parts[part])
+    begin = part * DRAWN
+    return begin + _drawn(p[begin : begin + DRAWN], min(max(rest / parts[part], 0.0), LAST))
 
 
 # p (N,), in proportion to probabilities, the largest 1 -> the sorted indices of those that stay.

@@ -17,7 +17,7 @@ from smallmind.checks import InputError
 from smallmind.cli.console import Console
 from smallmind.cli.flags import add_precision, find_run
 from smallmind.cli.signals import ENDING, handled
-from smallmind.signals import handling
+from smallmind.signals import handling, impatience
 
 if TYPE_CHECKING:
     import uvicorn
@@ -220,10 +220,12 @@ def _serve(
 ) -> None:
     """Serves until a signal comes, and then until the answers have been written."""
 
+    is_impatient = impatience()
+
     def stop(*_: Any) -> None:
-        if server.should_exit:
+        if is_impatient():
             server.force_exit = True
-        else:
+        elif not server.should_exit:
             console.line("Stopping after the answers that are being written, in 5 s at most.")
         server.should_exit = True
 
