@@ -34,6 +34,7 @@ from smallmind.cli.bench import COMMANDS as OWN
 
 MEMORY = ("example", "layers", "limit", "long", "accumulation", "runs")
 ADAPTED = ("smollm2-135m", "smollm2-135m-lora", "qwen3-0.6b", "gpt2-124m")
+TYPES = ("float32", "bfloat16", "q8_0", "q4_0")
 AGAINST = ("start", "products", "attention", "steps", "generation")
 FAULTS = ("operations", "saves", "runs", "writers", "starts", "pairs", "terminals")
 FAULTS += ("power", "cuts", "flips", "kernels", "fuzzing")
@@ -193,7 +194,18 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
             counted("--rounds", 3, "steps of each"),
         ],
     ),
-    "generate": ("measure tokens per second", [counted("--rounds", 3, "turns each")]),
+    "generate": (
+        "measure tokens per second",
+        [
+            counted("--rounds", 3, "turns each"),
+            several(
+                "--types",
+                "T,T",
+                one_of("type", TYPES),
+                f"of larger models that are read from GGUF, some of {', '.join(TYPES)}",
+            ),
+        ],
+    ),
     "serve": (
         "measure the server under load",
         [

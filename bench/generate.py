@@ -5,6 +5,9 @@ Rivals are transformers and llama.cpp, and with playwright our own page in Chrom
 Random weights. Ours decodes in this process; each peer in one of its own, from an export of the
 same model, all in turn. A token reads every weight once: the share of the memory's bandwidth is
 that of a copy that moves as many bytes.
+
+With --types, models of two shapes are written as GGUF in these types, and ours and llama.cpp read
+the same files, each in a process of its own: the speed of writing, and of reading a prompt of 512.
 """
 
 import argparse
@@ -19,15 +22,29 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from smallmind import KeyValueCache, Tokenizer, TransformerModel, export
+from bench.adapt import SHAPES as SHAPES_ADAPTED
+from smallmind import KeyValueCache, ModelConfig, Tokenizer, TransformerModel, export
 from smallmind.bench.ceilings import copy_rate
 from smallmind.bench.machine import answer_of
+from smallmind.cli.bench import saying
 from smallmind.kernels.codegen.threads import threads
 from smallmind.settings.presets import ARCHITECTURES
 
 SHAPES = {"4 x 128": (256, 128, 4, 4), "6 x 384": (1024, 384, 6, 6), "8 x 768": (1024, 768, 8, 12)}
 PROMPT, TOKENS = 100, 100
 PRECISIONS = ("float32", "bfloat16")
+LARGE = {
+    "8 x 768": {
+        **ARCHITECTURES["llama"],
+        "vocab_size": 50257,
+        "n_embd": 768,
+        "n_layer": 8,
+        "n_head": 12,
+    },
+    "SmolLM2-135M": SHAPES_ADAPTED["smollm2-135m"],
+}
+READ = 512  # tokens of the prompt of a large model
+GGUF_TYPES = {"float32": "f32", "bfloat16": "bf16"}
 # Measured from after the prompt, so that only single tokens count. Greedy: the peers then choose
 # the next token in one pass over the logits, as ours does.
 TRANSFORMERS = """
@@ -54,13 +71,34 @@ settings.model.path, settings.n_parallel, settings.warmup = path, 1, True
 settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = threads
 server = xllamacpp.Server(settings)
 body = {"prompt": [0] * prompt, "n_predict": count, "temperature": 0, "ignore_eos": True}
-request = urllib.request.Request(
-    f"{server.listening_address}/completion",
-    json.dumps(body).encode(),
-    {"Content-Type": "application/json"},
-)
-with urllib.request.urlopen(request, timeout=120) as answer:
-    print(json.dumps(json.load(answer)["timings"]["predicted_per_token_ms"] / 1000))
+body["cache_prompt"] = False
+for _ in range(2):  # the second time, everything has been read
+    request = urllib.request.Request(
+        f"{server.listening_address}/completion",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        times = json.load(answer)["timings"]
+writing, reading = times["predicted_per_token_ms"], times["prompt_per_token_ms"]
+print(json.dumps([writing / 1000, reading / 1000]))
+"""
+OURS = """
+import json, statistics, sys, time
+import numpy as np
+from smallmind import KeyValueCache
+from smallmind.runs.loading import find
+path, precision, prompt, count = *sys.argv[1:3], *map(int, sys.argv[3:])
+model, _ = find(path).load(precision=precision)
+for _ in range(2):
+    cache = KeyValueCache(model)
+    times = [time.perf_counter()]
+    model.decode(np.zeros((1, prompt), np.int32), cache)
+    for _ in range(count):
+        times.append(time.perf_counter())
+        model.decode(np.zeros((1, 1), np.int32), cache)
+writing = (times[-1] - times[1]) / (count - 1)
+print(json.dumps([writing, (times[1] - times[0]) / prompt]))
 """
 # A page computes on one thread.
 CHROMIUM = """
@@ -91,6 +129,8 @@ PEERS = {
 
 def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[str, Any]]:
     """Each shape, in turn with its peers -> records. Units: seconds per token of each sequence."""
+    if options.types:
+        return _run_types(options.types, options.rounds)
     peers = [name for name in PEERS if find_spec(name)]
     records = []
     for name, (T, C, layers, heads) in SHAPES.items():
@@ -109,6 +149,9 @@ def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[s
                     times[precision, batch].append(_seconds(model, precision, batch))
                 for peer in peers:
                     program = PEERS[peer][0]
+                    if peer == "xllamacpp":
+                        times[peer].append(_of_llama(paths[peer], PROMPT)[0])
+                        continue
                     times[peer].append(_of_peer(program, paths[peer], threads()))
         records.append(
             {
@@ -121,6 +164,47 @@ def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[s
         )
     _show(records, peers)
     return records
+
+
+def _run_types(types: list[str], rounds: int) -> list[dict[str, Any]]:
+    """Each shape in each type of weights, ours and llama.cpp in turn -> records."""
+    records = []
+    for name, shape in LARGE.items():
+        model = TransformerModel(ModelConfig(**{**shape, "block_size": 1024}))
+        tokenizer = Tokenizer(kind="byte")
+        missing = range(tokenizer.vocab_size, model.config.vocab_size)
+        tokenizer = tokenizer.with_special([f"[PAD{i}]" for i in missing])
+        for type in types:
+            times: dict[str, list[list[float]]] = {"ours": [], "llama.cpp": []}
+            with tempfile.TemporaryDirectory() as folder, saying(f"{name}, {type}"):
+                path = Path(folder) / "model.gguf"
+                export(model, tokenizer, path, "gguf", GGUF_TYPES.get(type, type))
+                for _ in range(rounds):
+                    arguments = (str(path), type, str(READ), str(TOKENS))
+                    times["ours"].append(answer_of("-c", OURS, *arguments))
+                    if find_spec("xllamacpp"):
+                        times["llama.cpp"].append(_of_llama(path, READ))
+            record: dict[str, Any] = {"shape": name, "type": type}
+            for who, each in times.items():
+                for what, column in zip(
+                    ("writing", "reading"), zip(*each, strict=True), strict=False
+                ):
+                    record[f"{who}, {what}"] = statistics.median(column)
+            records.append(record)
+    _show_types(records)
+    return records
+
+
+def _show_types(records: list[dict[str, Any]]) -> None:
+    rows = []
+    for record in records:
+        row = [record["shape"], record["type"]]
+        for what in ("writing", "reading"):
+            ours, other = record[f"ours, {what}"], record.get(f"llama.cpp, {what}")
+            row += [f"{1 / ours:,.0f}", f"{other / ours:.2f}" if other else ""]
+        rows.append(row)
+    heads = ["", "weights", "written/s", "x llama.cpp", f"read/s, of {READ}", "x llama.cpp"]
+    print(tabulate(rows, heads, disable_numparse=True))
 
 
 def _label(case: Any) -> str:
@@ -138,6 +222,14 @@ def _seconds(model: TransformerModel, precision: str, batch: int) -> float:
         model.decode(ids, cache)
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)
+
+
+def _of_llama(path: Path, prompt: int) -> list[float]:
+    """Seconds per token that llama.cpp writes, and per token of a prompt that it reads."""
+    arguments = (LLAMA_CPP, str(path), str(threads()), str(prompt), str(TOKENS))
+    variables = {"OMP_NUM_THREADS": str(threads())}
+    found = answer_of("-c", *arguments, variables=variables, stderr=subprocess.DEVNULL)
+    return list(map(float, found))
 
 
 def _of_peer(program: str, path: Path, count: int) -> float:
