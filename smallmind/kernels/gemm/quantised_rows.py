@@ -25,6 +25,9 @@ from smallmind.kernels.reference import SMALLEST
 
 LANES = ISA.lanes
 SUMS = 16  # of two blocks
+# Bytes from the blocks that are multiplied to those that are prefetched, into the second-level
+# cache: some CPUs do not fetch a row of blocks far enough ahead by themselves.
+AHEAD = 2048
 PARTS = SUMS // LANES  # registers that hold them
 # Two blocks of a rounded row in scratch, in words: their integers, and what each of their sums
 # starts from. The scales of all its blocks follow.
@@ -204,6 +207,7 @@ def _write_integer_products(builder, kind, rows, w, blocks, zeros):
 
     def add_pair(block, sums):
         first = builder.gep(w, [builder.mul(block, I64(SIZES[kind]))])
+        HOST.prefetch(builder, builder.gep(first, [I64(AHEAD)]), locality=2)
         is_pair = builder.icmp_signed("<", builder.add(block, I64(1)), blocks)
         second = builder.select(is_pair, builder.gep(first, [I64(SIZES[kind])]), zeros)
         integers, scales = (of(builder, kind, (first, second)) for of in (_integers, _scales))
