@@ -439,7 +439,8 @@ class TransformerModel(Tabular):
             )
         ids, begin = np.require(ids, np.int32, ["C"]), 0
         while begin < ids.shape[1]:
-            if self.network.embedding.position.limits_context:
+            is_limited = self.network.embedding.position.limits_context
+            if is_limited and cache.start >= cache.length:
                 for row in np.flatnonzero(cache.starts >= cache.length).tolist():
                     with cache.only(row):
                         self._feed_again(cache)
