@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -80,11 +81,12 @@ def run(options: argparse.Namespace, _machine: dict[str, Any]) -> list[dict[str,
 
 
 def failures(records: list[dict[str, Any]]) -> list[str]:
-    """A line for each answer that an honest client missed, and for memory that is not returned."""
+    """A line for each answer that an honest client missed, and what the server should not do."""
     failed = []
     for record in records:
         if "missed" in record:
             failed += [f"an honest client: {text}" for text in record["missed"]]
+            failed += [f"the server said: {record['said'][-1000:]}"] if record["said"] else []
             first, last = record["watched"][len(record["watched"]) // 10], record["watched"][-1]
             for what, most in (("bytes", 1.1), ("descriptors", 1)):
                 if last[what] > most * first[what]:
@@ -99,16 +101,18 @@ def _generated(path: str) -> Any:
 @contextmanager
 def _server(path: str) -> "Iterator[Server]":
     command = [sys.executable, "-m", "smallmind", "serve", path, "--no-browser", "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    log = Path(path).with_suffix(".log")
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
         assert process.stdout
         for line in process.stdout:
             if "http://" in line:
                 port = int(line.partition("http://")[2].partition("/")[0].rpartition(":")[2])
-                yield Server(port, process.pid)
+                yield Server(port, process.pid, log)
                 break
         else:
-            raise InputError("the server did not start; see above")
+            raise InputError(f"the server did not start: {log.read_text()[-1000:]}")
     finally:
         process.terminate()
         process.wait()
@@ -117,8 +121,8 @@ def _server(path: str) -> "Iterator[Server]":
 class Server:
     """A server at a port of this machine, and what clients ask of it."""
 
-    def __init__(self, port: int, pid: int) -> None:
-        self.port, self.process = port, psutil.Process(pid)
+    def __init__(self, port: int, pid: int, log: Path) -> None:
+        self.port, self.process, self.log = port, psutil.Process(pid), log
 
     async def turn(self) -> dict[str, float]:
         """Each case once. Units: tokens per second, seconds."""
@@ -213,7 +217,13 @@ class Server:
         await asyncio.gather(*tasks)
         await asyncio.sleep(2)  # what left last has been noticed
         watched.append(self._needs())
-        return {"minutes": seconds / 60, "counts": counts, "missed": missed, "watched": watched}
+        return {
+            "minutes": seconds / 60,
+            "counts": counts,
+            "missed": missed,
+            "watched": watched,
+            "said": self.log.read_text(),
+        }
 
     def _needs(self) -> dict[str, int]:
         return {

@@ -123,6 +123,7 @@ def run(options: argparse.Namespace) -> int:
         log_level="error",
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=LAST_SECONDS,
         limit_concurrency=1000,
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
@@ -76,6 +77,7 @@ def application(
         exception_handlers={
             APIError: _show_api_error,
             HTTPException: _show_http_error,
+            ClientDisconnect: _show_nobody,
             Exception: _show_failure,
         },
     )
@@ -107,6 +109,10 @@ async def _show_http_error(_request: HTTPRequest, error: Exception) -> Response:
     message = {404: "there is nothing at this address", 405: "this address has another method"}
     text = message.get(error.status_code, str(error.detail))
     return error_response(error.status_code, text, headers=error.headers)
+
+
+async def _show_nobody(_request: HTTPRequest, _error: Exception) -> Response:
+    return error_response(400, "the request ended in the middle")  # its client has left
 
 
 async def _show_failure(_request: HTTPRequest, error: Exception) -> Response:

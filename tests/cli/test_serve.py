@@ -103,6 +103,22 @@ def test_an_answer_is_finished_first(model):
     assert last == "data: [DONE]" and server.returncode == 0
 
 
+def test_clients_that_leave_in_the_middle_of_a_request_are_not_reported(model, capfd):
+    with serving(model) as server:
+        address = address_in(server)
+        host, port = address.removeprefix("http://").split(":")
+        for sent in (b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"):
+            for body in (b"", b"Content-Length: 100\r\n\r\n{", b"Content-Length: x\r\n\r\n"):
+                with socket.create_connection((host, int(port))) as client:
+                    client.sendall(sent + body)
+                    client.shutdown(socket.SHUT_WR)
+                    while client.recv(1000):
+                        pass
+        assert httpx.get(f"{address}/v1/models").status_code == 200
+        server.send_signal(signal.SIGINT)
+    assert capfd.readouterr().err == ""
+
+
 def test_an_answer_that_takes_too_long_is_not_waited_for(model):
     with serving(model, "--max-tokens", "10000000") as server:
         address = address_in(server)
