@@ -5,6 +5,7 @@ A text is read and encoded first, as some settings follow from it.
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,20 +20,21 @@ from smallmind.nn.network import declare_parameters
 from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel, resolve_precision, resolve_products
 from smallmind.parallel.environment import launched
-from smallmind.runs import budget
+from smallmind.runs import budget, trials
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer
 from smallmind.runs.chat_recipe import evaluated_often, for_built_in, for_conversations
 from smallmind.runs.directory import RunDirectory, SavedConfig
-from smallmind.runs.files import TEXT, Text, default_directory, is_literal, paths_of
+from smallmind.runs.files import RUNS, TEXT, Text, default_directory, is_literal, paths_of
 from smallmind.runs.loading import find
 from smallmind.runs.products import fastest_products
+from smallmind.runs.scaling import Outcome
 from smallmind.runs.source import TOKENS, Source, TokenSource, read_source
 from smallmind.runs.threads import choose_threads
 from smallmind.settings.config import OF_BLOCKS, ModelConfig, Precision, RunConfig, TrainingConfig
 from smallmind.settings.presets import DEFAULT_RECIPE
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import ALTERNATIVES, FIELDS, Choices, flag_of
-from smallmind.text.dataset import Dataset
+from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.samplers import count_steps
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.training import Training
@@ -133,7 +135,12 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     if tokenizer:
         choices = for_conversations(choices, source, tokenizer, initial)
         settings = choices.settings()
-    settings = _fitted(choices, settings, source.characters, initial)
+    known: list[Outcome] = []
+    if settings.run.minutes and not source.is_chat:
+        unique = (1 - HELD_OUT) * budget.tokens_of(choices.fields, source.characters)
+        folder = cache.parent if cache else Path(RUNS)
+        known = trials.known(folder, source.sha256, settings, int(unique))
+    settings = _fitted(choices, settings, source.characters, initial, known)
     settings = settings.replace(chat=source.is_chat)
     tokenizer = tokenizer or fit_tokenizer(run, source, encoding, initial)
     settings = with_tokenizer(settings, source)
@@ -162,10 +169,14 @@ def outline(choices: Choices, characters: int) -> Settings:
 
 
 def _fitted(
-    choices: Choices, settings: Settings, characters: int, initial: Initial | None
+    choices: Choices,
+    settings: Settings,
+    characters: int,
+    initial: Initial | None,
+    known: Sequence[Outcome] = (),
 ) -> Settings:
     """The settings that fit the time or the initial weights, if any were chosen."""
-    if settings.run.minutes and (fitted := budget.fit(choices, characters)) is not choices:
+    if settings.run.minutes and (fitted := budget.fit(choices, characters, known)) is not choices:
         settings = fitted.settings()
     return with_initial(settings, initial) if initial else settings
 
