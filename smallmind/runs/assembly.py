@@ -152,6 +152,10 @@ def new_model(settings: Settings, initial: Initial | None = None) -> Transformer
 
 
 def _check_tokens(teacher: str, of_teacher: Tokenizer, of_text: Tokenizer) -> None:
+    if of_teacher.kind != of_text.kind:
+        raise InputError(
+            f"the teacher {teacher} has other tokens; choose --tokenizer {of_teacher.kind}"
+        )
     if of_teacher.digest != of_text.digest:
         raise InputError(
             f"the tokens of the teacher {teacher} are not those of this text; use a teacher "

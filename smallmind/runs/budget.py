@@ -85,11 +85,16 @@ TIMED = [SHAPES[2], SHAPES[7], SHAPES[12]]  # small ones multiply less in a seco
 Speed = Callable[[int], float]  # parameters -> operations per second
 
 
-def fit(choices: Choices, characters: int, known: Sequence[Outcome] = ()) -> Choices:
+def fit(
+    choices: Choices,
+    tokens: float,
+    vocab_size: int = ModelConfig.vocab_size,
+    known: Sequence[Outcome] = (),
+) -> Choices:
     """The choices with the model and the batch for a run of their `minutes`.
 
     Chooses the size of the model, its block size, batch and dropout, as far as they are not given,
-    for a text of `characters`, whose outcomes are `known`, and for this machine, which is timed.
+    for a text of `tokens`, whose outcomes are `known`, and for this machine, which is timed.
     Recipes that choose nothing, and runs that start from a model, keep their own. InputError for a
     setting that is out of range.
     """
@@ -97,10 +102,11 @@ def fit(choices: Choices, characters: int, known: Sequence[Outcome] = ()) -> Cho
     fits = recipe and given.get("minutes") and RECIPES[recipe].fits
     if not fits or given.get("init_from") or all(name in given for name in CHOSEN):
         return choices
-    fields = choices.fields  # refuses values that are out of range, before anything computes
+    # Refuses values that are out of range, before anything computes.
+    fields = choices.fields | {"vocab_size": vocab_size}
     seconds = 60 * float(given["minutes"])
     speed = speed_of(choices, seconds)
-    sizes = sizes_for(given, fields, tokens_of(fields, characters), seconds, speed, law_of(known))
+    sizes = sizes_for(given, fields, tokens, seconds, speed, law_of(known))
     return choices.having(**best(sizes).fields)
 
 

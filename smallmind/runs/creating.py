@@ -5,7 +5,6 @@ A text is read and encoded first, as some settings follow from it.
 
 import dataclasses
 import os
-from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,10 +27,17 @@ from smallmind.runs.files import RUNS, TEXT, Text, default_directory, is_literal
 from smallmind.runs.loading import find
 from smallmind.runs.products import fastest_products
 from smallmind.runs.scaling import Outcome
-from smallmind.runs.source import TOKENS, Source, TokenSource, read_source
+from smallmind.runs.source import (
+    TOKENS,
+    Source,
+    TokenSource,
+    about_characters,
+    about_tokens,
+    read_source,
+)
 from smallmind.runs.threads import choose_threads
 from smallmind.settings.config import OF_BLOCKS, ModelConfig, Precision, RunConfig, TrainingConfig
-from smallmind.settings.presets import DEFAULT_RECIPE
+from smallmind.settings.presets import DEFAULT_RECIPE, RECIPES
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import ALTERNATIVES, FIELDS, Choices, flag_of
 from smallmind.text.dataset import HELD_OUT, Dataset
@@ -122,7 +128,10 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     """
     if text is None:
         choices = for_built_in(choices)
-    settings = choices.settings()  # before a long text is read
+    run = choices.settings().run  # before a long text is read
+    text = run.text if text is None else text
+    choices = _with_tokens(choices, about_characters(text, run))
+    settings = choices.settings()
     run = settings.run
     if settings.training.adapter and not run.init_from:
         raise InputError(
@@ -130,19 +139,21 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
         )
     initial = Initial.read(run)
     encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
-    source = read_source(run.text if text is None else text, run, encoding, cache)
-    tokenizer = fit_tokenizer(run, source, encoding, initial) if source.is_chat else None
-    if tokenizer:
+    source = read_source(text, run, encoding, cache)
+    tokenizer = fit_tokenizer(run, source, encoding, initial)
+    if source.is_chat:
         choices = for_conversations(choices, source, tokenizer, initial)
         settings = choices.settings()
-    known: list[Outcome] = []
-    if settings.run.minutes and not source.is_chat:
-        unique = (1 - HELD_OUT) * budget.tokens_of(choices.fields, source.characters)
-        folder = cache.parent if cache else Path(RUNS)
-        known = trials.known(folder, source.sha256, settings, int(unique))
-    settings = _fitted(choices, settings, source.characters, initial, known)
+    if settings.run.minutes:
+        tokens, known = about_tokens(source, tokenizer), list[Outcome]()
+        if not source.is_chat:
+            folder, unique = cache.parent if cache else Path(RUNS), int((1 - HELD_OUT) * tokens)
+            known = trials.known(folder, source.sha256, settings, unique)
+        fitted = budget.fit(choices, tokens, tokenizer.vocab_size, known)
+        settings = settings if fitted is choices else fitted.settings()
+    if initial:
+        settings = with_initial(settings, initial)
     settings = settings.replace(chat=source.is_chat)
-    tokenizer = tokenizer or fit_tokenizer(run, source, encoding, initial)
     settings = with_tokenizer(settings, source)
     if initial and (added := tokenizer.vocab_size - initial.config.vocab_size) > 0:
         if settings.training.adapter:
@@ -164,21 +175,20 @@ def outline(choices: Choices, characters: int) -> Settings:
 
     What follows from the text is missing: vocab_size, document_token, and steps if epochs are set.
     """
+    choices.settings()  # before anything computes
+    choices = _with_tokens(choices, characters)
+    choices = budget.fit(choices, budget.tokens_of(choices.fields, characters))
     settings = choices.settings()
-    return _fitted(choices, settings, characters, Initial.read(settings.run))
-
-
-def _fitted(
-    choices: Choices,
-    settings: Settings,
-    characters: int,
-    initial: Initial | None,
-    known: Sequence[Outcome] = (),
-) -> Settings:
-    """The settings that fit the time or the initial weights, if any were chosen."""
-    if settings.run.minutes and (fitted := budget.fit(choices, characters, known)) is not choices:
-        settings = fitted.settings()
+    initial = Initial.read(settings.run)
     return with_initial(settings, initial) if initial else settings
+
+
+def _with_tokens(choices: Choices, characters: int | None) -> Choices:
+    """The choices with the tokenizer of the recipe for so many characters, unless one was given."""
+    given, recipe = choices.given, choices.recipe
+    if recipe is None or "tokenizer" in given or given.get("init_from") or characters is None:
+        return choices
+    return choices.having(tokenizer=RECIPES[recipe].tokenizer_for(characters))
 
 
 def with_initial(settings: Settings, initial: Initial) -> Settings:

@@ -43,9 +43,10 @@ class Planner:
 
     def __init__(self, choices: Choices, text: Text = None, folder: str | Path = RUNS) -> None:
         _check(choices)
-        self.choices, self.folder = choices, Path(folder)
+        self.folder = Path(folder)
         self.prepared = prepare(choices, text, self.folder / TOKENS)
         settings, source = self.prepared.settings, self.prepared.source
+        self.choices = choices.having(tokenizer=settings.run.tokenizer)
         if source.is_chat:
             raise InputError("a plan is for texts; conversations are learned in epochs")
         self.unique = len(self.prepared.data.train)  # tokens

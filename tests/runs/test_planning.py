@@ -105,7 +105,7 @@ def test_a_run_of_minutes_knows_the_trials(planner, tmp_path, monkeypatch):
     given = []
     fit = planning.budget.fit
     monkeypatch.setattr(
-        planning.budget, "fit", lambda *args: given.append(args[2]) or fit(*args[:2])
+        planning.budget, "fit", lambda *args: given.append(args[3]) or fit(*args[:3])
     )
     Run.create(text=TEXT, out=tmp_path / "run", minutes=0.01)
     assert given == [planner().outcomes]
