@@ -6,6 +6,7 @@ holds the name, is synced too. Every file that must survive is written this way 
 """
 
 import errno
+import functools
 import io
 import os
 import re
@@ -126,6 +127,12 @@ def write(path: str | PathLike[str], chunks: Iterable[bytes | memoryview]) -> No
         clear_stale(path.parent)
         _write_beside(temporary, path, chunks)
         files.fsync_directory(path.parent)
+
+
+def copy(source: str | PathLike[str], target: str | PathLike[str]) -> None:
+    """Copies a regular file, as `write` writes. Raises OSError on failure."""
+    with open_regular(source) as file:
+        write(target, iter(functools.partial(file.read, MAX_WRITE), b""))
 
 
 def open_regular(path: str | PathLike[str], follow: bool = True) -> io.BufferedReader:

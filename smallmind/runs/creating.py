@@ -106,12 +106,15 @@ def _write(
     tokenizer: Tokenizer,
     text: str | None = None,
     model: TransformerModel | None = None,
+    copied: Path | None = None,
 ) -> RunDirectory:
     directory = RunDirectory.create(path, text)
     try:
         directory.save_tokenizer(tokenizer)
         if model:
             directory.save_model(model, tokenizer, 0)
+        if copied:
+            directory.copy_model(copied)
         directory.save_config(config)
     except BaseException:
         directory.discard()
@@ -326,11 +329,16 @@ def import_model(
         )
     if block_size is not None:
         foreign.config = _shortened(foreign.config, block_size)
-    model, tokenizer = foreign.load("numpy")
+    tokenizer = foreign.tokenizer()
+    model = None if source.is_file() else foreign.model("numpy")
+    if model is None:  # a GGUF file is kept, with blocks of integers as they are
+        for _ in foreign.parameters():
+            pass  # checks them
     path = default_directory(source.stem) if out is None else Path(out)
     settings = Settings(foreign.config, run=RunConfig(tokenizer=tokenizer.kind, out=str(path)))
     config = SavedConfig(settings, text_sha256="", imported=str(source.resolve().name))
-    directory = _write(path, config, tokenizer, model=model)
+    copied = source if model is None else None
+    directory = _write(path, config, tokenizer, model=model, copied=copied)
     directory.unlock()
     return directory, config
 
