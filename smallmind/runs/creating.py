@@ -330,8 +330,8 @@ def import_model(
     if block_size is not None:
         foreign.config = _shortened(foreign.config, block_size)
     tokenizer = foreign.tokenizer()
-    model = None if source.is_file() else foreign.model("numpy")
-    if model is None:  # a GGUF file is kept, with blocks of integers as they are
+    model = None if foreign.is_one_file else foreign.model("numpy")
+    if model is None:  # the file is kept, with blocks of integers as they are
         for _ in foreign.parameters():
             pass  # checks them
     path = default_directory(source.stem) if out is None else Path(out)
