@@ -1,11 +1,13 @@
-"""Show which model a text and the time are enough for, and how good it will be.
+"""Show how large a model to train on a text for some time, and the loss to expect.
 
-Makes short trials on this machine, and tells from their losses what longer runs would reach.
+Makes short trials on this machine, and fits to their losses what longer runs would reach.
 """
 
 import argparse
+import dataclasses
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smallmind.checks import InputError
@@ -14,10 +16,14 @@ from smallmind.cli.flags import add_training_flags, choices_of_run
 from smallmind.console import activity
 from smallmind.console.activity import duration
 from smallmind.console.table import Table, format_bytes
+from smallmind.runs.files import RUNS, paths_of
+from smallmind.settings.sources import FIELDS, Choices, flags_of
 
 if TYPE_CHECKING:
     from smallmind.runs.budget import Size
     from smallmind.runs.planning import Planned, Planner
+    from smallmind.runs.trials import Trial
+    from smallmind.training.memory_estimate import Plan
 
 MINUTES = 5.0, 20.0, 60.0, 240.0  # of the table
 USUAL = 60.0
@@ -33,84 +39,109 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trials",
         type=float,
         metavar="MINUTES",
-        help="of trials in all, 0 for none; default: a tenth of --minutes, from 1 to 10",
+        help="minutes of trials in all; 0: none; default: a tenth of --minutes, from 1 to 10",
     )
     group.add_argument("--json", action="store_true", help="print a JSON object, for programs")
     parser.epilog = (
         "Trials are kept in runs/plans, and finished runs on the same text count as well: the more "
-        "there are, the surer the table is. `smallmind train --minutes` chooses by what is known."
+        "there are, the narrower the intervals. `smallmind train --minutes` uses them too."
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Makes the trials that are missing and prints the table."""
+    from smallmind.cli.memory import check_memory, make_plan
     from smallmind.runs.planning import Planner
+    from smallmind.training.memory_estimate import TextSize
 
     choices = choices_of_run(options)
+    _ = choices.fields  # refuses a number of minutes that is out of range
     minutes = choices.given.get("minutes") or USUAL
     trials = options.trials
     if trials is None:
-        trials = min(MOST, max(FEWEST, TRIALS * minutes))
+        trials = min(minutes, MOST, max(FEWEST, TRIALS * minutes))
     if not 0 <= trials <= minutes:
         raise InputError(f"--trials {trials:g} must be from 0 to the {minutes:g} minutes of a run")
-    _ = choices.fields  # refuses a number of minutes that is out of range
     console = Console(sys.stderr) if options.json else Console()
     given = {name: x for name, x in choices.given.items() if name not in ("minutes", "out")}
+    folder = Path(choices.given.get("out") or Path(RUNS) / "run").parent
     with activity.showing_on(console.activity):
-        planner = Planner(type(choices)(given, choices.recipe, is_default=choices.is_default))
+        planner = Planner(dataclasses.replace(choices, given=given), folder=folder)
+        prepared = planner.prepared
+        text = TextSize.of(prepared.source.nbytes, prepared.data)
+        memory = make_plan(prepared.settings, None, text)
+        check_memory(console, memory)
         _introduce(console, planner)
-        if trials:
-            for planned in planner.planned(trials):
-                _try(console, planner, planned)
+        made = [_try(console, planner, planned) for planned in planner.planned(trials)]
         rows = {time: planner.sizes(time) for time in sorted({*MINUTES, minutes})}
-        shown = [_described(planner, time, sizes) for time, sizes in rows.items()]
+        shown = [_described(planner, time, sizes, memory) for time, sizes in rows.items()]
+    if trials and not (made or planner.outcomes):
+        console.line(
+            f"No trial was made: in {trials:g} minutes none would have enough steps to tell "
+            "anything; give more with --trials"
+        )
     if options.json:
         outcomes = [outcome._asdict() for outcome in planner.outcomes]
         found = {"minutes": shown, "law": planner.law.constants, "outcomes": outcomes}
         Console().piece(json.dumps(found, indent=2) + "\n")
         return 0
     _show(console, planner, shown)
-    text = [str(path) for path in choices.given.get("text") or ()]
-    console.command("Next:", ["smallmind", "train", *text, "--minutes", f"{minutes:g}"])
+    console.command("Next:", _next(options, choices, minutes))
     return 0
 
 
+def _next(options: argparse.Namespace, choices: Choices, minutes: float) -> list[str]:
+    """The command line that trains for this time, with the flags of this one."""
+    words = ["smallmind", "train", *map(str, paths_of(choices.given.get("text")))]
+    for name in ("config", "preset", "arch", "size", "recipe"):
+        if value := getattr(options, name):
+            words += [f"--{name}", str(value)]
+    flags = {name: x for name, x in vars(options).items() if name in FIELDS and name != "text"}
+    for name, value in (flags | {"minutes": minutes}).items():
+        words += flags_of({name: value}).split(" ", 1)
+    return words
+
+
 def _introduce(console: Console, planner: "Planner") -> None:
-    data, known = planner.prepared, len(planner.outcomes) - planner.runs
-    tokens = f"{planner.unique:,} tokens to learn from, {data.tokenizer.vocab_size} different ones"
-    console.line(f"{data.source.name}: {data.source.characters:,} characters; {tokens}")
+    from smallmind.corpus.reading import count_of
+
+    data = planner.prepared
+    console.line(
+        f"{data.source.name}: {data.source.characters:,} characters; {planner.unique:,} tokens to "
+        f"learn from, a vocabulary of {data.tokenizer.vocab_size:,}"
+    )
     if planner.outcomes:
-        runs = "1 run" if planner.runs == 1 else f"{planner.runs} runs"
-        console.line(f"Known from before: {known} trials, {runs}")
+        known = count_of(len(planner.outcomes) - planner.runs, "trial")
+        console.line(f"Known already: {known}, {count_of(planner.runs, 'run')}")
 
 
-def _try(console: Console, planner: "Planner", planned: "Planned") -> None:
+def _try(console: Console, planner: "Planner", planned: "Planned") -> "Trial":
     """Makes a trial and tells its outcome."""
     from smallmind.runs.planning import COUNT
 
     fields, config = planned.settings.model, planned.settings.training
-    what = f"Trial {planned.number} of {COUNT}: {fields.n_layer} x {fields.n_embd}"
-    with activity.doing(what, usual=True):
+    what = f"Trial {planned.number}: {fields.n_layer} x {fields.n_embd}"
+    with activity.doing(f"{what}, of at most {COUNT}", usual=True):
         trial = planner.make(planned)
     drops = f", dropout {fields.dropout:g}" if fields.dropout else ""
     console.line(
         f"{what}{drops}, {config.steps:,} steps, {_count(trial.outcome.tokens)} tokens: "
         f"loss {trial.outcome.loss:.4f}, {duration(trial.seconds)}"
     )
+    if planner.unkept:
+        console.warning(f"The trial cannot be kept for later: {planner.unkept}")
+    return trial
 
 
-def _described(planner: "Planner", minutes: float, sizes: list["Size"]) -> dict[str, Any]:
+def _described(
+    planner: "Planner", minutes: float, sizes: list["Size"], memory: "Plan"
+) -> dict[str, Any]:
     """A row of the table: the best size for a time, what it takes, and its neighbours."""
-    from smallmind.cli.memory import make_plan
     from smallmind.runs.budget import best
-    from smallmind.runs.scaling import SURE
-    from smallmind.training.memory_estimate import TextSize
 
     size = best(sizes)
-    half = SURE * size.deviation * size.loss
     place = sizes.index(size)
-    settings, prepared = planner.settings(size), planner.prepared
-    memory = make_plan(settings, None, TextSize.of(prepared.source.nbytes, prepared.data))
+    own = dataclasses.replace(memory, settings=planner.settings(size))
     neighbours = {"smaller": place - 1, "larger": place + 1}
     return {
         "minutes": minutes,
@@ -119,16 +150,18 @@ def _described(planner: "Planner", minutes: float, sizes: list["Size"]) -> dict[
         "tokens": size.tokens,
         "passes": size.passes,
         "loss": size.loss,
-        "interval": [size.loss - half, size.loss + half],
-        "bytes": memory.estimate.total,
+        "interval": list(size.interval),
+        "bytes": own.estimate.total,
         **{name: sizes[i].loss if 0 <= i < len(sizes) else None for name, i in neighbours.items()},
     }
 
 
 def _show(console: Console, planner: "Planner", rows: list[dict[str, Any]]) -> None:
+    from smallmind.corpus.reading import count_of
     from smallmind.runs.pace import MAX_PASSES
 
-    heads = ["minutes", "model", "tokens", "passes", "loss", "", "memory", "smaller", "larger"]
+    heads = ["minutes", "model", "tokens", "passes", "loss", "9 of 10", "memory"]
+    heads += ["smaller", "larger"]
     lines = []
     for row in rows:
         fields, (low, high) = row["settings"], row["interval"]
@@ -139,24 +172,24 @@ def _show(console: Console, planner: "Planner", rows: list[dict[str, Any]]) -> N
                 _count(row["tokens"]),
                 f"{row['passes']:.3g}",
                 f"{row['loss']:.3f}",
-                f"+-{(high - low) / 2:.3f}",
+                f"{low:.3f}-{high:.3f}",
                 format_bytes(row["bytes"]),
                 *("-" if row[name] is None else f"{row[name]:.3f}" for name in heads[-2:]),
             ]
         )
     console.line()
     console.drawing(Table("", lines, heads, ">" + "<" + ">" * 7).columns())
-    count = len(planner.outcomes)
-    outcomes = "1 outcome" if count == 1 else f"{count} outcomes"
+    known = f"Fitted to {count_of(len(planner.outcomes), 'outcome')}"
+    if not planner.outcomes:
+        known = "Nothing is known of this text: these are guesses, from other texts"
     console.line(
-        "Losses on held-out text, in nats per token, with the interval that 9 of 10 runs end in; "
-        f"smaller and larger: the next sizes. From {outcomes}, for N parameters and D tokens:"
+        "Losses on held-out text in nats per token, and between which losses 9 of 10 runs end; "
+        f"smaller, larger: with the next sizes. {known}. For N parameters and D tokens:"
     )
     console.line(f"loss = {planner.law}")
     if rows[-1]["passes"] > MANY * MAX_PASSES:
         console.line(
-            f"A run ends after {MAX_PASSES} passes over the text: then more text helps, more time "
-            "does not"
+            f"A run ends after {MAX_PASSES} passes over the text: then only more text helps"
         )
 
 

@@ -176,6 +176,14 @@ def open_to_append(path: Path) -> int:
     return file
 
 
+def ends_with_line(file: int) -> bool:
+    """True if a file is empty or ends with a line break."""
+    if not os.fstat(file).st_size:
+        return True
+    os.lseek(file, -1, os.SEEK_END)
+    return os.read(file, 1) == b"\n"
+
+
 def make_directory(path: str | PathLike[str]) -> None:
     """Makes a directory that survives a power failure; an existing one is kept."""
     path = Path(path)

@@ -1,5 +1,6 @@
 """The parts of a run, built from its resolved settings: data, tokenizer, weights, teacher."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 from smallmind.checks import InputError
@@ -7,6 +8,7 @@ from smallmind.corpus.preparation import Encoding
 from smallmind.nn.growing import grown
 from smallmind.nn.transformer import Base, TransformerModel
 from smallmind.parallel.group import ALONE, Group
+from smallmind.runs.files import TOKENIZER
 from smallmind.runs.loading import Found, digest_of, find
 from smallmind.runs.source import ConversationSource, Source, TextSource
 from smallmind.runs.threads import use_threads
@@ -149,15 +151,16 @@ def new_model(settings: Settings, initial: Initial | None = None) -> Transformer
 
 
 def _check_tokens(teacher: str, of_teacher: Tokenizer, of_text: Tokenizer) -> None:
-    if of_teacher.kind != of_text.kind:
-        raise InputError(
-            f"the teacher {teacher} has other tokens; choose --tokenizer {of_teacher.kind}"
-        )
-    if of_teacher.digest != of_text.digest:
-        raise InputError(
-            f"the tokens of the teacher {teacher} are not those of this text; use a teacher "
-            "trained on text with the same characters, or train both with --tokenizer byte"
-        )
+    if of_teacher.digest == of_text.digest:
+        return
+    file = Path(teacher) / TOKENIZER
+    choice = str(file) if of_teacher.is_learned and file.exists() else of_teacher.kind
+    if of_teacher.is_learned or of_teacher.kind != of_text.kind:
+        raise InputError(f"the teacher {teacher} has other tokens: choose --tokenizer {choice}")
+    raise InputError(
+        f"the tokens of the teacher {teacher} are not those of this text; use a teacher trained on "
+        "text with the same characters, or train both with --tokenizer byte"
+    )
 
 
 def read_teacher(config: DistillationConfig, tokenizer: Tokenizer | None) -> Teacher | None:

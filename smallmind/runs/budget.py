@@ -1,11 +1,13 @@
 """The model and the batch that learn most in a given time: what `--minutes` and `plan` choose.
 
 A model of P parameters sees D = C / 6P tokens in C operations (Kaplan et al. 2020). A smaller one
-has too few parameters, a larger one sees too little text: which one ends at the lowest loss, the
-law of the text says, see `scaling`. Constants are measured, see `bench/LOG.md`.
+has too few parameters, a larger one sees too little text: the law of the text says which one ends
+at the lowest loss, see `scaling`. Constants are measured, see `bench/LOG.md`.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +32,7 @@ LEARNING = 0.9  # share of the time spent in steps; the rest evaluates and saves
 MOST_TIMING = 0.01  # share of the time for the passes of a size that is timed
 UPDATES = 1000  # that a batch is made for: fewer of a larger batch learn less from as many tokens
 MIN_BATCH, MAX_BATCH = 768, 4096  # tokens
-PARAMETERS_PER_CHARACTER = 4.0  # of the text: more of them memorise it
+PARAMETERS_PER_TOKEN = 4.0  # of the text: more of them memorise it
 CHARACTERS_PER_TOKEN = 1.9  # of 512 tokens learned from English text
 # Dropout for a pass over the text by a model with a parameter for each of its tokens, the power by
 # which it grows with both, and its limits: less than the least is none.
@@ -53,7 +55,7 @@ class Size(NamedTuple):
     tokens: float  # that it sees
     passes: float  # over the text
     loss: float  # expected, in nats per token
-    deviation: float  # of the loss, as a share of it
+    interval: tuple[float, float]  # of the losses of nine runs in ten
 
 
 CHOSEN = ("n_layer", "n_embd", "n_head", "block_size", "batch_size", "dropout")
@@ -90,24 +92,39 @@ def fit(
     tokens: float,
     vocab_size: int = ModelConfig.vocab_size,
     known: Sequence[Outcome] = (),
+    speeds: Mapping[float, float] = MappingProxyType({}),
 ) -> Choices:
     """The choices with the model and the batch for a run of their `minutes`.
 
     Chooses the size of the model, its block size, batch and dropout, as far as they are not given,
-    for a text of `tokens`, whose outcomes are `known`, and for this machine, which is timed.
+    for a text of `tokens`, whose outcomes are `known`, and for this machine, which is timed, unless
+    the `speeds` of trials say how fast it is: parameters -> operations per second.
     Recipes that choose nothing, and runs that start from a model, keep their own. InputError for a
     setting that is out of range.
     """
-    given, recipe = choices.given, choices.recipe
-    fits = recipe and given.get("minutes") and RECIPES[recipe].fits
-    if not fits or given.get("init_from") or all(name in given for name in CHOSEN):
+    given = choices.given
+    if not fits(choices):
         return choices
     # Refuses values that are out of range, before anything computes.
     fields = choices.fields | {"vocab_size": vocab_size}
     seconds = 60 * float(given["minutes"])
-    speed = speed_of(choices, seconds)
+    speed = corrected(speed_of(choices, seconds), speeds)
     sizes = sizes_for(given, fields, tokens, seconds, speed, law_of(known))
     return choices.having(**best(sizes).fields)
+
+
+def fits(choices: Choices) -> bool:
+    """True if anything about the model follows from the time that is given."""
+    given, recipe = choices.given, choices.recipe
+    if not given.get("minutes") or given.get("init_from"):
+        return False
+    return bool(recipe and RECIPES[recipe].fits) and any(name not in given for name in CHOSEN)
+
+
+def tokens_per_step(fields: Fields) -> int:
+    """The tokens from which an update is computed."""
+    windows = fields["batch_size"] * fields.get("grad_accum_steps", 1)
+    return int(windows * fields["block_size"])
 
 
 def tokens_of(fields: Fields, characters: int) -> float:
@@ -131,25 +148,25 @@ def sizes_for(
     for shape in SHAPES:
         own = _fields(shape._replace(block_size=min(shape.block_size, longest)), given)
         N = parameters(fields | own)
-        if N is None or N in found or (found and N / text > PARAMETERS_PER_CHARACTER):
+        if N is None or N in found or (found and N / text > PARAMETERS_PER_TOKEN):
             continue
         unique = (1 - HELD_OUT) * text
         tokens = LEARNING * seconds * speed(N) / (OPERATIONS * N)
         tokens = min(tokens, pace.MAX_PASSES * unique)
-        found[N] = sized(own, N, tokens, unique, law)
+        found[N] = sized(own, N, tokens, unique, law, fields.get("grad_accum_steps", 1))
     if not found:  # none of these fields makes a model: the error says why
         own = _fields(SHAPES[0], given)
-        return [sized(own, 1, 1.0, text, law)]
+        return [sized(own, 1, 1.0, text, law, fields.get("grad_accum_steps", 1))]
     return [found[N] for N in sorted(found)]
 
 
-def sized(own: Fields, N: int, tokens: float, unique: float, law: Law) -> Size:
-    """The batch and the dropout for a model of N parameters that sees so many tokens."""
+def sized(own: Fields, N: int, tokens: float, unique: float, law: Law, accumulated: int) -> Size:
+    """The batches and the dropout for a model of N parameters that sees so many tokens."""
     batch = min(MAX_BATCH, max(MIN_BATCH, tokens / UPDATES))
-    windows = max(1, round(batch / own["block_size"]))
+    windows = max(1, round(batch / own["block_size"] / accumulated))
     chosen = {"batch_size": windows, "dropout": dropout_for(N, tokens, unique)} | own
-    loss, deviation = law.loss(N, tokens, unique), law.deviation(N, tokens, unique)
-    return Size(chosen, N, tokens, tokens / unique, loss, deviation)
+    given = N, tokens, unique
+    return Size(chosen, N, tokens, tokens / unique, law.loss(*given), law.interval(*given))
 
 
 def dropout_for(parameters: float, tokens: float, unique: float) -> float:
@@ -190,7 +207,7 @@ def speed_of(choices: Choices, seconds: float) -> Speed:
     timed: dict[int, float] = {}
     for shape in TIMED:
         own = _fields(shape, choices.given)
-        batch = max(1, MIN_BATCH // own["block_size"])
+        batch = max(1, MIN_BATCH // own["block_size"] // choices.fields.get("grad_accum_steps", 1))
         settings = choices.having(**{"batch_size": batch} | own).settings()
         N = parameters_of(settings.model)
         if N in timed:
@@ -203,6 +220,18 @@ def speed_of(choices: Choices, seconds: float) -> Speed:
     return lambda N: float(np.interp(np.log(N), np.log(sizes), [timed[size] for size in sizes]))
 
 
+def corrected(speed: Speed, measured: Mapping[float, float]) -> Speed:
+    """The speed as trials have measured it: at their nearest size, and from there on as timed."""
+    if not measured:
+        return speed
+
+    def of(parameters: int) -> float:
+        nearest = min(measured, key=lambda size: abs(math.log(size / parameters)))
+        return measured[nearest] * speed(parameters) / speed(int(nearest))
+
+    return of
+
+
 def operations_per_second(settings: Settings) -> float:
     """How fast this machine trains a model of these settings: a few steps are timed."""
     config, run = settings.model, settings.run
@@ -212,4 +241,4 @@ def operations_per_second(settings: Settings) -> float:
     data = Dataset(tokens, config.block_size, run.batch_size, run.seed, bytes_)
     training = Training(new_model(settings), data=data)
     step = pace.rough_pace(training, settings.training).step
-    return OPERATIONS * parameters_of(config) * run.batch_size * config.block_size / step
+    return OPERATIONS * parameters_of(config) * tokens_per_step(settings.fields) / step

@@ -5,6 +5,7 @@ A text is read and encoded first, as some settings follow from it.
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,14 +20,13 @@ from smallmind.nn.network import declare_parameters
 from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel, resolve_precision, resolve_products
 from smallmind.parallel.environment import launched
-from smallmind.runs import budget, trials
+from smallmind.runs import budget
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer
 from smallmind.runs.chat_recipe import evaluated_often, for_built_in, for_conversations
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import RUNS, TEXT, Text, default_directory, is_literal, paths_of
 from smallmind.runs.loading import find
 from smallmind.runs.products import fastest_products
-from smallmind.runs.scaling import Outcome
 from smallmind.runs.source import (
     TOKENS,
     Source,
@@ -36,6 +36,7 @@ from smallmind.runs.source import (
     read_source,
 )
 from smallmind.runs.threads import choose_threads
+from smallmind.runs.trials import History
 from smallmind.settings.config import OF_BLOCKS, ModelConfig, Precision, RunConfig, TrainingConfig
 from smallmind.settings.presets import DEFAULT_RECIPE, RECIPES
 from smallmind.settings.settings import Settings
@@ -147,13 +148,9 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     if source.is_chat:
         choices = for_conversations(choices, source, tokenizer, initial)
         settings = choices.settings()
-    if settings.run.minutes:
-        tokens, known = about_tokens(source, tokenizer), list[Outcome]()
-        if not source.is_chat:
-            folder, unique = cache.parent if cache else Path(RUNS), int((1 - HELD_OUT) * tokens)
-            known = trials.known(folder, source.sha256, settings, unique)
-        fitted = budget.fit(choices, tokens, tokenizer.vocab_size, known)
-        settings = settings if fitted is choices else fitted.settings()
+    if budget.fits(choices):
+        choices = _fitted(choices, source, tokenizer, cache)
+        settings = choices.settings()
     if initial:
         settings = with_initial(settings, initial)
     settings = settings.replace(chat=source.is_chat)
@@ -171,6 +168,26 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     if source.is_chat:
         settings = evaluated_often(choices, settings)
     return Prepared(settings, source, tokenizer, data, initial)
+
+
+def _fitted(choices: Choices, source: Source, tokenizer: Tokenizer, cache: Path | None) -> Choices:
+    """The choices with the model for their minutes, after all that is known of the text."""
+    tokens, vocab_size = about_tokens(source, tokenizer), tokenizer.vocab_size
+    if source.is_chat:
+        return budget.fit(choices, tokens, vocab_size)
+    folders = [*([cache.parent] if cache else []), Path(RUNS)]
+    history = history_of(choices, source, tokenizer, folders, int((1 - HELD_OUT) * tokens))
+    outcomes = [*history.outcomes(), *history.runs()]
+    return budget.fit(choices, tokens, vocab_size, outcomes, history.speeds())
+
+
+def history_of(
+    choices: Choices, source: Source, tokenizer: Tokenizer, folders: Sequence[Path], unique: int
+) -> History:
+    """The outcomes of a text that are known in folders of runs, for runs of these choices."""
+    settings = with_tokenizer(choices.settings(), source)
+    dropout = choices.given.get("dropout")
+    return History(folders, source.sha256, settings, tokenizer, unique, dropout)
 
 
 def outline(choices: Choices, characters: int) -> Settings:

@@ -258,7 +258,7 @@ class RunDirectory:
                 self.problems.append(f"{METRICS} was removed; its earlier records are lost")
             file = durable.open_to_append(path)
             try:
-                if not self._in_line and not _ends_with_line(file):
+                if not self._in_line and not durable.ends_with_line(file):
                     self._unwritten, self._in_line = b"\n" + self._unwritten, True
                 while self._unwritten:
                     count = durable.files.write(file, memoryview(self._unwritten))
@@ -490,14 +490,6 @@ def _content(path: Path) -> bytes | None:
 
 def _published(said: Mapping[str, Any]) -> bytes:
     return safetensors.to_json(dict(said)).encode()
-
-
-def _ends_with_line(file: int) -> bool:
-    """Tells whether a file is empty or ends with a line break."""
-    if not os.fstat(file).st_size:
-        return True
-    os.lseek(file, -1, os.SEEK_END)
-    return os.read(file, 1) == b"\n"
 
 
 def _is_sampled(samples: bytes, step: int) -> bool:

@@ -321,7 +321,7 @@ def about_characters(text: Text, run: RunConfig) -> int | None:
     if text is None:
         return None
     if is_literal(text):
-        return len(str(text))
+        return len(str(text).encode(errors="surrogatepass"))  # as its file would have
     paths = paths_of(text)
     return None if are_tokens(paths) else _corpus(paths, run).about_characters
 

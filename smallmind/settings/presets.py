@@ -34,11 +34,11 @@ class Recipe(NamedTuple):
     sizes: dict[str, Fields]  # name of a size -> what is different for it
     follow: Callable[[Fields], Fields]  # the fields set so far -> those that follow from them
     fits: bool  # with `minutes`, the size of the model follows from the time
-    learns_tokens: float  # of a text with so many characters and more; below, each is a token
+    learns_tokens: float  # of a text with so many bytes and more; below, characters are tokens
 
-    def tokenizer_for(self, characters: int) -> str:
-        """The kind of tokenizer for a text of so many characters."""
-        return "bpe" if characters >= self.learns_tokens else RunConfig.tokenizer
+    def tokenizer_for(self, size: int) -> str:
+        """The kind of tokenizer for a text of so many bytes."""
+        return "bpe" if size >= self.learns_tokens else RunConfig.tokenizer
 
 
 FINE_TUNING = 0.3  # of the rates from scratch

@@ -1,6 +1,7 @@
-"""A new run learns tokens from texts of a million characters and more, unless told otherwise."""
+"""A new run learns tokens from texts of a megabyte and more, unless told otherwise."""
 
 import gzip
+import random
 
 import pytest
 
@@ -31,7 +32,7 @@ def kind(choices, *given):
     return prepared.tokenizer.kind
 
 
-def test_a_million_characters_are_enough():
+def test_a_megabyte_is_enough():
     assert MODERN.tokenizer_for(999_999) == "char" and MODERN.tokenizer_for(10**6) == "bpe"
     assert RECIPES["gpt2"].tokenizer_for(10**9) == "char"
     assert kind(Choices({}), text(10**6)) == "bpe"
@@ -41,12 +42,12 @@ def test_a_million_characters_are_enough():
 def test_texts_and_files_are_alike(short, tmp_path, characters, expected):
     file, packed = tmp_path / "text.txt", tmp_path / "text.txt.gz"
     file.write_text(text(characters))
-    packed.write_bytes(gzip.compress(text(10_000).encode()))  # small, but there is much in it
+    packed.write_bytes(gzip.compress(random.Random(1).randbytes(500).hex().encode()))
+    assert packed.stat().st_size < 700
     assert kind(Choices({}), text(characters)) == kind(Choices({}), file) == expected
     assert kind(Choices({"text": [str(file)]})) == expected
     assert outline(Choices({}), characters).run.tokenizer == expected
-    about = 4 * packed.stat().st_size
-    assert kind(Choices({}), packed) == ("bpe" if about >= 1000 else "char")
+    assert kind(Choices({}), packed) == "bpe"
 
 
 def test_what_is_given_stays(short, tmp_path):
@@ -74,11 +75,30 @@ def test_a_teacher_of_characters_says_what_to_choose(short, tmp_path):
     teacher.train(progress=False)
     own = {"teacher": str(teacher.path), **FEW}
     refuses(
-        "has other tokens; choose --tokenizer char",
+        "has other tokens: choose --tokenizer char",
         lambda: Run.create(text=long, out=tmp_path / "a", **own).train(),
     )
     student = Run.create(text=long, out=tmp_path / "b", tokenizer="char", **own)
     assert student.train(progress=False)
+
+
+def test_the_tokens_of_a_teacher_are_named_by_their_file(tmp_path):
+    teacher = Run.create(text=text(3000), out=tmp_path / "teacher", tokenizer="bpe", **FEW)
+    teacher.train(progress=False)
+    own = {"teacher": str(teacher.path), **FEW}
+    file = teacher.path / "tokenizer.json"
+    refuses(
+        f"choose --tokenizer {file}",
+        lambda: Run.create(text=text(700), out=tmp_path / "a", **own).train(),
+    )
+    student = Run.create(text=text(700), out=tmp_path / "b", tokenizer=str(file), **own)
+    assert student.train(progress=False)
+
+
+def test_a_text_of_many_bytes_is_long_however_it_is_given(short, tmp_path):
+    cyrillic = ("и кот сел на мат.\n" * 100)[:700]  # more than a thousand bytes
+    (tmp_path / "text.txt").write_text(cyrillic, encoding="utf-8")
+    assert kind(Choices({}), cyrillic) == kind(Choices({}), tmp_path / "text.txt") == "bpe"
 
 
 def test_prepare_learns_tokens_too(tmp_path):
