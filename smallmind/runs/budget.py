@@ -63,12 +63,14 @@ HEAD = 32  # channels
 # From the smallest to the largest.
 SHAPES = [
     Shape(2, 32, 64),
-    Shape(2, 48, 64),
-    Shape(2, 64, 64),
-    Shape(2, 80, 64),
-    Shape(2, 96, 64),
-    Shape(2, 128, 128),
-    Shape(3, 128, 128),
+    Shape(3, 32, 64),
+    Shape(4, 32, 64),
+    Shape(4, 40, 64),
+    Shape(4, 48, 64),
+    Shape(4, 64, 128),
+    Shape(4, 80, 128),
+    Shape(4, 96, 128),
+    Shape(4, 112, 128),
     Shape(4, 128, 128),
     Shape(4, 160, 128),
     Shape(4, 192, 128),
@@ -83,7 +85,7 @@ SHAPES = [
     Shape(12, 512, 256),
     Shape(12, 640, 256),
 ]
-TIMED = [SHAPES[2], SHAPES[7], SHAPES[12]]  # small ones multiply less in a second
+TIMED = [SHAPES[2], SHAPES[8], SHAPES[14]]  # small ones multiply less in a second
 Speed = Callable[[int], float]  # parameters -> operations per second
 
 

@@ -46,12 +46,14 @@ def test_more_time_makes_larger_models_that_see_more_text():
     assert losses == sorted(set(losses), reverse=True)
 
 
-def test_the_best_size_is_better_than_its_neighbours():
+def test_sizes_are_worse_the_further_they_are_from_the_best():
     for power in range(11, 16):
         found = sizes(10.0**power, characters=10**9)
-        place = found.index(best(found))
-        for other in found[max(0, place - 1) : place] + found[place + 1 : place + 2]:
-            assert other.loss >= found[place].loss
+        losses = [size.loss for size in found]
+        place = losses.index(min(losses))
+        assert found[place] == best(found) and 0 < place < len(found) - 1
+        assert losses[:place] == sorted(losses[:place], reverse=True)
+        assert losses[place:] == sorted(losses[place:])
         assert [size.parameters for size in found] == sorted({size.parameters for size in found})
 
 
