@@ -59,13 +59,13 @@ class Size(NamedTuple):
 
 
 CHOSEN = ("n_layer", "n_embd", "n_head", "block_size", "batch_size", "dropout")
-HEAD = 32  # channels
+HEAD, SMALL_HEAD = 32, 16  # channels of a head, and of one in a model that is not wide
+WIDE = 128
 # From the smallest to the largest.
 SHAPES = [
     Shape(2, 32, 64),
     Shape(3, 32, 64),
     Shape(4, 32, 64),
-    Shape(4, 40, 64),
     Shape(4, 48, 64),
     Shape(4, 64, 128),
     Shape(4, 80, 128),
@@ -185,7 +185,7 @@ def best(sizes: Sequence[Size]) -> Size:
 def _fields(shape: Shape, given: Fields) -> Fields:
     """The fields of a shape and those given, with heads that divide its channels."""
     C = given.get("n_embd", shape.n_embd)
-    size = given.get("head_size") or HEAD
+    size = given.get("head_size") or (HEAD if C >= WIDE else SMALL_HEAD)
     n_head = given.get("n_head") or next(h for h in range(max(1, C // size), 0, -1) if C % h == 0)
     own = {**shape._asdict(), "n_head": n_head, "n_embd": max(1, round(C / n_head)) * n_head}
     return own | {name: given[name] for name in CHOSEN if name in given}
