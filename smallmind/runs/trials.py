@@ -155,7 +155,7 @@ class History:
                 durable.files.close(file)
 
     def outcomes(self) -> list[Outcome]:
-        """Those of the trials that are kept. Lines that are damaged, or newer, are left out."""
+        """Reads the trials that are kept. Lines that are damaged, or newer, are left out."""
         return [trial.outcome for trial, _ in self._trials()]
 
     def speeds(self) -> dict[float, float]:

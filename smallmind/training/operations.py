@@ -174,7 +174,7 @@ class Usage:
 
     @property
     def typical_rate(self) -> float:
-        """That of the median step, which other programs and the first steps change little."""
+        """The rate of the median step: other programs and the first steps change it little."""
         return statistics.median(self.rates) if self.rates else 0.0
 
     @property
