@@ -3,11 +3,13 @@
 Each run is a whole `smallmind train`, timed from its start to its end. Runs take turns, a seed at a
 time, so that a machine that slows down does so for all of them. With --target a run ends at the
 first evaluation that reaches that loss; otherwise it trains to its end. Either way the loss shown
-is that of the whole held-out part; that of the peer, of nanoGPT's 20 random batches.
+is that of the whole held-out part, for each character; that of the peer, of nanoGPT's 20 random
+batches. Texts are learned by characters unless flags choose a tokenizer.
 """
 
 import argparse
 import json
+import math
 import shlex
 import statistics
 import subprocess
@@ -37,7 +39,12 @@ def variants(options: argparse.Namespace) -> dict[str, list[str]]:
         if name in chosen:
             raise SystemExit(f"--compare: two recipes are named {name!r}; rename one")
         chosen[name] = base + shlex.split(flags)
-    return chosen or {"default": base}
+    chosen = chosen or {"default": base}
+    characters = ["--tokenizer", "char"]
+    return {
+        name: flags if "--tokenizer" in flags else [*flags, *characters]
+        for name, flags in chosen.items()
+    }
 
 
 def without_length(flags: Sequence[str]) -> list[str]:
@@ -73,7 +80,7 @@ def summary(settings: dict[str, Any], records: Sequence[dict[str, Any]]) -> dict
         "training_seconds": steps[-1]["elapsed_seconds"] * final["step"] / steps[-1]["step"],
         "steps": final["step"],
         "tokens": final["step"] * per_step,
-        "loss": final["final_loss"],
+        "loss": math.log(2) * final["final_bits_per_character"],
         "evaluations": [[record["step"], record["val_loss"]] for record in evaluations],
     }
 

@@ -410,9 +410,12 @@ def test_recipes_are_compared_under_their_names():
     options = parse(
         ["recipe", "--flags", "--n-layer 2", "--compare", "a=--steps 3", "--compare", "b="]
     )
+    options.compare.append("c=--tokenizer bpe")
+    characters = ["--tokenizer", "char"]
     assert recipe.variants(options) == {
-        "a": ["--n-layer", "2", "--steps", "3"],
-        "b": ["--n-layer", "2"],
+        "a": ["--n-layer", "2", "--steps", "3", *characters],
+        "b": ["--n-layer", "2", *characters],
+        "c": ["--n-layer", "2", "--tokenizer", "bpe"],
     }
     for wrong in (["--steps 3"], ["a=", "a="]):
         options.compare = wrong

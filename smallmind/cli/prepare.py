@@ -1,6 +1,7 @@
 """Encode texts once, into files of tokens to train on; run it again to resume."""
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 from smallmind.checks import InputError
@@ -9,6 +10,7 @@ from smallmind.cli.flags import add_config_flags, add_text
 from smallmind.console import activity
 from smallmind.console.table import format_bytes
 from smallmind.settings.config import SHARD_TOKENS, RunConfig
+from smallmind.settings.presets import DEFAULT_RECIPE, RECIPES
 from smallmind.settings.sources import OF_TOKENIZER, without_effect
 
 SETTINGS = (
@@ -54,6 +56,9 @@ def run(options: argparse.Namespace) -> int:
     start = activity.clock()
     with activity.showing_on(console.activity):
         corpus = Corpus(options.text, config.text_field, config.text_encoding, chat=config.chat)
+        if "tokenizer" not in given:
+            kind = RECIPES[DEFAULT_RECIPE].tokenizer_for(corpus.about_characters)
+            config = dataclasses.replace(config, tokenizer=kind)
         try:
             shards = prepare(corpus, options.out, Encoding.of_run(config), options.shard_tokens)
         except KeyboardInterrupt:

@@ -14,6 +14,7 @@ COMMANDS = {
     "train": ("train", "train a model on a text"),
     "prepare": ("prepare", "encode texts once, into files of tokens to train on"),
     "check": ("check", "check that a run would learn, before starting it"),
+    "plan": ("plan", "show which size of model fits the time, and how good it will be"),
     "sweep": ("sweep", "train with several values of settings, and compare the results"),
     "estimate": ("estimate", "show how much memory a run would take, and what fits"),
     "chat": ("chat", "talk with a model that was trained on conversations"),

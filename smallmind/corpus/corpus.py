@@ -20,6 +20,7 @@ from smallmind.corpus.reading import (
 )
 from smallmind.corpus.turns import NEEDED
 
+EXPANSION = 4  # of compressed texts, about
 MOST_REASONS = 3  # in a message
 HALVES = re.compile("[\ud800-\udfff]")  # JSON can write one half of a UTF-16 pair; UTF-8 cannot
 LINE_ENDS = {
@@ -95,6 +96,11 @@ class Corpus:
                     "out to read texts"
                 )
             self.report = reading.report(self._skipped)
+
+    @property
+    def about_characters(self) -> int:
+        """About how many characters the files have, which are not read: as if each were a byte."""
+        return sum(file.size * (EXPANSION if file.is_compressed else 1) for file in self.files)
 
     def has_conversations(self) -> bool:
         """True if any file has conversations: the first record of each tells, as in `pieces`."""

@@ -36,6 +36,7 @@ class Foreign:
     path: Path
     config: ModelConfig
     name: str  # such as "the Llama in models/tiny"
+    is_one_file: ClassVar[bool] = False  # a copy of `path` has all of it
 
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer, with as many tokens as the model. InputError if it is not known here."""

@@ -115,6 +115,8 @@ class GGUFAdapter(AdapterFormat):
 class ForeignFile(Foreign):
     """A GGUF file."""
 
+    is_one_file = True
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._metadata, self._tensors = gguf_file.read(path)

@@ -6,6 +6,7 @@ holds the name, is synced too. Every file that must survive is written this way 
 """
 
 import errno
+import functools
 import io
 import os
 import re
@@ -128,6 +129,12 @@ def write(path: str | PathLike[str], chunks: Iterable[bytes | memoryview]) -> No
         files.fsync_directory(path.parent)
 
 
+def copy(source: str | PathLike[str], target: str | PathLike[str]) -> None:
+    """Copies a regular file, as `write` writes. Raises OSError on failure."""
+    with open_regular(source) as file:
+        write(target, iter(functools.partial(file.read, MAX_WRITE), b""))
+
+
 def open_regular(path: str | PathLike[str], follow: bool = True) -> io.BufferedReader:
     """Opens a regular file for reading; with follow=False, not through a symbolic link.
 
@@ -167,6 +174,14 @@ def open_to_append(path: Path) -> int:
         os.close(file)
         raise OSError(errno.EINVAL, "not a regular file; remove it")
     return file
+
+
+def ends_with_line(file: int) -> bool:
+    """True if a file is empty or ends with a line break."""
+    if not os.fstat(file).st_size:
+        return True
+    os.lseek(file, -1, os.SEEK_END)
+    return os.read(file, 1) == b"\n"
 
 
 def make_directory(path: str | PathLike[str]) -> None:

@@ -5,16 +5,15 @@ from typing import NamedTuple
 
 from smallmind.checks import InputError
 from smallmind.corpus.preparation import Encoding
-from smallmind.files import safetensors
 from smallmind.nn.growing import grown
 from smallmind.nn.transformer import Base, TransformerModel
 from smallmind.parallel.group import ALONE, Group
-from smallmind.runs.files import MODEL
-from smallmind.runs.loading import Found, digest_of, find, load_model, read_tokenizer
+from smallmind.runs.files import TOKENIZER
+from smallmind.runs.loading import Found, digest_of, find
 from smallmind.runs.source import ConversationSource, Source, TextSource
 from smallmind.runs.threads import use_threads
 from smallmind.settings.config import DistillationConfig, ModelConfig, RunConfig
-from smallmind.settings.settings import Settings, from_saved
+from smallmind.settings.settings import Settings
 from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.templates import HEADERS, fit_template
 from smallmind.text.tokenizer import Tokenizer
@@ -125,7 +124,7 @@ def build_training(
     use_threads(settings.run)
     config, distillation = settings.distillation, None
     if config.teacher:
-        teacher, its_tokenizer = load_model(_model_file(config.teacher), settings.run.backend)
+        teacher, its_tokenizer = find(config.teacher).load(settings.run.backend)
         _check_tokens(config.teacher, its_tokenizer, tokenizer)
         distillation = Distillation.of(teacher, config)
     model = new_model(settings, initial)
@@ -152,11 +151,16 @@ def new_model(settings: Settings, initial: Initial | None = None) -> Transformer
 
 
 def _check_tokens(teacher: str, of_teacher: Tokenizer, of_text: Tokenizer) -> None:
-    if of_teacher.digest != of_text.digest:
-        raise InputError(
-            f"the tokens of the teacher {teacher} are not those of this text; use a teacher "
-            "trained on text with the same characters, or train both with --tokenizer byte"
-        )
+    if of_teacher.digest == of_text.digest:
+        return
+    file = Path(teacher) / TOKENIZER
+    choice = str(file) if of_teacher.is_learned and file.exists() else of_teacher.kind
+    if of_teacher.is_learned or of_teacher.kind != of_text.kind:
+        raise InputError(f"the teacher {teacher} has other tokens: choose --tokenizer {choice}")
+    raise InputError(
+        f"the tokens of the teacher {teacher} are not those of this text; use a teacher trained on "
+        "text with the same characters, or train both with --tokenizer byte"
+    )
 
 
 def read_teacher(config: DistillationConfig, tokenizer: Tokenizer | None) -> Teacher | None:
@@ -166,18 +170,7 @@ def read_teacher(config: DistillationConfig, tokenizer: Tokenizer | None) -> Tea
     """
     if not config.teacher:
         return None
-    file = _model_file(config.teacher)
-    try:
-        fields = safetensors.from_json(safetensors.read_metadata(file)["config"])
-        model = from_saved(ModelConfig, fields)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{file} is not a model saved by smallmind: {error}") from None
+    found = find(config.teacher)
     if tokenizer:
-        _check_tokens(config.teacher, read_tokenizer(file), tokenizer)
-    return Teacher(model, config.teacher_top_k if config.teacher_cache else None)
-
-
-def _model_file(teacher: str) -> Path:
-    """The directory of a run or a model file -> the model file."""
-    path = Path(teacher)
-    return path / MODEL if path.is_dir() else path
+        _check_tokens(config.teacher, found.tokenizer(), tokenizer)
+    return Teacher(found.config, config.teacher_top_k if config.teacher_cache else None)

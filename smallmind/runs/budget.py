@@ -1,11 +1,13 @@
-"""The model and the batch that learn most in a given time: what `--minutes` chooses.
+"""The model and the batch that learn most in a given time: what `--minutes` and `plan` choose.
 
-In C operations a model of P parameters sees D = C / 6P tokens (Kaplan et al. 2020). A smaller one
-has too few parameters, a larger one sees too little text: the loss is lowest at a certain D / P
-(Hoffmann et al. 2022). The constants are measured, see `bench/LOG.md`.
+A model of P parameters sees D = C / 6P tokens in C operations (Kaplan et al. 2020). A smaller one
+has too few parameters, a larger one sees too little text: the law of the text says which one ends
+at the lowest loss, see `scaling`. Constants are measured, see `bench/LOG.md`.
 """
 
-import statistics
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -13,25 +15,28 @@ import numpy as np
 from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.console import activity
-from smallmind.console.activity import clock
-from smallmind.nn.network import declare_parameters
-from smallmind.nn.transformer import TransformerModel, resolve_precision
+from smallmind.runs import pace
+from smallmind.runs.assembly import new_model
+from smallmind.runs.scaling import Law, Outcome, law_of, parameters_of
 from smallmind.runs.threads import use_threads
 from smallmind.settings.config import ModelConfig, RunConfig
 from smallmind.settings.presets import RECIPES, Fields
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import MODEL_FIELDS, Choices
+from smallmind.text.dataset import HELD_OUT, Dataset
+from smallmind.text.tokenizer import Tokenizer
+from smallmind.training.training import Training
 
 OPERATIONS = 6  # per parameter and token of a training pass
-PASSES = 5  # that are timed, after one that waits for kernels and memory
-LEARNING = 0.85  # share of the time spent in training passes; the rest updates and evaluates
-TOKENS_PER_PARAMETER = 5.0  # where the loss is lowest for the time
+LEARNING = 0.9  # share of the time spent in steps; the rest evaluates and saves
+MOST_TIMING = 0.01  # share of the time for the passes of a size that is timed
 UPDATES = 1000  # that a batch is made for: fewer of a larger batch learn less from as many tokens
 MIN_BATCH, MAX_BATCH = 768, 4096  # tokens
-PARAMETERS_PER_CHARACTER = 4.0  # of the text: more of them memorise it
+PARAMETERS_PER_TOKEN = 4.0  # of the text: more of them memorise it
 CHARACTERS_PER_TOKEN = 1.9  # of 512 tokens learned from English text
-# Passes over the text -> dropout that such a run needs at least.
-DROPOUT = ((24, 0.2), (4, 0.1), (0, 0.0))
+# Dropout for a pass over the text by a model with a parameter for each of its tokens, the power by
+# which it grows with both, and its limits: less than the least is none.
+DROPOUT, DROPOUT_POWER, LEAST_DROPOUT, MOST_DROPOUT = 0.0075, 0.65, 0.015, 0.2
 
 
 class Shape(NamedTuple):
@@ -42,77 +47,148 @@ class Shape(NamedTuple):
     block_size: int
 
 
+class Size(NamedTuple):
+    """A model for a time, the batch that it learns from, and what to expect of it."""
+
+    fields: Fields  # settings that follow from the time
+    parameters: int
+    tokens: float  # that it sees
+    passes: float  # over the text
+    loss: float  # expected, in nats per token
+    interval: tuple[float, float]  # of the losses of nine runs in ten
+
+
 CHOSEN = ("n_layer", "n_embd", "n_head", "block_size", "batch_size", "dropout")
-HEAD = 32  # channels
-TIMED = Shape(4, 128, 64)  # large enough to tell how fast a machine multiplies
+HEAD, SMALL_HEAD = 32, 16  # channels of a head, and of one in a model that is not wide
+WIDE = 128
 # From the smallest to the largest.
 SHAPES = [
     Shape(2, 32, 64),
-    Shape(2, 64, 64),
-    Shape(2, 96, 64),
-    Shape(2, 128, 128),
-    Shape(3, 128, 128),
+    Shape(3, 32, 64),
+    Shape(4, 32, 64),
+    Shape(4, 48, 64),
+    Shape(4, 64, 128),
+    Shape(4, 80, 128),
+    Shape(4, 96, 128),
+    Shape(4, 112, 128),
     Shape(4, 128, 128),
     Shape(4, 160, 128),
     Shape(4, 192, 128),
     Shape(6, 192, 128),
+    Shape(6, 224, 128),
     Shape(6, 256, 128),
     Shape(6, 320, 256),
+    Shape(8, 320, 256),
     Shape(8, 384, 256),
+    Shape(8, 448, 256),
     Shape(8, 512, 256),
     Shape(12, 512, 256),
+    Shape(12, 640, 256),
 ]
+TIMED = [SHAPES[2], SHAPES[8], SHAPES[14]]  # small ones multiply less in a second
+Speed = Callable[[int], float]  # parameters -> operations per second
 
 
-def fit(choices: Choices, characters: int) -> Choices:
+def fit(
+    choices: Choices,
+    tokens: float,
+    vocab_size: int = ModelConfig.vocab_size,
+    known: Sequence[Outcome] = (),
+    speeds: Mapping[float, float] = MappingProxyType({}),
+) -> Choices:
     """The choices with the model and the batch for a run of their `minutes`.
 
     Chooses the size of the model, its block size, batch and dropout, as far as they are not given,
-    for a text of `characters` and for this machine, of which a few passes are timed. Recipes that
-    choose nothing, and runs that start from a model, keep their own. InputError for a setting that
-    is out of range.
+    for a text of `tokens`, whose outcomes are `known`, and for this machine, which is timed, unless
+    the `speeds` of trials say how fast it is: parameters -> operations per second.
+    Recipes that choose nothing, and runs that start from a model, keep their own. InputError for a
+    setting that is out of range.
     """
-    given, recipe = choices.given, choices.recipe
-    fits = recipe and given.get("minutes") and RECIPES[recipe].fits
-    if not fits or given.get("init_from") or all(name in given for name in CHOSEN):
+    given = choices.given
+    if not fits(choices):
         return choices
-    _ = choices.fields  # refuses values that are out of range, before anything computes with them
-    timed = choices.having(**_fields(TIMED, given) | given).settings()
-    seconds = 60 * (timed.run.minutes or 0.0)
-    operations = LEARNING * seconds * operations_per_second(timed)
-    return choices.having(**choose(given, timed.fields, operations, characters))
+    # Refuses values that are out of range, before anything computes.
+    fields = choices.fields | {"vocab_size": vocab_size}
+    seconds = 60 * float(given["minutes"])
+    speed = corrected(speed_of(choices, seconds), speeds)
+    sizes = sizes_for(given, fields, tokens, seconds, speed, law_of(known))
+    return choices.having(**best(sizes).fields)
 
 
-def choose(given: Fields, fields: Fields, operations: float, characters: int) -> Fields:
-    """given, and what `fields` lacks for this many operations of training passes on a text."""
+def fits(choices: Choices) -> bool:
+    """True if anything about the model follows from the time that is given."""
+    given, recipe = choices.given, choices.recipe
+    if not given.get("minutes") or given.get("init_from"):
+        return False
+    return bool(recipe and RECIPES[recipe].fits) and any(name not in given for name in CHOSEN)
+
+
+def tokens_per_step(fields: Fields) -> int:
+    """The tokens from which an update is computed."""
+    windows = fields["batch_size"] * fields.get("grad_accum_steps", 1)
+    return int(windows * fields["block_size"])
+
+
+def tokens_of(fields: Fields, characters: int) -> float:
+    """About how many tokens a text has."""
     kind = fields.get("tokenizer", RunConfig.tokenizer)
     is_learned = kind not in parts.TOKENIZERS or parts.load(parts.TOKENIZERS, kind).is_learned
-    text = characters / (CHARACTERS_PER_TOKEN if is_learned else 1)  # its tokens
+    return characters / (CHARACTERS_PER_TOKEN if is_learned else 1)
+
+
+def sizes_for(
+    given: Fields, fields: Fields, text: float, seconds: float, speed: Speed, law: Law
+) -> list[Size]:
+    """Each shape with the given fields, as it would be trained in this time, from the smallest on.
+
+    `fields` are those of the other settings; `text` is the number of its tokens. Shapes that are
+    too large for the text, and those that nothing can be made of, are left out.
+    """
     # A window fits into the text many times, also into its held-out part.
     longest = max(8, int(text // 40))
-    shapes = [shape._replace(block_size=min(shape.block_size, longest)) for shape in SHAPES]
-    candidates = [_fields(shape, given) | given for shape in shapes]
-    chosen, size = candidates[0], parameters(fields | candidates[0]) or 1
-    for candidate in candidates:
-        count = parameters(fields | candidate)
-        if not count or count > PARAMETERS_PER_CHARACTER * characters:
+    found: dict[int, Size] = {}
+    for shape in SHAPES:
+        own = _fields(shape._replace(block_size=min(shape.block_size, longest)), given)
+        N = parameters(fields | own)
+        if N is None or N in found or (found and N / text > PARAMETERS_PER_TOKEN):
             continue
-        if operations / (OPERATIONS * count) >= TOKENS_PER_PARAMETER * count:
-            chosen, size = candidate, count
-    tokens = operations / (OPERATIONS * size)
+        unique = (1 - HELD_OUT) * text
+        tokens = LEARNING * seconds * speed(N) / (OPERATIONS * N)
+        tokens = min(tokens, pace.MAX_PASSES * unique)
+        found[N] = sized(own, N, tokens, unique, law, fields.get("grad_accum_steps", 1))
+    if not found:  # none of these fields makes a model: the error says why
+        own = _fields(SHAPES[0], given)
+        return [sized(own, 1, 1.0, text, law, fields.get("grad_accum_steps", 1))]
+    return [found[N] for N in sorted(found)]
+
+
+def sized(own: Fields, N: int, tokens: float, unique: float, law: Law, accumulated: int) -> Size:
+    """The batches and the dropout for a model of N parameters that sees so many tokens."""
     batch = min(MAX_BATCH, max(MIN_BATCH, tokens / UPDATES))
-    passes = tokens / text
-    dropout = next(share for least, share in DROPOUT if passes >= least)
-    windows = max(1, round(batch / chosen["block_size"]))
-    return {"batch_size": windows, "dropout": dropout} | chosen
+    windows = max(1, round(batch / own["block_size"] / accumulated))
+    chosen = {"batch_size": windows, "dropout": dropout_for(N, tokens, unique)} | own
+    given = N, tokens, unique
+    return Size(chosen, N, tokens, tokens / unique, law.loss(*given), law.interval(*given))
+
+
+def dropout_for(parameters: float, tokens: float, unique: float) -> float:
+    """The dropout for a model of so many parameters: the more it could memorise, the more."""
+    share = DROPOUT * (parameters / unique * (tokens / unique)) ** DROPOUT_POWER
+    return round(min(MOST_DROPOUT, share), 2) if share >= LEAST_DROPOUT else 0.0
+
+
+def best(sizes: Sequence[Size]) -> Size:
+    """The size with the lowest expected loss; the smallest of equal ones."""
+    return min(sizes, key=lambda size: size.loss)
 
 
 def _fields(shape: Shape, given: Fields) -> Fields:
-    """The fields of a shape, with heads that divide its channels whichever of the two is given."""
+    """The fields of a shape and those given, with heads that divide its channels."""
     C = given.get("n_embd", shape.n_embd)
-    size = given.get("head_size") or HEAD
+    size = given.get("head_size") or (HEAD if C >= WIDE else SMALL_HEAD)
     n_head = given.get("n_head") or next(h for h in range(max(1, C // size), 0, -1) if C % h == 0)
-    return {**shape._asdict(), "n_head": n_head, "n_embd": max(1, round(C / n_head)) * n_head}
+    own = {**shape._asdict(), "n_head": n_head, "n_embd": max(1, round(C / n_head)) * n_head}
+    return own | {name: given[name] for name in CHOSEN if name in given}
 
 
 def parameters(fields: Fields) -> int | None:
@@ -121,23 +197,50 @@ def parameters(fields: Fields) -> int | None:
         config = ModelConfig(**{name: fields[name] for name in MODEL_FIELDS & fields.keys()})
     except InputError:
         return None
-    return declare_parameters(config).count
+    return parameters_of(config)
+
+
+def speed_of(choices: Choices, seconds: float) -> Speed:
+    """How fast this machine trains models of the choices, of which some sizes are timed.
+
+    Those for which that would take much of so many seconds are not timed: the largest one that was
+    stands for them.
+    """
+    timed: dict[int, float] = {}
+    for shape in TIMED:
+        own = _fields(shape, choices.given)
+        batch = max(1, MIN_BATCH // own["block_size"] // choices.fields.get("grad_accum_steps", 1))
+        settings = choices.having(**{"batch_size": batch} | own).settings()
+        N = parameters_of(settings.model)
+        if N in timed:
+            continue
+        start = activity.clock()
+        timed[N] = operations_per_second(settings)
+        if activity.clock() - start > MOST_TIMING * seconds:
+            break
+    sizes = sorted(timed)
+    return lambda N: float(np.interp(np.log(N), np.log(sizes), [timed[size] for size in sizes]))
+
+
+def corrected(speed: Speed, measured: Mapping[float, float]) -> Speed:
+    """The speed as trials have measured it: at their nearest size, and from there on as timed."""
+    if not measured:
+        return speed
+
+    def of(parameters: int) -> float:
+        nearest = min(measured, key=lambda size: abs(math.log(size / parameters)))
+        return measured[nearest] * speed(parameters) / speed(int(nearest))
+
+    return of
 
 
 def operations_per_second(settings: Settings) -> float:
-    """How fast this machine trains a model like that of the settings: a few passes are timed."""
+    """How fast this machine trains a model of these settings: a few steps are timed."""
     config, run = settings.model, settings.run
-    precision = resolve_precision(settings.training.requested_precision, run.backend).of_trained
-    with activity.doing("Timing a few passes", usual=True):
-        use_threads(run)
-        model = TransformerModel(config, backend=run.backend)
-        model.use_precision(precision)
-        ids = np.zeros((run.batch_size, config.block_size), np.int32)
-        seconds = []
-        for _ in range(1 + PASSES):
-            start = clock()
-            model.loss_and_gradients(ids, ids)
-            seconds.append(clock() - start)
-    model.workspace.pool.trim()  # the run has batches of other sizes
-    per_pass = OPERATIONS * model.flat.data.size * ids.size
-    return float(per_pass / statistics.median(seconds[1:]))
+    use_threads(run)
+    tokens = np.zeros(4 * run.batch_size * config.block_size, np.int32)
+    bytes_ = Tokenizer(kind="byte")  # of about as many tokens as any text has
+    data = Dataset(tokens, config.block_size, run.batch_size, run.seed, bytes_)
+    training = Training(new_model(settings), data=data)
+    step = pace.rough_pace(training, settings.training).step
+    return OPERATIONS * parameters_of(config) * tokens_per_step(settings.fields) / step

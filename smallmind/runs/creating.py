@@ -5,6 +5,7 @@ A text is read and encoded first, as some settings follow from it.
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,16 +24,24 @@ from smallmind.runs import budget
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer
 from smallmind.runs.chat_recipe import evaluated_often, for_built_in, for_conversations
 from smallmind.runs.directory import RunDirectory, SavedConfig
-from smallmind.runs.files import TEXT, Text, default_directory, is_literal, paths_of
+from smallmind.runs.files import RUNS, TEXT, Text, default_directory, is_literal, paths_of
 from smallmind.runs.loading import find
 from smallmind.runs.products import fastest_products
-from smallmind.runs.source import TOKENS, Source, TokenSource, read_source
+from smallmind.runs.source import (
+    TOKENS,
+    Source,
+    TokenSource,
+    about_characters,
+    about_tokens,
+    read_source,
+)
 from smallmind.runs.threads import choose_threads
+from smallmind.runs.trials import History
 from smallmind.settings.config import OF_BLOCKS, ModelConfig, Precision, RunConfig, TrainingConfig
-from smallmind.settings.presets import DEFAULT_RECIPE
+from smallmind.settings.presets import DEFAULT_RECIPE, RECIPES
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import ALTERNATIVES, FIELDS, Choices, flag_of
-from smallmind.text.dataset import Dataset
+from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.samplers import count_steps
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.training import Training
@@ -98,12 +107,15 @@ def _write(
     tokenizer: Tokenizer,
     text: str | None = None,
     model: TransformerModel | None = None,
+    copied: Path | None = None,
 ) -> RunDirectory:
     directory = RunDirectory.create(path, text)
     try:
         directory.save_tokenizer(tokenizer)
         if model:
             directory.save_model(model, tokenizer, 0)
+        if copied:
+            directory.copy_model(copied)
         directory.save_config(config)
     except BaseException:
         directory.discard()
@@ -120,7 +132,10 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     """
     if text is None:
         choices = for_built_in(choices)
-    settings = choices.settings()  # before a long text is read
+    run = choices.settings().run  # before a long text is read
+    text = run.text if text is None else text
+    choices = _with_tokens(choices, about_characters(text, run))
+    settings = choices.settings()
     run = settings.run
     if settings.training.adapter and not run.init_from:
         raise InputError(
@@ -128,14 +143,17 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
         )
     initial = Initial.read(run)
     encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
-    source = read_source(run.text if text is None else text, run, encoding, cache)
-    tokenizer = fit_tokenizer(run, source, encoding, initial) if source.is_chat else None
-    if tokenizer:
+    source = read_source(text, run, encoding, cache)
+    tokenizer = fit_tokenizer(run, source, encoding, initial)
+    if source.is_chat:
         choices = for_conversations(choices, source, tokenizer, initial)
         settings = choices.settings()
-    settings = _fitted(choices, settings, source.characters, initial)
+    if budget.fits(choices):
+        choices = _fitted(choices, source, tokenizer, cache)
+        settings = choices.settings()
+    if initial:
+        settings = with_initial(settings, initial)
     settings = settings.replace(chat=source.is_chat)
-    tokenizer = tokenizer or fit_tokenizer(run, source, encoding, initial)
     settings = with_tokenizer(settings, source)
     if initial and (added := tokenizer.vocab_size - initial.config.vocab_size) > 0:
         if settings.training.adapter:
@@ -152,22 +170,45 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     return Prepared(settings, source, tokenizer, data, initial)
 
 
+def _fitted(choices: Choices, source: Source, tokenizer: Tokenizer, cache: Path | None) -> Choices:
+    """The choices with the model for their minutes, after all that is known of the text."""
+    tokens, vocab_size = about_tokens(source, tokenizer), tokenizer.vocab_size
+    if source.is_chat:
+        return budget.fit(choices, tokens, vocab_size)
+    folders = [*([cache.parent] if cache else []), Path(RUNS)]
+    history = history_of(choices, source, tokenizer, folders, int((1 - HELD_OUT) * tokens))
+    outcomes = [*history.outcomes(), *history.runs()]
+    return budget.fit(choices, tokens, vocab_size, outcomes, history.speeds())
+
+
+def history_of(
+    choices: Choices, source: Source, tokenizer: Tokenizer, folders: Sequence[Path], unique: int
+) -> History:
+    """The outcomes of a text that are known in folders of runs, for runs of these choices."""
+    settings = with_tokenizer(choices.settings(), source)
+    dropout = choices.given.get("dropout")
+    return History(folders, source.sha256, settings, tokenizer, unique, dropout)
+
+
 def outline(choices: Choices, characters: int) -> Settings:
     """The settings of a run with a text of this many characters, which is not read.
 
     What follows from the text is missing: vocab_size, document_token, and steps if epochs are set.
     """
+    choices.settings()  # before anything computes
+    choices = _with_tokens(choices, characters)
+    choices = budget.fit(choices, budget.tokens_of(choices.fields, characters))
     settings = choices.settings()
-    return _fitted(choices, settings, characters, Initial.read(settings.run))
-
-
-def _fitted(
-    choices: Choices, settings: Settings, characters: int, initial: Initial | None
-) -> Settings:
-    """The settings that fit the time or the initial weights, if any were chosen."""
-    if settings.run.minutes and (fitted := budget.fit(choices, characters)) is not choices:
-        settings = fitted.settings()
+    initial = Initial.read(settings.run)
     return with_initial(settings, initial) if initial else settings
+
+
+def _with_tokens(choices: Choices, characters: int | None) -> Choices:
+    """The choices with the tokenizer of the recipe for so many characters, unless one was given."""
+    given, recipe = choices.given, choices.recipe
+    if recipe is None or "tokenizer" in given or given.get("init_from") or characters is None:
+        return choices
+    return choices.having(tokenizer=RECIPES[recipe].tokenizer_for(characters))
 
 
 def with_initial(settings: Settings, initial: Initial) -> Settings:
@@ -305,11 +346,16 @@ def import_model(
         )
     if block_size is not None:
         foreign.config = _shortened(foreign.config, block_size)
-    model, tokenizer = foreign.load("numpy")
+    tokenizer = foreign.tokenizer()
+    model = None if foreign.is_one_file else foreign.model("numpy")
+    if model is None:  # the file is kept, with blocks of integers as they are
+        for _ in foreign.parameters():
+            pass  # checks them
     path = default_directory(source.stem) if out is None else Path(out)
     settings = Settings(foreign.config, run=RunConfig(tokenizer=tokenizer.kind, out=str(path)))
     config = SavedConfig(settings, text_sha256="", imported=str(source.resolve().name))
-    directory = _write(path, config, tokenizer, model=model)
+    copied = source if model is None else None
+    directory = _write(path, config, tokenizer, model=model, copied=copied)
     directory.unlock()
     return directory, config
 

@@ -25,6 +25,7 @@ from smallmind.runs.event_file import PATTERN, EventFile
 from smallmind.runs.files import (
     CONFIG,
     FILES,
+    IMPORTED,
     METRICS,
     MODEL,
     PROFILE,
@@ -34,6 +35,7 @@ from smallmind.runs.files import (
     TEXT,
     TIMING,
     TOKENIZER,
+    model_in,
 )
 from smallmind.runs.metrics_file import record_of
 from smallmind.settings.config import __version__
@@ -256,7 +258,7 @@ class RunDirectory:
                 self.problems.append(f"{METRICS} was removed; its earlier records are lost")
             file = durable.open_to_append(path)
             try:
-                if not self._in_line and not _ends_with_line(file):
+                if not self._in_line and not durable.ends_with_line(file):
                     self._unwritten, self._in_line = b"\n" + self._unwritten, True
                 while self._unwritten:
                     count = durable.files.write(file, memoryview(self._unwritten))
@@ -316,13 +318,18 @@ class RunDirectory:
         return str(record["failure"]) if record and "failure" in record else None
 
     def has_model(self) -> bool:
-        return (self.path / MODEL).exists()
+        return model_in(self.path) is not None
 
     def save_model(self, model: TransformerModel, tokenizer: Tokenizer, step: int) -> None:
         """Writes model and tokenizer to one file, with the step that they were saved after."""
         saved = {"tokenizer": tokenizer.saved, "step": str(step)}
         with activity.doing("Saving the model", usual=model.flat.data.nbytes < activity.LARGE):
             model.save(self.path / MODEL, saved)
+
+    def copy_model(self, source: Path) -> None:
+        """Copies the file of a model that another program wrote."""
+        with activity.doing(f"Copying {source}", usual=source.stat().st_size < activity.LARGE):
+            durable.copy(source, self.path / IMPORTED)
 
     def save_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Writes the tokenizer that the run keeps to its end."""
@@ -468,7 +475,7 @@ class RunDirectory:
 def _new_files(text: str | None) -> list[str]:
     """Names the files that a new run may not find, in the order in which they are discarded."""
     # The metrics come last: until then they show that the others belong to a run.
-    first = [CONFIG, MODEL, SAMPLES, TOKENIZER, PUBLISHED]
+    first = [CONFIG, MODEL, IMPORTED, SAMPLES, TOKENIZER, PUBLISHED]
     return [*first, *([] if text is None else [TEXT]), METRICS]
 
 
@@ -483,14 +490,6 @@ def _content(path: Path) -> bytes | None:
 
 def _published(said: Mapping[str, Any]) -> bytes:
     return safetensors.to_json(dict(said)).encode()
-
-
-def _ends_with_line(file: int) -> bool:
-    """Tells whether a file is empty or ends with a line break."""
-    if not os.fstat(file).st_size:
-        return True
-    os.lseek(file, -1, os.SEEK_END)
-    return os.read(file, 1) == b"\n"
 
 
 def _is_sampled(samples: bytes, step: int) -> bool:

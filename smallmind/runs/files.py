@@ -13,6 +13,7 @@ RUNS = "runs"  # the directory of new runs, in the working directory
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 MODEL = "model.safetensors"
+IMPORTED = "model.gguf"  # in its place: a copy of the file that was imported
 SAMPLES = "samples.txt"
 SAMPLE = re.compile(rb"^--- step (\d{1,18})$", re.MULTILINE)  # the line before each
 PROFILE = "profile.json"  # of a run with enable_diagnostics
@@ -22,7 +23,8 @@ TOKENIZER = "tokenizer.json"
 TIMING = ".timing-"  # how a directory begins that is there while a save is timed
 PUBLISHED = "published.json"  # what else is known of a tokenizer that was imported
 TEXT = "text.txt"  # written if the text was not a file
-FILES = {CONFIG, METRICS, MODEL, SAMPLES, PROFILE, PRECISIONS, TASKS, TOKENIZER, PUBLISHED, TEXT}
+FILES = {CONFIG, METRICS, MODEL, IMPORTED, SAMPLES, PROFILE, PRECISIONS, TASKS}
+FILES |= {TOKENIZER, PUBLISHED, TEXT}
 MAX_PATH_CHARACTERS = 1000  # a longer string is a text
 
 Text = str | PathLike[str] | Sequence[str | PathLike[str]] | None
@@ -37,6 +39,12 @@ def newest_run(parent: str | PathLike[str] = RUNS) -> Path:
     if not created:
         raise InputError(f"{parent} holds no run; give RUN, the directory of one")
     return max(created)[1]
+
+
+def model_in(directory: Path) -> Path | None:
+    """The file of the final model of a run; None if it has none yet."""
+    files = (directory / name for name in (MODEL, IMPORTED))
+    return next((file for file in files if file.exists()), None)
 
 
 def default_directory(name: str) -> Path:

@@ -18,7 +18,7 @@ from smallmind.nn.adapter import SavedAdapter
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import padded
 from smallmind.nn.transformer import ADAPTER_FORMAT, Base, TransformerModel, weights
-from smallmind.runs.files import MODEL
+from smallmind.runs.files import IMPORTED, model_in
 from smallmind.settings.config import ModelConfig, Precision
 from smallmind.settings.settings import from_saved
 from smallmind.text.tokenizer import Tokenizer
@@ -248,8 +248,10 @@ def find_in_run(directory: Path, which: int | str | None = None) -> Found:
     """
     if not directory.is_dir():
         raise InputError(f"{directory} is not the directory of a run")
-    model, newest = directory / MODEL, checkpoint.peek(directory)
-    if which is None and model.exists():
+    model, newest = model_in(directory), checkpoint.peek(directory)
+    if which is None and model and model.name == IMPORTED:
+        return Found(_imported(directory, model), "the imported model")
+    if which is None and model:
         step = _step_of(model)
         # A run that was interrupted or made longer leaves the model of an earlier step.
         if newest is None or step is None or newest.step <= step:
@@ -264,6 +266,16 @@ def find_in_run(directory: Path, which: int | str | None = None) -> Found:
     found = checkpoint.load(_checkpoint_file(directory, which))
     best = "best " if which == "best" else ""
     return Found(found, f"the {best}checkpoint, step {found.step}")
+
+
+def _imported(directory: Path, model: Path) -> Foreign:
+    """A model that was imported as it was, with the settings of its run: a shorter context."""
+    from smallmind.runs.directory import RunDirectory
+
+    foreign = find_foreign(model)
+    assert foreign  # by its name
+    foreign.config = RunDirectory(directory).load_config().settings.model
+    return foreign
 
 
 def _step_of(model: Path) -> int | None:

@@ -41,9 +41,9 @@ from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 
 CHUNK = 1 << 20  # characters
+SAMPLE = 100_000  # characters that tell about a whole text
 TOKENS = "tokens"  # the directory, beside runs, of texts that were too large for memory
 LARGE = 0.1  # share of the free memory: a larger text is kept on disk
-EXPANSION = 4  # of compressed texts, about
 UNSAFE = re.compile(r"[^\w.-]+")  # in names of directories, somewhere
 
 
@@ -208,6 +208,14 @@ class TokenSource:
 Source = TextSource | ConversationSource | TokenSource
 
 
+def about_tokens(source: Source, tokenizer: Tokenizer) -> float:
+    """About how many tokens a text has: part of it is encoded, unless it consists of tokens."""
+    if isinstance(source, TokenSource):
+        return float(len(source.tokens(tokenizer)))
+    sample = source.text[:SAMPLE]
+    return source.characters * len(tokenizer.encode(sample)) / max(1, len(sample))
+
+
 def dataset_of(
     parts: tuple[Tokens, Tokens], tokenizer: Tokenizer, T: int, run: RunConfig
 ) -> Dataset:
@@ -255,7 +263,7 @@ def read_source(
     if found := find_tokens(paths, encoding.tokenizer):
         return TokenSource(found, name_of(text))
     corpus = _corpus(paths, run)
-    if cache and _is_large(corpus):
+    if cache and _is_large(corpus.about_characters):
         return _prepared(corpus, encoding, cache, name_of(text))
     pieces = list(corpus.pieces())
     if any(piece.role for piece in pieces):
@@ -305,27 +313,34 @@ def recognising(run: RunConfig) -> RunConfig:
     return dataclasses.replace(run, chat=None) if run.chat else run
 
 
+def about_characters(text: Text, run: RunConfig) -> int | None:
+    """About how many characters a text has, which is not read: as if each were a byte.
+
+    None if it consists of tokens already, or is the built-in one.
+    """
+    if text is None:
+        return None
+    if is_literal(text):
+        return len(str(text).encode(errors="surrogatepass"))  # as its file would have
+    paths = paths_of(text)
+    return None if are_tokens(paths) else _corpus(paths, run).about_characters
+
+
 def size_on_disk(text: Text, run: RunConfig) -> int | None:
-    """About how many characters a text has that a run would keep on disk, as if each were a byte.
+    """About how many characters a text has that a run would keep on disk.
 
     None if it is not large for the memory, or consists of tokens already.
     """
-    if text is None or is_literal(text) or are_tokens(paths_of(text)):
-        return None
-    corpus = _corpus(paths_of(text), run)
-    return _size(corpus) if _is_large(corpus) else None
+    count = None if is_literal(text) else about_characters(text, run)
+    return count if count and _is_large(count) else None
 
 
 def _corpus(paths: Sequence[str | PathLike[str]], run: RunConfig | None) -> Corpus:
     return Corpus(paths, run.text_field, run.text_encoding, chat=run.chat) if run else Corpus(paths)
 
 
-def _size(corpus: Corpus) -> int:
-    return sum(file.size * (EXPANSION if file.is_compressed else 1) for file in corpus.files)
-
-
-def _is_large(corpus: Corpus) -> bool:
-    return _size(corpus) > LARGE * available_bytes()
+def _is_large(characters: int) -> bool:
+    return characters > LARGE * available_bytes()
 
 
 def _prepared(corpus: Corpus, encoding: Encoding, cache: Path, name: str) -> TokenSource:

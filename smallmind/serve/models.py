@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from smallmind.decoder import Decoder
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
-from smallmind.runs.files import MODEL
+from smallmind.runs.files import model_in
 from smallmind.runs.loading import Found, find, precision_of
 from smallmind.serve.engine import Engine, Line, prompt_part
 from smallmind.text.chat import Format
@@ -76,9 +76,8 @@ class Entry:
         """The times of the files that its newest weights are in."""
         if not self.is_run:
             return ()
-        newest = checkpoint.peek(self.path)
-        model = self.path / MODEL
-        return (newest.step if newest else -1, model.stat().st_mtime if model.exists() else 0)
+        newest, model = checkpoint.peek(self.path), model_in(self.path)
+        return (newest.step if newest else -1, model.stat().st_mtime if model else 0)
 
 
 class Models:
@@ -114,7 +113,7 @@ class Models:
         """All of them, with the runs that have begun meanwhile."""
         if self.folder and time.monotonic() - self._listed > FRESH and self.folder.is_dir():
             for view in find_runs(self.folder):
-                if (view.path / MODEL).exists() or checkpoint.peek(view.path):
+                if model_in(view.path) or checkpoint.peek(view.path):
                     self._add(view.path)
             self._listed = time.monotonic()
         return list(self._entries.values())

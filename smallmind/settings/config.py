@@ -658,7 +658,8 @@ class RunConfig:
     )
     tokenizer: str = setting(
         "char",
-        f"kind of token: {', '.join(parts.TOKENIZERS)}, or the tokenizer.json to use",
+        f"kind of token: {', '.join(parts.TOKENIZERS)}, or the tokenizer.json to use; the default "
+        "recipe learns bpe from texts of a megabyte and more",
         metavar="KIND",
     )
     # Some kinds of tokenizer have these settings, and name them in `Tokenizer.settings`.

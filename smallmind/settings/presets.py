@@ -1,10 +1,11 @@
 """Settings that belong together, by name: recipes, sizes, architectures, kinds of run."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from smallmind.settings.architectures import GPT2, LLAMA, QWEN3
-from smallmind.settings.config import ModelConfig, TrainingConfig
+from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
 
 Fields = dict[str, Any]
 
@@ -33,6 +34,11 @@ class Recipe(NamedTuple):
     sizes: dict[str, Fields]  # name of a size -> what is different for it
     follow: Callable[[Fields], Fields]  # the fields set so far -> those that follow from them
     fits: bool  # with `minutes`, the size of the model follows from the time
+    learns_tokens: float  # of a text with so many bytes and more; below, characters are tokens
+
+    def tokenizer_for(self, size: int) -> str:
+        """The kind of tokenizer for a text of so many bytes."""
+        return "bpe" if size >= self.learns_tokens else RunConfig.tokenizer
 
 
 FINE_TUNING = 0.3  # of the rates from scratch
@@ -71,6 +77,7 @@ RECIPES = {
         {"medium": {"learning_rate": 6e-4}, "large": {"learning_rate": 6e-4}},
         lambda _: {},
         fits=False,
+        learns_tokens=math.inf,
     ),
     "modern": Recipe(
         "the parts of Qwen3, Muon, and a rate that falls to zero",
@@ -87,6 +94,7 @@ RECIPES = {
         {},
         _modern_rates,
         fits=True,
+        learns_tokens=1e6,  # measured, see "Characters or learned tokens" in bench/LOG.md
     ),
 }
 RECIPES["chat"] = RECIPES["modern"]._replace(

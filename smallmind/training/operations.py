@@ -5,8 +5,10 @@ products, which their descriptions know. What a backward pass computes again is 
 """
 
 import functools
+import statistics
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +26,7 @@ from smallmind.training.records import UsageRecord
 # The ceiling is the best of some turns of so many seconds. Two threads may begin on one core, and
 # the system moves them between turns.
 TURNS, LENGTH = 3, 0.01
+LAST = 1000  # steps of which the median tells the usual rate
 
 
 class Operations(NamedTuple):
@@ -136,6 +139,7 @@ class Usage:
     waiting: float = 0.0  # for batches
     windows: int = 0
     updates: int = 0
+    rates: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))  # of each step
 
     def count(self, seconds: float, waiting: float, windows: int) -> None:
         """Counts a step."""
@@ -143,6 +147,9 @@ class Usage:
         self.waiting += waiting
         self.windows += windows
         self.updates += 1
+        if seconds > 0:
+            needed = self.operations.window * windows + self.operations.update
+            self.rates.append(needed / seconds)
 
     def since(self, seconds: float, waiting: float, windows: int, updates: int) -> "Usage":
         """The steps since these sums."""
@@ -166,6 +173,11 @@ class Usage:
         return self._needed / self.seconds if self.seconds > 0 else 0.0
 
     @property
+    def typical_rate(self) -> float:
+        """The rate of the median step: other programs and the first steps change it little."""
+        return statistics.median(self.rates) if self.rates else 0.0
+
+    @property
     def waiting_share(self) -> float:
         """The share of their time that steps wait for batches."""
         return min(1.0, self.waiting / self.seconds) if self.seconds > 0 else 0.0
@@ -183,9 +195,9 @@ class Usage:
             used_backward=self.operations.backward * self.windows,
             used_update=self.operations.update * self.updates,
             used_recompute=again,
-            used_gflops=self.rate / 1e9,
+            used_gflops=self.typical_rate / 1e9,
             ceiling_gflops=self.ceiling and self.ceiling / 1e9,
-            used_share=self.ceiling and self.rate / self.ceiling,
+            used_share=self.ceiling and self.typical_rate / self.ceiling,
             used_seconds=self.seconds,
             used_waiting=self.waiting,
         )
@@ -199,7 +211,7 @@ def usage_text(record: Mapping[str, Any]) -> str:
     if not all(0 <= value < np.inf for value in found) or not found[-2]:
         return ""
     forward, backward, update, again, rate, seconds, waiting = found
-    text = f"Steps computed {_operations(forward + backward + update)} at {_rate(rate)}"
+    text = f"Steps computed {_operations(forward + backward + update)}, usually at {_rate(rate)}"
     share = values.get("used_share", -1.0)
     if 0 <= share < np.inf:
         ceiling = values.get("ceiling_gflops", 0.0)

@@ -222,9 +222,9 @@ class UsageRecord(Record):
     """The share of the machine that the steps of a session used, at its end.
 
     Operations are those of products, in the forward pass, the backward pass, updates, and what is
-    computed again for the backward pass. Rates are without the latter; used_share is that of the
-    ceiling, the rate of float32 multiply-adds from registers. Times are in seconds, without
-    evaluations, samples and saves.
+    computed again for the backward pass. Rates are without the latter, those of the median step;
+    used_share is that of the ceiling, the rate of float32 multiply-adds from registers. Times are
+    in seconds, without evaluations, samples and saves.
     """
 
     kind = "usage"

@@ -16,7 +16,7 @@ from smallmind.files import durable
 from smallmind.files.checkpoint_names import CHECKPOINTS, saved_steps
 from smallmind.files.lock import is_held
 from smallmind.files.safetensors_header import read_header
-from smallmind.runs.files import CONFIG, METRICS, MODEL, SAMPLE, SAMPLES, name_of
+from smallmind.runs.files import CONFIG, METRICS, MODEL, SAMPLE, SAMPLES, model_in, name_of
 from smallmind.runs.metrics_file import MetricsFile
 from smallmind.settings.settings import Settings
 
@@ -289,7 +289,7 @@ class RunView:
 
     def _is_finished(self) -> bool:
         """True if it has ended by itself, as `Run.is_finished` says; its sample is written last."""
-        if self.settings is None or not (self.path / MODEL).exists():
+        if self.settings is None or not model_in(self.path):
             return False
         step, extended = self.step, number(self.saved.get("extended_after", 0))
         has_ended = self._ended == step and step > extended

@@ -47,6 +47,42 @@ def test_an_imported_model_is_a_run_with_the_same_weights(root, tmp_path, source
     assert 0 < run.evaluate(root / "text.txt").loss < 6
 
 
+@pytest.mark.parametrize("type", ["f32", "bf16", "q8_0", "q4_0"])
+def test_a_file_that_is_imported_stays_as_it_is(root, tmp_path, type, cli):
+    file, path = tmp_path / f"{type}.gguf", tmp_path / "imported"
+    Run.open(root / "run").export(file, "gguf", type)
+    content, expected = file.read_bytes(), weights(file)
+    run = Run.import_model(file, path)
+    file.unlink()
+    assert (path / "model.gguf").read_bytes() == content and run.is_finished
+    assert not list(path.glob("*.safetensors"))
+    np.testing.assert_array_equal(weights(path), expected)
+    assert "imported" in cli("runs", tmp_path).out
+    assert "cat" in cli("generate", path, "--prompt cat --max-tokens 3 --precision q8_0").out
+    student = Run.create(text=TEXT, out=tmp_path / "b", **{**FIELDS, **LLAMA, **taught_by(path)})
+    assert student.train(progress=False)
+
+
+def taught_by(path):
+    return {"teacher": str(path), "tokenizer": "bpe"}
+
+
+def test_a_file_has_a_shorter_context_in_its_run(root, tmp_path):
+    run = Run.import_model(root / "model.gguf", tmp_path / "short", block_size=5)
+    assert run.load(backend="numpy")[0].config.block_size == 5
+    assert smallmind.load(root / "model.gguf", "numpy")[0].config.block_size == 8
+
+
+def test_a_damaged_file_is_not_imported(root, tmp_path):
+    content = bytearray((root / "model.gguf").read_bytes())
+    content[-4:] = np.float32("nan").tobytes()
+    (tmp_path / "nan.gguf").write_bytes(content)
+    refuses("finite", Run.import_model, tmp_path / "nan.gguf", tmp_path / "run")
+    run = Run.import_model(root / "model.gguf", tmp_path / "run")
+    (run.path / "model.gguf").write_text("no model")
+    refuses("is not a valid GGUF file", run.load)
+
+
 def test_commands_take_models_of_other_programs_as_they_are(root, cli):
     paths = root / "run", root / "hf", root / "model.gguf"
     assert len({cli("generate", path, "--max-tokens 9 --prompt The").out for path in paths}) == 1

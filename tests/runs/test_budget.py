@@ -12,38 +12,69 @@ from smallmind import Run
 from smallmind.cli.flags import choices_of_run
 from smallmind.cli.program import make_parser
 from smallmind.runs import budget, pace
-from smallmind.runs.budget import CHOSEN, OPERATIONS, TOKENS_PER_PARAMETER, choose, fit
-from smallmind.runs.pace import Pace
+from smallmind.runs.budget import CHOSEN, LEARNING, best, dropout_for, fit, sizes_for, tokens_of
+from smallmind.runs.pace import MAX_PASSES, Pace
+from smallmind.runs.scaling import Outcome, law_of
 from smallmind.settings.sources import Choices
 from tests.programs import CATS, refuses
 
 BOOK = 1_000_000  # characters
 
 
+def sizes(operations, characters=BOOK, known=(), **given):
+    """Each size as it would be trained in a time for so many operations."""
+    fields = Choices(given).fields
+    text = tokens_of(fields, characters)
+    return sizes_for(given, fields, text, 1 / LEARNING, lambda _: operations, law_of(known))
+
+
 def chosen(operations, characters=BOOK, **given):
     """The settings of a run of so many operations."""
-    fields = Choices(given).fields
-    return Choices(choose(given, fields, operations, characters)).settings()
-
-
-def tokens_of(settings, operations):
-    return operations / (OPERATIONS * budget.parameters(dataclasses.asdict(settings.model)))
+    size = best(sizes(operations, characters, **given))
+    return Choices(given | size.fields).settings()
 
 
 def test_more_time_makes_larger_models_that_see_more_text():
-    before, sizes = 0, []
-    for power in range(9, 18):
-        settings = chosen(10.0**power, characters=10**9)
-        count = budget.parameters(dataclasses.asdict(settings.model))
-        sizes.append(count)
-        tokens = tokens_of(settings, 10.0**power)
-        assert tokens > before
-        before = tokens
-        # Enough text for its parameters, but for the smallest model.
-        assert tokens >= TOKENS_PER_PARAMETER * count or count == sizes[0]
-        batch = settings.run.batch_size * settings.model.block_size
+    found = [best(sizes(10.0**power, characters=10**9)) for power in range(9, 18)]
+    counts, tokens = [size.parameters for size in found], [size.tokens for size in found]
+    assert counts == sorted(counts) and counts[-1] > 100 * counts[0]
+    assert tokens == sorted(set(tokens))
+    for size in found:
+        batch = size.fields["batch_size"] * size.fields["block_size"]
         assert budget.MIN_BATCH <= batch <= budget.MAX_BATCH
-    assert sizes == sorted(sizes) and sizes[-1] > 100 * sizes[0]
+    losses = [size.loss for size in found]
+    assert losses == sorted(set(losses), reverse=True)
+
+
+def test_sizes_are_worse_the_further_they_are_from_the_best():
+    for power in range(12, 16):
+        found = sizes(10.0**power, characters=10**9)
+        losses = [size.loss for size in found]
+        place = losses.index(min(losses))
+        assert found[place] == best(found) and 0 < place < len(found) - 1
+        assert losses[:place] == sorted(losses[:place], reverse=True)
+        assert losses[place:] == sorted(losses[place:])
+        assert [size.parameters for size in found] == sorted({size.parameters for size in found})
+
+
+def test_a_text_is_passed_over_only_so_often():
+    for size in sizes(1e17, characters=10**5):
+        assert size.passes <= MAX_PASSES * (1 + 1e-9)
+
+
+def test_what_is_known_of_a_text_changes_the_size():
+    """A text that large models learn no better than small ones, and the opposite."""
+    N, D = np.geomspace(3e4, 1e6, 4), np.geomspace(3e5, 1e7, 4)
+    larger, longer = (
+        [
+            Outcome(n, d, 1e9, 1 + 0.3 * (n / 1e5) ** -a + 0.3 * (d / 1e6) ** -b)
+            for n in N
+            for d in D
+        ]
+        for a, b in ((0.6, 0.1), (0.1, 0.6))
+    )
+    counts = [best(sizes(1e13, 10**9, known)).parameters for known in (larger, (), longer)]
+    assert counts == sorted(set(counts), reverse=True)
 
 
 @examples(
@@ -74,7 +105,10 @@ def test_what_is_given_stays(operations, characters, given):
         assert settings.model.block_size <= max(8, characters // 10)
 
 
-def test_small_texts_need_dropout():
+def test_what_could_be_memorised_needs_dropout():
+    assert dropout_for(1e5, 1e6, 1e6) == 0 < dropout_for(1e6, 1e7, 1e6) < dropout_for(1e7, 1e7, 1e6)
+    assert dropout_for(1e6, 1e7, 1e6) < dropout_for(1e6, 1e8, 1e6) < dropout_for(1e6, 1e8, 1e5)
+    assert dropout_for(1e9, 1e10, 1e5) == budget.MOST_DROPOUT
     shares = [chosen(1e14, characters).model.dropout for characters in (10**8, 10**6, 10**5)]
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] > shares[0]
 
@@ -83,14 +117,9 @@ def test_a_text_has_fewer_learned_tokens_than_characters():
     """So its windows are shorter, and it is passed over more often."""
     windows = [chosen(1e14, 1200, tokenizer=kind).model.block_size for kind in ("char", "bpe")]
     assert windows[0] == 30 and windows[1] == 15
-    shares = [
-        [
-            chosen(operations, tokenizer=kind).model.dropout
-            for operations in np.geomspace(1e12, 1e16)
-        ]
-        for kind in ("char", "bpe")
-    ]
-    assert all(char <= bpe for char, bpe in zip(*shares, strict=True)) and shares[0] != shares[1]
+    shapes = {"n_layer": 4, "n_embd": 128, "n_head": 4, "block_size": 128}
+    (char,), (bpe,) = (sizes(1e14, tokenizer=kind, **shapes) for kind in ("char", "bpe"))
+    assert char.passes < bpe.passes and char.fields["dropout"] < bpe.fields["dropout"]
 
 
 def test_small_texts_need_small_models():
@@ -141,7 +170,7 @@ def test_the_command_line_and_the_library_choose_the_same(text, tmp_path, monkey
     monkeypatch.setattr(budget, "operations_per_second", lambda _: 2e6)
     monkeypatch.setattr(pace, "measure", lambda *_: Pace(100.0, 0.0, 0.0, 0.0))  # for few steps
     run = Run.create(text=text, out=tmp_path / "library", minutes=10)
-    expected = choose({"minutes": 10}, Choices({}).fields, 2e6 * 600 * budget.LEARNING, len(CATS))
+    expected = best(sizes(2e6 * 600 * LEARNING, len(CATS))).fields
     model = run.settings.model
     assert {name: expected[name] for name in ("n_layer", "n_embd")} == {
         "n_layer": model.n_layer,

@@ -96,8 +96,7 @@ def test_a_run_says_what_its_steps_computed_and_waited(monkeypatch):
     assert usage.ceiling_gflops is None and usage.used_share is None
     assert usage.used_seconds > usage.used_waiting >= 6 * 2 * 0.01
     assert usage.used_seconds <= training.progress.seconds["total"]
-    rate = (usage.used_forward + usage.used_backward) / usage.used_seconds / 1e9
-    assert usage.used_gflops == pytest.approx(rate)
+    assert usage.used_gflops == pytest.approx(training.usage.typical_rate / 1e9)
     steps = [record for record in records if isinstance(record, StepRecord)]
     assert all(0 < step.waiting_share < 1 and step.gflops > 0 for step in steps)
     tags = [tag for tag, _ in scalars_of(dataclasses.asdict(usage))]
@@ -113,10 +112,18 @@ def test_the_share_is_that_of_the_ceiling():
     assert record.used_gflops == pytest.approx((3 * 4 + 5) / 0.5)
     assert record.used_share == pytest.approx(0.34)
     text = usage_text(dataclasses.asdict(record))
-    assert "170.0 GFLOP at 34 GFLOP/s, 34% of the 100 GFLOP/s" in text
+    assert "170.0 GFLOP, usually at 34 GFLOP/s, 34% of the 100 GFLOP/s" in text
     assert "40.0 GFLOP" in text and "2.0% of their time" in text
     for wrong in ({}, {**dataclasses.asdict(record), "used_seconds": "x"}):
         assert usage_text(wrong) == ""
+
+
+def test_steps_that_other_programs_slowed_down_change_no_share():
+    usage = Usage(Operations(10**9, 2 * 10**9, 0, 5 * 10**9), ceiling=1e11)
+    for seconds in (30.0, *[0.5] * 20, 7.0):  # it compiles first
+        usage.count(seconds=seconds, waiting=0.0, windows=4)
+    assert usage.record(22).used_share == pytest.approx(0.34)
+    assert usage.record(22).used_seconds == pytest.approx(47)
 
 
 def test_advice_follows_much_waiting(capsys):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from smallmind import AdamW, Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind.settings.config import Adapter
 from smallmind.text.stories import built_in_text
 from smallmind.training import checkpoint as checkpoints
 from smallmind.training.records import RollbackRecord, StepRecord
@@ -14,9 +15,9 @@ from tests.training.small import at_each_pass
 from tests.training.test_resume import Saves, assert_resumes_whole, digest, new_training
 
 
-def spiking_training(at):
+def spiking_training(at, **settings):
     """A training whose loss is at[step] at these steps, with a snapshot every 4 steps."""
-    training = new_training(n_layer=2, n_embd=16, snapshot_every=4)
+    training = new_training(n_layer=2, n_embd=16, snapshot_every=4, **settings)
     at_each_pass(training.model, after=lambda _: at.get(training.progress.step + 1))
     return training
 
@@ -58,6 +59,23 @@ def test_a_spike_restores_the_last_good_state_at_half_the_rate(loss, precision):
     assert steps[6].lr == steps[4].lr / 2 and steps[6].loss == steps[4].loss
     assert steps[-1].lr == training.schedule.lr(11) / 2
     assert training.optimizer.steps == 11  # the skipped step made no update
+
+
+def test_a_spike_restores_an_adapter_and_leaves_its_base(tmp_path):
+    def build():
+        return spiking_training({7: 1e3}, adapter=Adapter(2, 4.0))
+
+    training, kept = build(), []
+    parameters = training.model.parameters
+    before = {name: value.copy() for name, value in parameters.items()}
+    for record in training.steps(config()):
+        if isinstance(record, StepRecord | RollbackRecord) and record.step == 4:
+            kept.append({name: value.copy() for name, value in parameters.items()})
+    assert len(kept) == 2  # after the step, and after the rollback to it
+    for name, value in before.items():
+        np.testing.assert_array_equal(*(each[name] for each in kept), name)
+        assert np.array_equal(parameters[name], value) == ("lora_" not in name)
+    assert_resumes_whole(build, config(save_every=5), (5, 8), tmp_path)
 
 
 def test_a_run_resumed_between_snapshots_equals_an_uninterrupted_one(tmp_path):

@@ -1,0 +1,199 @@
+"""Show how large a model to train on a text for some time, and the loss to expect.
+
+Makes short trials on this machine, and fits to their losses what longer runs would reach.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smallmind.checks import InputError
+from smallmind.cli.console import Console
+from smallmind.cli.flags import add_training_flags, choices_of_run
+from smallmind.console import activity
+from smallmind.console.activity import duration
+from smallmind.console.table import Table, format_bytes
+from smallmind.runs.files import RUNS, paths_of
+from smallmind.settings.sources import FIELDS, Choices, flags_of
+
+if TYPE_CHECKING:
+    from smallmind.runs.budget import Size
+    from smallmind.runs.planning import Planned, Planner
+    from smallmind.runs.trials import Trial
+    from smallmind.training.memory_estimate import Plan
+
+MINUTES = 5.0, 20.0, 60.0, 240.0  # of the table
+USUAL = 60.0
+MANY = 0.99  # of the passes that a run makes at most
+TRIALS, FEWEST, MOST = 0.1, 1.0, 10.0  # minutes of trials: a share of those of the run, limits
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `smallmind plan`: those of train, and how long the trials may take."""
+    add_training_flags(parser)
+    group = parser.add_argument_group("Plan")
+    group.add_argument(
+        "--trials",
+        type=float,
+        metavar="MINUTES",
+        help="minutes of trials in all; 0: none; default: a tenth of --minutes, from 1 to 10",
+    )
+    group.add_argument("--json", action="store_true", help="print a JSON object, for programs")
+    parser.epilog = (
+        "Trials are kept in runs/plans, and finished runs on the same text count as well: the more "
+        "there are, the narrower the intervals. `smallmind train --minutes` uses them too."
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Makes the trials that are missing and prints the table."""
+    from smallmind.cli.memory import check_memory, make_plan
+    from smallmind.runs.planning import Planner
+    from smallmind.training.memory_estimate import TextSize
+
+    choices = choices_of_run(options)
+    _ = choices.fields  # refuses a number of minutes that is out of range
+    minutes = choices.given.get("minutes") or USUAL
+    trials = options.trials
+    if trials is None:
+        trials = min(minutes, MOST, max(FEWEST, TRIALS * minutes))
+    if not 0 <= trials <= minutes:
+        raise InputError(f"--trials {trials:g} must be from 0 to the {minutes:g} minutes of a run")
+    console = Console(sys.stderr) if options.json else Console()
+    given = {name: x for name, x in choices.given.items() if name not in ("minutes", "out")}
+    folder = Path(choices.given.get("out") or Path(RUNS) / "run").parent
+    with activity.showing_on(console.activity):
+        planner = Planner(dataclasses.replace(choices, given=given), folder=folder)
+        prepared = planner.prepared
+        text = TextSize.of(prepared.source.nbytes, prepared.data)
+        memory = make_plan(prepared.settings, None, text)
+        check_memory(console, memory)
+        _introduce(console, planner)
+        made = [_try(console, planner, planned) for planned in planner.planned(trials)]
+        rows = {time: planner.sizes(time) for time in sorted({*MINUTES, minutes})}
+        shown = [_described(planner, time, sizes, memory) for time, sizes in rows.items()]
+    if trials and not (made or planner.outcomes):
+        console.line(
+            f"No trial was made: in {trials:g} minutes none would have enough steps to tell "
+            "anything; give more with --trials"
+        )
+    if options.json:
+        outcomes = [outcome._asdict() for outcome in planner.outcomes]
+        found = {"minutes": shown, "law": planner.law.constants, "outcomes": outcomes}
+        Console().piece(json.dumps(found, indent=2) + "\n")
+        return 0
+    _show(console, planner, shown)
+    console.command("Next:", _next(options, choices, minutes))
+    return 0
+
+
+def _next(options: argparse.Namespace, choices: Choices, minutes: float) -> list[str]:
+    """The command line that trains for this time, with the flags of this one."""
+    words = ["smallmind", "train", *map(str, paths_of(choices.given.get("text")))]
+    for name in ("config", "preset", "arch", "size", "recipe"):
+        if value := getattr(options, name):
+            words += [f"--{name}", str(value)]
+    flags = {name: x for name, x in vars(options).items() if name in FIELDS and name != "text"}
+    for name, value in (flags | {"minutes": minutes}).items():
+        words += flags_of({name: value}).split(" ", 1)
+    return words
+
+
+def _introduce(console: Console, planner: "Planner") -> None:
+    from smallmind.corpus.reading import count_of
+
+    data = planner.prepared
+    console.line(
+        f"{data.source.name}: {data.source.characters:,} characters; {planner.unique:,} tokens to "
+        f"learn from, a vocabulary of {data.tokenizer.vocab_size:,}"
+    )
+    if planner.outcomes:
+        known = count_of(len(planner.outcomes) - planner.runs, "trial")
+        console.line(f"Known already: {known}, {count_of(planner.runs, 'run')}")
+
+
+def _try(console: Console, planner: "Planner", planned: "Planned") -> "Trial":
+    """Makes a trial and tells its outcome."""
+    from smallmind.runs.planning import COUNT
+
+    fields, config = planned.settings.model, planned.settings.training
+    what = f"Trial {planned.number}: {fields.n_layer} x {fields.n_embd}"
+    with activity.doing(f"{what}, of at most {COUNT}", usual=True):
+        trial = planner.make(planned)
+    drops = f", dropout {fields.dropout:g}" if fields.dropout else ""
+    console.line(
+        f"{what}{drops}, {config.steps:,} steps, {_count(trial.outcome.tokens)} tokens: "
+        f"loss {trial.outcome.loss:.4f}, {duration(trial.seconds)}"
+    )
+    if planner.unkept:
+        console.warning(f"The trial cannot be kept for later: {planner.unkept}")
+    return trial
+
+
+def _described(
+    planner: "Planner", minutes: float, sizes: list["Size"], memory: "Plan"
+) -> dict[str, Any]:
+    """A row of the table: the best size for a time, what it takes, and its neighbours."""
+    from smallmind.runs.budget import best
+
+    size = best(sizes)
+    place = sizes.index(size)
+    own = dataclasses.replace(memory, settings=planner.settings(size))
+    neighbours = {"smaller": place - 1, "larger": place + 1}
+    return {
+        "minutes": minutes,
+        "settings": size.fields,
+        "parameters": size.parameters,
+        "tokens": size.tokens,
+        "passes": size.passes,
+        "loss": size.loss,
+        "interval": list(size.interval),
+        "bytes": own.estimate.total,
+        **{name: sizes[i].loss if 0 <= i < len(sizes) else None for name, i in neighbours.items()},
+    }
+
+
+def _show(console: Console, planner: "Planner", rows: list[dict[str, Any]]) -> None:
+    from smallmind.corpus.reading import count_of
+    from smallmind.runs.pace import MAX_PASSES
+
+    heads = ["minutes", "model", "tokens", "passes", "loss", "9 of 10", "memory"]
+    heads += ["smaller", "larger"]
+    lines = []
+    for row in rows:
+        fields, (low, high) = row["settings"], row["interval"]
+        lines.append(
+            [
+                f"{row['minutes']:g}",
+                f"{fields['n_layer']} x {fields['n_embd']}, {_count(row['parameters'])}",
+                _count(row["tokens"]),
+                f"{row['passes']:.3g}",
+                f"{row['loss']:.3f}",
+                f"{low:.3f}-{high:.3f}",
+                format_bytes(row["bytes"]),
+                *("-" if row[name] is None else f"{row[name]:.3f}" for name in heads[-2:]),
+            ]
+        )
+    console.line()
+    console.drawing(Table("", lines, heads, ">" + "<" + ">" * 7).columns())
+    known = f"Fitted to {count_of(len(planner.outcomes), 'outcome')}"
+    if not planner.outcomes:
+        known = "Nothing is known of this text: these are guesses, from other texts"
+    console.line(
+        "Losses on held-out text in nats per token, and between which losses 9 of 10 runs end; "
+        f"smaller, larger: with the next sizes. {known}. For N parameters and D tokens:"
+    )
+    console.line(f"loss = {planner.law}")
+    if rows[-1]["passes"] > MANY * MAX_PASSES:
+        console.line(
+            f"A run ends after {MAX_PASSES} passes over the text: then only more text helps"
+        )
+
+
+def _count(number: float) -> str:
+    from smallmind.cli.runs import format_count
+
+    return format_count(round(number))

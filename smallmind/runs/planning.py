@@ -1,0 +1,164 @@
+"""Short trials on a text, and what they tell of longer runs: the best size and its loss."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from smallmind.checks import InputError
+from smallmind.parallel.environment import launched
+from smallmind.runs import budget, trials
+from smallmind.runs.budget import (
+    CHOSEN,
+    LEARNING,
+    Size,
+    Speed,
+    best,
+    sizes_for,
+    tokens_per_step,
+)
+from smallmind.runs.creating import history_of, prepare, resolve_settings, with_tokenizer
+from smallmind.runs.files import RUNS, Text
+from smallmind.runs.scaling import Law, law_of
+from smallmind.runs.source import TOKENS
+from smallmind.runs.trials import MIN_STEPS, PLAIN, Trial
+from smallmind.settings.presets import RECIPES
+from smallmind.settings.settings import Settings
+from smallmind.settings.sources import ALTERNATIVES, Choices, flag_of, flags_of
+from smallmind.text.dataset import HELD_OUT
+
+LENGTHS = (0.1, 0.32, 1.0)  # of trials, as shares of the longest
+WIDTH = 2.5  # smaller and larger than the best size so far are the other trials of a length
+SIZES = (1 / WIDTH, 1.0, WIDTH)
+COUNT = len(LENGTHS) * len(SIZES)  # trials at most
+ALIKE = 1.3  # a trial within this factor of another adds nothing
+
+
+class Planned(NamedTuple):
+    """A trial before it is made."""
+
+    number: int
+    size: Size
+    settings: Settings
+
+
+class Planner:
+    """Plans runs on a text: makes trials, and tells what to expect of longer runs.
+
+    The choices say how to learn, but neither the size of the model nor the time; `folder` is that
+    of runs. InputError if the text cannot be read, or for choices that name them.
+    """
+
+    def __init__(self, choices: Choices, text: Text = None, folder: str | Path = RUNS) -> None:
+        _check(choices)
+        self.prepared = prepare(choices, text, Path(folder) / TOKENS)
+        source, tokenizer = self.prepared.source, self.prepared.tokenizer
+        if source.is_chat:
+            raise InputError(
+                "a plan is for texts; conversations are learned in epochs, which `smallmind train` "
+                "chooses, and --no-chat makes a text of them"
+            )
+        self.choices = choices.having(tokenizer=self.prepared.settings.run.tokenizer)
+        self.unique = len(self.prepared.data.train)  # tokens
+        folders = Path(folder), Path(RUNS)
+        self.history = history_of(self.choices, source, tokenizer, folders, self.unique)
+        of_runs = self.history.runs()
+        self.runs = len(of_runs)
+        self.outcomes = [*self.history.outcomes(), *of_runs]
+        self.unkept: OSError | None = None  # why the last trial could not be kept
+        self._speeds = self.history.speeds()
+        self._timed: Speed | None = None
+
+    @property
+    def law(self) -> Law:
+        """The law of the text, after the outcomes so far."""
+        return law_of(self.outcomes)
+
+    def sizes(self, minutes: float) -> list[Size]:
+        """Each size of the model, as it would be trained in this time, from the smallest on."""
+        text = self.unique / (1 - HELD_OUT)
+        given = self.choices.given
+        fields = self.choices.fields | {"vocab_size": self.prepared.tokenizer.vocab_size}
+        return sizes_for(given, fields, text, 60 * minutes, self._speed, self.law)
+
+    def settings(self, size: Size, **fields: object) -> Settings:
+        """The resolved settings of a run of this size."""
+        source, tokenizer = self.prepared.source, self.prepared.tokenizer
+        settings = with_tokenizer(self.choices.having(**size.fields, **fields).settings(), source)
+        data = source.dataset(tokenizer, settings.model.block_size, settings.run)
+        return resolve_settings(settings, data, tokenizer)
+
+    def planned(self, minutes: float) -> Iterator[Planned]:
+        """The trials that are still to be made, of so many minutes in all.
+
+        Each follows from the outcomes until then: `make` it before the next.
+        """
+        longest = minutes / sum(length * len(SIZES) for length in LENGTHS)
+        number = 0
+        for length in LENGTHS if minutes else ():
+            for scale in SIZES:
+                # Trials do nothing but learn.
+                candidates = self.sizes(length * longest / LEARNING)
+                wanted = scale * best(candidates).parameters
+                size = min(candidates, key=lambda size: abs(math.log(size.parameters / wanted)))
+                settings = self.settings(size)
+                steps = round(size.tokens / tokens_per_step(settings.fields))
+                if steps < MIN_STEPS:
+                    continue
+                settings = self.settings(size, steps=steps)
+                if not self._is_known(trials.outcome_of(settings, self.unique, 1.0)):
+                    number += 1
+                    yield Planned(number, size, settings)
+
+    def make(self, planned: Planned) -> Trial:
+        """Makes a trial and keeps it, if the disk does; else `unkept` says why not."""
+        trial = trials.train(planned.settings, self.prepared.source, self.prepared.tokenizer)
+        self.outcomes.append(trial.outcome)
+        self._speeds[trial.outcome.parameters] = trial.speed
+        try:
+            self.history.add(trial)
+        except OSError as error:
+            self.unkept = error
+        return trial
+
+    def _is_known(self, outcome: trials.Outcome) -> bool:
+        def are_alike(x: float, y: float) -> bool:
+            return max(x, y) < ALIKE * min(x, y)
+
+        return any(
+            are_alike(other.parameters, outcome.parameters)
+            and are_alike(other.tokens, outcome.tokens)
+            for other in self.outcomes
+        )
+
+    def _speed(self, parameters: int) -> float:
+        """Operations per second: that of trials where there are some, or what has been timed."""
+        if self._timed is None:
+            self._timed = budget.speed_of(self.choices, math.inf)
+        return budget.corrected(self._timed, self._speeds)(parameters)
+
+
+def _check(choices: Choices) -> None:
+    """InputError for choices that a plan cannot follow."""
+    given, recipe, fields = choices.given, choices.recipe, choices.fields
+    if recipe is None:
+        raise InputError(
+            "a plan is for a recipe that chooses the size of the model: leave out the config.json "
+            "of a run"
+        )
+    if launched():
+        raise InputError("a plan is made in one process: start it without mpiexec")
+    if given.get("init_from"):
+        raise InputError("a plan is for new models: leave out --init-from")
+    if not RECIPES[recipe].fits:
+        raise InputError(f"the recipe {recipe} does not choose a size; plan with another --recipe")
+    if all(name in given for name in CHOSEN):
+        raise InputError("all that follows from the time is given: leave out the size of the model")
+    if lengths := [name for name in ALTERNATIVES["length of the run"] if given.get(name)]:
+        raise InputError(
+            f"a plan is for runs of some minutes: leave out {flag_of(lengths[0])}, or the preset "
+            "or file that sets it"
+        )
+    for name in (*PLAIN, "schedule"):
+        if fields.get(name) and (name != "schedule" or fields[name] == "plateau"):
+            raise InputError(f"a plan is for runs without {flags_of({name: fields[name]})}")

@@ -1,0 +1,144 @@
+"""How the loss of a text falls with the size of the model and the tokens it sees: a fitted law.
+
+    loss = E (1 + a (N / 1e5)^-alpha + b (D' / 1e6)^-beta)
+
+for N parameters and D tokens, of which U are different ones: the form of Hoffmann et al. 2022, with
+E outside, so that the other constants are alike for all texts. Tokens that are seen again teach
+less (Muennighoff et al. 2023): D' = D up to U, beyond it U (1 + R (1 - exp(-(D / U - 1) / R))).
+
+Before a text has been trained on, the law is that of other texts, see `bench/LOG.md`. Runs on the
+text itself then change it, as far as they tell more: the logarithms of the constants have
+normal distributions.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smallmind.nn.network import declare_parameters
+from smallmind.nn.parameters import Role
+from smallmind.settings.config import ModelConfig
+
+CONSTANTS = "E", "a", "alpha", "b", "beta", "R"  # the logarithms are what is fitted
+# The logarithms: their mean and deviation over texts. E depends on the text and its tokens.
+MEANS = np.log([1.0, 0.2, 0.42, 0.25, 0.4, 6.5])
+DEVIATIONS = np.array([2.0, 0.7, 0.25, 0.7, 0.25, 0.7])
+NOISE = 0.006  # of a run's loss, by its seed and by what the law leaves out, as a share of it
+SIZE, LENGTH = 1e5, 1e6  # parameters and tokens in the middle of what is trained here
+MOST_STEPS = 100  # of the fit, which takes ten
+PRECISION = 1e-6  # of the logarithms
+STEP = 1e-5  # of the differences that the derivatives are
+SURE = 1.64  # deviations to either side that 90 % of outcomes are within
+FAR = 4.0  # deviations from which on an outcome counts less: something else may have gone wrong
+PLAUSIBLE = {
+    "parameters": (1e2, 1e12),
+    "tokens": (1e2, 1e15),
+    "unique": (1e1, 1e15),
+    "loss": (1e-3, 5e1),
+}
+
+
+class Outcome(NamedTuple):
+    """The loss that a model of so many parameters had after so many tokens of a text."""
+
+    parameters: float
+    tokens: float
+    unique: float  # tokens in the training part of the text
+    loss: float  # on the held-out part, in nats per token
+
+
+@dataclass(frozen=True)
+class Law:
+    """The law of a text: the logarithms of its constants and how sure they are."""
+
+    logarithms: np.ndarray
+    covariance: np.ndarray
+    noise: float = NOISE  # the deviation of an outcome, if all constants were known
+
+    def loss(self, parameters: float, tokens: float, unique: float) -> float:
+        """The expected loss on held-out text, in nats per token."""
+        return float(np.exp(_logarithm(self.logarithms, parameters, tokens, unique)))
+
+    def deviation(self, parameters: float, tokens: float, unique: float) -> float:
+        """The standard deviation of the outcome, as a share of the expected loss."""
+        given = np.array([[parameters], [tokens], [unique]], float)
+        slope = _differences(lambda x: _logarithm(x, *given), self.logarithms)[0]
+        return float(np.sqrt(self.noise**2 + slope @ self.covariance @ slope))
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """Its constants by name."""
+        return dict(zip(CONSTANTS, np.exp(self.logarithms).tolist(), strict=True))
+
+    def interval(self, parameters: float, tokens: float, unique: float) -> tuple[float, float]:
+        """The losses between which nine of ten outcomes are."""
+        loss = self.loss(parameters, tokens, unique)
+        factor = float(np.exp(SURE * self.deviation(parameters, tokens, unique)))
+        return loss / factor, loss * factor
+
+    def __str__(self) -> str:
+        E, a, alpha, b, beta, _ = np.exp(self.logarithms)
+        return f"{E:.3g} (1 + {a:.2g} (N / 1e5)^-{alpha:.2g} + {b:.2g} (D / 1e6)^-{beta:.2g})"
+
+
+def parameters_of(config: ModelConfig) -> int:
+    """The parameters that a token is multiplied by: all but those of tables, such as embeddings."""
+    flat = declare_parameters(config)
+    tables = sum(spec.size for spec in flat.specs if spec.role == Role.EMBEDDING)
+    return flat.count - tables + (config.vocab_size * config.n_embd if config.tie_weights else 0)
+
+
+def is_plausible(outcome: Outcome) -> bool:
+    """False for an outcome that no run can have had, as in a damaged file; or a loss of nothing."""
+    return all(low <= getattr(outcome, x) <= high for x, (low, high) in PLAUSIBLE.items())
+
+
+def law_of(outcomes: Sequence[Outcome]) -> Law:
+    """The likeliest law of a text after these outcomes, by Levenberg's and Marquardt's method.
+
+    Those that are far off count less (Huber 1964). Outcomes that are not plausible do not count.
+    """
+    outcomes = [outcome for outcome in outcomes if is_plausible(outcome)]
+    N, D, U, losses = np.array(outcomes, float).reshape(-1, len(Outcome._fields)).T
+    means = MEANS.copy()
+    if len(losses):
+        means[0] = np.log(losses.min())
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        errors = (_logarithm(x, N, D, U) - np.log(losses)) / NOISE
+        errors *= np.sqrt(2 / (1 + np.hypot(1, errors / FAR)))  # squared: pseudo-Huber
+        return np.concatenate([errors, (x - means) / DEVIATIONS])
+
+    x, damping = means, 1e-2
+    with np.errstate(all="ignore"):  # a step may lead anywhere: it is not taken then
+        found = residuals(x)
+        for _ in range(MOST_STEPS):
+            slopes = _differences(residuals, x)
+            curvature = slopes.T @ slopes
+            damped = curvature + damping * np.diag(np.diag(curvature))
+            step = np.linalg.solve(damped, -slopes.T @ found)
+            tried = residuals(x + step)
+            if tried @ tried <= found @ found:
+                x, found, damping = x + step, tried, damping / 3
+                if np.abs(step).max() < PRECISION:
+                    break
+            else:
+                damping *= 3
+    # A text that follows no such law is predicted badly, and this says so.
+    misfit = max(1.0, np.sqrt(found @ found / max(1, len(losses))))
+    return Law(x, misfit**2 * np.linalg.inv(curvature), misfit * NOISE)
+
+
+def _logarithm(x: np.ndarray, N: Any, D: Any, U: Any) -> np.ndarray:
+    """The logarithm of the expected loss."""
+    _, a, alpha, b, beta, R = np.exp(x)
+    seen = np.where(D > U, U * (1 + R * (1 - np.exp(-np.maximum(D / U - 1, 0) / R))), D)
+    return x[0] + np.log1p(a * (N / SIZE) ** -alpha + b * (seen / LENGTH) ** -beta)
+
+
+def _differences(of: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
+    """The derivatives of a function (n,) -> (m,), as differences (m, n)."""
+    before = of(x)
+    return np.stack([(of(x + step) - before) / STEP for step in STEP * np.eye(len(x))], 1)

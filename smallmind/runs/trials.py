@@ -1,0 +1,247 @@
+"""The outcomes of short trials and of runs on a text: how fast it has been learned.
+
+Trials are kept in the directory of runs, in plans/<digest of the text>.jsonl, a line for each. Runs
+are read where they are. Only outcomes of runs that learn alike belong to one law: all their
+settings are the same but those that follow from the time.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from smallmind import parts
+from smallmind.checks import InputError, number, whole
+from smallmind.console import activity
+from smallmind.console.activity import clock
+from smallmind.files import durable
+from smallmind.runs.assembly import build_training
+from smallmind.runs.budget import OPERATIONS, dropout_for, tokens_per_step
+from smallmind.runs.directory import RunDirectory, SavedConfig
+from smallmind.runs.files import CONFIG, METRICS
+from smallmind.runs.metrics_file import MetricsFile
+from smallmind.runs.scaling import Outcome, is_plausible, parameters_of
+from smallmind.runs.source import Source
+from smallmind.settings.config import __version__
+from smallmind.settings.settings import Settings
+from smallmind.settings.sources import MODEL_FIELDS
+from smallmind.text.tokenizer import Tokenizer
+from smallmind.training.records import StepRecord
+
+PLANS = "plans"
+FORMAT = 1
+MOST_BYTES = 2**24  # of a file that is read
+MOST_TRIALS = 1000  # that count: the last ones
+MIN_STEPS = 200  # of a run that counts: shorter ones follow no law
+USUAL_DROPOUT = 0.05  # more or less than the recipe's is still alike
+# Settings by which runs learn differently, beside those of the model that do not follow from the
+# time. What follows from the number of tokens in a batch, such as beta2, is not among them.
+DIFFERENT = (
+    "optimizer",
+    "learning_rate",
+    "matrix_learning_rate",
+    "momentum",
+    "momentum_warmup_steps",
+    "beta1",
+    "schedule",
+    "lr_decay_factor",
+    "lr_decay_every",
+    "lr_decay_share",
+    "weight_decay",
+    "max_grad_norm",
+    "max_grad_value",
+    "tokenizer",
+    "bpe_vocab_size",
+    "bpe_split",
+    "mask_documents",
+)
+# Follow from the time, or from the tokens, which the rest determines.
+FREE = {"n_layer", "n_embd", "n_head", "block_size", "dropout", "vocab_size", "document_token"}
+FREE |= {"bigram_vocab"}
+# Without these a run learns all weights, from its text alone, and to its end.
+PLAIN = (
+    "init_from",
+    "teacher",
+    "freeze",
+    "lora_rank",
+    "chat",
+    "target_loss",
+    "early_stopping_patience",
+)
+
+
+class Trial(NamedTuple):
+    """An outcome, and how long it took. Units: seconds."""
+
+    outcome: Outcome
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        """Operations per second."""
+        return OPERATIONS * self.outcome.parameters * self.outcome.tokens / self.seconds
+
+
+def train(settings: Settings, source: Source, tokenizer: Tokenizer) -> Trial:
+    """Trains a new model as the settings say, but only for its outcome: nothing is written."""
+    settings = settings.replace(val_every=0, sample_every=0, save_every=0, log_every=1)
+    data = source.dataset(tokenizer, settings.model.block_size, settings.run)
+    training = build_training(settings, data, tokenizer)
+    steps, ends = settings.training.steps, []
+    records = training.steps(settings.training)
+    for _ in activity.parts(range(steps)):
+        next(record for record in records if isinstance(record, StepRecord))
+        ends.append(clock())
+    for _ in records:
+        pass
+    # The first step may wait for kernels.
+    seconds = (ends[-1] - ends[0]) * steps / max(1, steps - 1)
+    evaluation = training.evaluate_held_out()
+    assert evaluation
+    outcome = outcome_of(settings, len(data.train), evaluation.loss)
+    return Trial(outcome, seconds)
+
+
+def outcome_of(settings: Settings, unique: int, loss: float) -> Outcome:
+    """The outcome of a run with these settings that has ended with this loss."""
+    tokens = settings.training.steps * tokens_per_step(settings.fields)
+    return Outcome(parameters_of(settings.model), tokens, unique, loss)
+
+
+class History:
+    """The known outcomes of a text, for runs that learn as these settings say.
+
+    `folders` are those of runs; trials are added in the first one. `tokenizer` is that of the
+    runs, `unique` the number of tokens to learn from, and `dropout` the given one; None means that
+    of the recipe.
+    """
+
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        sha256: str,
+        settings: Settings,
+        tokenizer: Tokenizer,
+        unique: int,
+        dropout: float | None = None,
+    ) -> None:
+        self.sha256, self.unique, self.dropout = sha256, unique, dropout
+        self.folders = list({folder.resolve(): folder for folder in folders}.values())
+        # Tokens on disk name their text themselves: what they say may not lead elsewhere.
+        name = hashlib.sha256(sha256.encode(errors="replace")).hexdigest()[:32]
+        self.files = [folder / PLANS / f"{name}.jsonl" for folder in self.folders]
+        self.kind = f"{_kind(settings, tokenizer)}{'' if dropout is None else f'-{dropout:g}'}"
+        self.machine = _machine(settings)
+
+    def add(self, trial: Trial) -> None:
+        """Keeps a trial. OSError if the disk refuses it."""
+        fields = {"format": FORMAT, "kind": self.kind, **trial.outcome._asdict()}
+        fields |= {"seconds": trial.seconds, "machine": self.machine, "smallmind": __version__}
+        path = self.files[0]
+        with durable.naming(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = durable.open_to_append(path)
+            try:
+                # One that was cut short, as by a full disk, ends here.
+                line = json.dumps(fields) + "\n"
+                if not durable.ends_with_line(file):
+                    line = "\n" + line
+                durable.write_all(file, memoryview(line.encode()))
+                durable.files.fsync(file)
+            finally:
+                durable.files.close(file)
+
+    def outcomes(self) -> list[Outcome]:
+        """Reads the trials that are kept. Lines that are damaged, or newer, are left out."""
+        return [trial.outcome for trial, _ in self._trials()]
+
+    def speeds(self) -> dict[float, float]:
+        """The operations per second of this machine in trials, by the number of parameters."""
+        return {
+            trial.outcome.parameters: trial.speed
+            for trial, machine in self._trials()
+            if machine == self.machine
+        }
+
+    def _trials(self) -> list[tuple[Trial, Any]]:
+        found = [trial for path in self.files for trial in self._read(path)]
+        return found[-MOST_TRIALS:]
+
+    def _read(self, path: Path) -> Iterator[tuple[Trial, Any]]:
+        content = b""
+        with suppress(OSError, ValueError), durable.open_regular(path) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - MOST_BYTES))
+            content = file.read(MOST_BYTES)
+        for line in content.splitlines():
+            with suppress(ValueError, RecursionError, KeyError, TypeError):
+                fields = json.loads(line)
+                if fields["format"] != FORMAT or fields["kind"] != self.kind:
+                    continue
+                *values, seconds = (number(fields[x]) for x in (*Outcome._fields, "seconds"))
+                if is_plausible(outcome := Outcome(*values)) and 1e-3 < seconds < 1e9:
+                    yield Trial(outcome, seconds), fields.get("machine")
+
+    def runs(self) -> list[Outcome]:
+        """The outcomes of finished runs, and those in sweeps, that learned this text alike."""
+        configs = [
+            path
+            for folder in self.folders
+            for pattern in (f"*/{CONFIG}", f"*/*/{CONFIG}")
+            for path in sorted(folder.glob(pattern))
+        ]
+        found = []
+        with activity.doing("Reading the outcomes of runs", usual=True):
+            for path in activity.parts(configs):
+                with suppress(InputError, OSError, ValueError):
+                    if outcome := self._outcome(RunDirectory(path.parent)):
+                        found.append(outcome)
+        return found
+
+    def _outcome(self, directory: RunDirectory) -> Outcome | None:
+        """The outcome of a run; None if it tells nothing about runs with these settings."""
+        config = directory.load_config()
+        if config.text_sha256 != self.sha256 or not _is_plain(config):
+            return None
+        settings = config.settings
+        tokenizer = directory.load_tokenizer()
+        steps = whole(settings.training.steps)
+        if tokenizer is None or steps < MIN_STEPS:
+            return None
+        outcome = outcome_of(settings, self.unique, 1.0)
+        usual = dropout_for(*outcome[:3]) if self.dropout is None else self.dropout
+        is_alike = abs(settings.model.dropout - usual) <= USUAL_DROPOUT
+        if not is_alike or _kind(settings, tokenizer) != self.kind.split("-")[0]:
+            return None
+        losses = [
+            number(record["final_loss"])
+            for record in MetricsFile(directory.path / METRICS, sparse=True).read()
+            if "final_loss" in record and record["step"] == steps
+        ]
+        found = [outcome._replace(loss=loss) for loss in losses]
+        return found[-1] if found and is_plausible(found[-1]) else None
+
+
+def _is_plain(config: SavedConfig) -> bool:
+    """True if a run learned its text from scratch, in one go."""
+    fields = config.settings.fields
+    return not (config.imported or config.extended_after or any(fields[name] for name in PLAIN))
+
+
+def _kind(settings: Settings, tokenizer: Tokenizer) -> str:
+    """A digest of all settings that two runs must share to learn alike."""
+    fields = settings.fields | {"min_lr": settings.training.resolved_min_lr}
+    if settings.run.tokenizer not in parts.TOKENIZERS:  # a file
+        fields["tokenizer"] = tokenizer.digest
+    names = sorted({*(MODEL_FIELDS - FREE), *DIFFERENT, "min_lr"})
+    return hashlib.sha256(repr([(name, fields[name]) for name in names]).encode()).hexdigest()[:16]
+
+
+def _machine(settings: Settings) -> str:
+    """The kind of CPU, and the threads: trials on others say nothing about the speed here."""
+    import llvmlite.binding as llvm
+
+    return f"{llvm.get_host_cpu_name()}, {settings.run.threads} threads, {settings.run.backend}"

@@ -1,0 +1,92 @@
+"""`smallmind plan`: the trials as they are made, the table, JSON, and what is refused."""
+
+import json
+import re
+
+import pytest
+
+from smallmind.cli.plan import MINUTES
+from smallmind.runs import planning, trials
+from tests.programs import CATS
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, tmp_path):
+    for module in (planning, trials):
+        monkeypatch.setattr(module, "MIN_STEPS", 3)
+    monkeypatch.setattr(planning.budget, "speed_of", lambda *_: lambda _: 1e9)
+    monkeypatch.setattr(trials.Trial, "speed", 1e9)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text(CATS * 10, encoding="utf-8")
+
+
+def test_trials_and_a_table(cli):
+    printed = cli("plan book.txt --minutes 2 --trials 0.2")
+    lines = printed.out.splitlines()
+    assert lines[0].startswith("book: 28,800 characters; 25,920 tokens to learn from, ")
+    trials = [line for line in lines if line.startswith("Trial ")]
+    numbers = [int(line.split()[1].rstrip(":")) for line in trials]
+    assert trials and numbers == list(range(1, len(trials) + 1))
+    assert all(re.match(r"Trial \d+: \d x \d+, ", line) for line in trials)
+    rows = [line.split()[0] for line in lines if line.lstrip()[:1].isdigit()]
+    assert rows == [f"{minutes:g}" for minutes in sorted({2.0, *MINUTES})]
+    assert "loss = " in printed.flat and f"Fitted to {len(trials)} outcomes" in printed.flat
+    assert "Next: smallmind train book.txt --minutes 2" in printed.flat
+    again = cli("plan book.txt --trials 0").out
+    assert "Trial " not in again and f"Known already: {len(trials)} trials, 0 runs" in again
+
+
+def test_json_has_what_the_table_has(cli):
+    found = json.loads(cli("plan book.txt --trials 0 --json").out)
+    assert [row["minutes"] for row in found["minutes"]] == list(MINUTES)
+    for row in found["minutes"]:
+        low, high = row["interval"]
+        assert 0 < low < row["loss"] < high and row["bytes"] > 10**6
+        assert row["settings"]["n_embd"] >= 32 and row["parameters"] > 10_000
+        for name in ("smaller", "larger"):
+            assert row[name] is None or row[name] >= row["loss"]
+    assert set(found["law"]) == {"E", "a", "alpha", "b", "beta", "R"} and found["outcomes"] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--trials -1", "--trials -1 must be from 0 to the 60 minutes of a run"),
+        ("--minutes 1 --trials 2", "--trials 2 must be from 0 to the 1 minutes of a run"),
+        ("--trials nan", "--trials nan must be from 0"),
+        ("--minutes -1", "minutes=-1.0 must be above 0"),
+        ("--steps 100", "a plan is for runs of some minutes: leave out --steps"),
+        ("--init-from runs/x", "a plan is for new models: leave out --init-from"),
+        ("--recipe gpt2", "the recipe gpt2 does not choose a size"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(cli, flags, message):
+    cli.refuses(message, "plan book.txt", flags)
+
+
+def test_without_trials_the_table_says_what_it_is(cli):
+    assert "these are guesses, from other texts" in cli("plan book.txt --trials 0").flat
+    printed = cli("plan book.txt --minutes 0.5 --trials 0.000001").flat
+    assert "No trial was made" in printed and "--trials" in printed
+
+
+def test_the_next_command_has_the_same_flags(cli, tmp_path):
+    (tmp_path / "own.toml").write_text('[run]\ntext = "book.txt"\n')
+    for flags in ("--optimizer adamw --tokenizer byte", "--seed 3 --no-qk-norm"):
+        printed = cli("plan book.txt --minutes 7 --trials 0", flags).flat.replace(" \\", "")
+        following = printed.split("Next: ")[1]
+        assert following.startswith("smallmind train book.txt ") and "--minutes 7" in following
+        for flag in flags.split(" --"):
+            assert flag.removeprefix("--") in following
+    printed = cli("plan --config own.toml --trials 0").flat.replace(" \\", "")
+    assert "Next: smallmind train book.txt --config own.toml --minutes 60" in printed
+
+
+def test_plans_lie_beside_the_runs(cli, tmp_path):
+    cli("plan book.txt --minutes 2 --trials 0.2 --out models/a")
+    assert list(tmp_path.glob("models/plans/*.jsonl")) and not (tmp_path / "runs").exists()
+
+
+def test_a_model_that_does_not_fit_is_refused_first(cli, monkeypatch):
+    monkeypatch.setattr("smallmind.memory.available.available_bytes", lambda: 10_000)
+    cli.refuses("of memory", "plan book.txt --trials 0 --n-embd 64")
