@@ -69,7 +69,7 @@ STAGES = {
     "snapshot": (LiveState, "capture", 3, 5),  # while the state is captured
     "save": (durable.Files, "replace", 4, None),  # while it is written
     "whole evaluation": (evaluation, "evaluate", 1, 20),
-    "sampling": (decoder, "choose", 5, 20),
+    "sampling": (decoder, "choose_each", 5, 20),
 }
 
 
@@ -131,7 +131,7 @@ def test_a_signal_before_the_first_step_leaves_nothing(tmp_path, monkeypatch, nu
 @pytest.mark.parametrize("number", NUMBERS)
 def test_signals_end_other_commands_too(tmp_path, monkeypatch, capsys, number):
     assert train(tmp_path, "--steps", "2") == 0
-    signal_at(monkeypatch, decoder, "choose", 3, number)
+    signal_at(monkeypatch, decoder, "choose_each", 3, number)
     assert status("generate", tmp_path / "run") == 128 + number
     assert "Traceback" not in capsys.readouterr().err
 
