@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
             raise InputError(reason)
     from smallmind.cli.describe import describe_reading, text_rows
     from smallmind.corpus.corpus import Corpus
-    from smallmind.corpus.preparation import Encoding, prepare
+    from smallmind.corpus.preparation import Encoding, begun_with, prepare
     from smallmind.corpus.tokens import TokensOnDisk
     from smallmind.runs.source import TokenSource
 
@@ -57,8 +57,8 @@ def run(options: argparse.Namespace) -> int:
     with activity.showing_on(console.activity):
         corpus = Corpus(options.text, config.text_field, config.text_encoding, chat=config.chat)
         if "tokenizer" not in given:
-            kind = RECIPES[DEFAULT_RECIPE].tokenizer_for(corpus.about_characters)
-            config = dataclasses.replace(config, tokenizer=kind)
+            usual = RECIPES[DEFAULT_RECIPE].tokenizer_for(corpus.about_characters)
+            config = dataclasses.replace(config, tokenizer=begun_with(options.out) or usual)
         try:
             shards = prepare(corpus, options.out, Encoding.of_run(config), options.shard_tokens)
         except KeyboardInterrupt:

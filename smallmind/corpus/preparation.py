@@ -162,6 +162,16 @@ def prepare(
     return open_shards(directory)
 
 
+def begun_with(directory: Path) -> str | None:
+    """The kind of tokenizer that a directory of shards was begun with; None if none is known."""
+    for name in (INDEX, PLAN):
+        with suppress(FileNotFoundError, InputError), read_record(directory / name) as fields:
+            begun = fields["state"] if name == INDEX else fields
+            kind = begun["made_from"]["tokenizer"]
+            return kind if kind in parts.TOKENIZERS else None
+    return None
+
+
 def identity(
     corpus: Corpus, encoding: Encoding, shard_tokens: int = SHARD_TOKENS
 ) -> dict[str, Any]:

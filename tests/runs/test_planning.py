@@ -147,6 +147,14 @@ def test_what_cannot_be_planned_is_refused(tmp_path):
     refuses("without --schedule plateau", Planner, plateau, TEXT, tmp_path)
 
 
+def test_speeds_of_another_machine_do_not_count(planner, monkeypatch):
+    made(planner())
+    assert planner().history.speeds()
+    monkeypatch.setattr(trials, "_machine", lambda _: "another")
+    other = planner().history
+    assert other.outcomes() and not other.speeds()
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -6,6 +6,8 @@ import random
 import pytest
 
 from smallmind import Run
+from smallmind.corpus.preparation import PLAN, begun_with
+from smallmind.corpus.shards import write_record
 from smallmind.runs.creating import outline, prepare
 from smallmind.settings.presets import RECIPES
 from smallmind.settings.sources import Choices
@@ -108,3 +110,13 @@ def test_prepare_learns_tokens_too(tmp_path):
         out = tmp_path / expected
         assert status("prepare", file, "--out", out, *flags) == 0
         assert kind(Choices({"text": [str(out)]})) == expected
+        assert status("prepare", file, "--out", out) == 0  # it is complete already
+
+
+@pytest.mark.parametrize("made_from", [{"tokenizer": "char"}, {"tokenizer": []}, {}, 7])
+def test_what_was_begun_by_characters_goes_on_so(tmp_path, made_from):
+    assert begun_with(tmp_path) is None
+    (tmp_path / PLAN).write_text("{")
+    assert begun_with(tmp_path) is None
+    write_record(tmp_path / PLAN, {"made_from": made_from})
+    assert begun_with(tmp_path) == ("char" if made_from == {"tokenizer": "char"} else None)
