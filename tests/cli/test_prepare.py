@@ -265,8 +265,10 @@ def test_other_texts_or_settings_are_refused_with_advice_that_works(
         cli(*command, out)
     else:
         half_prepared(monkeypatch, cli, *command, out)
-    message = refused("prepare", text, "--out", out)
+    message = refused("prepare", text, "--tokenizer char --out", out)
     assert "(tokenizer); choose another directory, or remove it" in message
+    message = refused("prepare", text, "--tokenizer bpe --vocab-size 280 --out", out)
+    assert "(vocab_size); choose another directory, or remove it" in message
     written(tmp_path / "texts" / "cats.txt", TEXT + "more")
     message = refused(*command, out)
     assert "(files); choose another directory, or remove it to begin again" in message
