@@ -37,7 +37,7 @@ SHORTENED = {
         ("TRIES, EPOCHS, BETA = 40, 4,", "TRIES, EPOCHS, BETA = 12, 3,"),
     ],
 }
-LONG = (11,)  # lessons that take minutes as they are
+LONG = 6, 11  # lessons that take half a minute and more as they are
 LEFT_OUT = {
     5: ("2. Where gradients", "Exercises"),
     7: ("6. The proof", "Exercises"),

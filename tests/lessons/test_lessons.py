@@ -1,4 +1,4 @@
-"""Every lesson runs, as it is shipped unless that takes minutes, and is a notebook too."""
+"""Every lesson runs, as it is shipped unless that takes long, and is a notebook too."""
 
 import json
 
