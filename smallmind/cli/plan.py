@@ -82,10 +82,10 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.json:
         outcomes = [outcome._asdict() for outcome in planner.outcomes]
-        found = {"minutes": shown, "law": planner.law.constants, "outcomes": outcomes}
+        found = {"minutes": shown, "law": planner.law(minutes).constants, "outcomes": outcomes}
         Console().piece(json.dumps(found, indent=2) + "\n")
         return 0
-    _show(console, planner, shown)
+    _show(console, planner, shown, minutes)
     console.command("Next:", _next(options, choices, minutes))
     return 0
 
@@ -156,7 +156,7 @@ def _described(
     }
 
 
-def _show(console: Console, planner: "Planner", rows: list[dict[str, Any]]) -> None:
+def _show(console: Console, planner: "Planner", rows: list[dict[str, Any]], minutes: float) -> None:
     from smallmind.corpus.reading import count_of
     from smallmind.runs.pace import MAX_PASSES
 
@@ -184,9 +184,10 @@ def _show(console: Console, planner: "Planner", rows: list[dict[str, Any]]) -> N
         known = "Nothing is known of this text: these are guesses, from other texts"
     console.line(
         "Losses on held-out text in nats per token, and between which losses 9 of 10 runs end; "
-        f"smaller, larger: with the next sizes. {known}. For N parameters and D tokens:"
+        f"smaller, larger: with the next sizes. {known}. For N parameters and D "
+        f"tokens, in {minutes:g} minutes:"
     )
-    console.line(f"loss = {planner.law}")
+    console.line(f"loss = {planner.law(minutes)}")
     if rows[-1]["passes"] > MANY * MAX_PASSES:
         console.line(
             f"A run ends after {MAX_PASSES} passes over the text: then only more text helps"

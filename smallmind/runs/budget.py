@@ -40,11 +40,10 @@ DROPOUT, DROPOUT_POWER, LEAST_DROPOUT, MOST_DROPOUT = 0.0075, 0.65, 0.015, 0.2
 
 
 class Shape(NamedTuple):
-    """The size of a model, and how much text it looks at."""
+    """The size of a model."""
 
     n_layer: int
     n_embd: int
-    block_size: int
 
 
 class Size(NamedTuple):
@@ -61,31 +60,34 @@ class Size(NamedTuple):
 CHOSEN = ("n_layer", "n_embd", "n_head", "block_size", "batch_size", "dropout")
 HEAD, SMALL_HEAD = 32, 16  # channels of a head, and of one in a model that is not wide
 WIDE = 128
+WINDOW, LONG_WINDOW = 128, 256  # tokens; long ones teach less at first
+LONG = 1e7  # tokens that a run sees, from which on its windows are long
 # From the smallest to the largest.
 SHAPES = [
-    Shape(2, 32, 64),
-    Shape(3, 32, 64),
-    Shape(4, 32, 64),
-    Shape(4, 48, 64),
-    Shape(4, 64, 128),
-    Shape(4, 80, 128),
-    Shape(4, 96, 128),
-    Shape(4, 112, 128),
-    Shape(4, 128, 128),
-    Shape(4, 160, 128),
-    Shape(4, 192, 128),
-    Shape(6, 192, 128),
-    Shape(6, 224, 128),
-    Shape(6, 256, 128),
-    Shape(6, 320, 256),
-    Shape(8, 320, 256),
-    Shape(8, 384, 256),
-    Shape(8, 448, 256),
-    Shape(8, 512, 256),
-    Shape(12, 512, 256),
-    Shape(12, 640, 256),
+    Shape(2, 32),
+    Shape(3, 32),
+    Shape(4, 32),
+    Shape(4, 48),
+    Shape(4, 64),
+    Shape(4, 80),
+    Shape(4, 96),
+    Shape(4, 112),
+    Shape(4, 128),
+    Shape(4, 160),
+    Shape(4, 192),
+    Shape(6, 192),
+    Shape(6, 224),
+    Shape(6, 256),
+    Shape(6, 320),
+    Shape(8, 320),
+    Shape(8, 384),
+    Shape(8, 448),
+    Shape(8, 512),
+    Shape(12, 512),
+    Shape(12, 640),
 ]
 TIMED = [SHAPES[2], SHAPES[8], SHAPES[14]]  # small ones multiply less in a second
+MIDDLE = 10**5  # parameters
 Speed = Callable[[int], float]  # parameters -> operations per second
 
 
@@ -111,7 +113,7 @@ def fit(
     fields = choices.fields | {"vocab_size": vocab_size}
     seconds = 60 * float(given["minutes"])
     speed = corrected(speed_of(choices, seconds), speeds)
-    sizes = sizes_for(given, fields, tokens, seconds, speed, law_of(known))
+    sizes = sizes_for(given, fields, tokens, seconds, speed, law_for(known, seconds, speed))
     return choices.having(**best(sizes).fields)
 
 
@@ -136,6 +138,11 @@ def tokens_of(fields: Fields, characters: int) -> float:
     return characters / (CHARACTERS_PER_TOKEN if is_learned else 1)
 
 
+def law_for(known: Sequence[Outcome], seconds: float, speed: Speed) -> Law:
+    """The law of a text with these outcomes, for runs of so many seconds."""
+    return law_of(known, LEARNING * seconds * speed(MIDDLE))
+
+
 def sizes_for(
     given: Fields, fields: Fields, text: float, seconds: float, speed: Speed, law: Law
 ) -> list[Size]:
@@ -144,20 +151,19 @@ def sizes_for(
     `fields` are those of the other settings; `text` is the number of its tokens. Shapes that are
     too large for the text, and those that nothing can be made of, are left out.
     """
-    # A window fits into the text many times, also into its held-out part.
-    longest = max(8, int(text // 40))
     found: dict[int, Size] = {}
     for shape in SHAPES:
-        own = _fields(shape._replace(block_size=min(shape.block_size, longest)), given)
+        own = _fields(shape, given)
         N = parameters(fields | own)
         if N is None or N in found or (found and N / text > PARAMETERS_PER_TOKEN):
             continue
         unique = (1 - HELD_OUT) * text
         tokens = LEARNING * seconds * speed(N) / (OPERATIONS * N)
         tokens = min(tokens, pace.MAX_PASSES * unique)
+        own = {"block_size": window_for(tokens, text)} | own
         found[N] = sized(own, N, tokens, unique, law, fields.get("grad_accum_steps", 1))
     if not found:  # none of these fields makes a model: the error says why
-        own = _fields(SHAPES[0], given)
+        own = {"block_size": window_for(1.0, text)} | _fields(SHAPES[0], given)
         return [sized(own, 1, 1.0, text, law, fields.get("grad_accum_steps", 1))]
     return [found[N] for N in sorted(found)]
 
@@ -169,6 +175,12 @@ def sized(own: Fields, N: int, tokens: float, unique: float, law: Law, accumulat
     chosen = {"batch_size": windows, "dropout": dropout_for(N, tokens, unique)} | own
     given = N, tokens, unique
     return Size(chosen, N, tokens, tokens / unique, law.loss(*given), law.interval(*given))
+
+
+def window_for(tokens: float, text: float) -> int:
+    """The length of the windows of a run that sees so many tokens of a text."""
+    # It fits into the text many times, also into its held-out part.
+    return min(LONG_WINDOW if tokens >= LONG else WINDOW, max(8, int(text // 40)))
 
 
 def dropout_for(parameters: float, tokens: float, unique: float) -> float:
@@ -208,7 +220,7 @@ def speed_of(choices: Choices, seconds: float) -> Speed:
     """
     timed: dict[int, float] = {}
     for shape in TIMED:
-        own = _fields(shape, choices.given)
+        own = {"block_size": WINDOW} | _fields(shape, choices.given)
         batch = max(1, MIN_BATCH // own["block_size"] // choices.fields.get("grad_accum_steps", 1))
         settings = choices.having(**{"batch_size": batch} | own).settings()
         N = parameters_of(settings.model)

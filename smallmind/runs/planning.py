@@ -19,7 +19,7 @@ from smallmind.runs.budget import (
 )
 from smallmind.runs.creating import history_of, prepare, resolve_settings, with_tokenizer
 from smallmind.runs.files import RUNS, Text
-from smallmind.runs.scaling import Law, law_of
+from smallmind.runs.scaling import Law
 from smallmind.runs.source import TOKENS
 from smallmind.runs.trials import MIN_STEPS, PLAIN, Trial
 from smallmind.settings.presets import RECIPES
@@ -69,17 +69,16 @@ class Planner:
         self._speeds = self.history.speeds()
         self._timed: Speed | None = None
 
-    @property
-    def law(self) -> Law:
-        """The law of the text, after the outcomes so far."""
-        return law_of(self.outcomes)
+    def law(self, minutes: float) -> Law:
+        """The law of the text for runs of this time, after the outcomes so far."""
+        return budget.law_for(self.outcomes, 60 * minutes, self._speed)
 
     def sizes(self, minutes: float) -> list[Size]:
         """Each size of the model, as it would be trained in this time, from the smallest on."""
         text = self.unique / (1 - HELD_OUT)
         given = self.choices.given
         fields = self.choices.fields | {"vocab_size": self.prepared.tokenizer.vocab_size}
-        return sizes_for(given, fields, text, 60 * minutes, self._speed, self.law)
+        return sizes_for(given, fields, text, 60 * minutes, self._speed, self.law(minutes))
 
     def settings(self, size: Size, **fields: object) -> Settings:
         """The resolved settings of a run of this size."""

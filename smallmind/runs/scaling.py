@@ -23,9 +23,10 @@ from smallmind.settings.config import ModelConfig
 
 CONSTANTS = "E", "a", "alpha", "b", "beta", "R"  # the logarithms are what is fitted
 # The logarithms: their mean and deviation over texts. E depends on the text and its tokens.
-MEANS = np.log([1.0, 0.2, 0.42, 0.25, 0.4, 6.5])
-DEVIATIONS = np.array([2.0, 0.7, 0.25, 0.7, 0.25, 0.7])
+MEANS = np.log([0.9, 0.3, 0.4, 0.4, 0.4, 6.5])
+DEVIATIONS = np.array([2.0, 1.2, 0.3, 1.2, 0.3, 0.7])
 NOISE = 0.006  # of a run's loss, by its seed and by what the law leaves out, as a share of it
+NEARBY = 1.0  # by which that grows with the logarithm of the distance: the law holds from near best
 SIZE, LENGTH = 1e5, 1e6  # parameters and tokens in the middle of what is trained here
 MOST_STEPS = 100  # of the fit, which takes ten
 PRECISION = 1e-6  # of the logarithms
@@ -95,19 +96,24 @@ def is_plausible(outcome: Outcome) -> bool:
     return all(low <= getattr(outcome, x) <= high for x, (low, high) in PLAUSIBLE.items())
 
 
-def law_of(outcomes: Sequence[Outcome]) -> Law:
+def law_of(outcomes: Sequence[Outcome], operations: float | None = None) -> Law:
     """The likeliest law of a text after these outcomes, by Levenberg's and Marquardt's method.
 
-    Those that are far off count less (Huber 1964). Outcomes that are not plausible do not count.
+    It is for runs of so many operations (6 for each parameter and token); None means as many as the
+    longest outcome. The more an outcome has or lacks of them, beside the nearest one, the less it
+    counts, as does one that is far off (Huber 1964). Outcomes that are not plausible do not count.
     """
     outcomes = [outcome for outcome in outcomes if is_plausible(outcome)]
     N, D, U, losses = np.array(outcomes, float).reshape(-1, len(Outcome._fields)).T
-    means = MEANS.copy()
+    means, noise = MEANS.copy(), NOISE
     if len(losses):
-        means[0] = np.log(losses.min())
+        means[0] += np.log(losses.min())
+        spent = np.log(6 * N * D)
+        far = np.abs(spent - (np.log(operations) if operations else spent.max()))
+        noise = NOISE * (1 + NEARBY * (far - far.min()))
 
     def residuals(x: np.ndarray) -> np.ndarray:
-        errors = (_logarithm(x, N, D, U) - np.log(losses)) / NOISE
+        errors = (_logarithm(x, N, D, U) - np.log(losses)) / noise
         errors *= np.sqrt(2 / (1 + np.hypot(1, errors / FAR)))  # squared: pseudo-Huber
         return np.concatenate([errors, (x - means) / DEVIATIONS])
 

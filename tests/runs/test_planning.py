@@ -10,7 +10,7 @@ from smallmind import Run
 from smallmind.runs import planning, trials
 from smallmind.runs.creating import prepare
 from smallmind.runs.planning import COUNT, Planner
-from smallmind.runs.scaling import Outcome, law_of
+from smallmind.runs.scaling import Outcome
 from smallmind.runs.trials import History, Trial
 from smallmind.settings.sources import Choices
 from tests.programs import refuses, status
@@ -48,7 +48,7 @@ def test_trials_are_made_once_and_kept(planner, tmp_path):
     sizes, lengths = ({x[i] for x in outcomes} for i in (0, 1))
     assert len(sizes) >= 2 and max(lengths) > 5 * min(lengths)
     again = planner()
-    assert again.outcomes == outcomes and again.law.constants == first.law.constants
+    assert again.outcomes == outcomes and again.law(1).constants == first.law(1).constants
     assert len(made(again)) < len(outcomes)
     (path,) = tmp_path.glob("plans/*.jsonl")
     assert len(path.read_text().splitlines()) == len(again.outcomes)
@@ -128,7 +128,7 @@ def test_more_time_is_expected_to_help(planner):
         settings = plan.settings(size)
         assert settings.model.dropout == size.fields["dropout"]
         assert trials.outcome_of(settings, 1, 1.0).parameters == size.parameters
-        assert law_of(plan.outcomes).loss(size.parameters, size.tokens, plan.unique) == size.loss
+        assert plan.law(1).loss(size.parameters, size.tokens, plan.unique) == size.loss
 
 
 def test_what_cannot_be_planned_is_refused(tmp_path):

@@ -34,10 +34,26 @@ SIZES, TOKENS = (3e4, 1e5, 3e5), (3e5, 1e6, 3e6)
 def test_a_law_is_found_again():
     law, random = text_of(1)
     sizes, tokens = np.geomspace(1e4, 1e7, 8), np.geomspace(1e5, 1e9, 8)
-    found = law_of(outcomes_of(law, random, sizes, tokens, 1e7, noise=1e-5))
+    outcomes = outcomes_of(law, random, sizes, tokens, 1e7, noise=1e-5)
     for N in sizes:
         for D in tokens:
+            found = law_of(outcomes, 6 * N * D)
             assert found.loss(N, D, 1e7) == pytest.approx(law.loss(N, D, 1e7), rel=1e-3)
+
+
+def test_outcomes_of_like_runs_count_most():
+    """A text of which short runs learn 10 % less than the law of long ones says."""
+    law, random = text_of(2)
+    long = outcomes_of(law, random, SIZES, TOKENS, 1e8, noise=1e-4)
+    short = outcomes_of(law, random, [N / 30 for N in SIZES], [D / 30 for D in TOKENS], 1e8, 1e-4)
+    both = long + [outcome._replace(loss=1.1 * outcome.loss) for outcome in short]
+    for factor in (1, 10):
+        N, D = factor * SIZES[-1], factor * TOKENS[-1]
+        assert law_of(both, 6 * N * D).loss(N, D, 1e8) == pytest.approx(law.loss(N, D, 1e8), 0.02)
+    first = both[len(long)]
+    found = law_of(both, 6 * first.parameters * first.tokens)
+    assert found.loss(*first[:3]) == pytest.approx(first.loss, 0.02)
+    assert law_of(both).constants == law_of(both, 6 * SIZES[-1] * TOKENS[-1]).constants
 
 
 @settings(max_examples=30, deadline=None)
