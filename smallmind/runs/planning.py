@@ -28,8 +28,8 @@ from smallmind.settings.sources import ALTERNATIVES, Choices, flag_of, flags_of
 from smallmind.text.dataset import HELD_OUT
 
 LENGTHS = (0.1, 0.32, 1.0)  # of trials, as shares of the longest
-WIDTH = 2.5  # smaller and larger than the best size so far are the other trials of a length
-SIZES = (1 / WIDTH, 1.0, WIDTH)
+# Of trials, as shares of the best size so far; that of runs of ten times their length is the last.
+SIZES = (0.4, 1.0, 3.2)
 COUNT = len(LENGTHS) * len(SIZES)  # trials at most
 ALIKE = 1.3  # a trial within this factor of another adds nothing
 
