@@ -105,6 +105,15 @@ def test_what_is_given_stays(operations, characters, given):
         assert settings.model.block_size <= max(8, characters // 10)
 
 
+def test_windows_are_alike_for_all_but_long_runs():
+    """So that short trials tell of longer runs."""
+    short, long = sizes(1e12), sizes(1e14, characters=10**9)
+    assert {size.fields["block_size"] for size in short} == {128}
+    for size in long:
+        assert size.fields["block_size"] == (128 if size.tokens < budget.LONG else 256)
+    assert {size.fields["block_size"] for size in long} == {128, 256}
+
+
 def test_what_could_be_memorised_needs_dropout():
     assert dropout_for(1e5, 1e6, 1e6) == 0 < dropout_for(1e6, 1e7, 1e6) < dropout_for(1e7, 1e7, 1e6)
     assert dropout_for(1e6, 1e7, 1e6) < dropout_for(1e6, 1e8, 1e6) < dropout_for(1e6, 1e8, 1e5)
