@@ -28,7 +28,7 @@ from smallmind.settings.sources import ALTERNATIVES, Choices, flag_of, flags_of
 from smallmind.text.dataset import HELD_OUT
 
 LENGTHS = (0.1, 0.32, 1.0)  # of trials, as shares of the longest
-# Trials have these shares of the best size so far; the last is that of runs of ten times the length.
+# Sizes of trials, as shares of the best one so far; the last is that of runs ten times as long.
 SIZES = (0.4, 1.0, 3.2)
 COUNT = len(LENGTHS) * len(SIZES)  # trials at most
 ALIKE = 1.3  # a trial within this factor of another adds nothing
