@@ -17,7 +17,7 @@ from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.runs import pace
 from smallmind.runs.assembly import new_model
-from smallmind.runs.scaling import Law, Outcome, law_of, parameters_of
+from smallmind.runs.scaling import SIZE, Law, Outcome, law_of, parameters_of
 from smallmind.runs.threads import use_threads
 from smallmind.settings.config import ModelConfig, RunConfig
 from smallmind.settings.presets import RECIPES, Fields
@@ -87,7 +87,6 @@ SHAPES = [
     Shape(12, 640),
 ]
 TIMED = [SHAPES[2], SHAPES[8], SHAPES[14]]  # small ones multiply less in a second
-MIDDLE = 10**5  # parameters
 Speed = Callable[[int], float]  # parameters -> operations per second
 
 
@@ -140,7 +139,7 @@ def tokens_of(fields: Fields, characters: int) -> float:
 
 def law_for(known: Sequence[Outcome], seconds: float, speed: Speed) -> Law:
     """The law of a text with these outcomes, for runs of so many seconds."""
-    return law_of(known, LEARNING * seconds * speed(MIDDLE))
+    return law_of(known, LEARNING * seconds * speed(int(SIZE)))
 
 
 def sizes_for(

@@ -26,7 +26,7 @@ CONSTANTS = "E", "a", "alpha", "b", "beta", "R"  # the logarithms are what is fi
 MEANS = np.log([0.9, 0.3, 0.4, 0.4, 0.4, 6.5])
 DEVIATIONS = np.array([2.0, 1.2, 0.3, 1.2, 0.3, 0.7])
 NOISE = 0.006  # of a run's loss, by its seed and by what the law leaves out, as a share of it
-NEARBY = 0.5  # by which that grows with the logarithm of the distance: the law holds from near best
+NEARBY = 0.5  # growth of the noise for e times more or fewer operations than the run in question
 SIZE, LENGTH = 1e5, 1e6  # parameters and tokens in the middle of what is trained here
 MOST_STEPS = 100  # of the fit, which takes ten
 PRECISION = 1e-6  # of the logarithms
@@ -100,8 +100,8 @@ def law_of(outcomes: Sequence[Outcome], operations: float | None = None) -> Law:
     """The likeliest law of a text after these outcomes, by Levenberg's and Marquardt's method.
 
     It is for runs of so many operations (6 for each parameter and token); None means as many as the
-    longest outcome. The more an outcome has or lacks of them, beside the nearest one, the less it
-    counts, as does one that is far off (Huber 1964). Outcomes that are not plausible do not count.
+    longest outcome. The nearest outcome counts most, others less the further their operations are
+    from these; so do those far off the law (Huber 1964). Implausible outcomes do not count.
     """
     outcomes = [outcome for outcome in outcomes if is_plausible(outcome)]
     N, D, U, losses = np.array(outcomes, float).reshape(-1, len(Outcome._fields)).T
