@@ -19,7 +19,7 @@ from smallmind.runs import pace
 from smallmind.runs.assembly import new_model
 from smallmind.runs.scaling import SIZE, Law, Outcome, law_of, parameters_of
 from smallmind.runs.threads import use_threads
-from smallmind.settings.config import ModelConfig, RunConfig
+from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
 from smallmind.settings.presets import RECIPES, Fields
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import MODEL_FIELDS, Choices
@@ -31,12 +31,13 @@ OPERATIONS = 6  # per parameter and token of a training pass
 LEARNING = 0.9  # share of the time spent in steps; the rest evaluates and saves
 MOST_TIMING = 0.01  # share of the time for the passes of a size that is timed
 UPDATES = 1000  # that a batch is made for: fewer of a larger batch learn less from as many tokens
-MIN_BATCH, MAX_BATCH = 768, 4096  # tokens
+MIN_BATCH, MAX_BATCH = 768, 8192  # tokens
 PARAMETERS_PER_TOKEN = 4.0  # of the text: more of them memorise it
 CHARACTERS_PER_TOKEN = 1.9  # of 512 tokens learned from English text
 # Dropout for a pass over the text by a model with a parameter for each of its tokens, the power by
 # which it grows with both, and its limits: less than the least is none.
 DROPOUT, DROPOUT_POWER, LEAST_DROPOUT, MOST_DROPOUT = 0.0075, 0.65, 0.015, 0.2
+WEIGHT_DECAY = 0.3  # beside dropout
 
 
 class Shape(NamedTuple):
@@ -57,7 +58,10 @@ class Size(NamedTuple):
     interval: tuple[float, float]  # of the losses of nine runs in ten
 
 
-CHOSEN = ("n_layer", "n_embd", "n_head", "block_size", "batch_size", "dropout")
+CHOSEN = (
+    *("n_layer", "n_embd", "n_head", "block_size", "batch_size"),
+    *("dropout", "weight_decay"),
+)
 HEAD, SMALL_HEAD = 32, 16  # channels of a head, and of one in a model that is not wide
 WIDE = 128
 WINDOW, LONG_WINDOW = 128, 256  # tokens; long ones teach less at first
@@ -99,9 +103,9 @@ def fit(
 ) -> Choices:
     """The choices with the model and the batch for a run of their `minutes`.
 
-    Chooses the size of the model, its block size, batch and dropout, as far as they are not given,
-    for a text of `tokens`, whose outcomes are `known`, and for this machine, which is timed, unless
-    the `speeds` of trials say how fast it is: parameters -> operations per second.
+    Chooses the size of the model, its block size, batch, dropout and weight decay, as far as they
+    are not given, for a text of `tokens`, whose outcomes are `known`, and for this machine, which
+    is timed, unless the `speeds` of trials say how fast it is: parameters -> operations per second.
     Recipes that choose nothing, and runs that start from a model, keep their own. InputError for a
     setting that is out of range.
     """
@@ -168,10 +172,10 @@ def sizes_for(
 
 
 def sized(own: Fields, N: int, tokens: float, unique: float, law: Law, accumulated: int) -> Size:
-    """The batches and the dropout for a model of N parameters that sees so many tokens."""
+    """The batches and the regularization for N parameters that see so many tokens."""
     batch = min(MAX_BATCH, max(MIN_BATCH, tokens / UPDATES))
     windows = max(1, round(batch / own["block_size"] / accumulated))
-    chosen = {"batch_size": windows, "dropout": dropout_for(N, tokens, unique)} | own
+    chosen = {"batch_size": windows} | regularization(N, tokens, unique) | own
     given = N, tokens, unique
     return Size(chosen, N, tokens, tokens / unique, law.loss(*given), law.interval(*given))
 
@@ -182,10 +186,12 @@ def window_for(tokens: float, text: float) -> int:
     return min(LONG_WINDOW if tokens >= LONG else WINDOW, max(8, int(text // 40)))
 
 
-def dropout_for(parameters: float, tokens: float, unique: float) -> float:
-    """The dropout for a model of so many parameters: the more it could memorise, the more."""
+def regularization(parameters: float, tokens: float, unique: float) -> Fields:
+    """Dropout and weight decay for so many parameters: the more they could memorise, the more."""
     share = DROPOUT * (parameters / unique * (tokens / unique)) ** DROPOUT_POWER
-    return round(min(MOST_DROPOUT, share), 2) if share >= LEAST_DROPOUT else 0.0
+    if share < LEAST_DROPOUT:
+        return {"dropout": 0.0, "weight_decay": TrainingConfig.weight_decay}
+    return {"dropout": round(min(MOST_DROPOUT, share), 2), "weight_decay": WEIGHT_DECAY}
 
 
 def best(sizes: Sequence[Size]) -> Size:

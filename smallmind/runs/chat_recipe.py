@@ -7,7 +7,7 @@ import numpy as np
 from smallmind.nn.position import position_class
 from smallmind.runs.assembly import Initial
 from smallmind.runs.source import ConversationSource, Source
-from smallmind.settings.presets import CHAT_RECIPE, SIZES, Fields
+from smallmind.settings.presets import CHAT_RECIPE, DEFAULT_RECIPE, SIZES, Fields
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import ALTERNATIVES, Choices
 from smallmind.text.packing import pack
@@ -23,18 +23,27 @@ EVALUATIONS = 10  # of a run
 FITTING, STEP, LONGEST, PADDING = 0.95, 64, 1024, 0.015
 USUAL = 256  # where lengths are not known
 TOKENS, MORE_TOKENS = 1024, 2048  # in an update, with few and with many conversations
+# Whoever chooses one of them has chosen a size.
+SIZING = ("n_layer", "n_embd", "n_head", "n_kv_head", "minutes")
 
 
 def for_built_in(choices: Choices) -> Choices:
-    """The choices with those for the built-in questions, if it is they that are asked for."""
-    if choices.fields.get("text") or not choices.fields.get("chat"):
+    """The choices with those for the built-in stories or questions, if no other text is named."""
+    given = choices.given
+    if choices.fields.get("text") or given.get("init_from"):
         return choices
-    from smallmind.text.questions import BUILT_IN_FIELDS
+    if choices.fields.get("chat"):
+        from smallmind.text.questions import BUILT_IN_FIELDS
 
-    choices = _with_recipe(choices)
-    if choices.recipe != CHAT_RECIPE:
+        choices = _with_recipe(choices)
+        is_for_it = choices.recipe == CHAT_RECIPE
+    else:
+        from smallmind.text.stories import BUILT_IN_FIELDS
+
+        is_for_it = choices.recipe == DEFAULT_RECIPE and not any(given.get(x) for x in SIZING)
+    if not is_for_it:
         return choices
-    return choices.having(**_without_alternatives(BUILT_IN_FIELDS, choices.given) | choices.given)
+    return choices.having(**_without_alternatives(BUILT_IN_FIELDS, given) | given)
 
 
 def for_conversations(

@@ -186,8 +186,7 @@ def history_of(
 ) -> History:
     """The outcomes of a text that are known in folders of runs, for runs of these choices."""
     settings = with_tokenizer(choices.settings(), source)
-    dropout = choices.given.get("dropout")
-    return History(folders, source.sha256, settings, tokenizer, unique, dropout)
+    return History(folders, source.sha256, settings, tokenizer, unique, choices.given)
 
 
 def outline(choices: Choices, characters: int) -> Settings:

@@ -8,9 +8,10 @@ settings are the same but those that follow from the time.
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from smallmind import parts
@@ -19,7 +20,7 @@ from smallmind.console import activity
 from smallmind.console.activity import clock
 from smallmind.files import durable
 from smallmind.runs.assembly import build_training
-from smallmind.runs.budget import OPERATIONS, dropout_for, tokens_per_step
+from smallmind.runs.budget import OPERATIONS, regularization, tokens_per_step
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import CONFIG, METRICS
 from smallmind.runs.metrics_file import MetricsFile
@@ -115,8 +116,7 @@ class History:
     """The known outcomes of a text, for runs that learn as these settings say.
 
     `folders` are those of runs; trials are added in the first one. `tokenizer` is that of the
-    runs, `unique` the number of tokens to learn from, and `dropout` the given one; None means that
-    of the recipe.
+    runs, `unique` the number of tokens to learn from, and `given` the user's own choices.
     """
 
     def __init__(
@@ -126,14 +126,17 @@ class History:
         settings: Settings,
         tokenizer: Tokenizer,
         unique: int,
-        dropout: float | None = None,
+        given: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.sha256, self.unique, self.dropout = sha256, unique, dropout
+        self.sha256, self.unique, self.given = sha256, unique, dict(given)
         self.folders = list({folder.resolve(): folder for folder in folders}.values())
         # Tokens on disk name their text themselves: what they say may not lead elsewhere.
         name = hashlib.sha256(sha256.encode(errors="replace")).hexdigest()[:32]
         self.files = [folder / PLANS / f"{name}.jsonl" for folder in self.folders]
-        self.kind = f"{_kind(settings, tokenizer)}{'' if dropout is None else f'-{dropout:g}'}"
+        self.weight_decay = settings.training.weight_decay
+        self.kind = _kind(settings, tokenizer)
+        if "dropout" in given:
+            self.kind += f"-{given['dropout']:g}"
         self.machine = _machine(settings)
 
     def add(self, trial: Trial) -> None:
@@ -212,9 +215,12 @@ class History:
         if tokenizer is None or steps < MIN_STEPS:
             return None
         outcome = outcome_of(settings, self.unique, 1.0)
-        usual = dropout_for(*outcome[:3]) if self.dropout is None else self.dropout
-        is_alike = abs(settings.model.dropout - usual) <= USUAL_DROPOUT
-        if not is_alike or _kind(settings, tokenizer) != self.kind.split("-")[0]:
+        usual = regularization(*outcome[:3]) | self.given
+        is_alike = abs(settings.model.dropout - usual["dropout"]) <= USUAL_DROPOUT
+        if not is_alike or settings.training.weight_decay != usual["weight_decay"]:
+            return None
+        settings = settings.replace(weight_decay=self.weight_decay)
+        if _kind(settings, tokenizer) != self.kind.split("-")[0]:
             return None
         losses = [
             number(record["final_loss"])

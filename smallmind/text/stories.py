@@ -5,6 +5,7 @@ no model can beat on average.
 """
 
 from random import Random
+from typing import Any
 
 from smallmind.text.grammar import Grammar
 
@@ -134,6 +135,14 @@ smiled: smiled | laughed | cheered | danced
 
 
 CHARACTERS = 1_000_000  # of the built-in text, at least
+# The settings of a run on it, unless a size is chosen: measured, see bench/LOG.md.
+BUILT_IN_FIELDS: dict[str, Any] = {
+    "n_embd": 48,
+    "n_head": 3,
+    "block_size": 128,
+    "batch_size": 16,
+    "steps": 2000,
+}
 # The entropy rate of the endless stream of stories, in nats per character: the entropy of a story
 # over the expected length of a story. Stories are independent and each ends in the only empty line
 # in it, so the characters determine where every story ends (the stream is self-delimiting) and, as

@@ -12,7 +12,7 @@ from smallmind import Run
 from smallmind.cli.flags import choices_of_run
 from smallmind.cli.program import make_parser
 from smallmind.runs import budget, pace
-from smallmind.runs.budget import CHOSEN, LEARNING, best, dropout_for, fit, sizes_for, tokens_of
+from smallmind.runs.budget import CHOSEN, LEARNING, best, fit, regularization, sizes_for, tokens_of
 from smallmind.runs.pace import MAX_PASSES, Pace
 from smallmind.runs.scaling import Outcome, law_of
 from smallmind.settings.sources import Choices
@@ -89,6 +89,7 @@ def test_what_is_known_of_a_text_changes_the_size():
             "block_size": st.integers(1, 300),
             "batch_size": st.integers(1, 64),
             "dropout": st.floats(0, 0.5),
+            "weight_decay": st.floats(0, 0.5),
             "n_kv_head": st.just(1),
             "head_size": st.sampled_from([5, 64, 1000]),
         },
@@ -98,7 +99,7 @@ def test_what_is_given_stays(operations, characters, given):
     if given.get("n_embd", 130) % given.get("n_head", 1):
         return
     settings = chosen(operations, characters, **given)
-    values = vars(settings.model) | vars(settings.run)
+    values = settings.fields
     assert {name: values[name] for name in given} == given
     if "block_size" not in given:
         # A window fits into the held-out tenth.
@@ -114,12 +115,19 @@ def test_windows_are_alike_for_all_but_long_runs():
     assert {size.fields["block_size"] for size in long} == {128, 256}
 
 
-def test_what_could_be_memorised_needs_dropout():
-    assert dropout_for(1e5, 1e6, 1e6) == 0 < dropout_for(1e6, 1e7, 1e6) < dropout_for(1e7, 1e7, 1e6)
-    assert dropout_for(1e6, 1e7, 1e6) < dropout_for(1e6, 1e8, 1e6) < dropout_for(1e6, 1e8, 1e5)
-    assert dropout_for(1e9, 1e10, 1e5) == budget.MOST_DROPOUT
-    shares = [chosen(1e14, characters).model.dropout for characters in (10**8, 10**6, 10**5)]
+def test_what_could_be_memorised_needs_dropout_and_weight_decay():
+    def dropout(*given):
+        return regularization(*given)["dropout"]
+
+    assert dropout(1e5, 1e6, 1e6) == 0 < dropout(1e6, 1e7, 1e6) < dropout(1e7, 1e7, 1e6)
+    assert dropout(1e6, 1e7, 1e6) < dropout(1e6, 1e8, 1e6) < dropout(1e6, 1e8, 1e5)
+    assert dropout(1e9, 1e10, 1e5) == budget.MOST_DROPOUT
+    found = [chosen(1e14, characters) for characters in (10**8, 10**6, 10**5)]
+    shares = [settings.model.dropout for settings in found]
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] > shares[0]
+    decays = [settings.training.weight_decay for settings in found]
+    assert decays == [0.1, 0.3, 0.3]
+    assert chosen(1e14, 10**5, weight_decay=0.02).training.weight_decay == 0.02
 
 
 def test_a_text_has_fewer_learned_tokens_than_characters():

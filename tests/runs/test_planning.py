@@ -170,11 +170,26 @@ def test_trials_of_other_settings_are_others(planner, change):
     assert planner().outcomes and planner(**change).outcomes == []
 
 
-def test_runs_with_another_dropout_do_not_count(planner, tmp_path):
+@pytest.mark.parametrize("change", [{"dropout": 0.5}, {"weight_decay": 0.02}])
+def test_runs_with_other_regularization_do_not_count(planner, tmp_path, change):
     planned = next(iter(planner().planned(MINUTES)))
-    run = Run.create(planned.settings.replace(dropout=0.5), TEXT, out=tmp_path / "run")
+    run = Run.create(planned.settings.replace(**change), TEXT, out=tmp_path / "run")
     run.train(progress=False)
-    assert planner().runs == 0 and planner(dropout=0.5).runs == 1
+    assert planner().runs == 0 and planner(**change).runs == 1
+
+
+@pytest.mark.parametrize("unique", [10**3, 10**6])
+def test_runs_with_the_regularization_of_the_recipe_count(planner, tmp_path, monkeypatch, unique):
+    """The decay that it has beside dropout, and the one it has without."""
+    plan = planner()
+    planned = next(iter(plan.planned(MINUTES)))
+    outcome = trials.outcome_of(planned.settings, unique, 1.0)
+    usual = trials.regularization(*outcome[:3])
+    assert bool(usual["dropout"]) == (unique == 10**3)
+    run = Run.create(planned.settings.replace(**usual), TEXT, out=tmp_path / "run")
+    run.train(progress=False)
+    monkeypatch.setattr(plan.history, "unique", unique)
+    assert len(plan.history.runs()) == 1
 
 
 def test_runs_that_were_made_longer_or_are_short_do_not_count(planner, tmp_path, monkeypatch):
