@@ -35,6 +35,7 @@ class MPIGroup(Group):
         self.neighbours = neighbours
         self.patience = patience
         self.pending: list[_Pending] = []  # what has not been waited for
+        self._lost: TimeoutError | None = None  # ranks that were given up
         self._communicator = communicator
         hosts = communicator.allgather(MPI.Get_processor_name())
         several = len(set(hosts)) > 1
@@ -132,9 +133,14 @@ class MPIGroup(Group):
         self._communicator.Abort(status)
 
     def _wait(self, is_done: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
-        """Waits until is_done(). TimeoutError names the missing ranks if that takes too long."""
+        """Waits until is_done(). TimeoutError names the missing ranks if that takes too long.
+
+        After that it waits for nothing: those that still answer wait for the missing ones too.
+        """
         if is_done():
             return
+        if self._lost:
+            raise self._lost
         begun = time.monotonic()
         with activity.doing("Waiting for other ranks", usual=True):
             while not is_done():
@@ -146,7 +152,9 @@ class MPIGroup(Group):
                 activity.tick()
                 if waited > self.patience:
                     names = ", ".join(self.names[rank] for rank in missing())
-                    raise TimeoutError(f"no answer from {names} for {self.patience:g} seconds")
+                    message = f"no answer from {names} for {self.patience:g} seconds"
+                    self._lost = TimeoutError(message)
+                    raise self._lost
 
 
 class _Pending:

@@ -134,6 +134,27 @@ def test_a_rank_that_does_not_answer_is_given_up_by_name(tmp_path, whole, rank):
     assert_resumes(tmp_path, whole, {7, 10, 12})  # rank 0 saves before it gives up
 
 
+GIVEN_UP = """
+from mpi4py import MPI
+from smallmind.parallel.mpi import MPIGroup
+
+group = MPIGroup(MPI.COMM_WORLD, 0.01, 1)
+for patience in (0.01, 1e9):
+    group.patience = patience
+    try:
+        group._wait(lambda: False, lambda: [0])
+    except TimeoutError as error:
+        print(error)
+group._wait(lambda: True, lambda: [0])  # what has arrived counts
+"""
+
+
+def test_ranks_that_were_given_up_are_not_waited_for_again():
+    code, output, errors = run(LAUNCHERS[0].command((1, ["-c", GIVEN_UP])))
+    assert code == 0, errors
+    assert output.splitlines() == 2 * ["no answer from rank 0 for 0.01 seconds"]
+
+
 def test_a_nan_on_one_rank_rolls_all_back(tmp_path):
     code, _, errors = disturbed(tmp_path, ("nan", 1, 12))
     assert code == 0, errors
