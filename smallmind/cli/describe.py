@@ -109,7 +109,8 @@ def model_for_minutes(settings: Settings) -> str:
     layers = "1 layer" if model.n_layer == 1 else f"{model.n_layer} layers"
     return (
         f"For {run.minutes:g} minutes: {layers} of {model.n_embd} channels, "
-        f"{run.batch_size} windows of {model.block_size}, dropout {model.dropout:g}"
+        f"{run.batch_size} windows of {model.block_size}, dropout {model.dropout:g}, "
+        f"weight decay {settings.training.weight_decay:g}"
     )
 
 

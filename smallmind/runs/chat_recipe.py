@@ -1,4 +1,4 @@
-"""The choices of the recipe for conversations, which follow from their number and length."""
+"""The choices that follow from conversations, their number and length, and from built-in texts."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ EVALUATIONS = 10  # of a run
 FITTING, STEP, LONGEST, PADDING = 0.95, 64, 1024, 0.015
 USUAL = 256  # where lengths are not known
 TOKENS, MORE_TOKENS = 1024, 2048  # in an update, with few and with many conversations
-# Whoever chooses one of them has chosen a size.
+# Settings that choose the size of a model for the built-in stories.
 SIZING = ("n_layer", "n_embd", "n_head", "n_kv_head", "minutes")
 
 
@@ -36,12 +36,12 @@ def for_built_in(choices: Choices) -> Choices:
         from smallmind.text.questions import BUILT_IN_FIELDS
 
         choices = _with_recipe(choices)
-        is_for_it = choices.recipe == CHAT_RECIPE
+        follows = choices.recipe == CHAT_RECIPE
     else:
         from smallmind.text.stories import BUILT_IN_FIELDS
 
-        is_for_it = choices.recipe == DEFAULT_RECIPE and not any(given.get(x) for x in SIZING)
-    if not is_for_it:
+        follows = choices.recipe == DEFAULT_RECIPE and not any(given.get(x) for x in SIZING)
+    if not follows:
         return choices
     return choices.having(**_without_alternatives(BUILT_IN_FIELDS, given) | given)
 
