@@ -141,7 +141,7 @@ BUILT_IN_FIELDS: dict[str, Any] = {
     "n_head": 3,
     "block_size": 128,
     "batch_size": 16,
-    "steps": 2000,
+    "steps": 1900,
 }
 # The entropy rate of the endless stream of stories, in nats per character: the entropy of a story
 # over the expected length of a story. Stories are independent and each ends in the only empty line
