@@ -35,7 +35,7 @@ class MPIGroup(Group):
         self.neighbours = neighbours
         self.patience = patience
         self.pending: list[_Pending] = []  # what has not been waited for
-        self._lost: TimeoutError | None = None  # ranks that were given up
+        self._lost: TimeoutError | None = None  # once ranks have been given up
         self._communicator = communicator
         hosts = communicator.allgather(MPI.Get_processor_name())
         several = len(set(hosts)) > 1

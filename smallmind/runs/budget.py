@@ -58,8 +58,7 @@ class Size(NamedTuple):
     interval: tuple[float, float]  # of the losses of nine runs in ten
 
 
-SHAPE = ("n_layer", "n_embd", "n_head", "block_size")
-CHOSEN = (*SHAPE, "batch_size", "dropout", "weight_decay")
+CHOSEN = ("n_layer", "n_embd", "n_head", "block_size", "batch_size", "dropout", "weight_decay")
 HEAD, SMALL_HEAD = 32, 16  # channels of a head, and of one in a model that is not wide
 WIDE = 128
 WINDOW, LONG_WINDOW = 128, 256  # tokens; long ones teach less at first

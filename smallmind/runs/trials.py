@@ -137,6 +137,8 @@ class History:
         self.kind = _kind(settings, tokenizer)
         if "dropout" in given:
             self.kind += f"-{given['dropout']:g}"
+        if "weight_decay" in given:  # even that of the recipe without dropout
+            self.kind += f"-w{given['weight_decay']:g}"
         self.machine = _machine(settings)
 
     def add(self, trial: Trial) -> None:

@@ -161,6 +161,7 @@ def test_speeds_of_another_machine_do_not_count(planner, monkeypatch):
         {"momentum": 0.9},
         {"beta1": 0.8},
         {"dropout": 0.5},
+        {"weight_decay": 0.1},
         {"schedule": "constant"},
         {"matrix_learning_rate": 0.01},
     ],
