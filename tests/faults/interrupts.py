@@ -10,10 +10,11 @@ from pathlib import Path
 CHECKS = ("CALL", "RESUME", "JUMP_BACKWARD")
 
 
-def interrupted_everywhere(action, *files):
+def interrupted_everywhere(action, *files, every=1):
     """Calls action with KeyboardInterrupt at the 1st, the 2nd, ... moment within these files.
 
-    Yields each KeyboardInterrupt, which keeps its frames alive as in a notebook, until action ends.
+    Or only at `every` so many. Yields each KeyboardInterrupt, which keeps its frames alive as in a
+    notebook, until action ends.
     """
     moment = 0
     while True:
@@ -22,7 +23,7 @@ def interrupted_everywhere(action, *files):
             return
         except KeyboardInterrupt as error:
             yield error
-        moment += 1
+        moment += every
 
 
 def interrupted(action, moment, *files):

@@ -22,20 +22,28 @@ from tests.runs.small import FIELDS, create
 PASS = ("tensor_pool.py", "workspace.py", "transformer.py")
 
 
-SLOW = pytest.mark.slow  # loss_and_gradients goes through what they do
+SLOW = pytest.mark.slow  # each goes through all moments
 
 
 @pytest.mark.parametrize(
-    "name",
-    [*(pytest.param(name, marks=SLOW) for name in ("forward", "losses")), "loss_and_gradients"],
+    ("name", "every"),
+    [
+        *(pytest.param(name, 1, marks=SLOW) for name in ("forward", "losses")),
+        pytest.param("loss_and_gradients", 1, marks=SLOW),
+        ("loss_and_gradients", 7),
+    ],
 )
-def test_ctrl_c_at_any_moment_of_a_pass_leaves_the_model_usable(name):
+def test_ctrl_c_at_any_moment_of_a_pass_leaves_the_model_usable(name, every):
     model = smallmind.TransformerModel(5, 2, 4, 1, 1, bias=False, backend="numpy")
     pool = model.workspace.pool = TensorPool()
     ids = np.array([[1, 3]], np.int32)
     arguments = (ids,) if name == "forward" else (ids, ids)
     expected, interrupts = model.loss(ids, ids), 0
-    for error in interrupted_everywhere(lambda: getattr(model, name)(*arguments), *PASS):
+
+    def compute():
+        return getattr(model, name)(*arguments)
+
+    for error in interrupted_everywhere(compute, *PASS, every=every):
         assert pool.statistics().bytes_rented == 0, error
         assert model.loss(ids, ids) == expected
         interrupts += 1
@@ -92,7 +100,7 @@ RUN = (
     *("spikes.py", "evaluation.py", "adamw.py", "optimizer.py", "parameters.py"),
     *("transformer.py", "decoder.py", "safetensors.py"),
 )
-MOMENTS = 40
+MOMENTS = 20
 
 
 def small_run(path):

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 
 from smallmind.lessons import cells, judge, lessons, notebook, pages, short_name, summary, title
-from tests.lessons.judging import LONG, shortened
+from tests.lessons.judging import LONG, shortened, source_of
 from tests.programs import output_of
 
 
@@ -31,6 +31,13 @@ def test_a_page_runs(path, tmp_path, monkeypatch):
     number = short_name(path)
     is_long = number in map(str, LONG)
     output_of(shortened(int(number)) if is_long else path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", LONG)
+def test_a_long_lesson_runs_as_it_is_shipped(number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    output_of(source_of(number))
 
 
 def code(source):

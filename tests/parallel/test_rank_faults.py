@@ -118,7 +118,7 @@ def test_a_bug_on_one_rank_ends_all_with_its_traceback(tmp_path, whole, rank):
 
 
 @on_every_mpi
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=SLOW), 1])
 def test_a_killed_rank_ends_all(tmp_path, whole, launcher, rank):
     code, _, _ = disturbed(tmp_path, ("kill", rank, 12), launcher=launcher)
     assert code != 0
