@@ -37,8 +37,7 @@ CHARACTERS_PER_TOKEN = 1.9  # of 512 tokens learned from English text
 # Dropout for a pass over the text by a model with a parameter for each of its tokens, the power by
 # which it grows with both, and its limits: less than the least is none.
 DROPOUT, DROPOUT_POWER, LEAST_DROPOUT, MOST_DROPOUT = 0.0075, 0.65, 0.015, 0.2
-# Beside dropout: the weight decay, and the rates as a share of the recipe's.
-WEIGHT_DECAY, SLOWER = 0.6, 0.5
+WEIGHT_DECAY = 0.3  # beside dropout
 
 
 class Shape(NamedTuple):
@@ -59,8 +58,7 @@ class Size(NamedTuple):
     interval: tuple[float, float]  # of the losses of nine runs in ten
 
 
-REGULARIZED = ("weight_decay", "learning_rate", "matrix_learning_rate")
-CHOSEN = ("n_layer", "n_embd", "n_head", "block_size", "batch_size", "dropout", *REGULARIZED)
+CHOSEN = ("n_layer", "n_embd", "n_head", "block_size", "batch_size", "dropout", "weight_decay")
 HEAD, SMALL_HEAD = 32, 16  # channels of a head, and of one in a model that is not wide
 WIDE = 128
 WINDOW, LONG_WINDOW = 128, 256  # tokens; long ones teach less at first
@@ -102,11 +100,11 @@ def fit(
 ) -> Choices:
     """The choices with the model and the batch for a run of their `minutes`.
 
-    Chooses the size of the model, its block size, batch, dropout, weight decay and rates, as far as
-    they are not given, for a text of `tokens`, whose outcomes are `known`, and for this machine,
-    which is timed, unless the `speeds` of trials say how fast it is: parameters -> operations per
-    second. Recipes that choose nothing, and runs that start from a model, keep their own.
-    InputError for a setting that is out of range.
+    Chooses the size of the model, its block size, batch, dropout and weight decay, as far as they
+    are not given, for a text of `tokens`, whose outcomes are `known`, and for this machine, which
+    is timed, unless the `speeds` of trials say how fast it is: parameters -> operations per second.
+    Recipes that choose nothing, and runs that start from a model, keep their own. InputError for a
+    setting that is out of range.
     """
     given = choices.given
     if not fits(choices):
@@ -163,18 +161,18 @@ def sizes_for(
         tokens = LEARNING * seconds * speed(N) / (OPERATIONS * N)
         tokens = min(tokens, pace.MAX_PASSES * unique)
         own = {"block_size": window_for(tokens, text)} | own
-        found[N] = sized(own, N, tokens, unique, law, fields)
+        found[N] = sized(own, N, tokens, unique, law, fields.get("grad_accum_steps", 1))
     if not found:  # none of these fields makes a model: the error says why
         own = {"block_size": window_for(1.0, text)} | _fields(SHAPES[0], given)
-        return [sized(own, 1, 1.0, text, law, fields)]
+        return [sized(own, 1, 1.0, text, law, fields.get("grad_accum_steps", 1))]
     return [found[N] for N in sorted(found)]
 
 
-def sized(own: Fields, N: int, tokens: float, unique: float, law: Law, fields: Fields) -> Size:
+def sized(own: Fields, N: int, tokens: float, unique: float, law: Law, accumulated: int) -> Size:
     """The batches and the regularization for N parameters that see so many tokens."""
     batch = min(MAX_BATCH, max(MIN_BATCH, tokens / UPDATES))
-    windows = max(1, round(batch / own["block_size"] / fields.get("grad_accum_steps", 1)))
-    chosen = {"batch_size": windows} | regularization(N, tokens, unique, fields) | own
+    windows = max(1, round(batch / own["block_size"] / accumulated))
+    chosen = {"batch_size": windows} | regularization(N, tokens, unique) | own
     given = N, tokens, unique
     return Size(chosen, N, tokens, tokens / unique, law.loss(*given), law.interval(*given))
 
@@ -185,20 +183,12 @@ def window_for(tokens: float, text: float) -> int:
     return min(LONG_WINDOW if tokens >= LONG else WINDOW, max(8, int(text // 40)))
 
 
-def regularization(parameters: float, tokens: float, unique: float, fields: Fields) -> Fields:
-    """Dropout for so many parameters, the more they could memorise the more; beside it, the rest.
-
-    `fields` are those of the recipe, whose rates and weight decay stay where there is no dropout.
-    """
+def regularization(parameters: float, tokens: float, unique: float) -> Fields:
+    """Dropout and weight decay for so many parameters: the more they could memorise, the more."""
     share = DROPOUT * (parameters / unique * (tokens / unique)) ** DROPOUT_POWER
     if share < LEAST_DROPOUT:
-        return {"dropout": 0.0}
-    chosen = {"dropout": round(min(MOST_DROPOUT, share), 2), "weight_decay": WEIGHT_DECAY}
-    chosen["learning_rate"] = SLOWER * fields["learning_rate"]
-    if fields["optimizer"] == "muon":
-        rate = fields.get("matrix_learning_rate", TrainingConfig.matrix_learning_rate)
-        chosen["matrix_learning_rate"] = SLOWER * rate
-    return chosen
+        return {"dropout": 0.0, "weight_decay": TrainingConfig.weight_decay}
+    return {"dropout": round(min(MOST_DROPOUT, share), 2), "weight_decay": WEIGHT_DECAY}
 
 
 def best(sizes: Sequence[Size]) -> Size:

@@ -20,7 +20,7 @@ from smallmind.console import activity
 from smallmind.console.activity import clock
 from smallmind.files import durable
 from smallmind.runs.assembly import build_training
-from smallmind.runs.budget import OPERATIONS, REGULARIZED, regularization, tokens_per_step
+from smallmind.runs.budget import OPERATIONS, regularization, tokens_per_step
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import CONFIG, METRICS
 from smallmind.runs.metrics_file import MetricsFile
@@ -38,8 +38,6 @@ MOST_BYTES = 2**24  # of a file that is read
 MOST_TRIALS = 1000  # that count: the last ones
 MIN_STEPS = 200  # of a run that counts: shorter ones follow no law
 USUAL_DROPOUT = 0.05  # more or less than the recipe's is still alike
-# In the kind of trials for which a setting was given; dropout has none, as in older trials.
-MARKS = {"weight_decay": "w", "learning_rate": "l", "matrix_learning_rate": "m"}
 # Settings by which runs learn differently, beside those of the model that do not follow from the
 # time. What follows from the number of tokens in a batch, such as beta2, is not among them.
 DIFFERENT = (
@@ -135,12 +133,12 @@ class History:
         # Tokens on disk name their text themselves: what they say may not lead elsewhere.
         name = hashlib.sha256(sha256.encode(errors="replace")).hexdigest()[:32]
         self.files = [folder / PLANS / f"{name}.jsonl" for folder in self.folders]
-        self.fields = settings.fields
+        self.weight_decay = settings.training.weight_decay
         self.kind = _kind(settings, tokenizer)
-        # Even where it is that of the recipe without dropout.
-        for name in ("dropout", *REGULARIZED):
-            if name in given:
-                self.kind += f"-{MARKS.get(name, '')}{given[name]:g}"
+        if "dropout" in given:
+            self.kind += f"-{given['dropout']:g}"
+        if "weight_decay" in given:  # even that of the recipe without dropout
+            self.kind += f"-w{given['weight_decay']:g}"
         self.machine = _machine(settings)
 
     def add(self, trial: Trial) -> None:
@@ -219,11 +217,11 @@ class History:
         if tokenizer is None or steps < MIN_STEPS:
             return None
         outcome = outcome_of(settings, self.unique, 1.0)
-        usual = self.fields | regularization(*outcome[:3], self.fields) | self.given
+        usual = regularization(*outcome[:3]) | self.given
         is_alike = abs(settings.model.dropout - usual["dropout"]) <= USUAL_DROPOUT
-        if not is_alike or any(settings.fields[name] != usual[name] for name in REGULARIZED):
+        if not is_alike or settings.training.weight_decay != usual["weight_decay"]:
             return None
-        settings = settings.replace(**{name: self.fields[name] for name in REGULARIZED})
+        settings = settings.replace(weight_decay=self.weight_decay)
         if _kind(settings, tokenizer) != self.kind.split("-")[0]:
             return None
         losses = [

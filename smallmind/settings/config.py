@@ -690,7 +690,7 @@ class RunConfig:
     minutes: float | None = setting(
         None,
         "finish in about N minutes; the number of steps is chosen by timing, and with the default "
-        "recipe the model, batch, dropout, weight decay and rates too",
+        "recipe the model, batch, dropout and weight decay too",
         above=0.0,
     )
     threads: int | None = setting(

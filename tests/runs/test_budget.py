@@ -19,12 +19,11 @@ from smallmind.settings.sources import Choices
 from tests.programs import CATS, refuses
 
 BOOK = 1_000_000  # characters
-RECIPE = "modern"  # the one that chooses
 
 
 def sizes(operations, characters=BOOK, known=(), **given):
     """Each size as it would be trained in a time for so many operations."""
-    fields = Choices(given, RECIPE).fields
+    fields = Choices(given).fields
     text = tokens_of(fields, characters)
     return sizes_for(given, fields, text, 1 / LEARNING, lambda _: operations, law_of(known))
 
@@ -32,7 +31,7 @@ def sizes(operations, characters=BOOK, known=(), **given):
 def chosen(operations, characters=BOOK, **given):
     """The settings of a run of so many operations."""
     size = best(sizes(operations, characters, **given))
-    return Choices(given | size.fields, RECIPE).settings()
+    return Choices(given | size.fields).settings()
 
 
 def test_more_time_makes_larger_models_that_see_more_text():
@@ -117,10 +116,8 @@ def test_windows_are_alike_for_all_but_long_runs():
 
 
 def test_what_could_be_memorised_needs_dropout_and_weight_decay():
-    recipe = Choices({}, RECIPE).fields
-
     def dropout(*given):
-        return regularization(*given, recipe)["dropout"]
+        return regularization(*given)["dropout"]
 
     assert dropout(1e5, 1e6, 1e6) == 0 < dropout(1e6, 1e7, 1e6) < dropout(1e7, 1e7, 1e6)
     assert dropout(1e6, 1e7, 1e6) < dropout(1e6, 1e8, 1e6) < dropout(1e6, 1e8, 1e5)
@@ -128,16 +125,9 @@ def test_what_could_be_memorised_needs_dropout_and_weight_decay():
     found = [chosen(1e14, characters) for characters in (10**8, 10**6, 10**5)]
     shares = [settings.model.dropout for settings in found]
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] > shares[0]
-    names = "weight_decay", "learning_rate", "matrix_learning_rate"
-    beside = [tuple(settings.fields[name] for name in names) for settings in found]
-    assert beside == [(0.1, 0.01, 0.02), (0.6, 0.005, 0.01), (0.6, 0.005, 0.01)]
-    adamw = chosen(1e14, 10**5, optimizer="adamw").training
-    assert (adamw.weight_decay, adamw.learning_rate) == (0.6, 0.002)
-
-
-@pytest.mark.parametrize("name", budget.REGULARIZED)
-def test_weight_decay_and_rates_that_are_given_are_kept(name):
-    assert chosen(1e14, 10**5, **{name: 0.03}).fields[name] == 0.03
+    decays = [settings.training.weight_decay for settings in found]
+    assert decays == [0.1, 0.3, 0.3]
+    assert chosen(1e14, 10**5, weight_decay=0.02).training.weight_decay == 0.02
 
 
 def test_a_text_has_fewer_learned_tokens_than_characters():
