@@ -1,5 +1,6 @@
-"""Kills writers: python -m tests.corpus.killed DIRECTORY (operations|moments) WRITER KILLS.
+"""Kills writers: python -m tests.corpus.killed DIRECTORY (operations|moments) WRITER NUMBER.
 
+At every NUMBERth operation, or at NUMBER random moments.
 They write shards of given ids, or prepare texts or conversations with all that comes before the
 first id. In a separate process, because children are made by fork. Prints how many were killed.
 However often it happens, the shards are in the end those of a writer that was never killed.
@@ -21,14 +22,14 @@ from tests.faults.disk import Faulty, Quick, kill
 from tests.faults.killed import killed, start
 
 
-def at_every_operation(root, prepare, _):
+def at_operations(root, prepare, every):
     expected = unbroken(root, prepare)
 
     def prepare_and_die(directory, operation):
         durable.files = Faulty(operation, kill)
         prepare(directory)
 
-    for operation in itertools.count():
+    for operation in itertools.count(step=every):
         directory = root / str(operation)
         died = killed(start(prepare_and_die, directory, operation))
         # The second one dies while it cleans up, or a little later.
@@ -67,7 +68,7 @@ def unbroken(root, prepare):
 
 
 if __name__ == "__main__":
-    kinds = {"operations": at_every_operation, "moments": at_random_moments}
+    kinds = {"operations": at_operations, "moments": at_random_moments}
     writers = {"ids": prepare, "texts": prepare_texts, "conversations": prepare_conversations}
     _, where, kind, name, count = sys.argv
     print(kinds[kind](Path(where), writers[name], int(count)))

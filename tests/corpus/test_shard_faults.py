@@ -42,9 +42,10 @@ def kills(directory, moments, what, number):
 
 
 @needs_fork
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(("what", "least"), [("ids", 101), ("texts", 51), ("conversations", 51)])
-def test_a_writer_killed_at_any_operation_is_continued(tmp_path, what, least):
-    assert kills(tmp_path, "operations", what, 0) >= least
+def test_a_writer_killed_at_any_operation_is_continued(tmp_path, what, least, every):
+    assert kills(tmp_path, "operations", what, every) >= least
 
 
 @needs_fork

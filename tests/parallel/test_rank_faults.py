@@ -264,16 +264,18 @@ def signalled(root, launcher, number):
 
 
 SIGNALS = [
-    (launcher, number)
+    pytest.param(
+        *(launcher, number),
+        marks=[] if number == signal.SIGUSR1 else SLOW,
+        id=f"{launcher.name}-{number}",
+    )
     for launcher in LAUNCHERS
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     if launcher.name != OPEN_MPI or number == signal.SIGUSR1  # it kills its ranks after others
 ]
 
 
-@pytest.mark.parametrize(
-    ("launcher", "number"), SIGNALS, ids=[f"{found.name}-{name}" for found, name in SIGNALS]
-)
+@pytest.mark.parametrize(("launcher", "number"), SIGNALS)
 def test_a_signal_to_mpiexec_stops_and_saves(tmp_path, launcher, number):
     code, printed, errors = signalled(tmp_path, launcher, number)
     assert code not in (0, 1), errors

@@ -180,7 +180,7 @@ def test_runs_are_the_same_at_any_number_of_ranks(few, name):
 
 
 @needs_mpi
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_runs_over_mpi_are_the_same(few, size):
     root, words, alone = few
     for name, trained in train_over_mpi(root, words, FEW, size, LAUNCHERS[0]).items():
