@@ -147,10 +147,11 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     tokenizer = fit_tokenizer(run, source, encoding, initial)
     if source.is_chat:
         choices = for_conversations(choices, source, tokenizer, initial)
-        settings = choices.settings()
+    else:
+        choices = _with_masks(choices, source, tokenizer)
     if budget.fits(choices):
         choices = _fitted(choices, source, tokenizer, cache)
-        settings = choices.settings()
+    settings = choices.settings()
     if initial:
         settings = with_initial(settings, initial)
     settings = settings.replace(chat=source.is_chat)
@@ -208,6 +209,21 @@ def _with_tokens(choices: Choices, characters: int | None) -> Choices:
     if recipe is None or "tokenizer" in given or given.get("init_from") or characters is None:
         return choices
     return choices.having(tokenizer=RECIPES[recipe].tokenizer_for(characters))
+
+
+def _with_masks(choices: Choices, source: Source, tokenizer: Tokenizer) -> Choices:
+    """The choices with attention inside documents, where the recipe keeps it there.
+
+    That is in a text of several, between which a learned tokenizer has a token of its own.
+    """
+    given, recipe, report = choices.given, choices.recipe, source.report
+    if recipe is None or not RECIPES[recipe].masks_documents or given.get("init_from"):
+        return choices
+    if given.keys() & {"mask_documents", "text_separator"} or not tokenizer.is_learned:
+        return choices
+    if report is None or report.documents < 2 or tokenizer.separator_token is None:
+        return choices
+    return choices.having(mask_documents=True)
 
 
 def with_initial(settings: Settings, initial: Initial) -> Settings:

@@ -58,7 +58,8 @@ class Planner:
                 "a plan is for texts; conversations are learned in epochs, which `smallmind train` "
                 "chooses, and --no-chat makes a text of them"
             )
-        self.choices = choices.having(tokenizer=self.prepared.settings.run.tokenizer)
+        run = self.prepared.settings.run
+        self.choices = choices.having(tokenizer=run.tokenizer, mask_documents=run.mask_documents)
         self.unique = len(self.prepared.data.train)  # tokens
         folders = Path(folder), Path(RUNS)
         self.history = history_of(self.choices, source, tokenizer, folders, self.unique)

@@ -681,7 +681,8 @@ class RunConfig:
     mask_documents: bool = setting(
         False,
         "keep attention inside each document: it does not look past the last <|endoftext|>, or "
-        "with --tokenizer char or byte the last line break",
+        "with --tokenizer char or byte the last line break; with the default recipe and learned "
+        "tokens on if a text has several documents",
     )
     batch_size: int = setting(12, "windows of text per batch", low=1, high=MAX_BATCH)
     seed: int = setting(

@@ -35,6 +35,7 @@ class Recipe(NamedTuple):
     follow: Callable[[Fields], Fields]  # the fields set so far -> those that follow from them
     fits: bool  # with `minutes`, the size of the model follows from the time
     learns_tokens: float  # of a text with so many bytes and more; below, characters are tokens
+    masks_documents: bool = False  # attention stays inside those of a text that has several
 
     def tokenizer_for(self, size: int) -> str:
         """The kind of tokenizer for a text of so many bytes."""
@@ -95,6 +96,7 @@ RECIPES = {
         _modern_rates,
         fits=True,
         learns_tokens=1e6,  # measured, see "Characters or learned tokens" in bench/LOG.md
+        masks_documents=True,  # likewise, see "Document masks"
     ),
 }
 RECIPES["chat"] = RECIPES["modern"]._replace(

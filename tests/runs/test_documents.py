@@ -80,6 +80,35 @@ def test_the_checks_and_the_estimate_take_the_flag(texts, cli):
     cli("estimate", FLAGS, "--vocab-size 70 --mask-documents")
 
 
+SMALL = {"n_layer": 1, "n_embd": 8, "n_head": 2, "block_size": 16, "steps": 2}
+LEARNED = {"tokenizer": "bpe", "bpe_vocab_size": 270}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_masked"),
+    [
+        (LEARNED, True),
+        (LEARNED | {"mask_documents": False}, False),
+        (LEARNED | {"recipe": "gpt2"}, False),
+        (LEARNED | {"text_separator": "\f"}, False),
+        ({"tokenizer": "char"}, False),
+        ({"tokenizer": "byte"}, False),
+    ],
+    ids=str,
+)
+def test_the_recipe_masks_documents_where_a_learned_token_ends_them(
+    texts, tmp_path, fields, is_masked
+):
+    run = Run.create(text=texts, out=tmp_path / "run", **SMALL, **fields)
+    assert (token_of(run) is not None) == run.settings.run.mask_documents == is_masked
+
+
+def test_a_text_of_one_document_is_not_masked(tmp_path):
+    (tmp_path / "book.txt").write_text(" ".join(DOCUMENTS), encoding="utf-8")
+    run = Run.create(text=str(tmp_path / "book.txt"), out=tmp_path / "run", **SMALL, **LEARNED)
+    assert token_of(run) is None
+
+
 def test_masked_documents_are_learned_otherwise(masked, whole):
     assert token_of(masked) == 0 and masked.load()[1].decode([0]) == "\n"
     assert token_of(whole) is None
