@@ -38,7 +38,7 @@ TASKS = {
     "questions.jsonl": {"context": "The", "choices": ["cat was.", "was cat."], "answer": "A"},
     "prompts.jsonl": {"prompt": "The", "answer": "cat"},
 }
-# What makes runs of the guide long or their models large.
+# These make runs of the guide long or their models large.
 LENGTHS = ("--steps", "--epochs", "--minutes", "--batch-size")
 SIZES = ("--size", "--n-layer", "--n-embd", "--n-head", "--block-size")
 # Commands of the guide that are only parsed, and why.

@@ -147,11 +147,13 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     tokenizer = fit_tokenizer(run, source, encoding, initial)
     if source.is_chat:
         choices = for_conversations(choices, source, tokenizer, initial)
-    else:
-        choices = _with_masks(choices, source, tokenizer)
+        settings = choices.settings()
+    elif _masks_documents(choices, source, tokenizer):
+        choices = choices.having(mask_documents=True)
+        settings = choices.settings()
     if budget.fits(choices):
         choices = _fitted(choices, source, tokenizer, cache)
-    settings = choices.settings()
+        settings = choices.settings()
     if initial:
         settings = with_initial(settings, initial)
     settings = settings.replace(chat=source.is_chat)
@@ -211,19 +213,17 @@ def _with_tokens(choices: Choices, characters: int | None) -> Choices:
     return choices.having(tokenizer=RECIPES[recipe].tokenizer_for(characters))
 
 
-def _with_masks(choices: Choices, source: Source, tokenizer: Tokenizer) -> Choices:
-    """The choices with attention inside documents, where the recipe keeps it there.
+def _masks_documents(choices: Choices, source: Source, tokenizer: Tokenizer) -> bool:
+    """True if the recipe keeps attention inside the documents of a text, and nothing else was said.
 
-    That is in a text of several, between which a learned tokenizer has a token of its own.
+    It does where there are several, between which a learned tokenizer has a token of its own.
     """
     given, recipe, report = choices.given, choices.recipe, source.report
     if recipe is None or not RECIPES[recipe].masks_documents or given.get("init_from"):
-        return choices
-    if given.keys() & {"mask_documents", "text_separator"} or not tokenizer.is_learned:
-        return choices
-    if report is None or report.documents < 2 or tokenizer.separator_token is None:
-        return choices
-    return choices.having(mask_documents=True)
+        return False
+    is_said = not given.keys().isdisjoint({"mask_documents", "text_separator"})
+    has_token = tokenizer.is_learned and tokenizer.separator_token is not None
+    return not is_said and has_token and report is not None and report.documents > 1
 
 
 def with_initial(settings: Settings, initial: Initial) -> Settings:

@@ -286,7 +286,9 @@ class Answer(Response):
         async def write(*events: Any) -> None:
             data = "".join(f"data: {_json(event)}\n\n" for event in events)
             body = {"type": "http.response.body", "body": data.encode(), "more_body": True}
-            await asyncio.wait_for(send(body), STALLED)  # a client that does not read is let go
+            # A client that does not read is let go. Python 3.11's wait_for may lose a cancellation.
+            async with asyncio.timeout(STALLED):
+                await send(body)
 
         chat = self.asked.chat
         head = self._head("chat.completion.chunk" if chat else "text_completion")

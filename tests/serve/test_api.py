@@ -4,13 +4,14 @@ import asyncio
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 import smallmind
 from smallmind.chat import Chat
 from smallmind.generation import generate, generate_samples
-from smallmind.serve.api import Limits
+from smallmind.serve.api import Answer, Limits
 from smallmind.serve.engine import prompt_part
 from tests.serve.conftest import httpx, serving
 
@@ -62,6 +63,44 @@ def test_events_are_pieces_of_the_same_texts(client):
         ids = [token for each in own for token in each["logprobs"]["ids"]]
         assert ids == choice["logprobs"]["ids"] and len(ids) == 40
         assert [each["finish_reason"] for each in own] == [None] * (len(own) - 1) + ["length"]
+
+
+class Endless:
+    """A request without a text, which gives no tokens until it is cancelled."""
+
+    texts, error, has_expired, is_cancelled = (), None, False, False
+
+    async def tokens(self):
+        while not self.is_cancelled:
+            yield []
+            await asyncio.sleep(0)
+
+    def cancel(self, _):
+        self.is_cancelled = True
+
+
+def test_an_answer_that_is_cancelled_as_it_sends_does_not_seem_complete():
+    async def answer():
+        request, sent, sending = Endless(), [], asyncio.Queue()
+        names = SimpleNamespace(id="m", name="m")
+        asked = SimpleNamespace(
+            requests=[request], chat=None, entry=names, loaded=names, lead="", texts=()
+        )
+
+        async def send(message):
+            sent.append(message.get("body", b""))
+            if len(sent) == 3:
+                sending.put_nowait(ended := asyncio.get_running_loop().create_future())
+                await ended
+
+        task = asyncio.create_task(Answer(request, asked, True, False)({}, asyncio.Future, send))
+        (await sending.get()).set_result(None)  # it has been sent, and at once
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return sent
+
+    assert b"[DONE]" not in b"".join(asyncio.run(answer()))
 
 
 def test_several_answers_have_seeds_one_after_another(client, models):
