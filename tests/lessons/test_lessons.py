@@ -1,4 +1,4 @@
-"""Every lesson runs, as it is shipped unless that takes long, and is a notebook too."""
+"""Every lesson runs, without what takes long, and is a notebook too."""
 
 import json
 
@@ -6,7 +6,7 @@ import nbformat
 import pytest
 
 from smallmind.lessons import cells, judge, lessons, notebook, pages, short_name, summary, title
-from tests.lessons.judging import LONG, shortened, source_of
+from tests.lessons.judging import SHORTENED, SOLVED, shortened
 from tests.programs import output_of
 
 
@@ -25,19 +25,21 @@ def test_a_page_has_a_title_and_a_line_on_what_it_is_about(path):
     assert summary(path)[-1] in ".:" and len(summary(path)) < 300 and "\n" not in summary(path)
 
 
-@EVERY
+@pytest.mark.parametrize(
+    "path", [path for path in pages() if short_name(path) not in map(str, SOLVED)], ids=short_name
+)
 def test_a_page_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where it leaves what it writes
     number = short_name(path)
-    is_long = number in map(str, LONG)
+    is_long = number in map(str, SHORTENED)
     output_of(shortened(int(number)) if is_long else path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", LONG)
-def test_a_long_lesson_runs_as_it_is_shipped(number, tmp_path, monkeypatch):
+@EVERY
+def test_a_page_runs_as_it_is_shipped(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    output_of(source_of(number))
+    output_of(path.read_text(encoding="utf-8"))
 
 
 def code(source):
