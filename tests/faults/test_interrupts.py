@@ -100,7 +100,7 @@ RUN = (
     *("spikes.py", "evaluation.py", "adamw.py", "optimizer.py", "parameters.py"),
     *("transformer.py", "decoder.py", "safetensors.py"),
 )
-MOMENTS = 20
+MOMENTS = 40
 
 
 def small_run(path):

@@ -266,7 +266,7 @@ def signalled(root, launcher, number):
 SIGNALS = [
     pytest.param(
         *(launcher, number),
-        marks=[] if number == signal.SIGUSR1 else SLOW,
+        marks=[] if number == signal.SIGINT or launcher.name == OPEN_MPI else SLOW,
         id=f"{launcher.name}-{number}",
     )
     for launcher in LAUNCHERS
