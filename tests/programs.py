@@ -13,7 +13,7 @@ import pytest
 
 from smallmind import InputError
 from smallmind.cli import main
-from smallmind.runs import pace
+from smallmind.runs import budget, pace
 from smallmind.training import rehearsal
 
 CATS = "the cat sat on the mat. the dog sat on the log.\n" * 60
@@ -70,6 +70,11 @@ def start_untimed(patch):
     patch.setattr(rehearsal, "rehearse", lambda *_: None)
     patch.setattr(pace, "rough_pace", lambda *_: pace.Pace(0.01, 0.01, 0.0, 0.01))
     patch.setattr(pace, "kept_pace", kept_pace)
+
+
+def costs_at(operations):
+    """The costs of a machine that makes so many operations per second in models of any size."""
+    return lambda N: budget.Cost(budget.OPERATIONS * N / operations, 0.0)
 
 
 def last_of_each(*words):

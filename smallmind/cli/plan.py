@@ -22,7 +22,7 @@ from smallmind.settings.sources import FIELDS, Choices, flags_of
 if TYPE_CHECKING:
     from smallmind.runs.budget import Size
     from smallmind.runs.planning import Planned, Planner
-    from smallmind.runs.trials import Trial
+    from smallmind.runs.scaling import Trial
     from smallmind.training.memory_estimate import Plan
 
 MINUTES = 5.0, 20.0, 60.0, 240.0  # of the table

@@ -6,8 +6,7 @@ at the lowest loss, see `scaling`. Constants are measured, see `bench/LOG.md`.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.runs import pace
 from smallmind.runs.assembly import new_model
-from smallmind.runs.scaling import SIZE, Law, Outcome, law_of, parameters_of
+from smallmind.runs.scaling import SIZE, Law, Outcome, Trial, law_of, parameters_of
 from smallmind.runs.threads import use_threads
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
 from smallmind.settings.presets import RECIPES, Fields
@@ -30,6 +29,7 @@ from smallmind.training.training import Training
 OPERATIONS = 6  # per parameter and token of a training pass
 LEARNING = 0.9  # share of the time spent in steps; the rest evaluates and saves
 MOST_TIMING = 0.01  # share of the time for the passes of a size that is timed
+MOSTLY = 0.5  # share of a step in large batches that its tokens take at least
 UPDATES = 1000  # that a batch is made for: fewer of a larger batch learn less from as many tokens
 MIN_BATCH, MAX_BATCH = 768, 8192  # tokens
 PARAMETERS_PER_TOKEN = 4.0  # of the text: more of them memorise it
@@ -88,7 +88,25 @@ SHAPES = [
     Shape(12, 640),
 ]
 TIMED = [SHAPES[2], SHAPES[8], SHAPES[14]]  # small ones multiply less in a second
-Speed = Callable[[int], float]  # parameters -> operations per second
+
+
+class Cost(NamedTuple):
+    """How long a model learns. Units: seconds."""
+
+    token: float
+    update: float  # and what else does not take longer with more tokens
+
+    def seconds(self, tokens: float, batch: float | None = None) -> float:
+        """The time for so many tokens, in batches of so many, by default those of such a run."""
+        return tokens * (self.token + self.update / (batch or batch_for(tokens)))
+
+    def tokens(self, seconds: float, batch: float | None = None) -> float:
+        """Inverse of `seconds`."""
+        batch = batch or batch_for((seconds - UPDATES * self.update) / self.token)
+        return seconds / (self.token + self.update / batch)
+
+
+Costs = Callable[[int], Cost]  # of a model with so many parameters
 
 
 def fit(
@@ -96,15 +114,14 @@ def fit(
     tokens: float,
     vocab_size: int = ModelConfig.vocab_size,
     known: Sequence[Outcome] = (),
-    speeds: Mapping[float, float] = MappingProxyType({}),
+    timed: Sequence[Trial] = (),
 ) -> Choices:
     """The choices with the model and the batch for a run of their `minutes`.
 
     Chooses the size of the model, its block size, batch, dropout and weight decay, as far as they
-    are not given, for a text of `tokens`, whose outcomes are `known`, and for this machine, which
-    is timed, unless the `speeds` of trials say how fast it is: parameters -> operations per second.
-    Recipes that choose nothing, and runs that start from a model, keep their own. InputError for a
-    setting that is out of range.
+    are not given, for a text of `tokens`, whose outcomes are `known`, and for this machine, of
+    which trials may tell how fast it is. Recipes that choose nothing, and runs that start from a
+    model, keep their own. InputError for a setting that is out of range.
     """
     given = choices.given
     if not fits(choices):
@@ -112,8 +129,8 @@ def fit(
     # Refuses values that are out of range, before anything computes.
     fields = choices.fields | {"vocab_size": vocab_size}
     seconds = 60 * float(given["minutes"])
-    speed = corrected(speed_of(choices, seconds), speeds)
-    sizes = sizes_for(given, fields, tokens, seconds, speed, law_for(known, seconds, speed))
+    costs = corrected(costs_of(choices, seconds), timed)
+    sizes = sizes_for(given, fields, tokens, seconds, costs, law_for(known, seconds, costs))
     return choices.having(**best(sizes).fields)
 
 
@@ -138,13 +155,13 @@ def tokens_of(fields: Fields, characters: int) -> float:
     return characters / (CHARACTERS_PER_TOKEN if is_learned else 1)
 
 
-def law_for(known: Sequence[Outcome], seconds: float, speed: Speed) -> Law:
+def law_for(known: Sequence[Outcome], seconds: float, costs: Costs) -> Law:
     """The law of a text with these outcomes, for runs of so many seconds."""
-    return law_of(known, LEARNING * seconds * speed(int(SIZE)))
+    return law_of(known, OPERATIONS * SIZE * costs(int(SIZE)).tokens(LEARNING * seconds))
 
 
 def sizes_for(
-    given: Fields, fields: Fields, text: float, seconds: float, speed: Speed, law: Law
+    given: Fields, fields: Fields, text: float, seconds: float, costs: Costs, law: Law
 ) -> list[Size]:
     """Each shape with the given fields, as it would be trained in this time, from the smallest on.
 
@@ -158,7 +175,8 @@ def sizes_for(
         if N is None or N in found or (found and N / text > PARAMETERS_PER_TOKEN):
             continue
         unique = (1 - HELD_OUT) * text
-        tokens = LEARNING * seconds * speed(N) / (OPERATIONS * N)
+        batch = tokens_per_step(fields | own) if "batch_size" in own else None
+        tokens = costs(N).tokens(LEARNING * seconds, batch)
         tokens = min(tokens, pace.MAX_PASSES * unique)
         own = {"block_size": window_for(tokens, text)} | own
         found[N] = sized(own, N, tokens, unique, law, fields.get("grad_accum_steps", 1))
@@ -170,11 +188,15 @@ def sizes_for(
 
 def sized(own: Fields, N: int, tokens: float, unique: float, law: Law, accumulated: int) -> Size:
     """The batches and the regularization for N parameters that see so many tokens."""
-    batch = min(MAX_BATCH, max(MIN_BATCH, tokens / UPDATES))
-    windows = max(1, round(batch / own["block_size"] / accumulated))
+    windows = max(1, round(batch_for(tokens) / own["block_size"] / accumulated))
     chosen = {"batch_size": windows} | regularization(N, tokens, unique) | own
     given = N, tokens, unique
     return Size(chosen, N, tokens, tokens / unique, law.loss(*given), law.interval(*given))
+
+
+def batch_for(tokens: float) -> float:
+    """The tokens from which each update of a run that sees so many is computed."""
+    return min(MAX_BATCH, max(MIN_BATCH, tokens / UPDATES))
 
 
 def window_for(tokens: float, text: float) -> int:
@@ -214,47 +236,66 @@ def parameters(fields: Fields) -> int | None:
     return parameters_of(config)
 
 
-def speed_of(choices: Choices, seconds: float) -> Speed:
-    """How fast this machine trains models of the choices, of which some sizes are timed.
+def costs_of(choices: Choices, seconds: float) -> Costs:
+    """How long models of the choices learn on this machine, of which some sizes are timed.
 
     Those for which that would take much of so many seconds are not timed: the largest one that was
     stands for them.
     """
-    timed: dict[int, float] = {}
+    timed: dict[int, Cost] = {}
     for shape in TIMED:
         own = {"block_size": WINDOW} | _fields(shape, choices.given)
-        batch = max(1, MIN_BATCH // own["block_size"] // choices.fields.get("grad_accum_steps", 1))
-        settings = choices.having(**{"batch_size": batch} | own).settings()
+        settings = choices.having(**own).settings()
         N = parameters_of(settings.model)
         if N in timed:
             continue
         start = activity.clock()
-        timed[N] = operations_per_second(settings)
+        timed[N] = cost_of(settings)
         if activity.clock() - start > MOST_TIMING * seconds:
             break
     sizes = sorted(timed)
-    return lambda N: float(np.interp(np.log(N), np.log(sizes), [timed[size] for size in sizes]))
+    each = [[cost / N for N in sizes for cost in [timed[N][i]]] for i in range(len(Cost._fields))]
+    return lambda N: Cost(*(N * float(np.interp(np.log(N), np.log(sizes), x)) for x in each))
 
 
-def corrected(speed: Speed, measured: Mapping[float, float]) -> Speed:
-    """The speed as trials have measured it: at their nearest size, and from there on as timed."""
-    if not measured:
-        return speed
+def corrected(costs: Costs, trials: Sequence[Trial]) -> Costs:
+    """The costs as trials have them: at their nearest size, and from there on as timed."""
+    if not trials:
+        return costs
 
-    def of(parameters: int) -> float:
-        nearest = min(measured, key=lambda size: abs(math.log(size / parameters)))
-        return measured[nearest] * speed(parameters) / speed(int(nearest))
+    def of(parameters: int) -> Cost:
+        def distance(trial: Trial) -> tuple[float, float]:
+            N, tokens, *_ = trial.outcome
+            return abs(math.log(N / parameters)), -tokens
+
+        outcome, seconds = min(trials, key=distance)
+        ratio = seconds / costs(int(outcome.parameters)).seconds(outcome.tokens)
+        token, update = costs(parameters)
+        return Cost(ratio * token, ratio * update)
 
     return of
 
 
-def operations_per_second(settings: Settings) -> float:
-    """How fast this machine trains a model of these settings: a few steps are timed."""
+def cost_of(settings: Settings) -> Cost:
+    """How long this machine trains a model of these settings: a few steps are timed."""
+    T, accumulated = settings.model.block_size, settings.training.grad_accum_steps
+    # The first passes of a process take longer, which matters less for many tokens.
+    timed = {}
+    for tokens in (MAX_BATCH, MIN_BATCH):
+        B = max(1, round(tokens / T / accumulated))
+        timed[B * T * accumulated] = _seconds_per_step(settings.replace(batch_size=B))
+    most, least = max(timed), min(timed)
+    token = timed[most] / most
+    if most > least:
+        rise = (timed[most] - timed[least]) / (most - least)
+        token = min(token, max(MOSTLY * token, rise))
+    return Cost(token, timed[most] - token * most)
+
+
+def _seconds_per_step(settings: Settings) -> float:
     config, run = settings.model, settings.run
     use_threads(run)
     tokens = np.zeros(4 * run.batch_size * config.block_size, np.int32)
     bytes_ = Tokenizer(kind="byte")  # of about as many tokens as any text has
     data = Dataset(tokens, config.block_size, run.batch_size, run.seed, bytes_)
-    training = Training(new_model(settings), data=data)
-    step = pace.rough_pace(training, settings.training).step
-    return OPERATIONS * parameters_of(config) * tokens_per_step(settings.fields) / step
+    return pace.rough_pace(Training(new_model(settings), data=data), settings.training).step

@@ -181,7 +181,7 @@ def _fitted(choices: Choices, source: Source, tokenizer: Tokenizer, cache: Path 
     folders = [*([cache.parent] if cache else []), Path(RUNS)]
     history = history_of(choices, source, tokenizer, folders, int((1 - HELD_OUT) * tokens))
     outcomes = [*history.outcomes(), *history.runs()]
-    return budget.fit(choices, tokens, vocab_size, outcomes, history.speeds())
+    return budget.fit(choices, tokens, vocab_size, outcomes, history.timed())
 
 
 def history_of(

@@ -11,17 +11,18 @@ from smallmind.runs import budget, trials
 from smallmind.runs.budget import (
     CHOSEN,
     LEARNING,
+    Cost,
+    Costs,
     Size,
-    Speed,
     best,
     sizes_for,
     tokens_per_step,
 )
 from smallmind.runs.creating import history_of, prepare, resolve_settings, with_tokenizer
 from smallmind.runs.files import RUNS, Text
-from smallmind.runs.scaling import Law
+from smallmind.runs.scaling import Law, Trial
 from smallmind.runs.source import TOKENS
-from smallmind.runs.trials import MIN_STEPS, PLAIN, Trial
+from smallmind.runs.trials import MIN_STEPS, PLAIN
 from smallmind.settings.presets import RECIPES
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import ALTERNATIVES, Choices, flag_of, flags_of
@@ -67,19 +68,19 @@ class Planner:
         self.runs = len(of_runs)
         self.outcomes = [*self.history.outcomes(), *of_runs]
         self.unkept: OSError | None = None  # why the last trial could not be kept
-        self._speeds = self.history.speeds()
-        self._timed: Speed | None = None
+        self._timed = self.history.timed()
+        self._costs: Costs | None = None
 
     def law(self, minutes: float) -> Law:
         """The law of the text for runs of this time, after the outcomes so far."""
-        return budget.law_for(self.outcomes, 60 * minutes, self._speed)
+        return budget.law_for(self.outcomes, 60 * minutes, self._cost)
 
     def sizes(self, minutes: float) -> list[Size]:
         """Each size of the model, as it would be trained in this time, from the smallest on."""
         text = self.unique / (1 - HELD_OUT)
         given = self.choices.given
         fields = self.choices.fields | {"vocab_size": self.prepared.tokenizer.vocab_size}
-        return sizes_for(given, fields, text, 60 * minutes, self._speed, self.law(minutes))
+        return sizes_for(given, fields, text, 60 * minutes, self._cost, self.law(minutes))
 
     def settings(self, size: Size, **fields: object) -> Settings:
         """The resolved settings of a run of this size."""
@@ -114,7 +115,7 @@ class Planner:
         """Makes a trial and keeps it, if the disk does; else `unkept` says why not."""
         trial = trials.train(planned.settings, self.prepared.source, self.prepared.tokenizer)
         self.outcomes.append(trial.outcome)
-        self._speeds[trial.outcome.parameters] = trial.speed
+        self._timed.append(trial)
         try:
             self.history.add(trial)
         except OSError as error:
@@ -131,11 +132,11 @@ class Planner:
             for other in self.outcomes
         )
 
-    def _speed(self, parameters: int) -> float:
-        """Operations per second: that of trials where there are some, or what has been timed."""
-        if self._timed is None:
-            self._timed = budget.speed_of(self.choices, math.inf)
-        return budget.corrected(self._timed, self._speeds)(parameters)
+    def _cost(self, parameters: int) -> Cost:
+        """The cost of a token: that of trials where there are some, or what has been timed."""
+        if self._costs is None:
+            self._costs = budget.costs_of(self.choices, math.inf)
+        return budget.corrected(self._costs, self._timed)(parameters)
 
 
 def _check(choices: Choices) -> None:

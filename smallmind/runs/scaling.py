@@ -50,6 +50,13 @@ class Outcome(NamedTuple):
     loss: float  # on the held-out part, in nats per token
 
 
+class Trial(NamedTuple):
+    """An outcome, and how long its steps took. Units: seconds."""
+
+    outcome: Outcome
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Law:
     """The law of a text: the logarithms of its constants and how sure they are."""

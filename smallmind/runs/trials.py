@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from smallmind import parts
 from smallmind.checks import InputError, number, whole
@@ -20,11 +20,11 @@ from smallmind.console import activity
 from smallmind.console.activity import clock
 from smallmind.files import durable
 from smallmind.runs.assembly import build_training
-from smallmind.runs.budget import OPERATIONS, regularization, tokens_per_step
+from smallmind.runs.budget import regularization, tokens_per_step
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import CONFIG, METRICS
 from smallmind.runs.metrics_file import MetricsFile
-from smallmind.runs.scaling import Outcome, is_plausible, parameters_of
+from smallmind.runs.scaling import Outcome, Trial, is_plausible, parameters_of
 from smallmind.runs.source import Source
 from smallmind.settings.config import __version__
 from smallmind.settings.settings import Settings
@@ -72,18 +72,6 @@ PLAIN = (
     "target_loss",
     "early_stopping_patience",
 )
-
-
-class Trial(NamedTuple):
-    """An outcome, and how long it took. Units: seconds."""
-
-    outcome: Outcome
-    seconds: float
-
-    @property
-    def speed(self) -> float:
-        """Operations per second."""
-        return OPERATIONS * self.outcome.parameters * self.outcome.tokens / self.seconds
 
 
 def train(settings: Settings, source: Source, tokenizer: Tokenizer) -> Trial:
@@ -163,13 +151,9 @@ class History:
         """Reads the trials that are kept. Lines that are damaged, or newer, are left out."""
         return [trial.outcome for trial, _ in self._trials()]
 
-    def speeds(self) -> dict[float, float]:
-        """The operations per second of this machine in trials, by the number of parameters."""
-        return {
-            trial.outcome.parameters: trial.speed
-            for trial, machine in self._trials()
-            if machine == self.machine
-        }
+    def timed(self) -> list[Trial]:
+        """Reads the trials that this machine made: they tell how fast it is."""
+        return [trial for trial, machine in self._trials() if machine == self.machine]
 
     def _trials(self) -> list[tuple[Trial, Any]]:
         found = [trial for path in self.files for trial in self._read(path)]

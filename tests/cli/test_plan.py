@@ -7,15 +7,15 @@ import pytest
 
 from smallmind.cli.plan import MINUTES
 from smallmind.runs import planning, trials
-from tests.programs import CATS
+from tests.programs import CATS, costs_at
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
     for module in (planning, trials):
         monkeypatch.setattr(module, "MIN_STEPS", 3)
-    monkeypatch.setattr(planning.budget, "speed_of", lambda *_: lambda _: 1e9)
-    monkeypatch.setattr(trials.Trial, "speed", 1e9)
+    monkeypatch.setattr(planning.budget, "costs_of", lambda *_: costs_at(1e9))
+    monkeypatch.setattr(planning.budget, "corrected", lambda costs, _: costs)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "book.txt").write_text(CATS * 10, encoding="utf-8")
 

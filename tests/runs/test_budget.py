@@ -12,11 +12,23 @@ from smallmind import Run
 from smallmind.cli.flags import choices_of_run
 from smallmind.cli.program import make_parser
 from smallmind.runs import budget, pace
-from smallmind.runs.budget import CHOSEN, LEARNING, best, fit, regularization, sizes_for, tokens_of
+from smallmind.runs.budget import (
+    CHOSEN,
+    LEARNING,
+    MAX_BATCH,
+    MIN_BATCH,
+    UPDATES,
+    Cost,
+    best,
+    fit,
+    regularization,
+    sizes_for,
+    tokens_of,
+)
 from smallmind.runs.pace import MAX_PASSES, Pace
-from smallmind.runs.scaling import Outcome, law_of
+from smallmind.runs.scaling import Outcome, Trial, law_of
 from smallmind.settings.sources import Choices
-from tests.programs import CATS, refuses
+from tests.programs import CATS, costs_at, refuses
 
 BOOK = 1_000_000  # characters
 
@@ -25,7 +37,7 @@ def sizes(operations, characters=BOOK, known=(), **given):
     """Each size as it would be trained in a time for so many operations."""
     fields = Choices(given).fields
     text = tokens_of(fields, characters)
-    return sizes_for(given, fields, text, 1 / LEARNING, lambda _: operations, law_of(known))
+    return sizes_for(given, fields, text, 1 / LEARNING, costs_at(operations), law_of(known))
 
 
 def chosen(operations, characters=BOOK, **given):
@@ -152,7 +164,7 @@ def test_only_what_is_missing_is_chosen(monkeypatch):
     def timed(_):
         raise AssertionError("passes were timed")
 
-    monkeypatch.setattr(budget, "operations_per_second", timed)
+    monkeypatch.setattr(budget, "cost_of", timed)
     for given, recipe in [
         ({}, "gpt2"),
         ({}, None),  # it chooses nothing: a saved run
@@ -178,13 +190,75 @@ def test_only_what_is_missing_is_chosen(monkeypatch):
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
 def test_the_speed_of_the_machine_is_measured(backend):
-    small = {"n_layer": 1, "n_embd": 16, "n_head": 2, "block_size": 8, "batch_size": 2}
-    settings = Choices({**small, "backend": backend}).settings()
-    assert budget.operations_per_second(settings) > 0
+    small = {"n_layer": 1, "n_embd": 16, "n_head": 2, "block_size": 8}
+    cost = budget.cost_of(Choices({**small, "backend": backend}).settings())
+    assert cost.token > 0 and cost.update >= 0
+
+
+COSTS = st.builds(Cost, st.floats(1e-9, 1e-1), st.floats(0, 1e2))
+
+
+@examples(cost=COSTS, seconds=st.floats(1e-3, 1e7), batch=st.sampled_from([None, 64, 10**6]))
+def test_as_many_tokens_are_expected_as_take_the_time(cost, seconds, batch):
+    tokens = cost.tokens(seconds, batch)
+    assert cost.seconds(tokens, batch) == pytest.approx(seconds)
+    assert cost.tokens(2 * seconds, batch) > tokens
+
+
+def test_updates_count_by_their_number():
+    """A run of many tokens has large batches, and fewer updates for each token."""
+    cost = Cost(1e-5, 1e-2)
+    assert cost.seconds(1e5) == pytest.approx(1e5 * 1e-5 + 1e5 / MIN_BATCH * 1e-2)
+    assert cost.seconds(2e6) == pytest.approx(2e6 * 1e-5 + UPDATES * 1e-2)
+    assert cost.seconds(1e8) == pytest.approx(1e8 * 1e-5 + 1e8 / MAX_BATCH * 1e-2)
+    assert cost.seconds(1e8, batch=1000) == pytest.approx(1e8 * 1e-5 + 1e5 * 1e-2)
+    (given,) = sizes_of_cost(cost, batch_size=1, n_layer=2, n_embd=64, n_head=2, block_size=100)
+    assert given.tokens == pytest.approx(cost.tokens(100.0, batch=100))
+
+
+def sizes_of_cost(cost, **given):
+    fields = Choices(given).fields
+    return sizes_for(given, fields, 1e12, 100.0 / LEARNING, lambda _: cost, law_of(()))
+
+
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_what_tokens_and_updates_take_follows_from_two_batches(monkeypatch, accumulated):
+    settings = Choices({"block_size": 100, "grad_accum_steps": accumulated}).settings()
+
+    def tokens_of_step(settings):
+        return settings.run.batch_size * 100 * accumulated
+
+    for seconds, expected in [
+        (lambda settings: 1e-5 * tokens_of_step(settings) + 0.02, Cost(1e-5, 0.02)),
+        (lambda settings: 1e-5 * tokens_of_step(settings), Cost(1e-5, 0.0)),
+    ]:
+        monkeypatch.setattr(budget, "_seconds_per_step", seconds)
+        assert budget.cost_of(settings) == pytest.approx(expected, abs=1e-9)
+    for seconds in (lambda _: 1.0, lambda settings: 1 / settings.run.batch_size):  # disturbed
+        monkeypatch.setattr(budget, "_seconds_per_step", seconds)
+        cost = budget.cost_of(settings)
+        assert cost.token > 0 and cost.update > 0
+    long = Choices({"block_size": 10_000}).settings()  # a window is more than the largest batch
+    monkeypatch.setattr(budget, "_seconds_per_step", lambda _: 1.0)
+    assert budget.cost_of(long) == Cost(1e-4, 0.0)
+
+
+def test_trials_correct_what_was_timed():
+    def costs(N):
+        return Cost(1e-11 * N, 1e-8 * N)
+
+    assert budget.corrected(costs, ()) is costs
+    small, large = 1e5, 1e6
+    slow = Trial(Outcome(small, 1e6, 1e6, 2.0), 3 * costs(small).seconds(1e6))
+    fast = Trial(Outcome(large, 1e7, 1e6, 2.0), 0.5 * costs(large).seconds(1e7))
+    short = Trial(Outcome(large, 1e5, 1e6, 2.0), 9 * costs(large).seconds(1e5))
+    found = budget.corrected(costs, [slow, fast, short])
+    for N, ratio in ((1e4, 3), (small, 3), (2e5, 3), (5e5, 0.5), (large, 0.5), (1e8, 0.5)):
+        assert found(int(N)) == pytest.approx([ratio * x for x in costs(N)])
 
 
 def test_the_command_line_and_the_library_choose_the_same(text, tmp_path, monkeypatch, cli):
-    monkeypatch.setattr(budget, "operations_per_second", lambda _: 2e6)
+    monkeypatch.setattr(budget, "costs_of", lambda *_: costs_at(2e6))
     monkeypatch.setattr(pace, "measure", lambda *_: Pace(100.0, 0.0, 0.0, 0.0))  # for few steps
     run = Run.create(text=text, out=tmp_path / "library", minutes=10)
     expected = best(sizes(2e6 * 600 * LEARNING, len(CATS))).fields

@@ -3,17 +3,17 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
 from smallmind import Run
 from smallmind.runs import planning, trials
+from smallmind.runs.budget import corrected
 from smallmind.runs.creating import prepare
 from smallmind.runs.planning import COUNT, Planner
-from smallmind.runs.scaling import Outcome
-from smallmind.runs.trials import History, Trial
+from smallmind.runs.scaling import Outcome, Trial
+from smallmind.runs.trials import History
 from smallmind.settings.sources import Choices
-from tests.programs import refuses, status
+from tests.programs import costs_at, refuses, status
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 500
 MINUTES = 0.3
@@ -24,8 +24,8 @@ def quick(monkeypatch):
     """Trials of a few steps, on a machine that is as fast as it is said to be."""
     for module in (planning, trials):
         monkeypatch.setattr(module, "MIN_STEPS", 3)
-    monkeypatch.setattr(planning.budget, "speed_of", lambda *_: lambda _: 1e9)
-    monkeypatch.setattr(trials.Trial, "speed", 1e9)
+    monkeypatch.setattr(planning.budget, "costs_of", lambda *_: costs_at(1e9))
+    monkeypatch.setattr(planning.budget, "corrected", lambda costs, _: costs)
 
 
 @pytest.fixture
@@ -106,17 +106,17 @@ def test_damaged_and_unknown_lines_are_left_out(planner, tmp_path):
 
 def test_a_run_of_minutes_knows_the_trials(planner, tmp_path, monkeypatch):
     made(planner())
-    given, speeds, fit = [], [], planning.budget.fit
+    given, timed, fit = [], [], planning.budget.fit
 
     def noted(*arguments):
         given.append(arguments[3])
-        speeds.append(arguments[4])
+        timed.append(arguments[4])
         return fit(*arguments)
 
     monkeypatch.setattr(planning.budget, "fit", noted)
     Run.create(text=TEXT, out=tmp_path / "run", minutes=0.01)
     assert given == [planner().outcomes]
-    assert speeds == [planner().history.speeds()] and len(speeds[0]) >= 2
+    assert timed == [planner().history.timed()] and len(timed[0]) >= 2
 
 
 def test_more_time_is_expected_to_help(planner):
@@ -147,12 +147,12 @@ def test_what_cannot_be_planned_is_refused(tmp_path):
     refuses("without --schedule plateau", Planner, plateau, TEXT, tmp_path)
 
 
-def test_speeds_of_another_machine_do_not_count(planner, monkeypatch):
+def test_the_time_of_another_machine_does_not_count(planner, monkeypatch):
     made(planner())
-    assert planner().history.speeds()
+    assert planner().history.timed()
     monkeypatch.setattr(trials, "_machine", lambda _: "another")
     other = planner().history
-    assert other.outcomes() and not other.speeds()
+    assert other.outcomes() and not other.timed()
 
 
 CHANGES = [
@@ -263,7 +263,14 @@ def test_accumulated_windows_count(planner):
     assert trial.outcome.tokens == tokens
 
 
-def test_speeds_of_trials_correct_what_was_timed(planner, monkeypatch):
+def test_the_time_of_trials_counts(planner, monkeypatch):
     plan = planner()
-    monkeypatch.setattr(plan, "_speeds", {100_000: 5e8})
-    assert np.isclose(plan._speed(100_000), 5e8) and np.isclose(plan._speed(10**6), 5e8)
+    monkeypatch.setattr(planning.budget, "corrected", corrected)
+    before = [size.tokens for size in plan.sizes(0.1)]
+    planned = next(iter(plan.planned(MINUTES)))
+    monkeypatch.setattr(
+        trials, "train", lambda *_: Trial(trials.outcome_of(planned.settings, 10**6, 2.0), 1e6)
+    )
+    plan.make(planned)
+    assert max(size.tokens for size in plan.sizes(0.1)) < min(before)
+    assert max(size.tokens for size in planner().sizes(0.1)) < min(before)
