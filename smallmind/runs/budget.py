@@ -29,7 +29,7 @@ from smallmind.training.training import Training
 OPERATIONS = 6  # per parameter and token of a training pass
 LEARNING = 0.9  # share of the time spent in steps; the rest evaluates and saves
 MOST_TIMING = 0.01  # share of the time for the passes of a size that is timed
-MOSTLY = 0.5  # share of a step in large batches that its tokens take at least
+LEAST_GROWING = 0.5  # share of a step in large batches that grows with the batch, at least
 UPDATES = 1000  # that a batch is made for: fewer of a larger batch learn less from as many tokens
 MIN_BATCH, MAX_BATCH = 768, 8192  # tokens
 PARAMETERS_PER_TOKEN = 4.0  # of the text: more of them memorise it
@@ -254,8 +254,8 @@ def costs_of(choices: Choices, seconds: float) -> Costs:
         if activity.clock() - start > MOST_TIMING * seconds:
             break
     sizes = sorted(timed)
-    each = [[cost / N for N in sizes for cost in [timed[N][i]]] for i in range(len(Cost._fields))]
-    return lambda N: Cost(*(N * float(np.interp(np.log(N), np.log(sizes), x)) for x in each))
+    shares = np.transpose([np.divide(timed[N], N) for N in sizes])  # of a parameter
+    return lambda N: Cost(*(N * float(np.interp(np.log(N), np.log(sizes), x)) for x in shares))
 
 
 def corrected(costs: Costs, trials: Sequence[Trial]) -> Costs:
@@ -288,7 +288,7 @@ def cost_of(settings: Settings) -> Cost:
     token = timed[most] / most
     if most > least:
         rise = (timed[most] - timed[least]) / (most - least)
-        token = min(token, max(MOSTLY * token, rise))
+        token = min(token, max(LEAST_GROWING * token, rise))
     return Cost(token, timed[most] - token * most)
 
 

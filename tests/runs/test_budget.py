@@ -243,6 +243,28 @@ def test_what_tokens_and_updates_take_follows_from_two_batches(monkeypatch, accu
     assert budget.cost_of(long) == Cost(1e-4, 0.0)
 
 
+@pytest.mark.parametrize("takes, sizes", [(0.5, 3), (1.5, 1)])
+def test_sizes_are_timed_while_that_takes_little_of_the_time(monkeypatch, takes, sizes):
+    timed, now = [], [0.0]
+
+    def cost_of(settings):
+        timed.append(budget.parameters_of(settings.model))
+        now[0] += takes
+        return Cost(1e-11 * timed[-1], len(timed) * 1e-8 * timed[-1])
+
+    monkeypatch.setattr(budget, "cost_of", cost_of)
+    monkeypatch.setattr(budget.activity, "clock", lambda: now[0])
+    costs = budget.costs_of(Choices({}), seconds=100.0)
+    assert len(timed) == sizes
+    for place, N in enumerate(timed, 1):
+        assert costs(N) == pytest.approx((1e-11 * N, place * 1e-8 * N))
+    assert costs(10**9) == pytest.approx((1e-2, sizes * 10.0))
+    between = int(np.sqrt(timed[0] * timed[-1]))
+    assert timed[0] * 1e-8 <= costs(between).update <= sizes * 1e-8 * timed[-1]
+    monkeypatch.setattr(budget, "cost_of", lambda _: Cost(1.0, 1.0))
+    assert budget.costs_of(Choices({"n_layer": 1, "n_embd": 8}), 100.0)(5).token > 0
+
+
 def test_trials_correct_what_was_timed():
     def costs(N):
         return Cost(1e-11 * N, 1e-8 * N)
