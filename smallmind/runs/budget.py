@@ -29,7 +29,6 @@ from smallmind.training.training import Training
 OPERATIONS = 6  # per parameter and token of a training pass
 LEARNING = 0.9  # share of the time spent in steps; the rest evaluates and saves
 MOST_TIMING = 0.01  # share of the time for the passes of a size that is timed
-LEAST_GROWING = 0.5  # share of a step in large batches that grows with the batch, at least
 UPDATES = 1000  # that a batch is made for: fewer of a larger batch learn less from as many tokens
 MIN_BATCH, MAX_BATCH = 768, 8192  # tokens
 PARAMETERS_PER_TOKEN = 4.0  # of the text: more of them memorise it
@@ -94,7 +93,7 @@ class Cost(NamedTuple):
     """How long a model learns. Units: seconds."""
 
     token: float
-    update: float  # and what else does not take longer with more tokens
+    update: float
 
     def seconds(self, tokens: float, batch: float | None = None) -> float:
         """The time for so many tokens, in batches of so many, by default those of such a run."""
@@ -277,25 +276,13 @@ def corrected(costs: Costs, trials: Sequence[Trial]) -> Costs:
 
 
 def cost_of(settings: Settings) -> Cost:
-    """How long this machine trains a model of these settings: a few steps are timed."""
-    T, accumulated = settings.model.block_size, settings.training.grad_accum_steps
-    # The first passes of a process take longer, which matters less for many tokens.
-    timed = {}
-    for tokens in (MAX_BATCH, MIN_BATCH):
-        B = max(1, round(tokens / T / accumulated))
-        timed[B * T * accumulated] = _seconds_per_step(settings.replace(batch_size=B))
-    most, least = max(timed), min(timed)
-    token = timed[most] / most
-    if most > least:
-        rise = (timed[most] - timed[least]) / (most - least)
-        token = min(token, max(LEAST_GROWING * token, rise))
-    return Cost(token, timed[most] - token * most)
-
-
-def _seconds_per_step(settings: Settings) -> float:
-    config, run = settings.model, settings.run
+    """How long this machine trains a model of these settings: a few passes are timed."""
+    T = settings.model.block_size
+    settings = settings.replace(batch_size=max(1, MAX_BATCH // T), grad_accum_steps=1)
+    run = settings.run
     use_threads(run)
-    tokens = np.zeros(4 * run.batch_size * config.block_size, np.int32)
+    tokens = np.zeros(4 * run.batch_size * T, np.int32)
     bytes_ = Tokenizer(kind="byte")  # of about as many tokens as any text has
-    data = Dataset(tokens, config.block_size, run.batch_size, run.seed, bytes_)
-    return pace.rough_pace(Training(new_model(settings), data=data), settings.training).step
+    data = Dataset(tokens, T, run.batch_size, run.seed, bytes_)
+    timed = pace.rough_pace(Training(new_model(settings), data=data), settings.training)
+    return Cost((timed.step - timed.update) / (run.batch_size * T), timed.update)

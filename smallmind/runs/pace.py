@@ -66,6 +66,7 @@ class Pace:
     save: float
     end: float  # once, after the last step
     sample: float = 0.0
+    update: float = 0.0  # of a step: what takes no longer with more windows; 0 if not timed apart
     spread: float = 1.0  # usual time / least time of what was timed: more on a busy machine
 
     def total(self, config: TrainingConfig, done: int = 0, steps: int | None = None) -> float:
@@ -241,6 +242,7 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         save=0.0,
         end=end,
         sample=sample,
+        update=update,
         spread=spread,
     )
 

