@@ -90,13 +90,13 @@ TIMED = [SHAPES[2], SHAPES[8], SHAPES[14]]  # small ones multiply less in a seco
 
 
 class Cost(NamedTuple):
-    """How long a model learns. Units: seconds."""
+    """The time that training a model takes. Units: seconds."""
 
-    token: float
-    update: float
+    token: float  # both passes over it
+    update: float  # of the parameters, once per batch
 
     def seconds(self, tokens: float, batch: float | None = None) -> float:
-        """The time for so many tokens, in batches of so many, by default those of such a run."""
+        """The time for so many tokens, in batches of so many, by default `batch_for` them."""
         return tokens * (self.token + self.update / (batch or batch_for(tokens)))
 
     def tokens(self, seconds: float, batch: float | None = None) -> float:
@@ -174,7 +174,8 @@ def sizes_for(
         if N is None or N in found or (found and N / text > PARAMETERS_PER_TOKEN):
             continue
         unique = (1 - HELD_OUT) * text
-        batch = tokens_per_step(fields | own) if "batch_size" in own else None
+        usual = fields | {"block_size": WINDOW} | own
+        batch = tokens_per_step(usual) if "batch_size" in own else None
         tokens = costs(N).tokens(LEARNING * seconds, batch)
         tokens = min(tokens, pace.MAX_PASSES * unique)
         own = {"block_size": window_for(tokens, text)} | own
@@ -264,11 +265,10 @@ def corrected(costs: Costs, trials: Sequence[Trial]) -> Costs:
 
     def of(parameters: int) -> Cost:
         def distance(trial: Trial) -> tuple[float, float]:
-            N, tokens, *_ = trial.outcome
-            return abs(math.log(N / parameters)), -tokens
+            return abs(math.log(trial.outcome.parameters / parameters)), -trial.outcome.tokens
 
-        outcome, seconds = min(trials, key=distance)
-        ratio = seconds / costs(int(outcome.parameters)).seconds(outcome.tokens)
+        (N, tokens, *_), seconds, batch = min(trials, key=distance)
+        ratio = seconds / costs(int(N)).seconds(tokens, batch)
         token, update = costs(parameters)
         return Cost(ratio * token, ratio * update)
 
@@ -277,12 +277,12 @@ def corrected(costs: Costs, trials: Sequence[Trial]) -> Costs:
 
 def cost_of(settings: Settings) -> Cost:
     """How long this machine trains a model of these settings: a few passes are timed."""
-    T = settings.model.block_size
-    settings = settings.replace(batch_size=max(1, MAX_BATCH // T), grad_accum_steps=1)
+    T, accumulated = settings.model.block_size, settings.training.grad_accum_steps
+    settings = settings.replace(batch_size=max(1, MAX_BATCH // T // accumulated))
     run = settings.run
     use_threads(run)
     tokens = np.zeros(4 * run.batch_size * T, np.int32)
     bytes_ = Tokenizer(kind="byte")  # of about as many tokens as any text has
     data = Dataset(tokens, T, run.batch_size, run.seed, bytes_)
     timed = pace.rough_pace(Training(new_model(settings), data=data), settings.training)
-    return Cost((timed.step - timed.update) / (run.batch_size * T), timed.update)
+    return Cost((timed.step - timed.update) / tokens_per_step(settings.fields), timed.update)

@@ -133,7 +133,7 @@ class Planner:
         )
 
     def _cost(self, parameters: int) -> Cost:
-        """The cost of a token: that of trials where there are some, or what has been timed."""
+        """As timed, and corrected by the trials where there are some."""
         if self._costs is None:
             self._costs = budget.costs_of(self.choices, math.inf)
         return budget.corrected(self._costs, self._timed)(parameters)

@@ -51,10 +51,11 @@ class Outcome(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """An outcome, and how long its steps took. Units: seconds."""
+    """An outcome, how long its steps took (in seconds), and from how many tokens each update."""
 
     outcome: Outcome
     seconds: float
+    batch: float | None = None  # None: as many as runs of that length have
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ PLANS = "plans"
 FORMAT = 1
 MOST_BYTES = 2**24  # of a file that is read
 MOST_TRIALS = 1000  # that count: the last ones
+MOST_BATCH = 1e9  # tokens of an update: a line with more is damaged
 MIN_STEPS = 200  # of a run that counts: shorter ones follow no law
 USUAL_DROPOUT = 0.05  # more or less than the recipe's is still alike
 # Settings by which runs learn differently, beside those of the model that do not follow from the
@@ -91,7 +92,7 @@ def train(settings: Settings, source: Source, tokenizer: Tokenizer) -> Trial:
     evaluation = training.evaluate_held_out()
     assert evaluation
     outcome = outcome_of(settings, len(data.train), evaluation.loss)
-    return Trial(outcome, seconds)
+    return Trial(outcome, seconds, tokens_per_step(settings.fields))
 
 
 def outcome_of(settings: Settings, unique: int, loss: float) -> Outcome:
@@ -132,7 +133,8 @@ class History:
     def add(self, trial: Trial) -> None:
         """Keeps a trial. OSError if the disk refuses it."""
         fields = {"format": FORMAT, "kind": self.kind, **trial.outcome._asdict()}
-        fields |= {"seconds": trial.seconds, "machine": self.machine, "smallmind": __version__}
+        fields |= {"seconds": trial.seconds, "batch": trial.batch}
+        fields |= {"machine": self.machine, "smallmind": __version__}
         path = self.files[0]
         with durable.naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,8 +173,11 @@ class History:
                 if fields["format"] != FORMAT or fields["kind"] != self.kind:
                     continue
                 *values, seconds = (number(fields[x]) for x in (*Outcome._fields, "seconds"))
+                batch = fields.get("batch")  # lines of earlier versions lack it
+                if batch is not None and not 1 <= number(batch) <= MOST_BATCH:
+                    continue
                 if is_plausible(outcome := Outcome(*values)) and 1e-3 < seconds < 1e9:
-                    yield Trial(outcome, seconds), fields.get("machine")
+                    yield Trial(outcome, seconds, batch), fields.get("machine")
 
     def runs(self) -> list[Outcome]:
         """The outcomes of finished runs, and those in sweeps, that learned this text alike."""

@@ -214,6 +214,8 @@ def test_updates_count_by_their_number():
     assert cost.seconds(1e8, batch=1000) == pytest.approx(1e8 * 1e-5 + 1e5 * 1e-2)
     (given,) = sizes_of_cost(cost, batch_size=1, n_layer=2, n_embd=64, n_head=2, block_size=100)
     assert given.tokens == pytest.approx(cost.tokens(100.0, batch=100))
+    one, *_ = sizes_of_cost(cost, batch_size=1)
+    assert one.tokens == pytest.approx(cost.tokens(100.0, batch=one.fields["block_size"]))
 
 
 def sizes_of_cost(cost, **given):
@@ -234,7 +236,7 @@ def test_what_tokens_and_updates_take_follows_from_large_batches(monkeypatch, T,
     small = {"n_layer": 1, "n_embd": 8, "n_head": 1, "batch_size": 2}
     settings = Choices({**small, "block_size": T, "grad_accum_steps": accumulated}).settings()
     assert budget.cost_of(settings) == pytest.approx(Cost(1e-5, 0.02))
-    assert batches == [max(T, MAX_BATCH // T * T)]
+    assert batches == [max(T, MAX_BATCH // T // accumulated * T) * accumulated]
 
 
 @pytest.mark.parametrize("takes, sizes", [(0.5, 3), (1.5, 1)])
@@ -268,7 +270,9 @@ def test_trials_correct_what_was_timed():
     slow = Trial(Outcome(small, 1e6, 1e6, 2.0), 3 * costs(small).seconds(1e6))
     fast = Trial(Outcome(large, 1e7, 1e6, 2.0), 0.5 * costs(large).seconds(1e7))
     short = Trial(Outcome(large, 1e5, 1e6, 2.0), 9 * costs(large).seconds(1e5))
-    found = budget.corrected(costs, [slow, fast, short])
+    apart = Trial(Outcome(10, 1e6, 1e6, 2.0), 2 * costs(10).seconds(1e6, 64), batch=64)
+    found = budget.corrected(costs, [slow, fast, short, apart])
+    assert found(9) == pytest.approx([2 * x for x in costs(9)])
     for N, ratio in ((1e4, 3), (small, 3), (2e5, 3), (5e5, 0.5), (large, 0.5), (1e8, 0.5)):
         assert found(int(N)) == pytest.approx([ratio * x for x in costs(N)])
 

@@ -274,3 +274,18 @@ def test_the_time_of_trials_counts(planner, monkeypatch):
     plan.make(planned)
     assert max(size.tokens for size in plan.sizes(0.1)) < min(before)
     assert max(size.tokens for size in planner().sizes(0.1)) < min(before)
+
+
+def test_trials_are_kept_with_their_batch(planner, tmp_path):
+    made(planner())
+    made(planner(batch_size=1))
+    timed = planner().history.timed()
+    batches = {trial.batch for trial in timed}
+    assert len(batches) >= 2 and min(batches) < 768
+    (path,) = tmp_path.glob("plans/*.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line, batch in zip(lines, (None, "x", -1, 1e300), strict=False):
+        line["batch"] = batch
+    del lines[0]["batch"]  # as earlier versions wrote it
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert planner().history.timed() == [timed[0]._replace(batch=None), *timed[4:]]
