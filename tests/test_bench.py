@@ -562,6 +562,21 @@ def test_the_trees_are_removed_after_an_interrupt(tmp_path):
     assert not list(tmp_path.glob("smallmind-against-*"))
 
 
+def test_an_interrupt_while_a_worker_starts_ends_it(monkeypatch):
+    processes = []
+
+    def interrupted(*arguments, **settings):
+        processes.append(start_it(*arguments, **settings))
+        signal.raise_signal(signal.SIGINT)
+        return processes[0]
+
+    start_it = machine.started
+    monkeypatch.setattr(machine, "started", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        machine.Worker("ours", "smallmind.bench.peers.ours", threads=1)
+    assert processes[0].poll() is not None
+
+
 def test_results_of_a_kind_of_cpu_keep_what_else_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(against, "RESULTS", tmp_path)
     file = tmp_path / "zen9.md"

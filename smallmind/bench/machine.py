@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +16,7 @@ import psutil
 
 from smallmind.bench import CPUS
 from smallmind.settings.config import __version__
+from smallmind.signals import deferred
 
 THREADS = "NUMBA_NUM_THREADS"
 COUNTS = (THREADS, "OPENBLAS_NUM_THREADS")
@@ -155,10 +156,13 @@ class Worker:
     ) -> None:
         self.name = name
         command = [sys.executable, "-m", module, *arguments]
-        # Ctrl-C is for this process, which ends the other.
-        self.process = started(
-            command, threads, variables, stdin=subprocess.PIPE, start_new_session=True, **rest
-        )
+        # Ctrl-C is for this process, which ends the other: also if it comes while that one starts.
+        rest |= {"stdin": subprocess.PIPE, "start_new_session": True}
+        with ExitStack() as ending:
+            with deferred():
+                self.process = started(command, threads, variables, **rest)
+                ending.push(self)
+            ending.pop_all()
 
     def __enter__(self) -> "Worker":
         return self

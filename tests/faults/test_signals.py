@@ -158,8 +158,9 @@ def smallmind(code, *arguments, **environment):
 
 
 def read_until(start, process):
-    """Reads what a process prints, to a line that begins like this."""
+    """Reads what a process prints, and shows it, to a line that begins like this."""
     for line in process.stdout:
+        print(line, end="")
         if line.startswith(start):
             break
 
@@ -178,13 +179,13 @@ def test_a_signal_while_kernels_compile_leaves_nothing(tmp_path):
 
 
 STUCK = """
-import time
+import os, time
 from smallmind.files import durable
 
 class Stuck(durable.Files):
     def fsync(self, file):
         if self.stuck:
-            print("stuck", flush=True)
+            os.write(1, b"\\nstuck\\n")  # a line of its own, whatever the other thread prints
             time.sleep(3600)
 
     stuck = False
