@@ -1,4 +1,4 @@
-"""Fixtures for all tests: two processes, and runs that start and end quickly."""
+"""Fixtures for all tests: several processes, and runs that start and end quickly."""
 
 import platform
 import signal
@@ -13,7 +13,7 @@ from smallmind.training import training
 from tests.faults.disk import Quick
 from tests.programs import CATS, CommandLine, start_untimed
 
-PROCESSES = 2  # on any number of cores
+PROCESSES = 3  # on any number of cores: a tenth of the time tests wait for other programs
 
 LONG_PROOF = 4 * 3600  # seconds; the limit of other tests is in pyproject.toml
 

@@ -5,6 +5,7 @@ Of these the command lines are parsed, by the real parser. Runs of the guide are
 """
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -163,6 +164,7 @@ def test_every_block_runs_as_written_one_after_the_other(tmp_path):
         [sys.executable, "-c", RUNNER],
         input=json.dumps(jobs),
         cwd=tmp_path,
+        env=os.environ | {"NUMBA_NUM_THREADS": "1"},  # as all tests here, see tests/conftest.py
         capture_output=True,
         text=True,
         encoding="utf-8",

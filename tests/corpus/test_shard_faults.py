@@ -111,8 +111,15 @@ def test_a_preparation_on_a_full_disk_is_continued(tmp_path, monkeypatch, lastin
     assert failures > 40
 
 
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    ("number", "lasting"),
+    [
+        (errno.ENOSPC, False),
+        (errno.EIO, True),
+        pytest.param(errno.ENOSPC, True, marks=pytest.mark.slow),
+        pytest.param(errno.EIO, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_writer_that_the_disk_refuses_is_continued(
     tmp_path, monkeypatch, expected, number, lasting
 ):

@@ -309,10 +309,12 @@ def test_stop_strings_and_the_end_of_texts(tmp_path):
     model = varied_model("Llama", tokenizer, block_size=64)
     model.parameters["token_embedding.weight"][...] *= 0.1  # all tokens about as likely
     page = page_of(tmp_path, model, tokenizer)
+    choices = []
     for seed in range(30):
         stops = "e", "at", "\ufffd ", tokenizer.decode([seed])
-        settings = {"max_tokens": 200, "seed": seed, "stop": stops[: seed % 5]}
-        (text,) = asked(page, ["write", "The", settings])
+        choices.append({"max_tokens": 200, "seed": seed, "stop": stops[: seed % 5]})
+    texts = asked(page, *(["write", "The", settings] for settings in choices))
+    for text, settings in zip(texts, choices, strict=True):
         config = GenerationConfig(**{**settings, "stop": settings["stop"] or None})
         (sample,) = Writer(model, tokenizer, "The", config).samples()
         assert (text["text"], len(text["ids"]), text["ended"]) == sample[:3]

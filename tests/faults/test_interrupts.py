@@ -100,8 +100,6 @@ RUN = (
     *("spikes.py", "evaluation.py", "adamw.py", "optimizer.py", "parameters.py"),
     *("transformer.py", "decoder.py", "safetensors.py"),
 )
-MOMENTS = 40
-
 
 def small_run(path):
     return create(path, dropout=0.1, sample_every=2, keep=2)
@@ -132,14 +130,15 @@ def moments(tmp_path_factory):
 # An interrupt between opening a file and `with` leaves it to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("is_reopened", [False, True], ids=["same object", "reopened"])
+@pytest.mark.parametrize("times", [20, pytest.param(200, marks=SLOW)])
 def test_a_run_interrupted_anywhere_ends_as_if_undisturbed(
-    tmp_path, quick_disk, moments, is_reopened
+    tmp_path, quick_disk, moments, is_reopened, times
 ):
     """However early or late, also twice: before the first checkpoint, in a save, at the end."""
     whole = small_run(tmp_path / "whole")
     whole.train()
     expected, seeded, interrupts = left_by(whole.path), random.Random(is_reopened), 0
-    for number in range(MOMENTS):
+    for number in range(times):
         run = small_run(tmp_path / str(number))
         work = run.train
         for _ in range(1 + number % 2):
@@ -150,7 +149,7 @@ def test_a_run_interrupted_anywhere_ends_as_if_undisturbed(
         run.resume()
         assert run.is_finished and run.resume() == []
         assert left_by(run.path) == expected
-    assert interrupts > MOMENTS
+    assert interrupts > times
 
 
 @pytest.mark.parametrize("name", ["creating.py", "directory.py", "durable.py", "lock.py"])
