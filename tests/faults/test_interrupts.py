@@ -101,6 +101,7 @@ RUN = (
     *("transformer.py", "decoder.py", "safetensors.py"),
 )
 
+
 def small_run(path):
     return create(path, dropout=0.1, sample_every=2, keep=2)
 
