@@ -61,6 +61,35 @@ with multiprocessing.get_context("fork").Pool(2) as pool:
     assert lines[0].startswith(ADVICE)
 
 
+def test_a_child_killed_while_it_starts_threads_stops_no_other():
+    """It holds a lock then, which by default all that are forked have in common."""
+    lines = run(
+        """
+from numba.np.ufunc import parallel
+from smallmind.kernels.codegen.threads import set_threads
+
+class Killing:
+    def __enter__(self):
+        os.kill(os.getpid(), 9)
+
+    __exit__ = None
+
+def die():
+    set_threads(1)
+    parallel._backend_init_thread_lock = Killing()  # the next lock that it takes
+    set_threads(1)
+
+kernel()
+in_child(die)
+in_child(lambda: set_threads(1) or kernel())
+set_threads(1)
+print(kernel())
+""",
+        NUMBA_THREADING_LAYER="workqueue",
+    )
+    assert lines == ["status 9", "5.0", "status 0", "5.0"]
+
+
 def test_a_child_forked_before_the_first_kernel_runs_kernels_itself():
     assert run("in_child(kernel); print(kernel())") == ["5.0", "status 0", "5.0"]
 

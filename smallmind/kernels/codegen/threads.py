@@ -73,6 +73,9 @@ def _after_fork() -> None:
     if parallel._is_initialized:  # perhaps by kernels of the caller's own
         is_openmp = numba.threading_layer() == "omp"
         PARALLEL.region = _Forked() if is_openmp else threading.Lock()
+        # Numba has one for all processes that are forked: whoever is killed while it holds it
+        # would stop all others. It makes a new one.
+        parallel._backend_init_process_lock = None
 
 
 if hasattr(os, "register_at_fork"):
