@@ -17,9 +17,11 @@ PROCESSES = 3  # on any number of cores: a tenth of the time tests wait for othe
 
 LONG_PROOF = 4 * 3600  # seconds; the limit of other tests is in pyproject.toml
 
-# An example may take any time: on a busy machine the usual 200 ms pass without a fault.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# An example may take any time: on a busy machine the usual 200 ms pass without a fault. Every run
+# has the same examples; others are tried with --hypothesis-profile random.
+settings.register_profile("random", deadline=None)
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.load_profile("same")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -320,6 +320,7 @@ def test_a_signal_to_another_rank_interrupts_the_run(tmp_path, whole):
     assert_resumes(tmp_path, whole, {12})
 
 
+@SLOW  # tests/parallel/test_same_bits.py does so with ranks that are threads
 def test_a_run_resumes_with_other_numbers_of_ranks(tmp_path, whole):
     code, _, errors = disturbed(tmp_path, ("terminate", 0, 6), ranks=3)
     assert code == 143, errors
