@@ -1,11 +1,13 @@
 """The model and the batch that learn most in a given time: what `--minutes` and `plan` choose.
 
-A model of P parameters sees D = C / 6P tokens in C operations (Kaplan et al. 2020). A smaller one
-has too few parameters, a larger one sees too little text: the law of the text says which one ends
-at the lowest loss, see `scaling`. Constants are measured, see `bench/LOG.md`.
+A small model has too few parameters, a large one sees too few tokens: a few passes tell how many,
+and the law of the text which model ends at the lowest loss, see `scaling`. Constants are measured,
+see `bench/LOG.md`.
 """
 
+import dataclasses
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -16,8 +18,16 @@ from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.runs import pace
 from smallmind.runs.assembly import new_model
-from smallmind.runs.scaling import SIZE, Law, Outcome, Trial, law_of, parameters_of
-from smallmind.runs.threads import use_threads
+from smallmind.runs.scaling import (
+    OPERATIONS,
+    SIZE,
+    Law,
+    Outcome,
+    Trial,
+    law_of,
+    parameters_of,
+)
+from smallmind.runs.threads import choose_threads, use_threads
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
 from smallmind.settings.presets import RECIPES, Fields
 from smallmind.settings.settings import Settings
@@ -26,7 +36,6 @@ from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.training import Training
 
-OPERATIONS = 6  # per parameter and token of a training pass
 LEARNING = 0.9  # share of the time spent in steps; the rest evaluates and saves
 MOST_TIMING = 0.01  # share of the time for the passes of a size that is timed
 UPDATES = 1000  # that a batch is made for: fewer of a larger batch learn less from as many tokens
@@ -87,6 +96,7 @@ SHAPES = [
     Shape(12, 640),
 ]
 TIMED = [SHAPES[2], SHAPES[8], SHAPES[14]]  # small ones multiply less in a second
+MOST_TIMED = 10_000_000  # parameters: larger ones take long, and as long for each
 
 
 class Cost(NamedTuple):
@@ -173,25 +183,26 @@ def sizes_for(
         N = parameters(fields | own)
         if N is None or N in found or (found and N / text > PARAMETERS_PER_TOKEN):
             continue
-        unique = (1 - HELD_OUT) * text
-        usual = fields | {"block_size": WINDOW} | own
-        batch = tokens_per_step(usual) if "batch_size" in own else None
-        tokens = costs(N).tokens(LEARNING * seconds, batch)
-        tokens = min(tokens, pace.MAX_PASSES * unique)
-        own = {"block_size": window_for(tokens, text)} | own
-        found[N] = sized(own, N, tokens, unique, law, fields.get("grad_accum_steps", 1))
+        found[N] = _sized(fields, own, N, text, LEARNING * seconds, costs(N), law)
     if not found:  # none of these fields makes a model: the error says why
-        own = {"block_size": window_for(1.0, text)} | _fields(SHAPES[0], given)
-        return [sized(own, 1, 1.0, text, law, fields.get("grad_accum_steps", 1))]
+        own = _fields(SHAPES[0], given)
+        return [_sized(fields, own, 1, text, LEARNING * seconds, costs(1), law)]
     return [found[N] for N in sorted(found)]
 
 
-def sized(own: Fields, N: int, tokens: float, unique: float, law: Law, accumulated: int) -> Size:
-    """The batches and the regularization for N parameters that see so many tokens."""
-    windows = max(1, round(batch_for(tokens) / own["block_size"] / accumulated))
-    chosen = {"batch_size": windows} | regularization(N, tokens, unique) | own
-    given = N, tokens, unique
-    return Size(chosen, N, tokens, tokens / unique, law.loss(*given), law.interval(*given))
+def _sized(
+    fields: Fields, own: Fields, N: int, text: float, seconds: float, cost: Cost, law: Law
+) -> Size:
+    """The batches and the regularization of N parameters that learn for so many seconds."""
+    unique = (1 - HELD_OUT) * text
+    most = pace.MAX_PASSES * unique
+    tokens, chosen = min(most, cost.tokens(seconds)), own
+    for _ in range(2):  # the windows follow from the tokens, and how many fit from the windows
+        chosen = windows_for(tokens, text, fields, own)
+        tokens = min(most, cost.tokens(seconds, tokens_per_step(fields | chosen)))
+    seen = N, tokens, unique
+    chosen = regularization(*seen) | chosen
+    return Size(chosen, N, tokens, tokens / unique, law.loss(*seen), law.interval(*seen))
 
 
 def batch_for(tokens: float) -> float:
@@ -199,10 +210,13 @@ def batch_for(tokens: float) -> float:
     return min(MAX_BATCH, max(MIN_BATCH, tokens / UPDATES))
 
 
-def window_for(tokens: float, text: float) -> int:
-    """The length of the windows of a run that sees so many tokens of a text."""
-    # It fits into the text many times, also into its held-out part.
-    return min(LONG_WINDOW if tokens >= LONG else WINDOW, max(8, int(text // 40)))
+def windows_for(tokens: float, text: float, fields: Fields, own: Fields) -> Fields:
+    """A run's own fields, with windows for so many tokens of a text where they have none."""
+    # One fits into the text many times, also into its held-out part.
+    T = min(LONG_WINDOW if tokens >= LONG else WINDOW, max(8, int(text // 40)))
+    T = own.get("block_size", T)
+    windows = max(1, round(batch_for(tokens) / T / fields.get("grad_accum_steps", 1)))
+    return {"block_size": T, "batch_size": windows} | own
 
 
 def regularization(parameters: float, tokens: float, unique: float) -> Fields:
@@ -243,9 +257,8 @@ def costs_of(choices: Choices, seconds: float) -> Costs:
     stands for them.
     """
     timed: dict[int, Cost] = {}
-    for shape in TIMED:
-        own = {"block_size": WINDOW} | _fields(shape, choices.given)
-        settings = choices.having(**own).settings()
+    for fields in _timed(choices):
+        settings = choices.having(**fields).settings()
         N = parameters_of(settings.model)
         if N in timed:
             continue
@@ -258,8 +271,36 @@ def costs_of(choices: Choices, seconds: float) -> Costs:
     return lambda N: Cost(*(N * float(np.interp(np.log(N), np.log(sizes), x)) for x in shares))
 
 
+def _timed(choices: Choices) -> list[Fields]:
+    """The fields of models to time, from the smallest on: TIMED with what is given.
+
+    Without the given size where that takes long or makes no model, and of any shape if none does.
+    """
+    given = choices.given
+    free = {name: value for name, value in given.items() if name not in (*Shape._fields, "n_head")}
+
+    def made(shapes: Sequence[Shape], given: Fields, most: float = MOST_TIMED) -> dict[int, Fields]:
+        found = {}
+        for place, shape in enumerate(shapes):
+            own = {"block_size": WINDOW} | _fields(shape, given)
+            if (parameters(choices.fields | own) or math.inf) <= most:
+                found[place] = own
+        return found
+
+    usable = made(SHAPES, given, sys.float_info.max)
+    if not usable:  # the error says why
+        return [_fields(SHAPES[0], given)]
+    for shapes in (TIMED, SHAPES):
+        if found := made(shapes, free) | made(shapes, given):
+            return [found[place] for place in sorted(found)]
+    return [usable[min(usable)]]
+
+
 def corrected(costs: Costs, trials: Sequence[Trial]) -> Costs:
-    """The costs as trials have them: at their nearest size, and from there on as timed."""
+    """The costs, as many times as high as the trial of the nearest size took longer than they say.
+
+    Of equal sizes the trial with the most tokens counts.
+    """
     if not trials:
         return costs
 
@@ -280,7 +321,7 @@ def cost_of(settings: Settings) -> Cost:
     T, accumulated = settings.model.block_size, settings.training.grad_accum_steps
     settings = settings.replace(batch_size=max(1, MAX_BATCH // T // accumulated))
     run = settings.run
-    use_threads(run)
+    use_threads(dataclasses.replace(run, threads=choose_threads(run, settings)))
     tokens = np.zeros(4 * run.batch_size * T, np.int32)
     bytes_ = Tokenizer(kind="byte")  # of about as many tokens as any text has
     data = Dataset(tokens, T, run.batch_size, run.seed, bytes_)

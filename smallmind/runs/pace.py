@@ -21,6 +21,7 @@ from smallmind.nn.transformer import resolve_precision
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.optim.schedule import WARMUP_SHARE
 from smallmind.runs.files import TIMING
+from smallmind.runs.scaling import OPERATIONS
 from smallmind.settings.config import TrainingConfig, __version__, micro_batch_sizes
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import save
@@ -49,7 +50,6 @@ TRIES = 3  # calls that are timed
 UNTIMED = 2  # calls before: one waits for memory, the next is recorded
 BUSY = 1.5  # spread from which one thread may be faster than all
 SHORT = 0.005  # seconds of a pass for which it may be too
-OPERATIONS = 6  # per parameter and token of a training pass
 MAX_OPERATIONS = 1e10  # of a pass that is timed: some tenths of a second on two cores
 LONG = 10 * MAX_OPERATIONS  # of one window: the wait for memory is short next to it
 

@@ -27,6 +27,7 @@ MEANS = np.log([0.9, 0.3, 0.4, 0.4, 0.4, 6.5])
 DEVIATIONS = np.array([2.0, 1.2, 0.3, 1.2, 0.3, 0.7])
 NOISE = 0.006  # of a run's loss, by its seed and by what the law leaves out, as a share of it
 NEARBY = 0.5  # growth of the noise for e times more or fewer operations than the run in question
+OPERATIONS = 6  # per parameter and token of a training pass (Kaplan et al. 2020)
 SIZE, LENGTH = 1e5, 1e6  # parameters and tokens in the middle of what is trained here
 MOST_STEPS = 100  # of the fit, which takes ten
 PRECISION = 1e-6  # of the logarithms
@@ -107,7 +108,7 @@ def is_plausible(outcome: Outcome) -> bool:
 def law_of(outcomes: Sequence[Outcome], operations: float | None = None) -> Law:
     """The likeliest law of a text after these outcomes, by Levenberg's and Marquardt's method.
 
-    It is for runs of so many operations (6 for each parameter and token); None means as many as the
+    It is for runs of so many operations; None means as many as the
     longest outcome. The nearest outcome counts most, others less the further their operations are
     from these; so do those far off the law (Huber 1964). Implausible outcomes do not count.
     """
@@ -116,7 +117,7 @@ def law_of(outcomes: Sequence[Outcome], operations: float | None = None) -> Law:
     means, noise = MEANS.copy(), NOISE
     if len(losses):
         means[0] += np.log(losses.min())
-        spent = np.log(6 * N * D)
+        spent = np.log(OPERATIONS * N * D)
         far = np.abs(spent - (np.log(operations) if operations else spent.max()))
         noise = NOISE * (1 + NEARBY * (far - far.min()))
 

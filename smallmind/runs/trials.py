@@ -26,6 +26,7 @@ from smallmind.runs.files import CONFIG, METRICS
 from smallmind.runs.metrics_file import MetricsFile
 from smallmind.runs.scaling import Outcome, Trial, is_plausible, parameters_of
 from smallmind.runs.source import Source
+from smallmind.runs.threads import choose_threads
 from smallmind.settings.config import __version__
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import MODEL_FIELDS
@@ -59,6 +60,19 @@ DIFFERENT = (
     "bpe_vocab_size",
     "bpe_split",
     "mask_documents",
+)
+# Settings by which the steps of a run that learns the same take longer.
+SLOWER = (
+    "backend",
+    "precision",
+    "use_mixed_precision",
+    "products",
+    "micro_batch_size",
+    "use_gradient_checkpointing",
+    "checkpoint_strategy",
+    "checkpoint_interval",
+    "data_shards",
+    "reduce_precision",
 )
 # Follow from the time, or from the tokens, which the rest determines.
 FREE = {"n_layer", "n_embd", "n_head", "block_size", "dropout", "vocab_size", "document_token"}
@@ -238,7 +252,9 @@ def _kind(settings: Settings, tokenizer: Tokenizer) -> str:
 
 
 def _machine(settings: Settings) -> str:
-    """The kind of CPU, and the threads: trials on others say nothing about the speed here."""
+    """All that makes steps slower or faster: trials elsewhere say nothing about the time here."""
     import llvmlite.binding as llvm
 
-    return f"{llvm.get_host_cpu_name()}, {settings.run.threads} threads, {settings.run.backend}"
+    threads = choose_threads(settings.run)
+    values = [f"{name}={settings.fields[name]}" for name in SLOWER]
+    return f"{llvm.get_host_cpu_name()}, threads={threads}, {', '.join([*values, __version__])}"

@@ -693,6 +693,7 @@ class RunConfig:
         "finish in about N minutes; the number of steps is chosen by timing, and with the default "
         "recipe the model, batch, dropout and weight decay too",
         above=0.0,
+        high=1e6,
     )
     threads: int | None = setting(
         None, "threads; default: one per core, fewer for small models", low=1

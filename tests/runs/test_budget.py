@@ -28,6 +28,7 @@ from smallmind.runs.budget import (
 from smallmind.runs.pace import MAX_PASSES, Pace
 from smallmind.runs.scaling import Outcome, Trial, law_of
 from smallmind.settings.sources import Choices
+from smallmind.text.dataset import HELD_OUT
 from tests.programs import CATS, costs_at, refuses
 
 BOOK = 1_000_000  # characters
@@ -184,6 +185,7 @@ def test_only_what_is_missing_is_chosen(monkeypatch):
         ({"n_embd": 100, "n_head": 3}, "n_embd=100 must be a multiple of n_head=3"),
         ({"minutes": -1.0}, "minutes=-1.0 must be above 0"),
         ({"minutes": "1"}, "minutes='1' must be a number"),
+        ({"minutes": 1e300}, r"minutes=1e\+300 must be above 0 and at most 1e\+06"),
     ]:
         refuses(message, fit, Choices({"minutes": 1.0, **wrong}), BOOK)
 
@@ -214,13 +216,36 @@ def test_updates_count_by_their_number():
     assert cost.seconds(1e8, batch=1000) == pytest.approx(1e8 * 1e-5 + 1e5 * 1e-2)
     (given,) = sizes_of_cost(cost, batch_size=1, n_layer=2, n_embd=64, n_head=2, block_size=100)
     assert given.tokens == pytest.approx(cost.tokens(100.0, batch=100))
-    one, *_ = sizes_of_cost(cost, batch_size=1)
-    assert one.tokens == pytest.approx(cost.tokens(100.0, batch=one.fields["block_size"]))
 
 
-def sizes_of_cost(cost, **given):
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"batch_size": 1},
+        {"batch_size": 7, "grad_accum_steps": 3},
+        {"grad_accum_steps": 64},
+        {"block_size": 4096},
+        {},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("seconds", "text"), [(1.0, 1e3), (100.0, 1e12), (1e4, 1e12)])
+def test_the_tokens_that_fit_are_those_of_the_batches_that_are_chosen(given, seconds, text):
+    cost = Cost(1e-5, 1e-2)
+    lengths = set()
+    for size in sizes_of_cost(cost, seconds, text, **given):
+        batch = budget.tokens_per_step(Choices(given).fields | size.fields)
+        usable = (1 - HELD_OUT) * text
+        most = cost.tokens(seconds, batch)
+        assert size.tokens == pytest.approx(min(most, MAX_PASSES * usable))
+        lengths.add(size.fields["block_size"])
+    expected = {1.0: 25, 100.0: 128, 1e4: 256}[seconds]
+    assert lengths == {given.get("block_size", expected)}
+
+
+def sizes_of_cost(cost, seconds=100.0, text=1e12, **given):
     fields = Choices(given).fields
-    return sizes_for(given, fields, 1e12, 100.0 / LEARNING, lambda _: cost, law_of(()))
+    return sizes_for(given, fields, text, seconds / LEARNING, lambda _: cost, law_of(()))
 
 
 @pytest.mark.parametrize("T, accumulated", [(100, 1), (100, 3), (10_000, 1)])
@@ -259,6 +284,41 @@ def test_sizes_are_timed_while_that_takes_little_of_the_time(monkeypatch, takes,
     assert timed[0] * 1e-8 <= costs(between).update <= sizes * 1e-8 * timed[-1]
     monkeypatch.setattr(budget, "cost_of", lambda _: Cost(1.0, 1.0))
     assert budget.costs_of(Choices({"n_layer": 1, "n_embd": 8}), 100.0)(5).token > 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"n_kv_head": count} for count in (*range(1, 9), 10, 12, 14, 16)),
+        {"n_head": 6},
+        {"n_head": 16, "n_embd": 1024, "n_kv_head": 4},
+        {"n_layer": 24, "n_embd": 1536, "n_head": 16},
+        {"n_layer": 24},
+    ],
+    ids=str,
+)
+def test_what_is_timed_makes_a_model_and_takes_little_time(monkeypatch, given):
+    def cost_of(settings):
+        timed.append(budget.parameters_of(settings.model))
+        return Cost(1e-11 * timed[-1], 0.0)
+
+    timed = []
+    monkeypatch.setattr(budget, "cost_of", cost_of)
+    costs = budget.costs_of(Choices(given), 1e9)
+    assert timed == sorted(set(timed)) and timed
+    if given.get("n_kv_head", 1) <= 10:  # models with so many are wide
+        assert timed[-1] <= budget.MOST_TIMED
+    assert costs(10**8).token == pytest.approx(1e-3)
+
+
+def test_sizes_are_timed_on_the_threads_that_a_run_of_theirs_has(monkeypatch):
+    used = []
+    monkeypatch.setattr(budget, "choose_threads", lambda _, settings: 3 * settings.model.n_layer)
+    monkeypatch.setattr(budget, "use_threads", lambda run: used.append(run.threads))
+    monkeypatch.setattr(budget.pace, "rough_pace", lambda *_: Pace(1.0, 0.0, 0.0, 0.0))
+    for layers in (1, 2):
+        budget.cost_of(Choices({"n_layer": layers, "n_embd": 16, "n_head": 1}).settings())
+    assert used == [3, 6]
 
 
 def test_trials_correct_what_was_timed():
