@@ -166,11 +166,12 @@ def _run_tasks(options: argparse.Namespace) -> int:
     from smallmind.runs.loading import find
     from smallmind.tasks.task import evaluate_task
 
-    console, (precision,) = Console(), options.precision or ["float32"]
+    console, notes = Console(), Console(sys.stderr)
+    (precision,) = options.precision or ["float32"]
     options.precision = [precision]  # other programs compute in float32 too
     path = run_of(options)
     is_run = path.is_dir() and find_foreign(path) is None and not options.adapter
-    with activity.showing_on(Console(sys.stderr).activity):
+    with activity.showing_on(notes.activity):
         found = find(path, options.checkpoint, options.adapter)
         model, tokenizer = found.load(precision=precision)
         for kind in TASKS:
@@ -180,17 +181,20 @@ def _run_tasks(options: argparse.Namespace) -> int:
             result = evaluate_task(
                 model, tokenizer, kind, file, options.group_by, skips, found.name
             )
-            if is_run:
-                result.keep(path / KEPT)
             if options.json:
                 console.piece(json.dumps(result.as_json()) + "\n")
-                continue
-            console.line(f"{result.title}, {result.model}, {result.precision}")
-            console.line()
-            console.drawing(result.table().columns())
-            console.line()
-            for note in result.notes:
-                console.line(note)
+            else:
+                console.line(f"{result.title}, {result.model}, {result.precision}")
+                console.line()
+                console.drawing(result.table().columns())
+                console.line()
+                for note in result.notes:
+                    console.line(note)
+            try:
+                if is_run:
+                    result.keep(path / KEPT)
+            except OSError as error:  # after it has been shown: it may have taken long
+                notes.warning(f"The run cannot keep this result: {error}")
     return 0
 
 

@@ -73,13 +73,12 @@ def run(options: argparse.Namespace) -> int:
         check_memory(console, memory)
         _introduce(console, planner)
         made = [_try(console, planner, planned) for planned in planner.planned(trials)]
+        if planner.unkept:
+            console.warning(f"Trials cannot be kept for later: {planner.unkept}")
         rows = {time: planner.sizes(time) for time in sorted({*MINUTES, minutes})}
         shown = [_described(planner, time, sizes, memory) for time, sizes in rows.items()]
     if trials and not (made or planner.outcomes):
-        console.line(
-            f"No trial was made: in {trials:g} minutes none would have enough steps to tell "
-            "anything; give more with --trials"
-        )
+        console.line(_why_none(planner, trials))
     if options.json:
         outcomes = [outcome._asdict() for outcome in planner.outcomes]
         found = {"minutes": shown, "law": planner.law(minutes).constants, "outcomes": outcomes}
@@ -121,16 +120,29 @@ def _try(console: Console, planner: "Planner", planned: "Planned") -> "Trial":
 
     fields, config = planned.settings.model, planned.settings.training
     what = f"Trial {planned.number}: {fields.n_layer} x {fields.n_embd}"
-    with activity.doing(f"{what}, of at most {COUNT}", usual=True):
+    with activity.doing(f"Making t{what[1:]}, of at most {COUNT}"):
         trial = planner.make(planned)
     drops = f", dropout {fields.dropout:g}" if fields.dropout else ""
     console.line(
         f"{what}{drops}, {config.steps:,} steps, {_count(trial.outcome.tokens)} tokens: "
         f"loss {trial.outcome.loss:.4f}, {duration(trial.seconds)}"
     )
-    if planner.unkept:
-        console.warning(f"The trial cannot be kept for later: {planner.unkept}")
     return trial
+
+
+def _why_none(planner: "Planner", trials: float) -> str:
+    from smallmind.runs.pace import MAX_PASSES
+    from smallmind.runs.planning import MIN_STEPS
+
+    if planner.sizes(sys.maxsize)[0].updates < MIN_STEPS:
+        return (
+            f"No trial was made: after {MAX_PASSES} passes over so short a text none would have "
+            f"{MIN_STEPS} steps, as many as it takes to tell anything"
+        )
+    return (
+        f"No trial was made: in {trials:g} minutes none would have enough steps to tell "
+        "anything; give more with --trials, and with --minutes"
+    )
 
 
 def _described(
@@ -149,6 +161,7 @@ def _described(
         "parameters": size.parameters,
         "tokens": size.tokens,
         "passes": size.passes,
+        "steps": round(size.updates),
         "loss": size.loss,
         "interval": list(size.interval),
         "bytes": own.estimate.total,
@@ -159,6 +172,7 @@ def _described(
 def _show(console: Console, planner: "Planner", rows: list[dict[str, Any]], minutes: float) -> None:
     from smallmind.corpus.reading import count_of
     from smallmind.runs.pace import MAX_PASSES
+    from smallmind.runs.planning import MIN_STEPS
 
     heads = ["minutes", "model", "tokens", "passes", "loss", "9 of 10", "memory"]
     heads += ["smaller", "larger"]
@@ -188,6 +202,11 @@ def _show(console: Console, planner: "Planner", rows: list[dict[str, Any]], minu
         f"tokens, in {minutes:g} minutes:"
     )
     console.line(f"loss = {planner.law(minutes)}")
+    if rows[0]["steps"] < MIN_STEPS:
+        console.line(
+            f"A run of {rows[0]['minutes']:g} minutes has {rows[0]['steps']:,} steps here: it ends "
+            f"higher, as all do that have fewer than {MIN_STEPS}"
+        )
     if rows[-1]["passes"] > MANY * MAX_PASSES:
         console.line(
             f"A run ends after {MAX_PASSES} passes over the text: then only more text helps"

@@ -61,6 +61,7 @@ class Size(NamedTuple):
     fields: Fields  # settings that follow from the time
     parameters: int
     tokens: float  # that it sees
+    updates: float
     passes: float  # over the text
     loss: float  # expected, in nats per token
     interval: tuple[float, float]  # of the losses of nine runs in ten
@@ -202,7 +203,12 @@ def _sized(
         tokens = min(most, cost.tokens(seconds, tokens_per_step(fields | chosen)))
     seen = N, tokens, unique
     chosen = regularization(*seen) | chosen
-    return Size(chosen, N, tokens, tokens / unique, law.loss(*seen), law.interval(*seen))
+    updates = tokens / tokens_per_step(fields | chosen)
+    # All tokens as likely: no run ends higher.
+    guess = math.log(max(2, fields.get("vocab_size", ModelConfig.vocab_size)))
+    low, high = (min(guess, loss) for loss in law.interval(*seen))
+    loss = min(guess, law.loss(*seen))
+    return Size(chosen, N, tokens, updates, tokens / unique, loss, (low, high))
 
 
 def batch_for(tokens: float) -> float:

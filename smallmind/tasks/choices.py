@@ -97,6 +97,8 @@ def _list(value: Any) -> list[Any]:
 
 def _right(answer: Any, choices: Sequence[str], labels: Sequence[str]) -> int | None:
     """The number of the right choice, from 0 on; None if the answer is none of them."""
+    if isinstance(answer, float) and answer.is_integer():  # of a column with gaps
+        answer = int(answer)
     if type(answer) is int and not labels:
         return answer if 0 <= answer < len(choices) else None
     if not (text := (as_text(answer) or "").strip()):

@@ -47,7 +47,7 @@ class Record:
         names = (by,) if by else GROUPS
         if by is None and named(self._fields, names) is None:
             return ""
-        return self.text(names).strip()
+        return "" if self.value(names) is None else self.text(names).strip()
 
     def wrong(self, problem: str, advice: str = "correct or remove it") -> InputError:
         return InputError(f"{self.place} {problem}; {advice}")

@@ -9,7 +9,7 @@ from smallmind.runs.files import TASKS
 from smallmind.settings.config import NEUTRAL
 from smallmind.settings.settings import SECTIONS, current_names
 from smallmind.settings.sources import OF_TOKENIZER
-from smallmind.tasks.results import Interval, difference, read_results
+from smallmind.tasks.results import Interval, TaskResult, difference, read_results
 from smallmind.views.run_view import PLOTTED, RunView
 
 COMPARED = (*PLOTTED, "bits_per_byte")  # the fields that a view of a compared run needs
@@ -43,7 +43,7 @@ class Change(NamedTuple):
 class TaskComparison(NamedTuple):
     """The shares that runs have right by a measure, None without a result, and the changes."""
 
-    task: str  # "Pairs of blimp.jsonl.gz"
+    task: str  # "Pairs of blimp.jsonl.gz", and what is compared if it is not alike
     measure: str
     shares: list[Interval | None]
     changes: list[Change]
@@ -160,6 +160,14 @@ def compare_tasks(
                 for kind in own[1:]
             ]
             shares = [group.intervals[number] if group else None for group in groups]
-            title = next(result.title for result in results if result)
-            found.append(TaskComparison(title, measure, shares, changes))
+            there = [result for result in results if result]
+            found.append(TaskComparison(_title(there), measure, shares, changes))
     return found
+
+
+def _title(results: Sequence[TaskResult]) -> str:
+    """The task, and which model each result is of if they are of several kinds."""
+    title = results[0].title
+    if len({(x.model.partition(",")[0], x.precision) for x in results}) == 1:
+        return title
+    return f"{title}: {'; '.join(f'{x.model}, {x.precision}' for x in results)}"

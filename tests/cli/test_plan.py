@@ -1,6 +1,7 @@
 """`smallmind plan`: the trials as they are made, the table, JSON, and what is refused."""
 
 import json
+import math
 import re
 
 import pytest
@@ -68,6 +69,34 @@ def test_without_trials_the_table_says_what_it_is(cli):
     assert "these are guesses, from other texts" in cli("plan book.txt --trials 0").flat
     printed = cli("plan book.txt --minutes 0.5 --trials 0.000001").flat
     assert "No trial was made" in printed and "--trials" in printed
+
+
+def test_a_text_that_is_too_short_for_trials_is_said_to_be(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "MIN_STEPS", 10_000)
+    printed = cli("plan book.txt --minutes 2 --trials 2").flat
+    assert "No trial was made: after 64 passes over so short a text" in printed
+    assert "--trials" not in printed.partition("No trial")[2].partition("Next")[0]
+
+
+def test_runs_of_few_steps_are_said_to_end_higher(cli):
+    flags = "plan book.txt --trials 0 --batch-size"
+    assert "ends higher" not in cli(flags, "8").flat
+    assert "has 0 steps here: it ends higher" in cli(flags, "8192 --minutes 0.05").flat
+
+
+def test_no_loss_is_above_that_of_a_guess(cli):
+    found = json.loads(cli("plan book.txt --trials 0 --minutes 0.000001 --json").out)
+    guess = math.log(len(set(CATS)))
+    for row in found["minutes"]:
+        low, high = row["interval"]
+        assert low <= row["loss"] <= high <= guess * (1 + 1e-9)
+
+
+def test_trials_that_cannot_be_kept_are_said_once(cli, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "plans").touch()
+    printed = cli("plan book.txt --minutes 2 --trials 0.2").flat
+    assert printed.count("Trial ") > 1 and printed.count("cannot be kept") == 1
 
 
 def test_the_next_command_has_the_same_flags(cli, tmp_path):

@@ -2,9 +2,12 @@
 
 import bz2
 import csv
+import errno
 import gzip
 import json
 import lzma
+import os
+import re
 
 import pytest
 
@@ -12,6 +15,7 @@ import smallmind
 from smallmind import InputError
 from smallmind.cli import main
 from smallmind.corpus import fields
+from smallmind.files import durable
 from smallmind.tasks.likelihood import Scorer
 from smallmind.tasks.results import read_results
 from smallmind.tasks.task import evaluate_task, read_items
@@ -99,7 +103,9 @@ def test_files_of_other_kinds_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "answer", [1, "1", "B", "b ", " b"], ids=["number", "digit", "letter", "choice", "spaces"]
+    "answer",
+    [1, 1.0, "1", "B", "b ", " b"],
+    ids=["number", "fraction", "digit", "letter", "choice", "spaces"],
 )
 def test_the_right_choice_has_several_forms(tmp_path, answer):
     record = {"question": "x", "options": ["a ", "b "], "label": answer}
@@ -107,7 +113,7 @@ def test_the_right_choice_has_several_forms(tmp_path, answer):
     assert item.right == 1 and item.texts == ("x", "a ", "b ")
 
 
-@pytest.mark.parametrize("answer", [2, -1, True, None, "C", "c", [0], 1.0])
+@pytest.mark.parametrize("answer", [2, -1, True, None, "C", "c", [0], 0.5, 2.0])
 def test_an_answer_that_is_no_choice_is_refused(tmp_path, answer):
     path = lines(tmp_path / "c.jsonl", [{**CHOICES, "answer": answer}])
     assert "none of its choices" in refused("choices", path)
@@ -184,6 +190,26 @@ def test_the_command_line_prints_a_table_or_json_and_keeps_the_result(run, tmp_p
     assert "pairs.jsonl" in report(run.path)
 
 
+def test_a_result_that_cannot_be_kept_is_shown(run, tmp_path, capsys, monkeypatch):
+    files = [str(lines(tmp_path / f"{name}.jsonl", PAIRS[:2])) for name in "ab"]
+
+    def refuse(path, _):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(durable, "write", refuse)
+    command = ["evaluate", str(run.path), "--pairs", files[0], "--exact"]
+    exact = lines(tmp_path / "c.jsonl", [{"prompt": "the cat", "answer": "sat"}])
+    assert main([*command, str(exact)]) == 0
+    printed, errors = capsys.readouterr()
+    assert "Pairs of a.jsonl" in printed and "Exact of c.jsonl" in printed
+    assert errors.count("cannot keep this result") == 2 and "Read-only" in errors
+
+
+def test_items_without_a_group_are_in_none(tmp_path):
+    path = lines(tmp_path / "a.jsonl", [{**CHOICES, "group": None}, {**CHOICES, "group": "b"}])
+    assert [item.group for item in read_items("choices", path)] == ["", "b"]
+
+
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[]", b"\xff", b'{"format": "smallmind tasks 2"}'])
 def test_kept_results_that_are_damaged_are_left_out(run, tmp_path, damage):
     (tmp_path / "tasks.json").write_bytes(damage)
@@ -199,6 +225,13 @@ def test_compare_says_that_there_is_no_difference(run, tmp_path, capsys):
     assert main(["compare", str(run.path), str(other.path)]) == 0
     printed = capsys.readouterr().out
     assert "no difference" in printed and "pairs.jsonl" in printed
+    assert "float32" not in printed
+    flags = "--pairs", str(pairs), "--precision", "q8_0"
+    assert main(["evaluate", str(other.path), *flags]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(run.path), str(other.path)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"pairs.jsonl: [\w ,]*float32; [\w ,]*q8_0", printed)
 
 
 @pytest.mark.parametrize("flags", [["--json"], ["--group-by", "x"]])
