@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "Tasks",
         "Files of .jsonl, .json, .csv or .tsv, perhaps with .gz after that, instead of TEXT. The "
-        "names of their fields are in `smallmind guide evaluating`. The run keeps the results: "
-        "`report` and `compare` show them.",
+        "names of their fields are in `smallmind guide evaluating`. The run keeps its last 100 "
+        "results: `report` and `compare` show them.",
     )
     for kind, about in TASKS.items():
         group.add_argument(f"--{kind}", type=Path, metavar="FILE", help=about)

@@ -14,7 +14,7 @@ from smallmind.files import durable
 
 FORMAT = "smallmind tasks 1"
 MAX_BYTES = 2**27
-MOST_KEPT = 20  # results of a run: those of the last tasks
+MOST_KEPT = 100  # results of a run: those of the last tasks
 NORMAL = 1.959964  # 95 % of a normal distribution is within this many deviations
 # Student's distribution puts 95 % within these, with 1, 2, ... degrees of freedom.
 STUDENT = (
@@ -217,7 +217,9 @@ class TaskResult(Tabular):
             if (result.task, result.sha256) != (self.task, self.sha256)
         ]
         kept = [_saved(result) for result in [*others, self][-MOST_KEPT:]]
-        durable.write(file, [json.dumps({"format": FORMAT, "results": kept}).encode()])
+        while len(content := json.dumps({"format": FORMAT, "results": kept}).encode()) > MAX_BYTES:
+            del kept[0]  # or it could not be read again: one may have millions of verdicts
+        durable.write(file, [content])
 
 
 def read_results(file: Path) -> list[TaskResult]:
@@ -267,4 +269,6 @@ def _verdicts(value: Any) -> str:
 
 
 def _shortened(name: str, longest: int) -> str:
-    return name if len(name) <= longest else f"{name[: longest - 3]}..."
+    """A name without its middle if it is too long: those of a file often begin alike."""
+    end = longest // 3
+    return name if len(name) <= longest else f"{name[: longest - end - 3]}...{name[-end:]}"

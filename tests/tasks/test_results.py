@@ -2,7 +2,8 @@
 
 import pytest
 
-from smallmind.tasks.results import difference, paired, wilson
+from smallmind.tasks import results
+from smallmind.tasks.results import Group, TaskResult, difference, paired, read_results, wilson
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,26 @@ def test_a_difference_that_seeds_explain_is_none():
     alone = difference([verdicts(500)], [verdicts(600)])
     seeds = difference([verdicts(500), verdicts(600)], [verdicts(520), verdicts(640)])
     assert not alone.has_zero and seeds.has_zero
+
+
+@pytest.mark.parametrize(("limit", "value"), [("MOST_KEPT", 3), ("MAX_BYTES", 1000)])
+def test_a_run_keeps_its_last_results(tmp_path, monkeypatch, limit, value):
+    monkeypatch.setattr(results, limit, value)
+    file = tmp_path / "tasks.json"
+    for number in range(9):
+        name = f"{number}.jsonl"
+        groups = (Group("(none)", ("01" * 50,)),)
+        found = TaskResult("pairs", "pair", name, name, "a", "float32", ("right",), groups)
+        found.keep(file)
+        kept = [result.file for result in read_results(file)]
+        assert kept == [f"{i}.jsonl" for i in range(number + 1 - len(kept), number + 1)]
+        assert len(kept) == min(number + 1, 3)
+
+
+def test_long_names_that_begin_alike_stay_apart():
+    names = [f"a very long name that many groups have, {number}" for number in range(3)]
+    groups = tuple(Group(name, ("01",)) for name in names)
+    table = TaskResult("pairs", "pair", "a", "a", "a", "float32", ("right",), groups).table()
+    shown = [row[0] for row in table.rows]
+    assert len(set(shown)) == 3 and all(name.startswith("a very") for name in shown)
+    assert len({len(name) for name in shown}) == 1 and len(shown[0]) < len(names[0])
