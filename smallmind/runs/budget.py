@@ -125,12 +125,13 @@ def fit(
     vocab_size: int = ModelConfig.vocab_size,
     known: Sequence[Outcome] = (),
     timed: Sequence[Trial] = (),
+    processes: int = 1,
 ) -> Choices:
     """The choices with the model and the batch for a run of their `minutes`.
 
     Chooses the size of the model, its block size, batch, dropout and weight decay, as far as they
     are not given, for a text of `tokens`, whose outcomes are `known`, and for this machine, of
-    which trials may tell how fast it is. Recipes that choose nothing, and runs that start from a
+    which trials may tell how fast it is; or for several `processes` like this one. Recipes that choose nothing, and runs that start from a
     model, keep their own. InputError for a setting that is out of range.
     """
     given = choices.given
@@ -139,7 +140,7 @@ def fit(
     # Refuses values that are out of range, before anything computes.
     fields = choices.fields | {"vocab_size": vocab_size}
     seconds = 60 * float(given["minutes"])
-    costs = corrected(costs_of(choices, seconds), timed)
+    costs = corrected(costs_of(choices, seconds, processes), timed)
     sizes = sizes_for(given, fields, tokens, seconds, costs, law_for(known, seconds, costs))
     return choices.having(**best(sizes).fields)
 
@@ -256,11 +257,11 @@ def parameters(fields: Fields) -> int | None:
     return parameters_of(config)
 
 
-def costs_of(choices: Choices, seconds: float) -> Costs:
+def costs_of(choices: Choices, seconds: float, processes: int = 1) -> Costs:
     """How long models of the choices learn on this machine, of which some sizes are timed.
 
-    Those for which that would take much of so many seconds are not timed: the largest one that was
-    stands for them.
+    Sizes for which that would take much of so many seconds are not timed: the largest one that was
+    stands for them. Several processes divide the tokens of a step; this one times its own part.
     """
     timed: dict[int, Cost] = {}
     for fields in _timed(choices):
@@ -269,7 +270,8 @@ def costs_of(choices: Choices, seconds: float) -> Costs:
         if N in timed:
             continue
         start = activity.clock()
-        timed[N] = cost_of(settings)
+        cost = cost_of(settings)
+        timed[N] = Cost(cost.token / processes, cost.update)
         if activity.clock() - start > MOST_TIMING * seconds:
             break
     sizes = sorted(timed)

@@ -19,6 +19,7 @@ from smallmind.nn.freezing import frozen_parts
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel, resolve_precision, resolve_products
+from smallmind.parallel import environment
 from smallmind.parallel.environment import launched
 from smallmind.runs import budget
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer
@@ -181,7 +182,8 @@ def _fitted(choices: Choices, source: Source, tokenizer: Tokenizer, cache: Path 
     folders = [*([cache.parent] if cache else []), Path(RUNS)]
     history = history_of(choices, source, tokenizer, folders, int((1 - HELD_OUT) * tokens))
     outcomes = [*history.outcomes(), *history.runs()]
-    return budget.fit(choices, tokens, vocab_size, outcomes, history.timed())
+    timed = [] if launched() else history.timed()  # trials are made by one process
+    return budget.fit(choices, tokens, vocab_size, outcomes, timed, environment.size() or 1)
 
 
 def history_of(

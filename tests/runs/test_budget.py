@@ -311,6 +311,13 @@ def test_what_is_timed_makes_a_model_and_takes_little_time(monkeypatch, given):
     assert costs(10**8).token == pytest.approx(1e-3)
 
 
+def test_ranks_divide_the_tokens_of_a_step(monkeypatch):
+    monkeypatch.setattr(budget, "cost_of", lambda _: Cost(1e-5, 0.2))
+    alone, four = (budget.costs_of(Choices({}), 100.0, number) for number in (1, 4))
+    for N in (10**4, 10**6):
+        assert four(N) == pytest.approx((alone(N).token / 4, alone(N).update))
+
+
 def test_sizes_are_timed_on_the_threads_that_a_run_of_theirs_has(monkeypatch):
     used = []
     monkeypatch.setattr(budget, "choose_threads", lambda _, settings: 3 * settings.model.n_layer)
