@@ -131,8 +131,9 @@ def fit(
 
     Chooses the size of the model, its block size, batch, dropout and weight decay, as far as they
     are not given, for a text of `tokens`, whose outcomes are `known`, and for this machine, of
-    which trials may tell how fast it is; or for several `processes` like this one. Recipes that choose nothing, and runs that start from a
-    model, keep their own. InputError for a setting that is out of range.
+    which trials may tell how fast it is, or several `processes` like this one. Recipes that choose
+    nothing, and runs that start from a model, keep their own. InputError for a setting that is out
+    of range.
     """
     given = choices.given
     if not fits(choices):
