@@ -119,13 +119,13 @@ def _try(console: Console, planner: "Planner", planned: "Planned") -> "Trial":
     from smallmind.runs.planning import COUNT
 
     fields, config = planned.settings.model, planned.settings.training
-    what = f"Trial {planned.number}: {fields.n_layer} x {fields.n_embd}"
-    with activity.doing(f"Making t{what[1:]}, of at most {COUNT}"):
+    size = f"{fields.n_layer} x {fields.n_embd}"
+    with activity.doing(f"Making trial {planned.number} of at most {COUNT}: {size}"):
         trial = planner.make(planned)
     drops = f", dropout {fields.dropout:g}" if fields.dropout else ""
     console.line(
-        f"{what}{drops}, {config.steps:,} steps, {_count(trial.outcome.tokens)} tokens: "
-        f"loss {trial.outcome.loss:.4f}, {duration(trial.seconds)}"
+        f"Trial {planned.number}: {size}{drops}, {config.steps:,} steps, "
+        f"{_count(trial.outcome.tokens)} tokens: loss {trial.outcome.loss:.4f}, {duration(trial.seconds)}"
     )
     return trial
 
@@ -136,8 +136,8 @@ def _why_none(planner: "Planner", trials: float) -> str:
 
     if planner.sizes(sys.maxsize)[0].updates < MIN_STEPS:
         return (
-            f"No trial was made: after {MAX_PASSES} passes over so short a text none would have "
-            f"{MIN_STEPS} steps, as many as it takes to tell anything"
+            f"No trial was made: {MAX_PASSES} passes over the text are fewer than {MIN_STEPS} "
+            "steps, too few to tell anything; give more text, or smaller batches"
         )
     return (
         f"No trial was made: in {trials:g} minutes none would have enough steps to tell "

@@ -7,7 +7,6 @@ see `bench/LOG.md`.
 
 import dataclasses
 import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -285,24 +284,25 @@ def _timed(choices: Choices) -> list[Fields]:
 
     Without the given size where that takes long or makes no model, and of any shape if none does.
     """
+
+    def models(given: Fields) -> dict[Shape, Fields]:
+        each = {shape: {"block_size": WINDOW} | _fields(shape, given) for shape in SHAPES}
+        return {shape: own for shape, own in each.items() if parameters(choices.fields | own)}
+
     given = choices.given
-    free = {name: value for name, value in given.items() if name not in (*Shape._fields, "n_head")}
-
-    def made(shapes: Sequence[Shape], given: Fields, most: float = MOST_TIMED) -> dict[int, Fields]:
-        found = {}
-        for place, shape in enumerate(shapes):
-            own = {"block_size": WINDOW} | _fields(shape, given)
-            if (parameters(choices.fields | own) or math.inf) <= most:
-                found[place] = own
-        return found
-
-    usable = made(SHAPES, given, sys.float_info.max)
+    usable = models(given)
     if not usable:  # the error says why
         return [_fields(SHAPES[0], given)]
+    free = {name: value for name, value in given.items() if name not in (*Shape._fields, "n_head")}
+    small = {
+        shape: own
+        for shape, own in [*models(free).items(), *usable.items()]
+        if (parameters(choices.fields | own) or 0) <= MOST_TIMED
+    }
     for shapes in (TIMED, SHAPES):
-        if found := made(shapes, free) | made(shapes, given):
-            return [found[place] for place in sorted(found)]
-    return [usable[min(usable)]]
+        if found := [small[shape] for shape in shapes if shape in small]:
+            return found
+    return [next(iter(usable.values()))]
 
 
 def corrected(costs: Costs, trials: Sequence[Trial]) -> Costs:

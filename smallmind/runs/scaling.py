@@ -108,9 +108,9 @@ def is_plausible(outcome: Outcome) -> bool:
 def law_of(outcomes: Sequence[Outcome], operations: float | None = None) -> Law:
     """The likeliest law of a text after these outcomes, by Levenberg's and Marquardt's method.
 
-    It is for runs of so many operations; None means as many as the
-    longest outcome. The nearest outcome counts most, others less the further their operations are
-    from these; so do those far off the law (Huber 1964). Implausible outcomes do not count.
+    It is for runs of so many operations; None means as many as the longest outcome. The nearest
+    outcome counts most, others less the further their operations are from these; so do those far
+    off the law (Huber 1964). Implausible outcomes do not count.
     """
     outcomes = [outcome for outcome in outcomes if is_plausible(outcome)]
     N, D, U, losses = np.array(outcomes, float).reshape(-1, len(Outcome._fields)).T

@@ -73,6 +73,10 @@ SLOWER = (
     "checkpoint_interval",
     "data_shards",
     "reduce_precision",
+    "block_size",
+    "detect_anomaly",
+    "enable_diagnostics",
+    "check_gradient_health",
 )
 # Follow from the time, or from the tokens, which the rest determines.
 FREE = {"n_layer", "n_embd", "n_head", "block_size", "dropout", "vocab_size", "document_token"}

@@ -74,8 +74,11 @@ def test_without_trials_the_table_says_what_it_is(cli):
 def test_a_text_that_is_too_short_for_trials_is_said_to_be(cli, tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "MIN_STEPS", 10_000)
     printed = cli("plan book.txt --minutes 2 --trials 2").flat
-    assert "No trial was made: after 64 passes over so short a text" in printed
+    assert "No trial was made: 64 passes over the text are fewer than 10000 steps" in printed
     assert "--trials" not in printed.partition("No trial")[2].partition("Next")[0]
+    monkeypatch.setattr(planning, "MIN_STEPS", 200)
+    printed = cli("plan book.txt --minutes 2 --trials 2 --batch-size 8192").flat
+    assert "or smaller batches" in printed
 
 
 def test_runs_of_few_steps_are_said_to_end_higher(cli):

@@ -151,7 +151,12 @@ def test_what_cannot_be_planned_is_refused(tmp_path):
 def test_the_time_of_another_machine_does_not_count(planner, monkeypatch):
     made(planner())
     assert planner().history.timed()
-    for given in ({"precision": "float32"}, {"micro_batch_size": 1}, {"threads": 2}):
+    for given in (
+        {"precision": "float32"},
+        {"block_size": 16},
+        {"micro_batch_size": 1},
+        {"threads": 2},
+    ):
         assert planner(**given).history.outcomes() and not planner(**given).history.timed(), given
     for owner, name, other in (
         (llvmlite.binding, "get_host_cpu_name", lambda: "z80"),
