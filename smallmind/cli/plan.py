@@ -125,7 +125,8 @@ def _try(console: Console, planner: "Planner", planned: "Planned") -> "Trial":
     drops = f", dropout {fields.dropout:g}" if fields.dropout else ""
     console.line(
         f"Trial {planned.number}: {size}{drops}, {config.steps:,} steps, "
-        f"{_count(trial.outcome.tokens)} tokens: loss {trial.outcome.loss:.4f}, {duration(trial.seconds)}"
+        f"{_count(trial.outcome.tokens)} tokens: loss {trial.outcome.loss:.4f}, "
+        f"{duration(trial.seconds)}"
     )
     return trial
 

@@ -285,24 +285,22 @@ def _timed(choices: Choices) -> list[Fields]:
     Without the given size where that takes long or makes no model, and of any shape if none does.
     """
 
-    def models(given: Fields) -> dict[Shape, Fields]:
+    def models(given: Fields) -> dict[Shape, tuple[int | None, Fields]]:
         each = {shape: {"block_size": WINDOW} | _fields(shape, given) for shape in SHAPES}
-        return {shape: own for shape, own in each.items() if parameters(choices.fields | own)}
+        counted = {x: (parameters(choices.fields | own), own) for x, own in each.items()}
+        return {shape: found for shape, found in counted.items() if found[0]}
 
     given = choices.given
     usable = models(given)
     if not usable:  # the error says why
         return [_fields(SHAPES[0], given)]
     free = {name: value for name, value in given.items() if name not in (*Shape._fields, "n_head")}
-    small = {
-        shape: own
-        for shape, own in [*models(free).items(), *usable.items()]
-        if (parameters(choices.fields | own) or 0) <= MOST_TIMED
-    }
+    pairs = [*models(free).items(), *usable.items()]
+    small = {shape: own for shape, (N, own) in pairs if N and N <= MOST_TIMED}
     for shapes in (TIMED, SHAPES):
         if found := [small[shape] for shape in shapes if shape in small]:
             return found
-    return [next(iter(usable.values()))]
+    return [next(own for _, own in usable.values())]
 
 
 def corrected(costs: Costs, trials: Sequence[Trial]) -> Costs:
