@@ -163,7 +163,8 @@ class ConversationDigest:
     def of(self, conversations: Iterable[Conversation]) -> Iterator[Conversation]:
         """Adds each conversation as it passes."""
         for conversation in conversations:
-            self._sha.update(to_json([list(turn) for turn in conversation]).encode())
+            said = [turn[:2] if turn == Turn(*turn[:2]) else turn for turn in conversation]
+            self._sha.update(to_json(said).encode())
             yield conversation
 
     def hexdigest(self) -> str:

@@ -122,8 +122,8 @@ class Turns:
             return
         self._entry.reading.conversations += 1
         self._entry.reading.turns += len(turns)
-        for number, (role, text) in enumerate(turns, 1):
-            yield Piece(text, number == len(turns), role)
+        for number, turn in enumerate(turns, 1):
+            yield Piece(turn.text, number == len(turns), turn.role)
 
     def _turns(self, record: object, where: str) -> list[Turn]:
         shape = self._shape

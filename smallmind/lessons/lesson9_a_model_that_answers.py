@@ -31,7 +31,7 @@ smallmind.set_threads(1)
 
 # %%
 conversations = built_in_conversations(3000)
-for role, text in conversations[0]:
+for role, text, *_ in conversations[0]:
     print(f"{role:>9}: {text}")
 
 # %% [markdown]
@@ -40,7 +40,7 @@ for role, text in conversations[0]:
 # another special token ends it.
 
 # %%
-text = "".join(f"{role}\n{said}\n" for turns in conversations[:1000] for role, said in turns)
+text = "".join(f"{role}\n{said}\n" for turns in conversations[:1000] for role, said, *_ in turns)
 tokenizer, template = fit_template(smallmind.Tokenizer(text, "bpe", vocab_size=600), "chatml")
 print(template.render(conversations[0][:2]).text)
 print(f"Special tokens: {dict(tokenizer.special)}")
@@ -168,7 +168,7 @@ print(f"After {STEPS} steps: {after.exact_match:.0%} of {after.asked}")
 
 # %%
 chat = smallmind.Chat(model, tokenizer, temperature=0, max_tokens=12)
-for role, said in conversations[-1]:
+for role, said, *_ in conversations[-1]:
     if role == "user":
         print(f"> {said}\n{chat.say(said)}")
     else:

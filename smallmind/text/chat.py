@@ -30,6 +30,8 @@ class Turn(NamedTuple):
 
     role: str  # one of ROLES; TEXT is that of the only turn of a plain document
     text: str
+    learned: bool = True  # False: a turn of the assistant that is context only
+    thought: str = ""  # what the assistant thinks before its text, for templates that write it
 
 
 Conversation = Sequence[Turn]

@@ -43,7 +43,7 @@ class Template(Format):
             turns.insert(0, Turn(SYSTEM, self.system))
         parts, length, learned, cuts = [self.begin], len(self.begin), [], []
         previous = ""
-        for role, text in turns:
+        for role, text, *_ in turns:
             if previous == ASSISTANT and role != ASSISTANT:
                 cuts.append(length)
             text = guarded(text.strip() if self.strips else text, self.special, guard)
