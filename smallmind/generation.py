@@ -87,10 +87,10 @@ class Writer:
     ) -> None:
         check_tokenizer(model, tokenizer)
         check_type("prompt", prompt, str, np.ndarray)
-        if not len(prompt):
-            raise InputError("the prompt is empty; give at least one character")
         self.model, self.tokenizer, self.config, self.n = model, tokenizer, config, n
-        self.ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        self.ids = tokenizer.prompt(prompt) if isinstance(prompt, str) else prompt
+        if not len(self.ids):
+            raise InputError("the prompt is empty; give at least one character")
         self.counts = [0] * n  # tokens of each text
         self.ended = ["length"] * n
         self.seconds = 0.0

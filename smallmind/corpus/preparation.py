@@ -102,9 +102,11 @@ class Encoding(NamedTuple):
 
     def described(self) -> dict[str, Any]:
         """Everything that must stay equal for the tokens to be equal, as JSON."""
-        chosen = {"separator": self.chosen_separator, "template": self.template}
-        chosen = {name: value for name, value in chosen.items() if value is not None}
+        said = {"separator": self.chosen_separator, "template": self.template}
+        chosen: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
         if isinstance(self.tokenizer, Tokenizer):
+            if self.tokenizer.beginning:
+                chosen["beginning"] = list(self.tokenizer.beginning)
             return {"tokenizer": self.tokenizer.digest, **chosen}
         return {"tokenizer": self.tokenizer, **self.settings, **chosen}
 
@@ -195,7 +197,8 @@ def load_tokenizer(shards: Shards) -> Tokenizer:
         raise InputError(f"{error}; {REMEDY}") from None
     if tokenizer.digest != shards.index.recipe.tokenizer_digest:
         raise InputError(f"{path} is not the tokenizer of these tokens; {REMEDY}")
-    return tokenizer.with_published(shards.index.state.get("published", {}))
+    published = shards.index.state.get("published")
+    return tokenizer if published is None else tokenizer.with_published(published)
 
 
 def _files_digest(corpus: Corpus) -> str:
@@ -292,7 +295,8 @@ def _train_tokens(corpus: Corpus, plan: Plan, tokenizer: Tokenizer) -> int:
     tokens = {"char": plan.characters, "byte": plan.nbytes}.get(tokenizer.kind)
     if tokens is None:
         texts = joined(corpus.pieces("Counting the tokens of"), plan.separator)
-        tokens = sum(map(len, tokenizer.encode_chunks(tokenizer.chunks(texts))))
+        encoded = tokenizer.encode_chunks(tokenizer.chunks(texts))
+        tokens = sum(map(len, tokenizer.begin_documents(encoded)))
     return tokens - int(tokens * HELD_OUT)
 
 
@@ -333,19 +337,20 @@ def _append(writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenize
     train = _first(texts, plan.characters - plan.held_out)
     uncommitted = 0
     for part, given in enumerate((train, texts) if plan.held_out else (texts,)):
-        done = tokens = 0
+        done, tokens, last = 0, 0, None
         if part < begun["part"]:
             done = plan.characters
         elif part == begun["part"]:
-            done, tokens = begun["characters"], begun["tokens"]
-        chunks = _remaining(tokenizer.chunks(given), done, sha, lengths)
-        for ids in tokenizer.encode_chunks(chunks):
+            done, tokens, last = begun["characters"], begun["tokens"], begun.get("last")
+        chunks = tokenizer.encode_chunks(_remaining(tokenizer.chunks(given), done, sha, lengths))
+        for ids in tokenizer.begin_documents(chunks, last):
             # The training part ends between documents, or after a number of tokens.
             train_ids = len(ids) * (part == 0) if plan.held_out else plan.train_tokens - tokens
             train_ids = min(len(ids), max(0, train_ids))
             done += lengths.popleft()
             tokens, uncommitted = tokens + len(ids), uncommitted + len(ids)
             position = {"part": part, "characters": done, "tokens": tokens}
+            position |= {"last": int(ids[-1])} if tokenizer.beginning and len(ids) else {}
             writer.append(ids[:train_ids])
             writer.append(ids[train_ids:], position, held_out=True)
             if uncommitted >= COMMIT:

@@ -60,7 +60,7 @@ window.smallmindClient = (() => {
       let most = settings.max_tokens ?? 500;
       const ids = isChat
         ? conversation(asked.messages, most)
-        : program.tokenizer.encode(asked.prompt);
+        : program.prompt(asked.prompt);
       if (isChat) most = Math.min(most, block_size - ids.length);
       const seed = settings.seed ?? Math.floor(Math.random() * 2 ** 31);
       const lead = isChat ? about.template.lead : "";
@@ -70,7 +70,7 @@ window.smallmindClient = (() => {
       }
     },
     async inspect({ text, ids, messages, top }) {
-      const given = ids ?? (messages ? conversation(messages, 1) : program.tokenizer.encode(text));
+      const given = ids ?? (messages ? conversation(messages, 1) : program.prompt(text));
       const tokens = (await program.inspect(given, top)).map((token) => ({
         ...token, text: textOf(token.id), top: othersOf(token.top),
       }));

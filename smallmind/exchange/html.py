@@ -105,6 +105,7 @@ def describe(exported: Exported) -> dict[str, Any]:
         "vocab_size": tokenizer.vocab_size,
         "unit": tokenizer.unit,
         "opening": tokenizer.opening,
+        "beginning": tokenizer.beginning,
         "ends": sorted(tokenizer.ends),
         "template": _template(tokenizer),
     }

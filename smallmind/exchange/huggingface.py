@@ -130,7 +130,7 @@ class ForeignDirectory(Foreign):
         try:
             found = published.of_directory(self.path, self._saved, processor)
             return tokenizer.with_published(found)
-        except UnicodeEncodeError as error:
+        except ValueError as error:
             raise InputError(
                 f"{self.path}: a file about its tokenizer is damaged: {error}"
             ) from None

@@ -814,6 +814,13 @@ const smallmindModel = (() => {
       this.V = about.vocab_size; // the model may have more rows than the tokenizer has tokens
     }
 
+    // The ids of a text that is to be continued: after the tokens that begin texts, once.
+    prompt(text) {
+      const ids = this.tokenizer.encode(text);
+      const first = this.about.beginning;
+      return first.every((id, i) => id === ids[i]) ? ids : [...first, ...ids];
+    }
+
     // Writes after ids, token by token: yields {id, piece, logprob, entropy, top}, and at last
     // {piece, ended} with the rest of the text and why it ended. settings: those of
     // GenerationConfig; `top`, the number of likeliest tokens to tell of, if any; `begun`, the ids

@@ -15,6 +15,7 @@ import numpy as np
 from smallmind.checks import InputError, from_json, shown_value
 from smallmind.files import durable
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.text.tokenizer_json import added_around
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -100,6 +101,14 @@ def files_of(tokenizer: Tokenizer, context: int) -> dict[str, Any]:
         # Another class has these without saying so.
         ends = {"bos_token", "eos_token"} - set(roles)
         settings |= dict.fromkeys(sorted(ends), tokenizer.separator)
+    for first in tokenizer.beginning[:1]:
+        ids["bos_token_id"] = first
+        names = {token: content for content, token in tokenizer.special.items()}
+        if first in names:
+            settings["bos_token"] = names[first]  # unless it is said
+    if tokenizer.beginning or "add_bos_token" in said:
+        # Programs that do not read the post_processor ask for it.
+        said = {**said, "add_bos_token": bool(tokenizer.beginning)}
     # tokenizer.json says everything. Without a class, transformers builds a tokenizer of the
     # architecture's own kind.
     files: dict[str, Any] = {
@@ -107,7 +116,7 @@ def files_of(tokenizer: Tokenizer, context: int) -> dict[str, Any]:
         TOKENIZER: {**tokenizer.as_json(), **published.get(TOKENIZER, {})},
         TOKENIZER_CONFIG: {**settings, **said, "tokenizer_class": GENERIC[0]},
     }
-    if not published:
+    if not published.keys() - {TOKENIZER}:
         files[GENERATION_CONFIG] = {**ids, "pad_token_id": tokenizer.end_of_text}
     templates = _templates(said.get("chat_template"))
     if "default" in templates:  # where transformers looks first since version 4.50
@@ -157,8 +166,7 @@ def metadata_of(tokenizer: Tokenizer) -> dict[str, Any]:
     templates = _templates(settings.get("chat_template"))
     keys: dict[str, Any] = {KEYS[name]: np.uint32(i) for name, i in _ids(tokenizer).items()}
     if tokenizer.published:
-        added = _added(tokenizer.published)
-        keys |= {_adds(name): added[name] for name in ADDED}
+        keys |= {_adds(name): value for name, value in _added(tokenizer).items()}
     for name, template in templates.items():
         plain = re.sub(r"[^A-Za-z0-9]", "_", name)
         keys[CHAT_TEMPLATE if name == "default" else f"{CHAT_TEMPLATE}.{plain}"] = template
@@ -175,6 +183,9 @@ def _ids(tokenizer: Tokenizer) -> dict[str, int]:
     found: dict[str, int] = {}
     for name in KEYS:
         content = _content(by_name.get(f"{name}_token"))
+        if name == "bos" and tokenizer.beginning:
+            found[name] = tokenizer.beginning[0]
+            continue
         ids = [special[content]] if content in special else _tokens(by_id, name, tokenizer)
         if ids:
             found[name] = ids[0]
@@ -200,26 +211,10 @@ def _content(token: Any) -> Any:
     return content if isinstance(content, str) else None
 
 
-def _added(published: Mapping[str, Any]) -> dict[str, bool]:
-    """Which tokens are added to each text: as a setting says, or as tokenizer.json does it."""
-    settings = published.get(TOKENIZER_CONFIG, {})
-    processor = published.get(TOKENIZER, {}).get("post_processor")
-    steps = processor.get("processors", [processor]) if isinstance(processor, Mapping) else []
-    texts = [
-        single
-        for step in (steps if isinstance(steps, list) else [])
-        if isinstance(step, Mapping)
-        and step.get("type") == "TemplateProcessing"
-        and isinstance(single := step.get("single"), list)
-        and single
-    ]
-    ends = {"bos": [pieces[0] for pieces in texts], "eos": [pieces[-1] for pieces in texts]}
-    return {
-        name: settings[f"add_{name}_token"]
-        if isinstance(settings.get(f"add_{name}_token"), bool)
-        else any(isinstance(piece, Mapping) and "SpecialToken" in piece for piece in ends[name])
-        for name in ADDED
-    }
+def _added(tokenizer: Tokenizer) -> dict[str, bool]:
+    """Which tokens are added to each text."""
+    around = added_around(tokenizer.published.get(TOKENIZER, {}).get("post_processor"))
+    return dict(zip(ADDED, map(bool, around), strict=True))
 
 
 def beginning_of(tokenizer: Tokenizer) -> int | None:
@@ -227,15 +222,12 @@ def beginning_of(tokenizer: Tokenizer) -> int | None:
 
     None if the tokenizer has neither.
     """
+    if tokenizer.beginning:
+        return tokenizer.beginning[0]
     files = [tokenizer.published.get(name, {}) for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP)]
     said = [_content(file.get(f"{name}_token")) for name in ADDED for file in files]
     known = [tokenizer.special[content] for content in said if content in tokenizer.special]
     return known[0] if known else tokenizer.end_of_text
-
-
-def begins_texts(tokenizer: Tokenizer) -> bool:
-    """True if transformers writes that token before each text."""
-    return bool(tokenizer.published) and _added(tokenizer.published)["bos"]
 
 
 def _adds(name: str) -> str:

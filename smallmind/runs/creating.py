@@ -98,6 +98,7 @@ def create(
         source.sha256,
         initial_sha256=prepared.initial.sha256 if prepared.initial else None,
         awaits_timing=bool(settings.run.minutes),
+        begins_texts=True,
     )
     return _write(path, config, prepared.tokenizer, literal), config, prepared
 

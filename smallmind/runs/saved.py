@@ -13,7 +13,7 @@ from smallmind.parallel.group import ALONE, Group
 from smallmind.runs import assembly, loading
 from smallmind.runs.creating import with_paths
 from smallmind.runs.directory import RunDirectory, SavedConfig
-from smallmind.runs.files import TASKS, Text, name_of
+from smallmind.runs.files import TASKS, TOKENIZER, Text, name_of
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.pace import Pace
 from smallmind.runs.parallel import lead
@@ -85,7 +85,8 @@ class SavedRun:
             )
         run, sha256 = self.settings.run, self.config.text_sha256
         # Earlier versions kept no tokenizer before the first checkpoint.
-        encoding = Encoding.of_run(run, self._saved_tokenizer())
+        saved = self._saved_tokenizer()
+        encoding = Encoding.of_run(run, saved and self._as_encoded(saved))
         return reread_source(self.path, run, encoding, sha256, self._cache)
 
     @property
@@ -115,7 +116,10 @@ class SavedRun:
     def data(self) -> Dataset:
         """The encoded text, read on first use. InputError as for `text`."""
         T, run = self.settings.model.block_size, self.settings.run
-        return self.source.dataset(self._tokenizer(), T, run)
+        tokenizer = self._tokenizer()
+        data = self.source.dataset(self._as_encoded(tokenizer), T, run)
+        data.tokenizer = tokenizer
+        return data
 
     def newest(self) -> RunState | None:
         """The newest sound checkpoint; None if nothing has been saved yet.
@@ -287,6 +291,13 @@ class SavedRun:
         if newest and "tokenizer" in newest.state:
             return loading.tokenizer_of(newest)
         return self.directory.load_tokenizer()
+
+    def _as_encoded(self, tokenizer: Tokenizer) -> Tokenizer:
+        """The tokenizer as it encodes the text of the run, which may not begin as others do."""
+        published = dict(tokenizer.published)
+        if self.config.begins_texts or not published.pop(TOKENIZER, None):
+            return tokenizer
+        return tokenizer.with_published(published)
 
     def _initial(self) -> assembly.Initial | None:
         """The weights that the run starts from, unless it has a checkpoint with all of them."""

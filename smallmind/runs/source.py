@@ -71,7 +71,7 @@ class TextSource:
 
     def tokens(self, tokenizer: Tokenizer) -> Tokens:
         """All of its tokens."""
-        return tokenizer.encode(self.text)
+        return tokenizer.encode_documents(self.text)
 
     def dataset(self, tokenizer: Tokenizer, T: int, run: RunConfig) -> Dataset:
         """Its tokens in two parts. InputError if they are too few for windows of T."""
@@ -365,6 +365,9 @@ def _find_prepared(
     for path in sorted(cache.glob(f"*/{INDEX}")):
         with suppress(InputError, FileNotFoundError):
             index = Index.read(path.parent)
+            made_from = index.state.get("made_from", {})
+            if made_from.get("beginning", []) != list(encoding.tokenizer.beginning):
+                continue
             if index.state.get("sha256") == sha256 and index.recipe.tokenizer_digest == wanted:
                 found = find_tokens([path.parent], None)
                 return TokenSource(found, name_of(run.text), is_given=False) if found else None

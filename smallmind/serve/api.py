@@ -189,10 +189,10 @@ def _prompts(fields: Fields, tokenizer: Tokenizer) -> list[np.ndarray]:
     given = fields.values.get("prompt")
     given = tokenizer.opening if given is None or given == "" else given
     if isinstance(given, str):
-        return [tokenizer.encode(given)]
+        return [tokenizer.prompt(given)]
     if isinstance(given, list) and given:
         if all(isinstance(one, str) and one for one in given):
-            return [tokenizer.encode(one) for one in given]
+            return [tokenizer.prompt(one) for one in given]
         lists = given if all(isinstance(one, list) and one for one in given) else [given]
         found = [Fields({"prompt": one}).ids("prompt", tokenizer.vocab_size) for one in lists]
         return [np.array(ids, np.int32) for ids in found]

@@ -163,7 +163,7 @@ def _ids(fields: Fields, loaded: Loaded) -> np.ndarray:
             context = loaded.model.config.block_size
             given = loaded.tokenizer, loaded.template, system, turns, context
             return prompt_of(*given, 1).ids
-        return loaded.tokenizer.encode(fields.required("text", str))
+        return loaded.tokenizer.prompt(fields.required("text", str))
     except InputError as error:
         raise APIError(400, str(error), "text") from None
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from smallmind.console import activity
 from smallmind.decoder import check_tokenizer
-from smallmind.exchange.published import beginning_of, begins_texts
+from smallmind.exchange.published import beginning_of
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.packing import pack
 from smallmind.text.tokenizer import Tokenizer, special_names
@@ -60,8 +60,6 @@ class Scorer:
         if found is None:
             found = int(tokenizer.encode(tokenizer.opening)[-1])
         self.beginning = found
-        # The models of some programs want it before contexts too.
-        self._begins_contexts = begins_texts(tokenizer)
 
     @property
     def context(self) -> int:
@@ -86,12 +84,7 @@ class Scorer:
             next(quickly) if is_plain else tokenizer.encode(text)
             for text, is_plain in zip(texts, plain, strict=True)
         ]
-        if begins and self._begins_contexts:
-            found = [
-                ids if ids[:1].tolist() == [self.beginning] else np.insert(ids, 0, self.beginning)
-                for ids in found
-            ]
-        return found
+        return [tokenizer.begun(ids) for ids in found] if begins else found
 
     def alone(self, ids: np.ndarray) -> Scored:
         """The tokens of a text without context."""

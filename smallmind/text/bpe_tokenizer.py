@@ -243,7 +243,6 @@ class BPETokenizer(Tokenizer):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "BPETokenizer":
-        """Ignores tokens that a post_processor adds: texts get them where they say so."""
         tokenizer_json.check_model(data)
         split = tokenizer_json.split_of(data["pre_tokenizer"])
         if split is None:

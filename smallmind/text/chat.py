@@ -91,9 +91,10 @@ class Format:
             for conversation in conversations
         ]
         marked = _encoded(tokenizer, self.special, rendered)
-        for conversation, tokens in zip(conversations, marked, strict=True):
+        for i, conversation in enumerate(conversations):
             if is_document(conversation):
-                tokens[1:] += LEARNED - PLAIN
+                marked[i] = tokenizer.begun(marked[i] // KINDS) * KINDS + LEARNED
+                marked[i][:1] += START - LEARNED
         return marked
 
     def prompt(self, tokenizer: Tokenizer, conversation: Conversation) -> np.ndarray:

@@ -150,9 +150,10 @@ class Dataset:
         check_type("tokenizer", tokenizer, Tokenizer)
         with activity.doing("Encoding the text", usual=len(text) < activity.LARGE):
             if held_out is None:
-                return cls(tokenizer.encode(text), block_size, batch_size, seed, tokenizer)
+                ids = tokenizer.encode_documents(text)
+                return cls(ids, block_size, batch_size, seed, tokenizer)
             start = len(text) - held_out
-            parts = [tokenizer.encode(text[:start]), tokenizer.encode(text[start:])]
+            parts = [tokenizer.encode_documents(part) for part in (text[:start], text[start:])]
         tokens, count = np.concatenate(parts), len(parts[1])
         return cls(tokens, block_size, batch_size, seed, tokenizer, count)
 

@@ -17,9 +17,10 @@ from smallmind.console import activity
 from smallmind.files import safetensors
 from smallmind.files.encoding import encoded
 from smallmind.text.ids import check_ids
-from smallmind.text.tokenizer_json import read, write
+from smallmind.text.tokenizer_json import added_around, read, write
 
 CHUNK = 1 << 20  # characters encoded together
+FILE = "tokenizer.json"
 
 
 class Spelled(NamedTuple):
@@ -59,6 +60,7 @@ class Tokenizer:
     opening: str  # the default prompt: a newline, if the vocabulary has one
     special: Mapping[str, int] = MappingProxyType({})  # tokens that are never split
     published: Mapping[str, Any] = MappingProxyType({})
+    beginning: tuple[int, ...] = ()  # the tokens before each text, as a published file says
 
     def __new__(cls, *arguments: Any, **settings: Any) -> "Tokenizer":
         if cls is not Tokenizer:
@@ -113,6 +115,44 @@ class Tokenizer:
             if piece
         ]
         return np.concatenate(pieces) if pieces else np.empty(0, np.int32)
+
+    def begun(self, ids: np.ndarray) -> np.ndarray:
+        """ids of a text -> the same after the tokens of `beginning`, unless it has them itself."""
+        first = self.beginning
+        if not first or tuple(ids[: len(first)].tolist()) == first:
+            return ids
+        return np.concatenate([np.array(first, np.int32), ids])
+
+    def prompt(self, text: str) -> np.ndarray:
+        """text -> ids (n,) that a model continues: `encode`, `begun`."""
+        return self.begun(self.encode(text))
+
+    def begin_documents(
+        self, chunks: Iterable[np.ndarray], before: int | None = None
+    ) -> Iterator[np.ndarray]:
+        """ids of documents, in chunks -> the same with each document `begun`.
+
+        One begins after each `separator_token`, and at the start, unless `before` is a token that
+        comes before the chunks.
+        """
+        first, end = self.beginning, self.separator_token
+        for ids in chunks:
+            if first and len(ids):
+                is_first = np.append(before is None, (ids[:-1] == end) & (first != (end,)))
+                if before is not None:
+                    is_first[0] = before == end and first != (end,)
+                before = int(ids[-1])
+                places = [
+                    i
+                    for i in np.flatnonzero(is_first).tolist()
+                    if tuple(ids[i : i + len(first)].tolist()) != first
+                ]
+                ids = np.insert(ids, np.repeat(places, len(first)), first * len(places))
+            yield ids
+
+    def encode_documents(self, text: str) -> np.ndarray:
+        """A text of one or more documents -> its ids (n,), each document `begun`."""
+        return next(self.begin_documents([self.encode(text)]))
 
     def encode_each(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Many short texts -> the ids of each, without special tokens: faster than one by one."""
@@ -234,15 +274,22 @@ class Tokenizer:
         return tokenizer.with_published(state.get("published", {}))
 
     def with_published(self, published: Mapping[str, Any]) -> "Tokenizer":
-        """Copies the tokenizer with this as `published`.
+        """Copies the tokenizer with this as `published`, which says what its `beginning` is.
 
-        TypeError unless it is tables by name, ValueError if it has halves of characters.
+        TypeError unless it is tables by name, ValueError if it has halves of characters or begins
+        texts with what is not a token.
         """
         for name, part in check_type("published", published, Mapping).items():
             check_type(name, part, Mapping)
         safetensors.to_json(dict(published)).encode()
         made = copy.copy(self)
         made.published = published
+        try:
+            made.beginning, _ = added_around(published.get(FILE, {}).get("post_processor"))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"its post_processor is damaged: {error}") from None
+        if max(made.beginning, default=0) >= self.vocab_size:
+            raise ValueError("its post_processor adds a token that does not exist")
         made.__dict__.pop("saved", None)
         return made
 
@@ -258,7 +305,11 @@ class Tokenizer:
         """
         kinds = (parts.load(parts.TOKENIZERS, kind) for kind in parts.TOKENIZERS)
         found = next((kind for kind in kinds if kind.claims(data)), None)
-        return (found or parts.load(parts.TOKENIZERS, "bpe")).from_json(data)
+        tokenizer = (found or parts.load(parts.TOKENIZERS, "bpe")).from_json(data)
+        processor = data.get("post_processor")
+        if not any(added_around(processor)):
+            return tokenizer
+        return tokenizer.with_published({FILE: {"post_processor": processor}})
 
     @classmethod
     def claims(cls, data: dict[str, Any]) -> bool:
@@ -267,7 +318,7 @@ class Tokenizer:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes a tokenizer.json."""
-        write(path, self.as_json())
+        write(path, {**self.as_json(), **self.published.get(FILE, {})})
 
     @classmethod
     def load(cls, path: str | PathLike[str], contents: dict[str, Any] | None = None) -> "Tokenizer":

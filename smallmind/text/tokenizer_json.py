@@ -213,6 +213,30 @@ def special_tokens(data: dict[str, Any]) -> dict[str, int]:
     return special
 
 
+def added_around(post_processor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The tokens that a post_processor puts before and after each text; most put none.
+
+    AttributeError, KeyError, TypeError or ValueError if it is damaged.
+    """
+    before, after = list[int](), list[int]()
+    kind = post_processor["type"] if post_processor else None
+    if kind == "Sequence":
+        for first, last in map(added_around, post_processor["processors"]):
+            before[:0], after[len(after) :] = first, last
+    elif kind in ("BertProcessing", "RobertaProcessing"):
+        before, after = ([post_processor[name][1]] for name in ("cls", "sep"))
+    elif kind == "TemplateProcessing":
+        side = before
+        for piece in post_processor["single"]:
+            if "SpecialToken" in piece:
+                side += post_processor["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
+            else:
+                side = after
+    if any(type(i) is not int or i < 0 for i in (*before, *after)):
+        raise ValueError("its post_processor adds what is not a token")
+    return tuple(before), tuple(after)
+
+
 def pair_of(merge: Any) -> list[str]:
     """The two tokens of a merge: a list, or as earlier versions write it, one text.
 

@@ -138,6 +138,7 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Iterable[Sequence[str]]) -> Batch:
         end, encoded = np.array(ends, np.int32), []
         for prompt, answer in asked:
             before, after = (tokenizer.encode(text, special=False) for text in (prompt, answer))
+            before = tokenizer.begun(before)
             tokens = np.concatenate([before, after, end])
             encoded.append((tokens, np.arange(len(tokens)) >= len(before)))
     rows, length = len(encoded), max(len(tokens) for tokens, _ in encoded) - 1
