@@ -15,7 +15,6 @@ from numba.core.registry import cpu_target
 
 from smallmind.kernels.codegen import cache, cache_directory
 from smallmind.kernels.codegen.cache import CheckedFiles
-from smallmind.signals import deferred
 from tests.programs import finished, started
 
 POSIX = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions are those of POSIX")
@@ -262,15 +261,43 @@ def test_one_process_at_a_time_has_the_turn_for_a_function_until_it_ends(tmp_pat
         turns.give("gelu")
 
 
-def test_ctrl_c_ends_the_wait_for_a_process_that_compiles_the_same(tmp_path, monkeypatch):
-    kernel = cache.KernelCache(find, tmp_path / "module")
-    with started([sys.executable, "-c", HOLD, str(tmp_path)], stdin=PIPE) as holder:
-        assert holder.stdout.readline() == "True\n"
-        # The first time that it waits.
-        monkeypatch.setattr(cache.time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt), deferred():
-            assert kernel._take_turn("gelu")
-            kernel.end_turn()
+# Stops itself as it compiles the first kernel, if it is told to.
+COMPILES = """
+import os, signal, sys
+import numpy as np
+from smallmind.kernels.codegen.cache import KernelCache
+take = KernelCache._take_turn
+def hold(self, name):
+    waited = take(self, name)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return waited
+if sys.argv[1] == "hold":
+    KernelCache._take_turn = hold
+if sys.argv[1] == "notes":
+    signal.signal(signal.SIGINT, lambda *_: print("noted", flush=True))
+import smallmind
+smallmind.matmul(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32))
+print("compiled")
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no process can be stopped")
+@pytest.mark.parametrize("does", ["end", "notes"])
+def test_ctrl_c_while_a_stopped_process_compiles_the_same_is_handled_at_once(tmp_path, does):
+    """Before anything is compiled; if its handler does not raise, the process then compiles."""
+    settings = {"env": {**os.environ, "SMALLMIND_CACHE_DIR": str(tmp_path)}, "stderr": PIPE}
+    words = [sys.executable, "-c", COMPILES]
+    with started([*words, "hold"], **settings) as holder:
+        assert os.WIFSTOPPED(os.waitpid(holder.pid, os.WUNTRACED)[1])
+        kept = sorted(tmp_path.rglob(f"*{cache_directory.SUFFIX}"))
+        with started([*words, does], **settings) as process:
+            assert "Compiling" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            if does == "notes":
+                assert process.stdout.read() == "noted\ncompiled\n"
+            else:
+                assert "KeyboardInterrupt" in process.stderr.read().splitlines()[-1]
+                assert sorted(tmp_path.rglob(f"*{cache_directory.SUFFIX}")) == kept
         holder.kill()
 
 

@@ -37,6 +37,13 @@ class BusyError(Exception):
     """Another process compiles this function."""
 
 
+class SignalledError(BaseException):
+    """A signal came while this process waited for another that compiles the same.
+
+    It is not an Exception: Numba would take one for an error in a kernel.
+    """
+
+
 class _Turns:
     """Lets one process at a time compile a function, all processes of one directory together.
 
@@ -72,6 +79,7 @@ class _Patience:
     """How this process waits for others: see `skip_what_others_compile`."""
 
     skips = False
+    is_over = False  # it has been signalled: from now on it compiles what others do too
     taken = 0  # functions that it compiles, each within the one before
 
 
@@ -163,7 +171,7 @@ class KernelCache(FunctionCache):
     def _take_turn(self, name: str) -> bool:
         """Waits while another process compiles this -> True if one did.
 
-        Not for ever, and not after Ctrl-C: then both compile it.
+        Not for ever: then both compile it. SignalledError if a signal waits to be handled, once.
         """
         waits = not self._turns.take(name)
         if waits and self.can_be_skipped and _Patience.skips and not _Patience.taken:
@@ -172,7 +180,10 @@ class KernelCache(FunctionCache):
             activity.begin_compiling()
             try:
                 end = time.monotonic() + PATIENCE
-                while not (self._turns.take(name) or time.monotonic() > end or is_any_deferred()):
+                while not (self._turns.take(name) or time.monotonic() > end or _Patience.is_over):
+                    if is_any_deferred():
+                        _Patience.is_over = True
+                        raise SignalledError
                     time.sleep(0.01)
             finally:
                 activity.end_compiling()

@@ -30,13 +30,14 @@ from smallmind.kernels.codegen.cache import (
     EntryPointCache,
     KernelCache,
     NativeCache,
+    SignalledError,
     enable_cache,
     end_turn,
 )
 from smallmind.kernels.codegen.linking import LinkedLibrary, libraries
 from smallmind.kernels.codegen.recording import active
 from smallmind.kernels.codegen.threads import PARALLEL, limit_spinning, threads
-from smallmind.signals import deferred
+from smallmind.signals import deferred, is_any_deferred
 
 if numba.config.DISABLE_JIT:
     raise InputError(
@@ -68,6 +69,19 @@ def _compiling(kind: type[JITCodeLibrary], codegen: Any) -> Iterator[None]:
             numba.config.OPT = level
 
 
+def _unless_signalled(compile: Callable[..., Any], *arguments: Any) -> Any:
+    """Compiles, once more if a signal has ended the wait for others and its handler did not raise.
+
+    The signal is handled as soon as nothing compiles around this.
+    """
+    try:
+        return compile(*arguments)
+    except SignalledError:
+        if is_any_deferred():
+            raise
+    return compile(*arguments)
+
+
 def _compiler(
     cache: type[KernelCache], kind: type[JITCodeLibrary] = JITCodeLibrary, **options: Any
 ) -> Callable[[Callable[..., Any]], Any]:
@@ -85,7 +99,7 @@ def _compiler(
                 finally:
                     end_turn(dispatcher)
 
-        dispatcher.compile = compile_here
+        dispatcher.compile = functools.partial(_unless_signalled, compile_here)
         return dispatcher
 
     return decorate
@@ -169,11 +183,16 @@ def native(symbol: str, signature: Any) -> Callable[[Callable[..., Any]], Callab
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         callback = _Native(function, (signature.args, signature.return_type), {}, {})
-        with deferred():
-            try:
-                enable_cache(callback, function, NativeCache).compile()
-            finally:
-                end_turn(callback)
+        enable_cache(callback, function, NativeCache)
+
+        def compile() -> None:
+            with deferred():
+                try:
+                    callback.compile()
+                finally:
+                    end_turn(callback)
+
+        _unless_signalled(compile)
         _callbacks.append(callback)
         llvm.add_symbol(symbol, callback.address)
         return _external(symbol, signature)
