@@ -1,6 +1,6 @@
 """A model of this package in lm_eval (https://github.com/EleutherAI/lm-evaluation-harness).
 
-    python -m smallmind.lm_eval run --model smallmind --model_args path=runs/book --tasks ...
+    python -P -m smallmind.lm_eval run --model smallmind --model_args path=runs/book --tasks ...
 
 takes all arguments of `lm_eval`. Its versions after 0.4.13 find the model by themselves:
 `lm_eval run --model smallmind ...` does the same with them.

@@ -4,7 +4,6 @@ import argparse
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,6 +16,7 @@ from smallmind.cli.flags import add_setting_flags, choices_of_run
 from smallmind.cli.signals import ENDING, handled
 from smallmind.console.activity import duration
 from smallmind.console.table import GAP, Table
+from smallmind.parallel.environment import python
 from smallmind.settings.sources import FIELDS, flag_of
 from smallmind.signals import handling, impatience
 
@@ -245,7 +245,7 @@ class _Job:
             apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}  # type: ignore[attr-defined]
         with open(self.log, "ab") as log, _bound_to(cpus):
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, *words],
+                python(PROGRAM, *words),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -18,7 +18,6 @@
 import json
 import struct
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +29,7 @@ from numba import njit
 import smallmind
 from smallmind.kernels.codegen.threads import max_threads
 from smallmind.lessons import judge
+from smallmind.parallel.environment import python
 from smallmind.randomness import hash64
 from smallmind.text.stories import built_in_text
 
@@ -64,7 +64,7 @@ with open(path, "wb") as file:
 
 def kill_when_it_speaks(program, *arguments):
     """Starts a Python program and kills it as soon as it has printed a line -> that line."""
-    command = [sys.executable, "-c", program, *map(str, arguments)]
+    command = python(program, *map(str, arguments))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -1,6 +1,12 @@
-"""Reads from the environment how many ranks there are. Needs neither MPI nor NumPy."""
+"""What processes tell each other: how many ranks there are, and where their modules are.
 
+Needs neither MPI nor NumPy.
+"""
+
+import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from smallmind.checks import environment_number
 
@@ -8,6 +14,7 @@ from smallmind.checks import environment_number
 # there are. PMIx alone tells only which one it is.
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+ROOT = str(Path(__file__).resolve().parents[2])  # of this package
 
 
 def launched() -> bool:
@@ -32,6 +39,20 @@ def is_first() -> bool:
 def size() -> int | None:
     """The number of processes that mpiexec has started; None if it does not tell. InputError."""
     return _first(SIZES, low=1)
+
+
+def python(program: str, *arguments: str) -> list[str]:
+    """The command of a process that runs a program in Python, with the packages of this one.
+
+    Files in the working directory are never taken for modules, as Python would take them: people
+    start commands in folders that others have filled.
+    """
+    here = os.path.realpath(os.curdir)
+    path = [folder for folder in sys.path if folder and os.path.realpath(folder) != here]
+    if ROOT not in map(os.path.realpath, path):
+        path.append(ROOT)  # last: what is beside the package stands for no module of Python's
+    begin = f"import sys; sys.path[:] = {path!a}\n"
+    return [sys.executable, "-P", "-c", begin + program, *arguments]
 
 
 def _first(names: Sequence[str], low: int) -> int | None:

@@ -4,7 +4,6 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -93,7 +92,7 @@ def end_others(status: int) -> None:
         channel = int(os.environ["PMI_FD"])
         if stat.S_ISSOCK(os.fstat(channel).st_mode):
             subprocess.Popen(
-                [sys.executable, "-c", ASK.format(grace=GRACE, status=status)],
+                environment.python(ASK.format(grace=GRACE, status=status)),
                 stdin=subprocess.DEVNULL,
                 stdout=channel,
                 stderr=subprocess.DEVNULL,

@@ -4,7 +4,6 @@ import atexit
 import os
 import re
 import subprocess
-import sys
 import threading
 from contextlib import suppress
 from html import escape
@@ -12,8 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from smallmind.checks import InputError
+from smallmind.parallel.environment import python
 
 STARTING, ENDING = 120.0, 10.0  # seconds that the server may take
+PROGRAM = """
+sys.stdout.reconfigure(line_buffering=True)
+from smallmind.cli import main
+sys.exit(main())
+"""
 HEIGHT = 640  # of the frame in a notebook, in pixels
 
 
@@ -30,7 +35,7 @@ class Served:
         if precision:
             flags.append(f"--precision={precision}")
         self._process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "smallmind", "serve", str(path.resolve()), *flags],
+            python(PROGRAM, "serve", str(path.resolve()), *flags),
             stdin=subprocess.PIPE,  # its end is that of this program, however that ends
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

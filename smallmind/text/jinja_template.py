@@ -124,7 +124,7 @@ class _Process:
         """InputError if the template is wrong, or takes too long or too much memory."""
         seconds = SECONDS
         if self._running is None or self._running.poll() is not None:
-            command = [sys.executable, "-m", "smallmind.text.jinja_process"]
+            command = [sys.executable, "-P", "-m", "smallmind.text.jinja_process"]
             self._running = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )

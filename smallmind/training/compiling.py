@@ -8,7 +8,6 @@ to a function first compiles it; the others load it (see `kernels.codegen.cache`
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -23,7 +22,7 @@ from smallmind.nn.backend import Backend, NoKernels
 from smallmind.nn.cache import KeyValueCache
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.optimizer import make_optimizer
-from smallmind.parallel.environment import launched
+from smallmind.parallel.environment import launched, python
 from smallmind.settings.config import ModelConfig, TrainingConfig
 
 MOST = 8  # processes: the slowest function takes a tenth of the time of all
@@ -40,11 +39,10 @@ SLOWEST = (
     "norm_heads",
     "cross_entropy",
 )
-# With the path of its parent, whose own directory may be another, and its job. It ends when nobody
-# holds the other end of its standard input any more.
+# It ends when nobody holds the other end of its standard input any more.
 PROGRAM = (
     "import json, os, sys, threading\n"
-    "sys.path[:], *job = json.loads(sys.stdin.readline())\n"
+    "job = json.loads(sys.stdin.readline())\n"
     "wait = lambda: (sys.stdin.read(), os._exit(0))\n"
     "threading.Thread(target=wait, daemon=True).start()\n"
     "from smallmind.training.compiling import compile_kernels\n"
@@ -66,7 +64,7 @@ def helpers(model: ModelConfig, training: TrainingConfig) -> Iterator[None]:
                 stack.callback(_end, process)
                 assert process.stdin
                 settings = vars(model), vars(training)
-                process.stdin.write(json.dumps([sys.path, *settings, sorted(USABLE)]) + "\n")
+                process.stdin.write(json.dumps([*settings, sorted(USABLE)]) + "\n")
                 process.stdin.flush()
         yield
 
@@ -77,7 +75,7 @@ def _start() -> "subprocess.Popen[str]":
     variables = {"NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **cache_directory.environment()}
     others = {name: value for name, value in os.environ.items() if not name.startswith("OMP_P")}
     return subprocess.Popen(
-        [sys.executable, "-I", "-c", PROGRAM],
+        python(PROGRAM),
         env={**others, **variables},
         stdin=subprocess.PIPE,
         encoding="utf-8",
