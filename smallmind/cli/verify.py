@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
         if isinstance(record, StepRecord) and console.is_terminal:
             console.live(f"retrained: step {record.step}")
         if isinstance(record, Verdict):
-            good = "sound" if record.name.endswith(".safetensors") else "identical"
+            good = "identical" if record.name.startswith("retrained") else "sound"
             verdict = "FAILED" if record.fault else "ok    "
             console.line(f"{verdict}  {record.name}: {record.fault or good}", INDENT)
 

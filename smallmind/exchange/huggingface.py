@@ -3,8 +3,10 @@
 Format: https://github.com/huggingface/transformers, "src/transformers/models".
 """
 
+import dataclasses
 import json
 import re
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +39,8 @@ from smallmind.text.tokenizer import Tokenizer
 MODEL = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CARD = "README.md"
+EMBEDDING = "token_embedding.weight"  # our name of the matrix that a tied head is
+PIECE = 2**20  # numbers that are compared at a time
 MAX_CONFIG_BYTES = 1_000_000
 MAX_INDEX_BYTES = 20_000_000
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # of earlier versions
@@ -112,6 +116,35 @@ class ForeignDirectory(Foreign):
         except ValueError as error:  # InputError is one
             raise InputError(f"{path / CONFIG}: {error}") from None
         self.name = f"the {self._described.name} in {path}"
+        with suppress(InputError):  # of the weights: whoever reads them reports it
+            self._correct_head()
+
+    def _correct_head(self) -> None:
+        """Makes the config say about the output matrix what the weights do, with a warning.
+
+        As in transformers, one that is in the file and is not the embedding counts.
+        """
+        # One block is enough, and a config may say that there are millions.
+        heads = {True: set[str](), False: set[str]()}
+        embedding = ""
+        for is_tied, names in heads.items():
+            config = dataclasses.replace(self.config, n_layer=1, tie_weights=is_tied)
+            for tensor in tensors_of(config, self._described.tensors):
+                names.add(tensor.name)
+                embedding = tensor.name if tensor.parameter == EMBEDDING else embedding
+        (head,) = heads[False] - heads[True]
+        found = self._stored()
+        stored = _as_expected(found, heads[False])
+        is_tied = self.config.tie_weights
+        # A file of the model without its head, whose names are shorter, says nothing about that.
+        if head not in stored and embedding in found and not is_tied:
+            note = f"{head} is missing: the embedding takes its place"
+        elif head in stored and is_tied and not _are_equal(stored[head], stored[embedding]):
+            note = f"{head} is not the embedding, as tie_word_embeddings says: it is read by itself"
+        else:
+            return
+        self.config = dataclasses.replace(self.config, tie_weights=not is_tied)
+        warnings.warn(f"{self.path}: {note}", stacklevel=2)
 
     def tokenizer(self) -> Tokenizer:
         file = self.path / TOKENIZER
@@ -136,6 +169,11 @@ class ForeignDirectory(Foreign):
             ) from None
 
     def tensors(self) -> tuple[Layout, Mapping[str, Stored]]:
+        layout = self._described.tensors
+        expected = {tensor.name for tensor in tensors_of(self.config, layout)}
+        return layout, _as_expected(self._stored(), expected)
+
+    def _stored(self) -> dict[str, Stored]:
         stored: dict[str, Stored] = {}
         for file, names in self._files().items():
             tensors = safetensors.open_tensors(file, strict=False)[0]
@@ -146,9 +184,7 @@ class ForeignDirectory(Foreign):
                     f"{self.path / INDEX} is the index of another model: {lack} {odd!a}"
                 )
             stored |= {name: _stored(name, file, tensor) for name, tensor in tensors.items()}
-        layout = self._described.tensors
-        expected = {tensor.name for tensor in tensors_of(self.config, layout)}
-        return layout, _as_expected(stored, expected)
+        return stored
 
     def _files(self) -> dict[Path, set[str] | None]:
         """The files of weights: one, or the shards of an index with the names of their tensors."""
@@ -216,6 +252,21 @@ def _stored(name: str, file: Path, tensor: safetensors.StoredTensor) -> Stored:
         return Stored(tensor.shape, np.float32, read_wide)
     bits = {safetensors.BFLOAT16: BFLOAT16, np.dtype("<f2"): FLOAT16}
     return Stored(tensor.shape, bits.get(tensor.dtype, tensor.dtype), tensor.read_rows)
+
+
+def _are_equal(one: Stored, other: Stored) -> bool:
+    """True if two matrices in files are of the same type and have the same bits."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    step = max(1, PIECE // max(1, one.shape[-1]))
+    for first in range(0, one.shape[0], step):
+        shape = min(step, one.shape[0] - first), *one.shape[1:]
+        pieces = [np.empty(shape, one.dtype) for _ in range(2)]
+        for piece, stored in zip(pieces, (one, other), strict=True):
+            stored.read(first, piece)
+        if not np.array_equal(*(piece.view(np.uint8) for piece in pieces)):
+            return False
+    return True
 
 
 def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig]:

@@ -88,11 +88,15 @@ class _Entry(NamedTuple):
 
 
 def write(
-    path: str | PathLike[str], tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
+    path: str | PathLike[str],
+    tensors: Mapping[str, np.ndarray],
+    metadata: Mapping[str, str],
+    announce: Callable[[str], object] | None = None,
 ) -> None:
     """Writes tensors and metadata; an existing file is replaced completely or left as it was.
 
-    InputError for what the format cannot hold, OSError if the disk refuses the file.
+    `announce` gets the SHA-256 of the file before it is replaced. InputError for what the format
+    cannot hold, OSError if the disk refuses the file.
     """
     tensors, metadata = _with_texts(tensors, metadata)
     head = _encode(tensors, metadata)
@@ -100,6 +104,8 @@ def write(
     for piece in _pieces(tensors):
         digest.update(piece)
     head = head.replace(BLANK.encode(), digest.hexdigest().encode(), 1)
+    if announce:
+        announce(digest.hexdigest())
     durable.write(path, itertools.chain([head], _pieces(tensors)))
 
 
@@ -303,6 +309,13 @@ def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
             _add_text(metadata, entry, _read_tensor(file, entry))
         _pop_compressed(metadata)
     return metadata
+
+
+def read_digest(path: str | PathLike[str]) -> str:
+    """The SHA-256 that a file holds of itself, which is not checked; empty if it has none."""
+    with durable.explained(path, KIND), durable.open_regular(path) as file:
+        metadata = _read_head(file, os.fstat(file.fileno()).st_size)[2]
+        return _pop_digest(metadata, strict=False)
 
 
 def _read_head(file: BufferedReader, size: int) -> tuple[bytes, list[_Entry], dict[str, str]]:

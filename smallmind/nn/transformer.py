@@ -669,17 +669,23 @@ class TransformerModel(Tabular):
         """Sets all gradients to zero."""
         self.flat.grad[:] = 0
 
-    def save(self, path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
+    def save(
+        self,
+        path: str | PathLike[str],
+        metadata: Mapping[str, str] | None = None,
+        announce: Callable[[str], object] | None = None,
+    ) -> None:
         """Writes parameters and config to a safetensors file, atomically.
 
-        With an adapter only that, what it is, and which model it belongs to.
+        With an adapter only that, what it is, and which model it belongs to. `announce` gets the
+        SHA-256 of the file before it takes the place of another.
         """
         config = safetensors.to_json(dataclasses.asdict(self.config))
         own, parameters = {"format": FORMAT, "config": config}, self.parameters
         if self.adapter:
             own |= {"format": ADAPTER_FORMAT, "adapter": safetensors.to_json(self.adapter_facts())}
             parameters = {name: parameters[name] for name in self.flat.kept}
-        safetensors.write(path, parameters, {**own, **(metadata or {})})
+        safetensors.write(path, parameters, {**own, **(metadata or {})}, announce)
 
     def adapter_facts(self) -> dict[str, Any] | None:
         """The adapter and its base, as files keep them; None without one."""

@@ -100,7 +100,7 @@ def create(
         awaits_timing=bool(settings.run.minutes),
         begins_texts=True,
     )
-    return _write(path, config, prepared.tokenizer, literal), config, prepared
+    return *_write(path, config, prepared.tokenizer, literal), prepared
 
 
 def _write(
@@ -110,7 +110,7 @@ def _write(
     text: str | None = None,
     model: TransformerModel | None = None,
     copied: Path | None = None,
-) -> RunDirectory:
+) -> tuple[RunDirectory, SavedConfig]:
     directory = RunDirectory.create(path, text)
     try:
         directory.save_tokenizer(tokenizer)
@@ -118,11 +118,12 @@ def _write(
             directory.save_model(model, tokenizer, 0)
         if copied:
             directory.copy_model(copied)
+        config = config._replace(sha256=directory.digests())
         directory.save_config(config)
     except BaseException:
         directory.discard()
         raise
-    return directory
+    return directory, config
 
 
 def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> Prepared:
@@ -373,7 +374,7 @@ def import_model(
     settings = Settings(foreign.config, run=RunConfig(tokenizer=tokenizer.kind, out=str(path)))
     config = SavedConfig(settings, text_sha256="", imported=str(source.resolve().name))
     copied = source if model is None else None
-    directory = _write(path, config, tokenizer, model=model, copied=copied)
+    directory, config = _write(path, config, tokenizer, model=model, copied=copied)
     directory.unlock()
     return directory, config
 
@@ -389,7 +390,7 @@ def _import_adapter(
     run = RunConfig(tokenizer=tokenizer.kind, out=str(path), init_from=saved.base.path)
     settings = Settings(saved.config, TrainingConfig(**saved.adapter.settings), run=run)
     config = SavedConfig(settings, text_sha256="", imported=str(source.resolve().name))
-    directory = _write(path, config, tokenizer, model=saved.model())
+    directory, config = _write(path, config, tokenizer, model=saved.model())
     directory.unlock()
     return directory, config
 

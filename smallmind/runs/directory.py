@@ -1,14 +1,16 @@
 """The files of a run, in formats that other programs read."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +56,7 @@ ENDING = {  # fields of the records that end a run
 }
 OPTIONAL = ("teacher_sha256", "initial_sha256", "imported")  # texts in config.json
 FLAGS = ("awaits_timing", "begins_texts")  # likewise
+PIECE = 2**20  # bytes that are read at a time
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 2,000
 SAMPLES_BEGIN = re.compile(rb"^(?=--- step \d+$)", re.MULTILINE)
 
@@ -69,6 +72,8 @@ class SavedConfig(NamedTuple):
     extended_after: int = 0  # the step after which the run was last made longer
     awaits_timing: bool = False  # its steps do not follow from its minutes yet
     begins_texts: bool = False  # where its tokenizer does; earlier versions never did
+    # Names of files -> their SHA-256; of a model also that of the one before. None in old runs.
+    sha256: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 class RunDirectory:
@@ -171,6 +176,7 @@ class RunDirectory:
         fields = {
             **others.pop("settings").to_dict(),
             **others,
+            "sha256": dict(config.sha256),
             "parameters": declare_parameters(config.settings.model).count,  # for who looks at runs
             "smallmind": __version__,
             "python": platform.python_version(),
@@ -198,6 +204,7 @@ class RunDirectory:
                 **{name: check_type(name, saved.get(name), str, None) for name in OPTIONAL},
                 extended_after=whole(saved.get("extended_after", 0)),
                 **{name: check_type(name, saved.get(name, False), bool) for name in FLAGS},
+                sha256=_digests(saved.get("sha256", {})),
             )
         except OSError:
             raise InputError(self._without_config()) from None
@@ -322,11 +329,20 @@ class RunDirectory:
     def has_model(self) -> bool:
         return model_in(self.path) is not None
 
-    def save_model(self, model: TransformerModel, tokenizer: Tokenizer, step: int) -> None:
-        """Writes model and tokenizer to one file, with the step that they were saved after."""
+    def save_model(
+        self,
+        model: TransformerModel,
+        tokenizer: Tokenizer,
+        step: int,
+        announce: Callable[[str], object] | None = None,
+    ) -> None:
+        """Writes model and tokenizer to one file, with the step that they were saved after.
+
+        `announce` gets its SHA-256 before it takes the place of another.
+        """
         saved = {"tokenizer": tokenizer.saved, "step": str(step)}
         with activity.doing("Saving the model", usual=model.flat.data.nbytes < activity.LARGE):
-            model.save(self.path / MODEL, saved)
+            model.save(self.path / MODEL, saved, announce)
 
     def copy_model(self, source: Path) -> None:
         """Copies the file of a model that another program wrote."""
@@ -338,6 +354,13 @@ class RunDirectory:
         tokenizer.save(self.path / TOKENIZER)
         if tokenizer.published:
             durable.write(self.path / PUBLISHED, [_published(tokenizer.published)])
+
+    def digests(self) -> dict[str, Sequence[str]]:
+        """The SHA-256 of each file of a new run that nothing but the run may change."""
+        kept = (TOKENIZER, PUBLISHED, MODEL, IMPORTED)
+        return {
+            name: [digest_of_file(self.path / name)] for name in kept if (self.path / name).exists()
+        }
 
     def load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the run; None if an earlier version made the directory."""
@@ -488,6 +511,43 @@ def _content(path: Path) -> bytes | None:
             return file.read()
     except (OSError, ValueError):
         return None
+
+
+def _digests(saved: Any) -> Mapping[str, Sequence[str]]:
+    """The SHA-256 of files in config.json. TypeError if it has something else there."""
+    for name, digests in check_type("sha256", saved, Mapping).items():
+        for digest in check_type(name, digests, list):
+            check_type(name, digest, str)
+    return dict(saved)
+
+
+def digest_of_file(path: Path) -> str:
+    """SHA-256 of a file; of safetensors the one that it holds, with which its reader compares it.
+
+    InputError if it cannot be read.
+    """
+    if path.suffix == ".safetensors":
+        return safetensors.read_digest(path)
+    sha256 = hashlib.sha256()
+    with durable.explained(path, "file"), durable.open_regular(path) as file:
+        usual = os.fstat(file.fileno()).st_size < activity.LARGE
+        with activity.doing(f"Checking {path}", usual=usual):
+            while piece := file.read(PIECE):
+                sha256.update(piece)
+                activity.tick()
+    return sha256.hexdigest()
+
+
+def fault_of(path: Path, digests: Sequence[str]) -> str | None:
+    """Says what is wrong with a file of a run unless it has one of these digests."""
+    try:
+        if not path.exists():
+            return "it is missing; restore it from a copy"
+        if digest_of_file(path) not in digests:
+            return "it was changed, or belongs to another run; restore it from a copy"
+    except InputError as error:
+        return str(error)
+    return None
 
 
 def _published(said: Mapping[str, Any]) -> bytes:

@@ -2,7 +2,7 @@
 
 import hashlib
 import numbers
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
@@ -18,7 +18,7 @@ from smallmind.nn.adapter import SavedAdapter
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import padded
 from smallmind.nn.transformer import ADAPTER_FORMAT, Base, TransformerModel, weights
-from smallmind.runs.files import IMPORTED, model_in
+from smallmind.runs.files import IMPORTED, MODEL, PUBLISHED, TOKENIZER, model_in
 from smallmind.settings.config import ModelConfig, Precision
 from smallmind.settings.settings import from_saved
 from smallmind.text.tokenizer import Tokenizer
@@ -249,12 +249,15 @@ def find_in_run(directory: Path, which: int | str | None = None) -> Found:
     if not directory.is_dir():
         raise InputError(f"{directory} is not the directory of a run")
     model, newest = model_in(directory), checkpoint.peek(directory)
+    _check_files(directory, TOKENIZER, PUBLISHED)
     if which is None and model and model.name == IMPORTED:
+        _check_files(directory, IMPORTED)
         return Found(_imported(directory, model), "the imported model")
     if which is None and model:
         step = _step_of(model)
         # A run that was interrupted or made longer leaves the model of an earlier step.
         if newest is None or step is None or newest.step <= step:
+            _check_files(directory, MODEL)
             place = "" if step is None else f", step {step}"
             return Found(model, f"the final model{place}")
     if which in (None, "newest"):
@@ -266,6 +269,21 @@ def find_in_run(directory: Path, which: int | str | None = None) -> Found:
     found = checkpoint.load(_checkpoint_file(directory, which))
     best = "best " if which == "best" else ""
     return Found(found, f"the {best}checkpoint, step {found.step}")
+
+
+def _check_files(directory: Path, *names: str) -> None:
+    """InputError if a file of a run is there but is not the one that the run has saved.
+
+    Those of earlier versions, and of runs whose config.json is lost, are taken as they are.
+    """
+    from smallmind.runs.directory import RunDirectory, fault_of
+
+    digests: Mapping[str, Sequence[str]] = {}
+    with suppress(InputError):
+        digests = RunDirectory(directory).load_config().sha256
+    for path in (directory / name for name in names if name in digests):
+        if path.exists() and (fault := fault_of(path, digests[path.name])):
+            raise InputError(f"{path}: {fault}")
 
 
 def _imported(directory: Path, model: Path) -> Foreign:

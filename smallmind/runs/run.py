@@ -248,15 +248,17 @@ class Run(SavedRun):
     def verify(
         self, digests_only: bool = False, on_record: OnRecord | None = None
     ) -> list[Verdict]:
-        """Checks every checkpoint, and that retraining from each reproduces the next.
+        """Checks model, tokenizer and every checkpoint, and that retraining reproduces the next.
 
         `digests_only` leaves out the retraining. `on_record` gets every Verdict at once, and the
         records of the retraining. InputError if nothing has been saved yet.
         """
-        if not digests_only:
+        training = None
+        if not (digests_only or self.config.imported):
             self.change(threads=None)  # the run may come from another machine
-        training = None if digests_only else fresh_training(self)
-        return verify_run(self.path, training, self.settings.training, on_record)
+            training = fresh_training(self)
+        files = self.config.sha256
+        return verify_run(self.path, files, training, self.settings.training, on_record)
 
     def discard_untrained(self) -> None:
         """Removes the files of a new run that nobody has trained yet, and its directory.

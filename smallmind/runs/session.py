@@ -1,7 +1,7 @@
 """The life of one training of a run: timed, built, trained step by step, saved at its end."""
 
 import dataclasses
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 
 from smallmind.checks import InputError
@@ -9,6 +9,7 @@ from smallmind.console.activity import clock
 from smallmind.memory.tracker import MemoryTracker
 from smallmind.runs import pace
 from smallmind.runs.directory import RunDirectory
+from smallmind.runs.files import MODEL
 from smallmind.runs.parallel import announce
 from smallmind.runs.saved import SavedRun
 from smallmind.runs.threads import use_threads
@@ -116,7 +117,9 @@ class Session:
             if tracker:
                 memory = tracker.snapshot("After training")
                 self.directory.save_profile(training.profiler.rows(), memory)
-            run.final, run.asked, run.sample = save_ending(training, self.directory)
+            run.final, run.asked, run.sample = save_ending(
+                training, self.directory, self._note_model
+            )
         except FloatingPointError as error:
             self._log(FailureRecord(run.training.progress.step, str(error)))
             raise
@@ -163,6 +166,14 @@ class Session:
                 self._log(record)
                 yield record
         self.directory.problems.clear()
+
+    def _note_model(self, digest: str) -> None:
+        """Saves the digest of the model that is about to be written, beside that of the last one.
+
+        A process that is killed in between leaves one of the two.
+        """
+        known = self.run.config.sha256
+        self.run.save_config(sha256={**known, MODEL: [*known.get(MODEL, ())[-1:], digest]})
 
     def _keep(self, record: Record) -> None:
         if isinstance(record, SampleRecord):
@@ -216,16 +227,19 @@ def lengthen(run: SavedRun, steps: int | None, epochs: int | None) -> None:
 
 
 def save_ending(
-    training: Training, directory: RunDirectory
+    training: Training,
+    directory: RunDirectory,
+    note_model: Callable[[str], object] | None = None,
 ) -> tuple[Evaluation | None, AnswersRecord | None, str | None]:
     """Saves the model, and of a run that has ended its final evaluation, its answers and a sample.
 
-    -> these three. None of them if the run has not ended, or was stopped during the evaluation.
+    `note_model` gets the digest of the model before it is there. -> these three. None of them if
+    the run has not ended, or was stopped during the evaluation.
     """
     step, final, asked = training.progress.step, None, None
     has_ended = training.progress.ended or step >= training.config.steps
     if step or has_ended:
-        directory.save_model(training.model, training.tokenizer, step)
+        directory.save_model(training.model, training.tokenizer, step, note_model)
     if has_ended:
         with StepClock(training.progress).apart("final evaluation"):
             if training.group.size > 1:

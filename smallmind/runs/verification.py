@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +12,8 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.files import safetensors
 from smallmind.files.checkpoint_names import NAME
+from smallmind.runs.directory import fault_of
+from smallmind.runs.files import MODEL, PUBLISHED, TOKENIZER
 from smallmind.settings.config import TrainingConfig
 from smallmind.training.checkpoint import load, verify
 from smallmind.training.progress import OnRecord
@@ -29,13 +31,19 @@ class Verdict:
 
 
 def verify_run(
-    directory: Path, training: Training | None, config: TrainingConfig, on_record: OnRecord | None
+    directory: Path,
+    files: Mapping[str, Sequence[str]],
+    training: Training | None,
+    config: TrainingConfig,
+    on_record: OnRecord | None,
 ) -> list[Verdict]:
     """A Verdict on every checkpoint of a run, newest first, then on each pair of neighbours.
 
+    Before them, one on each of `files`, which must have one of these SHA-256.
+
     With a training, which must be the run's own like config, the run is retrained from each sound
     checkpoint to the next one and must reproduce its hashes. `on_record` gets each Verdict at once,
-    and the records of these steps. InputError if there is no checkpoint.
+    and the records of these steps. InputError if there is nothing to check but the tokenizer.
     """
     verdicts, sound = [], []
 
@@ -45,15 +53,28 @@ def verify_run(
         if on_record:
             on_record(finding)
 
+    for name, digests in files.items():
+        found(Verdict(name, _fault_of(directory / name, digests)))
     for path, fault in verify(directory):
         found(Verdict(path.name, fault))
         if not fault:
             sound.append(path)
     for finding in _retrain(training, config, sound) if training else ():
         found(finding)
-    if not verdicts:
+    if {verdict.name for verdict in verdicts} <= {TOKENIZER, PUBLISHED}:
         raise InputError(f"{directory} holds no checkpoint yet; resume the run first")
     return verdicts
+
+
+def _fault_of(path: Path, digests: Sequence[str]) -> str | None:
+    """Like `fault_of`, but reads all of a model, whose digest is a part of it."""
+    fault = fault_of(path, digests)
+    if not fault and path.name == MODEL:
+        try:
+            safetensors.open_tensors(path)
+        except InputError as error:
+            return str(error)
+    return fault
 
 
 def fingerprint(state: RunState) -> dict[str, str]:
