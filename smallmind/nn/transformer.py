@@ -55,6 +55,7 @@ OWN: dict[str, Any] = {
     **{"freeze": None, "adapter": None},
 }
 
+COPIED = ("tokenizer_digest", "base", "passes", "micro_batch_size")  # attributes of a model's copy
 # Called with the arguments of cross_entropy, preceded by the part of the batch that they belong to:
 # Where weights are zero, the head computes only some rows: one of ROW_COUNTS numbers of them, if
 # that is at most MOST_ROWS of all.
@@ -254,6 +255,34 @@ class TransformerModel(Tabular):
         self.forget_recorded()
         self.products = "numba"
         self.use_precision(precision or Precision.FLOAT32)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what copies and pickles are made of: arrays and settings, no memory of passes."""
+        flat = self.flat
+        return {
+            "arguments": {
+                **{"config": self.config, "seed": self.seed, "dtype": self.workspace.dtype},
+                **{"freeze": self.frozen, "adapter": self.adapter, "precision": self.precision},
+                "trains": bool(flat.trained),
+            },
+            "backend": self.backend,
+            "values": {spec.name: np.array(flat.own(spec.name)) for spec in flat.specs},
+            "gradient": flat.grad.copy(),
+            "plan": self.recompute_plan,
+            "products": self.products,
+            "others": {name: getattr(self, name) for name in COPIED},
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._build(backend=open_backend(state["backend"]), **state["arguments"])
+        for name, values in state["values"].items():
+            self.flat.own(name).view(np.ndarray)[...] = values
+        self.flat.grad[:] = state["gradient"]
+        self.flat.refresh()
+        self.use_recompute(state["plan"])
+        self.use_products(state["products"])
+        for name, value in state["others"].items():
+            setattr(self, name, value)
 
     def table(self) -> Table:
         """Its layers, the shapes of their matrices and their numbers of parameters."""

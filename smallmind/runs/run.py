@@ -257,8 +257,14 @@ class Run(SavedRun):
         if not (digests_only or self.config.imported):
             self.change(threads=None)  # the run may come from another machine
             training = fresh_training(self)
-        files = self.config.sha256
-        return verify_run(self.path, files, training, self.settings.training, on_record)
+        return verify_run(
+            self.path,
+            self.config.sha256,
+            training,
+            self.settings.training,
+            on_record,
+            is_imported=bool(self.config.imported),
+        )
 
     def discard_untrained(self) -> None:
         """Removes the files of a new run that nobody has trained yet, and its directory.

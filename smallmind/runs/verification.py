@@ -13,7 +13,7 @@ from smallmind.checks import InputError
 from smallmind.files import safetensors
 from smallmind.files.checkpoint_names import NAME
 from smallmind.runs.directory import fault_of
-from smallmind.runs.files import MODEL, PUBLISHED, TOKENIZER
+from smallmind.runs.files import MODEL
 from smallmind.settings.config import TrainingConfig
 from smallmind.training.checkpoint import load, verify
 from smallmind.training.progress import OnRecord
@@ -36,6 +36,7 @@ def verify_run(
     training: Training | None,
     config: TrainingConfig,
     on_record: OnRecord | None,
+    is_imported: bool = False,
 ) -> list[Verdict]:
     """A Verdict on every checkpoint of a run, newest first, then on each pair of neighbours.
 
@@ -43,7 +44,8 @@ def verify_run(
 
     With a training, which must be the run's own like config, the run is retrained from each sound
     checkpoint to the next one and must reproduce its hashes. `on_record` gets each Verdict at once,
-    and the records of these steps. InputError if there is nothing to check but the tokenizer.
+    and the records of these steps. InputError if there is no checkpoint, unless the
+    run was imported.
     """
     verdicts, sound = [], []
 
@@ -61,7 +63,7 @@ def verify_run(
             sound.append(path)
     for finding in _retrain(training, config, sound) if training else ():
         found(finding)
-    if {verdict.name for verdict in verdicts} <= {TOKENIZER, PUBLISHED}:
+    if len(verdicts) == len(files) and not is_imported:
         raise InputError(f"{directory} holds no checkpoint yet; resume the run first")
     return verdicts
 

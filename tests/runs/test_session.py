@@ -275,7 +275,7 @@ def test_a_run_is_evaluated_tabulated_and_verified(finished):
     assert all(verdict.fault is None for verdict in verdicts)
     pairs = [f"retrained from step {a} to {b}" for a, b in itertools.pairwise(STEPS)]
     assert [verdict.name for verdict in verdicts[-len(pairs) :]] == pairs
-    assert len(run.verify(digests_only=True)) == len(STEPS) + 1
+    assert len(run.verify(digests_only=True)) == len(STEPS) + 3
 
 
 def test_an_old_config_is_opened_and_a_newer_one_is_refused(finished, tmp_path):
