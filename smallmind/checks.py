@@ -241,9 +241,15 @@ def check_all(config: Any) -> None:
 
 
 def nearest(word: str, known: Collection[str], cutoff: float = 0.0) -> str | None:
-    """The most similar of the known words; None if the similarity of all is below cutoff."""
+    """The most similar of the known words; None if the similarity of all is below cutoff.
+
+    One whose initials the word is comes first: lr means learning_rate.
+    """
     import difflib  # takes milliseconds to import
 
+    for one in known:
+        if len(word) > 1 and word == "".join(part[:1] for part in one.split("_")):
+            return one
     return next(iter(difflib.get_close_matches(word[:SHOWN], known, n=1, cutoff=cutoff)), None)
 
 

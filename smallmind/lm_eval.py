@@ -6,6 +6,7 @@ takes all arguments of `lm_eval`. Its versions after 0.4.13 find the model by th
 `lm_eval run --model smallmind ...` does the same with them.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -138,4 +139,7 @@ def _config(said: Mapping[str, Any], most: int) -> GenerationConfig:
 if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except InputError as error:
+        sys.exit(f"smallmind: {error}")

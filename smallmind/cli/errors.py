@@ -1,7 +1,16 @@
 """Errors that end a command: what is printed of them, and its exit status."""
 
+import errno
+
 from smallmind.checks import InputError
 
+# What to do about errors of the system that do not say it themselves.
+ADVICE = {
+    errno.ENOSPC: "make room, or write to another disk",
+    errno.EDQUOT: "make room, or write to another disk",
+    errno.EFBIG: "the disk or `ulimit -f` allows no larger file; write to another disk",
+    errno.EROFS: "write to another disk",
+}
 # Anything else is a bug, and shown with its traceback.
 EXPECTED = (InputError, FloatingPointError, OSError, MemoryError, KeyboardInterrupt)
 
@@ -22,4 +31,14 @@ def message_of(error: BaseException) -> str:
         return " ".join(str(error).split("\n"))
     if isinstance(error, MemoryError):
         return f"not enough memory: {error}"
+    if isinstance(error, OSError) and error.strerror:
+        # Without its number, which Python writes first.
+        advice = ADVICE.get(error.errno or 0)
+        place = [] if error.filename is None else [str(error.filename)]
+        said = (
+            error.strerror
+            if advice is None or ";" in error.strerror
+            else (f"{error.strerror}; {advice}")
+        )
+        return " ".join(": ".join([*place, said]).split("\n"))
     return "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE.html",
-        help="file to write, for any browser; default: NAME.html in the working directory",
+        help="file to write, for any browser; default: NAME-report.html in the working directory",
     )
     parser.epilog = (
         "The page is one file that needs no network: send it, print it or keep it. The run may "
@@ -30,14 +30,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Writes the page. Only reads the run, which may still be training."""
+    from smallmind.exchange.html import is_page
+
     options.run_names += [options.run_flag] if options.run_flag else []
     directories = runs_of(options)
     # The folder of a sweep names the page, not its first run.
     named = find_run(options.run_names[0]) if options.run_names else directories[0]
-    out = options.out or Path(f"{named.resolve().name}.html")
+    out = options.out or Path(f"{named.resolve().name}-report.html")
     if out.suffix not in (".html", ".htm"):
         raise InputError(f"--out: {out} must end in .html")
     check_writable("--out", out)
+    if is_page(out):
+        raise InputError(f"--out: {out} is a page with a model inside; choose another name")
     from smallmind.views.report import report
     from smallmind.views.report_of_runs import report_of_runs
 

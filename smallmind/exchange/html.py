@@ -49,7 +49,7 @@ class HTML(Format):
             raise InputError(f"{path} must end in {SUFFIXES[0]}")
         if path.is_dir():
             raise InputError(f"{path} is a directory; name a file")
-        if os.path.lexists(path) and not _is_ours(path):
+        if os.path.lexists(path) and not is_page(path):
             raise InputError(f"{path} exists and is not such a page; choose another name")
 
     def write(self, path: Path, exported: Exported, type: str) -> None:
@@ -181,7 +181,8 @@ def _base64(tensors: Iterator[np.ndarray]) -> Iterator[bytes]:
     yield base64.b64encode(waiting)
 
 
-def _is_ours(path: Path) -> bool:
+def is_page(path: Path) -> bool:
+    """True if a file is a page with a model inside."""
     try:
         with durable.open_regular(path) as file:
             return MARK in file.read(HEAD)

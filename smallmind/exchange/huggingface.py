@@ -264,7 +264,7 @@ def _are_equal(one: Stored, other: Stored) -> bool:
         pieces = [np.empty(shape, one.dtype) for _ in range(2)]
         for piece, stored in zip(pieces, (one, other), strict=True):
             stored.read(first, piece)
-        if not np.array_equal(*(piece.view(np.uint8) for piece in pieces)):
+        if not np.array_equal(pieces[0].view(np.uint8), pieces[1].view(np.uint8)):
             return False
     return True
 

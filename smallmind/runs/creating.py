@@ -5,7 +5,7 @@ A text is read and encoded first, as some settings follow from it.
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,13 +39,20 @@ from smallmind.runs.source import (
 from smallmind.runs.threads import choose_threads
 from smallmind.runs.trials import History
 from smallmind.settings.config import OF_BLOCKS, ModelConfig, Precision, RunConfig, TrainingConfig
-from smallmind.settings.presets import DEFAULT_RECIPE, RECIPES
+from smallmind.settings.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import ALTERNATIVES, FIELDS, Choices, flag_of
 from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.samplers import count_steps
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.training import Training
+
+# Names of several settings, by what sets them.
+SETS: Mapping[str, Mapping[str, Any]] = {
+    "size": SIZES,
+    "arch": ARCHITECTURES,
+    "preset": PRESETS,
+}
 
 
 class Prepared(NamedTuple):
@@ -69,10 +76,17 @@ def choices_of(settings: Settings | None, recipe: str | None, fields: dict[str, 
     """The choices of a program. Arguments and errors as `Run.create`."""
     check_type("settings", settings, Settings, None)
     check_type("recipe", recipe, str, None)
-    if settings and recipe:
-        raise InputError(f"recipe={recipe!r} would change nothing: settings has every setting")
+    names = {name: fields.pop(name) for name in SETS if fields.get(name) is not None}
+    for name, value in (names | ({"recipe": recipe} if recipe else {})).items():
+        if settings:
+            raise InputError(f"{name}={value!r} would change nothing: settings has every setting")
     if settings:
         return Choices(settings.replace(**fields).fields, recipe=None)
+    for name, value in names.items():
+        if check_type(name, value, str) not in SETS[name]:
+            raise InputError(f"{name}={value!r} must be one of {', '.join(SETS[name])}")
+    if names:
+        return Choices.of(flags=fields, recipe=recipe, **names)
     return Choices(fields, recipe or DEFAULT_RECIPE, is_default=recipe is None)
 
 
@@ -351,7 +365,8 @@ def import_model(
     check_type("out", out, str, PathLike, None)
     if not source.exists():
         raise InputError(
-            f"{source} does not exist; give a directory of transformers or a GGUF file"
+            f"{source} does not exist; give a directory of transformers or a GGUF file. To fetch a "
+            f"published model: pip install huggingface_hub, then {_fetching(source)}"
         )
     if find_peft(source):
         return _import_adapter(source, out, base)
@@ -377,6 +392,14 @@ def import_model(
     directory, config = _write(path, config, tokenizer, model=model, copied=copied)
     directory.unlock()
     return directory, config
+
+
+def _fetching(source: Path) -> str:
+    """The commands that fetch and import a published model, which a person may have named."""
+    is_name = not source.is_absolute() and len(source.parts) == 2 and not source.suffix
+    name = source.as_posix() if is_name else "OWNER/NAME"
+    place = name.partition("/")[2]
+    return f"hf download {name} --local-dir {place} and smallmind import {place}"
 
 
 def _import_adapter(

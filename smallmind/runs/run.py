@@ -62,7 +62,8 @@ class Run(SavedRun):
         """A new run, whose directory `out` then holds its resolved settings.
 
         `fields` override `settings`, or without them those of a recipe, by default that of the
-        command line, as in `Run.create(text="book.txt", n_layer=2, steps=500)`.
+        command line, as in `Run.create(text="book.txt", n_layer=2, steps=500)`. `size`, `arch` and
+        `preset` name several fields at once, as there; fields override them.
         `text` is a path or several, of files, folders or patterns, or the text itself (a string
         with a line break or of more than 1000 characters), which is written to text.txt in the
         directory; without it the model learns from built-in stories. `out` is by default

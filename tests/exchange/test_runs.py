@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +11,10 @@ import pytest
 
 import smallmind
 from smallmind import InputError, Run, Tokenizer
+from smallmind.files import durable
+from tests.exchange.full import Full
 from tests.exchange.models import TEXT, model_of, tokenizer_of
-from tests.programs import edited, refuses
+from tests.programs import edited, finished, refuses
 from tests.runs.small import FIELDS
 from tests.text import published
 
@@ -233,3 +237,32 @@ def test_a_directory_in_use_is_not_imported_to(root):
         refuses("already holds a run", Run.import_model, root / "hf", root / out)
         assert contents(root / out) == before
     assert Run.open(root / "run").is_finished
+
+
+def test_a_published_model_that_is_not_there_says_how_it_is_fetched(tmp_path, cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, (owner, short) in (("A/b-1B", ("A", "b-1B")), ("b-1B", ("OWNER", "NAME"))):
+        fetch = f"hf download {owner}/{short} --local-dir {short} and smallmind import {short}"
+        cli.refuses(f"pip install huggingface_hub, then {fetch}", "import", name)
+
+
+def test_an_export_to_a_full_disk_says_what_to_do(root, tmp_path, cli, monkeypatch):
+    for to, place in (("hf", "out"), ("gguf", "a.gguf"), ("html", "a.html")):
+        monkeypatch.setattr(durable, "files", Full(3000))
+        error = cli("export", root / "run", "--to", to, tmp_path / place, ends=1).err
+        assert error.startswith(f"smallmind: {tmp_path / place}") and error.count("\n") == 1
+        assert "No space left on device; make room, or write to another disk" in error
+        assert "Errno" not in error and not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="the system has no such limit")
+def test_an_export_beyond_the_limit_of_files_says_so(root, tmp_path):
+    program = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    program += "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)); "
+    program += "import sys; from smallmind.cli import main; sys.exit(main())"
+    out = tmp_path / "a.gguf"
+    words = [sys.executable, "-c", program, "export", str(root / "run"), "--to", "gguf", str(out)]
+    result = finished(words, PYTHONDONTWRITEBYTECODE="1")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"smallmind: {out}: File too large; the disk or `ulimit -f`")
+    assert not list(tmp_path.iterdir())

@@ -177,8 +177,8 @@ def test_a_directory_that_is_no_run_is_refused(copy, broken):
 def test_the_command_writes_the_page_and_leaves_the_run_alone(copy, tmp_path, monkeypatch, cli):
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
     monkeypatch.chdir(tmp_path)
-    assert "to copy.html" in cli("report", copy).out
-    assert (tmp_path / "copy.html").read_text(encoding="utf-8") == report(copy)
+    assert "to copy-report.html" in cli("report", copy).out
+    assert (tmp_path / "copy-report.html").read_text(encoding="utf-8") == report(copy)
     cli("report", copy, "--out other.txt", ends=2)
     cli("report", copy, "--out missing/page.html", ends=2)
     assert before == {path: path.stat().st_mtime_ns for path in copy.rglob("*")}

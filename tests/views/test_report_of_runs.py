@@ -90,4 +90,4 @@ def test_the_command_takes_several_runs(runs, tmp_path, monkeypatch, cli):
     page = (tmp_path / "both.html").read_text(encoding="utf-8")
     assert page == report_of_runs(runs[:2])
     cli("report --run", [runs[0]])
-    assert (tmp_path / "rate 0.001 seed 0.html").exists()
+    assert (tmp_path / "rate 0.001 seed 0-report.html").exists()
