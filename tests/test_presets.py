@@ -11,13 +11,14 @@ import pytest
 
 from smallmind import InputError, ModelConfig, Run, RunConfig, TrainingConfig
 from smallmind.nn.network import declare_parameters
+from smallmind.runs import creating
 from smallmind.settings.config import SCHEDULES
 from smallmind.settings.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES
-from smallmind.settings.settings import SECTIONS
+from smallmind.settings.settings import SECTIONS, Settings
 from smallmind.settings.sources import FIELDS, Choices, read_settings
 from smallmind.text.stories import built_in_text
 from smallmind.training.memory_estimate import estimate
-from tests.programs import edited, refusal, refuses
+from tests.programs import CATS, edited, refusal, refuses
 
 PAGE = Path(__file__).parents[1] / "smallmind/guide/features.md"
 
@@ -375,3 +376,14 @@ def test_a_run_of_an_earlier_version_can_be_trained_again(tmp_path):
 def test_a_name_that_would_change_nothing_is_refused(tmp_path, source):
     (kind, name), *_ = source.items()
     refuses(f"--{kind} {name} would change nothing", resolve, file=saved_run(tmp_path), **source)
+
+
+def test_a_program_names_sizes_as_the_command_line_does(tmp_path):
+    names = {"size": "nano", "arch": "llama"}
+    by_flags = Choices.of(flags={"steps": 3, "n_head": 4}, **names).settings()
+    found = creating.choices_of(None, None, {"steps": 3, "n_head": 4, **names}).settings()
+    assert found == by_flags and found.model.n_embd == SIZES["nano"]["n_embd"]
+    run = Run.create(text=CATS, out=tmp_path / "run", block_size=16, steps=1, **names)
+    assert (run.settings.model.n_layer, run.settings.model.norm) == (2, "rmsnorm")
+    refuses("size='huge' must be one of nano, tiny", Run.create, text=CATS, size="huge")
+    refuses("size='nano' would change nothing", Run.create, settings=Settings(), size="nano")

@@ -172,6 +172,9 @@ def test_an_error_names_the_offender(call, message):
         (lambda: Distillation(MODEL, alfa=1), "alfa' of Distillation.*alpha"),
         (lambda: smallmind.load("none", checkpont=1), "checkpont' of load.*checkpoint"),
         (lambda: smallmind.gradient_check(MODEL, direction=1), "gradient_check.*directions"),
+        (lambda: AdamW(MODEL, lr=1e-3), "lr' of AdamW; did you mean learning_rate"),
+        (lambda: AdamW(MODEL, wd=0.1), "wd' of AdamW; did you mean weight_decay"),
+        (lambda: smallmind.Muon(MODEL, lr=1e-3), "lr' of Muon; did you mean learning_rate"),
     ],
 )
 def test_an_unknown_argument_is_refused_with_the_most_similar_one(call, message):

@@ -1,6 +1,7 @@
 """Verdicts on tasks are those of transformers and of lm_eval on the exported model."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import pytest
 import smallmind
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.tasks.likelihood import Scorer
+from tests.programs import finished
+from tests.runs import small
 from tests.tasks.small import trained
 
 torch = pytest.importorskip("torch")
@@ -156,3 +159,19 @@ def test_lm_eval_finds_what_it_finds_with_its_own_model_of_the_export(
         for mine, other in zip(our_responses[task], their_responses[task], strict=True):
             assert [greedy for _, greedy in mine] == [greedy for _, greedy in other]
             assert [x for x, _ in mine] == pytest.approx([x for x, _ in other], abs=NEAR * 10)
+
+
+@pytest.mark.filterwarnings("default")
+def test_lm_eval_ends_in_one_line_at_a_character_that_the_model_does_not_know(tasks, tmp_path):
+    small.create(tmp_path / "run").train()
+    pytest.importorskip("lm_eval")
+    rows = [{"good": "the cat", "bad": "the mat \u4e2d"}]
+    (tasks / "sm_pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [sys.executable, "-P", "-m", "smallmind.lm_eval", "run", "--model", "smallmind"]
+    words += ["--model_args", f"path={tmp_path / 'run'}", "--tasks", "sm_pairs"]
+    home = {"HF_HOME": str(tmp_path / "home"), "HF_DATASETS_OFFLINE": "1"}
+    result = finished([*words, "--include_path", str(tasks)], cwd=tmp_path, **home)
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("smallmind: the model has never seen the character '\u4e2d'")
+    assert "--tokenizer bpe or byte" in last

@@ -179,6 +179,11 @@ def test_the_command_writes_the_page_and_leaves_the_run_alone(copy, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     assert "to copy-report.html" in cli("report", copy).out
     assert (tmp_path / "copy-report.html").read_text(encoding="utf-8") == report(copy)
+    cli("export", copy, "--to html copy.html")
+    cli("report", copy)
+    content = (tmp_path / "copy.html").read_bytes()
+    cli.refuses("copy.html is a page with a model inside", "report", copy, "--out copy.html")
+    assert (tmp_path / "copy.html").read_bytes() == content
     cli("report", copy, "--out other.txt", ends=2)
     cli("report", copy, "--out missing/page.html", ends=2)
     assert before == {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
