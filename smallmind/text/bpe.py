@@ -271,6 +271,8 @@ def encode_each(
 
     InputError as for `encode_chunks`.
     """
+    if not texts:
+        return []
     pieces = [special.normalize(text) for text in texts]
     data = [encoded(piece, 0, len(piece)) for piece in pieces]
     stops = np.cumsum([len(piece) for piece in data], dtype=np.int64)

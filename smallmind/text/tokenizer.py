@@ -147,7 +147,8 @@ class Tokenizer:
                     for i in np.flatnonzero(is_first).tolist()
                     if tuple(ids[i : i + len(first)].tolist()) != first
                 ]
-                ids = np.insert(ids, np.repeat(places, len(first)), first * len(places))
+                repeated = np.repeat(np.array(places, np.int64), len(first))
+                ids = np.insert(ids, repeated, first * len(places))
             yield ids
 
     def encode_documents(self, text: str) -> np.ndarray:
