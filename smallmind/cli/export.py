@@ -40,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.exchange.architectures import architecture_of
     from smallmind.exchange.format import Foreign, check_export, export, export_adapter
     from smallmind.exchange.peft import PeftDirectory
+    from smallmind.exchange.published import as_learned
     from smallmind.runs.loading import find
     from smallmind.runs.run import Run
     from smallmind.runs.summary import history_of
@@ -57,8 +58,11 @@ def run(options: argparse.Namespace) -> int:
             config = adapter.config
         else:
             is_run = trained.is_dir() and not isinstance(found.source, Foreign | PeftDirectory)
-            history = history_of(Run.open(trained), found.name) if is_run else {}
+            run = Run.open(trained) if is_run else None
+            history = history_of(run, found.name) if run else {}
             model, tokenizer = found.load("numpy")
+            if run and run.settings.run.chat:
+                tokenizer = as_learned(tokenizer)
             name = trained.resolve().name if trained.is_dir() else trained.stem
             export(model, tokenizer, path, to, options.type, name, history)
             config = model.config

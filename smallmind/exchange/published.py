@@ -14,6 +14,8 @@ import numpy as np
 
 from smallmind.checks import InputError, from_json, shown_value
 from smallmind.files import durable
+from smallmind.text.chat import USER, Turn
+from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.text.tokenizer_json import added_around
 
@@ -228,6 +230,23 @@ def beginning_of(tokenizer: Tokenizer) -> int | None:
     said = [_content(file.get(f"{name}_token")) for name in ADDED for file in files]
     known = [tokenizer.special[content] for content in said if content in tokenizer.special]
     return known[0] if known else tokenizer.end_of_text
+
+
+def as_learned(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer of a model that has learned conversations, as its exports describe it.
+
+    If its template does not write the tokens that begin texts, its conversations had none: other
+    programs must not add them to what the template writes.
+    """
+    template = format_of(tokenizer)
+    if not (template and tokenizer.beginning):
+        return tokenizer
+    asked = template.prompt(tokenizer, [Turn(USER, "?")])
+    if len(tokenizer.begun(asked)) == len(asked):
+        return tokenizer
+    files = {name: dict(part) for name, part in tokenizer.published.items() if name != TOKENIZER}
+    files.setdefault(TOKENIZER_CONFIG, {})["add_bos_token"] = False
+    return tokenizer.with_published(files)
 
 
 def _adds(name: str) -> str:

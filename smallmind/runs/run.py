@@ -11,6 +11,7 @@ from typing import Any
 from smallmind import parts
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.exchange.format import check_export, export, export_adapter
+from smallmind.exchange.published import as_learned
 from smallmind.runs import creating, loading, summary
 from smallmind.runs.files import CONFIG, RUNS, Text
 from smallmind.runs.pace import Pace
@@ -234,6 +235,8 @@ class Run(SavedRun):
         if to in parts.ADAPTER_FORMATS:
             return export_adapter(found.adapter(), path, to)
         model, tokenizer = found.load("numpy")
+        if self.settings.run.chat:
+            tokenizer = as_learned(tokenizer)
         history = summary.history_of(self, found.name)
         export(model, tokenizer, path, to, type, self.path.resolve().name, history)
 

@@ -16,7 +16,7 @@ from smallmind.tasks.likelihood import Scorer
 from smallmind.text.chat import TEXT as DOCUMENT
 from smallmind.text.chat import Turn
 from smallmind.text.dataset import Dataset
-from smallmind.text.templates import fit_template
+from smallmind.text.templates import fit_template, format_of
 from smallmind.training.preferences import encode_pairs
 from tests.exchange.models import model_of
 from tests.programs import edited, refuses
@@ -309,3 +309,32 @@ def test_a_tokenizer_of_its_own_file_begins_the_texts_of_a_new_model(tmp_path, b
     saved = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert (saved["bos_token"], saved["add_bos_token"]) == (BEGIN, True)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["bos_token_id"] == begin
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("template", ["chatml", "llama3"])
+def test_an_export_says_that_conversations_did_not_begin_so(tmp_path, begins, cli, template):
+    """The template of Llama 3 writes its beginning itself, ChatML has none."""
+    pytest.importorskip("xllamacpp")
+    from tests.exchange.test_llama_cpp import served
+
+    pair = {"question": "the cat?", "answer": "the mat"}
+    (tmp_path / "chats.jsonl").write_text((json.dumps(pair) + "\n") * 8)
+    run = Run.create(
+        text=tmp_path / "chats.jsonl",
+        init_from=str(begins),
+        out=tmp_path / "run",
+        chat_template=template,
+        **TRAINING,
+    )
+    run.train()
+    ours = run.load()[1]
+    ids = format_of(ours).prompt(ours, [Turn("user", "the cat?")]).tolist()
+    assert ids.count(ours.beginning[0]) == (template == "llama3")
+    run.export(tmp_path / "a.gguf", "gguf")
+    cli("export", run.path, "--to gguf", tmp_path / "b.gguf")
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+    with served(tmp_path / "a.gguf") as ask:
+        messages = [{"role": "user", "content": "the cat?"}]
+        answer = ask("v1/chat/completions", messages=messages, max_tokens=1, temperature=0)
+    assert answer["usage"]["prompt_tokens"] == len(ids)
