@@ -4,7 +4,7 @@ import errno
 
 from smallmind.checks import InputError
 
-# What to do about errors of the system that do not say it themselves.
+# Number of an error of the system -> what to do about it.
 ADVICE = {
     errno.ENOSPC: "make room, or write to another disk",
     errno.EDQUOT: "make room, or write to another disk",

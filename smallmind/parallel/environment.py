@@ -1,4 +1,4 @@
-"""What processes tell each other: how many ranks there are, and where their modules are.
+"""Reads how many ranks there are, and starts Python with the packages of this process.
 
 Needs neither MPI nor NumPy.
 """

@@ -226,7 +226,7 @@ def test_a_run_of_an_earlier_version_resumes_without(tmp_path, begins, tokenizer
     every = np.concatenate([old.data.train, old.data.held_out])
     assert every.tolist() == tokenizer.encode(text).tolist()
     assert old.data.tokenizer.saved == run.data.tokenizer.saved
-    # What it writes begins as the base does.
+    # Prompts begin as those of the base do.
     assert smallmind.load(old.path, "numpy")[1].beginning == tokenizer.beginning
 
 

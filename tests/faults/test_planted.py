@@ -111,7 +111,7 @@ def test_a_process_has_the_packages_of_its_parent_and_finds_this_one(folder, mon
 
 
 def test_no_process_looks_for_modules_in_the_working_directory():
-    """Those of `smallmind bench` start in the folder of the package, whatever the person's is."""
+    """`smallmind bench` starts its own in the folder of the package, whatever the person's is."""
     found = set()
     for path in PACKAGE.rglob("*.py"):
         for line in path.read_text(encoding="utf-8").splitlines():

@@ -37,7 +37,7 @@ def test_a_copy_computes_the_same_and_is_its_own(copied, backend):
     found = copied(model)
     assert_alike(found, model)
     np.testing.assert_array_equal(found.flat.grad, model.flat.grad)
-    # The same dropout in the next pass.
+    # Both drop the same in the next pass.
     losses = [each.loss_and_gradients(IDS, IDS) for each in (model, found)]
     assert losses[0] == losses[1]
     np.testing.assert_array_equal(found.flat.grad, model.flat.grad)
