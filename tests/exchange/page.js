@@ -21,6 +21,7 @@ const { program } = globalThis.smallmindClient;
 
 const CALLS = {
   encode: (text, special) => program.tokenizer.encode(text, special),
+  begun: (text) => program.prompt(text),
   decode: (ids) => program.tokenizer.decode(ids),
   pieces(ids) {
     const stream = program.tokenizer.stream();
@@ -41,7 +42,7 @@ const CALLS = {
   },
   prompt: (messages) => program.template.prompt(program.tokenizer, messages),
   async write(prompt, settings) {
-    const ids = typeof prompt === "string" ? program.tokenizer.encode(prompt) : prompt;
+    const ids = typeof prompt === "string" ? program.prompt(prompt) : prompt;
     const events = [];
     for await (const event of program.write(ids, settings)) events.push(event);
     return {

@@ -19,6 +19,7 @@ from smallmind.text.dataset import Dataset
 from smallmind.text.templates import fit_template, format_of
 from smallmind.training.preferences import encode_pairs
 from tests.exchange.models import model_of
+from tests.exchange.test_html import asked, needs_node, page_of
 from tests.programs import edited, refuses
 from tests.text import published
 
@@ -338,3 +339,16 @@ def test_an_export_says_that_conversations_did_not_begin_so(tmp_path, begins, cl
         messages = [{"role": "user", "content": "the cat?"}]
         answer = ask("v1/chat/completions", messages=messages, max_tokens=1, temperature=0)
     assert answer["usage"]["prompt_tokens"] == len(ids)
+
+
+@needs_node
+def test_a_page_begins_prompts_too(tmp_path, begins, tokenizer):
+    model = smallmind.load(begins, "numpy")[0]
+    page = page_of(tmp_path, model, tokenizer)
+    texts = PROMPT, BEGIN + PROMPT, ""
+    found = asked(page, *(["begun", text] for text in texts))
+    assert found == [tokenizer.prompt(text).tolist() for text in texts]
+    settings = {"max_tokens": 6, "temperature": 0}
+    (written,) = asked(page, ["write", PROMPT, settings])
+    ours = smallmind.generate(model, tokenizer, PROMPT, **settings)
+    assert PROMPT + written["text"] == ours
