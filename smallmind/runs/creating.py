@@ -143,6 +143,8 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
             f"lora_rank={settings.training.lora_rank} adapts a model: name it with --init-from"
         )
     initial = Initial.read(run)
+    choices = _as_trained(choices, initial)
+    settings = choices.settings()
     encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
     source = read_source(text, run, encoding, cache)
     tokenizer = fit_tokenizer(run, source, encoding, initial)
@@ -202,9 +204,19 @@ def outline(choices: Choices, characters: int) -> Settings:
     choices.settings()  # before anything computes
     choices = _with_tokens(choices, characters)
     choices = budget.fit(choices, budget.tokens_of(choices.fields, characters))
-    settings = choices.settings()
-    initial = Initial.read(settings.run)
+    initial = Initial.read(choices.settings().run)
+    settings = _as_trained(choices, initial).settings()
     return with_initial(settings, initial) if initial else settings
+
+
+def _as_trained(choices: Choices, initial: Initial | None) -> Choices:
+    """The choices with the dropout that a model was trained with, if nothing else was said.
+
+    A model that has never seen any predicts far worse with it.
+    """
+    if initial is None or "dropout" in choices.given:
+        return choices
+    return choices.having(dropout=initial.config.dropout)
 
 
 def _with_tokens(choices: Choices, characters: int | None) -> Choices:

@@ -166,6 +166,28 @@ def test_a_model_of_a_text_is_trained_on_conversations(arch, file, tmp_path):
     assert run.settings.training.learning_rate < base.settings.training.learning_rate
 
 
+@pytest.mark.parametrize("trained", [0.0, 0.3])
+@pytest.mark.parametrize("adapter", [{}, {"lora_rank": 2}])
+def test_what_a_model_was_trained_with_is_kept_unless_a_person_says_otherwise(
+    trained, adapter, file, tmp_path
+):
+    """With dropout that a model has never seen, its loss in training is not that of the model."""
+    base = {name: FIELDS[name] for name in ("block_size", "n_embd", "n_layer", "n_head")}
+    base |= {"tokenizer": "byte", "epochs": 1, "dropout": trained}
+    Run.create(text=file, out=tmp_path / "base", **base).train()
+    fields = {"init_from": str(tmp_path / "base"), **adapter}
+    texts = {"chats": file, "text": CATS}
+    for name, given in texts.items():
+        run = Run.create(text=given, out=tmp_path / name, **fields)
+        assert run.settings.model.dropout == run.training.model.config.dropout == trained
+        said = Run.create(text=given, out=tmp_path / f"{name} said", dropout=0.2, **fields)
+        assert said.settings.model.dropout == 0.2
+    if adapter:
+        own = Run.create(text=file, out=tmp_path / "own", lora_dropout=0.25, **fields)
+        assert own.training.model.adapter.dropout == 0.25
+        assert own.settings.model.dropout == trained
+
+
 def create_from(base, file, out):
     fields = {
         name: value
