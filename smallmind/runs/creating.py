@@ -23,7 +23,12 @@ from smallmind.parallel import environment
 from smallmind.parallel.environment import launched
 from smallmind.runs import budget
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer
-from smallmind.runs.chat_recipe import evaluated_often, for_built_in, for_conversations
+from smallmind.runs.chat_recipe import (
+    chooses_evaluations,
+    evaluated_often,
+    for_built_in,
+    for_conversations,
+)
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import RUNS, TEXT, Text, default_directory, is_literal, paths_of
 from smallmind.runs.loading import find
@@ -56,6 +61,7 @@ class Prepared(NamedTuple):
     tokenizer: Tokenizer
     data: Dataset
     initial: Initial | None
+    limits_evaluations: bool = False  # to a share of the time of the run
 
     def training(self) -> Training:
         """Builds the training, to look at it: no teacher cache is written."""
@@ -97,7 +103,8 @@ def create(
         with_paths(settings, path / TEXT if literal else given, str(path)),
         source.sha256,
         initial_sha256=prepared.initial.sha256 if prepared.initial else None,
-        awaits_timing=bool(settings.run.minutes),
+        awaits_timing=bool(settings.run.minutes) or prepared.limits_evaluations,
+        limits_evaluations=prepared.limits_evaluations,
     )
     return _write(path, config, prepared.tokenizer, literal), config, prepared
 
@@ -171,9 +178,10 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     T = settings.model.block_size
     data = source.dataset(tokenizer, T, settings.run)
     settings = resolve_settings(settings, data, tokenizer)
-    if source.is_chat:
-        settings = evaluated_often(choices, settings)
-    return Prepared(settings, source, tokenizer, data, initial)
+    limits = source.is_chat and chooses_evaluations(choices)
+    if limits:
+        settings = evaluated_often(settings)
+    return Prepared(settings, source, tokenizer, data, initial, limits)
 
 
 def _fitted(choices: Choices, source: Source, tokenizer: Tokenizer, cache: Path | None) -> Choices:
