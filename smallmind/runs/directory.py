@@ -55,7 +55,7 @@ ENDING = {  # fields of the records that end a run
     if field.name != "step"
 }
 OPTIONAL = ("teacher_sha256", "initial_sha256", "imported")  # texts in config.json
-FLAGS = ("awaits_timing", "begins_texts")  # likewise
+FLAGS = ("awaits_timing", "limits_evaluations", "begins_texts")  # likewise
 PIECE = 2**20  # bytes that are read at a time
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 2,000
 SAMPLES_BEGIN = re.compile(rb"^(?=--- step \d+$)", re.MULTILINE)
@@ -70,7 +70,9 @@ class SavedConfig(NamedTuple):
     initial_sha256: str | None = None  # of the weights that the run started from, if not its own
     imported: str | None = None  # the model that was imported in place of training
     extended_after: int = 0  # the step after which the run was last made longer
-    awaits_timing: bool = False  # its steps do not follow from its minutes yet
+    # Its steps do not follow from its minutes yet, or its evaluations from the time that they take.
+    awaits_timing: bool = False
+    limits_evaluations: bool = False  # to a share of its time: nobody has chosen them
     begins_texts: bool = False  # where its tokenizer does; earlier versions never did
     # Names of files -> their SHA-256; of a model also that of the one before. None in old runs.
     sha256: Mapping[str, Sequence[str]] = MappingProxyType({})

@@ -130,7 +130,7 @@ def measure(
                 training.sample(TIMED_TOKENS)
     # The windows of the whole held-out part overlap by half: twice as many as its tokens need,
     # like the windows of both parts here.
-    whole = evaluating[0] * _batches_at_the_end(training.data) / (batches or 1)
+    whole = evaluating[0] * batches_at_the_end(training.data) / (batches or 1)
     sample = sampling[0] * sample_tokens / TIMED_TOKENS
     return Pace(
         step=step,
@@ -233,7 +233,7 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
     most = math.ceil(config.shards / size) / config.shards  # that one of them has
     learning, reading = learning / windows * most, reading / windows / size
     sample = sampling[0] * SAMPLE_TOKENS / TIMED_TOKENS
-    end = 2 * B * _batches_at_the_end(data) * reading + sample  # windows overlap by half
+    end = 2 * B * batches_at_the_end(data) * reading + sample  # windows overlap by half
     batches = config.val_batches or 1.5 * data.held_out_batches
     evaluation = 2 * B * batches * reading
     return Pace(
@@ -260,7 +260,7 @@ def _tries(
     return [times[untimed:] for times in tries]
 
 
-def _batches_at_the_end(data: Dataset) -> int:
+def batches_at_the_end(data: Dataset) -> int:
     """As many batches as have the tokens that the evaluation after training predicts."""
     tokens = data.batch_size * data.block_size
     return min(data.held_out_batches, math.ceil(MOST_HELD_OUT / tokens))

@@ -8,6 +8,7 @@ from smallmind.checks import InputError
 from smallmind.console.activity import clock
 from smallmind.memory.tracker import MemoryTracker
 from smallmind.runs import pace
+from smallmind.runs.chat_recipe import evaluated_in_time
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.files import MODEL
 from smallmind.runs.parallel import announce
@@ -16,10 +17,11 @@ from smallmind.runs.threads import use_threads
 from smallmind.signals import stopping_on_interrupt
 from smallmind.text.samplers import Epochs
 from smallmind.training.after_save import AfterSave
+from smallmind.training.answers import FEWEST_ASKED
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.clock import StepClock
 from smallmind.training.energy import EnergyMeter
-from smallmind.training.evaluation import Evaluation
+from smallmind.training.evaluation import Evaluation, evaluating_seconds
 from smallmind.training.progress import OnRecord, follow, showing_progress
 from smallmind.training.records import (
     AnswersRecord,
@@ -27,6 +29,7 @@ from smallmind.training.records import (
     FileWarningRecord,
     FinalRecord,
     Record,
+    RunProgress,
     SampleRecord,
 )
 from smallmind.training.state import RunState, reopened
@@ -43,6 +46,7 @@ class Session:
     def __init__(self, run: SavedRun) -> None:
         self.run = run
         self.directory = run.directory
+        self._asking = 0.0  # seconds for questions before the first step
         run.is_stopping = False
 
     def train(self, on_record: OnRecord | None, progress: bool | None) -> list[Record]:
@@ -60,6 +64,8 @@ class Session:
         seconds = end - clock()
         if run.group.size > 1:
             announce(run.group, "measure", config, seconds)
+        if run.config.limits_evaluations:
+            config, self._asking = evaluated_in_time(training, config, seconds)
         measured = pace.measure(training, config, seconds, run.path, SAMPLE_TOKENS)
         run.is_used = False  # measuring has restored it
         if measured is None or run.is_stopping:
@@ -86,7 +92,7 @@ class Session:
                 tracker = MemoryTracker()
             newest = self._begin()
             yield from self._warnings(newest.step if newest else 0)
-            if newest is None and (asked := training.ask(0)):
+            if newest is None and (asked := self._ask_before(training)):
                 self._log(asked)
                 yield asked
             after_save = AfterSave(run.after_save) if run.after_save else None
@@ -144,10 +150,25 @@ class Session:
 
     def _time_steps(self) -> bool:
         """Times a few steps if the run awaits that -> False if it was stopped meanwhile."""
-        minutes = self.run.settings.run.minutes
-        if not (self.run.awaits_timing and minutes):
+        run, minutes = self.run, self.run.settings.run.minutes
+        if not run.awaits_timing:
             return True
-        return self.fit_steps(clock() + 60 * minutes) is not None
+        if minutes:
+            return self.fit_steps(clock() + 60 * minutes) is not None
+        config, self._asking = evaluated_in_time(fresh_training(run), run.settings.training)
+        run.is_used = False  # timing has changed nothing
+        run.settings = dataclasses.replace(run.settings, training=config)
+        run.save_config(awaits_timing=False)
+        return True
+
+    def _ask_before(self, training: Training) -> AnswersRecord | None:
+        """Asks a few questions before the first step, if that takes a small part of the run.
+
+        Only a model that the run starts from may know an answer.
+        """
+        if not (self._asking and self.run.settings.run.init_from):
+            return None
+        return training.ask(0, FEWEST_ASKED)
 
     def _interrupt(self) -> None:
         """Stops, or raises KeyboardInterrupt while no step has been trained that could be saved."""
@@ -226,6 +247,14 @@ def lengthen(run: SavedRun, steps: int | None, epochs: int | None) -> None:
     run.is_extended = True
 
 
+def _seconds_for_questions(progress: RunProgress) -> float:
+    """The time for questions at the end of a run, after its steps and its evaluations."""
+    evaluating = ("evaluations", "last evaluation", "final evaluation")
+    apart = sum(seconds for kind, seconds in progress.seconds.items() if kind != "total")
+    spent = sum(progress.seconds.get(kind, 0.0) for kind in evaluating)
+    return evaluating_seconds(progress.seconds["total"] - apart) - spent
+
+
 def save_ending(
     training: Training,
     directory: RunDirectory,
@@ -249,7 +278,9 @@ def save_ending(
         scores = final.loss, final.perplexity, final.bits_per_character, final.bits_per_byte
         record = FinalRecord(step, *scores, final.accuracy)
         directory.log(record, training.progress.seconds["total"])
-        if asked := training.ask(step):
+        with StepClock(training.progress).apart("questions"):
+            asked = training.ask(step, seconds=_seconds_for_questions(training.progress))
+        if asked:
             directory.log(asked, training.progress.seconds["total"])
     directory.flush()
     if final is None:
