@@ -72,7 +72,7 @@ def choices_of(settings: Settings | None, recipe: str | None, fields: dict[str, 
     if settings and recipe:
         raise InputError(f"recipe={recipe!r} would change nothing: settings has every setting")
     if settings:
-        return Choices(settings.replace(**fields).fields, recipe=None)
+        return Choices(settings.replace(**{"lengths": None, **fields}).fields, recipe=None)
     return Choices(fields, recipe or DEFAULT_RECIPE, is_default=recipe is None)
 
 

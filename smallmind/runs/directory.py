@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import platform
 import re
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smallmind.checks import InputError, check_type, from_json, whole
+from smallmind.checks import InputError, check_type, from_json, number, whole
 from smallmind.console import activity
 from smallmind.files import durable, safetensors
 from smallmind.files.lock import NAME as LOCK
@@ -67,6 +68,8 @@ class SavedConfig(NamedTuple):
     imported: str | None = None  # the model that was imported in place of training
     extended_after: int = 0  # the step after which the run was last made longer
     awaits_timing: bool = False  # its steps do not follow from its minutes yet
+    # The seconds of a run by minutes from its first step on, and its pace as that was measured.
+    timing: Mapping[str, float] | None = None
 
 
 class RunDirectory:
@@ -196,6 +199,7 @@ class RunDirectory:
                 **{name: check_type(name, saved.get(name), str, None) for name in OPTIONAL},
                 extended_after=whole(saved.get("extended_after", 0)),
                 awaits_timing=check_type("awaits_timing", saved.get("awaits_timing", False), bool),
+                timing=_timing(saved.get("timing")),
             )
         except OSError:
             raise InputError(self._without_config()) from None
@@ -470,6 +474,16 @@ class RunDirectory:
         return InputError(
             f"{self.path} already holds a run or part of one; choose another --out or remove it"
         )
+
+
+def _timing(saved: Any) -> dict[str, float] | None:
+    """The timing of a run by minutes as it was saved. ValueError or TypeError if it is damaged."""
+    if saved is None:
+        return None
+    found = {name: number(value) for name, value in check_type("timing", saved, dict).items()}
+    if not all(0 <= value < math.inf for name, value in found.items() if name != "seconds"):
+        raise ValueError("its timing is damaged")
+    return found
 
 
 def _new_files(text: str | None) -> list[str]:

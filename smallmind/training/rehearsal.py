@@ -162,6 +162,7 @@ def _short(training: TrainingConfig) -> TrainingConfig:
     return dataclasses.replace(
         training,
         steps=STEPS,
+        lengths=None,
         epochs=0,
         learning_rate=min(training.learning_rate, 1e-3),
         schedule="constant",
