@@ -254,7 +254,7 @@ def _show_steps(console: Console, run: "Run") -> int:
     run.training.on_step = progress.during_step
     with stopping_on_signals(run, console) as received, closing(run.steps()) as steps:
         for record in steps:
-            progress.progress.steps = run.training.config.steps
+            progress.progress.steps = run.settings.training.steps
             progress.show(record)
         show_losses(console, run)
         show_minutes(console, run)

@@ -22,7 +22,7 @@ from smallmind.nn.transformer import TransformerModel, resolve_precision, resolv
 from smallmind.parallel import environment
 from smallmind.parallel.environment import launched
 from smallmind.runs import budget
-from smallmind.runs.assembly import Initial, build_training, fit_tokenizer
+from smallmind.runs.assembly import Initial, build_training, fit_tokenizer, new_characters
 from smallmind.runs.chat_recipe import evaluated_often, for_built_in, for_conversations
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import RUNS, TEXT, Text, default_directory, is_literal, paths_of
@@ -160,11 +160,7 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     settings = settings.replace(chat=source.is_chat)
     settings = with_tokenizer(settings, source)
     if initial and (added := tokenizer.vocab_size - initial.config.vocab_size) > 0:
-        if settings.training.adapter:
-            raise InputError(
-                f"the template of the conversations adds {added} tokens to the model, which an "
-                "adapter cannot teach it: choose --chat-template qa, or leave out --lora-rank"
-            )
+        _check_grows(settings, initial, tokenizer, added)
         settings = settings.replace(vocab_size=tokenizer.vocab_size, bigram_vocab=initial.pairs)
     T = settings.model.block_size
     data = source.dataset(tokenizer, T, settings.run)
@@ -248,6 +244,26 @@ def with_initial(settings: Settings, initial: Initial) -> Settings:
             )
     # The vocabulary too, which the document_token is one of.
     return settings.replace(**fixed, vocab_size=config.vocab_size)
+
+
+def _check_grows(settings: Settings, initial: Initial, tokenizer: Tokenizer, added: int) -> None:
+    """InputError if a model is to learn new tokens, and the part that would is not trained."""
+    training = settings.training
+    frozen = frozen_parts(training.freeze, settings.model) & {"embedding", "head"}
+    if not (training.adapter or frozen):
+        return
+    flag, why = "--freeze", "whose embedding or head is frozen"
+    if training.adapter:
+        flag, why = "--lora-rank", "which an adapter cannot teach it"
+    if new := new_characters(initial.tokenizer, tokenizer):
+        raise InputError(
+            f"the text has {new} that {settings.run.init_from} does not know, {why}: remove them "
+            f"from the text, or leave out {flag}"
+        )
+    raise InputError(
+        f"the template of the conversations adds {added} tokens to the model, {why}: choose "
+        f"--chat-template qa, or leave out {flag}"
+    )
 
 
 def with_tokenizer(settings: Settings, source: Source) -> Settings:

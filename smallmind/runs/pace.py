@@ -44,6 +44,7 @@ MAX_SECONDS = 5.0  # of timing, once MIN_STEPS are done
 MAX_SHARE = 0.05  # of the whole time spent on timing
 SLACK = 0.02  # share of the time that is left unused: steps vary
 TIMED_TOKENS = 40  # of a sample
+TIMED_BATCHES = 4  # of an evaluation, in each part
 # The length of a run is fitted again after this share of its time, or half of the time or the steps
 # that are left, to the steps since so many times before.
 LOOK, RECENT = 0.02, 10
@@ -127,9 +128,11 @@ def measure(
             ):
                 save(scratch, training.state(), best=True)
         batches = config.val_batches if config.val_every else 1
+        batches = batches or training.data.held_out_batches
+        some = min(batches, TIMED_BATCHES)
         warm = training.evaluate(0, 1)
         with _timed() as evaluating:
-            evaluation = training.evaluate(0, batches)
+            evaluation = training.evaluate(0, some)
         if not (warm and evaluation):
             return None
         with _timed() as sampling:
@@ -137,13 +140,13 @@ def measure(
                 training.sample(TIMED_TOKENS)
     # The windows of the whole held-out part overlap by half: twice as many as its tokens need,
     # like the windows of both parts here.
-    whole = evaluating[0] * _batches_at_the_end(training.data) / (batches or 1)
+    batch = evaluating[0] / some
     sample = sampling[0] * sample_tokens / TIMED_TOKENS
     return Pace(
         step=step,
-        evaluation=evaluating[0] if config.val_every else 0.0,
+        evaluation=batches * batch if config.val_every else 0.0,
         save=saving[0],
-        end=(whole if batches else evaluating[0]) + sample,
+        end=_batches_at_the_end(training.data) * batch + sample,
         sample=sample,
     )
 
@@ -226,7 +229,7 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         learning, update, reading = map(statistics.median, tries)
         if not is_long and may_choose(model, training.group):  # as the run will
             with on_one_thread():
-                alone = [statistics.median(times) for times in _tries(*calls)]
+                alone = [times[0] for times in _tries(*calls, untimed=1, count=1)]
             if alone[0] + alone[1] < learning + update:
                 learning, update, reading = alone
         training.sample(2)  # waits for kernels and memory

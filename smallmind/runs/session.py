@@ -125,13 +125,13 @@ class Session:
                 tracker = MemoryTracker()
             newest = self._begin()
             yield from self._warnings(newest.step if newest else 0)
-            asking = clock()
-            if newest is None and (asked := training.ask(0)):
-                asking = clock() - asking
+            asking, begun = 0.0, clock()
+            # A new model has nothing to say, and takes long to say it.
+            answers = newest is None and (run.settings.run.init_from or not config.lengths)
+            if answers and (asked := training.ask(0)):
+                asking = clock() - begun
                 self._log(asked)
                 yield asked
-            else:
-                asking = 0.0
             spent = newest.state["progress"]["seconds"]["total"] if newest else 0.0
             refit = self._refitting(asking, spent)
             after_save = AfterSave(run.after_save) if run.after_save else None
