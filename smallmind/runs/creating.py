@@ -23,7 +23,12 @@ from smallmind.parallel import environment
 from smallmind.parallel.environment import launched
 from smallmind.runs import budget
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer, new_characters
-from smallmind.runs.chat_recipe import evaluated_often, for_built_in, for_conversations
+from smallmind.runs.chat_recipe import (
+    LONGEST,
+    evaluated_often,
+    for_built_in,
+    for_conversations,
+)
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import RUNS, TEXT, Text, default_directory, is_literal, paths_of
 from smallmind.runs.loading import find
@@ -156,7 +161,9 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
         choices = _fitted(choices, source, tokenizer, cache)
         settings = choices.settings()
     if initial:
-        settings = with_initial(settings, initial)
+        # A model learns a longer context with conversations, unless they train an adapter alone.
+        learns = source.is_chat and not settings.training.adapter
+        settings = with_initial(settings, initial, LONGEST if learns else 0)
     settings = settings.replace(chat=source.is_chat)
     settings = with_tokenizer(settings, source)
     if initial and (added := tokenizer.vocab_size - initial.config.vocab_size) > 0:
@@ -224,10 +231,11 @@ def _masks_documents(choices: Choices, source: Source, tokenizer: Tokenizer) -> 
     return not is_said and has_token and report is not None and report.documents > 1
 
 
-def with_initial(settings: Settings, initial: Initial) -> Settings:
+def with_initial(settings: Settings, initial: Initial, longest: int = 0) -> Settings:
     """The settings with the model and the kind of tokenizer that these weights need.
 
-    Only dropout is a free choice, and without an embedding of positions a shorter context.
+    Only dropout is a free choice, and without an embedding of positions a shorter context, or one
+    that is at most the `longest`.
     InputError if another of their settings was chosen differently.
     """
     config, chosen = initial.config, settings.fields
@@ -235,7 +243,7 @@ def with_initial(settings: Settings, initial: Initial) -> Settings:
     fixed["mask_documents"] = config.document_token is not None
     del fixed["dropout"], fixed["vocab_size"]
     if not position_class(config).limits_context and chosen["block_size"] != ModelConfig.block_size:
-        fixed["block_size"] = min(chosen["block_size"], config.block_size)
+        fixed["block_size"] = min(chosen["block_size"], max(config.block_size, longest))
     for name, value in fixed.items():
         if chosen[name] not in (value, FIELDS[name][1].default):
             raise InputError(

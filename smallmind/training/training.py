@@ -242,8 +242,10 @@ class Training:
         config = dataclasses.replace(self.config, freeze=self.model.frozen)  # perhaps by hand
         facts = config, teacher and teacher.config, 1.0 if teacher else self.data.learned_share
         counted = count_operations(self.model.config, *facts)
-        is_compiled = self.model.backend == "numba"
-        return Usage(counted, self.group.size * multiply_add_ceiling() if is_compiled else None)
+        if self.model.backend != "numba":
+            return Usage(counted, None)
+        rate, precision = multiply_add_ceiling(self.model.precision)
+        return Usage(counted, self.group.size * rate, precision)
 
     def with_step_count(self, config: TrainingConfig) -> TrainingConfig:
         """The config with its length and its warmup in steps, if it has them in epochs."""

@@ -153,3 +153,17 @@ def test_the_command_line_says_how_the_vocabulary_grows(base, tmp_path, cli):
 def test_a_damaged_vocabulary_is_refused(state):
     with pytest.raises((ValueError, TypeError)):
         Tokenizer.from_state({"kind": "char", **state})
+
+
+def test_conversations_that_are_longer_than_the_context_make_it_longer(base, tmp_path):
+    """Where positions are rotations, and all weights are trained: else they are cut."""
+    question = "who is on the mat and who is on the log and where is the dog and the cat"
+    pairs = [{"question": f"{question} {x}", "answer": "a cat"} for x in "abcdefghijkl" * 4]
+    file = tmp_path / "long.jsonl"
+    file.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    run = tuned(base, "longer", file, epochs=1)
+    assert run.settings.model.block_size > 100 > SHAPE["block_size"]
+    run.train()
+    assert Chat(*run.load(), max_tokens=2).say(f"{question} a") is not None
+    message = refusal(tuned, base, "text", block_size=128, steps=1)
+    assert message.startswith("block_size=128 contradicts")
