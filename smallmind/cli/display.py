@@ -222,7 +222,7 @@ def show_minutes(console: Console, run: "Run") -> None:
         )
     if abs(left) <= UNUSED * given:
         return
-    reason = "the machine became slower towards the end"
+    reason = "the machine became slower, or what follows the last step took longer than expected"
     if progress.ended:
         reason = "it had nothing more to learn"
     elif left > 0:

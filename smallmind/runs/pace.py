@@ -320,13 +320,17 @@ def _most_that_fit(config: TrainingConfig, pace: Pace, seconds: float, done: int
     return lengths[too_many - 1]
 
 
-def refitting(training: Training, measured: Pace, end: float) -> Callable[[], int | None]:
+def refitting(
+    training: Training, measured: Pace, end: float, asked: float = 0.0
+) -> Callable[[], int | None]:
     """Returns a function that fits the length of a run to the time that its steps really take.
 
     It is to be called before each step, and returns another number of steps for the run if with
     the present one it would end before `end`, in activity.clock's seconds, or after it; else None.
-    A machine may be busier than when the pace was measured, or no longer.
+    A machine may be busier than when the pace was measured, or no longer. `asked` are the seconds
+    of the questions at the end, which are not part of the pace.
     """
+    writing = measured.sample + asked  # takes no longer or shorter with the steps
     begun = clock()
     looks: deque[tuple[int, float]] = deque(maxlen=RECENT)  # steps and their seconds until then
     evaluations: list[int] = []  # after which steps
@@ -360,8 +364,8 @@ def refitting(training: Training, measured: Pace, end: float) -> Callable[[], in
             step=step,
             evaluation=ratio * measured.evaluation,
             save=ratio * measured.save,
-            end=ratio * measured.end,
-            sample=ratio * measured.sample,
+            end=ratio * (measured.end - measured.sample) + writing,
+            sample=measured.sample,
         )
         most = max(most_steps(config, training.data), config.fitted[0][1])
         fitting = _most_that_fit(config, pace, left, progress.step, most)

@@ -91,9 +91,8 @@ class Session:
         measured = run.pace = run.pace or pace.Pace(*(timing[name] for name in names))
         end = run.deadline = run.deadline or clock() + timing["seconds"] - seconds
         if asked:
-            measured = run.pace = dataclasses.replace(measured, end=measured.end + asked)
             self._save_timing()
-        refit = pace.refitting(run.training, measured, end)
+        refit = pace.refitting(run.training, measured, end, asked)
 
         def decide() -> int | None:
             """Fits the length, and writes it to the run before the next step follows it."""
