@@ -107,10 +107,38 @@ def test_long_texts_of_the_metadata_are_kept_as_bytes_behind_the_tensors(tmp_pat
     opened, same = safetensors.open_tensors(path)
     assert_same(read_stored(opened), TENSORS)
     assert metadata == same == safetensors.read_metadata(path) == LONG
+    with safetensors.streaming(path) as (streamed, same):
+        assert same == LONG
+        assert_same(read_stored(streamed), TENSORS)
     theirs = package.load_file(path)
     assert theirs.pop("smallmind.text.long").tobytes().decode() == LONG["long"]
     assert_same({name: theirs[name] for name in TENSORS}, TENSORS)
     assert list(theirs) == [*TENSORS, "smallmind.text.half"]
+
+
+@pytest.mark.parametrize("read", [(), ("b",), ("a", "c"), ("a", "b", "c")])
+@pytest.mark.parametrize("size", [7, 5000, 200_000])  # within what is buffered, and beyond
+def test_reading_texts_and_rows_does_not_move_what_the_digest_reads(tmp_path, size, read):
+    path = tmp_path / "file"
+    random = np.random.default_rng(0)
+    tensors = {name: random.normal(size=(3, size)).astype(np.float32) for name in "abc"}
+    safetensors.write(path, tensors, LONG)
+
+    def stream():
+        with safetensors.streaming(path) as (stored, metadata):
+            for name in read:
+                rows = np.empty((3, size), np.float32)
+                for row in range(3):
+                    stored[name].read_rows(row, rows[row : row + 1])
+                np.testing.assert_array_equal(rows, tensors[name])
+        return metadata
+
+    assert stream() == LONG
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1  # of a text
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="does not match its SHA-256"):
+        stream()
 
 
 @pytest.mark.parametrize(

@@ -232,11 +232,12 @@ def show_minutes(console: Console, run: "Run") -> None:
     )
 
 
-def show_costs(console: Console, training: "Training") -> None:
+def show_costs(console: Console, run: "Run") -> None:
     """The share of time in evaluations and of clipped gradients, with advice if it is large.
 
     The evaluation after the last step does not count: it belongs to the result.
     """
+    training = run.training
     progress, config = training.progress, training.config
     seconds, evaluating = progress.seconds["total"], progress.seconds["evaluations"]
     for kind in ("last evaluation", "final evaluation"):
@@ -245,6 +246,7 @@ def show_costs(console: Console, training: "Training") -> None:
         share = evaluating / seconds
         text = f"Evaluations took {evaluating:.1f} of {seconds:.1f} seconds ({share:.0%})"
         is_chosen = (config.val_every, config.val_batches) not in NOT_CHOSEN
+        is_chosen = is_chosen and not run.config.limits_evaluations
         if is_chosen and share > MAX_EVALUATING and evaluating > MIN_SECONDS:
             console.warning(
                 f"{text}: evaluate less often (--val-every) or on less text (--val-batches)"

@@ -260,7 +260,7 @@ def _show_steps(console: Console, run: "Run") -> int:
         show_minutes(console, run)
         progress.show_health()
         show_looks(console, run.training)
-        show_costs(console, run.training)
+        show_costs(console, run)
         if used := str(run.energy or ""):
             console.line(used)
         show_usage(console, run.training)

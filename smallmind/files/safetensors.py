@@ -159,7 +159,8 @@ class _FileDigest:
 
     def __init__(self, file: BufferedReader, position: int) -> None:
         self.sha256 = hashlib.sha256()
-        self._file = file
+        # Not through the buffer: stored tensors move the offset, which their descriptors share.
+        self._file = FileIO(file.fileno(), closefd=False)
         self._position = position
 
     def add(self, data: memoryview) -> None:

@@ -170,9 +170,10 @@ print(f"Loss {first:.3f}, after 40 steps {last:.3f}")
 # %% [markdown]
 # ## Compile it
 #
-# So far both back ends call NumPy, in float32. A compiled kernel goes through memory once, and it
-# reads and writes 16 bits, which NumPy cannot. The plain form stays: it is easy to read, and what
-# the fast one is tested against. The layer does not change.
+# So far both back ends call NumPy, in float32: in a model of 16 bits, which NumPy cannot read, the
+# kernel gets copies. A compiled one goes through memory once, and reads and writes 16 bits itself.
+# The plain form stays: it is easy to read, and what the fast one is tested against. The layer does
+# not change.
 #
 # The compiled form computes with vectors of `LANES` numbers, which `load_up_to` reads from an array
 # of any precision, at an index counted in elements. Its outer loop runs on all threads, and no two

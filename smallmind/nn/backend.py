@@ -1,5 +1,6 @@
 """Back ends: the kernels that a model calls and the pool that it rents memory from."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from smallmind.checks import InputError, check_type
 from smallmind.kernels import reference
 from smallmind.kernels.alignment import aligned_zeros
 from smallmind.kernels.description import KERNELS
+from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
 from smallmind.memory.tensor_pool import TensorPool, unbacked
 
 
@@ -57,14 +59,16 @@ def add_kernel(
     """Gives both back ends a kernel of your own, in plain NumPy and compiled.
 
     Layers call it as `self.kernels.<name>`. Both functions take the same arguments, outputs first.
-    Without a fast form the plain one serves, but not in 16 bits. Adding a kernel again replaces it.
-    InputError if the arguments differ, or if the package has a kernel of this name.
+    Without a fast form the plain one serves: in 16 bits it gets its arrays as float32, and what it
+    has changed in them is rounded. Adding a kernel again replaces it. InputError if the arguments
+    differ, or if the package has a kernel of this name.
     """
     from smallmind.kernels import compiled
 
     if check_type("name", name, str) in KERNELS:
         raise InputError(f"there is a kernel {name} already: choose another name")
-    fast = fast or plain
+    if fast in (None, plain):
+        fast = _in_float32(plain)
     arguments = [inspect.signature(function) for function in (plain, fast)]
     if arguments[0] != arguments[1]:
         raise InputError(
@@ -73,6 +77,35 @@ def add_kernel(
         )
     setattr(reference, name, plain)
     setattr(compiled, name, fast)
+
+
+def _in_float32(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """plain -> a function that calls it with float32 in place of arrays of 16 bits.
+
+    NumPy would compute with the bits as integers.
+    """
+
+    @functools.wraps(plain)
+    def kernel(*arguments: Any, **named: Any) -> Any:
+        # By place: arguments that are the same array still are.
+        converted: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
+
+        def values(argument: Any) -> Any:
+            if not isinstance(argument, np.ndarray) or argument.dtype not in (FLOAT16, BFLOAT16):
+                return argument
+            key = argument.ctypes.data, argument.shape, argument.strides
+            return converted.setdefault(key, (argument, to_float32(argument)))[1]
+
+        result = plain(*map(values, arguments), **{name: values(x) for name, x in named.items()})
+        # Only what has changed, so that one view of an array does not undo another.
+        before = [to_float32(array) for array, _ in converted.values()]
+        for (array, after), old in zip(converted.values(), before, strict=True):
+            is_new = after.view(np.uint32) != old.view(np.uint32)
+            if is_new.any():  # else it may be read-only
+                np.copyto(array, round_to(after, array.dtype), where=is_new)
+        return result
+
+    return kernel
 
 
 def open_backend(name: str) -> Backend:

@@ -1,11 +1,13 @@
 """The protocol of all layers, and what they are built from."""
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from smallmind.checks import InputError
 from smallmind.nn.parameters import (
     NO_PARAMETER,
     ZEROS,
@@ -81,6 +83,11 @@ class Layer(ABC):
     forward: Any
     backward: Any
 
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        if "forward" in vars(cls) and not cls.__module__.startswith(OWN):
+            cls.forward = _refusing_numpy(cls.forward)
+
     def __init__(self, scope: Scope) -> None:
         self.workspace = scope.workspace
         self.name = scope.name
@@ -111,6 +118,28 @@ class Layer(ABC):
             for layer in value if isinstance(value, list) else [value]:
                 if isinstance(layer, Layer):
                     yield from layer.named_parameters(f"{prefix}{attribute}.")
+
+
+def _refusing_numpy(forward: Any) -> Any:
+    """Returns the forward pass of a layer from another package, which fails in 16 bits if it calls
+    no kernel: it has then computed with the bits as integers, and nothing would say so."""
+
+    @functools.wraps(forward)
+    def checked(layer: Layer, x: Any, *arguments: Any, **named: Any) -> Any:
+        workspace = layer.workspace
+        if workspace.activation_dtype is workspace.dtype:
+            return forward(layer, x, *arguments, **named)
+        workspace.layer = ""
+        y = forward(layer, x, *arguments, **named)
+        if not workspace.layer and y is not x:
+            raise InputError(
+                f"{type(layer).__name__} calls no kernel, and NumPy cannot compute with the 16-bit "
+                "numbers of this precision: make its arithmetic a kernel, with "
+                "smallmind.nn.backend.add_kernel, or train with --precision float32"
+            )
+        return y
+
+    return checked
 
 
 class Norm(Layer):

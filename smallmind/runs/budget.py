@@ -68,7 +68,6 @@ class Size(NamedTuple):
 
 CHOSEN = ("n_layer", "n_embd", "n_head", "block_size", "batch_size", "dropout", "weight_decay")
 SHAPE = ("n_layer", "n_embd", "n_head")
-EVALUATIONS = 10  # of a run on conversations
 HEAD, SMALL_HEAD = 32, 16  # channels of a head, and of one in a model that is not wide
 WIDE = 128
 WINDOW, LONG_WINDOW = 128, 256  # tokens; long ones teach less at first
@@ -147,12 +146,7 @@ def fit(
     found = best(sizes)
     if choices.recipe != CHAT_RECIPE:
         return choices.having(**found.fields)
-    chosen = {name: found.fields[name] for name in SHAPE}
-    if not {"val_every", "save_every"} & given.keys():
-        chosen |= dict.fromkeys(
-            ("val_every", "save_every"), max(1, round(found.updates / EVALUATIONS))
-        )
-    return choices.having(**chosen)
+    return choices.having(**{name: found.fields[name] for name in SHAPE})
 
 
 def fits(choices: Choices) -> bool:

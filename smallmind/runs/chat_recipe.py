@@ -1,24 +1,32 @@
 """The choices that follow from conversations, their number and length, and from built-in texts."""
 
 import dataclasses
+import math
 
 import numpy as np
 
 from smallmind.nn.position import position_class
+from smallmind.runs import pace
 from smallmind.runs.assembly import Initial
 from smallmind.runs.source import ConversationSource, Source
+from smallmind.settings.config import TrainingConfig
 from smallmind.settings.presets import CHAT_RECIPE, DEFAULT_RECIPE, SIZES, Fields
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import ALTERNATIVES, Choices
 from smallmind.text.packing import pack
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.training.answers import FEWEST_ASKED
+from smallmind.training.evaluation import EVALUATING, evaluating_seconds
+from smallmind.training.training import SAMPLE_TOKENS, Training
 
 # Measured, see "Conversations" in bench/LOG.md: fewer of them are read more often, and drop more.
 SEEN = 10_000  # conversations, repeated ones included
 FEWEST_EPOCHS, MOST_EPOCHS = 2, 20
 FEW, DROPOUT = 10_000, 0.1
 PATIENCE = 3  # evaluations without a lower loss on held-out answers
-EVALUATIONS = 10  # of a run
+EVALUATIONS = 10  # of a run, if there is time
+FEWEST_TOKENS = 4096  # in windows of an evaluation, which is more often rather than on more
+ASKING = 0.2  # share of the time for evaluations that questions before the first step may take
 # Windows: at least as long as nearly all conversations, in steps, and then until little is empty.
 FITTING, STEP, LONGEST, PADDING = 0.95, 64, 1024, 0.015
 USUAL = 256  # where lengths are not known
@@ -120,9 +128,42 @@ def _without_alternatives(fields: Fields, given: Fields) -> Fields:
     return {name: value for name, value in fields.items() if name not in replaced}
 
 
-def evaluated_often(choices: Choices, settings: Settings) -> Settings:
+def chooses_evaluations(choices: Choices) -> bool:
+    """True if the recipe for conversations says how often a run is evaluated, and on how much."""
+    chosen = choices.given.keys() & {"val_every", "val_batches"}
+    return choices.recipe == CHAT_RECIPE and not chosen
+
+
+def evaluated_often(settings: Settings) -> Settings:
     """The settings with evaluations all along a run whose number of steps is known by now."""
-    if choices.recipe != CHAT_RECIPE or "val_every" in choices.given:
-        return settings
     every = max(1, settings.training.steps // EVALUATIONS)
     return settings.replace(val_every=every, save_every=max(every, settings.training.save_every))
+
+
+def evaluated_in_time(
+    training: Training, config: TrainingConfig, seconds: float | None = None
+) -> tuple[TrainingConfig, float]:
+    """The config with as many evaluations as fit in their share of the time of its steps.
+
+    With seconds, of a run that takes so long. -> the config, and the seconds for questions before
+    the first step, perhaps 0. Times a few passes.
+    """
+    data = training.data
+    timed = pace.kept_pace(training, dataclasses.replace(config, val_every=1, val_batches=1))
+    steps = config.steps
+    if seconds is not None:
+        steps = max(1, int((1 - EVALUATING) * seconds / timed.step))
+    seconds, batch = evaluating_seconds(steps * timed.step), timed.evaluation / 2
+    asking = FEWEST_ASKED * timed.sample * pace.TIMED_TOKENS / SAMPLE_TOKENS
+    seconds -= pace.batches_at_the_end(data) * batch + asking
+    before = asking if asking < ASKING * seconds else 0.0
+    seconds -= before
+
+    def cost(batches: int) -> float:
+        return batch * sum(min(batches, data.batches_of(part)) for part in ("train", "held_out"))
+
+    few = math.ceil(FEWEST_TOKENS / (data.batch_size * data.block_size))
+    count = max(1, min(EVALUATIONS, int(seconds / max(cost(few), 1e-9))))
+    fitting = [n for n in range(1, config.val_batches + 1) if count * cost(n) <= seconds]
+    every = math.ceil(steps / count)
+    return dataclasses.replace(config, val_every=every, val_batches=max(fitting, default=1)), before

@@ -25,6 +25,7 @@ from smallmind.runs import budget
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer, new_characters
 from smallmind.runs.chat_recipe import (
     LONGEST,
+    chooses_evaluations,
     evaluated_often,
     for_built_in,
     for_conversations,
@@ -61,6 +62,7 @@ class Prepared(NamedTuple):
     tokenizer: Tokenizer
     data: Dataset
     initial: Initial | None
+    limits_evaluations: bool = False  # to a share of the time of the run
 
     def training(self) -> Training:
         """Builds the training, to look at it: no teacher cache is written."""
@@ -102,7 +104,8 @@ def create(
         with_paths(settings, path / TEXT if literal else given, str(path)),
         source.sha256,
         initial_sha256=prepared.initial.sha256 if prepared.initial else None,
-        awaits_timing=bool(settings.run.minutes),
+        awaits_timing=bool(settings.run.minutes) or prepared.limits_evaluations,
+        limits_evaluations=prepared.limits_evaluations,
     )
     return _write(path, config, prepared.tokenizer, literal), config, prepared
 
@@ -148,6 +151,8 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
             f"lora_rank={settings.training.lora_rank} adapts a model: name it with --init-from"
         )
     initial = Initial.read(run)
+    choices = _as_trained(choices, initial)
+    settings = choices.settings()
     encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
     source = read_source(text, run, encoding, cache)
     tokenizer = fit_tokenizer(run, source, encoding, initial)
@@ -172,9 +177,10 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     T = settings.model.block_size
     data = source.dataset(tokenizer, T, settings.run)
     settings = resolve_settings(settings, data, tokenizer)
-    if source.is_chat:
-        settings = evaluated_often(choices, settings)
-    return Prepared(settings, source, tokenizer, data, initial)
+    limits = source.is_chat and chooses_evaluations(choices)
+    if limits:
+        settings = evaluated_often(settings)
+    return Prepared(settings, source, tokenizer, data, initial, limits)
 
 
 def _fitted(choices: Choices, source: Source, tokenizer: Tokenizer, cache: Path | None) -> Choices:
@@ -205,9 +211,19 @@ def outline(choices: Choices, characters: int) -> Settings:
     choices.settings()  # before anything computes
     choices = _with_tokens(choices, characters)
     choices = budget.fit(choices, budget.tokens_of(choices.fields, characters))
-    settings = choices.settings()
-    initial = Initial.read(settings.run)
+    initial = Initial.read(choices.settings().run)
+    settings = _as_trained(choices, initial).settings()
     return with_initial(settings, initial) if initial else settings
+
+
+def _as_trained(choices: Choices, initial: Initial | None) -> Choices:
+    """The choices with the dropout that a model was trained with, if nothing else was said.
+
+    A model that has never seen any predicts far worse with it.
+    """
+    if initial is None or "dropout" in choices.given:
+        return choices
+    return choices.having(dropout=initial.config.dropout)
 
 
 def _with_tokens(choices: Choices, characters: int | None) -> Choices:

@@ -54,6 +54,7 @@ ENDING = {  # fields of the records that end a run
     if field.name != "step"
 }
 OPTIONAL = ("teacher_sha256", "initial_sha256", "imported")  # texts in config.json
+FLAGS = ("awaits_timing", "limits_evaluations")  # likewise
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 2,000
 SAMPLES_BEGIN = re.compile(rb"^(?=--- step \d+$)", re.MULTILINE)
 
@@ -67,7 +68,9 @@ class SavedConfig(NamedTuple):
     initial_sha256: str | None = None  # of the weights that the run started from, if not its own
     imported: str | None = None  # the model that was imported in place of training
     extended_after: int = 0  # the step after which the run was last made longer
-    awaits_timing: bool = False  # its steps do not follow from its minutes yet
+    # Its steps do not follow from its minutes yet, or its evaluations from the time that they take.
+    awaits_timing: bool = False
+    limits_evaluations: bool = False  # to a share of its time: nobody has chosen them
     # The seconds of a run by minutes from its first step on, and its pace as that was measured.
     timing: Mapping[str, float] | None = None
 
@@ -198,7 +201,7 @@ class RunDirectory:
                 check_type("text_sha256", saved["text_sha256"], str),
                 **{name: check_type(name, saved.get(name), str, None) for name in OPTIONAL},
                 extended_after=whole(saved.get("extended_after", 0)),
-                awaits_timing=check_type("awaits_timing", saved.get("awaits_timing", False), bool),
+                **{name: check_type(name, saved.get(name, False), bool) for name in FLAGS},
                 timing=_timing(saved.get("timing")),
             )
         except OSError:

@@ -24,9 +24,10 @@ from smallmind.optim.schedule import WARMUP_SHARE
 from smallmind.runs.files import TIMING
 from smallmind.runs.scaling import OPERATIONS
 from smallmind.settings.config import TrainingConfig, __version__, micro_batch_sizes
+from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import save
-from smallmind.training.evaluation import MOST_HELD_OUT
+from smallmind.training.evaluation import MOST_HELD_OUT, evaluating_seconds
 from smallmind.training.gradients import FIRST, make_objective, set_up
 from smallmind.training.records import StepRecord
 from smallmind.training.state import split_snapshot
@@ -146,7 +147,7 @@ def measure(
         step=step,
         evaluation=batches * batch if config.val_every else 0.0,
         save=saving[0],
-        end=_batches_at_the_end(training.data) * batch + sample,
+        end=batches_at_the_end(training.data) * batch + sample,
         sample=sample,
     )
 
@@ -242,7 +243,7 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
     most = math.ceil(config.shards / size) / config.shards  # that one of them has
     learning, reading = learning / windows * most, reading / windows / size
     sample = sampling[0] * SAMPLE_TOKENS / TIMED_TOKENS
-    end = 2 * B * _batches_at_the_end(data) * reading + sample  # windows overlap by half
+    end = 2 * B * batches_at_the_end(data) * reading + sample  # windows overlap by half
     batches = config.val_batches or 1.5 * data.held_out_batches
     evaluation = 2 * B * batches * reading
     return Pace(
@@ -269,7 +270,7 @@ def _tries(
     return [times[untimed:] for times in tries]
 
 
-def _batches_at_the_end(data: Dataset) -> int:
+def batches_at_the_end(data: Dataset) -> int:
     """As many batches as have the tokens that the evaluation after training predicts."""
     tokens = data.batch_size * data.block_size
     return min(data.held_out_batches, math.ceil(MOST_HELD_OUT / tokens))
@@ -291,7 +292,7 @@ def fit_steps(
     InputError if not even one fits.
     """
 
-    if not _fits(config, pace, seconds, 0, 1):
+    if pace.total(config, steps=1) > (1 - SLACK) * seconds:
         needed = pace.total(config, steps=10) / (1 - SLACK)
         raise InputError(
             f"{max(0, seconds):.1f} seconds are left, and a run of 10 steps takes {needed:.1f}: "
@@ -306,31 +307,34 @@ def fit_steps(
     return dataclasses.replace(fitted, warmup_steps=warmup)
 
 
-def _fits(config: TrainingConfig, pace: Pace, seconds: float, done: int, steps: int) -> bool:
-    """True if so many steps in all, of which some are done, end within so many seconds."""
-    return pace.total(config, done, steps) <= (1 - SLACK) * seconds
+def _most_that_fit(
+    config: TrainingConfig,
+    pace: Pace,
+    seconds: float,
+    done: int,
+    most: int,
+    more: Callable[[int], float] = lambda _: 0.0,
+) -> int:
+    """The steps in all that fit in so many seconds if some are done: at least one more.
 
+    `more` takes a number of steps -> the seconds of what else a run of that length does.
+    """
 
-def _most_that_fit(config: TrainingConfig, pace: Pace, seconds: float, done: int, most: int) -> int:
-    """The steps in all that fit in so many seconds if some are done: at least one more."""
+    def is_too_long(steps: int) -> bool:
+        return pace.total(config, done, steps) + more(steps) > (1 - SLACK) * seconds
+
     lengths = range(done + 1, max(done + 1, most) + 1)
-    too_many = bisect.bisect_left(
-        lengths, True, lo=1, key=lambda n: not _fits(config, pace, seconds, done, n)
-    )
-    return lengths[too_many - 1]
+    return lengths[bisect.bisect_left(lengths, True, lo=1, key=is_too_long) - 1]
 
 
-def refitting(
-    training: Training, measured: Pace, end: float, asked: float = 0.0
-) -> Callable[[], int | None]:
+def refitting(training: Training, measured: Pace, end: float) -> Callable[[], int | None]:
     """Returns a function that fits the length of a run to the time that its steps really take.
 
     It is to be called before each step, and returns another number of steps for the run if with
     the present one it would end before `end`, in activity.clock's seconds, or after it; else None.
-    A machine may be busier than when the pace was measured, or no longer. `asked` are the seconds
-    of the questions at the end, which are not part of the pace.
+    A machine may be busier than when the pace was measured, or no longer.
     """
-    writing = measured.sample + asked  # takes no longer or shorter with the steps
+    asks = isinstance(training.data, PackedDataset)
     begun = clock()
     looks: deque[tuple[int, float]] = deque(maxlen=RECENT)  # steps and their seconds until then
     evaluations: list[int] = []  # after which steps
@@ -364,11 +368,22 @@ def refitting(
             step=step,
             evaluation=ratio * measured.evaluation,
             save=ratio * measured.save,
-            end=ratio * (measured.end - measured.sample) + writing,
+            # Writing takes no longer or shorter with the steps.
+            end=ratio * (measured.end - measured.sample) + measured.sample,
             sample=measured.sample,
         )
+
+        def asking(steps: int) -> float:
+            """The seconds of questions at the end: what evaluations leave of their share."""
+            to_come = (steps - progress.step) * step
+            others = pace.total(config, progress.step, steps) - to_come
+            evaluating = progress.seconds["evaluations"] + others
+            return max(0.0, evaluating_seconds(looks[-1][1] + to_come) - evaluating)
+
         most = max(most_steps(config, training.data), config.fitted[0][1])
-        fitting = _most_that_fit(config, pace, left, progress.step, most)
+        fitting = _most_that_fit(
+            config, pace, left, progress.step, most, asking if asks else lambda _: 0.0
+        )
         change = max(WORTH * remaining, LEAST_WORTH * config.steps)
         return fitting if abs(fitting - config.steps) > change else None
 

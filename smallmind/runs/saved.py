@@ -157,7 +157,7 @@ class SavedRun:
 
     @property
     def awaits_timing(self) -> bool:
-        """True while the number of steps is still to follow from the setting `minutes`."""
+        """True while steps are still to follow from `minutes`, or evaluations from their time."""
         return self.config.awaits_timing
 
     def load(

@@ -8,6 +8,7 @@ from smallmind.checks import InputError
 from smallmind.console.activity import clock
 from smallmind.memory.tracker import MemoryTracker
 from smallmind.runs import pace
+from smallmind.runs.chat_recipe import evaluated_in_time
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.parallel import announce
 from smallmind.runs.saved import SavedRun
@@ -15,10 +16,11 @@ from smallmind.runs.threads import use_threads
 from smallmind.signals import stopping_on_interrupt
 from smallmind.text.samplers import Epochs
 from smallmind.training.after_save import AfterSave
+from smallmind.training.answers import FEWEST_ASKED
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.clock import StepClock
 from smallmind.training.energy import EnergyMeter
-from smallmind.training.evaluation import Evaluation
+from smallmind.training.evaluation import Evaluation, evaluating_seconds
 from smallmind.training.progress import OnRecord, follow, showing_progress
 from smallmind.training.records import (
     AnswersRecord,
@@ -26,6 +28,7 @@ from smallmind.training.records import (
     FileWarningRecord,
     FinalRecord,
     Record,
+    RunProgress,
     SampleRecord,
 )
 from smallmind.training.state import RunState, reopened
@@ -42,6 +45,7 @@ class Session:
     def __init__(self, run: SavedRun) -> None:
         self.run = run
         self.directory = run.directory
+        self._asking = 0.0  # seconds for questions before the first step
         run.is_stopping = False
 
     def train(self, on_record: OnRecord | None, progress: bool | None) -> list[Record]:
@@ -59,6 +63,8 @@ class Session:
         seconds = end - clock()
         if run.group.size > 1:
             announce(run.group, "measure", config, seconds)
+        if run.config.limits_evaluations:
+            config, self._asking = evaluated_in_time(training, config, seconds)
         measured = pace.measure(training, config, seconds, run.path, SAMPLE_TOKENS)
         run.is_used = False  # measuring has restored it
         if measured is None or run.is_stopping:
@@ -68,21 +74,14 @@ class Session:
         fitted = fitted.fitted_to(fitted.steps)
         run.settings = dataclasses.replace(run.settings, training=fitted)
         run.pace, run.deadline = measured, end
-        self._save_timing(awaits_timing=False)
+        timing = {"seconds": end - clock(), **dataclasses.asdict(measured)}
+        run.save_config(awaits_timing=False, timing=timing)
         return measured, left
 
-    def _save_timing(self, **changes: bool) -> None:
-        """Saves the pace and the seconds that are left, for sessions that resume the run."""
-        run = self.run
-        assert run.pace and run.deadline
-        left = run.deadline - clock()
-        run.save_config(timing={"seconds": left, **dataclasses.asdict(run.pace)}, **changes)
-
-    def _refitting(self, asked: float, seconds: float) -> Callable[[], int | None] | None:
+    def _refitting(self, seconds: float) -> Callable[[], int | None] | None:
         """Returns what fits the length of a run by minutes again; None in any other.
 
-        `asked` are the seconds that its questions took before the first step, as they will at the
-        end, and `seconds` those of training so far.
+        `seconds` are those of training so far.
         """
         run, timing = self.run, self.run.config.timing or {}
         names = [field.name for field in dataclasses.fields(pace.Pace)]
@@ -90,9 +89,7 @@ class Session:
             return None
         measured = run.pace = run.pace or pace.Pace(*(timing[name] for name in names))
         end = run.deadline = run.deadline or clock() + timing["seconds"] - seconds
-        if asked:
-            self._save_timing()
-        refit = pace.refitting(run.training, measured, end, asked)
+        refit = pace.refitting(run.training, measured, end)
 
         def decide() -> int | None:
             """Fits the length, and writes it to the run before the next step follows it."""
@@ -124,15 +121,11 @@ class Session:
                 tracker = MemoryTracker()
             newest = self._begin()
             yield from self._warnings(newest.step if newest else 0)
-            asking, begun = 0.0, clock()
-            # A new model has nothing to say, and takes long to say it.
-            answers = newest is None and (run.settings.run.init_from or not config.lengths)
-            if answers and (asked := training.ask(0)):
-                asking = clock() - begun
+            if newest is None and (asked := self._ask_before(training)):
                 self._log(asked)
                 yield asked
             spent = newest.state["progress"]["seconds"]["total"] if newest else 0.0
-            refit = self._refitting(asking, spent)
+            refit = self._refitting(spent)
             after_save = AfterSave(run.after_save) if run.after_save else None
             saving = BackgroundSaver(run.path, config.keep, config.compress, after_save)
             with saving as saver:
@@ -186,10 +179,25 @@ class Session:
 
     def _time_steps(self) -> bool:
         """Times a few steps if the run awaits that -> False if it was stopped meanwhile."""
-        minutes = self.run.settings.run.minutes
-        if not (self.run.awaits_timing and minutes):
+        run, minutes = self.run, self.run.settings.run.minutes
+        if not run.awaits_timing:
             return True
-        return self.fit_steps(clock() + 60 * minutes) is not None
+        if minutes:
+            return self.fit_steps(clock() + 60 * minutes) is not None
+        config, self._asking = evaluated_in_time(fresh_training(run), run.settings.training)
+        run.is_used = False  # timing has changed nothing
+        run.settings = dataclasses.replace(run.settings, training=config)
+        run.save_config(awaits_timing=False)
+        return True
+
+    def _ask_before(self, training: Training) -> AnswersRecord | None:
+        """Asks a few questions before the first step, if that takes a small part of the run.
+
+        Only a model that the run starts from may know an answer.
+        """
+        if not (self._asking and self.run.settings.run.init_from):
+            return None
+        return training.ask(0, FEWEST_ASKED)
 
     def _interrupt(self) -> None:
         """Stops, or raises KeyboardInterrupt while no step has been trained that could be saved."""
@@ -260,6 +268,14 @@ def lengthen(run: SavedRun, steps: int | None, epochs: int | None) -> None:
     run.is_extended = True
 
 
+def _seconds_for_questions(progress: RunProgress) -> float:
+    """The time for questions at the end of a run, after its steps and its evaluations."""
+    evaluating = ("evaluations", "last evaluation", "final evaluation")
+    apart = sum(seconds for kind, seconds in progress.seconds.items() if kind != "total")
+    spent = sum(progress.seconds.get(kind, 0.0) for kind in evaluating)
+    return evaluating_seconds(progress.seconds["total"] - apart) - spent
+
+
 def save_ending(
     training: Training, directory: RunDirectory
 ) -> tuple[Evaluation | None, AnswersRecord | None, str | None]:
@@ -280,7 +296,9 @@ def save_ending(
         scores = final.loss, final.perplexity, final.bits_per_character, final.bits_per_byte
         record = FinalRecord(step, *scores, final.accuracy)
         directory.log(record, training.progress.seconds["total"])
-        if asked := training.ask(step):
+        with StepClock(training.progress).apart("questions"):
+            asked = training.ask(step, seconds=_seconds_for_questions(training.progress))
+        if asked:
             directory.log(asked, training.progress.seconds["total"])
     directory.flush()
     if final is None:

@@ -34,7 +34,7 @@ def state_of(run: SavedRun) -> str:
     config = run.config
     if config.imported:
         return f"imported from {config.imported}"
-    if config.awaits_timing:
+    if config.awaits_timing and run.settings.run.minutes:
         return f"not timed yet, to train for {run.settings.run.minutes:g} minutes"
     steps, saved = run.settings.training.steps, checkpoint.peek(run.path)
     if saved is None:

@@ -12,7 +12,7 @@ from smallmind.randomness import hash64, hash_words
 from smallmind.settings.config import ModelConfig, RunConfig
 from smallmind.text.chat import CUT, KINDS, LEARNED, START
 from smallmind.text.dataset import Batch, Dataset, Tokens
-from smallmind.text.packing import pack
+from smallmind.text.packing import pack_evenly
 from smallmind.text.tokenizer import Tokenizer
 
 CHUNK = 1 << 22  # tokens that are read at once
@@ -69,7 +69,9 @@ class PackedDataset(Dataset):
         self.learn = check_field(RunConfig, "learn", learn)
         self.tokenizer = tokenizer
         self._stored = train, held_out
-        self.train, self.held_out = (Rows(part, self.block_size, learn) for part in self._stored)
+        self.train, self.held_out = (
+            Rows(part, self.block_size, learn, self.batch_size) for part in self._stored
+        )
         self._kept = {}
         for rows, name in ((self.train, "train on"), (self.held_out, "hold out")):
             if not rows.pieces.begins.size:
@@ -91,6 +93,10 @@ class PackedDataset(Dataset):
     @property
     def learned_share(self) -> float:
         return self.train.learned / (self.train.count * self.block_size)
+
+    @property
+    def window_weights(self) -> np.ndarray:
+        return self.train.learned_of_rows
 
     @property
     def is_on_disk(self) -> bool:
@@ -137,12 +143,14 @@ class PackedDataset(Dataset):
 class Rows:
     """The rows of one part; as tokens, their inputs one after another, and one more."""
 
-    def __init__(self, marked: Tokens, T: int, learn: str) -> None:
+    def __init__(self, marked: Tokens, T: int, learn: str, batch_size: int) -> None:
         self._marked, self.T, self._learns_all = marked, T, learn == "all"
         self.pieces = find_pieces(marked, T, self._learns_all)
-        order, self._ends = pack(self.pieces.lengths - 1, T)
+        learned = self.pieces.learned
+        order, self._ends = pack_evenly(self.pieces.lengths - 1, learned, T, batch_size)
         self._begins, self._lengths = self.pieces.begins[order], self.pieces.lengths[order]
         self.count = len(self._ends)
+        self.learned_of_rows = np.diff(np.cumsum(learned[order])[self._ends - 1], prepend=0)
         self.learned = int(self.pieces.learned.sum())
         self.tokens = int(self._lengths.sum())
 

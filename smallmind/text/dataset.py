@@ -183,6 +183,11 @@ class Dataset:
         return 1.0
 
     @property
+    def window_weights(self) -> np.ndarray | None:
+        """How much the windows of an epoch count, one after the other; None: all the same."""
+        return None
+
+    @property
     def stored(self) -> tuple[Tokens, Tokens]:
         """Both parts as they are given to the constructor."""
         return self.train, self.held_out

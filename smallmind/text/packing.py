@@ -1,8 +1,14 @@
 """Packs sequences of different lengths into rows of one length, with little left empty."""
 
+import heapq
+import math
+
 import numpy as np
 
 from smallmind.console import activity
+
+# More rows than the fewest that are tried, as a share, so that they can be made even.
+MORE_ROWS = (0.0, 0.02, 0.04)
 
 
 def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
@@ -34,3 +40,71 @@ def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
         rooms |= 1 << (room - length)
     order = np.array([i for row in rows for i in row], np.int64)
     return order, np.cumsum([len(row) for row in rows], dtype=np.int64)
+
+
+def pack_evenly(
+    lengths: np.ndarray, weights: np.ndarray, capacity: int, multiple: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """Like `pack`, into rows that have about the same sum of weights (n,), one per sequence.
+
+    Their number is a multiple of `multiple` if that takes few more rows.
+    """
+    order, ends = pack(lengths, capacity)
+    fewest = len(ends)
+    row_of = np.empty(len(lengths), np.int64)
+    row_of[order] = np.repeat(np.arange(fewest), np.diff(ends, prepend=0))
+    tried = [math.ceil((1 + share) * fewest) for share in MORE_ROWS]
+    for count in tried:
+        whole = math.ceil(count / multiple) * multiple
+        count = whole if whole <= tried[-1] else count
+        spread = _spread(lengths, capacity, count) if count <= len(lengths) else None
+        if spread is not None:
+            row_of = spread
+            break
+    row_of = _exchanged(lengths, weights, row_of)
+    return np.argsort(row_of, kind="stable"), np.cumsum(np.bincount(row_of))
+
+
+def _spread(lengths: np.ndarray, capacity: int, count: int) -> np.ndarray | None:
+    """-> the row of each sequence, among `count` rows of nearly the same length; None if one is
+    longer than capacity.
+
+    The longest first, each into the emptiest row (Graham 1969).
+    """
+    rows = [(0, row) for row in range(count)]  # a heap by what they hold
+    longest_first = np.argsort(-lengths, kind="stable")
+    row_of = np.empty(len(lengths), np.int64)
+    for i, length in activity.parts(
+        list(zip(longest_first.tolist(), lengths[longest_first].tolist(), strict=True))
+    ):
+        held, row = rows[0]
+        if held + length > capacity:
+            return None
+        heapq.heapreplace(rows, (held + length, row))
+        row_of[i] = row
+    return row_of
+
+
+def _exchanged(lengths: np.ndarray, weights: np.ndarray, row_of: np.ndarray) -> np.ndarray:
+    """-> the rows of sequences, of which those of the same length have changed places.
+
+    So that rows have about the same sum of weights: of each length, the longest first, the heaviest
+    goes to the row that would else be the lightest.
+    """
+    if not len(lengths):
+        return row_of
+    longest_first = np.argsort(-lengths, kind="stable")
+    changes = np.flatnonzero(np.diff(lengths[longest_first])) + 1
+    groups = np.split(longest_first, changes)
+    means = [weights[group].mean() for group in groups]
+    expected, exchanged = np.zeros(row_of.max() + 1), row_of.copy()
+    for group, mean in zip(groups, means, strict=True):
+        np.add.at(expected, row_of[group], mean)
+    for group, mean in zip(groups, means, strict=True):
+        places = row_of[group]
+        np.subtract.at(expected, places, mean)
+        places = places[np.argsort(expected[places], kind="stable")]
+        heaviest_first = group[np.argsort(-weights[group], kind="stable")]
+        exchanged[heaviest_first] = places
+        np.add.at(expected, places, weights[heaviest_first])
+    return exchanged

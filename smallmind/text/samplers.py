@@ -14,6 +14,7 @@ from smallmind.settings.config import TrainingConfig
 from smallmind.text.dataset import Batch, Dataset, random_starts
 
 MOST_SHUFFLED = 1 << 20  # windows whose order is held in memory
+BLUR = 0.2  # share of their weight by which windows change places from epoch to epoch
 
 
 class Sampler:
@@ -59,26 +60,36 @@ class Epochs(Sampler):
     """The training part cut into windows, each used once per epoch.
 
     Every epoch has its own order, and its own offset, a multiple of stride. An update never spans
-    two epochs, so the last batches of an epoch may have fewer windows, or none.
+    two epochs, so the last batches of an epoch may have fewer windows, or none. Where windows count
+    differently, batches have nearly the same number of them instead, which count about as much.
     """
 
     def __init__(self, dataset: Dataset, batches: int = 1, stride: int = 1) -> None:
         super().__init__(dataset, batches, stride)
         self.windows = (len(dataset.train) - 1) // dataset.block_size
         self.steps = math.ceil(self.windows / (batches * dataset.batch_size))  # updates per epoch
+        self._weights = dataset.window_weights
         self._shuffled = -1, np.empty(0, np.int64)  # an epoch and its windows' starts, in order
 
     @property
     def max_batch_size(self) -> int:
+        if self._weights is not None:
+            return math.ceil(self.windows / (self.steps * self.batches))
         return min(self.dataset.batch_size, self.windows)
+
+    @property
+    def smaller_batch_size(self) -> int:
+        """Windows of the other batches, if not all have max_batch_size; 0 if they have none."""
+        if self._weights is not None:
+            least, more = divmod(self.windows, self.steps * self.batches)
+            return least if more else 0
+        return self.windows % self.dataset.batch_size
 
     def starts(self, number: int) -> np.ndarray:
         epoch = number // (self.steps * self.batches)
-        B, T = self.dataset.batch_size, self.dataset.block_size
-        first = self._place(number) * B
-        last = first + self.windows_in_batch(number)
+        first, last = self._first(number), self._first(number, 1)
         if self.windows > MOST_SHUFFLED:
-            key = hash64(self.dataset.seed, 3, epoch)
+            key, T = hash64(self.dataset.seed, 3, epoch), self.dataset.block_size
             return permuted(np.arange(first, last), self.windows, key) * T + self._offset(epoch)
         shuffled = self._shuffled  # another thread may draw from another epoch
         if shuffled[0] != epoch:
@@ -86,16 +97,24 @@ class Epochs(Sampler):
         return shuffled[1][first:last]
 
     def windows_in_batch(self, number: int) -> int:
-        B = self.dataset.batch_size
-        return max(0, min(B, self.windows - self._place(number) * B))
+        return self._first(number, 1) - self._first(number)
 
-    def _place(self, number: int) -> int:
-        """The number of a batch within its epoch."""
-        return number % (self.steps * self.batches)
+    def _first(self, number: int, following: int = 0) -> int:
+        """The place of the first window of a batch in its epoch, or of the one that follows it."""
+        count = self.steps * self.batches
+        place = number % count + following
+        if self._weights is not None:
+            return self.windows * place // count
+        return min(place * self.dataset.batch_size, self.windows)
 
     def _shuffle(self, epoch: int) -> np.ndarray:
         data = self.dataset
-        order = np.argsort(hash_words(np.arange(self.windows), hash64(data.seed, 3, epoch)))
+        hashes = hash_words(np.arange(self.windows), hash64(data.seed, 3, epoch))
+        order = np.argsort(hashes)
+        if self._weights is not None:
+            ends = [self._first(number, 1) for number in range(self.steps * self.batches)]
+            random = (hashes >> np.uint64(11)) / 2.0**53  # from 0 to 1
+            order = _balanced(self._weights, np.diff(ends, prepend=0), random, order)
         return order * data.block_size + self._offset(epoch)
 
     def _offset(self, epoch: int) -> int:
@@ -104,6 +123,32 @@ class Epochs(Sampler):
         # The windows do not fill the text: which tokens are unused changes from epoch to epoch.
         unused = len(data.train) - 1 - self.windows * data.block_size
         return hash64(data.seed, 4, epoch) % (unused // self.stride + 1) * self.stride
+
+
+def _balanced(
+    weights: np.ndarray, sizes: np.ndarray, random: np.ndarray, order: np.ndarray
+) -> np.ndarray:
+    """weights (n,) -> the order of n windows in which batches of these sizes weigh about the same.
+
+    The heaviest windows first, one for each batch: always the heaviest one to the batch that weighs
+    least so far. `random` (n,) and `order` (n,) make that another order in each epoch.
+    """
+    count, least = len(sizes), int(sizes.min())
+    if sizes.max() <= 1:
+        return order
+    heaviest_first = np.argsort(-weights * (1 + BLUR * random), kind="stable")
+    weighed, batch_of = np.zeros(count), np.empty(len(weights), np.int64)
+    shuffled = order[order < count]  # the batches: of those that weigh the same, any may be first
+    batches = [np.arange(count)] * least + [np.flatnonzero(sizes > least)]
+    first = 0
+    for receiving in batches:
+        dealt = heaviest_first[first : first + len(receiving)]
+        first += len(receiving)
+        among = shuffled[np.isin(shuffled, receiving)]
+        lightest_first = among[np.argsort(weighed[among], kind="stable")]
+        batch_of[dealt] = lightest_first
+        weighed[lightest_first] += weights[dealt]
+    return np.argsort(batch_of, kind="stable")
 
 
 def make_sampler(dataset: Dataset, epochs: int, batches: int, stride: int = 1) -> Sampler:

@@ -1,10 +1,11 @@
 """Asks a model the held-out questions of its conversations, and compares what it answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from smallmind.console.activity import clock
 from smallmind.nn.transformer import TransformerModel
 from smallmind.tasks.answers import MORE, Asked, answers, written
 from smallmind.text.conversations import PackedDataset, Question
@@ -13,6 +14,7 @@ from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.records import AnswersRecord
 
 MOST_ASKED, MOST_SHOWN = 100, 12
+FEWEST_ASKED = MOST_SHOWN  # however long they take
 SHORT = 48  # tokens: longer answers are seldom the same word for word
 LONGEST = 1000  # characters that are kept of a question or an answer
 
@@ -39,23 +41,43 @@ def ask(
     data: PackedDataset,
     most: int = MOST_ASKED,
     check_stop: Callable[[], object] = lambda: None,
+    seconds: float | None = None,
 ) -> AnswersRecord:
-    """Asks at most this many held-out questions, with short answers if there are any."""
+    """Asks at most this many held-out questions, with short answers if there are any.
+
+    With `seconds` it asks FEWEST_ASKED, and as many more as that leaves time for.
+    """
     questions = data.questions(most, SHORT)
-    asked = [_asked(model, data.tokenizer, question) for question in questions]
-    given = {}
-    for number, text in written(model, data.tokenizer, asked):
-        check_stop()
-        given[number] = text
-    answered = [
-        _answered(data.tokenizer, question, given[i]) for i, question in enumerate(questions)
-    ]
+
+    def answers_to(some: Sequence[int]) -> dict[int, Answered]:
+        asked = [_asked(model, data.tokenizer, questions[i]) for i in some]
+        given = {}
+        for number, text in written(model, data.tokenizer, asked):
+            check_stop()
+            given[some[number]] = _answered(data.tokenizer, questions[some[number]], text)
+        return given
+
+    everything, begun = range(len(questions)), clock()
+    first = everything if seconds is None else _spread(everything, FEWEST_ASKED)
+    found = answers_to(first)
+    if seconds is not None and (left := [i for i in everything if i not in found]):
+        took = (clock() - begun) / len(first)
+        affordable = len(left) if took <= 0 else int(seconds / took) - len(first)
+        found |= answers_to(_spread(left, affordable))
+    answered = [found[i] for i in sorted(found)]
     exact = sum(one.is_exact for one in answered)
     shown = tuple(
         (one.question[-LONGEST:], one.wanted[:LONGEST], one.given[:LONGEST])
         for one in answered[:MOST_SHOWN]
     )
     return AnswersRecord(step, exact / len(answered), len(answered), shown)
+
+
+def _spread(numbers: Sequence[int], most: int) -> Sequence[int]:
+    """At most so many of these numbers, spread evenly."""
+    if len(numbers) <= most:
+        return numbers
+    return [numbers[i * len(numbers) // most] for i in range(max(0, most))]
 
 
 def answer(model: TransformerModel, tokenizer: Tokenizer, question: Question) -> Answered:

@@ -23,6 +23,12 @@ _Counts = tuple[list[float], int, int, int, int]
 
 GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it, modulo 1, are spread evenly
 MOST_HELD_OUT = 1 << 18  # tokens predicted at the end of a run: the loss to 0.003 nats or so
+EVALUATING = 0.1  # share of the time of a run for evaluations and questions
+
+
+def evaluating_seconds(training_seconds: float) -> float:
+    """The time for evaluations and questions in a run whose steps take so many seconds."""
+    return EVALUATING / (1 - EVALUATING) * training_seconds
 
 
 @dataclass(frozen=True)

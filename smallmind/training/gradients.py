@@ -119,6 +119,7 @@ class Gradients:
         self.group = gradient_sum.group
         self.losses: list[float] = []  # of each shard in the last step, as parts of the mean
         self.divisor = 1.0  # what the gradients of the last step have to be divided by
+        self.learned = 0.0  # targets that the loss of the last step is a mean of, by their weights
         self.sampler = sampler
         self.waiting = 0.0  # seconds that all steps have waited for their batches
         self._batches = batches
@@ -149,6 +150,7 @@ class Gradients:
         self.losses = [loss for loss, _, _ in shards]
         total = Summed(sum(self.losses), sum(weight for _, weight, _ in shards))
         self.divisor = total.over(self.sampler.windows_in_step(step))
+        self.learned = total.weight * self.sampler.dataset.block_size
         if self.run.distillation:
             for _, _, dtemperature in shards:
                 self.run.distillation.temperature_parameter.dx += dtemperature / self.divisor

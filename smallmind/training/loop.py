@@ -150,7 +150,7 @@ class Loop:
             overflow = step, run.loss_scale
             yield FallingScaleRecord(*overflow, largest) if largest else OverflowRecord(*overflow)
             return
-        run.spikes.observe(loss)
+        run.spikes.observe(loss, self.gradients.learned)
         limit = config.max_grad_norm
         progress.clipped += 0 < limit < norm
         progress.far_clipped += 0 < FAR * limit < norm
@@ -274,7 +274,7 @@ class Loop:
     def _is_broken(self, loss: float) -> bool:
         """True if a loss must not lead to an update."""
         if self.run.config.max_rollbacks:
-            return self.run.spikes.is_spike(loss)
+            return self.run.spikes.is_spike(loss, self.gradients.learned)
         return not math.isfinite(loss) and not self.run.scaler  # a scaler skips the update itself
 
     def _roll_back(self, step: int, loss: float) -> RollbackRecord:
@@ -304,6 +304,8 @@ class Loop:
         """Takes a snapshot, unless a tensor is not finite -> the name of the first such tensor."""
         if not self.run.config.max_rollbacks:
             return None
+        if self.run.spikes.doubtful:  # perhaps there is nothing good about it
+            return self.run.capture().first_non_finite()
         # A saver may still write the last snapshot, or fail and try it again later.
         failure = self.saver.wait() if self.saver else None
         return self.run.spikes.keep(self.run.capture(), overwrite=failure is None)

@@ -365,7 +365,7 @@ class _DryRun:
         """Trains on a batch of every size that a run on this data has."""
         epochs, batches = self.training.epochs, self.training.grad_accum_steps
         sampler = make_sampler(data, epochs, batches)
-        rest = sampler.windows % data.batch_size if isinstance(sampler, Epochs) else 0
+        rest = sampler.smaller_batch_size if isinstance(sampler, Epochs) else 0
         kinds = data.is_weighted, data.is_packed
         self.train_batch(sampler.max_batch_size, rest, lambda: self._evaluate_parts(data), *kinds)
 

@@ -344,15 +344,17 @@ class Training:
 
         return self.group.divide(items, checked)
 
-    def ask(self, step: int, most: int = MOST_ASKED) -> AnswersRecord | None:
+    def ask(
+        self, step: int, most: int = MOST_ASKED, seconds: float | None = None
+    ) -> AnswersRecord | None:
         """Asks the held-out questions of conversations; None if there are none, or it was stopped.
 
-        Only the first process asks.
+        With `seconds`, some of them if all would take longer. Only the first process asks.
         """
         if not isinstance(self.data, PackedDataset) or not self.group.is_first:
             return None
         with self._evaluating("Asking the held-out questions"):
-            return ask(step, self.model, self.data, most, self.check_stop)
+            return ask(step, self.model, self.data, most, self.check_stop, seconds)
         return None
 
     def sample(self, tokens: int | None = None) -> str:

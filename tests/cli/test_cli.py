@@ -281,17 +281,19 @@ def test_the_time_of_evaluations_is_shown(evaluating, total, advised, capsys):
     """Advice only where there is time to save, about what somebody chose, not the result's."""
     seconds = {"total": total + 7, "evaluations": evaluating, "last evaluation": 7.0}
 
-    def shown(**chosen):
+    def shown(limits=False, **chosen):
         training = types.SimpleNamespace(
             progress=RunProgress(evaluated=250, seconds=seconds),
             config=TrainingConfig(max_grad_norm=0, **chosen),
         )
-        show_costs(Console(), training)
+        config = types.SimpleNamespace(limits_evaluations=limits)
+        show_costs(Console(), types.SimpleNamespace(training=training, config=config))
         return flat(capsys.readouterr().out)
 
     printed = shown(val_every=10)
     for nobodys in ({}, {"val_every": 50, "val_batches": 5}):  # the defaults, and those of a preset
         assert "Evaluations took" in shown(**nobodys) and "evaluate less" not in shown(**nobodys)
+    assert "evaluate less" not in shown(limits=True, val_every=10)  # the recipe has chosen it
     share = f"Evaluations took {evaluating} of {total} seconds ({evaluating / total:.0%})"
     assert share in printed
     advice = ": evaluate less often (--val-every) or on less text (--val-batches)"

@@ -2,15 +2,20 @@
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
 
 import smallmind
 from smallmind import Chat, InputError, Run
+from smallmind.runs import pace
+from smallmind.runs.chat_recipe import evaluated_in_time
 from smallmind.runs.saved import TOKENS
 from smallmind.text.conversations import PackedDataset
+from smallmind.training import answers
 from smallmind.training.records import AnswersRecord, EvaluationRecord, StepRecord
+from smallmind.training.training import SAMPLE_TOKENS
 from tests.programs import CATS
 from tests.runs.small import left
 
@@ -64,16 +69,16 @@ def test_it_is_of_conversations_with_a_chat_template(whole):
     assert Run.open(run.path).settings == run.settings
 
 
-def test_questions_are_asked_before_and_after(whole):
+def test_questions_are_asked_at_the_end(whole):
     run, records = whole
-    (before,) = [record for record in records if isinstance(record, AnswersRecord)]
-    assert before.step == 0 and before.asked == 2 and run.asked.asked == 2
+    assert not any(isinstance(record, AnswersRecord) for record in records)
+    assert run.asked.asked == 2
     assert [answer[:2] for answer in run.asked.answers] == [
         ("Who is 18?", "The ant."),
         ("Who is 19?", "The bat."),
     ]
     kept = [row for row in run.metrics().rows if "exact_match" in row]
-    assert [row["step"] for row in kept] == [0, run.settings.training.steps]
+    assert [row["step"] for row in kept] == [run.settings.training.steps]
     assert run.sample.startswith("Who is 18?\n> ")
 
 
@@ -166,6 +171,28 @@ def test_a_model_of_a_text_is_trained_on_conversations(arch, file, tmp_path):
     assert run.settings.training.learning_rate < base.settings.training.learning_rate
 
 
+@pytest.mark.parametrize("trained", [0.0, 0.3])
+@pytest.mark.parametrize("adapter", [{}, {"lora_rank": 2}])
+def test_what_a_model_was_trained_with_is_kept_unless_a_person_says_otherwise(
+    trained, adapter, file, tmp_path
+):
+    """With dropout that a model has never seen, its loss in training is not that of the model."""
+    base = {name: FIELDS[name] for name in ("block_size", "n_embd", "n_layer", "n_head")}
+    base |= {"tokenizer": "byte", "epochs": 1, "dropout": trained}
+    Run.create(text=file, out=tmp_path / "base", **base).train()
+    fields = {"init_from": str(tmp_path / "base"), **adapter}
+    texts = {"chats": file, "text": CATS}
+    for name, given in texts.items():
+        run = Run.create(text=given, out=tmp_path / name, **fields)
+        assert run.settings.model.dropout == run.training.model.config.dropout == trained
+        said = Run.create(text=given, out=tmp_path / f"{name} said", dropout=0.2, **fields)
+        assert said.settings.model.dropout == 0.2
+    if adapter:
+        own = Run.create(text=file, out=tmp_path / "own", lora_dropout=0.25, **fields)
+        assert own.training.model.adapter.dropout == 0.25
+        assert own.settings.model.dropout == trained
+
+
 def create_from(base, file, out):
     fields = {
         name: value
@@ -236,3 +263,105 @@ def test_ranks_train_the_same_bits(file, tmp_path):
         return losses, training.model.flat.data.tobytes()
 
     assert in_process.on_ranks(2, trained, trained) == trained(ALONE)
+
+
+SHAPE = {name: FIELDS[name] for name in ("n_layer", "n_embd", "n_head", "block_size", "precision")}
+
+
+def paced(monkeypatch, step, reading, answer=0.0):
+    """Makes steps, batches of an evaluation and answers seem to take so many seconds."""
+    sample = answer * SAMPLE_TOKENS / pace.TIMED_TOKENS
+    found = pace.Pace(step=step, evaluation=2 * reading, save=0.0, end=0.0, sample=sample)
+    monkeypatch.setattr(pace, "kept_pace", lambda *_: found)
+
+
+@pytest.mark.parametrize("steps", [60, 100, 459, 5000])
+@pytest.mark.parametrize(("reading", "answer"), [(1.0, 0.6), (0.3, 0.1), (0.01, 0.01)])
+def test_evaluations_and_questions_take_a_tenth_of_a_run(
+    steps, reading, answer, monkeypatch, tmp_path
+):
+    """With the costs of a real model: steps of 2.2 s, six batches of held-out conversations."""
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs(80)))
+    fields = {**SHAPE, "batch_size": 1, "steps": steps}
+    run = Run.create(text=path, out=tmp_path / "run", **fields)
+    paced(monkeypatch, 2.2, reading, answer)
+    config, before = evaluated_in_time(run.training, run.settings.training)
+    data = run.training.data
+    each = sum(min(config.val_batches, data.batches_of(part)) for part in ("train", "held_out"))
+    evaluations = math.ceil(steps / config.val_every)
+    final = data.held_out_batches
+    seconds = (evaluations * each + final) * reading + 12 * answer + before
+    assert seconds <= (2.2 * steps + seconds) / 10
+    assert 1 <= evaluations <= 10
+    if steps == 5000:
+        assert (evaluations, config.val_batches) == (10, 20)
+        assert before == pytest.approx(12 * answer)
+    if steps == 60 and reading == 1:
+        assert evaluations < 4 and before == 0
+
+
+def test_a_run_too_short_for_evaluations_has_one(monkeypatch, tmp_path, file):
+    run = Run.create(text=file, out=tmp_path / "run", **SHAPE, steps=5)
+    paced(monkeypatch, 0.01, 3.0, 3.0)
+    config, before = evaluated_in_time(run.training, run.settings.training)
+    assert (config.val_every, config.val_batches, before) == (5, 1, 0)
+
+
+def test_evaluations_are_timed_once_and_kept_for_a_run_that_resumes(file, tmp_path, monkeypatch):
+    paced(monkeypatch, 1.0, 0.1)
+    fields = {**SHAPE, "batch_size": 1, "epochs": 4, "save_every": 3}
+    whole = Run.create(text=file, out=tmp_path / "whole", **fields)
+    assert whole.config.limits_evaluations and whole.awaits_timing
+    assert "not timed" not in repr(whole)
+    records = whole.train()
+    steps, every = whole.settings.training.steps, whole.settings.training.val_every
+    assert not whole.awaits_timing
+    evaluated = [record.step for record in records if isinstance(record, EvaluationRecord)]
+    assert evaluated == sorted({*range(every, steps, every), steps})
+    run = left(Run.create(text=file, out=tmp_path / "cut", **fields), 5)
+    del run
+    paced(monkeypatch, 1.0, 5.0)  # busier by now
+    again = Run.open(tmp_path / "cut")
+    again.resume()
+    assert again.settings.training.val_every == every
+    np.testing.assert_array_equal(*(run.load()[0].flat.data for run in (whole, again)))
+    assert all(verdict.fault is None for verdict in again.verify())
+
+
+@pytest.mark.parametrize("chosen", [{"val_every": 7}, {"val_batches": 3}, {"recipe": "modern"}])
+def test_evaluations_that_a_person_has_chosen_stay(chosen, file, tmp_path):
+    run = Run.create(text=file, out=tmp_path / "run", **SHAPE, **chosen)
+    assert not run.config.limits_evaluations and not run.awaits_timing
+    for name, value in chosen.items():
+        assert getattr(run.settings.training, name, value) == value
+
+
+def test_a_model_that_may_know_answers_is_asked_a_few_questions_first(whole, tmp_path, monkeypatch):
+    path = tmp_path / "more.jsonl"
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs(300)))
+    paced(monkeypatch, 1.0, 0.01, 0.01)
+    fields = {"text": path, "epochs": 1, "precision": "float32"}
+    run = Run.create(**fields, out=tmp_path / "run", init_from=str(whole[0].path))
+    records = run.train()
+    asked = [record for record in records if isinstance(record, AnswersRecord)]
+    assert [(record.step, record.asked) for record in asked] == [(0, 12)]
+    paced(monkeypatch, 1.0, 0.01, 100.0)  # too slow
+    slow = Run.create(**fields, out=tmp_path / "slow", init_from=str(whole[0].path))
+    assert not any(isinstance(record, AnswersRecord) for record in slow.train())
+    assert slow.asked.asked >= 12
+
+
+@pytest.mark.parametrize(("seconds", "asked"), [(0, 12), (-5, 12), (20, 20), (33.5, 30), (1e3, 30)])
+def test_as_many_questions_are_asked_as_there_is_time_for(
+    seconds, asked, whole, tmp_path, monkeypatch
+):
+    path = tmp_path / "more.jsonl"
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs(300)))
+    run = Run.create(text=path, out=tmp_path / "run", init_from=str(whole[0].path), steps=1)
+    times = iter([0.0, 12.0])  # a second for each
+    monkeypatch.setattr(answers, "clock", lambda: next(times))
+    found = run.training.ask(3, seconds=seconds)
+    assert found.asked == asked and found.step == 3
+    questions = [question for question, _, _ in found.answers]
+    assert len(set(questions)) == len(questions) == 12

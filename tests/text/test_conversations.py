@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from smallmind import InputError, Tokenizer
+from smallmind.text import samplers
 from smallmind.text.chat import KINDS, TEXT, Turn, encode_each
 from smallmind.text.conversations import PackedDataset, Rows, find_pieces
 from smallmind.text.samplers import Epochs, RandomWindows, draw
@@ -59,6 +60,52 @@ def test_an_epoch_has_each_conversation_once_and_whole(conversations):
             np.testing.assert_array_equal(ids[1:], targets[:-1])
             found.append((*ids.tolist(), int(targets[-1])))
     assert sorted(found) == sorted(tuple(t // KINDS for t in tokens) for tokens in wanted)
+
+
+def learned_of_updates(data, batches):
+    """The rows and the learned tokens of each update, for two epochs."""
+    sampler = Epochs(data, batches)
+    found = []
+    for epoch in range(2):
+        rows, learned = [], []
+        for step in range(epoch * sampler.steps + 1, (epoch + 1) * sampler.steps + 1):
+            numbers = [n for n in sampler.batches_in_step(step) if sampler.windows_in_batch(n)]
+            drawn = [draw(sampler, number).copy() for number in numbers]
+            assert all(len(batch.ids) <= sampler.max_batch_size for batch in drawn)
+            assert sampler.windows_in_step(step) == sum(len(batch.ids) for batch in drawn)
+            rows += [int(start) // data.block_size for batch in drawn for start in batch.starts]
+            learned.append(sum(int(batch.weights.sum()) for batch in drawn))
+        found.append((rows, learned))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "batches"), [(1, 1), (2, 1), (4, 1), (8, 1), (3, 2), (1, 4)]
+)
+def test_updates_learn_about_the_same_number_of_tokens(batch_size, batches):
+    """Of many short conversations and a few long ones, whose last row would be nearly empty."""
+    random = np.random.default_rng(2)
+    some = [conversation(random) for _ in range(500)]
+    some += [conversation(random, turns=6) for _ in range(12)]
+    random.shuffle(some)
+    data = made(some, T=512, B=batch_size)
+    (first, learned), (second, others) = learned_of_updates(data, batches)
+    assert sorted(first) == sorted(second) == list(range(data.train.count))
+    assert first != second
+    assert sum(learned) == sum(others) == data.train.learned
+    for found in (learned, others):
+        assert max(found) < 1.3 * np.mean(found) and min(found) > 0.7 * np.mean(found)
+
+
+def test_rows_that_cannot_be_even_are_dealt_to_batches_that_are():
+    """Long conversations have a row each, with a few or with hundreds of learned tokens."""
+    weights = np.array([5, 900, 10, 850, 400, 420, 30, 700, 650, 200, 220, 810])
+    random, order = np.random.default_rng(0).random(12), np.random.default_rng(1).permutation(12)
+    for sizes in ([4, 4, 4], [3, 3, 3, 3], [2] * 6):
+        dealt = samplers._balanced(weights, np.array(sizes), random, order)
+        assert sorted(dealt) == list(range(12))
+        sums = [weights[part].sum() for part in np.split(dealt, np.cumsum(sizes)[:-1])]
+        assert max(sums) < 1.4 * np.mean(sums) and min(sums) > 0.6 * np.mean(sums)
 
 
 def test_the_weights_are_those_of_answers_or_of_all(conversations):

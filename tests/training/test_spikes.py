@@ -11,7 +11,7 @@ from smallmind.text.stories import built_in_text
 from smallmind.training import checkpoint as checkpoints
 from smallmind.training.records import RollbackRecord, StepRecord
 from smallmind.training.spikes import Spikes
-from tests.training.small import at_each_pass
+from tests.training.small import at_each_pass, small_training
 from tests.training.test_resume import Saves, assert_resumes_whole, digest, new_training
 
 
@@ -165,33 +165,142 @@ def test_a_non_finite_state_is_never_restored(step, monkeypatch):
     assert training.spikes.good.step == {4: 0, 12: 8}[step]
 
 
+MANY = 768  # learned tokens of a usual update
+
+
+def observed(losses, tokens, spikes=None):
+    """Spikes after these losses, none of which is one."""
+    spikes = spikes or Spikes(3)
+    for loss in losses:
+        assert not spikes.is_spike(loss, tokens)
+        spikes.observe(loss, tokens)
+    return spikes
+
+
 def test_the_threshold_is_three_times_the_average():
     spikes = Spikes(3)
-    assert not spikes.is_spike(1e9)  # there is no average yet
-    for _ in range(10):
-        spikes.observe(2.0)
-    assert not spikes.is_spike(5.99) and spikes.is_spike(6.01)
+    assert not spikes.is_spike(1e9, MANY)  # there is no average yet
+    observed([2.0] * 10, MANY, spikes)
+    assert not spikes.is_spike(5.99, MANY) and spikes.is_spike(6.01, MANY)
     for loss in (math.nan, math.inf):
-        assert spikes.is_spike(loss)
-    for _ in range(200):
-        spikes.observe(0.5)
-    assert spikes.is_spike(1.6)
+        assert spikes.is_spike(loss, MANY) and spikes.is_spike(loss, 1)
+    observed([0.5] * 200, MANY, spikes)
+    assert spikes.is_spike(1.6, MANY)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_false_alarm_in_5000_steps_of_noise(seed):
+@pytest.mark.parametrize("tokens", [16, MANY])
+def test_no_false_alarm_in_5000_steps_of_noise(seed, tokens):
     """Losses that fall as usual, with far more noise than a batch has; and those of a memorised
     text, where single batches are ten times above average."""
     random = np.random.default_rng(seed)
     falling = 1.4 + 2.8 * np.exp(-np.arange(5000) / 400)
     learnt = 0.01 + random.exponential(0.02, 5000)
     for losses in (falling * np.exp(0.2 * random.standard_normal(5000)), learnt):
-        spikes = Spikes(3)
-        alarms = 0
-        for loss in losses:
-            alarms += spikes.is_spike(loss)
-            spikes.observe(float(loss))
-        assert alarms == 0
+        observed(losses.tolist(), tokens)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_false_alarm_in_batches_of_16_tokens_of_which_some_are_all_rare(seed):
+    """Such as a line in another script: measured to be 4.6 times the average."""
+    random = np.random.default_rng(seed)
+    losses = 2.4 * np.exp(0.25 * random.standard_normal(5000))
+    rare = random.choice(np.arange(100, 5000), 20, replace=False)
+    losses[rare] *= random.uniform(2, 5, 20)
+    losses[1317] = 3 * 2.4 + 0.5
+    observed(losses.tolist(), 16)
+
+
+def test_an_update_of_few_tokens_may_be_noise_which_one_of_many_is_not():
+    spikes = observed([1.36] * 20, 200)
+    assert not spikes.is_spike(5.9, 13) and spikes.is_spike(5.9, 324)
+    assert spikes.is_spike(30.0, 13)  # no noise is as high
+    spikes.observe(5.9, 13)
+    assert spikes.average == pytest.approx(1.36)
+    assert not spikes.is_spike(0.0, 0)  # nothing was learned
+    spikes.observe(0.0, 0)
+    assert spikes.average == pytest.approx(1.36)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 16, 64])
+@pytest.mark.parametrize("factor", [4, 5])
+def test_high_losses_that_last_are_a_spike_after_enough_tokens(tokens, factor):
+    spikes = observed([2.0] * 50, tokens)
+    count = 0
+    while not spikes.is_spike(2.0 * factor, tokens):
+        spikes.observe(2.0 * factor, tokens)
+        count += 1
+    assert count == math.ceil(324 / tokens) - 1
+
+
+def test_noise_that_has_been_seen_raises_the_threshold_for_few_tokens_only():
+    calm, noisy = observed([1.0] * 200, 16), Spikes(3)
+    observed([0.2, 1.8] * 20 + [0.2, 1.8, 0.2, 6.0] * 40, 16, noisy)
+    assert calm.is_spike(12.0, 16) and not noisy.is_spike(12.0, 16)
+    assert noisy.is_spike(12.0, MANY)
+
+
+def tiny_batches():
+    """A training with updates of 16 tokens."""
+    training = small_training(batch_size=1)
+    training.snapshot_every = 10
+    return training
+
+
+def faster(training, step):
+    """Multiplies the learning rate by 100 from a step on, until the run is rolled back."""
+    usual = training.schedule.lr
+
+    def lr(number):
+        is_fast = number >= step and not training.spikes.rollbacks
+        return usual(number) * (100 if is_fast else 1)
+
+    training.schedule.lr = lr
+
+
+def poisoned(training, step):
+    """Multiplies the weights by 30 before a step."""
+
+    def poison(number):
+        if number == step:
+            names = [name for name in training.model.parameters if name.endswith("weight")]
+            training.model.flat.write({x: 30 * training.model.parameters[x] for x in names})
+
+    at_each_pass(training.model, before=poison)
+
+
+@pytest.mark.parametrize("plant", [faster, poisoned])
+def test_a_real_spike_is_found_in_batches_of_16_tokens_and_undone(plant):
+    training, records = tiny_batches(), []
+    for record in training.steps(config(steps=400, learning_rate=3e-3, warmup_steps=10)):
+        records.append(record)
+        if not records[1:]:
+            plant(training, 215)
+    rollbacks = [record for record in records if isinstance(record, RollbackRecord)]
+    assert len(rollbacks) == 1
+    # Back to before what was planted, though states were due since then.
+    assert rollbacks[0].step == 210 and 215 <= rollbacks[0].spike_step <= 215 + 40
+    losses = [record.loss for record in records if isinstance(record, StepRecord)]
+    assert np.mean(losses[-20:]) < np.mean(losses[200:210]) + 0.5
+
+
+def test_a_run_of_small_batches_resumes_while_it_is_in_doubt(tmp_path):
+    """Of updates of 48 tokens only seven high losses together are a spike."""
+
+    def build():
+        return spiking_training(dict.fromkeys(range(6, 13), 12.0))
+
+    settings = config(steps=20, save_every=5)
+    *_, records = assert_resumes_whole(build, settings, (5, 7, 10, 15), tmp_path)
+    assert [r.spike_step for r in records if isinstance(r, RollbackRecord)] == [12]
+
+
+def test_the_state_of_an_earlier_version_lacks_the_spread():
+    spikes = Spikes(3)
+    spikes.load_state({"average": 2.0, "rollbacks": 1, "skipped": [7]})
+    assert spikes.state() == {
+        **{"average": 2.0, "variance": 0.0, "doubtful": 0.0, "rollbacks": 1, "skipped": [7]}
+    }
 
 
 @pytest.mark.slow
