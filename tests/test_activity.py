@@ -228,6 +228,7 @@ def test_a_run_that_waits_for_a_slow_disk_says_so(shown, tmp_path, monkeypatch):
 
     monkeypatch.setattr(durable, "files", Slow())
     monkeypatch.setattr(activity, "REFRESH", 0.01)
+    monkeypatch.setattr(time, "monotonic", lambda: 5.0)  # else it may be shown again
     with activity.showing_on(release), BackgroundSaver(tmp_path) as saver:
         saver.save(RunState(1, {"x": np.zeros(1, np.float32)}, {}))
     assert shown == [("Waiting for a checkpoint to be written", False), (None, False)]

@@ -1,6 +1,7 @@
 """Tables of what is known about a run before its first step."""
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smallmind.cli.console import Console, shorten
@@ -124,7 +125,7 @@ def _describe_data(console: Console, run: "Run") -> None:
     console.table("Data", rows)
     if run.source.report:
         describe_reading(console, run.source.report)
-    for advice in filter(None, (_advice_on_vocabulary(run), _advice_on_length(run))):
+    for advice in filter(None, (_grown(run), _advice_on_vocabulary(run), _advice_on_length(run))):
         console.line(advice)
 
 
@@ -188,6 +189,18 @@ def describe_reading(console: Console, report: Report) -> None:
         console.line(f"Skipped: {skipped}")
     if (more := len(report.skipped) - MOST_SKIPPED) > 0:
         console.line(f"Skipped: {more:,} more")
+
+
+def _grown(run: "Run") -> str:
+    """Says which characters the model gets to know that it starts from; nothing without any."""
+    from smallmind.runs.assembly import new_characters
+    from smallmind.runs.loading import find
+
+    start = run.settings.run.init_from
+    if start is None or not Path(start).exists():
+        return ""
+    new = new_characters(find(start).tokenizer(), run.training.tokenizer)
+    return f"The vocabulary grows by {new} that {shorten(start)} does not know" if new else ""
 
 
 def _advice_on_vocabulary(run: "Run") -> str:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from smallmind import parts
 from smallmind.charts.text import BLOCKS, sparkline
 from smallmind.cli.console import INDENT, Console, line_width
+from smallmind.console import activity
 from smallmind.console.live_line import can_print
 from smallmind.console.table import GAP, format_bytes
 from smallmind.optim.loss_scaler import FALLS, PERIOD
+from smallmind.runs.pace import MAX_PASSES
 from smallmind.settings.config import TrainingConfig
 from smallmind.settings.presets import PRESETS
 from smallmind.training.evaluation import Evaluation
@@ -46,6 +48,10 @@ MAX_CLIPPED = 0.1
 USUAL_NORM = 1.0  # to which gradients are clipped
 MAX_EVALUATING = 0.2
 MIN_SECONDS = 10.0  # of evaluations, below which there is little to save
+UNUSED = 0.1  # of the minutes, from which it is said why
+LONGER_MEMORISES = (
+    f"more than {MAX_PASSES} passes over the text would memorise it; --steps N trains for longer"
+)
 MAX_WAITING, MIN_WAITING = 0.05, 1.0  # share and seconds that steps may wait for batches
 # val_every and val_batches as nobody has set them: no advice about the program's own choice.
 NOT_CHOSEN = [
@@ -64,12 +70,16 @@ class ProgressDisplay:
 
     def __init__(self, console: Console, steps: int, token: str = "token") -> None:
         self.console = console
-        self.steps = steps
         self.token = token  # what to call one, such as "char"
         self.step_records = 0
         self.progress = StatusText(steps, console.stream)
         self.health_checks = 0
         self.known: set[tuple[str, str]] = set()  # findings that were shown: name and problem
+
+    @property
+    def steps(self) -> int:
+        """The length of the run as it is now."""
+        return self.progress.steps
 
     def show(self, record: Record) -> None:
         """Shows a record, unless its kind is only for the metrics."""
@@ -196,6 +206,30 @@ def show_losses(console: Console, run: "Run") -> None:
     ascii_only = not can_print(console.stream, BLOCKS)
     room = max(MIN_SPARKLINE, line_width() - len(begin) - len(end))
     console.line(begin + sparkline(losses, min(room, MAX_SPARKLINE), ascii_only) + end)
+
+
+def show_minutes(console: Console, run: "Run") -> None:
+    """Of a run by minutes: how its steps were fitted to them, and why they were not all taken."""
+    fitted, minutes = run.training.config.fitted, run.settings.run.minutes
+    if not (fitted and minutes and run.deadline and run.final):
+        return
+    progress, given, left = run.training.progress, 60 * minutes, run.deadline - activity.clock()
+    planned = fitted[0][1]
+    if len(fitted) > 1:
+        console.line(
+            f"Steps were fitted to the time as the run went: {planned:,} were planned, and "
+            f"{progress.step:,} trained"
+        )
+    if abs(left) <= UNUSED * given:
+        return
+    reason = "the machine became slower, or what follows the last step took longer than expected"
+    if progress.ended:
+        reason = "it had nothing more to learn"
+    elif left > 0:
+        reason = LONGER_MEMORISES
+    console.line(
+        f"The run took {activity.duration(given - left)} of {activity.duration(given)}: {reason}"
+    )
 
 
 def show_costs(console: Console, run: "Run") -> None:

@@ -24,14 +24,14 @@ from smallmind.settings.presets import (
 from smallmind.settings.settings import RENAMED, SECTIONS
 from smallmind.settings.sources import (
     FIELDS,
-    FROM_TEXT,
+    FOLLOWING,
     MODEL_FIELDS,
     Choices,
     flag_of,
     without_effect,
 )
 
-ELSEWHERE = (*FROM_TEXT, "text", "enable_diagnostics")  # no flags of their section
+ELSEWHERE = (*FOLLOWING, "text", "enable_diagnostics")  # no flags of their section
 ALIASES = {"learning_rate": "--lr"}  # how most programs name it
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # what a backslash makes of the letter after it
 MORE_HELP = {"stop": "; \\n is a line break, \\t a tab, \\\\ a backslash"}

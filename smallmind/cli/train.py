@@ -169,7 +169,8 @@ def _build(console: Console, run: "Run") -> None:
 def _fit(console: Console, run: "Run", end: float) -> bool:
     """Chooses the number of steps of a run with --minutes -> False if it was stopped meanwhile."""
     from smallmind.cli.describe import model_for_minutes
-    from smallmind.runs.pace import MAX_PASSES
+    from smallmind.cli.display import LONGER_MEMORISES
+    from smallmind.corpus.reading import count_of
 
     with activity.doing("Timing a few steps"):
         timed = run.fit_steps(end)
@@ -178,15 +179,13 @@ def _fit(console: Console, run: "Run", end: float) -> bool:
     (pace, left), config = timed, run.settings.training
     console.line(model_for_minutes(run.settings))
     console.line(
-        f"{config.steps:,} steps of {1000 * pace.step:.1f} ms fit in the remaining {left:.0f} "
-        f"seconds, with evaluations of {pace.evaluation:.2f} s, saves of {pace.save:.2f} s and "
-        f"{pace.end:.1f} s at the end; {config.warmup_steps} of the steps are warmup"
+        f"{count_of(config.steps, 'step')} of {1000 * pace.step:.1f} ms fit in the remaining "
+        f"{left:.0f} seconds, with evaluations of {pace.evaluation:.2f} s, saves of "
+        f"{pace.save:.2f} s and {pace.end:.1f} s at the end; {config.warmup_steps} of the steps "
+        "are warmup. Their number is fitted to the time again as the run goes."
     )
     if pace.total(config) < 0.9 * left:
-        console.line(
-            f"The run ends sooner: more than {MAX_PASSES} passes over the text would memorise it. "
-            "--steps N trains for longer."
-        )
+        console.line(f"The run ends sooner: {LONGER_MEMORISES}")
     return True
 
 
@@ -244,6 +243,7 @@ def _show_steps(console: Console, run: "Run") -> int:
         show_costs,
         show_looks,
         show_losses,
+        show_minutes,
         show_usage,
         token_name,
     )
@@ -254,8 +254,10 @@ def _show_steps(console: Console, run: "Run") -> int:
     run.training.on_step = progress.during_step
     with stopping_on_signals(run, console) as received, closing(run.steps()) as steps:
         for record in steps:
+            progress.progress.steps = run.settings.training.steps
             progress.show(record)
         show_losses(console, run)
+        show_minutes(console, run)
         progress.show_health()
         show_looks(console, run.training)
         show_costs(console, run)

@@ -76,22 +76,25 @@ def _of_single(tokenizer: Tokenizer) -> dict[str, Any]:
     and the end of a text, which these vocabularies lack. It finds special tokens by their names,
     also where a program asks llama.cpp to take them as ordinary text.
     """
+    special = {i: name for name, i in tokenizer.special.items()}
+    tokens: list[bytes | str]  # bytes are escaped
     if isinstance(tokenizer, CharTokenizer):
-        tokens = [character.encode() for character in tokenizer.characters]
+        tokens = [special.get(i, piece.encode()) for i, piece in enumerate(tokenizer.pieces)]
     else:
         assert isinstance(tokenizer, ByteTokenizer)
-        tokens = [bytes([byte]) for byte in range(256)]
-    special = list(tokenizer.special)
-    if escaped := [name for name in special if "\\" in name]:
+        tokens = [*(bytes([byte]) for byte in range(256)), *special.values()]
+    if escaped := [name for name in special.values() if "\\" in name]:
         raise InputError(
             f"llama.cpp cannot find the special token {escaped[0]!r} among single {tokenizer.unit}:"
             " train with --tokenizer bpe, or export the model with --to hf"
         )
-    types = [UNUSED if name == f"[PAD{i}]" else CONTROL for name, i in tokenizer.special.items()]
+    types = np.full(len(tokens), NORMAL, np.int32)
+    for i, name in special.items():
+        types[i] = UNUSED if name == f"[PAD{i}]" else CONTROL
     return {
         "model": "rwkv",
-        "tokens": [*map(_escaped, tokens), *special],
-        "token_type": np.array([NORMAL] * len(tokens) + types, np.int32),
+        "tokens": [token if isinstance(token, str) else _escaped(token) for token in tokens],
+        "token_type": types,
     }
 
 
@@ -164,14 +167,8 @@ def _single(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     ordinary = [_unescaped(token) for token in tokens if token not in special]
     if ordinary == [bytes([byte]) for byte in range(256)]:
         return Tokenizer.from_state({"kind": "byte", "special": special})
-    characters = [token.decode() for token in ordinary]
-    if any(len(character) != 1 for character in characters) or characters != sorted(
-        set(characters)
-    ):
-        raise InputError("its tokens are neither the bytes nor single characters in their order")
-    return Tokenizer.from_state(
-        {"kind": "char", "characters": "".join(characters), "special": special}
-    )
+    pieces = [x if x in special else _unescaped(x).decode() for x in tokens]
+    return CharTokenizer.of_pieces(pieces, special)
 
 
 def _unescaped(token: str) -> bytes:

@@ -402,9 +402,16 @@ const smallmindModel = (() => {
   class CharTokenizer extends Tokenizer {
     constructor(state) {
       super(state);
-      const characters = [...state.characters];
-      this.numbers = new Map(characters.map((character, i) => [character, i]));
-      this.pieces = [...characters, ...this.special.keys()].map((text) => UTF8.encode(text));
+      const pieces = [];
+      for (const [name, i] of this.special) pieces[i] = name;
+      this.numbers = new Map();
+      let id = 0;
+      for (const character of state.characters) {
+        while (pieces[id] !== undefined) id++; // a special token
+        this.numbers.set(character, id);
+        pieces[id] = character;
+      }
+      this.pieces = pieces.map((text) => UTF8.encode(text));
     }
 
     words(text, ids) {

@@ -37,22 +37,39 @@ def too_short(config: TrainingConfig, has_begun: bool = False) -> str | None:
 class Schedule:
     """The learning rate of each step: linear warmup (Goyal et al. 2017), then `after_warmup`.
 
-    A run that is no longer than its warmup never reaches the peak.
+    A run that is no longer than its warmup never reaches the peak. If the length of a run was
+    chosen again while it trained, it follows the schedule of its first length, faster or slower
+    from then on, and ends where that ends.
     """
 
     def __init__(self, config: TrainingConfig) -> None:
         self.peak, self.min_lr = config.learning_rate, config.resolved_min_lr
-        self.warmup, self.steps = config.warmup_steps, config.steps
+        self.fitted = config.fitted
+        self.warmup = config.warmup_steps
+        self.steps = self.fitted[0][1] if self.fitted else config.steps
 
     def lr(self, step: int) -> float:
         """step (from 0) -> the learning rate of its update."""
-        return self.during_warmup(step) if step < self.warmup else self.after_warmup(step)
+        place = self.place(step)
+        return self.during_warmup(place) if place < self.warmup else self.after_warmup(place)
 
-    def during_warmup(self, step: int) -> float:
+    def place(self, step: int) -> float:
+        """step -> the step of the first length at which as large a share of the run has passed."""
+        place, begin, end = 0.0, 0, self.steps
+        for start, steps in self.fitted[1:]:
+            if start >= step:
+                break
+            place += (self.steps - place) * progress(start, begin, end)
+            begin, end = start, steps
+        if not begin:
+            return step
+        return place + (self.steps - place) * progress(step, begin, end)
+
+    def during_warmup(self, step: float) -> float:
         """Equal increments, the first above 0: step `warmup` is the first at the peak."""
         return self.peak * (step + 1) / (self.warmup + 1)
 
-    def after_warmup(self, step: int) -> float:
+    def after_warmup(self, step: float) -> float:
         """The learning rate of a step after the warmup."""
         raise NotImplementedError
 
@@ -75,7 +92,7 @@ class Schedule:
         return max(self.min_lr, self.peak * factor**times)
 
 
-def progress(step: int, start: int, end: int) -> float:
+def progress(step: float, start: float, end: float) -> float:
     """The share of the way from start to end: 0 up to start, 1 from end on."""
     if step >= end:
         return 1.0
@@ -90,14 +107,14 @@ def half_cosine(share: float) -> float:
 class Constant(Schedule):
     """Constant at the peak."""
 
-    def after_warmup(self, step: int) -> float:
+    def after_warmup(self, step: float) -> float:
         return self.peak
 
 
 class Cosine(Schedule):
     """A cosine from the peak to min_lr (Loshchilov & Hutter 2017, without restarts)."""
 
-    def after_warmup(self, step: int) -> float:
+    def after_warmup(self, step: float) -> float:
         return self.interpolate(half_cosine(progress(step, self.warmup, self.steps)))
 
 
@@ -111,7 +128,7 @@ class OneCycle(Cosine):
         super().__init__(config)
         self.warmup = self.steps // 10
 
-    def during_warmup(self, step: int) -> float:
+    def during_warmup(self, step: float) -> float:
         start = self.peak * ONE_CYCLE_START
         return start + (1 - half_cosine(step / self.warmup)) * (self.peak - start)
 
@@ -119,7 +136,7 @@ class OneCycle(Cosine):
 class Linear(Schedule):
     """A straight line from the peak to min_lr (Devlin et al. 2019, with min_lr 0)."""
 
-    def after_warmup(self, step: int) -> float:
+    def after_warmup(self, step: float) -> float:
         return self.interpolate(1 - progress(step, self.warmup, self.steps))
 
 
@@ -130,14 +147,18 @@ class Step(Schedule):
         super().__init__(config)
         self.factor, self.every = config.lr_decay_factor, config.lr_decay_every
 
-    def after_warmup(self, step: int) -> float:
-        return self.reduce(self.factor, (step - self.warmup) // self.every)
+    def place(self, step: int) -> float:
+        """step -> the same: it decays after so many steps, however many a run has."""
+        return step
+
+    def after_warmup(self, step: float) -> float:
+        return self.reduce(self.factor, int(step - self.warmup) // self.every)
 
 
 class Exponential(Schedule):
     """Exponential decay from the peak to min_lr at the end."""
 
-    def after_warmup(self, step: int) -> float:
+    def after_warmup(self, step: float) -> float:
         share = progress(step, self.warmup, self.steps)
         # A product of powers is exact at both ends; peak * (min_lr / peak)**share is not.
         return self.peak ** (1 - share) * self.min_lr**share
@@ -154,7 +175,7 @@ class WarmupStableDecay(Schedule):
         stable_end = self.steps - round(config.lr_decay_share * self.steps)
         self.decay_start = max(self.warmup, stable_end)
 
-    def after_warmup(self, step: int) -> float:
+    def after_warmup(self, step: float) -> float:
         return self.interpolate(1 - progress(step, self.decay_start, self.steps))
 
 
@@ -173,7 +194,7 @@ class ReduceOnPlateau(Schedule):
         self.waited = 0  # evaluations since the best or the last reduction
         self.reductions = 0
 
-    def after_warmup(self, step: int) -> float:
+    def after_warmup(self, step: float) -> float:
         return self.reduce(self.factor, self.reductions)
 
     def observe(self, val_loss: float) -> None:

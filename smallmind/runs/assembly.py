@@ -1,10 +1,12 @@
 """The parts of a run, built from its resolved settings: data, tokenizer, weights, teacher."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from smallmind.checks import InputError
 from smallmind.corpus.preparation import Encoding
+from smallmind.corpus.reading import count_of
 from smallmind.nn.growing import grown
 from smallmind.nn.transformer import Base, TransformerModel
 from smallmind.parallel.group import ALONE, Group
@@ -14,8 +16,9 @@ from smallmind.runs.source import ConversationSource, Source, TextSource
 from smallmind.runs.threads import use_threads
 from smallmind.settings.config import DistillationConfig, ModelConfig, RunConfig
 from smallmind.settings.settings import Settings
+from smallmind.text.char_tokenizer import CharTokenizer
 from smallmind.text.dataset import HELD_OUT, Dataset
-from smallmind.text.templates import HEADERS, fit_template
+from smallmind.text.templates import HEADERS, Template, fit_template
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.distillation import Distillation
 from smallmind.training.memory_estimate import Teacher
@@ -64,7 +67,8 @@ def fit_tokenizer(
 ) -> Tokenizer:
     """The tokenizer of a new run: that of its tokens or initial weights, or made from the text.
 
-    InputError if the tokenizer of the weights does not know all characters of the text.
+    A vocabulary of characters grows by those of the text that it lacks. InputError if that of the
+    weights cannot.
     """
     if source.tokenizer and initial and source.tokenizer.digest == initial.tokenizer.digest:
         return initial.tokenizer  # with what has been published of it
@@ -78,8 +82,7 @@ def fit_tokenizer(
         if encoding.kind.is_learned:
             text = text[: len(text) - (source.held_out or int(len(text) * HELD_OUT))]
         return Tokenizer(text, tokenizer, **encoding.settings)
-    _check_characters(run, tokenizer, text, initial)
-    return tokenizer
+    return _with_characters(run, tokenizer, text, initial)
 
 
 def _fit_to_conversations(
@@ -91,20 +94,39 @@ def _fit_to_conversations(
         text = source.text if encoding.kind.is_learned else source.alphabet + HEADERS
         tokenizer = Tokenizer(text, tokenizer, **encoding.settings)
     else:
-        _check_characters(run, tokenizer, source.alphabet, initial)
-    return fit_template(tokenizer, run.chat_template)[0]
+        tokenizer = _with_characters(run, tokenizer, source.alphabet, initial)
+    fitted, template = fit_template(tokenizer, run.chat_template)
+    headers = "".join(template.before.values()) if isinstance(template, Template) else ""
+    return _with_characters(run, fitted, headers, initial)
 
 
-def _check_characters(
+def _with_characters(
     run: RunConfig, tokenizer: Tokenizer, text: str, initial: Initial | None
-) -> None:
-    """InputError if the tokenizer of the initial weights does not know all characters of a text."""
-    if initial and (unknown := tokenizer.unknown(text)):
-        shown = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
-        raise InputError(
-            f"the text has characters that {run.init_from} does not know ({len(unknown)}):"
-            f" {shown}; remove them from the text, or train from scratch without init_from"
-        )
+) -> Tokenizer:
+    """The tokenizer of the initial weights with the characters of a text that it lacks.
+
+    InputError if its tokens are not characters.
+    """
+    if not (initial and (new := tokenizer.unknown(text))):
+        return tokenizer
+    if isinstance(tokenizer, CharTokenizer):
+        return tokenizer.with_characters(new)
+    raise InputError(
+        f"the text has characters that {run.init_from} does not know ({len(new)}): "
+        f"{_listed(new)}; remove them from the text, or train from scratch without init_from"
+    )
+
+
+def _listed(characters: Sequence[str]) -> str:
+    return ", ".join(map(repr, characters[:5])) + (", ..." if len(characters) > 5 else "")
+
+
+def new_characters(before: Tokenizer, now: Tokenizer) -> str:
+    """The characters that a vocabulary has got, as in "2 characters ('?', '!')"; or nothing."""
+    if not (isinstance(before, CharTokenizer) and isinstance(now, CharTokenizer)):
+        return ""
+    new = sorted(set(now.characters) - set(before.characters))
+    return f"{count_of(len(new), 'character')} ({_listed(new)})" if new else ""
 
 
 def build_training(

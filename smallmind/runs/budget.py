@@ -28,7 +28,7 @@ from smallmind.runs.scaling import (
 )
 from smallmind.runs.threads import choose_threads, use_threads
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
-from smallmind.settings.presets import RECIPES, Fields
+from smallmind.settings.presets import CHAT_RECIPE, RECIPES, Fields
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import MODEL_FIELDS, Choices
 from smallmind.text.dataset import HELD_OUT, Dataset
@@ -67,6 +67,7 @@ class Size(NamedTuple):
 
 
 CHOSEN = ("n_layer", "n_embd", "n_head", "block_size", "batch_size", "dropout", "weight_decay")
+SHAPE = ("n_layer", "n_embd", "n_head")
 HEAD, SMALL_HEAD = 32, 16  # channels of a head, and of one in a model that is not wide
 WIDE = 128
 WINDOW, LONG_WINDOW = 128, 256  # tokens; long ones teach less at first
@@ -142,7 +143,10 @@ def fit(
     seconds = 60 * float(given["minutes"])
     costs = corrected(costs_of(choices, seconds, processes), timed)
     sizes = sizes_for(given, fields, tokens, seconds, costs, law_for(known, seconds, costs))
-    return choices.having(**best(sizes).fields)
+    found = best(sizes)
+    if choices.recipe != CHAT_RECIPE:
+        return choices.having(**found.fields)
+    return choices.having(**{name: found.fields[name] for name in SHAPE})
 
 
 def fits(choices: Choices) -> bool:
@@ -150,7 +154,8 @@ def fits(choices: Choices) -> bool:
     given, recipe = choices.given, choices.recipe
     if not given.get("minutes") or given.get("init_from"):
         return False
-    return bool(recipe and RECIPES[recipe].fits) and any(name not in given for name in CHOSEN)
+    names = SHAPE if recipe == CHAT_RECIPE else CHOSEN  # the rest follows from the conversations
+    return bool(recipe and RECIPES[recipe].fits) and any(name not in given for name in names)
 
 
 def tokens_per_step(fields: Fields) -> int:

@@ -89,7 +89,7 @@ def _chosen(given: Fields, source: Source, tokenizer: Tokenizer, initial: Initia
         most = initial.config.block_size
         if position_class(initial.config).limits_context:
             del fields["block_size"]
-        else:
+        elif given.get("lora_rank"):
             fields["block_size"] = min(most, fields["block_size"])
     T = given.get("block_size") or fields.get("block_size") or (initial and most)
     tokens = TOKENS if count < FEW else MORE_TOKENS

@@ -22,8 +22,9 @@ from smallmind.nn.transformer import TransformerModel, resolve_precision, resolv
 from smallmind.parallel import environment
 from smallmind.parallel.environment import launched
 from smallmind.runs import budget
-from smallmind.runs.assembly import Initial, build_training, fit_tokenizer
+from smallmind.runs.assembly import Initial, build_training, fit_tokenizer, new_characters
 from smallmind.runs.chat_recipe import (
+    LONGEST,
     chooses_evaluations,
     evaluated_often,
     for_built_in,
@@ -87,7 +88,7 @@ def choices_of(settings: Settings | None, recipe: str | None, fields: dict[str, 
         if settings:
             raise InputError(f"{name}={value!r} would change nothing: settings has every setting")
     if settings:
-        return Choices(settings.replace(**fields).fields, recipe=None)
+        return Choices(settings.replace(**{"lengths": None, **fields}).fields, recipe=None)
     for name, value in names.items():
         if check_type(name, value, str) not in SETS[name]:
             raise InputError(f"{name}={value!r} must be one of {', '.join(SETS[name])}")
@@ -181,15 +182,13 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
         choices = _fitted(choices, source, tokenizer, cache)
         settings = choices.settings()
     if initial:
-        settings = with_initial(settings, initial)
+        # A model learns a longer context with conversations, unless they train an adapter alone.
+        learns = source.is_chat and not settings.training.adapter
+        settings = with_initial(settings, initial, LONGEST if learns else 0)
     settings = settings.replace(chat=source.is_chat)
     settings = with_tokenizer(settings, source)
     if initial and (added := tokenizer.vocab_size - initial.config.vocab_size) > 0:
-        if settings.training.adapter:
-            raise InputError(
-                f"the template of the conversations adds {added} tokens to the model, which an "
-                "adapter cannot teach it: choose --chat-template qa, or leave out --lora-rank"
-            )
+        _check_grows(settings, initial, tokenizer, added)
         settings = settings.replace(vocab_size=tokenizer.vocab_size, bigram_vocab=initial.pairs)
     T = settings.model.block_size
     data = source.dataset(tokenizer, T, settings.run)
@@ -264,10 +263,11 @@ def _masks_documents(choices: Choices, source: Source, tokenizer: Tokenizer) -> 
     return not is_said and has_token and report is not None and report.documents > 1
 
 
-def with_initial(settings: Settings, initial: Initial) -> Settings:
+def with_initial(settings: Settings, initial: Initial, longest: int = 0) -> Settings:
     """The settings with the model and the kind of tokenizer that these weights need.
 
-    Only dropout is a free choice, and without an embedding of positions a shorter context.
+    Only dropout is a free choice, and without an embedding of positions a shorter context, or one
+    that is at most the `longest`.
     InputError if another of their settings was chosen differently.
     """
     config, chosen = initial.config, settings.fields
@@ -275,7 +275,7 @@ def with_initial(settings: Settings, initial: Initial) -> Settings:
     fixed["mask_documents"] = config.document_token is not None
     del fixed["dropout"], fixed["vocab_size"]
     if not position_class(config).limits_context and chosen["block_size"] != ModelConfig.block_size:
-        fixed["block_size"] = min(chosen["block_size"], config.block_size)
+        fixed["block_size"] = min(chosen["block_size"], max(config.block_size, longest))
     for name, value in fixed.items():
         if chosen[name] not in (value, FIELDS[name][1].default):
             raise InputError(
@@ -284,6 +284,26 @@ def with_initial(settings: Settings, initial: Initial) -> Settings:
             )
     # The vocabulary too, which the document_token is one of.
     return settings.replace(**fixed, vocab_size=config.vocab_size)
+
+
+def _check_grows(settings: Settings, initial: Initial, tokenizer: Tokenizer, added: int) -> None:
+    """InputError if a model is to learn new tokens, and the part that would is not trained."""
+    training = settings.training
+    frozen = frozen_parts(training.freeze, settings.model) & {"embedding", "head"}
+    if not (training.adapter or frozen):
+        return
+    flag, why = "--freeze", "whose embedding or head is frozen"
+    if training.adapter:
+        flag, why = "--lora-rank", "which an adapter cannot teach it"
+    if new := new_characters(initial.tokenizer, tokenizer):
+        raise InputError(
+            f"the text has {new} that {settings.run.init_from} does not know, {why}: remove them "
+            f"from the text, or leave out {flag}"
+        )
+    raise InputError(
+        f"the template of the conversations adds {added} tokens to the model, {why}: choose "
+        f"--chat-template qa, or leave out {flag}"
+    )
 
 
 def with_tokenizer(settings: Settings, source: Source) -> Settings:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smallmind.checks import InputError, check_type, from_json, whole
+from smallmind.checks import InputError, check_type, from_json, number, whole
 from smallmind.console import activity
 from smallmind.files import durable, safetensors
 from smallmind.files.lock import NAME as LOCK
@@ -76,6 +77,8 @@ class SavedConfig(NamedTuple):
     begins_texts: bool = False  # where its tokenizer does; earlier versions never did
     # Names of files -> their SHA-256; of a model also that of the one before. None in old runs.
     sha256: Mapping[str, Sequence[str]] = MappingProxyType({})
+    # The seconds of a run by minutes from its first step on, and its pace as that was measured.
+    timing: Mapping[str, float] | None = None
 
 
 class RunDirectory:
@@ -207,6 +210,7 @@ class RunDirectory:
                 extended_after=whole(saved.get("extended_after", 0)),
                 **{name: check_type(name, saved.get(name, False), bool) for name in FLAGS},
                 sha256=_digests(saved.get("sha256", {})),
+                timing=_timing(saved.get("timing")),
             )
         except OSError:
             raise InputError(self._without_config()) from None
@@ -497,6 +501,16 @@ class RunDirectory:
         return InputError(
             f"{self.path} already holds a run or part of one; choose another --out or remove it"
         )
+
+
+def _timing(saved: Any) -> dict[str, float] | None:
+    """The timing of a run by minutes as it was saved. ValueError or TypeError if it is damaged."""
+    if saved is None:
+        return None
+    found = {name: number(value) for name, value in check_type("timing", saved, dict).items()}
+    if not all(0 <= value < math.inf for name, value in found.items() if name != "seconds"):
+        raise ValueError("its timing is damaged")
+    return found
 
 
 def _new_files(text: str | None) -> list[str]:

@@ -6,6 +6,7 @@ import math
 import platform
 import statistics
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -23,9 +24,10 @@ from smallmind.optim.schedule import WARMUP_SHARE
 from smallmind.runs.files import TIMING
 from smallmind.runs.scaling import OPERATIONS
 from smallmind.settings.config import TrainingConfig, __version__, micro_batch_sizes
+from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import save
-from smallmind.training.evaluation import MOST_HELD_OUT
+from smallmind.training.evaluation import MOST_HELD_OUT, evaluating_seconds
 from smallmind.training.gradients import FIRST, make_objective, set_up
 from smallmind.training.records import StepRecord
 from smallmind.training.state import split_snapshot
@@ -43,18 +45,25 @@ MAX_SECONDS = 5.0  # of timing, once MIN_STEPS are done
 MAX_SHARE = 0.05  # of the whole time spent on timing
 SLACK = 0.02  # share of the time that is left unused: steps vary
 TIMED_TOKENS = 40  # of a sample
+TIMED_BATCHES = 4  # of an evaluation, in each part
+# The length of a run is fitted again after this share of its time, or half of the time or the steps
+# that are left, to the steps since so many times before.
+LOOK, RECENT = 0.02, 10
+SOONEST = 0.2  # seconds between two times
+WORTH, LEAST_WORTH = 0.02, 0.005  # shares of the steps left, and of all, that a change must have
+LEAST_CHANGE = 0.5  # of the time of an evaluation, while none has been seen
 MAX_PASSES = 64  # over the text: more memorise it, and its held-out part is predicted worse
 
 # The slowest over the fastest try of a rough pace.
 TRIES = 3  # calls that are timed
 UNTIMED = 2  # calls before: one waits for memory, the next is recorded
-BUSY = 1.5  # spread from which one thread may be faster than all
-SHORT = 0.005  # seconds of a pass for which it may be too
+BUSY = 1.5  # spread from which a pace is not kept: other programs have slowed it down
 MAX_OPERATIONS = 1e10  # of a pass that is timed: some tenths of a second on two cores
 LONG = 10 * MAX_OPERATIONS  # of one window: the wait for memory is short next to it
 
 MULTIPLYING = "smallmind.kernels.matmul"  # beside the kernels of which a pace is kept
-LENGTH = ("steps", "epochs", "warmup_steps")  # settings by which no part of a run takes longer
+# Settings by which no part of a run takes longer.
+LENGTH = ("steps", "lengths", "epochs", "warmup_steps")
 
 
 @dataclass(frozen=True)
@@ -120,9 +129,11 @@ def measure(
             ):
                 save(scratch, training.state(), best=True)
         batches = config.val_batches if config.val_every else 1
+        batches = batches or training.data.held_out_batches
+        some = min(batches, TIMED_BATCHES)
         warm = training.evaluate(0, 1)
         with _timed() as evaluating:
-            evaluation = training.evaluate(0, batches)
+            evaluation = training.evaluate(0, some)
         if not (warm and evaluation):
             return None
         with _timed() as sampling:
@@ -130,13 +141,13 @@ def measure(
                 training.sample(TIMED_TOKENS)
     # The windows of the whole held-out part overlap by half: twice as many as its tokens need,
     # like the windows of both parts here.
-    whole = evaluating[0] * batches_at_the_end(training.data) / (batches or 1)
+    batch = evaluating[0] / some
     sample = sampling[0] * sample_tokens / TIMED_TOKENS
     return Pace(
         step=step,
-        evaluation=evaluating[0] if config.val_every else 0.0,
+        evaluation=batches * batch if config.val_every else 0.0,
         save=saving[0],
-        end=(whole if batches else evaluating[0]) + sample,
+        end=batches_at_the_end(training.data) * batch + sample,
         sample=sample,
     )
 
@@ -217,10 +228,9 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         # Reading is never recorded: all its tries should take as long.
         spread = statistics.median(tries[2]) / min(tries[2]) if min(tries[2]) else 1.0
         learning, update, reading = map(statistics.median, tries)
-        may_be_faster = spread >= BUSY or learning < SHORT
-        if may_be_faster and may_choose(model, training.group):  # as the run will
+        if not is_long and may_choose(model, training.group):  # as the run will
             with on_one_thread():
-                alone = [statistics.median(times) for times in _tries(*calls)]
+                alone = [times[0] for times in _tries(*calls, untimed=1, count=1)]
             if alone[0] + alone[1] < learning + update:
                 learning, update, reading = alone
         training.sample(2)  # waits for kernels and memory
@@ -282,22 +292,102 @@ def fit_steps(
     InputError if not even one fits.
     """
 
-    def fits(steps: int) -> bool:
-        return pace.total(config, steps=steps) <= (1 - SLACK) * seconds
-
-    if not fits(1):
+    if pace.total(config, steps=1) > (1 - SLACK) * seconds:
         needed = pace.total(config, steps=10) / (1 - SLACK)
         raise InputError(
             f"{max(0, seconds):.1f} seconds are left, and a run of 10 steps takes {needed:.1f}: "
             "give more minutes, or a smaller model"
         )
     most = int(min(most, math.ceil(seconds / pace.step)))
-    fitting = bisect.bisect_left(range(1, most + 1), True, lo=1, key=lambda n: not fits(n))
-    fitted = dataclasses.replace(config, steps=fitting)
+    fitting = _most_that_fit(config, pace, seconds, 0, most)
+    fitted = dataclasses.replace(config, steps=fitting, lengths=None)
     if config.warmup_share is not None:
         return fitted.with_warmup(0)
     warmup = min(config.warmup_steps, fitting // WARMUP_SHARE)
     return dataclasses.replace(fitted, warmup_steps=warmup)
+
+
+def _most_that_fit(
+    config: TrainingConfig,
+    pace: Pace,
+    seconds: float,
+    done: int,
+    most: int,
+    more: Callable[[int], float] = lambda _: 0.0,
+) -> int:
+    """The steps in all that fit in so many seconds if some are done: at least one more.
+
+    `more` takes a number of steps -> the seconds of what else a run of that length does.
+    """
+
+    def is_too_long(steps: int) -> bool:
+        return pace.total(config, done, steps) + more(steps) > (1 - SLACK) * seconds
+
+    lengths = range(done + 1, max(done + 1, most) + 1)
+    return lengths[bisect.bisect_left(lengths, True, lo=1, key=is_too_long) - 1]
+
+
+def refitting(training: Training, measured: Pace, end: float) -> Callable[[], int | None]:
+    """Returns a function that fits the length of a run to the time that its steps really take.
+
+    It is to be called before each step, and returns another number of steps for the run if with
+    the present one it would end before `end`, in activity.clock's seconds, or after it; else None.
+    A machine may be busier than when the pace was measured, or no longer.
+    """
+    asks = isinstance(training.data, PackedDataset)
+    begun = clock()
+    looks: deque[tuple[int, float]] = deque(maxlen=RECENT)  # steps and their seconds until then
+    evaluations: list[int] = []  # after which steps
+    calls = next_step = 0
+    next_time = begun
+    before = training.progress.seconds["evaluations"]
+
+    def refit() -> int | None:
+        nonlocal calls, next_step, next_time
+        progress, config, now = training.progress, training.config, clock()
+        calls += 1
+        if progress.evaluated not in (0, *evaluations[-1:]):
+            evaluations.append(progress.evaluated)
+        if calls <= COLD_STEPS or (now < next_time and calls < next_step):
+            return None
+        apart = sum(x for name, x in progress.seconds.items() if name != "total")
+        looks.append((calls, progress.seconds["total"] - apart))
+        left, remaining = end - now, config.steps - progress.step
+        next_time = now + max(SOONEST, min(LOOK * (end - begun), left / 2))
+        next_step = calls + math.ceil(remaining / 2)
+        steps, seconds = (last - first for first, last in zip(looks[0], looks[-1], strict=True))
+        if not (steps and seconds > 0):
+            return None
+        step = seconds / steps
+        # Evaluations and the end are slower or faster as steps are, until there is one to measure.
+        ratio = max(LEAST_CHANGE, step / measured.step)
+        if measured.evaluation and evaluations:
+            spent = progress.seconds["evaluations"] - before
+            ratio = spent / len(evaluations) / measured.evaluation
+        pace = Pace(
+            step=step,
+            evaluation=ratio * measured.evaluation,
+            save=ratio * measured.save,
+            # Writing takes no longer or shorter with the steps.
+            end=ratio * (measured.end - measured.sample) + measured.sample,
+            sample=measured.sample,
+        )
+
+        def asking(steps: int) -> float:
+            """The seconds of questions at the end: what evaluations leave of their share."""
+            to_come = (steps - progress.step) * step
+            others = pace.total(config, progress.step, steps) - to_come
+            evaluating = progress.seconds["evaluations"] + others
+            return max(0.0, evaluating_seconds(looks[-1][1] + to_come) - evaluating)
+
+        most = max(most_steps(config, training.data), config.fitted[0][1])
+        fitting = _most_that_fit(
+            config, pace, left, progress.step, most, asking if asks else lambda _: 0.0
+        )
+        change = max(WORTH * remaining, LEAST_WORTH * config.steps)
+        return fitting if abs(fitting - config.steps) > change else None
+
+    return refit
 
 
 def _step(training: Training, config: TrainingConfig, seconds: float) -> float | None:
@@ -305,6 +395,7 @@ def _step(training: Training, config: TrainingConfig, seconds: float) -> float |
     config = dataclasses.replace(
         config,
         steps=10**9,
+        lengths=None,
         epochs=0,
         schedule="constant",
         val_every=0,
@@ -315,6 +406,7 @@ def _step(training: Training, config: TrainingConfig, seconds: float) -> float |
         check_gradient_health=False,
     )
     ends: list[float] = []
+    # The median: in a few of them, other numbers of threads are tried.
     with closing(training.steps(config)) as records:
         for record in records:
             if not isinstance(record, StepRecord):
@@ -326,7 +418,7 @@ def _step(training: Training, config: TrainingConfig, seconds: float) -> float |
             spent = ends[-1] - ends[COLD_STEPS - 1]
             # `Training.stop` would also stop what is timed next.
             if training.group.share(spent >= seconds)[0]:
-                return spent / steps
+                return min(spent / steps, statistics.median(np.diff(ends[COLD_STEPS - 1 :])))
     return None
 
 

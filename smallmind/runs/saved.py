@@ -57,6 +57,7 @@ class SavedRun:
         self.sample: str | None = None
         self.energy: EnergyMeter | None = None  # of the last session
         self.pace: Pace | None = None  # as `fit_steps` has measured it
+        self.deadline: float | None = None  # of a run by minutes, in activity.clock's seconds
         self.skipped_checkpoints: list[tuple[Path, str]] = []  # damaged ones, and why
         self.is_extended = False  # and config.json does not say so yet
         self.is_used = False  # `training` is no longer as it was built

@@ -72,10 +72,40 @@ class Session:
             return None
         left = end - clock()
         fitted = pace.fit_steps(config, measured, left, pace.most_steps(config, training.data))
+        fitted = fitted.fitted_to(fitted.steps)
         run.settings = dataclasses.replace(run.settings, training=fitted)
-        run.save_config(awaits_timing=False)
-        run.pace = measured
+        run.pace, run.deadline = measured, end
+        timing = {"seconds": end - clock(), **dataclasses.asdict(measured)}
+        run.save_config(awaits_timing=False, timing=timing)
         return measured, left
+
+    def _refitting(self, seconds: float) -> Callable[[], int | None] | None:
+        """Returns what fits the length of a run by minutes again; None in any other.
+
+        `seconds` are those of training so far.
+        """
+        run, timing = self.run, self.run.config.timing or {}
+        names = [field.name for field in dataclasses.fields(pace.Pace)]
+        if not run.settings.training.lengths or not timing.keys() >= {"seconds", *names}:
+            return None
+        measured = run.pace = run.pace or pace.Pace(*(timing[name] for name in names))
+        end = run.deadline = run.deadline or clock() + timing["seconds"] - seconds
+        refit = pace.refitting(run.training, measured, end)
+
+        def decide() -> int | None:
+            """Fits the length, and writes it to the run before the next step follows it."""
+            steps, before = refit(), run.settings
+            if steps is not None:
+                fitted = before.training.fitted_to(steps, run.training.progress.step)
+                try:
+                    run.settings = dataclasses.replace(before, training=fitted)
+                    run.save_config()
+                except OSError:  # a full disk: the length stays
+                    run.settings, run.config = before, run.config._replace(settings=before)
+                    return None
+            return steps
+
+        return decide
 
     def steps(self) -> Generator[Record, None, None]:
         """Yields each record once it is written. Errors as `Run.steps`."""
@@ -95,12 +125,14 @@ class Session:
             if newest is None and (asked := self._ask_before(training)):
                 self._log(asked)
                 yield asked
+            spent = newest.state["progress"]["seconds"]["total"] if newest else 0.0
+            refit = self._refitting(spent)
             after_save = AfterSave(run.after_save) if run.after_save else None
             saving = BackgroundSaver(run.path, config.keep, config.compress, after_save)
             with saving as saver:
                 if run.group.size > 1:
                     announce(run.group, "steps", config, state=newest)
-                records = training.steps(config, newest, saver=saver)
+                records = training.steps(config, newest, saver=saver, refit=refit)
                 del newest
                 if run.is_stopping:  # since before there was a training to stop
                     training.stop()
@@ -234,13 +266,13 @@ def lengthen(run: SavedRun, steps: int | None, epochs: int | None) -> None:
     if epochs is not None:
         per_epoch = Epochs(run.data, config.grad_accum_steps).steps
         length = {"epochs": epochs, "steps": epochs * per_epoch}
-    changed = run.settings.replace(**length)
+    changed = run.settings.replace(**length, lengths=None)
     if changed.training.steps <= reached:
         shown = ", ".join(f"{name}={value}" for name, value in length.items())
         raise InputError(f"{shown}: the run has trained {reached} steps already; give more")
     run.settings = changed
     run.config = run.config._replace(
-        settings=run.config.settings.replace(**length),
+        settings=run.config.settings.replace(**length, lengths=None),
         extended_after=reached,
         awaits_timing=False,
     )

@@ -7,6 +7,7 @@ from these fields.
 import dataclasses
 import enum
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -298,6 +299,11 @@ class TrainingConfig:
     epochs: int = setting(
         0, "passes over the training text, each window once, instead of --steps", low=0
     )
+    lengths: str | None = setting(
+        None,
+        "how long a run by minutes was to become, as STEP:STEPS from each step on, with commas "
+        "between them; set by the run",
+    )
     learning_rate: float = setting(1e-3, "peak learning rate", low=0.0)
     min_lr: float | None = setting(
         None,
@@ -529,6 +535,44 @@ class TrainingConfig:
             )
 
         self._check_adapter()
+        _ = self.fitted  # raises early
+
+    @property
+    def fitted(self) -> tuple[tuple[int, int], ...]:
+        """The steps after which the length of a run by minutes was chosen, and the lengths.
+
+        Empty in a run of any other length. InputError if `lengths` says something else.
+        """
+        if self.lengths is None:
+            return ()
+        try:
+            pairs = [map(int, pair.split(":")) for pair in self.lengths.split(",")]
+            found = tuple((step, steps) for step, steps in pairs)
+        except ValueError:
+            found = ((0, 0),)
+        starts = [step for step, _ in found]
+        are_later = all(step < steps for step, steps in found)
+        if starts != sorted({0, *starts}) or not are_later or found[-1][1] != self.steps:
+            raise InputError(
+                f"lengths={shown_value(self.lengths)} must be STEP:STEPS, ..., from step 0 on, and "
+                f"end with steps={self.steps}; leave it out"
+            )
+        return found
+
+    def fitted_to(self, steps: int, step: int = 0) -> "TrainingConfig":
+        """Copies the config of a run by minutes with another length from a step on."""
+        before = [pair for pair in self.fitted if pair[0] < step]
+        return self._with_lengths([*before, (step, steps)])
+
+    def as_of(self, step: int) -> "TrainingConfig":
+        """Copies the config as it was when this step had been trained: with the length of then."""
+        if self.lengths is None:
+            return self
+        return self._with_lengths([pair for pair in self.fitted if pair[0] < max(1, step)])
+
+    def _with_lengths(self, fitted: Sequence[tuple[int, int]]) -> "TrainingConfig":
+        lengths = ",".join(f"{step}:{steps}" for step, steps in fitted)
+        return dataclasses.replace(self, steps=fitted[-1][1], lengths=lengths)
 
     def _check_adapter(self) -> None:
         """InputError for settings of an adapter that there is not, or that contradict it."""

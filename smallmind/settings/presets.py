@@ -102,7 +102,6 @@ RECIPES = {
 RECIPES["chat"] = RECIPES["modern"]._replace(
     about="modern for conversations: epochs, dropout and windows by their number and length",
     settings={name: value for name, value in RECIPES["modern"].settings.items() if name != "steps"},
-    fits=False,
 )
 DEFAULT_RECIPE = "modern"
 CHAT_RECIPE = "chat"  # the default for conversations

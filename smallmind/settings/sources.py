@@ -33,9 +33,13 @@ FIELDS = {
     for section, config in SECTIONS.items()
     for field in dataclasses.fields(config)
 }
-FROM_TEXT = ("vocab_size", "document_token", "bigram_vocab")  # nobody chooses them
+# Nobody chooses them: what they follow from.
+FOLLOWING = {
+    **dict.fromkeys(("vocab_size", "document_token", "bigram_vocab"), "the text"),
+    "lengths": "the minutes",
+}
 # Not reused from a saved run: these depend on its text, its directory or its machine.
-RUN_SPECIFIC = (*FROM_TEXT, "out", "threads", "minutes")
+RUN_SPECIFIC = (*FOLLOWING, "out", "threads", "minutes")
 MAX_BYTES = 1_000_000  # of a file of settings
 # The length of a run, and of its warmup: setting one of them overrides all three.
 ALTERNATIVES = {
@@ -250,8 +254,8 @@ def _checked(section: str, keys: Any) -> Fields:
         owner, field = FIELDS.get(key, ("", None))
         if field is None or owner != section:
             raise InputError(f"unknown key {key} in [{section}]; {_nearest_key(key)}")
-        if key in FROM_TEXT:
-            raise InputError(f"{key}={value!r} follows from the text; leave it out")
+        if key in FOLLOWING:
+            raise InputError(f"{key}={value!r} follows from {FOLLOWING[key]}; leave it out")
         settings[key] = check(field, value)
     return settings
 

@@ -1,12 +1,13 @@
 """One token per character."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from smallmind.checks import InputError, check_type, shown_value, suggesting
 from smallmind.console import activity
+from smallmind.files.encoding import encoded
 from smallmind.text import tokenizer_json
 from smallmind.text.ids import total
 from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer, distinct
@@ -14,21 +15,36 @@ from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer, distinct
 
 @suggesting()
 class CharTokenizer(Tokenizer):
-    """The vocabulary is the characters that occur in a text, sorted."""
+    """The vocabulary is the characters that occur in a text, sorted.
+
+    Characters that it gets later follow all other tokens: see `with_characters`.
+    """
 
     kind = "char"
     unit = "characters"
 
     def __init__(self, text: str = "", kind: str = "char") -> None:
-        self.characters = "".join(sorted(distinct(check_type("text", text, str))))
-        codes = _code_points(self.characters)
+        characters = "".join(sorted(distinct(check_type("text", text, str))))
+        self._set(characters, {}, len(characters))
+
+    def _set(self, characters: str, special: dict[str, int], first: int) -> None:
+        """Sets the vocabulary: so many characters, then the special tokens and other characters.
+
+        `characters` are in the order of their ids.
+        """
+        self.characters, self.special, self._first = characters, special, first
+        taken = set(special.values())
+        self.vocab_size = len(characters) + len(special)
+        numbers = [i for i in range(self.vocab_size) if i not in taken]
+        codes = _code_points(characters)
         # A table from code point to id, -1 for characters outside the vocabulary.
         self._ids = np.full(int(codes.max(initial=0)) + 1, -1, np.int32)
-        self._ids[codes] = np.arange(len(codes), dtype=np.int32)
-        self._pieces = list(self.characters)  # the text of each token
-        self._bytes = np.array([len(c.encode("utf-8", "surrogatepass")) for c in self.characters])
-        self.vocab_size = len(self.characters)
-        self.opening = "\n" if "\n" in self.characters else self.characters[:1]
+        self._ids[codes] = numbers
+        by_number = dict(zip(numbers, characters, strict=True)) | {i: x for x, i in special.items()}
+        self.pieces = [by_number[i] for i in range(self.vocab_size)]  # the text of each token
+        self._bytes = np.array([len(x.encode("utf-8", "surrogatepass")) for x in self.pieces])
+        self._characters = np.array(list(map(len, self.pieces)))
+        self.opening = "\n" if "\n" in characters else characters[:1]
 
     def _encode(self, text: str) -> np.ndarray:
         ids = np.full(len(text), -1, np.int32)
@@ -49,23 +65,21 @@ class CharTokenizer(Tokenizer):
                 )
         return ids
 
-    def _add(self, special: Any) -> "CharTokenizer":
-        """Itself, with these special tokens from now on. TypeError or ValueError if wrong."""
-        if special:
-            self.special = self._check_special(special, len(self.characters))
-            self._pieces += self.special
-            self._bytes = np.append(self._bytes, [len(name.encode()) for name in self.special])
-            self._characters = np.array(list(map(len, self._pieces)))
-            self.vocab_size = len(self._pieces)
-        return self
+    def with_characters(self, characters: str) -> "Tokenizer":
+        """The tokenizer with these characters, which it lacks, after its vocabulary, sorted."""
+        encoded(characters, 0, len(characters))  # InputError for half a character
+        added = "".join(sorted(set(characters) - set(self.characters)))
+        state = {**self.state(), "characters": self.characters + added, "first": self._first}
+        made = self.from_state(state)
+        return made.with_published(self.published) if self.published else made
 
     def spelled(self, ids: np.ndarray) -> Spelled:
         characters = total(self._characters, ids) if self.special else ids.size
         return Spelled(characters, total(self._bytes, ids))
 
     def _text(self, ids: np.ndarray) -> str:
-        if self.special and ids.max() >= len(self.characters):
-            return "".join(self._pieces[i] for i in ids.tolist())
+        if self.special and ids.max() >= min(self.special.values()):
+            return "".join(self.pieces[i] for i in ids.tolist())
         codes = _code_points(self.characters)
         chunks = (ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK))
         return "".join(
@@ -79,11 +93,12 @@ class CharTokenizer(Tokenizer):
         for i in ids:
             if not 0 <= i < self.vocab_size:
                 raise InputError(f"token {i} is outside the vocabulary of {self.vocab_size}")
-            yield self._pieces[i]
+            yield self.pieces[i]
 
     def state(self) -> dict[str, Any]:
         special = {"special": dict(self.special)} if self.special else {}
-        return {"kind": self.kind, "characters": self.characters, **special}
+        first = {"first": self._first} if self._first < len(self.characters) else {}
+        return {"kind": self.kind, "characters": self.characters, **special, **first}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "CharTokenizer":
@@ -91,10 +106,41 @@ class CharTokenizer(Tokenizer):
         if not isinstance(characters, str):
             raise TypeError("its characters are not text")
         characters.encode()  # ValueError for lone surrogates
-        return cls(characters)._add(state.get("special"))
+        first, special = state.get("first", len(characters)), state.get("special") or {}
+        if type(first) is not int or not 0 <= first <= len(characters):
+            raise ValueError("its first characters are not among them")
+        if len(set(characters)) < len(characters):
+            raise ValueError("it has a character twice")
+        ordered = "".join(sorted(characters[:first])) + characters[first:]
+        made = cls()
+        checked = made._check_special(special, first, len(characters) + len(special))
+        made._set(ordered, checked, first)
+        return made
+
+    @classmethod
+    def of_pieces(cls, pieces: Sequence[str], special: Mapping[str, int]) -> "CharTokenizer":
+        """The tokenizer with these tokens in the order of their ids. InputError if they are others.
+
+        Some of them are the special ones.
+        """
+        characters = [piece for piece in pieces if piece not in special]
+        if any(len(x) != 1 for x in characters) or len(set(characters)) < len(characters):
+            raise InputError("its tokens are not single characters, each once")
+        # As many as are sorted, and before the special tokens.
+        ends = (i for i in range(1, len(characters)) if characters[i - 1] > characters[i])
+        first = min([next(ends, len(characters)), *special.values()])
+        state = {"characters": "".join(characters), "special": dict(special)}
+        found = cls.from_state(state if first == len(characters) else {**state, "first": first})
+        if found.pieces != list(pieces):
+            raise InputError("its tokens are not in the order of their ids")
+        return found
 
     def as_json(self) -> dict[str, Any]:
-        vocabulary = {character: i for i, character in enumerate(self.characters)}
+        last = max(map(self.pieces.index, self.characters[-1:]), default=0)
+        # Other programs number special tokens after the vocabulary, unless they are part of it.
+        vocabulary = {
+            piece: i for i, piece in enumerate(self.pieces) if piece not in self.special or i < last
+        }
         return tokenizer_json.contents(vocabulary, [], None, {"type": "Fuse"}, self.special)
 
     @classmethod
@@ -105,11 +151,12 @@ class CharTokenizer(Tokenizer):
     def from_json(cls, data: dict[str, Any]) -> "CharTokenizer":
         tokenizer_json.check_model(data)
         vocabulary = data["model"]["vocab"]
-        characters = "".join(sorted(vocabulary))
-        if {character: i for i, character in enumerate(characters)} != vocabulary:
-            raise InputError("its tokens are not single characters in their order")
         special = tokenizer_json.special_tokens(data)
-        return cls.from_state({"characters": characters, "special": special})
+        numbers = {**vocabulary, **special}
+        found = cls.of_pieces(sorted(numbers, key=numbers.__getitem__), special)
+        if {piece: i for i, piece in enumerate(found.pieces)} != numbers:
+            raise InputError("its tokens are not single characters in their order")
+        return found
 
 
 def _code_points(text: str) -> np.ndarray:

@@ -211,16 +211,18 @@ class Tokenizer:
         """The characters of a text without special tokens that are outside the vocabulary."""
         return ""
 
-    def _check_special(self, special: Any, first: int) -> dict[str, int]:
-        """Special tokens, from anywhere, that are to follow `first` others. ValueError if wrong."""
+    def _check_special(self, special: Any, first: int, end: int | None = None) -> dict[str, int]:
+        """Special tokens, from anywhere, that are to follow `first` others. ValueError if wrong.
+
+        With `end` others may be between them, all of a lower number than that.
+        """
         if not isinstance(special, Mapping):
             raise TypeError("its special tokens are not an object")
         numbers = list(special.values())
         if not all(isinstance(name, str) and len(name) > 1 for name in special):
             raise ValueError("its special tokens have no names of two characters or more")
-        if any(type(i) is not int for i in numbers) or sorted(numbers) != list(
-            range(first, first + len(special))
-        ):
+        allowed = set(range(first, first + len(special) if end is None else end))
+        if any(type(i) is not int for i in numbers) or len(allowed & set(numbers)) < len(numbers):
             raise ValueError("its special tokens do not follow the others")
         "".join(special).encode()  # ValueError for lone surrogates
         return dict(sorted(special.items(), key=lambda item: item[1]))

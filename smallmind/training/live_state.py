@@ -65,6 +65,12 @@ class LiveState:
         """1 without loss scaling."""
         return self.scaler.scale if self.scaler else 1.0
 
+    def refit(self, steps: int) -> None:
+        """Gives the run another length from here on, which the schedule follows."""
+        self.config = self.config.fitted_to(steps, self.progress.step)
+        state, self.schedule = self.schedule.state(), schedule(self.config)
+        self.schedule.load_state(state)
+
     def clear_gradients(self) -> None:
         """Sets all gradients to zero, the temperature's included."""
         self.model.zero_gradients()
@@ -84,7 +90,7 @@ class LiveState:
         tokenizer, distillation = self.data.tokenizer, self.distillation
         model = self.capture_model()
         moments = self.optimizer.tensors()
-        config = dataclasses.asdict(self.config)
+        config = dataclasses.asdict(self.config.as_of(self.progress.step))
         state = {
             **model.state,
             "progress": dataclasses.asdict(self.progress),
@@ -213,7 +219,8 @@ def _fixed_parts(state: Mapping[str, Any]) -> dict[str, str]:
     parts["config"] = config = _completed(TrainingConfig, parts["config"])
     if isinstance(config, dict):
         # A run may be made longer, but an epoch's order is not that of random windows.
-        parts["config"] = {**config, "steps": None, "epochs": bool(config.get("epochs"))}
+        varies = {"steps": None, "lengths": None, "epochs": bool(config.get("epochs"))}
+        parts["config"] = config | varies
     return {part: safetensors.to_json(value) for part, value in parts.items()}
 
 

@@ -46,7 +46,8 @@ class Loop:
     if it was stopped; `correlate` takes the same, with None too if there is no teacher to compare
     with; `held_out_loss` is for looks at a target (`training.target`); `sample`
     returns a text that the model writes; `on_step` is called about once a second with the number of
-    the step, and how far it is if it takes long: "17%, 0:12 left"; `usage` counts the steps.
+    the step, and how far it is if it takes long: "17%, 0:12 left"; `usage` counts the steps;
+    `refit` returns another length for the run, if it should have one from here on.
     """
 
     run: LiveState
@@ -60,12 +61,13 @@ class Loop:
     sample: Callable[[], str]
     on_step: Callable[[int, str], object] | None
     usage: Usage
+    refit: Callable[[], int | None] | None = None
 
     def __post_init__(self) -> None:
         self._saved = self.run.progress.step  # the step of the last save
 
-    def records(self, last: int) -> Iterator[Record]:
-        """Trains to the step `last`, or until the run ends earlier, and yields what happens."""
+    def records(self, until: float = math.inf) -> Iterator[Record]:
+        """Trains to the end or to the step `until`, and yields what happens."""
         run, gradients = self.run, self.gradients
         clock, self._reported = StepClock(run.progress), self.usage.sums
         # The run was stopped during it.
@@ -73,7 +75,8 @@ class Loop:
             yield from self._after_step(clock)
         if not run.spikes.good:
             self._keep_state()
-        while run.progress.step < last and not run.progress.ended:
+        while run.progress.step < min(until, run.config.steps) and not run.progress.ended:
+            self._refit()
             step = run.progress.step + 1
             if step in run.spikes.skipped:
                 run.progress.step = step
@@ -97,6 +100,18 @@ class Loop:
             yield from self.threads.news(step)
             yield from self._after_step(clock)
         yield from self._finish()
+
+    def _refit(self) -> None:
+        """Gives a run by minutes another length from here on, if that is due; on all ranks."""
+        run, group = self.run, self.gradients.group
+        fitted, step = run.config.fitted, run.progress.step
+        if not fitted or step <= fitted[-1][0]:
+            return  # a step that has been trained before: its lengths are known
+        steps = self.refit() if self.refit else None
+        if group.size > 1:
+            steps = group.share(steps)[0]
+        if steps is not None:
+            run.refit(steps)
 
     def _showing(self, step: int) -> AbstractContextManager[None]:
         if self.on_step:

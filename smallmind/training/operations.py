@@ -5,9 +5,11 @@ products, which their descriptions know. What a backward pass computes again is 
 """
 
 import functools
+import platform
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,7 +27,8 @@ from smallmind.training.records import UsageRecord
 
 # The ceiling is the best of some turns of so many seconds. Two threads may begin on one core, and
 # the system moves them between turns.
-TURNS, LENGTH = 3, 0.01
+TURNS, LENGTH = 5, 0.01
+BETTER = 1.01  # times as high as the one that is kept: worth writing
 LAST = 1000  # steps of which the median tells the usual rate
 
 
@@ -110,23 +113,47 @@ def count_operations(
     return Operations(forward + taught, backward, whole - forward - backward, update)
 
 
-def multiply_add_ceiling() -> float:
-    """The operations per second of multiply-adds from registers on the threads that are set.
+def multiply_add_ceiling(precision: Precision) -> tuple[float, str]:
+    """The operations per second of multiply-adds from registers, and the precision of these.
 
-    Measured once in a process, in some hundredths of a second.
+    It is the best rate that any process has measured in some hundredths of a second with as many
+    threads: other programs make it lower, and nothing makes it higher. Kept beside the kernels.
     """
+    from smallmind.kernels.codegen.isa import ISA
     from smallmind.kernels.codegen.threads import threads
 
-    return _ceiling(threads())
+    is_half = precision == Precision.BFLOAT16 and (ISA.matrix_unit or ISA.bfloat16)
+    kind = Precision.BFLOAT16 if is_half else Precision.FLOAT32
+    return _ceiling(threads(), kind), kind.value
+
+
+def run_at_ceiling(precision: Precision) -> int:
+    """Runs the multiply-adds of a precision at the CPU's peak rate -> how many operations."""
+    from smallmind.kernels import ceilings
+
+    if precision == Precision.BFLOAT16:
+        return int(ceilings.multiply_bfloat16())
+    return int(ceilings.multiply_add())
 
 
 @functools.cache
-def _ceiling(_threads: int) -> float:
+def _ceiling(threads: int, precision: Precision) -> float:
     from smallmind.bench.timing import Contestant, turn
-    from smallmind.kernels.ceilings import multiply_add
+    from smallmind.kernels.codegen.cache import CheckedFiles
+    from smallmind.kernels.codegen.cache_directory import cache_directory
 
-    count, contestant = multiply_add(), Contestant(multiply_add)
-    return count / min(min(turn(contestant, LENGTH)) for _ in range(TURNS))
+    count = run_at_ceiling(precision)
+    contestant = Contestant(lambda: run_at_ceiling(precision))
+    best = count / min(min(turn(contestant, LENGTH)) for _ in range(TURNS))
+    directory = cache_directory("smallmind.kernels.ceilings")
+    if directory is None:
+        return best
+    files, key = CheckedFiles(directory, "ceiling"), f"{platform.node()} {threads} {precision}"
+    kept = files.load(key) or 0.0
+    if best > BETTER * kept:
+        with suppress(OSError):  # a disk that is full or cannot be written to
+            files.save(key, best)
+    return max(best, kept)
 
 
 @dataclass
@@ -135,6 +162,7 @@ class Usage:
 
     operations: Operations
     ceiling: float | None  # of all processes; None without compiled kernels
+    ceiling_precision: str = "float32"  # of the multiply-adds at that rate
     seconds: float = 0.0
     waiting: float = 0.0  # for batches
     windows: int = 0
@@ -156,6 +184,7 @@ class Usage:
         return Usage(
             self.operations,
             self.ceiling,
+            self.ceiling_precision,
             self.seconds - seconds,
             self.waiting - waiting,
             self.windows - windows,
@@ -189,6 +218,8 @@ class Usage:
     def record(self, step: int) -> UsageRecord:
         """The record of the whole session."""
         again = self.operations.recompute * self.windows
+        # Where steps were faster, other programs slowed down whatever measured it.
+        ceiling = self.ceiling if self.ceiling and self.ceiling >= self.typical_rate else None
         return UsageRecord(
             step=step,
             used_forward=self.operations.forward * self.windows,
@@ -196,10 +227,11 @@ class Usage:
             used_update=self.operations.update * self.updates,
             used_recompute=again,
             used_gflops=self.typical_rate / 1e9,
-            ceiling_gflops=self.ceiling and self.ceiling / 1e9,
-            used_share=self.ceiling and self.typical_rate / self.ceiling,
+            ceiling_gflops=ceiling and ceiling / 1e9,
+            used_share=ceiling and self.typical_rate / ceiling,
             used_seconds=self.seconds,
             used_waiting=self.waiting,
+            ceiling_precision=self.ceiling_precision,
         )
 
 
@@ -213,9 +245,10 @@ def usage_text(record: Mapping[str, Any]) -> str:
     forward, backward, update, again, rate, seconds, waiting = found
     text = f"Steps computed {_operations(forward + backward + update)}, usually at {_rate(rate)}"
     share = values.get("used_share", -1.0)
-    if 0 <= share < np.inf:
-        ceiling = values.get("ceiling_gflops", 0.0)
-        text += f", {share:.0%} of the {_rate(ceiling)} of float32 multiply-adds"
+    if 0 <= share <= 1:  # earlier versions measured a ceiling that other programs had lowered
+        ceiling, kind = values.get("ceiling_gflops", 0.0), record.get("ceiling_precision")
+        kind = "bfloat16" if kind == "bfloat16" else "float32"
+        text += f", {share:.0%} of the {_rate(ceiling)} of {kind} multiply-adds"
     if again:
         text += f"; {_operations(again)} more to recompute activations"
     return f"{text}; they waited {waiting / seconds:.1%} of their time for data"

@@ -162,6 +162,8 @@ def follow(
     try:
         for record in records:
             taken.append(record)
+            if line and record.step:  # in a run by minutes the length may have changed
+                line.progress.steps = training.config.steps
             if on_record:
                 if line:
                     line.line.clear()  # it may print

@@ -223,8 +223,9 @@ class UsageRecord(Record):
 
     Operations are those of products, in the forward pass, the backward pass, updates, and what is
     computed again for the backward pass. Rates are without the latter, those of the median step;
-    used_share is that of the ceiling, the rate of float32 multiply-adds from registers. Times are
-    in seconds, without evaluations, samples and saves.
+    used_share is that of the ceiling, the rate of multiply-adds from registers, of which
+    ceiling_precision tells the type; None if that is not known. Times are in seconds, without
+    evaluations, samples and saves.
     """
 
     kind = "usage"
@@ -237,6 +238,7 @@ class UsageRecord(Record):
     used_share: float | None
     used_seconds: float
     used_waiting: float  # for batches
+    ceiling_precision: str = "float32"
 
 
 @dataclass(frozen=True)

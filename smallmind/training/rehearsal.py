@@ -22,6 +22,7 @@ from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.compiling import helpers
 from smallmind.training.distillation import Distillation
+from smallmind.training.operations import multiply_add_ceiling
 from smallmind.training.step_threads import on_one_thread
 from smallmind.training.training import Training
 
@@ -91,9 +92,7 @@ def _rehearse(
         for _ in run.steps(training):
             pass
         if backend == "numba":
-            from smallmind.kernels.ceilings import multiply_add
-
-            multiply_add()  # the real run measures the ceiling
+            multiply_add_ceiling(models[0].precision)  # which the real run needs
         run.evaluate_held_out()
         generate(models[0], run.tokenizer, max_tokens=TOKENS)
 
@@ -162,6 +161,7 @@ def _short(training: TrainingConfig) -> TrainingConfig:
     return dataclasses.replace(
         training,
         steps=STEPS,
+        lengths=None,
         epochs=0,
         learning_rate=min(training.learning_rate, 1e-3),
         schedule="constant",

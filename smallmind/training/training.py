@@ -1,6 +1,7 @@
 """Training as the library offers it: a model, its data, and a run at a time. Prints nothing."""
 
 import dataclasses
+import math
 import numbers
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -67,6 +68,7 @@ from smallmind.training.step_threads import choosing_threads
 
 SNAPSHOT_EVERY = 100  # steps
 SAMPLE_TOKENS = 400
+MOST_STEPS = 2**40  # of a run whose length may change
 COMPARED = 4  # held-out batches on which a student is compared with its teacher
 
 
@@ -173,12 +175,14 @@ class Training:
         state: RunState | None = None,
         until: int | None = None,
         saver: Saver | None = None,
+        refit: Callable[[], int | None] | None = None,
     ) -> Generator[Record, None, None]:
         """Trains step by step, yielding a record every `log_every` steps and at each evaluation.
 
         With a state, the run resumes there and continues bit for bit. A saver gets the state
         whenever a save is due, and at the end. The caller may stop at any record; with `until` the
-        run stops after that step.
+        run stops after that step. `refit` is called before each step of a run by minutes that is
+        trained for the first time, and returns another length for the run, if that is to change.
 
         With `check_gradient_health` there is a HealthRecord at the first step and every
         `diagnostic_interval` steps; with `enable_diagnostics`, a report in `profiler`.
@@ -195,7 +199,7 @@ class Training:
         check_type("state", state, RunState, None)
         check_type("until", until, numbers.Integral, None)
         self._stopping = False
-        return self._steps(config, state, until, saver)
+        return self._steps(config, state, until, saver, refit)
 
     def _steps(
         self,
@@ -203,6 +207,7 @@ class Training:
         state: RunState | None,
         until: int | None,
         saver: Saver | None,
+        refit: Callable[[], int | None] | None,
     ) -> Generator[Record, None, None]:
         self.group.together(lambda: self._begin(config, state))  # all of them do, or none
         if state:
@@ -211,13 +216,14 @@ class Training:
                 yield InstructionSetRecord(state.step, saved, here)
         state = None  # its arrays are not needed during the run
         config = self.config  # with everything in it resolved
-        last = config.steps if until is None else min(until, config.steps)
+        end = math.inf if until is None else until
+        last = min(end, MOST_STEPS if config.lengths else config.steps)
         stride = max(self.data.stride, self.distillation.stride if self.distillation else 1)
         sampler = make_sampler(self.data, config.epochs, config.grad_accum_steps, stride)
         self.usage = self._new_usage()
         with ExitStack() as stack:
             gradients = stack.enter_context(
-                computing(self._run, sampler, self.group, last, self.check_stop)
+                computing(self._run, sampler, self.group, int(last), self.check_stop)
             )
             if config.enable_diagnostics:
                 stack.enter_context(self.profiler.watch(self.model))
@@ -225,10 +231,8 @@ class Training:
                 stack.enter_context(detect_anomaly(self.model))
             threads = stack.enter_context(choosing_threads(self.model, self.group))
             calls = self.evaluate, self.correlate, self.held_out_loss, self.sample, self.on_step
-            loop = Loop(
-                self._run, gradients, threads, saver, self.snapshot_every, *calls, self.usage
-            )
-            yield from loop.records(last)
+            parts = self._run, gradients, threads, saver, self.snapshot_every, *calls
+            yield from Loop(*parts, self.usage, refit).records(end)
 
     def _new_usage(self) -> Usage:
         """Counts the operations of a step, and measures what the machine can do at most."""
@@ -238,8 +242,10 @@ class Training:
         config = dataclasses.replace(self.config, freeze=self.model.frozen)  # perhaps by hand
         facts = config, teacher and teacher.config, 1.0 if teacher else self.data.learned_share
         counted = count_operations(self.model.config, *facts)
-        is_compiled = self.model.backend == "numba"
-        return Usage(counted, self.group.size * multiply_add_ceiling() if is_compiled else None)
+        if self.model.backend != "numba":
+            return Usage(counted, None)
+        rate, precision = multiply_add_ceiling(self.model.precision)
+        return Usage(counted, self.group.size * rate, precision)
 
     def with_step_count(self, config: TrainingConfig) -> TrainingConfig:
         """The config with its length and its warmup in steps, if it has them in epochs."""

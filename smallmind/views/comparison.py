@@ -15,7 +15,8 @@ from smallmind.views.run_view import PLOTTED, RunView
 COMPARED = (*PLOTTED, "bits_per_byte")  # the fields that a view of a compared run needs
 TEXT = "text_sha256"  # what the text was, whatever its path is
 BESIDES = (TEXT, "initial_sha256", "teacher_sha256", "smallmind")  # settings, in config.json
-NOT_COMPARED = ("out", *NEUTRAL)  # each run has its own; what a run learns does not depend on them
+# Each run has its own, what a run learns does not depend on them, or the steps tell it.
+NOT_COMPARED = ("out", "lengths", *NEUTRAL)
 OF_TOKENS = ("tokenizer", "vocab_size", *OF_TOKENIZER)
 ROWS = 6  # of a table of losses, at most
 SEED = "seed"

@@ -36,6 +36,7 @@ def test_every_flag_of_a_setting_with_a_value_takes_several():
             "vocab_size",
             "document_token",
             "bigram_vocab",
+            "lengths",
             "text",
             "out",
             "enable_diagnostics",

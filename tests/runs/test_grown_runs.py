@@ -18,7 +18,7 @@ ARCHES = {
     "llama": ARCHITECTURES["llama"],
     "modern with hashed pairs": ARCHITECTURES["modern"] | {"bigram_rows": 50},
 }
-TUNING = {"epochs": 2, "batch_size": 2, "val_every": 0, "log_every": 1, "save_every": 2}
+TUNING = {"epochs": 4, "batch_size": 2, "val_every": 0, "log_every": 1, "save_every": 2}
 TUNING |= {"keep": 9, "dropout": 0.0}
 NEW = ["<|im_start|>", "<|im_end|>"]
 

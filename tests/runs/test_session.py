@@ -345,6 +345,7 @@ def test_a_run_that_was_interrupted_while_timed_still_ends_after_its_minutes(
         run.train()
     assert run.awaits_timing and "not timed yet, to train for 3 minutes" in repr(run)
     monkeypatch.setattr(pace, "measure", lambda *_: Pace(6.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(pace, "refitting", lambda *_: lambda: None)
     run = Run.open(run.path) if reopened else run
     run.resume()
     steps = run.settings.training.steps
@@ -368,6 +369,7 @@ def test_a_run_that_is_stopped_while_timed_has_not_begun(tmp_path, monkeypatch, 
     monkeypatch.setattr(pace, "measure", measure_and_stop)
     assert start(run) == [] and run.awaits_timing
     monkeypatch.setattr(pace, "measure", lambda *_: Pace(6.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(pace, "refitting", lambda *_: lambda: None)
     assert 25 <= start(run)[-1].step <= 29
 
 

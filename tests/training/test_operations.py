@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from smallmind import ModelConfig, Precision, TrainingConfig, TransformerModel
+from smallmind.bench import timing
 from smallmind.cli.console import Console
 from smallmind.cli.display import show_usage
+from smallmind.kernels.codegen import cache_directory
 from smallmind.kernels.description import described
 from smallmind.runs.event_file import scalars_of
 from smallmind.settings.presets import ARCHITECTURES
-from smallmind.training import prefetch
+from smallmind.training import operations, prefetch
 from smallmind.training.gradients import set_up
 from smallmind.training.operations import Operations, Usage, count_operations, usage_text
 from smallmind.training.records import StepRecord
@@ -116,6 +118,47 @@ def test_the_share_is_that_of_the_ceiling():
     assert "40.0 GFLOP" in text and "2.0% of their time" in text
     for wrong in ({}, {**dataclasses.asdict(record), "used_seconds": "x"}):
         assert usage_text(wrong) == ""
+
+
+def test_a_share_is_never_above_the_whole():
+    """The ceiling is then one that other programs have lowered while it was measured."""
+    usage = Usage(Operations(10**9, 2 * 10**9, 0, 5 * 10**9), ceiling=1e9)
+    usage.count(seconds=0.5, waiting=0.0, windows=4)
+    record = usage.record(1)
+    assert record.used_share is None and record.ceiling_gflops is None
+    text = usage_text(dataclasses.asdict(record))
+    assert "usually at 34 GFLOP/s; they waited" in text and "%" in text
+    earlier = {**dataclasses.asdict(record), "used_share": 4.32, "ceiling_gflops": 4.8}
+    assert "432" not in usage_text(earlier) and "4.8 GFLOP/s" not in usage_text(earlier)
+
+
+def test_the_share_of_a_run_in_16_bits_is_that_of_their_own_ceiling():
+    usage = Usage(Operations(10**9, 2 * 10**9, 0, 0), 1e12, "bfloat16")
+    usage.count(seconds=0.1, waiting=0.0, windows=4)
+    record = dataclasses.asdict(usage.record(1))
+    assert "12% of the 1,000 GFLOP/s of bfloat16 multiply-adds" in usage_text(record)
+    del record["ceiling_precision"]  # a run of an earlier version
+    assert "of float32 multiply-adds" in usage_text(record)
+
+
+def test_the_best_ceiling_that_was_measured_is_kept(tmp_path, monkeypatch):
+    """For each precision and number of threads; a busier machine makes none lower."""
+    seconds = iter([0.5, 0.25, 1.0, 0.5])
+    monkeypatch.setattr(timing, "turn", lambda *_: [rate])
+    monkeypatch.setattr(operations, "run_at_ceiling", lambda _: 1000)
+    monkeypatch.setattr(cache_directory, "cache_directory", lambda _: tmp_path)
+    found = []
+    for precision in ["float32"] * 3 + ["float16"]:
+        operations._ceiling.cache_clear()
+        rate = next(seconds)
+        found.append(operations.multiply_add_ceiling(Precision(precision)))
+    operations._ceiling.cache_clear()
+    assert found == [(rate, "float32") for rate in (2000.0, 4000.0, 4000.0, 4000.0)]
+    (kept,) = tmp_path.iterdir()
+    kept.write_bytes(kept.read_bytes()[:-1])  # damaged: measured again
+    rate = 1.0
+    assert operations.multiply_add_ceiling(Precision.FLOAT32) == (1000.0, "float32")
+    operations._ceiling.cache_clear()
 
 
 def test_steps_that_other_programs_slowed_down_change_no_share():
