@@ -7,11 +7,12 @@ import time
 
 import pytest
 
-from smallmind.cli.serve import LAST_SECONDS, MISSING
+from smallmind.cli.serve import MISSING
 from tests.programs import started
 from tests.serve.conftest import saved_model
 
 httpx = pytest.importorskip("httpx")
+LAST_SECONDS = 5  # for answers, when the server is stopped
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def model(tmp_path_factory):
         ("--context 0", "--context 0 must be at least 1"),
         ("--host 0.0.0.0", "--host 0.0.0.0 lets everybody in the network use the models: add"),
         ("--host example.org", "--host example.org lets everybody in the network use the models"),
-        ("--token é", "--token must be ASCII"),
+        ("--token é", "the token must be ASCII"),
         ("nowhere", "nowhere does not exist"),
     ],
 )
