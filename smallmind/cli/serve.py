@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PORT = 8000
 TRIED = 20  # ports from the default one on
 TOKEN = "SMALLMIND_TOKEN"  # the environment variable
-FORCED_SECONDS = 2  # after a second Ctrl-C, for what closes files
+FORCED_SECONDS = 2  # in which what is left ends by itself, whatever it does
 SWITCH = 0.0005  # seconds until a thread that computes Python lets another one do so
 MISSING = "smallmind serve needs a server: python -m pip install starlette uvicorn"
 
@@ -237,16 +237,24 @@ def _serve(
 ) -> None:
     """Serves until a signal comes, and then until the answers have been written."""
 
+    from smallmind.serve.connections import LAST_SECONDS, QUEUE
+
     is_impatient = impatience()
+    timers: list[threading.Timer] = []
+
+    def end_within(seconds: float) -> None:
+        timers.append(threading.Timer(seconds, os._exit, [0]))
+        timers[-1].daemon = True
+        timers[-1].start()
 
     def stop(*_: Any) -> None:
         if is_impatient() and not server.force_exit:
             server.force_exit = True
-            ending = threading.Timer(FORCED_SECONDS, os._exit, [1])
-            ending.daemon = True
-            ending.start()
+            end_within(FORCED_SECONDS)
         elif not server.should_exit:
-            console.line("Stopping after the answers that are being written, in 5 s at most.")
+            seconds = f"{LAST_SECONDS} s at most"
+            console.line(f"Stopping after the answers that are being written, in {seconds}.")
+            end_within(LAST_SECONDS + FORCED_SECONDS)
         server.should_exit = True
 
     def announce() -> None:
@@ -254,12 +262,14 @@ def _serve(
             if server.should_exit:
                 return
             time.sleep(0.02)
+        with suppress(OSError):  # it has been closed already
+            listening.listen(QUEUE)
         console.line(f"Talk at {address}/  (API: {address}/v1; Ctrl-C ends)")
         if not options.no_browser:
             webbrowser.open(address)  # without the token, which the list of processes would show
 
     def end_with_input() -> None:
-        with suppress(OSError, ValueError):
+        with suppress(AttributeError, OSError, ValueError):  # it may be closed
             while os.read(sys.stdin.fileno(), 1024):  # without a lock that an exit would wait for
                 pass
         server.should_exit = True
@@ -270,3 +280,5 @@ def _serve(
     server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
     with handling(stop, *handled("SIGINT", *ENDING)):
         server.run(sockets=[listening])
+    for timer in timers:
+        timer.cancel()

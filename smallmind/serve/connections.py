@@ -16,9 +16,9 @@ from smallmind.serve.errors import content_of
 HEADERS = 10.0  # seconds in which a client has to send the first lines of a request
 BODY = 30.0  # and all that follows
 STALLED = 30.0  # seconds in which it has to take what it is sent
-# Each takes a file descriptor, of which many systems give a process 1,024 or 256.
-MOST_CONNECTIONS = 512
-BACKLOG = 128  # connections that are accepted at once, before the oldest make room
+MOST_CONNECTIONS = 512  # each takes a file descriptor
+ACCEPTED = 32  # connections at once, before the oldest make room; asyncio's name is backlog
+QUEUE = 1024  # connections that the system holds until they are accepted
 LAST_SECONDS = 5  # for answers that are being written when the server is stopped
 
 
@@ -33,7 +33,7 @@ def server_of(app: ASGIApp, **settings: Any) -> uvicorn.Server:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        backlog=BACKLOG,
+        backlog=ACCEPTED,
         **{"timeout_graceful_shutdown": LAST_SECONDS, **settings},
     )
     logging.getLogger("uvicorn.error").addFilter(_is_bug)
@@ -134,16 +134,18 @@ class Connection(H11Protocol):
 
 
 def _most_connections() -> int:
-    """The most connections that this process may have."""
+    """The most connections that this process may have, with descriptors left for other files."""
     if sys.platform == "win32":
         return MOST_CONNECTIONS
     import resource
 
-    return min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    return min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
 
 
 def _is_bug(record: logging.LogRecord) -> bool:
     """False for what uvicorn reports of answers that end with the server or with their client."""
     if record.exc_info:
         return not isinstance(record.exc_info[1], asyncio.CancelledError)
-    return not str(record.msg).startswith(("Cancel ", "ASGI callable returned without"))
+    message = str(record.msg).strip()  # starlette puts the traceback of its lifespan into it
+    begins = message.startswith(("Cancel ", "ASGI callable returned without"))
+    return not (begins or message.endswith("CancelledError"))
