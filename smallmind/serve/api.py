@@ -290,7 +290,7 @@ class Answer(Response):
         return {**own, "model": self.asked.entry.id, "system_fingerprint": self.asked.loaded.name}
 
     def _choice(self, shown: "_Shown", text: Continuation, name: str) -> dict[str, Any]:
-        """What is new of one text."""
+        """Describes the new part of one text."""
         piece, tokens, is_last = shown.taken()
         content: dict[str, Any] = {"text": piece}
         if self.asked.chat:
@@ -364,7 +364,7 @@ class _Shown:
             self._spell()
 
     def taken(self) -> tuple[str, list[_Spelled], bool]:
-        """What is new: the text, its tokens, and True if it has ended."""
+        """Returns the new part of the text, its tokens, and True if the text has ended."""
         found = "".join(self._pieces), self._tokens, self._is_last
         self._pieces, self._tokens = [], []
         return found

@@ -18,7 +18,7 @@ from smallmind.text.tokenizer import Tokenizer
 
 MAX_BODY = 4 * 2**20  # bytes
 # Commas and brackets in a body: Python reads JSON at once, and more would hold up all others.
-MOST_VALUES = 2**18
+MOST_VALUES = 2**17
 MOST_STOPS, MOST_TOP, MOST_PROMPTS = 16, 20, 256
 CHARACTERS = 32  # of the prompts of a request, for each token that may be read
 MOST_PENALTY = 100.0
@@ -283,7 +283,7 @@ def check_count(count: int, most: int, name: str) -> None:
 
 
 def variables_of(fields: Fields) -> dict[str, Any]:
-    """What a client gives to the chat template, besides the messages."""
+    """The variables that a client gives to the chat template, besides the messages."""
     variables = fields.get("chat_template_kwargs", dict) or {}
     for name in RESERVED & variables.keys():
         place = f"chat_template_kwargs.{name}"

@@ -259,7 +259,7 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_read(client, monkeypa
     monkeypatch.setattr(asked.json, "loads", lambda *_, **__: pytest.fail("the body was read"))
     body = b'{"model":"text","prompt":[' + b"[]," * 1_000_000 + b"[]]}"
     answer = client.post("/v1/completions", content=body)
-    assert answer.status_code == 413 and "262,144 values" in answer.text
+    assert answer.status_code == 413 and "131,072 values" in answer.text
 
 
 @pytest.mark.parametrize("name", ["messages", "prompt"])
