@@ -332,7 +332,8 @@ class _Spelled(NamedTuple):
 class _Shown:
     """A text as its client gets it: without the template's lead, each token with its own bytes.
 
-    A token waits until the text has the last of its bytes, as a stop string may cut it off.
+    A token waits until the text has the last of its bytes, as a stop string may cut it off. Of a
+    character that the last token leaves unfinished nothing is shown.
     """
 
     def __init__(self, asked: Asked) -> None:
@@ -351,6 +352,8 @@ class _Shown:
     def add(self, token: Token) -> None:
         """Takes the next token of the text."""
         piece = token.piece
+        if token.is_last and token.continuation.ended == "length" and self._is_in_character(token):
+            piece = piece[:-1]  # the sign in its place
         self._given += len(piece)
         if piece and self._lead:
             if piece.startswith(self._lead):
@@ -368,6 +371,12 @@ class _Shown:
         found = "".join(self._pieces), self._tokens, self._is_last
         self._pieces, self._tokens = [], []
         return found
+
+    def _is_in_character(self, token: Token) -> bool:
+        """True if a text ends in the middle of a character, of at most four bytes."""
+        utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        utf8.decode(b"".join(map(self._token_bytes, token.continuation.tokens[-4:])))
+        return bool(utf8.getstate()[0])
 
     def _spell(self) -> None:
         while self._waiting:

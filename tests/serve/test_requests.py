@@ -371,17 +371,24 @@ def test_the_bytes_of_tokens_are_those_of_the_text(
 
 
 @pytest.mark.parametrize("kind", ["byte", "bpe"], indirect=True)
-def test_a_character_that_is_cut_off_has_its_bytes(spoken, monkeypatch):
+@pytest.mark.parametrize("logprobs", [None, 0])
+@pytest.mark.parametrize("count", [1, 2])
+def test_nothing_is_shown_of_a_character_that_the_last_token_leaves_unfinished(
+    spoken, monkeypatch, count, logprobs
+):
     client, tokenizers = spoken
     ids = [tokenizers["text"].encode(part).tolist() for part in ("it ", "\U0001f916")]
-    assert len(ids[1]) > 1
-    writing = iter(ids[0] + ids[1][:-1])
+    assert len(ids[1]) > count
+    written = ids[0] + ids[1][:count]
+    writing = iter(written)
     monkeypatch.setattr("smallmind.decoder.choose_each", lambda *_: [next(writing)])
-    body = {"model": "text", "prompt": "it", "logprobs": 0, "max_tokens": sum(map(len, ids)) - 1}
-    choice = client.post("/v1/completions", json=body).json()["choices"][0]
-    spelled = b"".join(map(bytes, choice["logprobs"]["bytes"]))
-    assert choice["text"] == "it \ufffd" and "it \U0001f916".encode().startswith(spelled)
-    assert len(spelled) > len("it ")
+    body = {"model": "text", "prompt": "it", "logprobs": logprobs, "max_tokens": len(written)}
+    found = client.post("/v1/completions", json=body).json()
+    choice = found["choices"][0]
+    assert choice["text"] == "it " and choice["finish_reason"] == "length"
+    assert found["usage"]["completion_tokens"] == len(written)
+    if logprobs is not None:
+        assert b"".join(map(bytes, choice["logprobs"]["bytes"])) == b"it "
 
 
 def test_offsets_are_those_of_the_text_also_in_a_stream(spoken, monkeypatch):
