@@ -1,7 +1,9 @@
 """Talking with a model: its answers, turn by turn."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,17 +34,27 @@ def prompt_of(
     turns: Sequence[Turn],
     context: int,
     max_tokens: int,
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> Prompt:
     """Turns -> what the model is asked, with as many of the latest as `context` tokens hold.
 
-    InputError if the last question alone is too long.
+    variables are those that a template may read besides the turns. InputError if the last question
+    alone is too long.
     """
     room = min(max(1, context // ROOM), max_tokens or 1)
-    questions = [i for i, turn in enumerate(turns) if turn.role == USER]
-    for first in (0, *questions[1:]):
-        ids = template.prompt(tokenizer, _with_system(system, turns[first:]))
-        if len(ids) + room <= context:
-            return Prompt(ids, first, min(max_tokens, context - len(ids)))
+
+    def asked(first: int) -> np.ndarray:
+        return template.prompt(tokenizer, _with_system(system, turns[first:]), **variables)
+
+    first, ids = 0, asked(0)
+    if len(ids) + room > context:
+        # A look renders all turns from one on. Halving needs few, each at half the rest or so.
+        beginnings = [0, *[i for i, turn in enumerate(turns) if turn.role == USER][1:]]
+        found = bisect_left(beginnings, True, 1, key=lambda i: len(asked(i)) + room <= context)
+        first = beginnings[min(found, len(beginnings) - 1)]
+        ids = asked(first)
+    if len(ids) + room <= context:
+        return Prompt(ids, first, min(max_tokens, context - len(ids)))
     raise InputError(
         f"the question has {len(ids):,} tokens, and the model sees {context:,}, of which "
         f"{room:,} are for the answer: make it shorter"

@@ -64,11 +64,11 @@ class Continuation:
         self.tokens = list(begun)
         self.ended: str | None = None if config.max_tokens else "length"
         self._begun = len(begun)
-        self._seen = Seen(tokenizer.vocab_size, ids)
+        self._prompt, self._vocab_size = ids, tokenizer.vocab_size
+        self._seen: Seen | None = None
         stops = (config.stop,) if isinstance(config.stop, str) else config.stop
         self._text = _Text(tokenizer, stops or ())
         for token in begun:
-            self._seen.add(token)
             self._text.skip(token)
 
     @property
@@ -78,13 +78,18 @@ class Continuation:
 
     def _drawing(self) -> Drawing:
         """How the next token is chosen, by a number that its seed and place determine."""
+        if self._seen is None:  # which is as large as the vocabulary: not while the text waits
+            self._seen = Seen(self._vocab_size, self._prompt)
+            for token in self.tokens:
+                self._seen.add(token)
         uniform = (hash64(self.config.seed, len(self.tokens)) >> 11) / 2**53
         return Drawing(self.config, uniform, self._seen)
 
     def _go_on(self, token: int, logits: np.ndarray) -> Token:
         """The next token, which has been chosen by logits (V,)."""
         found = None if self.top is None else alternatives(logits, token, self.top)
-        self._seen.add(token)
+        if self._seen:
+            self._seen.add(token)
         self.tokens.append(token)
         piece = self._text.add(token)
         self.ended = self._text.ended
@@ -92,6 +97,7 @@ class Continuation:
             self.ended = "length"
         if self.ended:
             piece += self._text.end()
+            self._seen = None
         return Token(self, token, piece, found, self.ended is not None)
 
 
@@ -117,10 +123,11 @@ class Decoder:
         self.model, self.vocab_size = model, tokenizer.vocab_size
         self.cache = KeyValueCache(model, slots, length)
         self.part = self.cache.length if part is None else check_type("part", part, int)
-        self._slots: dict[int, Continuation] = {}  # the texts that they hold
-        self._free = list(range(slots))[::-1]
-        self._reading: list[_Prompt] = []
-        self._writing: list[int] = []  # the slots of texts whose prompt has been read
+        self.slots = slots
+        self._slots: dict[int, Continuation]  # the texts that they hold
+        self._reading: list[_Prompt]
+        self._writing: list[int]  # the slots of texts whose prompt has been read
+        self.clear()
         # A separate pool: prompts rent arrays of their own sizes, which a training run that this
         # model belongs to would never use again.
         self._pool = TensorPool()
@@ -128,6 +135,11 @@ class Decoder:
     def close(self) -> None:
         """Frees the arrays that passes rent."""
         self._pool.close()
+
+    def clear(self) -> None:
+        """Makes all texts leave: also after an error in the middle of a step."""
+        self._free = list(range(self.slots))[::-1]
+        self._slots, self._reading, self._writing = {}, [], []
 
     def __enter__(self) -> "Decoder":
         return self

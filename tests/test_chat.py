@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind import Chat, InputError, Tokenizer, TransformerModel
+from smallmind import Chat, InputError, Tokenizer, TransformerModel, chat
+from smallmind.text.chat import Turn
 from smallmind.text.templates import TEMPLATES, fit_template
 
 
@@ -38,7 +39,7 @@ def test_an_answer_ends_with_its_turn(name):
     model, tokenizer = speaker("The hen.", name)
     chat = Chat(model, tokenizer, temperature=0)
     assert chat.say("Who?") == "The hen." and chat.ended == "end"
-    assert [tuple(turn) for turn in chat.turns] == [("user", "Who?"), ("assistant", "The hen.")]
+    assert [turn[:2] for turn in chat.turns] == [("user", "Who?"), ("assistant", "The hen.")]
     assert prompt_of(model, tokenizer).endswith(TEMPLATES[name].before["assistant"])
 
 
@@ -101,7 +102,7 @@ def test_an_answer_that_is_left_becomes_a_turn_as_far_as_it_came():
         assert piece == "a"
         break
     pieces.close()
-    assert chat.turns[-1] == ("assistant", "a")
+    assert chat.turns[-1][:2] == ("assistant", "a")
     model.seen.clear()
     assert "".join(chat.stream("And?")) == "abcdef"
 
@@ -125,3 +126,47 @@ def test_settings_are_those_of_generation():
     assert Chat(model, tokenizer, temperature=0, stop=" No").say("Who?") == "Yes."
     with pytest.raises(TypeError, match="temperature"):
         Chat(model, tokenizer, temprature=0)
+
+
+class Counting(type(TEMPLATES["chatml"])):
+    """A template that counts the turns that it has written."""
+
+    rendered = 0
+
+    def render(self, conversation, answers=False, **variables):
+        Counting.rendered += len(conversation)
+        return super().render(conversation, answers, **variables)
+
+
+def conversation(count):
+    return [Turn(("user", "assistant")[i % 2], f"Number {i}.") for i in range(count)]
+
+
+@pytest.mark.parametrize("count", [799, 801])
+def test_dropping_turns_writes_the_conversation_a_few_times_and_not_once_a_turn(count):
+    tokenizer, template = fit_template(Tokenizer(kind="byte"), "chatml")
+    counting = Counting(**vars(template))
+    Counting.rendered, turns = 0, conversation(count)
+    found = chat.prompt_of(tokenizer, counting, "Be kind.", turns, 500, 100)
+    assert Counting.rendered < 4 * count
+    assert found.dropped % 2 == 0 and len(found.ids) + 100 <= 500
+    latest = [Turn("system", "Be kind."), *turns[found.dropped - 2 :]]
+    assert len(template.prompt(tokenizer, latest)) + 100 > 500  # no fewer could be dropped
+
+
+@pytest.mark.parametrize("context", range(60, 400, 17))
+def test_as_many_of_the_latest_turns_as_fit_are_seen(context):
+    tokenizer, template = fit_template(Tokenizer(kind="byte"), "chatml")
+    turns = [*conversation(4), Turn("user", ""), Turn("user", "x" * 90), *conversation(3)]
+
+    def room_with(first):
+        return len(template.prompt(tokenizer, turns[first:])) + context // 4 <= context
+
+    fitting = [i for i, t in enumerate(turns) if (t.role == "user" or i == 0) and room_with(i)]
+    if not fitting:
+        with pytest.raises(InputError, match="make it shorter"):
+            chat.prompt_of(tokenizer, template, "", turns, context, 500)
+        return
+    found = chat.prompt_of(tokenizer, template, "", turns, context, 500)
+    assert found.dropped == fitting[0]
+    assert found.ids.tolist() == template.prompt(tokenizer, turns[fitting[0] :]).tolist()

@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         found = find(path, options.checkpoint, options.adapter)
         model, tokenizer = found.load(precision=options.precision)
         chat = Chat(model, tokenizer, options.system, **vars(config))
-        hint = "; /help lists commands, Ctrl-D ends" if sys.stdin.isatty() else ""
+        hint = "; /help lists commands, Ctrl-D ends" if sys.stdin and sys.stdin.isatty() else ""
         notes.line(f"Talking with {found.name}, of {path}{hint}")
         _talk(chat, notes, options.json)
     return 0

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
+from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.console.live_line import LiveLine, can_print, fit, knows_escapes, printable
 from smallmind.console.table import OUTLINE, Table
@@ -206,7 +207,14 @@ def _has_no_reader(error: OSError) -> bool:
 
 
 def typed_lines(notes: Console) -> Iterator[str]:
-    """Lines of the standard input but for empty ones, until its end; Ctrl-C discards one."""
+    """Lines of the standard input but for empty ones, until its end; Ctrl-C discards one.
+
+    InputError if it cannot be read.
+    """
+    if sys.stdin is None:
+        raise InputError("standard input is closed: type lines in a terminal, or pipe them in")
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="replace")  # what is not UTF-8
     with suppress(ImportError):  # gives `input` a history; Windows has one of its own
         import readline  # noqa: F401
     while True:
@@ -217,6 +225,9 @@ def typed_lines(notes: Console) -> Iterator[str]:
         except KeyboardInterrupt:
             notes.line()
             continue
+        except OSError as error:  # a directory, or a stream that is only written to
+            reason = error.strerror or "it is not open for reading"
+            raise InputError(f"cannot read standard input: {reason}") from None
         if line:
             yield line
 

@@ -1,6 +1,7 @@
 """Serve models to a page in the browser, and to programs that speak OpenAI's API."""
 
 import argparse
+import gc
 import ipaddress
 import os
 import socket
@@ -8,8 +9,7 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 PORT = 8000
 TRIED = 20  # ports from the default one on
-LAST_SECONDS = 5  # for answers that are being written when the server is stopped
+TOKEN = "SMALLMIND_TOKEN"  # the environment variable
+FORCED_SECONDS = 2  # in which what is left ends by itself, whatever it does
 SWITCH = 0.0005  # seconds until a thread that computes Python lets another one do so
 MISSING = "smallmind serve needs a server: python -m pip install starlette uvicorn"
 
@@ -49,10 +50,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to listen at; any but this machine's own needs --token",
+        help="address to listen at; any but this machine's own needs a token",
     )
     parser.add_argument(
-        "--token", help="what requests must have, as Authorization: Bearer TOKEN; the page asks"
+        "--token",
+        help="what requests must have, as Authorization: Bearer TOKEN; the page asks. Others on "
+        f"this machine may see it in the list of processes: the variable {TOKEN} and --token-file "
+        "keep it from them",
+    )
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="the token is the first line of this file"
     )
     parser.add_argument("--no-browser", action="store_true", help="do not open the page")
     parser.add_argument(
@@ -88,16 +95,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serves until Ctrl-C."""
     console = Console()
-    _check(options)
+    token = _token(options)
+    _check(options, token)
     paths = [find_run(path) for path in options.models]
     for path in paths:
         if not path.exists():
             raise InputError(f"{path} does not exist; give a run, a checkpoint or a model file")
     try:
-        import uvicorn
-
         from smallmind.serve.api import Limits
         from smallmind.serve.app import application
+        from smallmind.serve.connections import server_of
     except ModuleNotFoundError as error:
         if error.name not in ("uvicorn", "starlette", "anyio"):
             raise
@@ -105,6 +112,7 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.runs.files import RUNS
 
     sys.setswitchinterval(SWITCH)
+    gc.freeze()  # what is imported stays: looking through all of it stops every thread for a while
     app = application(
         paths,
         None if paths else Path(RUNS),
@@ -114,38 +122,46 @@ def run(options: argparse.Namespace) -> int:
         context=options.context,
         limits=Limits(options.max_tokens, options.max_prompt, options.max_seconds),
         hosts=_names(options.host),
-        token=options.token,
+        token=token,
         in_frames=options.in_notebook,
     )
     listening = _listening(options.host, options.port)
-    config = uvicorn.Config(
-        app,
-        log_level="error",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=LAST_SECONDS,
-        limit_concurrency=1000,
-    )
-    server = uvicorn.Server(config)
+    server = server_of(app)
     address = f"http://{_shown(options.host)}:{listening.getsockname()[1]}"
     _serve(server, listening, console, address, options)
     return 0
 
 
-def _check(options: argparse.Namespace) -> None:
+def _token(options: argparse.Namespace) -> str | None:
+    """The token, from the one place that has it; None if there is none."""
+    if options.token_file is None:
+        return options.token or os.environ.get(TOKEN) or None
+    if options.token:
+        raise InputError("give --token or --token-file, not both")
+    try:
+        with options.token_file.open(encoding="utf-8") as file:
+            token = file.readline(1000).strip()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InputError(f"cannot read --token-file {options.token_file}: {reason}") from None
+    if not token:
+        raise InputError(f"the first line of --token-file {options.token_file} is empty")
+    return token
+
+
+def _check(options: argparse.Namespace, token: str | None) -> None:
     for name in ("slots", "waiting", "max_tokens", "max_prompt", "max_seconds", "context"):
         value = getattr(options, name)
         if value is not None and not value >= 1:
             raise InputError(f"--{name.replace('_', '-')} {value:g} must be at least 1")
     if options.port is not None and not 0 <= options.port < 2**16:
         raise InputError(f"--port {options.port} must be from 0 to 65535")
-    if options.token is not None and not (options.token.isascii() and options.token.strip()):
-        raise InputError("--token must be ASCII characters, not only spaces")
-    if not _is_own(options.host) and not options.token:
+    if "" in (options.token, token) or (token and not (token.isascii() and token.strip())):
+        raise InputError("the token must be ASCII characters, not only spaces")
+    if not _is_own(options.host) and not token:
         raise InputError(
-            f"--host {options.host} lets everybody in the network use the models: add --token "
-            "WORD, which requests must have then"
+            f"--host {options.host} lets everybody in the network use the models: add "
+            "--token-file FILE with a word that requests must have then"
         )
 
 
@@ -221,34 +237,39 @@ def _serve(
 ) -> None:
     """Serves until a signal comes, and then until the answers have been written."""
 
+    from smallmind.serve.connections import LAST_SECONDS, QUEUE
+
     is_impatient = impatience()
+    timers: list[threading.Timer] = []
+
+    def end_within(seconds: float) -> None:
+        timers.append(threading.Timer(seconds, os._exit, [0]))
+        timers[-1].daemon = True
+        timers[-1].start()
 
     def stop(*_: Any) -> None:
-        if is_impatient():
+        if is_impatient() and not server.force_exit:
             server.force_exit = True
+            end_within(FORCED_SECONDS)
         elif not server.should_exit:
-            console.line("Stopping after the answers that are being written, in 5 s at most.")
+            seconds = f"{LAST_SECONDS} s at most"
+            console.line(f"Stopping after the answers that are being written, in {seconds}.")
+            end_within(LAST_SECONDS + FORCED_SECONDS)
         server.should_exit = True
-
-    @contextmanager
-    def signals() -> Iterator[None]:
-        with handling(stop, *handled("SIGINT", *ENDING)):
-            yield
-
-    server.capture_signals = signals  # type: ignore[method-assign]
 
     def announce() -> None:
         while not server.started:
             if server.should_exit:
                 return
             time.sleep(0.02)
-        token = f"/#token={options.token}" if options.token else ""
+        with suppress(OSError):  # it has been closed already
+            listening.listen(QUEUE)
         console.line(f"Talk at {address}/  (API: {address}/v1; Ctrl-C ends)")
         if not options.no_browser:
-            webbrowser.open(f"{address}{token}")
+            webbrowser.open(address)  # without the token, which the list of processes would show
 
     def end_with_input() -> None:
-        with suppress(OSError, ValueError):
+        with suppress(AttributeError, OSError, ValueError):  # it may be closed
             while os.read(sys.stdin.fileno(), 1024):  # without a lock that an exit would wait for
                 pass
         server.should_exit = True
@@ -256,4 +277,8 @@ def _serve(
     threading.Thread(target=announce, daemon=True).start()
     if options.in_notebook:
         threading.Thread(target=end_with_input, daemon=True).start()
-    server.run(sockets=[listening])
+    server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
+    with handling(stop, *handled("SIGINT", *ENDING)):
+        server.run(sockets=[listening])
+    for timer in timers:
+        timer.cancel()

@@ -6,24 +6,35 @@ the numbers of tokens and the entropy of each choice.
 """
 
 import asyncio
+import codecs
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from smallmind.chat import prompt_of
+from smallmind.chat import Prompt, prompt_of
 from smallmind.checks import InputError
 from smallmind.decoder import Continuation, Token
-from smallmind.serve.asked import Fields, fields_of, generation_of, top_of, turns_of
+from smallmind.serve.asked import (
+    Fields,
+    body_of,
+    check_count,
+    check_length,
+    fields_in,
+    generation_of,
+    prompts_of,
+    top_of,
+    turns_of,
+    variables_of,
+)
 from smallmind.serve.engine import Busy, Engine, Request
 from smallmind.serve.errors import APIError
 from smallmind.serve.models import Entry, Loaded, Models
@@ -32,12 +43,7 @@ from smallmind.text.tokenizer import Tokenizer
 
 COMPLETION_TOKENS = 16  # OpenAI's default
 CHAT_TOKENS = 500
-STALLED = 30.0  # seconds in which a client has to take what it is sent
 REASONS = {"end": "stop", "stop": "stop", "length": "length"}
-NOT_SUPPORTED = {
-    **{"tools": [], "tool_choice": "none", "functions": [], "logit_bias": {}, "suffix": ""},
-    **{"echo": False, "best_of": 1, "response_format": {"type": "text"}, "audio": {}},
-}
 
 
 class Limits(NamedTuple):
@@ -53,9 +59,10 @@ class Asked(NamedTuple):
 
     entry: Entry
     loaded: Loaded
-    requests: list[Request]  # one per prompt
+    request: Request
     chat: bool
     prompt_tokens: int
+    begun: list[int]  # tokens with which the answers have begun already
     lead: str  # begins the text of an answer, and is not shown
     top: int | None
 
@@ -100,67 +107,71 @@ class API:
         except InputError as error:
             raise APIError(500, f"the model cannot be loaded: {error}", "model") from None
 
+    async def fields(self, request: HTTPRequest, chat: bool | None = None) -> Fields:
+        """The fields of a request. With `chat`, APIError 400 for one that is not built."""
+        body = await body_of(request)
+
+        def read() -> Fields:
+            fields = fields_in(body)
+            if chat is not None:
+                fields.refuse_unknown(chat)
+            return fields
+
+        return await self.engine.run_beside(read)
+
     async def _answer(self, request: HTTPRequest, chat: bool) -> Response:
         if self.is_stopping:
             raise APIError(503, "the server is stopping")
-        fields = await fields_of(request)
-        asked = await self._understood(fields, chat)
-        streams = fields.get("stream", bool) or False
-        options = Fields(fields.get("stream_options", dict) or {})
-        with_usage = options.get("include_usage", bool) or False
-        try:
-            for each in asked.requests:
-                self.engine.submit(asked.loaded.line, each)
-        except Busy as error:
-            for each in asked.requests:
-                self.engine.cancel(each)
-            raise APIError(429, str(error), code="rate_limit_exceeded") from None
-        return Answer(self.engine, asked, streams, with_usage)
-
-    async def _understood(self, fields: Fields, chat: bool) -> Asked:
-        fields.refuse(NOT_SUPPORTED)
+        fields = await self.fields(request, chat)
         entry = self.entry(fields.required("model", str))
         loaded = await self.loaded(entry)
-        tokenizer, slots = loaded.tokenizer, self.models.slots
+        with loaded.line.in_use():
+            understood = self.engine.run_beside(
+                lambda: self._understood(fields, entry, loaded, chat)
+            )
+            asked: Asked = await understood
+            streams = fields.get("stream", bool) or False
+            options = Fields(fields.get("stream_options", dict) or {})
+            with_usage = options.get("include_usage", bool) or False
+            try:
+                self.engine.submit(loaded.line, asked.request)
+            except Busy as error:
+                raise APIError(429, str(error), code="rate_limit_exceeded") from None
+        return Answer(self.engine, asked, streams, with_usage)
+
+    def _understood(self, fields: Fields, entry: Entry, loaded: Loaded, chat: bool) -> Asked:
+        """Reads a request, on any thread."""
+        tokenizer, limits = loaded.tokenizer, self.limits
+        name = "messages" if chat else "prompt"
         config = generation_of(
-            fields, self.limits.max_tokens, CHAT_TOKENS if chat else COMPLETION_TOKENS
+            fields, limits.max_tokens, CHAT_TOKENS if chat else COMPLETION_TOKENS
         )
-        n, top = fields.whole("n", 1, 1, slots), top_of(fields, chat)
+        n, top = fields.whole("n", 1, 1, self.models.slots), top_of(fields, chat)
         begun = fields.ids("prefix_tokens", tokenizer.vocab_size)
         lead = ""
         try:
             if chat:
-                prompts, config, lead = self._conversation(fields, loaded, config)
+                asked = self._conversation(fields, loaded, config.max_tokens)
+                prompts, config = [asked.ids], replace(config, max_tokens=asked.most)
+                lead = "" if begun or not loaded.template else loaded.template.lead
             else:
-                prompts = _prompts(fields, tokenizer)
+                prompts = prompts_of(fields, tokenizer, limits.prompt_tokens)
+            if begun and len(prompts) > 1:
+                raise APIError(400, "prefix_tokens needs a single prompt", "prefix_tokens")
             for ids in prompts:
-                if len(ids) > self.limits.prompt_tokens:
-                    raise APIError(
-                        400,
-                        f"the prompt has {len(ids):,} tokens, of which at most "
-                        f"{self.limits.prompt_tokens:,} are read",
-                        "messages" if chat else "prompt",
-                        "context_length_exceeded",
-                    )
-            requests = [
-                Request(
-                    [
-                        Continuation(tokenizer, ids, _with_seed(config, i), top, begun)
-                        for i in range(n)
-                    ],
-                    self.limits.seconds,
-                )
+                check_count(len(ids) + len(begun), limits.prompt_tokens, name)
+            texts = [
+                [Continuation(tokenizer, ids, _with_seed(config, i), top, begun) for i in range(n)]
                 for ids in prompts
             ]
         except InputError as error:
-            raise APIError(400, str(error), "messages" if chat else "prompt") from None
+            raise APIError(400, str(error), name) from None
         count = sum(map(len, prompts))
-        return Asked(entry, loaded, requests, chat, count, "" if begun else lead, top)
+        request = Request(texts, limits.seconds)
+        return Asked(entry, loaded, request, chat, count, begun, lead, top)
 
-    def _conversation(
-        self, fields: Fields, loaded: Loaded, config: GenerationConfig
-    ) -> tuple[list[np.ndarray], GenerationConfig, str]:
-        """Messages -> the prompt, the settings, and how an answer begins."""
+    def _conversation(self, fields: Fields, loaded: Loaded, most: int) -> Prompt:
+        """Messages -> the prompt, and how many tokens the answer may have."""
         if loaded.template is None:
             raise APIError(
                 400,
@@ -169,10 +180,11 @@ class API:
                 "messages",
             )
         system, turns = turns_of(fields)
-        context = loaded.line.decoder.cache.length
+        texts = (text for turn in turns for text in (turn.text, turn.thought))
+        check_length([system, *texts], self.limits.prompt_tokens, "messages")
+        context, variables = loaded.line.decoder.cache.length, variables_of(fields)
         given = loaded.tokenizer, loaded.template, system, turns, context
-        asked = prompt_of(*given, config.max_tokens)
-        return [asked.ids], replace(config, max_tokens=asked.most), loaded.template.lead
+        return prompt_of(*given, most, variables)
 
 
 def _described(entry: Entry) -> dict[str, Any]:
@@ -184,21 +196,6 @@ def _with_seed(config: GenerationConfig, number: int) -> GenerationConfig:
     return replace(config, seed=(config.seed + number) % 2**63)
 
 
-def _prompts(fields: Fields, tokenizer: Tokenizer) -> list[np.ndarray]:
-    """The prompts of a completion: a text, several, tokens, or several lists of tokens."""
-    given = fields.values.get("prompt")
-    given = tokenizer.opening if given is None or given == "" else given
-    if isinstance(given, str):
-        return [tokenizer.prompt(given)]
-    if isinstance(given, list) and given:
-        if all(isinstance(one, str) and one for one in given):
-            return [tokenizer.prompt(one) for one in given]
-        lists = given if all(isinstance(one, list) and one for one in given) else [given]
-        found = [Fields({"prompt": one}).ids("prompt", tokenizer.vocab_size) for one in lists]
-        return [np.array(ids, np.int32) for ids in found]
-    raise APIError(400, "prompt must be a text, texts, or tokens, none of them empty", "prompt")
-
-
 class Answer(Response):
     """Sends what the texts of a request become, whole or in events; stops if the client leaves."""
 
@@ -207,9 +204,7 @@ class Answer(Response):
         self.streams, self.with_usage = streams, with_usage
         kind = "chatcmpl" if asked.chat else "cmpl"
         self.id, self.created = f"{kind}-{uuid.uuid4().hex}", int(time.time())
-        self.n = len(asked.requests[0].texts)
-        texts = [text for request in asked.requests for text in request.texts]
-        self.index = {text: i for i, text in enumerate(texts)}
+        self.index = {text: i for i, text in enumerate(asked.request.texts)}
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -227,56 +222,33 @@ class Answer(Response):
             if tasks[0] in done:
                 tasks[0].result()
         finally:
-            for request in self.asked.requests:
-                self.engine.cancel(request)
+            self.engine.cancel(self.asked.request)
             for task in tasks:
                 task.cancel()
                 with suppress(asyncio.CancelledError, Exception):
                     await task
 
-    async def _news(self) -> AsyncIterator[list[Token]]:
-        """The tokens of all requests as they come."""
-        if len(self.asked.requests) == 1:
-            async for tokens in self.asked.requests[0].tokens():
-                yield tokens
-            return
-        queue: asyncio.Queue[list[Token] | None] = asyncio.Queue()
-
-        async def move(request: Request) -> None:
-            async for tokens in request.tokens():
-                queue.put_nowait(tokens)
-            queue.put_nowait(None)
-
-        moving = [asyncio.create_task(move(request)) for request in self.asked.requests]
-        try:
-            left = len(moving)
-            while left:
-                news = await queue.get()
-                if news is None:
-                    left -= 1
-                else:
-                    yield news
-        finally:
-            for task in moving:
-                task.cancel()
-
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends one JSON object at the end."""
-        parts = [_Part(self.asked) for _ in self.index]
-        async for tokens in self._news():
+        shown = [_Shown(self.asked) for _ in self.index]
+        async for tokens in self.asked.request.tokens():
             for token in tokens:
-                parts[self.index[token.continuation]].add(token)
+                shown[self.index[token.continuation]].add(token)
         error = self._error()
         if error:
             await error.response()(scope, receive, send)
             return
-        kind = "chat.completion" if self.asked.chat else "text_completion"
-        choices = [
-            self._choice(i, part, text, "message")
-            for (text, i), part in zip(self.index.items(), parts, strict=True)
-        ]
-        content = {**self._head(kind), "choices": choices, "usage": self._usage()}
-        await JSONResponse(content)(scope, receive, send)
+
+        def content() -> bytes:
+            kind = "chat.completion" if self.asked.chat else "text_completion"
+            choices = [
+                self._choice(one, text, "message")
+                for one, text in zip(shown, self.index, strict=True)
+            ]
+            return _json({**self._head(kind), "choices": choices, "usage": self._usage()}).encode()
+
+        body = await self.engine.run_beside(content)
+        await Response(body, media_type="application/json")(scope, receive, send)
 
     async def _stream(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Sends server-sent events, each with all that has been written since the last one."""
@@ -285,10 +257,7 @@ class Answer(Response):
 
         async def write(*events: Any) -> None:
             data = "".join(f"data: {_json(event)}\n\n" for event in events)
-            body = {"type": "http.response.body", "body": data.encode(), "more_body": True}
-            # A client that does not read is let go. Python 3.11's wait_for may lose a cancellation.
-            async with asyncio.timeout(STALLED):
-                await send(body)
+            await send({"type": "http.response.body", "body": data.encode(), "more_body": True})
 
         chat = self.asked.chat
         head = self._head("chat.completion.chunk" if chat else "text_completion")
@@ -301,15 +270,12 @@ class Answer(Response):
                 for i in self.index.values()
             ]
             await write(*({**head, "choices": [role]} for role in roles))
-        shown = [_Shown(self.asked.lead) for _ in self.index]
-        async for tokens in self._news():
-            parts: dict[Continuation, _Part] = {}
+        shown = {text: _Shown(self.asked) for text in self.index}
+        async for tokens in self.asked.request.tokens():
             for token in tokens:
-                text = token.continuation
-                parts.setdefault(text, _Part(self.asked, shown[self.index[text]])).add(token)
-            choices = [
-                self._choice(self.index[text], part, text, "delta") for text, part in parts.items()
-            ]
+                shown[token.continuation].add(token)
+            texts = dict.fromkeys(token.continuation for token in tokens)
+            choices = [self._choice(shown[text], text, "delta") for text in texts]
             await write(*({**head, "choices": [choice]} for choice in choices))
         ends: list[Any] = []
         if error := self._error():
@@ -323,15 +289,21 @@ class Answer(Response):
         own = {"id": self.id, "object": kind, "created": self.created}
         return {**own, "model": self.asked.entry.id, "system_fingerprint": self.asked.loaded.name}
 
-    def _choice(self, index: int, part: "_Part", text: Continuation, name: str) -> dict[str, Any]:
-        """One text, or what is new of it."""
-        reason = REASONS[text.ended] if part.has_last and text.ended else None
-        content: dict[str, Any] = {"text": part.text}
+    def _choice(self, shown: "_Shown", text: Continuation, name: str) -> dict[str, Any]:
+        """Describes the new part of one text."""
+        piece, tokens, is_last = shown.taken()
+        content: dict[str, Any] = {"text": piece}
         if self.asked.chat:
-            content = {name: {"content": part.text}}
+            content = {name: {"content": piece}}
             if name == "message":
                 content[name]["role"] = "assistant"
-        return {"index": index, **content, "logprobs": part.logprobs, "finish_reason": reason}
+        logprobs = None
+        if self.asked.top is not None:
+            describe = _chat_logprobs if self.asked.chat else _logprobs
+            logprobs = describe(self.asked.loaded.tokenizer, tokens)
+        has_ended = is_last or not self.streams  # without a token, nothing has said so
+        reason = REASONS[text.ended] if text.ended and has_ended else None
+        return {"index": self.index[text], **content, "logprobs": logprobs, "finish_reason": reason}
 
     def _usage(self) -> dict[str, int]:
         written = sum(text.count for text in self.index)
@@ -341,96 +313,139 @@ class Answer(Response):
 
     def _error(self) -> APIError | None:
         """The reason why the texts have not ended; None if they have."""
-        for request in self.asked.requests:
-            if request.error:
-                return APIError(500, f"the model failed: {request.error}")
-            if request.has_expired:
-                return APIError(408, "the answer took longer than this server allows")
+        request = self.asked.request
+        if request.error:
+            return APIError(500, f"the model failed: {request.error}")
+        if request.has_expired:
+            return APIError(408, "the answer took longer than this server allows")
         return None
 
 
+class _Spelled(NamedTuple):
+    """A token of which all that belongs to the text has been shown."""
+
+    token: Token
+    bytes: bytes  # in the text: fewer than its own where a stop string or a lead cuts it
+    offset: int  # characters of the text before it
+
+
 class _Shown:
-    """The beginning of an answer, which the template has and a reader does not see."""
+    """A text as its client gets it: without the template's lead, each token with its own bytes.
 
-    def __init__(self, lead: str) -> None:
-        self.lead = lead
+    A token waits until the text has the last of its bytes, as a stop string may cut it off. Of a
+    character that the last token leaves unfinished nothing is shown.
+    """
 
-    def without_lead(self, piece: str) -> str:
-        if piece and self.lead:
-            piece, self.lead = piece.removeprefix(self.lead), ""
-        return piece
-
-
-class _Part:
-    """Some tokens of a text, as a client gets them."""
-
-    def __init__(self, asked: Asked, shown: _Shown | None = None) -> None:
-        self._asked, self._shown = asked, shown or _Shown(asked.lead)
-        self._pieces: list[str] = []
-        self._tokens: list[Token] = []
-        self.has_last = False
+    def __init__(self, asked: Asked) -> None:
+        self._lead, self._token_bytes = asked.lead, asked.loaded.tokenizer.token_bytes
+        self._with_tokens = asked.top is not None
+        self._pieces: list[str] = []  # not taken yet, as all of the next two
+        self._tokens: list[_Spelled] = []
+        self._is_last = False
+        self._waiting: deque[Token] = deque()
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._given = 0  # characters of the text so far, with the lead
+        self._spelled = 0  # those that tokens in `_tokens`, and those taken, spell
+        self._without = ""  # the lead, where the text begins with it
+        self._utf8.decode(b"".join(map(self._token_bytes, asked.begun)))
 
     def add(self, token: Token) -> None:
-        self._pieces.append(self._shown.without_lead(token.piece))
-        self.has_last = token.is_last
-        if token.alternatives and not (token.is_last and token.continuation.ended == "end"):
-            self._tokens.append(token)
+        """Takes the next token of the text."""
+        piece = token.piece
+        if token.is_last and token.continuation.ended == "length" and self._is_in_character(token):
+            piece = piece[:-1]  # the sign in its place
+        self._given += len(piece)
+        if piece and self._lead:
+            if piece.startswith(self._lead):
+                piece, self._without = piece.removeprefix(self._lead), self._lead
+            self._lead = ""
+        self._pieces.append(piece)
+        self._is_last = token.is_last
+        if self._with_tokens:
+            if not (token.is_last and token.continuation.ended == "end"):
+                self._waiting.append(token)
+            self._spell()
 
-    @property
-    def text(self) -> str:
-        return "".join(self._pieces)
+    def taken(self) -> tuple[str, list[_Spelled], bool]:
+        """Returns the new part of the text, its tokens, and True if the text has ended."""
+        found = "".join(self._pieces), self._tokens, self._is_last
+        self._pieces, self._tokens = [], []
+        return found
 
-    @property
-    def logprobs(self) -> dict[str, Any] | None:
-        if self._asked.top is None:
-            return None
-        tokenizer = self._asked.loaded.tokenizer
-        return (_chat_logprobs if self._asked.chat else _logprobs)(tokenizer, self._tokens)
+    def _is_in_character(self, token: Token) -> bool:
+        """True if a text ends in the middle of a character, of at most four bytes."""
+        utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        utf8.decode(b"".join(map(self._token_bytes, token.continuation.tokens[-4:])))
+        return bool(utf8.getstate()[0])
+
+    def _spell(self) -> None:
+        while self._waiting:
+            spelled = self._token_bytes(self._waiting[0].id)
+            before, count, state = self._spelled, 0, self._utf8.getstate()
+            for byte in spelled:
+                if self._spelled >= self._given:
+                    break
+                self._spelled += len(self._utf8.decode(bytes([byte])))
+                count += 1
+            is_cut = count < len(spelled)
+            if is_cut and not self._is_last:
+                self._spelled = before
+                self._utf8.setstate(state)
+                return
+            token = self._waiting.popleft()
+            if is_cut:
+                self._waiting.clear()
+            if count or not spelled:
+                lead = len(self._without)
+                own = spelled[:count]
+                if before < lead:
+                    own = own.removeprefix(self._without[before:].encode())
+                self._tokens.append(_Spelled(token, own, max(0, before - lead)))
 
 
-@lru_cache(maxsize=1 << 16)
-def _text_of(tokenizer: Tokenizer, token: int) -> str:
-    return tokenizer.decode([token])
+def _text_of(spelled: bytes) -> str:
+    return spelled.decode("utf-8", "replace")
 
 
-def _chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token]) -> dict[str, Any]:
-    def entry(id: int, logprob: float) -> dict[str, Any]:
-        text = _text_of(tokenizer, id)
-        own = {"token": text, "logprob": round(float(logprob), 6)}
-        return {**own, "bytes": list(text.encode()), "id": int(id)}
+def _chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[_Spelled]) -> dict[str, Any]:
+    def entry(id: int, logprob: float, spelled: bytes) -> dict[str, Any]:
+        own = {"token": _text_of(spelled), "logprob": round(float(logprob), 6)}
+        return {**own, "bytes": list(spelled), "id": int(id)}
 
     content = []
-    for token in tokens:
+    for token, spelled, _ in tokens:
         found = token.alternatives
         assert found
-        pairs = zip(found.tokens, found.logprobs, strict=True)
-        top = [entry(int(id), logprob) for id, logprob in pairs]
+        top = [
+            entry(id, logprob, tokenizer.token_bytes(id))
+            for id, logprob in zip(found.tokens.tolist(), found.logprobs, strict=True)
+        ]
         more = {"top_logprobs": top, "entropy": round(found.entropy, 6)}
-        content.append({**entry(token.id, found.logprob), **more})
+        content.append({**entry(token.id, found.logprob, spelled), **more})
     return {"content": content, "refusal": None}
 
 
-def _logprobs(tokenizer: Tokenizer, tokens: Sequence[Token]) -> dict[str, Any]:
-    found = [token.alternatives for token in tokens if token.alternatives]
-    texts = [_text_of(tokenizer, token.id) for token in tokens]
-    offsets = np.cumsum([0, *map(len, texts)])[:-1].tolist()
+def _logprobs(tokenizer: Tokenizer, tokens: Sequence[_Spelled]) -> dict[str, Any]:
+    found = [token.alternatives for token, _, _ in tokens if token.alternatives]
+    top_texts = [
+        [_text_of(tokenizer.token_bytes(id)) for id in each.tokens.tolist()] for each in found
+    ]
+    top_values = [[round(float(x), 6) for x in each.logprobs] for each in found]
     return {
-        "tokens": texts,
+        "tokens": [_text_of(spelled) for _, spelled, _ in tokens],
         "token_logprobs": [round(each.logprob, 6) for each in found],
         "top_logprobs": [
-            {
-                _text_of(tokenizer, int(id)): round(float(logprob), 6)
-                for id, logprob in zip(each.tokens, each.logprobs, strict=True)
-            }
-            for each in found
+            dict(zip(texts, values, strict=True))
+            for texts, values in zip(top_texts, top_values, strict=True)
         ],
-        "text_offset": offsets,
-        "ids": [token.id for token in tokens],
+        "text_offset": [offset for _, _, offset in tokens],
+        "bytes": [list(spelled) for _, spelled, _ in tokens],
+        "ids": [token.id for token, _, _ in tokens],
         "entropies": [round(each.entropy, 6) for each in found],
         # Different tokens may have the same text, of which the objects above keep one.
         "top_ids": [each.tokens.tolist() for each in found],
-        "top_texts": [[_text_of(tokenizer, int(id)) for id in each.tokens] for each in found],
-        "top_values": [[round(float(x), 6) for x in each.logprobs] for each in found],
+        "top_texts": top_texts,
+        "top_values": top_values,
     }
 
 

@@ -1,25 +1,81 @@
 """The fields of requests, checked one by one."""
 
+import itertools
 import json
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
 from starlette.requests import Request
 
 from smallmind.checks import InputError
 from smallmind.serve.errors import APIError
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.chat import ASSISTANT, ROLES, SYSTEM, Turn
+from smallmind.text.tokenizer import Tokenizer
 
 MAX_BODY = 4 * 2**20  # bytes
-MOST_STOPS, MOST_TOP = 16, 20
+# Commas and brackets in a body: Python reads JSON at once, and more would hold up all others.
+MOST_VALUES = 2**17
+MOST_STOPS, MOST_TOP, MOST_PROMPTS = 16, 20, 256
+CHARACTERS = 32  # of the prompts of a request, for each token that may be read
+MOST_PENALTY = 100.0
 TYPES: dict[type, str] = {
     **{str: "a string", bool: "true or false", int: "a whole number", float: "a number"},
     **{list: "a list", dict: "an object"},
 }
 Value = TypeVar("Value")
+PENALTIES = {
+    "presence_penalty": (-MOST_PENALTY, MOST_PENALTY),
+    "frequency_penalty": (-MOST_PENALTY, MOST_PENALTY),
+    "repetition_penalty": (1 / MOST_PENALTY, MOST_PENALTY),
+}
+
+# The fields of requests. Any other one is refused, as it may change what is written, unless its
+# value is among those that change nothing: NOTHING, or what NEUTRAL has for it.
+BUILT = {
+    *("model", "n", "stream", "stream_options", "logprobs", "seed", "stop", "prefix_tokens"),
+    *("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", *PENALTIES),
+}
+CHAT_ONLY = {"messages", "top_logprobs", "chat_template_kwargs"}
+COMPLETION_ONLY = {"prompt"}
+HARMLESS = {  # whatever their value: of OpenAI, vLLM, llama.cpp, Ollama, LM Studio and OpenRouter
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+    *("prompt_cache_retention", "prompt_cache_options", "prediction", "parallel_tool_calls"),
+    *("priority", "request_id", "cache_salt", "guided_decoding_backend"),
+    *("guided_whitespace_pattern", "spaces_between_special_tokens", "cache_prompt", "id_slot"),
+    *("timings_per_token", "return_progress", "dry_base", "dry_allowed_length"),
+    *("dry_penalty_last_n", "dry_sequence_breakers", "xtc_threshold", "mirostat_tau"),
+    *("mirostat_eta", "repeat_last_n", "keep_alive", "ttl", "draft_model", "usage", "session_id"),
+    *("chat_id", "conversation_id", "num_thread", "num_gpu", "use_mmap", "debug"),
+}
+NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        ("best_of", "typical_p", "repeat_penalty", "length_penalty", "guidance_scale", "tfs_z"),
+        (None, 1),
+    ),
+    **dict.fromkeys(("dynatemp_exponent", "tfs", "encoder_repetition_penalty"), (None, 1)),
+    **dict.fromkeys(("do_sample", "add_generation_prompt", "skip_special_tokens"), (None, True)),
+    **dict.fromkeys(("detokenize", "include_reasoning", "separate_reasoning"), (None, True)),
+    # Other names of counts and of the seed, which say something with any value.
+    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens", "random_seed"), (None,)),
+    **dict.fromkeys(("think", "thinking", "enable_thinking", "reasoning"), (None,)),
+    **dict.fromkeys(("tool_choice", "function_call"), (None, "none", "auto")),
+    "response_format": (None, {"type": "text"}),
+    "modalities": (None, [], ["text"]),
+    "reasoning_format": (None, "none", "auto"),
+    "reasoning_effort": (None, "none"),
+    "verbosity": (None, "medium"),
+    "top_n_sigma": (None, 0, -1),
+    "truncation": (None, "disabled"),
+    "typical": (None, 0, 1),
+}
+RESERVED = {"messages", "add_generation_prompt", "continue_final_message"}  # to the template
+NOT_IN_MESSAGES = ("tool_calls", "function_call", "prefix", "partial", "images", "audio")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
 class Fields:
@@ -61,21 +117,34 @@ class Fields:
             raise APIError(400, f"{name} must be tokens from 0 to {vocab_size - 1}", name)
         return found
 
-    def refuse(self, names: Mapping[str, Any]) -> None:
-        """Refuses fields that would change the result and are not implemented, by their neutral."""
-        for name, neutral in names.items():
-            if self.values.get(name) not in (None, neutral):
-                raise APIError(400, f"{name} is not supported by this server; leave it out", name)
+    def refuse_unknown(self, chat: bool) -> None:
+        """Refuses what is not built, unless it has a value that changes nothing."""
+        built = BUILT | (CHAT_ONLY if chat else COMPLETION_ONLY)
+        for name, value in self.values.items():
+            if name in built or name in HARMLESS or name.startswith("speculative."):
+                continue
+            default = (None, not chat) if name == "add_special_tokens" else NOTHING
+            if value not in NEUTRAL.get(name, default):
+                raise APIError(
+                    400, f"{name[:100]} is not supported by this server; leave it out", name[:100]
+                )
 
 
-async def fields_of(request: Request) -> Fields:
-    """The body of a request. APIError if it is too large, or not a JSON object."""
-    body = b""
+async def body_of(request: Request) -> bytes:
+    """The body of a request. APIError 413 if it is too large."""
+    body = bytearray()
     if (length := request.headers.get("content-length", "0")).isdecimal():
-        _check_size(int(length))
+        _check_size(int(length[:20]))
     async for part in request.stream():
         body += part
         _check_size(len(body))
+    return bytes(body)
+
+
+def fields_in(body: bytes) -> Fields:
+    """The fields of a body. APIError unless it is a JSON object, of not too many values."""
+    if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise APIError(413, f"the body has more than {MOST_VALUES:,} values")
     try:
         values = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -97,17 +166,20 @@ def _refuse_constant(name: str) -> None:
 def generation_of(fields: Fields, most: int, default: int) -> GenerationConfig:
     """The settings of a request, of at most `most` tokens. Without a seed, a random one."""
     given: dict[str, Any] = {}
-    for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"):
-        given[name] = fields.get(name, float)
-    given["repetition_penalty"] = fields.get("repetition_penalty", float)
-    given["top_k"] = fields.get("top_k", int)
-    for name, value in given.items():
-        if isinstance(value, float) and not math.isfinite(value):
+    for name in ("temperature", "top_p", "min_p", *PENALTIES):
+        given[name] = value = fields.get(name, float)
+        if value is not None and not math.isfinite(value):
             raise APIError(400, f"{name} must be a finite number", name)
+    for name, (low, high) in PENALTIES.items():
+        if given[name] is not None and not low <= given[name] <= high:
+            raise APIError(400, f"{name}={given[name]:g} must be from {low:g} to {high:g}", name)
+    given["top_k"] = fields.get("top_k", int)
+    # The values by which clients turn them off.
+    given["top_k"] = None if given["top_k"] in (0, -1) else given["top_k"]
+    given["top_p"] = given["top_p"] or None
     seed = fields.get("seed", int)
-    given["seed"] = secrets.randbits(62) if seed is None else seed % 2**63
-    name = "max_completion_tokens" if "max_completion_tokens" in fields.values else "max_tokens"
-    given["max_tokens"] = fields.whole(name, min(default, most), 0, most)
+    given["seed"] = secrets.randbits(62) if seed in (None, -1) else seed % 2**63
+    given["max_tokens"] = _max_tokens(fields, most, default)
     given["stop"] = _stops(fields)
     try:
         return GenerationConfig(**{k: v for k, v in given.items() if v is not None})
@@ -115,9 +187,21 @@ def generation_of(fields: Fields, most: int, default: int) -> GenerationConfig:
         raise APIError(400, str(error), _named(str(error), given)) from None
 
 
+def _max_tokens(fields: Fields, most: int, default: int) -> int:
+    """The smaller of two fields for one thing; -1 is as many as there may be."""
+    counts = []
+    for name in ("max_completion_tokens", "max_tokens"):
+        value = fields.get(name, int)
+        if value is not None and value < -1:
+            raise APIError(400, f"{name}={value} must be at least 0, or -1: as many as fit", name)
+        if value is not None:
+            counts.append(most if value == -1 else value)
+    return min(*counts, most) if counts else min(default, most)
+
+
 def _stops(fields: Fields) -> tuple[str, ...] | None:
     stop = fields.values.get("stop")
-    if stop is None:
+    if stop is None or stop == "":
         return None
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or len(stops) > MOST_STOPS:
@@ -134,6 +218,8 @@ def _named(message: str, given: Mapping[str, Any]) -> str | None:
 
 def top_of(fields: Fields, chat: bool) -> int | None:
     """How many alternatives to each token a client asks for; None: no probabilities at all."""
+    if fields.values.get("logprobs") is False:
+        fields = Fields({**fields.values, "logprobs": None})
     if not chat:
         return None if fields.get("logprobs", int) is None else fields.whole("logprobs", 0, 0, 20)
     if not fields.get("logprobs", bool):
@@ -143,16 +229,76 @@ def top_of(fields: Fields, chat: bool) -> int | None:
     return fields.whole("top_logprobs", 0, 0, MOST_TOP)
 
 
+def prompts_of(fields: Fields, tokenizer: Tokenizer, most: int) -> list[np.ndarray]:
+    """The prompts of a completion: a text, several, tokens, or several lists of tokens.
+
+    APIError if they have more than `most` tokens each; InputError for unknown characters.
+    """
+    given = fields.values.get("prompt")
+    given = tokenizer.opening if given is None or given == "" else given
+    several: list[Any] = given if isinstance(given, list) and given else [given]
+    if all(type(one) is int for one in several):
+        several = [several]
+    if len(several) > MOST_PROMPTS:
+        raise APIError(
+            400,
+            f"prompt has {len(several):,} prompts, of which at most {MOST_PROMPTS} may come in one "
+            "request; send several requests",
+            "prompt",
+        )
+    if all(isinstance(one, str) and one for one in several):
+        check_length(several, most, "prompt")
+        found = [tokenizer.prompt(one) for one in several]
+    elif all(isinstance(one, list) and one for one in several):
+        lists = [Fields({"prompt": one}).ids("prompt", tokenizer.vocab_size) for one in several]
+        found = [np.array(ids, np.int32) for ids in lists]
+    else:
+        raise APIError(400, "prompt must be a text, texts, or tokens, none of them empty", "prompt")
+    for ids in found:
+        check_count(len(ids), most, "prompt")
+    return found
+
+
+def check_length(texts: Iterable[str], most: int, name: str) -> None:
+    """APIError for texts, together, that are too long even to be encoded."""
+    length = sum(map(len, texts))
+    if length > CHARACTERS * most:
+        raise APIError(
+            400,
+            f"{name} has {length:,} characters, of which at most {CHARACTERS * most:,} are read",
+            name,
+            "context_length_exceeded",
+        )
+
+
+def check_count(count: int, most: int, name: str) -> None:
+    """APIError for a prompt of more than `most` tokens."""
+    if count > most:
+        raise APIError(
+            400,
+            f"the prompt has {count:,} tokens, of which at most {most:,} are read",
+            name,
+            "context_length_exceeded",
+        )
+
+
+def variables_of(fields: Fields) -> dict[str, Any]:
+    """The variables that a client gives to the chat template, besides the messages."""
+    variables = fields.get("chat_template_kwargs", dict) or {}
+    for name in RESERVED & variables.keys():
+        place = f"chat_template_kwargs.{name}"
+        raise APIError(400, f"{place} is not supported by this server; leave it out", place)
+    return variables
+
+
 def turns_of(fields: Fields) -> tuple[str, list[Turn]]:
     """The messages of a conversation -> the system's text, and all other turns."""
     messages = fields.required("messages", list)
     turns = [_turn(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    system = []
-    while turns and turns[0].role == SYSTEM:
-        system.append(turns.pop(0).text)
-    if not turns:
+    rest = list(itertools.dropwhile(lambda turn: turn.role == SYSTEM, turns))
+    if not rest:
         raise APIError(400, "messages must have a turn of the user", "messages")
-    return "\n".join(system), turns
+    return "\n".join(turn.text for turn in turns[: len(turns) - len(rest)]), rest
 
 
 def _turn(message: Any, place: str) -> Turn:
@@ -162,9 +308,14 @@ def _turn(message: Any, place: str) -> Turn:
     role = SYSTEM if role == "developer" else role
     if role not in ROLES:
         raise APIError(400, f"{place}.role must be one of {', '.join(ROLES)}", "messages")
+    for name in NOT_IN_MESSAGES:
+        if message.get(name):
+            raise APIError(
+                400, f"{place}.{name} is not supported by this server; leave it out", "messages"
+            )
     if isinstance(content, list):
-        found = [part.get("text") if isinstance(part, dict) else None for part in content]
-        parts = [part for part in found if isinstance(part, str)]
+        found = [_text_in(part) for part in content]
+        parts = [part for part in found if part is not None]
         if len(parts) < len(found):
             raise APIError(400, f"{place}.content may have parts of text only", "messages")
         content = "".join(parts)
@@ -172,4 +323,16 @@ def _turn(message: Any, place: str) -> Turn:
         content = ""
     if not isinstance(content, str):
         raise APIError(400, f"{place}.content must be a string", "messages")
-    return Turn(role, content)
+    given = (message.get(name) for name in THOUGHTS)
+    thought = next((thought for thought in given if thought), "")
+    if not isinstance(thought, str):
+        raise APIError(400, f"{place}.reasoning_content must be a string", "messages")
+    return Turn(role, content, thought=thought)
+
+
+def _text_in(part: Any) -> str | None:
+    """The text of a part of a message; None if it is something else."""
+    if not isinstance(part, dict) or part.get("type", "text") not in ("text", "input_text"):
+        return None
+    text = part.get("text")
+    return text if isinstance(text, str) else None

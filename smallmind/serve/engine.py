@@ -4,9 +4,9 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from smallmind.checks import InputError
@@ -17,6 +17,7 @@ SHORTEST, LONGEST = 16, 512  # such parts, in tokens
 # Seconds between two messages to clients. A screen shows no more of them, and each costs as much as
 # a token of a small model: it takes the interpreter, and a core, from the thread that computes.
 BETWEEN = 1 / 60
+LAST_STEP = 5.0  # seconds in which the thread ends its last step, or is left behind
 
 
 class Busy(InputError):
@@ -33,20 +34,25 @@ def prompt_part(parameters: int) -> int:
 
 
 class Request:
-    """Texts with one prompt that a client waits for.
+    """The texts that a client waits for: one or more for each of its prompts.
 
     `error` says why texts have not ended by themselves; `has_expired` that the seconds are over.
+    The event loop sets `is_cancelled`, at any time; all else is set by the thread that computes.
     """
 
-    def __init__(self, texts: Sequence[Continuation], seconds: float) -> None:
-        self.texts = list(texts)
+    def __init__(self, prompts: Sequence[Sequence[Continuation]], seconds: float) -> None:
+        self.texts = [text for texts in prompts for text in texts]
         self.error: Exception | None = None
         self.has_expired = False
         self.deadline = time.monotonic() + seconds
         self.is_cancelled = False
+        self.has_begun = False  # one of its prompts is in the decoder, or has been
+        self.waiting = deque(texts for texts in prompts if not all(text.ended for text in texts))
+        self.unfinished = sum(map(len, self.waiting))  # texts that have not ended
+        self.writing = 0  # texts in the decoder
         self._tokens: deque[Token] = deque()
         self._ready = asyncio.Event()
-        self._is_done = all(text.ended for text in texts)  # and all tokens are in the deque
+        self._is_done = not self.waiting  # and all tokens are in the deque
         self._is_new = True  # its client has not been told of a token
 
     async def tokens(self) -> AsyncIterator[list[Token]]:
@@ -62,25 +68,34 @@ class Request:
                 await self._ready.wait()
             self._ready.clear()
 
-    @property
-    def has_ended(self) -> bool:
-        """True if no more tokens will come."""
-        ended = all(text.ended for text in self.texts)
-        return ended or self.has_expired or self.error is not None or self.is_cancelled
-
 
 class Line:
     """The requests of one model: those that are served by its decoder, and those that wait."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-        self.waiting: deque[Request] = deque()
-        self.served: list[Request] = []
+        self.requests: list[Request] = []  # in the order in which they came
+        self.texts: dict[Continuation, Request] = {}  # those in the decoder
+        self._readers = 0
+
+    @property
+    def waiting(self) -> list[Request]:
+        """The requests of which no text has begun."""
+        return [request for request in self.requests if not request.has_begun]
 
     @property
     def is_idle(self) -> bool:
         """True if nobody waits or is served."""
-        return not self.waiting and not self.served
+        return not self.requests and not self._readers
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Within the block, the model is needed: for a request that is not submitted yet."""
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers -= 1
 
 
 class Engine:
@@ -106,7 +121,7 @@ class Engine:
         with self._changed:
             self._stops = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(LAST_STEP)
 
     def add(self, line: Line) -> None:
         """Serves the requests of one more model."""
@@ -120,10 +135,12 @@ class Engine:
 
     def submit(self, line: Line, request: Request) -> None:
         """Queues a request. Busy if too many wait."""
+        if request._is_done:
+            return
         with self._changed:
             if len(line.waiting) >= self.most_waiting:
                 raise Busy(f"{self.most_waiting} requests are waiting already; try again later")
-            line.waiting.append(request)
+            line.requests.append(request)
             self._changed.notify()
 
     def cancel(self, request: Request) -> None:
@@ -143,10 +160,10 @@ class Engine:
 
         Every thread that has run a kernel has helpers, one for each other core. While a process has
         more threads of this kind than cores, GNU OpenMP lets all of them sleep as soon as they
-        wait, and a token takes half as long again.
+        wait, and a token takes half as long again. The end of the program waits for no such thread.
         """
         future: Future[Any] = Future()
-        threading.Thread(target=_run_job, args=(job, future), name="loading", daemon=True).start()
+        threading.Thread(target=_run_job, args=(job, future), name="beside", daemon=True).start()
         return await asyncio.wrap_future(future)
 
     def _work(self) -> None:
@@ -154,7 +171,7 @@ class Engine:
         told = 0.0
         while True:
             with self._changed:
-                while not (self._stops or self._jobs or any(not x.is_idle for x in self._lines)):
+                while not (self._stops or self._jobs or any(x.requests for x in self._lines)):
                     self._changed.wait()
                 if self._stops:
                     return
@@ -174,47 +191,68 @@ class Engine:
 
     def _step(self, line: Line) -> list[Request]:
         """One step of a decoder -> the requests that have something new."""
-        news = self._drop(line)
-        with self._changed:
-            while line.waiting and line.decoder.free >= len(line.waiting[0].texts):
-                request = line.waiting.popleft()
-                line.served.append(request)
-                line.decoder.add(*request.texts)
-        of_text = {text: request for request in line.served for text in request.texts}
+        news: list[Request] = []
         try:
+            news += self._let_go(line)
+            self._admit(line)
             for token in line.decoder.step() if len(line.decoder) else ():
-                request = of_text[token.continuation]
+                request = line.texts[token.continuation]
                 request._tokens.append(token)
+                if token.is_last:
+                    del line.texts[token.continuation]
+                    request.writing -= 1
+                    request.unfinished -= 1
                 news.append(request)
+            for request in dict.fromkeys(news):
+                if not request.unfinished:
+                    self._end(line, request)
         except Exception as error:  # of the model: every text is in the same step
-            for request in line.served:
+            line.decoder.clear()
+            line.texts.clear()
+            for request in [request for request in line.requests if request.has_begun]:
                 request.error = error
-            news += line.served
-            self._drop(line)
-        for request in news:
-            request._is_done = request.has_ended
-        # One that was cancelled meanwhile has slots: `_drop` frees them.
-        line.served = [
-            request for request in line.served if request.is_cancelled or not request.has_ended
-        ]
+                self._end(line, request)
+                news.append(request)
         return news
 
-    def _drop(self, line: Line) -> list[Request]:
-        """Removes requests that are cancelled, expired or failed -> those that do not know yet."""
-        now, news = time.monotonic(), []
+    def _let_go(self, line: Line) -> list[Request]:
+        """Ends the requests that are cancelled or expired -> those."""
+        now, leaving = time.monotonic(), []
         with self._changed:
-            requests = [*line.served, *line.waiting]
-            for request in requests:
-                if now > request.deadline and not request.has_ended:
-                    request.has_expired = True
-                    news.append(request)
-            for request in requests:
-                if request.has_ended:
-                    for text in request.texts:
-                        line.decoder.remove(text)
-            line.served = [request for request in line.served if not request.has_ended]
-            line.waiting = deque(request for request in line.waiting if not request.has_ended)
-        return news
+            for request in line.requests:
+                # Decided here, and nowhere else: a client may leave between any two looks.
+                if request.is_cancelled or now > request.deadline:
+                    leaving.append(request)
+        for request in leaving:
+            request.has_expired = now > request.deadline
+            self._end(line, request)
+        return leaving
+
+    def _admit(self, line: Line) -> None:
+        """Adds texts to the decoder while there is room."""
+        with self._changed:
+            while line.decoder.free:
+                waiting = [request for request in line.requests if request.waiting]
+                # Whoever has the fewest texts in the decoder comes next: a request of many prompts
+                # lets others in between them.
+                request = min(waiting, key=lambda request: request.writing, default=None)
+                if request is None or len(request.waiting[0]) > line.decoder.free:
+                    return
+                request.has_begun = True
+                texts = [text for text in request.waiting.popleft() if not text.ended]
+                line.texts.update(dict.fromkeys(texts, request))
+                request.writing += len(texts)
+                line.decoder.add(*texts)
+
+    def _end(self, line: Line, request: Request) -> None:
+        """Removes a request, with all of its texts; its client is told of no more tokens."""
+        for text in request.texts:
+            if line.texts.pop(text, None):
+                line.decoder.remove(text)
+        with self._changed:
+            if request in line.requests:
+                line.requests.remove(request)
+        request._is_done = True
 
 
 def _wake(requests: list[Request]) -> None:

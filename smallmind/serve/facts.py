@@ -13,7 +13,7 @@ from smallmind.chat import prompt_of
 from smallmind.checks import InputError, number
 from smallmind.sampling import alternatives
 from smallmind.serve.api import API
-from smallmind.serve.asked import Fields, fields_of, turns_of
+from smallmind.serve.asked import Fields, check_length, turns_of
 from smallmind.serve.errors import APIError
 from smallmind.serve.models import Entry, Loaded
 from smallmind.serve.security import POLICY
@@ -33,16 +33,17 @@ class Facts:
 
     def __init__(self, api: API) -> None:
         self.api, self.models = api, api.models
+        self._beside = api.engine.run_beside
         self._looking = asyncio.Lock()
 
     async def state(self, _request: HTTPRequest) -> Response:
         """GET /api/state: what there is to talk to, and to watch."""
-        entries, runs = self.models.entries(), await asyncio.to_thread(self._runs)
+        entries, runs = self.models.entries(), await self._beside(self._runs)
         limits = self.api.limits
         return JSONResponse(
             {
                 "version": __version__,
-                "models": [await asyncio.to_thread(_model, entry) for entry in entries],
+                "models": await self._beside(lambda: [_model(entry) for entry in entries]),
                 "runs": runs,
                 "limits": {
                     "max_tokens": limits.max_tokens,
@@ -54,19 +55,21 @@ class Facts:
 
     async def inspect(self, request: HTTPRequest) -> Response:
         """POST /api/inspect: probability, alternatives and entropy of each token of a text."""
-        fields = await fields_of(request)
+        fields = await self.api.fields(request)
         loaded = await self._loaded(fields)
-        top, ids = fields.whole("top", 10, 0, 50), _ids(fields, loaded)
-        context = loaded.model.config.block_size
-        if not 1 <= len(ids) <= context:
-            raise APIError(
-                400, f"the text has {len(ids):,} tokens; give 1 to {context:,}, the context", "text"
-            )
-        return JSONResponse(await self._look(lambda: _inspected(loaded, ids, top)))
+        top, most = fields.whole("top", 10, 0, 50), self.api.limits.prompt_tokens
+        with loaded.line.in_use():
+            ids = await self._beside(lambda: _ids(fields, loaded, most))
+            context = loaded.model.config.block_size
+            if not 1 <= len(ids) <= context:
+                message = f"the text has {len(ids):,} tokens; give 1 to {context:,}, the context"
+                raise APIError(400, message, "text")
+            found = await self._look(lambda: _inspected(loaded, ids, top))
+        return await self._beside(lambda: JSONResponse(found))
 
     async def attention(self, request: HTTPRequest) -> Response:
         """POST /api/attention: how a head looks at the tokens of a text."""
-        fields = await fields_of(request)
+        fields = await self.api.fields(request)
         loaded = await self._loaded(fields)
         config = loaded.model.config
         ids = np.array(fields.ids("ids", loaded.tokenizer.vocab_size), np.int32)
@@ -79,16 +82,18 @@ class Facts:
             found = loaded.model.inspect(ids[None]).attention[layer, 0, head]
             return [np.round(row[: t + 1], 4).tolist() for t, row in enumerate(found)]
 
-        return JSONResponse({"weights": await self._look(weights)})
+        with loaded.line.in_use():
+            found = await self._look(weights)
+        return await self._beside(lambda: JSONResponse({"weights": found}))
 
     async def runs(self, _request: HTTPRequest) -> Response:
         """GET /api/runs."""
-        return JSONResponse({"runs": await asyncio.to_thread(self._runs)})
+        return JSONResponse({"runs": await self._beside(self._runs)})
 
     async def run(self, request: HTTPRequest) -> Response:
         """GET /api/runs/NAME: the curves and samples of a run, as they are now."""
         view = self._view(request)
-        return JSONResponse(await asyncio.to_thread(self._course, view))
+        return JSONResponse(await self._beside(lambda: self._course(view)))
 
     async def report(self, request: HTTPRequest) -> Response:
         """GET /api/runs/NAME/report: the page that `smallmind report` writes."""
@@ -96,7 +101,7 @@ class Facts:
 
         view = self._view(request)
         try:
-            page = await asyncio.to_thread(report, view.path)
+            page = await self._beside(lambda: report(view.path))
         except InputError as error:
             raise APIError(404, str(error), "name") from None
         return HTMLResponse(page, headers={POLICY: REPORT_POLICY})
@@ -151,8 +156,8 @@ class Facts:
         }
 
 
-def _ids(fields: Fields, loaded: Loaded) -> np.ndarray:
-    """The tokens of a text, as it is, as tokens or as a conversation."""
+def _ids(fields: Fields, loaded: Loaded, most: int) -> np.ndarray:
+    """The tokens of a text, as it is, as tokens or as a conversation. `most` limits its length."""
     if "ids" in fields.values:
         return np.array(fields.ids("ids", loaded.tokenizer.vocab_size), np.int32)
     try:
@@ -160,10 +165,13 @@ def _ids(fields: Fields, loaded: Loaded) -> np.ndarray:
             if loaded.template is None:
                 raise APIError(400, "the model has no chat template; send a text", "messages")
             system, turns = turns_of(fields)
+            check_length([system, *(turn.text for turn in turns)], most, "messages")
             context = loaded.model.config.block_size
             given = loaded.tokenizer, loaded.template, system, turns, context
             return prompt_of(*given, 1).ids
-        return loaded.tokenizer.prompt(fields.required("text", str))
+        text = fields.required("text", str)
+        check_length([text], most, "text")
+        return loaded.tokenizer.prompt(text)
     except InputError as error:
         raise APIError(400, str(error), "text") from None
 

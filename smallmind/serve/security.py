@@ -15,7 +15,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from smallmind.serve.errors import error_response
 
-LOCAL = ("localhost", "127.0.0.1", "[::1]")
+LOCAL = ("localhost", "127.0.0.1", "[::1]", "0.0.0.0", "[::]")
+# Names by which programs in containers and virtual machines call the machine that they run on. A
+# page cannot have them: .internal is reserved for private networks.
+OUTSIDE = tuple(
+    f"{name}.internal"
+    for name in (
+        *("host.docker", "gateway.docker", "host.containers", "host.orb", "host.lima"),
+        *("host.minikube", "host.rancher-desktop", "docker.for.mac.host", "host.k3d"),
+    )
+)
 COOKIE = "smallmind_token"
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -41,7 +50,7 @@ class Guard:
     def __init__(
         self, app: ASGIApp, hosts: Collection[str], token: str | None, in_frames: bool = False
     ) -> None:
-        self.app, self.hosts, self.token = app, {*LOCAL, *hosts}, token
+        self.app, self.hosts, self.token = app, {*LOCAL, *OUTSIDE, *hosts}, token
         self.in_frames = in_frames
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

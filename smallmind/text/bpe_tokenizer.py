@@ -190,6 +190,9 @@ class BPETokenizer(Tokenizer):
     def _text(self, ids: np.ndarray) -> str:
         return b"".join(self.vocabulary[i] for i in ids.tolist()).decode("utf-8", "replace")
 
+    def token_bytes(self, token: int) -> bytes:
+        return self.vocabulary[token]
+
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for i in ids:

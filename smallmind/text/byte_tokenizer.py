@@ -48,13 +48,12 @@ class ByteTokenizer(Tokenizer):
             self._lengths = np.append(np.ones(BYTES, int), list(map(len, self._names)))
         return self
 
-    def _bytes(self, i: int) -> bytes:
-        """The bytes of a token."""
-        return bytes([i]) if i < BYTES else self._names[i - BYTES]
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < BYTES else self._names[token - BYTES]
 
     def _text(self, ids: np.ndarray) -> str:
         if self.special and ids.max() >= BYTES:
-            return b"".join(map(self._bytes, ids.tolist())).decode("utf-8", "replace")
+            return b"".join(map(self.token_bytes, ids.tolist())).decode("utf-8", "replace")
         return ids.astype(np.uint8).tobytes().decode("utf-8", "replace")
 
     def spelled(self, ids: np.ndarray) -> Spelled:
@@ -68,7 +67,7 @@ class ByteTokenizer(Tokenizer):
         for i in ids:
             if not 0 <= i < self.vocab_size:
                 raise InputError(f"token {i} is outside the vocabulary of {self.vocab_size}")
-            yield decoder.decode(self._bytes(i))
+            yield decoder.decode(self.token_bytes(i))
         yield decoder.decode(b"", final=True)
 
     def state(self) -> dict[str, Any]:

@@ -89,6 +89,9 @@ class CharTokenizer(Tokenizer):
     def _unknown(self, text: str) -> str:
         return "".join(sorted(distinct(text) - set(self.characters)))
 
+    def token_bytes(self, token: int) -> bytes:
+        return self._pieces[token].encode()
+
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         for i in ids:
             if not 0 <= i < self.vocab_size:

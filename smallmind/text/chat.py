@@ -54,7 +54,9 @@ class Format:
     end: str  # the token that ends a turn of the assistant
     lead: str = ""  # begins the text of an answer: the model writes it
 
-    def render(self, conversation: Conversation, answers: bool = False) -> Rendered:
+    def render(
+        self, conversation: Conversation, answers: bool = False, **variables: Any
+    ) -> Rendered:
         """Writes a conversation; with `answers`, up to where the assistant begins to answer."""
         raise NotImplementedError
 
@@ -97,9 +99,14 @@ class Format:
                 marked[i][:1] += START - LEARNED
         return marked
 
-    def prompt(self, tokenizer: Tokenizer, conversation: Conversation) -> np.ndarray:
-        """conversation -> ids (n,) up to where the assistant begins to answer."""
-        rendered = self.render(conversation, answers=True)
+    def prompt(
+        self, tokenizer: Tokenizer, conversation: Conversation, **variables: Any
+    ) -> np.ndarray:
+        """conversation -> ids (n,) up to where the assistant begins to answer.
+
+        variables are more of those that a template in Jinja may read.
+        """
+        rendered = self.render(conversation, answers=True, **variables)
         return _encoded(tokenizer, self.special, [rendered])[0] // KINDS
 
     def published(self, tokenizer: Tokenizer) -> dict[str, Any]:

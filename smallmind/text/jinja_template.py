@@ -67,12 +67,16 @@ class JinjaTemplate(Format):
     def jinja(self) -> str:
         return self._text
 
-    def render(self, conversation: Conversation, answers: bool = False) -> Rendered:
+    def render(
+        self, conversation: Conversation, answers: bool = False, **variables: Any
+    ) -> Rendered:
         messages = [{"role": turn.role, "content": turn.text} for turn in conversation]
         guard = free_character(conversation)
         for message in messages:
             message["content"] = guarded(message["content"], self.special, guard)
-        whole = self._rendered(messages, answers)
+        whole = self._rendered(messages, answers, **variables)
+        if answers:  # nothing is learned from a prompt
+            return Rendered(whole, (), (), guard)
         learned, cuts = [], []
         for i, turn in enumerate(conversation):
             if turn.role == ASSISTANT:
@@ -95,9 +99,9 @@ class JinjaTemplate(Format):
             )
         return first
 
-    def _rendered(self, messages: list[dict[str, str]], answers: bool) -> str:
-        variables = {**self._names, "messages": messages, "add_generation_prompt": answers}
-        return self._process.render(self._text, variables)
+    def _rendered(self, messages: list[dict[str, str]], answers: bool, **variables: Any) -> str:
+        own = {"messages": messages, "add_generation_prompt": answers}
+        return self._process.render(self._text, {**self._names, **variables, **own})
 
     def _find_end(self, tokenizer: Tokenizer) -> str:
         """The special token after an answer. InputError if there is none."""
@@ -119,9 +123,14 @@ class _Process:
 
     def __init__(self) -> None:
         self._running: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()  # a server renders on several threads
 
     def render(self, template: str, variables: dict[str, Any]) -> str:
         """InputError if the template is wrong, or takes too long or too much memory."""
+        with self._lock:
+            return self._render(template, variables)
+
+    def _render(self, template: str, variables: dict[str, Any]) -> str:
         seconds = SECONDS
         if self._running is None or self._running.poll() is not None:
             command = [sys.executable, "-P", "-m", "smallmind.text.jinja_process"]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from smallmind.checks import InputError
 from smallmind.text.chat import (
@@ -36,7 +37,9 @@ class Template(Format):
     strips: bool = False  # spaces around the text of a turn
     lead: str = ""
 
-    def render(self, conversation: Conversation, answers: bool = False) -> Rendered:
+    def render(
+        self, conversation: Conversation, answers: bool = False, **_variables: Any
+    ) -> Rendered:
         guard = free_character(conversation)
         turns = list(conversation)
         if self.system and not (turns and turns[0].role == SYSTEM):

@@ -227,6 +227,10 @@ class Tokenizer:
         "".join(special).encode()  # ValueError for lone surrogates
         return dict(sorted(special.items(), key=lambda item: item[1]))
 
+    def token_bytes(self, token: int) -> bytes:
+        """The UTF-8 of a token, which may be a part of a character."""
+        raise NotImplementedError
+
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         """ids -> pieces of text, each as soon as its characters are complete."""
         raise NotImplementedError

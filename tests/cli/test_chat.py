@@ -110,6 +110,47 @@ def test_ctrl_c_stops_the_answer_not_the_program(typed, monkeypatch):
     assert typed("0?", "2?").out == "\nc\n"
 
 
+class Unreadable(io.StringIO):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def readline(self, *_):
+        raise self.error
+
+
+@pytest.mark.parametrize("words", [["chat"], ["generate", "-i"]])
+@pytest.mark.parametrize(
+    ("stream", "message"),
+    [
+        (None, "standard input is closed: type lines in a terminal, or pipe them in"),
+        (Unreadable(IsADirectoryError(21, "Is a directory")), "standard input: Is a directory"),
+        (Unreadable(io.UnsupportedOperation("not readable")), "it is not open for reading"),
+    ],
+)
+def test_input_that_cannot_be_read_is_said_in_a_line(
+    run, monkeypatch, capsys, words, stream, message
+):
+    monkeypatch.setattr("sys.stdin", stream)
+    assert main([*words, str(run)]) == 2
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[-1].startswith("smallmind: ") and printed[-1].endswith(message)
+
+
+def test_a_text_is_generated_without_an_input(run, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["generate", str(run), "--prompt", "0", "--max-tokens", "3"]) == 0
+    assert capsys.readouterr().out.startswith("0")
+
+
+def test_what_is_not_utf8_is_a_question_too(run, monkeypatch, capsys):
+    typed = io.TextIOWrapper(io.BytesIO(b"\xff?\n0?\n"), encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", typed)
+    assert main(["chat", str(run), "--temperature", "0"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.endswith("a\n") and "never seen the character '\ufffd'" in printed.err
+
+
 def test_a_long_conversation_says_that_it_drops_turns(typed):
     printed = typed(*["0?"] * 6)
     assert "it no longer sees the first" in " ".join(printed.err.split())

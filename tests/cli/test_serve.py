@@ -1,17 +1,30 @@
 """`smallmind serve`: what it refuses, what it says, and how it ends."""
 
+import contextlib
+import importlib
+import os
 import signal
 import socket
+import subprocess
 import sys
+import threading
 import time
 
+import psutil
 import pytest
 
-from smallmind.cli.serve import LAST_SECONDS, MISSING
+from smallmind.cli import main, serve
+from smallmind.cli.serve import MISSING
 from tests.programs import started
 from tests.serve.conftest import saved_model
 
 httpx = pytest.importorskip("httpx")
+LAST_SECONDS = 5  # for answers, when the server is stopped
+TEXTS = {
+    "completion": ("/v1/completions", {"prompt": "a" * 2**20}),
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 30_000}),
+    "stream": ("/v1/completions", {"prompt": "a", "max_tokens": 4096, "stream": True}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +46,7 @@ def model(tmp_path_factory):
         ("--context 0", "--context 0 must be at least 1"),
         ("--host 0.0.0.0", "--host 0.0.0.0 lets everybody in the network use the models: add"),
         ("--host example.org", "--host example.org lets everybody in the network use the models"),
-        ("--token é", "--token must be ASCII"),
+        ("--token é", "the token must be ASCII"),
         ("nowhere", "nowhere does not exist"),
     ],
 )
@@ -68,9 +81,9 @@ class Without:
             raise ModuleNotFoundError(f"No module named {name!r}", name=self.package)
 
 
-def serving(model, *flags, program=("-m", "smallmind")):
+def serving(model, *flags, program=("-m", "smallmind"), **settings):
     words = [sys.executable, *program, "serve", str(model), "--no-browser", *flags]
-    return started([*words, "--port", "0"])
+    return started([*words, "--port", "0"], **settings)
 
 
 # On a busy machine an answer may take longer than the seconds that it has at the end.
@@ -97,6 +110,94 @@ def test_a_signal_ends_it(model, name):
         server.send_signal(getattr(signal, name))
         rest = server.stdout.read()
     assert rest.startswith("Stopping after the answers") and server.returncode == 0, rest
+
+
+@pytest.mark.parametrize("ending", ["SIGTERM", "SIGINT twice"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_signals_end_it_while_requests_are_read_or_answered(tmp_path, text, ending, capfd):
+    path, fields = TEXTS[text]
+    model = saved_model(tmp_path / "small.safetensors", chat=True)
+
+    def ask(address):
+        with contextlib.suppress(httpx.HTTPError):
+            httpx.post(f"{address}{path}", json={"model": "small", **fields}, timeout=60)
+
+    with serving(model) as server:
+        address = address_in(server)
+        asked = {"model": "small", "prompt": "a", "max_tokens": 1}
+        httpx.post(f"{address}/v1/completions", json=asked, timeout=60)
+        clients = [threading.Thread(target=ask, args=(address,)) for _ in range(3)]
+        for client in clients:
+            client.start()
+        time.sleep(0.1)
+        server.send_signal(getattr(signal, ending.split()[0]))
+        if ending == "SIGINT twice":
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(1.2)
+            server.send_signal(signal.SIGINT)  # nothing, where it has ended
+        rest = server.stdout.read()
+        for client in clients:
+            client.join(60)
+    assert rest.startswith("Stopping after the answers") and server.returncode == 0, rest
+    assert capfd.readouterr().err == "" and "Traceback" not in rest
+
+
+def test_the_token_is_that_of_a_file_or_a_variable_and_nobody_else_sees_it(model, tmp_path):
+    (tmp_path / "token").write_text("from-file\n")
+    for flags, variable, token in [
+        (["--token-file", str(tmp_path / "token")], None, "from-file"),
+        ([], "from-variable", "from-variable"),
+        (["--token-file", str(tmp_path / "token")], "from-variable", "from-file"),
+    ]:
+        environment = {"SMALLMIND_TOKEN": variable} if variable else {}
+        with serving(model, *flags, env={**os.environ, **environment}) as server:
+            address = address_in(server)
+            assert httpx.get(f"{address}/v1/models").status_code == 401
+            headers = {"Authorization": f"Bearer {token}"}
+            assert httpx.get(f"{address}/v1/models", headers=headers).status_code == 200
+            assert not any(token in word for word in psutil.Process(server.pid).cmdline())
+            server.send_signal(signal.SIGINT)
+
+
+def test_the_browser_is_not_given_the_token_in_its_address(model, monkeypatch):
+    opened = []
+    monkeypatch.setattr(serve.webbrowser, "open", opened.append)
+    monkeypatch.setattr(serve.sys, "setswitchinterval", lambda _seconds: None)
+    monkeypatch.setattr(serve.gc, "freeze", lambda: None)
+
+    class Server:
+        started, should_exit = True, False
+
+        def run(self, sockets):
+            end = time.monotonic() + 60
+            while not opened and time.monotonic() < end:
+                time.sleep(0.01)
+            sockets[0].close()
+
+    connections = importlib.import_module("smallmind.serve.connections")
+    monkeypatch.setattr(connections, "server_of", lambda _app: Server())
+    main(["serve", str(model), "--port", "0", "--token", "s3cret"])
+    assert len(opened) == 1 and "s3cret" not in opened[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read --token-file"),
+        (b"\n", "is empty"),
+        (b"\xff\xfe\x00", "it is not text"),
+        ("\u00e9".encode(), "the token must be ASCII"),
+    ],
+)
+def test_a_file_without_a_token_is_refused(cli, tmp_path, content, message):
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_bytes(content)
+    cli.refuses(message, "serve --no-browser --token-file", str(path))
+
+
+def test_two_tokens_are_refused(cli):
+    cli.refuses("--token or --token-file, not both", "serve --token a --token-file b")
 
 
 def test_an_answer_is_finished_first(model):

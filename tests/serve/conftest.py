@@ -17,11 +17,11 @@ httpx = pytest.importorskip("httpx")
 TEXT = "The quick brown fox jumps over the lazy dog. Be QA:? <|_>\n"
 
 
-def saved_model(path, chat=False, block_size=64):
+def saved_model(path, chat=False, block_size=64, tokenizer=None, template="chatml"):
     """A model with large random weights, whose texts vary."""
-    tokenizer = Tokenizer(TEXT + "systemuserassistant")
+    tokenizer = tokenizer or Tokenizer(TEXT + "systemuserassistant")
     if chat:
-        tokenizer, _ = fit_template(tokenizer, "chatml")
+        tokenizer, _ = fit_template(tokenizer, template)
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size, block_size=block_size, n_layer=2, n_embd=32, n_head=4
     )
@@ -44,10 +44,10 @@ def models(tmp_path_factory):
 def serving(paths, port=0, **options):
     """Serves models -> the address, and the application."""
     from smallmind.serve.app import application
+    from smallmind.serve.connections import server_of
 
     app = application(paths, **options)
-    config = uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
+    server = server_of(app, port=port, timeout_graceful_shutdown=2)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

@@ -33,6 +33,8 @@ ATTACKS = [
     ("with the right port", {"Host": "evil.example:8000"}, 403),
     ("a name that begins like this machine's", {"Host": "localhost.evil.example"}, 403),
     ("a name that ends like it", {"Host": "evil-localhost"}, 403),
+    ("a name of a private network", {"Host": "evil.internal:8000"}, 403),
+    ("a name that ends like that of a container's host", {"Host": "xhost.docker.internal"}, 403),
     ("no name", {"Host": None}, 400),
     ("an empty name", {"Host": ""}, 403),
     ("a page elsewhere", {"Origin": "https://evil.example"}, 403),
@@ -53,7 +55,11 @@ def test_requests_of_other_sites_are_refused(address, attack, headers, expected,
     assert status(address, method, paths[method], {**headers, **more}, body) == expected
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "LOCALHOST:9", "[::1]:8000"])
+OWN = ["localhost", "127.0.0.1", "LOCALHOST:9", "[::1]:8000", "0.0.0.0:8000"]
+OUTSIDE = ["host.docker.internal:8000", "host.containers.internal", "host.lima.internal:1"]
+
+
+@pytest.mark.parametrize("host", [*OWN, *OUTSIDE])
 def test_requests_by_names_of_this_machine_are_answered(address, host):
     assert status(address, headers={"Host": host}) == 200
 

@@ -1,0 +1,153 @@
+"""Clients that send slowly, not at all, or too much, and those that do not read."""
+
+import http.client
+import json
+import socket
+import time
+
+import pytest
+
+from smallmind.serve import connections
+from smallmind.serve.api import Limits
+from tests.serve.conftest import httpx, serving
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+BEGINNINGS = {
+    "nothing": b"",
+    "half a line": b"POST /v1/comp",
+    "half of the headers": HEAD,
+    "no body": HEAD + b"Content-Length: 40\r\n\r\n",
+    "half a body": HEAD + b"Content-Length: 40\r\n\r\n" + b'{"model": ',
+    "half of the chunks": HEAD + b'Transfer-Encoding: chunked\r\n\r\n2\r\n{"\r\n',
+    "a body that nobody reads": b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Length: 40\r\n\r\n{",
+}
+
+
+def connected(address, beginning=b""):
+    host, port = address.removeprefix("http://").split(":")
+    client = socket.create_connection((host, int(port)), timeout=60)
+    client.sendall(beginning)
+    return client
+
+
+def rest(client):
+    """All that is sent until the connection ends."""
+    found = b""
+    try:
+        while part := client.recv(65536):
+            found += part
+    except ConnectionResetError:
+        pass
+    return found
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+def test_a_request_that_is_not_complete_is_not_waited_for(models, monkeypatch, beginning):
+    monkeypatch.setattr(connections, "HEADERS", 0.2)
+    monkeypatch.setattr(connections, "BODY", 0.2)
+    with serving(models[:1]) as (address, _), connected(address, BEGINNINGS[beginning]) as client:
+        found = rest(client)
+        assert found.startswith((b"HTTP/1.1 408 Request Timeout", b"HTTP/1.1 200 OK"))
+        if b" 408 " in found:
+            error = json.loads(found.partition(b"\r\n\r\n")[2])["error"]
+            assert error["message"] == "the request was not complete after 0.2 seconds"
+        assert httpx.get(f"{address}/v1/models").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "beginning", [b"GET / HTTP/1.1\r\nX: ", HEAD + b"Content-Length: 100000\r\n\r\n{"]
+)
+def test_a_client_that_sends_byte_by_byte_is_not_waited_for_longer(models, monkeypatch, beginning):
+    monkeypatch.setattr(connections, "HEADERS", 0.3)
+    monkeypatch.setattr(connections, "BODY", 0.3)
+    with serving(models[:1]) as (address, _), connected(address, beginning) as client:
+        client.settimeout(0.01)
+        end, found = time.monotonic() + 60, b""
+        while time.monotonic() < end and not found:
+            try:
+                client.sendall(b" ")
+                found = client.recv(100)
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        assert time.monotonic() < end and (not found or b" 408 " in found)
+
+
+def test_a_client_that_asks_again_has_as_long_as_the_first_time(models, monkeypatch):
+    monkeypatch.setattr(connections, "HEADERS", 2.0)
+    with serving(models[:1]) as (address, _):
+        client = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
+        client.connect()
+        first = client.sock
+        for _ in range(12):
+            client.request("GET", "/v1/models")
+            answer = client.getresponse()
+            assert answer.status == 200 and answer.read() and client.sock is first
+            time.sleep(0.25)
+        client.close()
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+def test_half_open_connections_do_not_shut_others_out(models, monkeypatch, beginning):
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 6)
+    with serving(models[:1]) as (address, _):
+        clients = [connected(address, BEGINNINGS[beginning]) for _ in range(20)]
+        body = {"model": "text", "prompt": "fox", "max_tokens": 2}
+        for _ in range(3):
+            answer = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
+            assert answer.status_code == 200
+        closed = [rest(client) for client in clients[:10]]  # those that have waited for longest
+        assert all(b" 503 " in found or b" 200 " in found for found in closed)
+        for client in clients:
+            client.close()
+
+
+def test_clients_that_are_answered_are_not_closed_for_others(models, monkeypatch):
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 4)
+    body = {"model": "text", "prompt": "fox", "max_tokens": 60, "stream": True}
+    with serving(models[:1]) as (address, app):
+        url = f"{address}/v1/completions"
+        httpx.post(url, json={**body, "max_tokens": 1}, timeout=60)
+        models_of = app.app.state.api.models
+        (line,) = (entry.loaded.line for entry in models_of.entries() if entry.loaded)
+        step = line.decoder.step
+        line.decoder.step = lambda: time.sleep(0.02) or step()
+        with httpx.stream("POST", url, json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            clients = [connected(address) for _ in range(12)]
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+            for client in clients:
+                client.close()
+
+
+def test_a_client_that_does_not_read_is_let_go(models, monkeypatch):
+    monkeypatch.setattr(connections, "STALLED", 0.2)
+    made = connections.Connection.connection_made
+
+    def with_little_memory(connection, transport):
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        made(connection, transport)
+
+    monkeypatch.setattr(connections.Connection, "connection_made", with_little_memory)
+    body = {"model": "text", "prompt": "fox", "max_tokens": 10**6, "logprobs": 20, "stream": True}
+    data = json.dumps(body).encode()
+    with serving(models[:1], limits=Limits(max_tokens=10**6)) as (address, app):
+        httpx.post(f"{address}/v1/completions", json={**body, "max_tokens": 1}, timeout=60)
+        models_of = app.app.state.api.models
+        (line,) = (entry.loaded.line for entry in models_of.entries() if entry.loaded)
+        host, port = address.removeprefix("http://").split(":")
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect((host, int(port)))
+            client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+            end = time.monotonic() + 60
+            while not line.requests:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            while line.requests:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+        assert httpx.get(f"{address}/v1/models").status_code == 200

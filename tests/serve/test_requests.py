@@ -1,0 +1,434 @@
+"""The fields of requests: those that count, change nothing, or are refused."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+import smallmind
+from smallmind import Tokenizer
+from smallmind.serve import asked
+from smallmind.serve.api import Limits
+from smallmind.text.chat import Turn
+from tests.serve.conftest import httpx, saved_model, serving
+
+PROMPT = {"model": "text", "prompt": "fox", "temperature": 0}
+CHAT = {"model": "chat", "messages": [{"role": "user", "content": "fox"}], "temperature": 0}
+PATHS = {"text": "/v1/completions", "chat": "/v1/chat/completions"}
+
+
+def asking(client, body, **fields):
+    return client.post(PATHS[body["model"]], json={**body, **fields})
+
+
+@pytest.mark.parametrize("body", [PROMPT, CHAT], ids=["completion", "chat"])
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({"max_completion_tokens": None, "max_tokens": 3}, 3),
+        ({"max_completion_tokens": 3, "max_tokens": None}, 3),
+        ({"max_completion_tokens": 5, "max_tokens": 2}, 2),
+        ({"max_completion_tokens": 2, "max_tokens": 5}, 2),
+        ({"max_completion_tokens": -1, "max_tokens": 2}, 2),
+        ({"max_completion_tokens": 10**30, "max_tokens": 2}, 2),
+        ({"max_tokens": 0}, 0),
+    ],
+)
+def test_the_smaller_of_both_counts_of_tokens_counts(client, body, fields, count):
+    found = asking(client, body, **fields).json()
+    assert found["usage"]["completion_tokens"] == count
+    assert found["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("count", [8192, -1, 10**9])
+def test_more_tokens_than_there_may_be_are_as_many_as_fit(models, count):
+    with (
+        serving(models, limits=Limits(max_tokens=110)) as (address, _),
+        httpx.Client(base_url=address, timeout=60) as client,
+    ):
+        found = asking(client, PROMPT, max_tokens=count).json()
+        assert found["usage"]["completion_tokens"] == 110  # the limit of the server
+        found = asking(client, CHAT, max_tokens=count, seed=1, temperature=1).json()
+        has_ended = found["choices"][0]["finish_reason"] == "stop"
+        assert has_ended or found["usage"]["total_tokens"] == 128  # the context
+
+
+OFF = [
+    {"top_k": 0},
+    {"top_k": -1},
+    {"top_p": 0},
+    {"top_p": 1},
+    {"min_p": 0},
+    {"stop": ""},
+    {"stop": []},
+    {"stop": None},
+    {"seed": None},
+    {"tools": []},
+    {"tools": None, "tool_choice": "none"},
+    {"tool_choice": "auto", "parallel_tool_calls": True},
+    {"functions": [], "function_call": "none"},
+    {"logit_bias": {}},
+    {"logit_bias": None},
+    {"response_format": {"type": "text"}},
+    {"logprobs": False},
+    {"logprobs": None, "top_logprobs": 0},
+    {"best_of": 1},
+    {"echo": False, "suffix": ""},
+    {"grammar": "", "guided_json": None, "stop_token_ids": []},
+    {"ignore_eos": False, "min_tokens": 0, "bad_words": []},
+    {"repetition_penalty": 1, "repeat_penalty": 1.0, "typical_p": 1},
+    {"skip_special_tokens": True, "add_generation_prompt": True},
+    {"mirostat": 0, "mirostat_tau": 5.0, "dry_multiplier": 0.0, "xtc_probability": 0},
+    {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+    {"safety_identifier": "x", "prompt_cache_key": "y", "prediction": {"type": "content"}},
+    {"cache_prompt": True, "id_slot": 3, "keep_alive": "5m", "ttl": 60, "speculative.n_max": 4},
+    {"modalities": ["text"], "audio": None, "verbosity": "medium", "web_search_options": None},
+    {"chat_template_kwargs": {}, "documents": []},
+    {"stream_options": None, "stream": False},
+    {"something_new": None},
+]
+
+
+@pytest.mark.parametrize("body", [PROMPT, CHAT], ids=["completion", "chat"])
+@pytest.mark.parametrize("fields", OFF, ids=lambda fields: next(iter(fields)))
+def test_what_changes_nothing_is_taken(client, body, fields):
+    plain = asking(client, body, max_tokens=5).json()["choices"]
+    answer = asking(client, body, max_tokens=5, **fields)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"] == plain
+
+
+REFUSED = {
+    "grammar": 'root ::= "a"',
+    "json_schema": {"type": "object"},
+    "guided_json": {"type": "object"},
+    "guided_regex": "a+",
+    "guided_choice": ["a", "b"],
+    "guided_grammar": "x",
+    "structured_outputs": {"choice": ["a"]},
+    "format": "json",
+    "stop_token_ids": [3],
+    "include_stop_str_in_output": True,
+    "ignore_eos": True,
+    "min_tokens": 5,
+    "bad_words": ["x"],
+    "allowed_token_ids": [1],
+    "logit_bias": {"5": -100},
+    "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}},
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "required",
+    "functions": [{"name": "f"}],
+    "modalities": ["text", "audio"],
+    "audio": {"voice": "alloy"},
+    "web_search_options": {"search_context_size": "low"},
+    "reasoning_effort": "high",
+    "verbosity": "low",
+    "enable_thinking": False,
+    "think": False,
+    "suffix": "x",
+    "echo": True,
+    "best_of": 3,
+    "use_beam_search": True,
+    "length_penalty": 2.0,
+    "repeat_penalty": 1.1,
+    "typical_p": 0.5,
+    "mirostat": 2,
+    "dry_multiplier": 0.8,
+    "xtc_probability": 0.5,
+    "dynatemp_range": 0.5,
+    "top_n_sigma": 1.0,
+    "samplers": ["top_k"],
+    "n_predict": 0,
+    "max_new_tokens": 5,
+    "random_seed": 0,
+    "do_sample": False,
+    "skip_special_tokens": False,
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+    "chat_template": "{{ messages }}",
+    "options": {"num_ctx": 4096},
+    "prompt_logprobs": 1,
+    "truncate_prompt_tokens": 10,
+    "lora": [{"id": 0, "scale": 0.5}],
+    "no_repeat_ngram_size": 3,
+    "something_new": 1,
+}
+
+
+@pytest.mark.parametrize("body", [PROMPT, CHAT], ids=["completion", "chat"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_field_that_would_change_the_answer_and_is_not_built_is_named(client, body, name):
+    answer = asking(client, body, **{name: REFUSED[name]})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == name, answer.text
+    assert error["message"] == f"{name} is not supported by this server; leave it out"
+
+
+@pytest.mark.parametrize(
+    ("body", "fields", "name"),
+    [
+        (PROMPT, {"add_special_tokens": False}, "add_special_tokens"),
+        (CHAT, {"add_special_tokens": True}, "add_special_tokens"),
+        (PROMPT, {"messages": CHAT["messages"]}, "messages"),
+        (CHAT, {"prompt": "fox"}, "prompt"),
+        (PROMPT, {"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        (CHAT, {"chat_template_kwargs": 1}, "chat_template_kwargs"),
+        (PROMPT, {"presence_penalty": 1e308}, "presence_penalty"),
+        (PROMPT, {"frequency_penalty": -1000}, "frequency_penalty"),
+        (PROMPT, {"repetition_penalty": 1e-300}, "repetition_penalty"),
+        (PROMPT, {"top_k": -5}, "top_k"),
+        (PROMPT, {"prompt": ["a", "b"], "prefix_tokens": [1]}, "prefix_tokens"),
+        (PROMPT, {"prefix_tokens": [1] * 40000}, "prompt"),
+    ],
+)
+def test_a_field_is_refused_where_it_says_something(client, body, fields, name):
+    answer = asking(client, body, **fields)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == name, answer.text
+
+
+@pytest.mark.parametrize("name", ["tool_calls", "prefix", "images"])
+def test_what_a_message_has_besides_its_text_is_refused(client, name):
+    messages = [*CHAT["messages"], {"role": "assistant", "content": "A", name: [{"a": 1}]}]
+    answer = asking(client, CHAT, messages=messages)
+    assert answer.status_code == 400 and f"messages[1].{name}" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("part", [{"type": "image_url", "text": "x"}, {"type": "text"}, "x"])
+def test_parts_of_a_message_that_are_no_text_are_refused(client, part):
+    answer = asking(client, CHAT, messages=[{"role": "user", "content": [part]}])
+    assert answer.status_code == 400 and "parts of text only" in answer.json()["error"]["message"]
+
+
+def test_a_thought_before_an_answer_is_not_a_part_of_it(client):
+    _, turns = asked.turns_of(
+        asked.Fields(
+            {
+                "messages": [
+                    {"role": "user", "content": "3*4?"},
+                    {"role": "assistant", "reasoning_content": "three fours", "content": "12"},
+                    {"role": "user", "content": [{"type": "text", "text": "Sure?"}]},
+                ]
+            }
+        )
+    )
+    assert turns[1] == Turn("assistant", "12", thought="three fours")
+    assert turns[2] == Turn("user", "Sure?")
+
+
+# --- prompts ---
+
+
+@pytest.mark.parametrize("count", [33, 256])
+def test_many_prompts_at_an_idle_server_are_answered(client, count):
+    found = asking(client, PROMPT, prompt=["fox"] * count, max_tokens=2).json()
+    assert [choice["index"] for choice in found["choices"]] == list(range(count))
+    assert found["usage"] == {
+        "prompt_tokens": 3 * count,
+        "completion_tokens": 2 * count,
+        "total_tokens": 5 * count,
+    }
+
+
+def test_too_many_prompts_are_counted_before_they_are_encoded(client, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("a prompt was encoded"))
+    for prompt in (["fox"] * 100_000, [[1]] * 257):
+        answer = asking(client, PROMPT, prompt=prompt)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt"
+        assert f"{len(prompt):,} prompts, of which at most 256" in answer.json()["error"]["message"]
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(client, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("a prompt was encoded"))
+    text = "a" * (asked.CHARACTERS * 32768 + 1)
+    messages = [{"role": role, "content": text[:600_000]} for role in ("user", "assistant")]
+    answers = [
+        asking(client, PROMPT, prompt=text),
+        asking(client, PROMPT, prompt=[text[:600_000]] * 2),
+        asking(client, CHAT, messages=messages),
+        client.post("/api/inspect", json={"model": "text", "text": text}),
+    ]
+    for answer in answers:
+        assert (
+            answer.status_code == 400 and " characters, of which at most 1,048,576 " in answer.text
+        )
+
+
+def test_a_body_of_too_many_values_is_refused_before_it_is_read(client, monkeypatch):
+    monkeypatch.setattr(asked.json, "loads", lambda *_, **__: pytest.fail("the body was read"))
+    body = b'{"model":"text","prompt":[' + b"[]," * 1_000_000 + b"[]]}"
+    answer = client.post("/v1/completions", content=body)
+    assert answer.status_code == 413 and "131,072 values" in answer.text
+
+
+@pytest.mark.parametrize("name", ["messages", "prompt"])
+def test_while_a_request_is_read_others_are_answered(client, monkeypatch, name):
+    """The request is not read to its end before others have been answered."""
+    answered = threading.Event()
+    read = asked.turns_of if name == "messages" else asked.prompts_of
+
+    def slowly(*given):
+        assert answered.wait(60)
+        return read(*given)
+
+    place = "turns_of" if name == "messages" else "prompts_of"
+    body, other = (CHAT, PROMPT) if name == "messages" else (PROMPT, CHAT)
+    found = []
+    asking(client, CHAT, max_tokens=1)  # both models are loaded
+    asking(client, PROMPT, max_tokens=1)
+    monkeypatch.setattr(f"smallmind.serve.api.{place}", slowly)
+    thread = threading.Thread(target=lambda: found.append(asking(client, body, max_tokens=1)))
+    thread.start()
+    for _ in range(3):
+        assert client.get("/v1/models").status_code == 200
+        assert asking(client, other, max_tokens=2).status_code == 200
+    assert not found
+    answered.set()
+    thread.join(60)
+    assert found[0].status_code == 200
+
+
+# --- probabilities ---
+
+ANSWERS = [
+    ("I \U0001f49a it \U0001f44d\U0001f3fd!", None, "I \U0001f49a it \U0001f44d\U0001f3fd!"),
+    ("I \U0001f49a it \U0001f44d\U0001f3fd!", " it", "I \U0001f49a"),
+    ("I \U0001f49a it \U0001f44d\U0001f3fd!", "\U0001f44d", "I \U0001f49a it "),
+    ("I \U0001f49a it \U0001f44d\U0001f3fd!", "\U0001f3fd!", "I \U0001f49a it \U0001f44d"),
+    ("caf\xe9 stopping there", "ping", "caf\xe9 stop"),
+    ("caf\xe9 stopping there", "stoppard", "caf\xe9 stopping there"),
+    ("caf\xe9 stopping there", "c", ""),
+    ("caf\xe9", "e", "caf\xe9"),
+]
+
+
+@pytest.fixture(scope="module", params=["byte", "bpe", "char"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def spoken(kind, tmp_path_factory):
+    """A server whose models write what a test says, and their tokenizer."""
+    folder = tmp_path_factory.mktemp("spoken")
+    text = "".join(answer for answer, _, _ in ANSWERS) + "stopping there caf\xe9 " * 30
+    tokenizer = Tokenizer(text + "\nsystemuserassistantQ:A", kind=kind)
+    paths = [
+        saved_model(folder / "text.safetensors", tokenizer=tokenizer),
+        saved_model(folder / "chat.safetensors", True, 128, tokenizer),
+        saved_model(folder / "qa.safetensors", True, 128, tokenizer, "qa"),
+    ]
+    with serving(paths) as (address, _), httpx.Client(base_url=address, timeout=60) as client:
+        yield client, {path.stem: smallmind.load(path)[1] for path in paths}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("model", ["text", "chat", "qa"])
+@pytest.mark.parametrize(("answer", "stop", "expected"), ANSWERS, ids=range(len(ANSWERS)))
+def test_the_bytes_of_tokens_are_those_of_the_text(
+    spoken, monkeypatch, kind, model, streams, answer, stop, expected
+):
+    client, tokenizers = spoken
+    lead = " " if model == "qa" else ""
+    ids = tokenizers[model].encode(lead + answer).tolist()
+    writing = iter(ids)
+    monkeypatch.setattr("smallmind.decoder.choose_each", lambda *_: [next(writing)])
+    body = {"model": model, "stop": stop, "max_tokens": len(ids), "stream": streams}
+    if model == "text":
+        path, body = "/v1/completions", {**body, "prompt": "it", "logprobs": 3}
+    else:
+        path = "/v1/chat/completions"
+        body |= {"messages": [{"role": "user", "content": "it"}], "logprobs": True}
+        body["top_logprobs"] = 5
+    found = client.post(path, json=body)
+    assert found.status_code == 200, found.text
+    lines = [line[6:] for line in found.text.split("\n\n")[:-2]] if streams else [found.text]
+    choices = [json.loads(line)["choices"][0] for line in lines]
+    assert choices[-1]["finish_reason"] == ("length" if expected == answer else "stop")
+    spelled, written, count = b"", "", 0
+    for choice in choices:
+        message = choice.get("delta", choice.get("message", choice))
+        written += message.get("content", message.get("text", ""))
+        logprobs = choice["logprobs"] or {"content": []}
+        if model == "text":
+            spelled += b"".join(map(bytes, logprobs["bytes"]))
+            found_ids = logprobs["ids"]
+        else:
+            spelled += b"".join(bytes(token["bytes"]) for token in logprobs["content"])
+            found_ids = [token["id"] for token in logprobs["content"]]
+            for token in logprobs["content"]:
+                for other in token["top_logprobs"]:
+                    assert bytes(other["bytes"]) == tokenizers[model].token_bytes(other["id"])
+        assert found_ids == ids[count : count + len(found_ids)]
+        count += len(found_ids)
+        # A token is not shown before its characters are.
+        assert written.encode().startswith(spelled[: len(written.encode())])
+        assert len(spelled) <= len(written.encode())
+    assert written == expected and spelled == expected.encode()
+    if expected == answer:
+        assert count == len(ids)
+
+
+@pytest.mark.parametrize("kind", ["byte", "bpe"], indirect=True)
+@pytest.mark.parametrize("logprobs", [None, 0])
+@pytest.mark.parametrize("count", [1, 2])
+def test_nothing_is_shown_of_a_character_that_the_last_token_leaves_unfinished(
+    spoken, monkeypatch, count, logprobs
+):
+    client, tokenizers = spoken
+    ids = [tokenizers["text"].encode(part).tolist() for part in ("it ", "\U0001f916")]
+    assert len(ids[1]) > count
+    written = ids[0] + ids[1][:count]
+    writing = iter(written)
+    monkeypatch.setattr("smallmind.decoder.choose_each", lambda *_: [next(writing)])
+    body = {"model": "text", "prompt": "it", "logprobs": logprobs, "max_tokens": len(written)}
+    found = client.post("/v1/completions", json=body).json()
+    choice = found["choices"][0]
+    assert choice["text"] == "it " and choice["finish_reason"] == "length"
+    assert found["usage"]["completion_tokens"] == len(written)
+    if logprobs is not None:
+        assert b"".join(map(bytes, choice["logprobs"]["bytes"])) == b"it "
+
+
+def test_offsets_are_those_of_the_text_also_in_a_stream(spoken, monkeypatch):
+    client, tokenizers = spoken
+    answer = ANSWERS[0][0]
+    ids = tokenizers["text"].encode(answer).tolist()
+    body = {"model": "text", "prompt": "it", "logprobs": 0, "max_tokens": len(ids)}
+    found = []
+    for streams in (False, True):
+        writing = iter(ids)
+        monkeypatch.setattr("smallmind.decoder.choose_each", lambda *_: [next(writing)])  # noqa: B023
+        text = client.post("/v1/completions", json={**body, "stream": streams}).text
+        lines = [line[6:] for line in text.split("\n\n")[:-2]] if streams else [text]
+        each = [json.loads(line)["choices"][0]["logprobs"] for line in lines]
+        found.append([offset for one in each for offset in one["text_offset"]])
+    assert found[0] == found[1]
+    bytes_before = np.cumsum([0, *(len(tokenizers["text"].token_bytes(i)) for i in ids)])[:-1]
+    whole = answer.encode()
+    expected = [len(whole[:n].decode("utf-8", "ignore")) for n in bytes_before]
+    assert found[0] == expected
+
+
+# --- variables of the template ---
+
+JINJA = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}no{% endif %}{% endif %}"
+)
+
+
+def test_variables_of_a_client_reach_the_template(tmp_path, monkeypatch):
+    pytest.importorskip("jinja2")
+    tokenizer = Tokenizer(kind="byte").with_special(["<|im_start|>", "<|im_end|>"])
+    published = {"tokenizer_config.json": {"chat_template": JINJA}}
+    path = saved_model(tmp_path / "chat.safetensors", tokenizer=tokenizer.with_published(published))
+    with serving([path]) as (address, _), httpx.Client(base_url=address, timeout=60) as client:
+        counts = []
+        for variables in (None, {}, {"enable_thinking": True}, {"enable_thinking": False}):
+            answer = asking(client, CHAT, chat_template_kwargs=variables, max_tokens=1)
+            assert answer.status_code == 200, answer.text
+            counts.append(answer.json()["usage"]["prompt_tokens"])
+    assert counts == [counts[0]] * 3 + [counts[0] + 2]
