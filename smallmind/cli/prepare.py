@@ -14,6 +14,7 @@ from smallmind.settings.presets import DEFAULT_RECIPE, RECIPES
 from smallmind.settings.sources import OF_TOKENIZER, without_effect
 
 SETTINGS = (
+    "exclude",
     "text_field",
     "text_encoding",
     "chat",
@@ -47,15 +48,14 @@ def run(options: argparse.Namespace) -> int:
         if reason := without_effect(name, vars(config)):
             raise InputError(reason)
     from smallmind.cli.describe import describe_reading, text_rows
-    from smallmind.corpus.corpus import Corpus
     from smallmind.corpus.preparation import Encoding, begun_with, prepare
     from smallmind.corpus.tokens import TokensOnDisk
-    from smallmind.runs.source import TokenSource
+    from smallmind.runs.source import TokenSource, corpus_of
 
     console = Console()
     start = activity.clock()
     with activity.showing_on(console.activity):
-        corpus = Corpus(options.text, config.text_field, config.text_encoding, chat=config.chat)
+        corpus = corpus_of(options.text, config)
         if "tokenizer" not in given:
             usual = RECIPES[DEFAULT_RECIPE].tokenizer_for(corpus.about_characters)
             config = dataclasses.replace(config, tokenizer=begun_with(options.out) or usual)

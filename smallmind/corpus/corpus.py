@@ -22,6 +22,7 @@ from smallmind.corpus.turns import NEEDED
 
 EXPANSION = 4  # of compressed texts, about
 MOST_REASONS = 3  # in a message
+OF_CODE, LONG_LINES = (".js", ".mjs", ".cjs", ".css"), 500  # that is minified; characters
 HALVES = re.compile("[\ud800-\udfff]")  # JSON can write one half of a UTF-16 pair; UTF-8 cannot
 LINE_ENDS = {
     "\r\n": "CRLF line ends became LF",
@@ -37,7 +38,8 @@ class Corpus:
     "text", "content" or "story". Records with messages, or with questions and answers, are
     conversations, whose turns are pieces: with chat=False they are texts too, and with chat=True
     other records are refused. `encoding` is that of files without a byte order mark; by default
-    they are UTF-8. InputError if a path means nothing, or a setting is wrong.
+    they are UTF-8. Files and folders that a pattern in `exclude` matches are left out. InputError
+    if a path means nothing, or a setting is wrong.
     """
 
     files: list[File]  # with texts, as far as their names tell
@@ -50,6 +52,7 @@ class Corpus:
         encoding: str | None = None,
         limits: Limits | None = None,
         chat: bool | None = None,
+        exclude: str | Sequence[str] | None = None,
     ) -> None:
         paths = [paths] if isinstance(paths, str | PathLike) else paths
         for path in check_type("paths", paths, Sequence):
@@ -66,10 +69,13 @@ class Corpus:
             )
         self._limits = limits or Limits()
         self._decodable: set[str] = set()
-        self.files, self._skipped = find(paths)
+        exclude = [exclude] if isinstance(exclude, str) else exclude or ()
+        for pattern in check_type("exclude", exclude, Sequence):
+            check_type("a pattern", pattern, str)
+        self.files, self._skipped, self._notes = find(paths, exclude)
         self.report = None
         if not self.files:
-            raise _nothing(self._skipped)
+            raise _nothing(self._skipped, self._notes)
 
     def pieces(self, doing: str = "Reading") -> Iterator[Piece]:
         """All documents in pieces; each call reads the files again, and completes a report.
@@ -89,13 +95,13 @@ class Corpus:
             for file in self.files:
                 yield from _pieces(file, reading)
             if not reading.documents:
-                raise _nothing([*self._skipped, *reading.skipped])
+                raise _nothing([*self._skipped, *reading.skipped], self._notes)
             if self.chat and not reading.conversations:
                 raise InputError(
                     f"no conversations were found; --chat needs records with {NEEDED}; leave it "
                     "out to read texts"
                 )
-            self.report = reading.report(self._skipped)
+            self.report = reading.report(self._skipped, self._notes)
 
     @property
     def about_characters(self) -> int:
@@ -118,10 +124,19 @@ def _pieces(file: File, reading: Reading) -> Iterator[Piece]:
     before = reading.documents
     cleaner = _Cleaner(reading)
     entry = Entry.of_file(file.path, reading, file.is_named, file.size)
+    is_first = entry.suffix in OF_CODE
     for piece in read(entry) if file.is_named else read_found(entry):
         if cleaned := cleaner.clean(piece):
+            if is_first and _is_minified(cleaned.text):
+                reading.count("Among the texts", "file", "of minified code; see --exclude")
+            is_first = False
             yield cleaned
     reading.end_file(file.size, has_text=reading.documents > before)
+
+
+def _is_minified(text: str) -> bool:
+    """True for code whose lines are longer than anybody writes them."""
+    return len(text) > LONG_LINES * (10 + text.count("\n"))
 
 
 class _Cleaner:
@@ -138,10 +153,13 @@ class _Cleaner:
     def clean(self, piece: Piece) -> Piece | None:
         """The piece with its text cleaned; None if nothing is left of it."""
         text = self._newlines.decode(piece.text, piece.ends or bool(piece.role))
+        thought = self._newlines.decode(piece.thought, final=True) if piece.thought else ""
         self._reading.characters += len(text)
         if piece.ends:
             self._end_document()
-        return Piece(self._whole(text), piece.ends, piece.role) if text or piece.role else None
+        if not (text or piece.role):
+            return None
+        return piece._replace(text=self._whole(text), thought=self._whole(thought))
 
     def _end_document(self) -> None:
         self._reading.documents += 1
@@ -160,8 +178,10 @@ class _Cleaner:
         return text
 
 
-def _nothing(skipped: list[Skipped]) -> InputError:
+def _nothing(skipped: list[Skipped], notes: Sequence[str]) -> InputError:
     """The error if there is no text at all."""
+    if not skipped and notes:
+        return InputError(f"no text was found ({notes[0]}); give other texts or patterns")
     reasons = "; ".join(map(str, skipped[:MOST_REASONS]))
     more = len(skipped) - MOST_REASONS
     reasons += f"; and {more:,} more" if more > 0 else ""

@@ -1,7 +1,6 @@
 """Bytes to characters: the encoding of a file, and errors that name the one it probably has."""
 
 import codecs
-import itertools
 import re
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,11 +8,10 @@ from encodings.aliases import aliases
 
 from smallmind.checks import InputError, nearest
 from smallmind.console import activity
-from smallmind.corpus.entry import Entry, Piece, Stream, document
+from smallmind.corpus.entry import HEAD, Entry, Piece, Stream, document
 from smallmind.corpus.reading import Unusable, shown
 from smallmind.files.encoding import MARKS, advice, likely_encoding, unmarked_utf16
 
-HEAD = 4096  # bytes in which a file may say its encoding
 KIND = re.compile("it is (.+?)([:;]) (.+)")  # advice that knows what a file is
 # Python has codecs of these names, which are not encodings of files.
 NOT_OF_FILES = ("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape")
@@ -47,25 +45,8 @@ def read_text(entry: Entry) -> Iterator[Piece]:
 def decoded(entry: Entry, declared: re.Pattern[bytes] | None = None) -> Iterator[str]:
     """The text of an entry in chunks. `declared` finds the encoding that its head declares.
 
-    Unusable if it is not text in its encoding: for an entry that was found, always before the first
-    chunk. It is decoded twice for that, if it is long, in the first of several readings.
+    Unusable if it is not text in its encoding.
     """
-    chunks = _chunks(entry, declared)
-    if entry.is_named or entry.name in entry.reading.decodable:
-        yield from chunks
-        return
-    first = list(itertools.islice(chunks, 2))
-    if len(first) < 2:
-        yield from first
-        return
-    with entry.reading.paused():
-        for _ in chunks:
-            pass
-    entry.reading.decodable.add(entry.name)
-    yield from _chunks(entry, declared)
-
-
-def _chunks(entry: Entry, declared: re.Pattern[bytes] | None) -> Iterator[str]:
     with closing(entry.open()) as stream:
         try:
             yield from _decode(entry, stream, declared)

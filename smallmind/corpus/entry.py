@@ -3,15 +3,21 @@
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from smallmind import parts
-from smallmind.corpus.reading import FileStream, Reading, Skipped, Unusable, shown
+from smallmind.checks import InputError
+from smallmind.corpus.reading import FileStream, NoText, Reading, Skipped, Unusable, shown
+from smallmind.files.encoding import HTML, NOTEBOOK, disguised
 
 TEXT = ".txt"
+HEAD = 4096  # bytes that tell what a file is
 NESTED = (".gz", ".bz2", ".xz", ".zip", ".parquet")  # not read inside a compressed file
+ARCHIVES = (".zip", ".parquet")
+OF_MARKUP = (".html", ".htm", ".xhtml", ".xht", ".xml")
 OF_RECORDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 # Archives that have no reader: some of them would pass as text.
 UNKNOWN_ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".zst")
@@ -23,6 +29,8 @@ class Piece(NamedTuple):
     text: str
     ends: bool  # whether the document ends here
     role: str = ""  # of a turn; empty for plain documents
+    learned: bool = True  # see `text.chat.Turn`
+    thought: str = ""
 
 
 class Stream(Protocol):
@@ -93,34 +101,87 @@ def read(entry: Entry) -> Iterator[Piece]:
         raise Unusable(entry.name, reason, "unpack the outer one first")
     if entry.reading.is_glance and suffix not in (*OF_RECORDS, *NESTED):
         return
-    reader: Reader = parts.load(parts.READERS, suffix if suffix in parts.READERS else TEXT)
-    has_text, unanswered = False, entry.reading.unanswered
+    reader: Reader = parts.load(parts.READERS, _reader_of(entry))
+    has_text, left_out, skipped = False, entry.reading.left_out, len(entry.reading.skipped)
     for piece in reader(entry):
         has_text = True
         yield piece
         if entry.reading.is_glance and suffix in OF_RECORDS:
             return
-    if not has_text and entry.reading.unanswered > unanswered:
-        reason = "has no conversation with an answer"
-        raise Unusable(entry.name, reason, "the assistant must say something in one of them")
+    if not has_text and entry.reading.left_out > left_out:
+        raise Unusable(
+            entry.name,
+            "has no conversation with an answer to learn",
+            "in one of them the assistant must answer a question, without a mark such as weight 0",
+        )
     if not has_text and not entry.reading.is_glance:
-        raise Unusable(entry.name, "has no text in it", "give a file with text in it")
+        reasons = "".join(f": {each}" for each in entry.reading.skipped[skipped:][:1])
+        raise Unusable(entry.name, f"has no text in it{reasons}", "give a file with text in it")
+
+
+def _reader_of(entry: Entry) -> str:
+    """The suffix by which to read an entry: its first bytes may be those of another format.
+
+    Unusable if they are of one that has no reader, however the file is called.
+    """
+    with entry.reading.paused(), closing(entry.open()) as stream:
+        found = disguised(stream.read(HEAD))
+    suffix = entry.suffix
+    is_table = suffix in (*NESTED, *OF_RECORDS)
+    if found is None or (found.kind == HTML and suffix in OF_MARKUP):
+        return suffix if suffix in parts.READERS else TEXT
+    if found.kind == HTML and not is_table:
+        entry.reading.note("read the text of HTML, without its tags,")
+        return ".html"
+    if found.kind == NOTEBOOK and (suffix == ".json" or not is_table):
+        return ".ipynb"
+    raise Unusable(entry.name, f"is {found.kind}", found.advice(entry.name))
 
 
 def read_found(entry: Entry) -> Iterator[Piece]:
     """The documents in an entry that nobody named: it is skipped if it is unusable.
 
-    InputError if that shows only after documents were read from it.
+    It is used as a whole or not at all, so a long one is read to its end first, in the first of
+    several readings. InputError if only some of its records have text, and for an archive that
+    turns out to be damaged later.
     """
-    has_text = False
+    reading, short = entry.reading, None
+    before: tuple[Any, ...] | None = reading.found()
     try:
-        for piece in read(entry):
-            has_text = True
-            yield piece
+        if reading.is_glance and not any(piece.role for piece in read(entry)):
+            return
+        # The members of an archive are skipped one by one.
+        if entry.suffix not in ARCHIVES and entry.name not in reading.decodable:
+            short = _checked(entry)
+            if short is None:
+                reading.decodable.add(entry.name)
+                reading.restore(reading.found() if before is None else before)
+        if short is None:
+            for piece in read(entry):
+                before = None
+                yield piece
+        else:
+            yield from short
     except Unusable as error:
-        if has_text:
+        if before is None:
             raise
-        entry.reading.skipped.append(Skipped(entry.name, error.reason))
+        reading.restore(before)
+        reading.skipped.append(Skipped(entry.name, error.reason))
+
+
+def _checked(entry: Entry) -> list[Piece] | None:
+    """Reads an entry to its end -> its pieces, or None if together they are longer than a piece."""
+    pieces: list[Piece] = []
+    length, most = 0, entry.reading.limits.piece
+    with entry.reading.checking():
+        try:
+            for piece in read(entry):
+                length += len(piece.text) + len(piece.thought)
+                if length <= most:
+                    pieces.append(piece)
+        except NoText as error:  # if others of the file have one, somebody means to read it
+            raise InputError(str(error)) if length else error from None
+    return pieces if length <= most else None
 
 
 def document(chunks: Iterable[str], size: int) -> Iterator[Piece]:

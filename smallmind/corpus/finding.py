@@ -1,7 +1,9 @@
 """Finding the files that paths, folders and globs mean, always in the same order."""
 
 import fnmatch
+import itertools
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from os import PathLike
@@ -10,12 +12,19 @@ from typing import NamedTuple
 
 from smallmind.checks import InputError
 from smallmind.console import activity
-from smallmind.corpus.entry import NESTED
-from smallmind.corpus.reading import Skipped, not_regular, shown
+from smallmind.corpus.entry import NESTED, OF_RECORDS, TEXT
+from smallmind.corpus.reading import Skipped, count_of, not_regular, shown
 from smallmind.corpus.shards import holds_tokens
 
 WILDCARDS = "*?["
 RUN = ("config.json", "metrics.jsonl")  # files in the directory of a run
+TRAINING_NAME = re.compile(r"(?:^|[_.-])train(?:ing)?(?:[_.-]|$)", re.IGNORECASE)
+TEST_NAME = re.compile(r"(?:^|[_.-])(?:test|eval|dev|val(?:id|idation)?)(?:[_.-]|$)", re.IGNORECASE)
+# Folders with what others wrote, and files that programs write, which few mean to learn from.
+OF_OTHERS = ("node_modules", "bower_components", "site-packages", "__pycache__", "venv")
+MADE = re.compile(r".*[.-]min\.(js|css|mjs)|.*\.(js|css)\.map|package-lock\.json|.*\.lock")
+LEAVE_OUT = "to leave them out: --exclude"
+OF_DATA = {*NESTED, *OF_RECORDS, TEXT}  # suffixes of the files of a data set
 
 
 class File(NamedTuple):
@@ -31,10 +40,19 @@ class File(NamedTuple):
         return self.path.suffix.lower() in NESTED
 
 
+class Found(NamedTuple):
+    """The result of a search."""
+
+    files: list[File]
+    skipped: list[Skipped]
+    notes: list[str]  # what was excluded, and what nobody may mean to read
+
+
 class _Finder:
     """Collects files, each of them once."""
 
-    def __init__(self) -> None:
+    def __init__(self, exclude: Sequence[str]) -> None:
+        self.excluded = dict.fromkeys(exclude, 0)  # how many files and folders a pattern excludes
         self.files: dict[str, File] = {}  # by the path without symbolic links
         self._folders: set[str] = set()  # the same of folders: links may lead back to them
         self.skipped: dict[str, Skipped] = {}
@@ -50,8 +68,10 @@ class _Finder:
             return
         except (OSError, ValueError) as error:
             raise InputError(f"cannot read {shown(given)}: {_reason(error)}") from None
+        if self._is_excluded(Path(given), Path(given).parts):
+            return
         if stat.S_ISDIR(status.st_mode):
-            self._add_found(Path(given))
+            self._add_found(Path(given), Path(given))
         elif stat.S_ISREG(status.st_mode):
             self._add_file(Path(given), status.st_size, is_named=True)
         else:
@@ -66,17 +86,24 @@ class _Finder:
         matches = expand(Path(given))
         if not matches:
             raise InputError(f"no file matches {shown(given)}; give another pattern or a path")
+        root = _fixed(Path(given))
         for path in matches:
-            self._add_found(path)
+            if not self._is_excluded(path, path.parts):
+                self._add_found(path, root)
 
-    def _add_found(self, top: Path) -> None:
-        """A file, or all files in a folder. What is neither is skipped."""
-        waiting = [top]
+    def _add_found(self, top: Path, root: Path) -> None:
+        """A file, or all files in a folder. What is neither, or leads out of `root`, is skipped."""
+        waiting, within = [top], os.path.realpath(root)
         while waiting:
             activity.tick()
             path = waiting.pop()
             try:
+                if path != top and self._is_excluded(path, path.parts[-1:]):
+                    continue
                 status = os.stat(path)
+                if (path == top or path.is_symlink()) and not _is_within(path, within):
+                    self._skip(path, f"is a symbolic link that leads out of {shown(root)}")
+                    continue
                 is_folder = stat.S_ISDIR(status.st_mode)
                 folder = path if is_folder else path.parent
                 if all((folder / name).is_file() for name in RUN):
@@ -96,6 +123,18 @@ class _Finder:
                 words = "is a symbolic link to nothing" if is_lost else None
                 self._skip(path, words or f"cannot be read: {_reason(error)}")
 
+    def _is_excluded(self, path: Path, parts: Sequence[str]) -> bool:
+        """True if a pattern matches the path, or without a slash one of these parts of it."""
+        for pattern in self.excluded:
+            wanted, names = pattern.rstrip("/"), parts
+            if "/" in wanted:
+                names = [f"/{each.as_posix()}" for each in (path, *path.parents)]
+                wanted = f"*/{wanted.lstrip('/')}"
+            if any(fnmatch.fnmatch(name, wanted) for name in names):
+                self.excluded[pattern] += 1
+                return True
+        return False
+
     def _add_file(self, path: Path, size: int, is_named: bool) -> None:
         key = os.path.realpath(path)
         if (known := self.files.get(key)) is None:
@@ -107,18 +146,58 @@ class _Finder:
         self.skipped.setdefault(os.path.realpath(path), Skipped(shown(path), reason))
 
 
-def find(paths: Sequence[str | PathLike[str]]) -> tuple[list[File], list[Skipped]]:
+def find(paths: Sequence[str | PathLike[str]], exclude: Sequence[str] = ()) -> Found:
     """The files that paths mean, in the order of the paths, and by name within each of them.
 
-    Also those that were found and are not used.
-
-    InputError if one of the paths means nothing that can be read.
+    A pattern in `exclude` matches the name of a file or folder or, if it has a slash, a path as it
+    is found. InputError if one of the paths means nothing that can be read.
     """
-    finder = _Finder()
+    finder = _Finder(exclude)
     with activity.doing("Looking for files", usual=True):
         for path in paths:
             finder.add(os.fspath(path))
-    return list(finder.files.values()), list(finder.skipped.values())
+    files = list(finder.files.values())
+    notes = [
+        f"Excluded by {shown(pattern, 60)!r}: {count_of(n, 'path') if n else 'nothing'}"
+        for pattern, n in finder.excluded.items()
+    ]
+    return Found(files, list(finder.skipped.values()), [*notes, *_unwanted(files)])
+
+
+def _unwanted(files: Sequence[File]) -> Iterator[str]:
+    """Names what few people mean to learn from, by the names of files and folders."""
+    paths = [file.path.parts for file in files]
+    for name in OF_OTHERS:
+        if n := sum(name in parts for parts in paths):
+            yield f"Among the texts: {count_of(n, 'file')} of {name}; {LEAVE_OUT} {name}"
+    made = [parts[-1] for parts in paths if MADE.fullmatch(parts[-1])]
+    if made:
+        yield (
+            f"Among the texts: {count_of(len(made), 'file')} that programs have made, such as "
+            f"{shown(made[0], 60)}; {LEAVE_OUT} PATTERN"
+        )
+    splits = [
+        (parts[:i], part)
+        for parts in paths
+        for i, part in enumerate(parts)
+        if i < len(parts) - 1 or os.path.splitext(part)[1].lower() in OF_DATA
+    ]
+    trained = {folder for folder, part in splits if TRAINING_NAME.search(part)}
+    tests = (part for folder, part in splits if folder in trained and TEST_NAME.search(part))
+    if names := [shown(name, 60) for name in dict.fromkeys(tests)]:
+        more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+        yield f"Among the texts: a split for tests, {names[0]}{more}; {LEAVE_OUT} {names[0]}"
+
+
+def _fixed(pattern: Path) -> Path:
+    """The folder that a pattern begins with, in which all of its matches are."""
+    parts = itertools.takewhile(lambda part: not any(x in part for x in WILDCARDS), pattern.parts)
+    return Path(*parts)
+
+
+def _is_within(path: Path, folder: str) -> bool:
+    real = os.path.realpath(path)
+    return real == folder or real.startswith(os.path.join(folder, ""))
 
 
 def expand(pattern: Path) -> list[Path]:
@@ -147,12 +226,12 @@ def _matching(folder: Path, part: str) -> Iterator[Path]:
 
 def _folders(top: Path) -> Iterator[Path]:
     """A folder and all folders below it, each of them once."""
-    waiting, seen = [top], set[str]()
+    waiting, seen, within = [top], set[str](), os.path.realpath(top)
     while waiting:
         activity.tick()
         folder = waiting.pop()
         try:
-            if folder.is_dir() and _is_new(folder, seen):
+            if folder.is_dir() and _is_within(folder, within) and _is_new(folder, seen):
                 waiting += reversed(list(_entries(folder)))
                 yield folder
         except OSError:

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import Any
 
-from smallmind.checks import InputError
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece, document
 from smallmind.corpus.layout import LEFT_OUT, LINE, PARAGRAPH, SPACE, Layout, growing
-from smallmind.corpus.reading import Limits, shown
+from smallmind.corpus.reading import Limits, Unusable, shown
 
 CHARSET = re.compile(rb"""<meta\b[^>]*\bcharset\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE)
 WHITE_SPACE = re.compile(r"[ \t\n\r\f]+")
@@ -34,7 +33,7 @@ def _chunks(entry: Entry) -> Iterator[str]:
         try:
             page.feed(text)
         except AssertionError as error:  # of the standard library, for odd declarations
-            raise InputError(f"{entry.name} is damaged: {shown(error)}; correct it") from None
+            raise Unusable(entry.name, f"is damaged: {shown(error)}", "correct it") from None
         yield layout.take()
     # A tag or comment that never ends is not text; browsers leave it out, too.
     if page.rawdata == "<" or not page.rawdata.startswith("<"):

@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece
-from smallmind.corpus.reading import shown
+from smallmind.corpus.json_values import DuplicateKey, parsed
+from smallmind.corpus.reading import Unusable, shown
 from smallmind.corpus.records import Records, Row, lines
+
+VALUES = tuple('{["')  # that lines of JSON begin with
 
 
 def read_json_lines(entry: Entry) -> Iterator[Piece]:
@@ -29,23 +33,29 @@ def read_json(entry: Entry) -> Iterator[Piece]:
 def json_lines(entry: Entry) -> Iterator[Row]:
     """The value of each line that is not blank.
 
-    InputError naming the file and the line for one that is not JSON.
+    Unusable, naming the file and the line, for one that is not JSON.
     """
     for number, line in enumerate(lines(entry, decoded(entry)), 1):
         if line.isspace():
             continue
         where = f"line {number:,}"
         try:
-            value = _parsed(line.rstrip("\r\n"))
+            value = parsed(line.rstrip("\r\n"))
         except ValueError as error:
-            raise InputError(
-                f"{entry.name}: {where} is not JSON: {_reason(error)}; correct or remove that line"
-            ) from None
+            advice = "correct or remove that line"
+            raise Unusable(entry.name, _problem(error), advice, where) from None
         yield value, where
 
 
 def json_elements(entry: Entry) -> Iterator[Row]:
-    """The elements of an array, or the only value. InputError if it is too large, or not JSON."""
+    """The elements of an array, or the only value, or else the value of each line.
+
+    Unusable if it is not JSON, InputError if it is too large.
+    """
+    if _has_lines(entry):
+        entry.reading.note("read JSON with one value per line")
+        yield from json_lines(entry)
+        return
     value = _whole(entry)
     elements = value if isinstance(value, list) else [value]
     for number, element in enumerate(elements, 1):
@@ -53,21 +63,44 @@ def json_elements(entry: Entry) -> Iterator[Row]:
         yield element, f"element {number:,}" if elements is value else "its only value"
 
 
+def _has_lines(entry: Entry) -> bool:
+    """True if the first line that is not blank is a whole value, and another one follows."""
+    with entry.reading.paused():
+        rows = (line for line in lines(entry, decoded(entry)) if not line.isspace())
+        try:
+            with closing(rows):
+                first = next(rows, "").lstrip()
+                return first[:1] in VALUES and next(rows, None) is not None and _is_value(first)
+        except InputError:  # what is wrong is said by whoever reads it whole
+            return False
+
+
+def _is_value(line: str) -> bool:
+    try:
+        parsed(line)
+    except DuplicateKey:
+        return True
+    except ValueError:
+        return False
+    return True
+
+
 def _whole(entry: Entry) -> Any:
     """The value of a JSON file."""
-    text = _text(entry)
     try:
-        return _parsed(text)
+        return parsed(_text(entry))
     except json.JSONDecodeError as error:
+        where = f"line {error.lineno:,}"
         if error.msg == "Extra data":
-            raise InputError(
-                f"{entry.name} has more than one JSON value, the second in line "
-                f"{error.lineno:,}; if it has one per line, rename it to .jsonl"
+            raise Unusable(
+                entry.name,
+                f"has more than one JSON value, the second in {where}",
+                "write one value per line, or join them into an array",
             ) from None
-        reason = f"{_reason(error)} of line {error.lineno:,}"
+        reason = f"{_problem(error)} of {where}"
     except ValueError as error:
-        reason = _reason(error)
-    raise InputError(f"{entry.name} is not JSON: {reason}; correct it, or leave it out")
+        reason = _problem(error)
+    raise Unusable(entry.name, reason, "correct it, or leave it out")
 
 
 def _text(entry: Entry) -> str:
@@ -88,15 +121,10 @@ def _text(entry: Entry) -> str:
     return "".join(chunks)
 
 
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _reason(error: ValueError) -> str:
+def _problem(error: ValueError) -> str:
     message = str(error)
+    if isinstance(error, DuplicateKey):
+        return f"has the key {shown(message, 60)!r} twice, with different values"
     if isinstance(error, json.JSONDecodeError):
         message = f"{error.msg.removesuffix(' at')} at column {error.colno:,}"
-    return shown(message[:1].lower() + message[1:])
+    return f"is not JSON: {shown(message[:1].lower() + message[1:])}"

@@ -1,17 +1,23 @@
 """Parquet files, by way of pyarrow."""
 
 import importlib
+import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from decimal import Decimal
 from typing import Any
+
+import numpy as np
 
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece
-from smallmind.corpus.reading import shown
+from smallmind.corpus.json_values import Number
+from smallmind.corpus.reading import Unusable, shown
 from smallmind.corpus.records import Records
 from smallmind.corpus.turns import TELLING
 
 ROWS = 256  # that are converted at once
+OF_TEXT = ("string", "utf8")  # in the names of types that hold text
 
 
 def read_parquet(entry: Entry) -> Iterator[Piece]:
@@ -24,11 +30,19 @@ def read_parquet(entry: Entry) -> Iterator[Piece]:
     with closing(entry.open()) as file:
         with _naming(entry):
             table = parquet.ParquetFile(file)
+            types = {field.name: str(field.type) for field in table.schema_arrow}
             names = list(table.schema_arrow.names)
+        if len(types) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            reason = f"has two columns with the name {shown(twice, 60)!r}"
+            raise Unusable(entry.name, reason, "rename one of them")
         telling = [name for name in names if name.casefold() in TELLING]
         first = next(iter(next(_batches(entry, table, telling), [])), None) if telling else None
         shape = records.look_for_turns(names, "its columns", first)
         columns = list(shape.names) if shape else [records.choose(names, "its columns")]
+        for name in () if entry.reading.field else names:
+            if name not in columns and any(word in types[name] for word in OF_TEXT):
+                entry.reading.leave_unread(name)
         number = 0
         for rows in _batches(entry, table, columns):
             for row in rows:
@@ -51,10 +65,29 @@ def _batches(entry: Entry, table: Any, columns: list[str]) -> Iterator[list[Any]
     while True:
         with _naming(entry):
             batch = next(batches, None)
-            rows = batch.to_pylist() if batch is not None else []
+            rows = [_as_json(row) for row in batch.to_pylist()] if batch is not None else []
         if batch is None:
             return
+        for field in batch.schema:
+            if str(field.type) in ("float", "halffloat"):  # of which Python makes float64
+                shorter = np.float32 if str(field.type) == "float" else np.float16
+                for row in rows:
+                    if row[field.name] is not None:
+                        row[field.name] = Number(str(shorter(row[field.name])))
         yield rows
+
+
+def _as_json(value: Any) -> Any:
+    """A value as JSON has it: what is not finite is missing, a decimal keeps its digits."""
+    if isinstance(value, float | Decimal) and not math.isfinite(value):
+        return None
+    if isinstance(value, Decimal):
+        return Number(str(value))
+    if isinstance(value, list):
+        return [_as_json(part) for part in value]
+    if isinstance(value, dict):
+        return {name: _as_json(part) for name, part in value.items()}
+    return value
 
 
 @contextmanager

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.files import durable
 
 STEP = 2**16  # bytes between two changes of the share that has been read
+MOST_UNREAD, MOST_SHOWN = 256, 12  # names of fields that are remembered, and that are shown
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,13 @@ class Skipped(NamedTuple):
 class Unusable(InputError):
     """No text can be had from a file. One that was merely found is skipped for it."""
 
-    def __init__(self, name: str, reason: str, advice: str) -> None:
-        super().__init__(f"{name} {reason}; {advice}")
-        self.reason = reason
+    def __init__(self, name: str, reason: str, advice: str, where: str = "") -> None:
+        super().__init__(f"{name}{where and ': '}{where} {reason}; {advice}")
+        self.reason = f"{where and 'is damaged: '}{where}{where and ' '}{reason}"
+
+
+class NoText(Unusable):
+    """A record has no text where one is looked for."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,9 @@ class Reading:
         self.files = self.documents = self.characters = self.empty = 0
         self.conversations = self.turns = self.unanswered = 0
         self.skipped: list[Skipped] = []
+        # Names of fields with text that nothing reads, of records, or where that is True of turns.
+        self.unread: dict[tuple[str, bool], None] = {}
+        self._counts: Counter[tuple[str, str, str]] = Counter()
         self._notes: Counter[str] = Counter()
         self._of_this_file: set[str] = set()
         self._start = 0  # where the current file begins in all bytes
@@ -98,6 +106,21 @@ class Reading:
         """Something about the file that is being read, said once per file."""
         self._of_this_file.add(words)
 
+    def count(self, label: str, thing: str, more: str) -> None:
+        """Counts a thing for the summary: "Left out: 3 conversations with a blank question"."""
+        self._counts[label, thing, more] += 1
+
+    def leave_unread(self, name: object, in_turns: bool = False) -> None:
+        """Remembers a field with text that is not part of what is read."""
+        if isinstance(name, str) and len(self.unread) < MOST_UNREAD:
+            self.unread[name, in_turns] = None
+
+    @property
+    def left_out(self) -> int:
+        """Conversations from which nothing is learned."""
+        counted = (n for (label, *_), n in self._counts.items() if label == "Left out")
+        return self.unanswered + sum(counted)
+
     def end_file(self, size: int, has_text: bool) -> None:
         """The file ends; what was noted about a file without text does not matter."""
         self._start += size
@@ -105,9 +128,17 @@ class Reading:
         self._notes.update(self._of_this_file if has_text else ())
         self._of_this_file.clear()
 
-    def report(self, skipped: list[Skipped]) -> Report:
-        """All that was found, after what was `skipped` before the reading."""
+    def report(self, skipped: list[Skipped], before: list[str]) -> Report:
+        """All that was found, after what was `skipped` and noted `before` the reading."""
         notes = [f"{words} in {count_of(n, 'file')}" for words, n in sorted(self._notes.items())]
+        for (label, thing, more), n in sorted(self._counts.items()):
+            notes.append(f"{label}: {count_of(n, thing)} {more}")
+        unread = [repr(shown(name, 60)) + " of turns" * of_turns for name, of_turns in self.unread]
+        if more_names := unread[MOST_SHOWN:]:
+            unread = [*unread[:MOST_SHOWN], f"{len(more_names):,} more"]
+        if unread:
+            notes.append(f"Not read: the text in {', '.join(unread)}")
+        notes += before
         counts = self.files, self.documents, self.characters, self.empty
         turns = self.conversations, self.turns, self.unanswered
         return Report(*counts, (*skipped, *self.skipped), tuple(notes), *turns)
@@ -122,11 +153,34 @@ class Reading:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Within the block, bytes are read that will be read again."""
-        self._is_paused = True
+        before, self._is_paused = self._is_paused, True
         try:
             yield
         finally:
-            self._is_paused = False
+            self._is_paused = before
+
+    @contextmanager
+    def checking(self) -> Iterator[None]:
+        """Within the block, files are read to their end, whatever is read of them later."""
+        before, self.is_glance = self.is_glance, False
+        try:
+            with self.paused():
+                yield
+        finally:
+            self.is_glance = before
+
+    def found(self) -> tuple[Any, ...]:
+        """What readers have counted so far, for `restore`."""
+        counts = self.empty, self.unanswered, self.conversations, self.turns
+        names = self._counts.copy(), self.unread.copy(), self._of_this_file.copy()
+        return counts, names, len(self.skipped)
+
+    def restore(self, found: tuple[Any, ...]) -> None:
+        """Forgets what readers have counted since."""
+        counts, names, skipped = found
+        self.empty, self.unanswered, self.conversations, self.turns = counts
+        self._counts, self.unread, self._of_this_file = (each.copy() for each in names)
+        del self.skipped[skipped:]
 
 
 class FileStream(io.BufferedReader):

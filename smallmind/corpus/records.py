@@ -2,11 +2,13 @@
 
 import io
 from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece, document
-from smallmind.corpus.reading import Unusable, shown
-from smallmind.corpus.turns import NEEDED, Shape, Turns, find_shape
+from smallmind.corpus.json_values import has_text
+from smallmind.corpus.reading import NoText, shown
+from smallmind.corpus.turns import NEEDED, Shape, Turns, check_origin, find_shape
 
 OBVIOUS = ("text", "content", "story")  # fields that hold the text, the most likely first
 MOST_NAMES = 20  # fields in a message
@@ -82,10 +84,10 @@ class Records:
         if self._is_known:
             return None
         self._is_known = True
+        check_origin(self._entry, record)
         shape = find_shape(names, record if isinstance(record, dict) else None, OBVIOUS)
         if shape:
             self._turns = Turns(self._entry, shape, has_text=named(names, OBVIOUS) is not None)
-            self._entry.reading.note(f"read conversations from {shape}")
         elif self._entry.reading.chat:
             raise InputError(
                 f"{self._entry.name} has no conversation in {where}; --chat needs fields with "
@@ -115,6 +117,15 @@ class Records:
             words = f"read the text from {self._name} {shown(field, 60)!r}"
             self._entry.reading.note(words)
 
+    def note_unread(self, record: dict[Any, Any], field: str) -> None:
+        """Notes the other fields of a record that have text, unless the user has chosen one."""
+        reading = self._entry.reading
+        if reading.field:
+            return
+        for name, value in record.items():
+            if name != field and (name, False) not in reading.unread and has_text(value):
+                reading.leave_unread(name)
+
     def text_of(self, value: object, where: str) -> str | None:
         """The text of a record, itself one or an object; None for null.
 
@@ -122,34 +133,35 @@ class Records:
         """
         if isinstance(value, dict):
             name = self.choose(value, where)
+            self.note_unread(value, name)
             value = value[name]
             if value is not None and not isinstance(value, str):
                 where = f"field {shown(name, 60)!r} in {where}"
         elif value is not None and not isinstance(value, str):
             reason = f"has {kind_of(value)} in {where}"
             advice = "a record must be an object with the text in one of its fields, or a text"
-            raise Unusable(self._entry.name, reason, advice)
+            raise NoText(self._entry.name, reason, advice)
         if value is None or isinstance(value, str):
             return value
         reason = f"has {kind_of(value)} as {where}"
-        raise Unusable(self._entry.name, reason, "give --field with one that holds text")
+        raise NoText(self._entry.name, reason, "give --field with one that holds text")
 
-    def _missing(self, known: list[str], where: str) -> Unusable:
+    def _missing(self, known: list[str], where: str) -> NoText:
         field = self._chosen or self._entry.reading.field
         wanted = repr(shown(field, 60)) if field else "'text', 'content' or 'story'"
         names = ", ".join(shown(name, 60) for name in known[:MOST_NAMES])
         names += " and others" if len(known) > MOST_NAMES else ""
         reason = f"has no field {wanted} in {where}"
         if not known:
-            return Unusable(self._entry.name, reason, "it has no fields at all")
+            return NoText(self._entry.name, reason, "it has no fields at all")
         several = [name.strip() for name in (field or "").split(",")]
         if len(several) > 1 and all(named(known, (name,)) for name in several):
             advice = (
                 f"--field takes one name: join {' and '.join(several)} into one field, such as "
                 "text, in a copy of the file, and train on that; or give one of them"
             )
-            return Unusable(self._entry.name, reason, advice)
-        return Unusable(self._entry.name, reason, f"give --field with one of these: {names}")
+            return NoText(self._entry.name, reason, advice)
+        return NoText(self._entry.name, reason, f"give --field with one of these: {names}")
 
 
 def named(names: Collection[object], wanted: Iterable[str]) -> str | None:

@@ -31,7 +31,7 @@ def conversations(pieces: Iterable[Piece]) -> Iterator[Conversation]:
     length = 0
     for piece in pieces:
         if piece.role:
-            turns.append(Turn(piece.role, piece.text))
+            turns.append(Turn(piece.role, piece.text, piece.learned, piece.thought))
             if piece.ends:
                 yield tuple(turns)
                 turns = []

@@ -2,15 +2,18 @@
 
 import csv
 import itertools
+import re
 from collections.abc import Iterator
 
-from smallmind.checks import InputError
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece
-from smallmind.corpus.reading import shown
+from smallmind.corpus.reading import Unusable, shown
 from smallmind.corpus.records import Records, Row, document_of, lines, too_long
 
 SEPARATORS = ",;\t|"  # that a file with commas in its name may really have
+TAB = "\t"
+CHOSEN = re.compile(r'"?sep=(.)"?\r?\n?', re.IGNORECASE)  # a first line that Excel reads and writes
+QUOTED = re.compile(r'"[^"]*"?')
 
 
 def read_csv(entry: Entry) -> Iterator[Piece]:
@@ -19,8 +22,8 @@ def read_csv(entry: Entry) -> Iterator[Piece]:
 
 
 def read_tsv(entry: Entry) -> Iterator[Piece]:
-    """Tab-separated values."""
-    return _read_table(entry, "\t")
+    """Tab-separated values, in which quotation marks are text."""
+    return _read_table(entry, TAB)
 
 
 def csv_rows(entry: Entry) -> Iterator[Row]:
@@ -30,27 +33,33 @@ def csv_rows(entry: Entry) -> Iterator[Row]:
 
 def tsv_rows(entry: Entry) -> Iterator[Row]:
     """The rows of tab-separated values: their cells by the names of their columns."""
-    return _named_rows(entry, "\t")
+    return _named_rows(entry, TAB)
 
 
 def _read_table(entry: Entry, separators: str) -> Iterator[Piece]:
-    """A document per row, from the column of the text. InputError for a damaged row."""
+    """A document per row, from the column of the text. Unusable for a damaged row."""
     names, rows = _opened(entry, separators)
     if not names:
         return
-    records, column = Records(entry, "column"), 0
-    shape = records.look_for_turns(names, "the header row")
-    if shape:
+    records = Records(entry, "column")
+    first = next(rows, None)
+    record = _by_name(names, first[1]) if first else None
+    is_chat = records.look_for_turns(names, "the header row", record) is not None
+    column = ""
+    if is_chat:
         pass
     elif len(names) == 1 and not entry.reading.field:  # it holds the text, whatever it is called
-        records.note(names[0])
+        column = names[0]
+        records.note(column)
     else:
-        column = names.index(records.choose(names, "the header row"))
-    for where, row in rows:
-        if shape:
-            yield from records.pieces(_by_name(names, row), where)
+        column = records.choose(names, "the header row")
+    for where, row in itertools.chain([first] if first else [], rows):
+        record = _by_name(names, row)
+        if is_chat:
+            yield from records.pieces(record, where)
         else:
-            yield from document_of(entry, row[column] if column < len(row) else None)
+            records.note_unread(record, column)
+            yield from document_of(entry, record[column])
 
 
 def _named_rows(entry: Entry, separators: str) -> Iterator[Row]:
@@ -66,27 +75,52 @@ def _by_name(names: list[str], row: list[str]) -> dict[str, str]:
 def _opened(entry: Entry, separators: str) -> tuple[list[str], Iterator[tuple[str, list[str]]]]:
     """The names of the columns, and each row that is not empty, after where it is."""
     text = lines(entry, decoded(entry))
-    first = next(text, "")
-    separator = next((mark for mark in separators if mark in first), separators[0])
-    rows = _rows(entry, itertools.chain([first], text), separator)
+    first, before = next(text, ""), 0
+    if chosen := CHOSEN.fullmatch(first):
+        separator, first, before = chosen[1], next(text, ""), 1
+    else:
+        unquoted = QUOTED.sub("", first)
+        separator = next((mark for mark in separators if mark in unquoted), separators[0])
+    # The format has no quotation marks, but some programs put them around every cell.
+    cells = first.rstrip("\r\n").split(TAB)
+    has_quotes = separators != TAB or bool(chosen) or all(map(QUOTED.fullmatch, cells))
+    rows = _rows(entry, itertools.chain([first], text), separator, has_quotes)
     names = [name.strip() for name in next((row for _, row in rows if row), [])]
+    twice = next((name for name in names if name and names.count(name) > 1), None)
+    if twice is not None:
+        reason = f"has two columns with the name {shown(twice, 60)!r}"
+        raise Unusable(entry.name, reason, "rename one of them")
 
     def checked() -> Iterator[tuple[str, list[str]]]:
         for number, row in rows:
+            where = f"the row in line {number + before:,}"
             if any(row[len(names) :]):
-                raise InputError(
-                    f"{entry.name}: the row in line {number:,} has {len(row)} cells and the header "
-                    f"{len(names)}; put quotes around cells that contain {separator!r}"
+                advice = f"put quotes around cells that contain {separator!r}"
+                if not has_quotes:
+                    advice = "remove tabs from its cells, or put quotes around them in a .csv file"
+                reason = f"has {len(row)} cells and the header {len(names)}"
+                raise Unusable(entry.name, reason, advice, where)
+            if not has_quotes and any(cell.startswith('"') for cell in row):
+                entry.reading.note(
+                    "quotation marks around cells were read as text, as .tsv has no others (rename "
+                    "a file to .csv to remove them)"
                 )
             if row:
-                yield f"the row in line {number:,}", row
+                yield where, row
 
     return names, checked()
 
 
-def _rows(entry: Entry, text: Iterator[str], separator: str) -> Iterator[tuple[int, list[str]]]:
+def _rows(
+    entry: Entry, text: Iterator[str], separator: str, has_quotes: bool
+) -> Iterator[tuple[int, list[str]]]:
     """The number of the line in which a row begins, and its cells."""
-    reader = csv.reader(text, delimiter=separator, strict=True)
+    reader = csv.reader(
+        text,
+        delimiter=separator,
+        strict=True,
+        quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
+    )
     while True:
         number = reader.line_num + 1
         # The module's limit holds for all who use it: it is changed for one row at a time.
@@ -97,9 +131,8 @@ def _rows(entry: Entry, text: Iterator[str], separator: str) -> Iterator[tuple[i
             where = f"the row in line {number:,}"
             if "field limit" in str(error):
                 raise too_long(entry, f"a cell of {where}") from None
-            raise InputError(
-                f"{entry.name}: {where} is damaged: {shown(error)}; correct or remove it"
-            ) from None
+            reason = f"is damaged: {shown(error)}"
+            raise Unusable(entry.name, reason, "correct or remove it", where) from None
         finally:
             csv.field_size_limit(previous)
         if row is None:

@@ -24,8 +24,10 @@ import numpy as np
 from smallmind.checks import InputError, from_json, shown_value
 from smallmind.console import activity
 from smallmind.files import durable
+from smallmind.files.encoding import disguised
 
 HEADER_BYTES = 1024
+SAMPLE_BYTES = 2**16  # that tell how wide the ids are
 EVALUATION_MAGIC = 20240522  # llm.c's multiple-choice questions, such as HellaSwag
 META = "meta.json"
 MAX_META_BYTES = 1_000_000
@@ -65,7 +67,7 @@ class TokenFile:
             raise InputError(f"{path} does not exist; give the path of a token file")
         with durable.explained(path, "token file"), durable.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            self.dtype, self._start = _layout(self.path, file.read(HEADER_BYTES), size)
+            self.dtype, self._start = _layout(self.path, file.read(SAMPLE_BYTES), size)
             self._file = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._file)
         self._tokens = (size - self._start) // self.dtype.itemsize
@@ -223,10 +225,31 @@ def _layout(path: Path, start: bytes, size: int) -> tuple[np.dtype, int]:
         if header.magic == magic:
             _check_header(header, start, size)
             return header.dtype, HEADER_BYTES
-    dtype = _type_without_header(path)
+    if found := disguised(start):
+        raise InputError(f"{path} is {found.kind}; {found.advice(str(path))}")
+    dtype = _type_without_header(path, start)
     if size % dtype.itemsize:
         raise ValueError(f"its {size:,} bytes are not a whole number of {dtype.name} ids")
     return dtype, 0
+
+
+def _check_halves(path: Path, start: bytes) -> None:
+    """InputError if what begins like this seems to hold wider ids than UINT16.
+
+    The upper halves of ids of 32 bits are 0, or few for vocabularies of more than 65,536.
+    """
+    halves = np.frombuffer(start[: len(start) // 8 * 8], UINT16)
+    if not halves.any() or halves[1::2].max() > halves[::2].max() // 1000:
+        return
+    if not halves[2::4].any() and not halves[3::4].any():
+        raise InputError(
+            f"{path} seems to hold ids of 64 bits: three of every four half-words are 0; write "
+            "them as uint16 or uint32"
+        )
+    raise InputError(
+        f"{path} seems to hold ids of 32 bits: every second half-word is 0 or small; if it does, "
+        f'put {{"dtype": "uint32"}} into {META} beside it, else {{"dtype": "uint16"}}'
+    )
 
 
 def _check_header(header: Header, start: bytes, size: int) -> None:
@@ -246,11 +269,12 @@ def _check_header(header: Header, start: bytes, size: int) -> None:
         )
 
 
-def _type_without_header(path: Path) -> np.dtype:
-    """The type of the ids in a file that has no known header."""
+def _type_without_header(path: Path, start: bytes) -> np.dtype:
+    """The type of the ids in a file that has no known header, and begins like this."""
     meta = path.with_name(META)
     if not os.path.lexists(meta):
         if path.name in NANOGPT:
+            _check_halves(path, start)
             return UINT16
         raise InputError(
             f"{path} has no header of a token file; if it holds nothing but ids, put their type "

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from smallmind.checks import InputError, whole
 from smallmind.console import activity
-from smallmind.corpus.finding import WILDCARDS, expand
+from smallmind.corpus.finding import TRAINING_NAME, WILDCARDS, expand
 from smallmind.corpus.preparation import TOKENIZER, load_tokenizer
 from smallmind.corpus.reading import Report, Skipped
 from smallmind.corpus.shards import INDEX, Shards, holds_tokens, open_shards
@@ -20,7 +20,6 @@ from smallmind.text.tokenizer import Tokenizer
 
 SUFFIX = ".bin"
 HELD_OUT_NAME = re.compile(r"(?:^|[_.-])val(?:id|idation)?(?:[_.-]|$)", re.IGNORECASE)
-TRAINING_NAME = re.compile(r"(?:^|[_.-])train(?:ing)?(?:[_.-]|$)", re.IGNORECASE)
 SAMPLE = 1 << 16  # tokens from which the length of a text is estimated
 BEGINNING = 100  # tokens
 

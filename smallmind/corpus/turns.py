@@ -1,12 +1,13 @@
 """Conversations in records: lists of messages, or fields with a question and its answer."""
 
-import json
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece
-from smallmind.corpus.reading import shown
+from smallmind.corpus.json_values import has_text, parsed
+from smallmind.corpus.reading import Unusable, shown
 from smallmind.text.chat import ASSISTANT, SYSTEM, USER, Turn
 
 LISTS = ("messages", "conversations", "conversation")  # fields that hold all turns
@@ -18,10 +19,23 @@ QUESTIONS = {
     "question": ("answer", "response", "output", "completion"),
     "query": ("answer", "response", "output", "completion"),
 }
-INPUTS = ("input", "context")  # of an instruction: what it is about
+INPUTS = ("input", "context")  # that a question is about
+CHOICES = ("choices", "options")  # among which its answer is
+HISTORY = ("history",)  # the questions and answers before it
 SYSTEMS = ("system", "system_prompt")
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # before an answer
 TELLING = {*LISTS, *QUESTIONS, *ANSWERS}  # fields by which conversations are recognised
 ROLE_FIELDS, TEXT_FIELDS = ("role", "from"), ("content", "value", "text")
+# Fields of a turn or a record that say whether it is learned; `masked` says the opposite. KTO's
+# `label` is false beside an answer to avoid.
+MARKS = ("weight", "train", "training", "trainable", "learn", "loss", "masked")
+RECORD_MARKS = ("weight", "train", "trainable", "label")
+SAID_FALSE, SAID_TRUE = ("false", "no"), ("true", "yes")
+# Types of the parts of a turn: text, and what is thought before it.
+TEXT_PARTS = ("text", "input_text", "output_text", None)
+THOUGHT_PARTS = ("thinking", "reasoning")
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+MOST_SHAPES = 256  # that are remembered of one file
 ROLES = {
     "system": SYSTEM,
     "developer": SYSTEM,
@@ -41,27 +55,45 @@ NEEDED = (
 
 
 class Shape(NamedTuple):
-    """The fields of a record that hold its conversation; an empty one where there is none."""
+    """The fields of a record that hold its conversation; none where there is none of a kind."""
 
     messages: str = ""
     question: str = ""
-    more: str = ""  # what the question is about
+    more: tuple[str, ...] = ()  # what the question is about, and what may be chosen
     answer: str = ""
-    system: str = ""
+    system: tuple[str, ...] = ()
+    history: tuple[str, ...] = ()
+    thought: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(filter(None, self))
+        """All of the fields."""
+        texts = self.messages, self.question, *self.more, self.answer, *self.system
+        return tuple(filter(None, (*texts, *self.history, *self.thought, *self.marks)))
 
     def __str__(self) -> str:
-        *others, last = (repr(shown(name, 60)) for name in self.names)
+        *others, last = (repr(shown(name, 60)) for name in self.names if name not in self.marks)
         return f"{', '.join(others)} and {last}" if others else last
 
     def fits(self, record: Mapping[Any, Any]) -> bool:
         """True if the fields of a record hold what they are called."""
         if self.messages:
-            return _is_messages(record.get(self.messages))
+            return _is_messages(_opened(record.get(self.messages)))
         return all(_may_be_said(record.get(name)) for name in (self.question, self.answer))
+
+    def completed(self, names: Collection[object]) -> "Shape":
+        """With the fields among `names` that a conversation may have or not."""
+        by_key = _by_key(names)
+
+        def each(wanted: Collection[str]) -> tuple[str, ...]:
+            return tuple(by_key[name] for name in wanted if name in by_key)
+
+        shape = self._replace(system=each(SYSTEMS), marks=each(RECORD_MARKS))
+        if self.messages:
+            return shape
+        more, thought = each((*INPUTS, *CHOICES)), each(THOUGHTS)
+        return shape._replace(more=more, history=each(HISTORY), thought=thought)
 
 
 def find_shape(
@@ -71,25 +103,65 @@ def find_shape(
 ) -> Shape | None:
     """The names of a record's fields -> those of its conversation; None if it has none.
 
-    Without a record, as for the columns of a table, no field is a list. A record that has one of
-    `texts` too must have a conversation beyond doubt; any other that looks like one is taken for
-    it, and what is wrong in it is found when it is read.
+    Without a record, as for the columns of a table without rows, no field is a list. A record that
+    has one of `texts` too must have a conversation beyond doubt; any other that looks like one is
+    taken for it, and what is wrong in it is found when it is read.
     """
-    by_key = {name.casefold(): name for name in reversed([n for n in names if isinstance(n, str)])}
-
-    def first(wanted: Collection[str]) -> str:
-        return next((by_key[name] for name in wanted if name in by_key), "")
-
+    by_key = _by_key(names)
     shapes = []
     for name in LISTS if record else ():
-        if record and name in by_key and isinstance(record[by_key[name]], list | None):
-            shapes.append(Shape(by_key[name], system=first(SYSTEMS)))
+        if record and name in by_key and _may_be_list(record[by_key[name]]):
+            shapes.append(Shape(by_key[name]))
     for name, answers in QUESTIONS.items():
-        if name in by_key and (answer := first(answers)):
-            more = first(INPUTS) if name == "instruction" else ""
-            shapes.append(Shape("", by_key[name], more, answer, first(SYSTEMS)))
+        answer = next((by_key[word] for word in answers if word in by_key), "")
+        if name in by_key and answer:
+            shapes.append(Shape("", by_key[name], (), answer))
     certain = [shape for shape in shapes if record is None or shape.fits(record)]
-    return next(iter(certain if first(texts) else certain or shapes), None)
+    has_other = any(name in by_key for name in texts)
+    found = next(iter(certain if has_other else certain or shapes), None)
+    return found and found.completed(names)
+
+
+def check_origin(entry: Entry, record: object) -> None:
+    """Unusable for the export of a messenger, whose people have names instead of roles."""
+    if not isinstance(record, dict):
+        return
+    chats = record.get("chats")
+    messages = record.get("messages")
+    if isinstance(chats, dict) and isinstance(chats.get("list"), list):
+        first = next(iter(chats["list"]), None)
+        messages = first.get("messages") if isinstance(first, dict) else None
+    first = next(iter(messages), None) if isinstance(messages, list) else None
+    if isinstance(first, dict) and first.get("type") in ("message", "service") and "id" in first:
+        raise Unusable(
+            entry.name,
+            "is an export of Telegram, which does not say who is the assistant",
+            'write each conversation as a line {"messages": [{"role": "user", "content": "..."}, '
+            '{"role": "assistant", "content": "..."}]} of a .jsonl file',
+        )
+
+
+def _by_key(names: Collection[object]) -> dict[str, str]:
+    """Names by what they are in small letters; the first of several."""
+    return {name.casefold(): name for name in reversed([n for n in names if isinstance(n, str)])}
+
+
+def _opened(value: object) -> object:
+    """The list or object that JSON in a text holds, as in the cells of a table; else the value."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    try:
+        return parsed(value)
+    except ValueError:
+        return value
+
+
+def _may_be_list(value: object) -> bool:
+    """True for a list, nothing, or a text that looks like a list of objects."""
+    if isinstance(value, str):
+        words = value.lstrip()
+        return words.startswith("[") and words[1:].lstrip().startswith(("{", "]"))
+    return value is None or isinstance(value, list)
 
 
 def _is_messages(value: object) -> bool:
@@ -107,52 +179,187 @@ class Turns:
     """The conversations of one file of records, all of one shape."""
 
     def __init__(self, entry: Entry, shape: Shape, has_text: bool = False) -> None:
-        self._entry, self._shape = entry, shape
+        self._entry, self._reading, self._shape = entry, entry.reading, shape
+        self._shapes: dict[tuple[object, ...], Shape] = {}  # by the names of a record's fields
         # There is something else to read in it.
         self._otherwise = ", or give --no-chat to read the texts" if has_text else ""
 
     def pieces(self, record: object, where: str) -> Iterator[Piece]:
         """A record -> a piece for each turn of its conversation; `where` says which record it is.
 
-        One without an answer is counted, not read. InputError for anything else.
+        One without an answer to learn is counted, not read. InputError for anything else.
         """
-        turns = self._turns(record, where)
-        if not any(turn.role == ASSISTANT and turn.text.strip() for turn in turns):
-            self._entry.reading.unanswered += 1
-            return
-        self._entry.reading.conversations += 1
-        self._entry.reading.turns += len(turns)
-        for number, turn in enumerate(turns, 1):
-            yield Piece(turn.text, number == len(turns), turn.role)
-
-    def _turns(self, record: object, where: str) -> list[Turn]:
-        shape = self._shape
         if not isinstance(record, dict):
             raise self._wrong(f"{where} is not an object with a conversation")
+        shape = self._shape_of(record)
+        turns = self._turns(record, shape, where)
+        self._note_unread(record, shape.names, turns)
+        reading = self._reading
+        if not any(turn.role == ASSISTANT and turn.text.strip() for turn in turns):
+            reading.unanswered += 1
+            return
+        if not any(turn.role == ASSISTANT and turn.learned for turn in turns):
+            reading.count("Left out", "conversation", "marked not to be learned")
+            return
+        asked = [_is_asked(turns[:i]) for i in range(len(turns))]
+        learned = [
+            turn._replace(learned=turn.learned and is_asked and bool(turn.text.strip()))
+            if turn.role == ASSISTANT
+            else turn
+            for turn, is_asked in zip(turns, asked, strict=True)
+        ]
+        if not any(turn.role == ASSISTANT and turn.learned for turn in learned):
+            reading.count("Left out", "conversation", "with a blank question")
+            return
+        self._count(turns, asked)
+        reading.conversations += 1
+        reading.turns += len(turns)
+        for number, turn in enumerate(learned, 1):
+            yield Piece(turn.text, number == len(turns), turn.role, turn.learned, turn.thought)
+
+    def _count(self, turns: Sequence[Turn], asked: Sequence[bool]) -> None:
+        """Counts what is not learned, and what is thought."""
+        for turn, is_asked in zip(turns, asked, strict=True):
+            if turn.role != ASSISTANT:
+                continue
+            if not turn.text.strip():
+                self._reading.count("Not learned", "turn", "of the assistant without text")
+            elif not turn.learned:
+                self._reading.count("Not learned", "answer", "marked so in the file")
+            elif not is_asked:
+                self._reading.count("Not learned", "answer", "to a blank question")
+            if turn.thought:
+                self._reading.count("Read", "thought", "before an answer")
+
+    def _shape_of(self, record: dict[Any, Any]) -> Shape:
+        """The shape with the optional fields of this record: others may have had fewer."""
+        key = tuple(record)
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shape.completed(record)
+            if len(self._shapes) < MOST_SHAPES:
+                self._shapes[key] = shape
+                self._reading.note(f"read conversations from {shape}")
+        return shape
+
+    def _note_unread(
+        self, record: dict[Any, Any], read: Collection[str], turns: Sequence[Turn]
+    ) -> None:
+        """Notes the fields with text that are not part of the conversation."""
+        unread = self._reading.unread
+        names = [name for name in record if name not in read and (name, False) not in unread]
+        if not names:
+            return
+        said = {text.strip() for turn in turns for text in (turn.text, turn.thought)}
+        for name in names:
+            value = record[name]
+            is_said = isinstance(value, str) and value.strip() in said
+            if not is_said and has_text(value):
+                self._reading.leave_unread(name)
+
+    def _turns(self, record: dict[Any, Any], shape: Shape, where: str) -> list[Turn]:
         if shape.messages:
-            turns = self._messages(self._field(record, shape.messages, where), where)
+            value = self._field(record, shape.messages, where)
+            turns = self._messages(value, where)
         else:
-            question = self._field(record, shape.question, where)
-            answer = record.get(shape.answer)
-            turns = self._said(USER, question, shape.question, where)
-            if shape.more and turns and turns[-1].role == USER:
-                about = self._text(record.get(shape.more), shape.more, where)
-                if about.strip():
-                    turns[-1] = Turn(USER, f"{turns[-1].text}\n\n{about}")
-            turns += self._said(ASSISTANT, answer, shape.answer, where)
-        first = self._text(record.get(shape.system) if shape.system else None, shape.system, where)
+            turns = self._history(record, shape, where) + self._asked(record, shape, where)
+        if not all(self._says_learned(record, name, where, False) for name in shape.marks):
+            turns = [_unlearned(turn) for turn in turns]
+        texts = [self._text(record.get(name), name, where) for name in shape.system]
+        first = "\n\n".join(text for text in dict.fromkeys(texts) if text.strip())
         if first and not (turns and turns[0].role == SYSTEM):
             turns.insert(0, Turn(SYSTEM, first))
+        elif first and turns[0].text.strip() != first.strip():
+            self._reading.leave_unread(shape.system[0])
         return turns
+
+    def _asked(self, record: dict[Any, Any], shape: Shape, where: str) -> list[Turn]:
+        """The question of a record and its answer."""
+        value, answer = self._field(record, shape.question, where), record.get(shape.answer)
+        asked = self._said(USER, value, shape.question, where)
+        if asked and asked[-1].role == USER:
+            texts = [asked[-1].text]
+            for name in shape.more:
+                if name.casefold() in CHOICES:
+                    text, answer = self._choices(_opened(record.get(name)), answer, name, where)
+                    texts.append(text)
+                else:
+                    texts.append(self._text(record.get(name), name, where))
+            if any(text.strip() for text in texts[1:]):
+                text = "\n\n".join(text for text in texts if text.strip())
+                asked[-1] = asked[-1]._replace(text=text)
+        said = self._said(ASSISTANT, answer, shape.answer, where)
+        for name in shape.thought:
+            thought = self._text(record.get(name), name, where)
+            if said and thought.strip() and not said[-1].thought:
+                said[-1] = said[-1]._replace(thought=thought)
+        return asked + said
+
+    def _history(self, record: dict[Any, Any], shape: Shape, where: str) -> list[Turn]:
+        """The turns before a question: pairs of texts, or messages."""
+        turns: list[Turn] = []
+        for name in shape.history:
+            value = _opened(record.get(name))
+            if value is None or value == "":
+                continue
+            if _is_messages(value):
+                turns += self._messages(value, where)
+                continue
+            if not isinstance(value, list):
+                raise self._wrong(f"the field {shown(name, 60)!r} of {where} is not a list")
+            for number, pair in enumerate(value, 1):
+                of_pair = f"part {number:,} of {shown(name, 60)!r} of {where}"
+                if not isinstance(pair, list) or len(pair) != 2:
+                    raise self._wrong(f"{of_pair} is not a question with its answer")
+                said = zip((USER, ASSISTANT), pair, strict=True)
+                turns += [Turn(role, self._text(text, name, of_pair)) for role, text in said]
+        return turns
+
+    def _choices(self, value: object, answer: object, name: str, where: str) -> tuple[str, object]:
+        """The choices of a question as lines, and the answer, which may be the number of one.
+
+        They have letters where the answer is one, and the labels that the file gives them.
+        """
+        labels: list[str] = []
+        if isinstance(value, dict) and isinstance(value.get("text"), list):
+            labels = [self._text(x, name, where) for x in value.get("label") or ()]
+            value = value["text"]
+        elif isinstance(value, dict):
+            value = {label: text for label, text in value.items() if text is not None}
+            labels, value = list(map(str, value)), list(value.values())
+        if not isinstance(value, list):
+            return self._text(value, name, where), answer
+        texts = [self._text(text, name, where) for text in value]
+        said = str(answer).strip() if isinstance(answer, str | int | float) else ""
+        known = {text.strip() for text in texts}
+        if not labels and said in list(LETTERS[: len(texts)]) and said not in known:
+            labels = list(LETTERS[: len(texts)])
+        elif not labels and texts and said.isdecimal() and said not in known:
+            if int(said) >= len(texts):
+                raise self._wrong(f"the answer of {where}, {said}, is none of its choices")
+            answer = texts[int(said)]
+            self._reading.count("Read", "answer", "as the number of a choice, from 0 on")
+        if len(labels) == len(texts):
+            texts = [f"{label}. {text}" for label, text in zip(labels, texts, strict=True)]
+        return "\n".join(texts), answer
 
     def _said(self, role: str, value: object, name: str, where: str) -> list[Turn]:
         """A field -> its turn; some name the fields of single turns, and have messages in them."""
         if _is_messages(value):
             return self._messages(value, where)
-        return [Turn(role, self._text(value, name, where))]
+        text, thought = self._content(value, name, where)
+        return [Turn(role, text, thought=thought)]
 
     def _messages(self, messages: object, where: str) -> list[Turn]:
-        if messages is None:
+        if isinstance(messages, str) and _may_be_list(messages):
+            try:
+                messages = parsed(messages)
+            except ValueError as error:
+                raise self._wrong(
+                    f"the messages of {where} are not JSON: {shown(error, 100)}",
+                    "write them as JSON, with double quotes",
+                ) from None
+        if messages is None or messages == "":
             return []
         if not isinstance(messages, list):
             raise self._wrong(f"the messages of {where} are not a list")
@@ -161,31 +368,89 @@ class Turns:
     def _turn(self, turn: object, where: str) -> Turn:
         if not isinstance(turn, dict):
             raise self._wrong(f"{where} is not an object with role and content")
-        said = next((turn[name] for name in ROLE_FIELDS if name in turn), None)
-        role = ROLES.get(said.casefold()) if isinstance(said, str) else None
+        role_field = _first(ROLE_FIELDS, turn)
+        said = turn.get(role_field)
+        role = ROLES.get(said.strip().casefold()) if isinstance(said, str) else None
         if role is None:
             kind = f"the role {shown(said, 60)!r}" if isinstance(said, str) else "no role"
             raise self._wrong(
                 f"{where} has {kind}; known are {', '.join(ROLES)}", "remove such turns"
             )
-        name = next((name for name in TEXT_FIELDS if name in turn), None)
-        if name is None:
+        name = _first(TEXT_FIELDS, turn)
+        rest = [x for x in turn if x not in (role_field, name, *MARKS)]
+        # Calls of tools, refusals and thoughts may come without any text.
+        if name not in turn and not (role == ASSISTANT and any(has_text(turn[x]) for x in rest)):
             raise self._wrong(f"{where} has no {TEXT_FIELDS[0]}")
-        return Turn(role, self._text(turn[name], name, where))
+        text, thought = self._content(turn.get(name), name, where)
+        for other in rest:
+            if role == ASSISTANT and other in THOUGHTS:
+                words = self._text(turn[other], other, where)
+                if words.strip() and not thought.strip():
+                    thought = words
+                elif words.strip() != thought.strip():
+                    self._reading.leave_unread(other, in_turns=True)
+            elif (other, True) not in self._reading.unread and has_text(turn[other]):
+                self._reading.leave_unread(other, in_turns=True)
+        marks = [self._says_learned(turn, mark, where, True) for mark in MARKS if mark in turn]
+        if role != ASSISTANT:
+            return Turn(role, text)
+        return Turn(role, text, all(marks), thought)
+
+    def _says_learned(self, fields: dict[Any, Any], name: str, where: str, in_turn: bool) -> bool:
+        """False if a field says that its turn, or its record, is not to be learned."""
+        value, mark = fields.get(name), name.casefold()
+        if value is None or value == "" or (mark == "label" and value is not False):
+            return True
+        word = value.strip().casefold() if isinstance(value, str) else value
+        if word in SAID_FALSE or word in SAID_TRUE:
+            word = word in SAID_TRUE
+        try:
+            weight = float(word)
+        except (TypeError, ValueError, OverflowError):
+            weight = math.nan
+        if math.isnan(weight):
+            if in_turn:
+                raise self._wrong(f"the field {name!r} of {where} is not a number, true or false")
+            self._reading.leave_unread(name)
+            return True
+        if weight not in (0, 1):
+            self._reading.count("Read", "weight", "other than 0 and 1, as 1")
+        return (weight > 0) != (mark == "masked")
 
     def _text(self, value: object, name: str, where: str) -> str:
-        """A text, a number, or the parts of a text; null is an empty one."""
+        return self._content(value, name, where)[0]
+
+    def _content(self, value: object, name: str, where: str) -> tuple[str, str]:
+        """A text, a number, or the parts of a text -> it, and what is thought in its parts.
+
+        Null is an empty text.
+        """
         if value is None:
-            return ""
+            return "", ""
         if isinstance(value, str):
-            return value
+            return value, ""
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return json.dumps(value)  # as the file has it
-        if isinstance(value, list) and all(
-            isinstance(part, dict) and isinstance(part.get("text"), str) for part in value
-        ):
-            return "".join(part["text"] for part in value)
-        raise self._wrong(f"the field {shown(name, 60)!r} of {where} is not text")
+            return str(value), ""
+        if not isinstance(value, list) or (value and not any(isinstance(x, dict) for x in value)):
+            raise self._wrong(f"the field {shown(name, 60)!r} of {where} is not text")
+        texts: list[str] = []
+        thoughts: list[str] = []
+        for number, part in enumerate(value, 1):
+            kind = part.get("type") if isinstance(part, dict) else ""
+            kept, field = texts, "text"
+            if kind in THOUGHT_PARTS:
+                kept, field = thoughts, kind if kind in part else "text"
+            text = part.get(field) if isinstance(part, dict) else None
+            is_known = kind in (*TEXT_PARTS, *THOUGHT_PARTS) and isinstance(part, dict)
+            if not is_known or not (isinstance(text, str) or (kind and text is None)):
+                words = f", but of type {shown(kind, 60)!r}" if kind and not is_known else ""
+                raise self._wrong(
+                    f"part {number:,} of the field {shown(name, 60)!r} of {where} is not "
+                    f"text{words}",
+                    "remove such parts",
+                )
+            kept.append(text or "")
+        return "".join(texts), "".join(thoughts)
 
     def _field(self, record: dict[Any, Any], name: str, where: str) -> object:
         if name not in record:
@@ -194,3 +459,23 @@ class Turns:
 
     def _wrong(self, problem: str, advice: str = "correct or remove it") -> InputError:
         return InputError(f"{self._entry.name}: {problem}; {advice}{self._otherwise}")
+
+
+def _first(names: Sequence[str], fields: Mapping[Any, Any]) -> str:
+    """The first of the names whose field has a value, or is there, or else the first."""
+    present = [name for name in names if name in fields]
+    return next((x for x in present if fields[x] is not None), (present or names)[0])
+
+
+def _unlearned(turn: Turn) -> Turn:
+    return turn._replace(learned=False) if turn.role == ASSISTANT else turn
+
+
+def _is_asked(turns: Sequence[Turn]) -> bool:
+    """False if what the user says right before an answer is blank; True if nobody has asked."""
+    asked = None
+    for turn in reversed(turns):
+        if turn.role != USER:
+            break
+        asked = bool(asked or turn.text.strip())
+    return asked is not False

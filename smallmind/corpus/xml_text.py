@@ -10,7 +10,7 @@ from smallmind.checks import InputError
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece, document
 from smallmind.corpus.layout import LEFT_OUT, LINE, Layout, growing, separator_in
-from smallmind.corpus.reading import Limits, shown
+from smallmind.corpus.reading import Limits, Unusable, shown
 
 ENCODING = re.compile(rb"""\A\s*<\?xml\b[^>]*\bencoding\s*=\s*["']([\w.:-]+)""")
 PREDEFINED = ("amp", "apos", "gt", "lt", "quot")
@@ -64,10 +64,9 @@ class _Elements:
         try:
             self._parser.Parse(data, is_last)
         except expat.ExpatError as error:
-            raise InputError(
-                f"{self._name} is not well-formed XML: {shown(error)}; correct it, or rename it "
-                "to .html, which may have errors"
-            ) from None
+            reason = f"is not well-formed XML: {shown(error)}"
+            advice = "correct it, or rename it to .html, which may have errors"
+            raise Unusable(self._name, reason, advice) from None
 
     def end(self) -> None:
         """The file ends here. InputError if it should not."""

@@ -155,6 +155,7 @@ class ForeignDirectory(Foreign):
             )
         try:
             contents = tokenizer_json.read(file)
+            published.add_tokens(contents, self.path)
             processor = contents.get("post_processor")
             tokenizer = padded(Tokenizer.load(file, contents), self.config.vocab_size)
         except InputError as error:

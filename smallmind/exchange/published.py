@@ -6,7 +6,7 @@ tokenizer.json only its post_processor. Both formats read it into this form, and
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from smallmind.text.tokenizer_json import added_around
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
-SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 TEMPLATE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 MAX_BYTES = 20_000_000
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # in config.json
@@ -64,6 +64,47 @@ def of_directory(path: Path, config: Mapping[str, Any], processor: Any) -> dict[
         settings["chat_template"] = _as_one(templates)
         found[TOKENIZER_CONFIG] = settings
     return {name: part for name, part in found.items() if part}
+
+
+def add_tokens(contents: dict[str, Any], path: Path) -> None:
+    """Adds to a tokenizer.json the tokens that only other files in its directory have.
+
+    As transformers does: those that tokenizer_config.json describes, else those of
+    added_tokens.json, which are special if they have a role.
+    """
+    settings, roles, numbers = (
+        _object(path / name) if (path / name).exists() else {}
+        for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS)
+    )
+    described = settings.get("added_tokens_decoder")
+    if isinstance(described, dict):
+        tokens = [
+            {**token, "id": int(number)}
+            for number, token in described.items()
+            if isinstance(token, dict) and number.isdecimal()
+        ]
+    else:
+        special = set(_names([*{**roles, **settings}.values()]))
+        tokens = [
+            {"content": x, "id": n, "special": x in special, "normalized": x not in special}
+            for x, n in numbers.items()
+        ]
+    known, vocabulary = contents.get("added_tokens") or [], contents["model"].get("vocab") or {}
+    names = set(_names(known))
+    missing = [token for token in tokens if token.get("content") not in names]
+    for token in missing:
+        token["id"] = vocabulary.get(token.get("content"), token["id"])
+    contents["added_tokens"] = [*known, *missing]
+
+
+def _names(tokens: Sequence[Any]) -> Iterator[str]:
+    """The names of tokens, which stand for themselves or are described, alone or in lists."""
+    for token in tokens:
+        if isinstance(token, list):
+            yield from _names([each for each in token if not isinstance(each, list)])
+        name = token.get("content") if isinstance(token, dict) else token
+        if isinstance(name, str):
+            yield name
 
 
 def _check_ids(file: Path, said: Mapping[str, Any]) -> None:

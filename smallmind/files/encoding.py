@@ -1,7 +1,9 @@
 """UTF-8: what a file in anything else probably is, and the command that turns it into text."""
 
 import os
+import re
 import shlex
+from typing import NamedTuple
 
 from smallmind.checks import InputError
 
@@ -31,11 +33,54 @@ MARKS = {
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
+HTML, NOTEBOOK = "a page of HTML", "a Jupyter notebook"
+# The same of formats that may be valid UTF-8, and would pass for plain text.
+TEXTUAL = (
+    (rb"version https://git-lfs\.github\.com/", "a pointer of Git LFS", "git lfs pull"),
+    (rb"(?:\.\./)*(?:\.git)?/annex/objects/", "a pointer of git-annex", "git annex get ."),
+    (rb"\{\\rtf", "a document in RTF", "pandoc -f rtf -t plain -o {text} {file}"),
+    (rb"%PDF-", "a PDF document", "pdftotext {file} {text}"),
+    (rb"%!PS", "a PostScript document", "ps2ascii {file} {text}"),
+    (
+        rb"(?:[\w-]+:[^\n]*\n(?:[ \t][^\n]*\n)*)*?content-type:\s*multipart/",
+        "a web archive (MHTML) or a mail with several parts",
+        "",
+    ),
+    (rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", HTML, ""),
+    (rb'\s*\{\s*"(?:cells|metadata|nbformat\w*)"\s*:.*"(?:cell_type|nbformat)"\s*:', NOTEBOOK, ""),
+)
 ASCII = bytes(range(0x80))
 CONTROLS = bytes(range(0x80, 0xA0))  # in ISO-8859-1; characters in Windows-1252, except for
 UNDEFINED = b"\x81\x8d\x8f\x90\x9d"
 MOSTLY_ASCII = 0.7  # share of the bytes, in the languages of Western Europe
 MOSTLY_VALID = 0.9  # share of the bytes above ASCII, in a damaged UTF-8 text
+
+
+class Disguise(NamedTuple):
+    """The format of a file that would pass for plain text."""
+
+    kind: str
+    command: str  # that makes text of it, or fetches it; "" if there is none
+
+    def advice(self, path: str, suffix: str = ".txt") -> str:
+        """Says what to do with the file at this path."""
+        if not self.command:
+            return "save it as plain text in UTF-8"
+        verb = "convert it" if "{file}" in self.command else "fetch it, in its folder"
+        return f"{verb}: {_filled(self.command, path, suffix)}"
+
+
+def disguised(head: bytes) -> Disguise | None:
+    """The first bytes of a file -> its format, if that is none of plain text, but valid UTF-8."""
+    for mark, name in MARKS.items():
+        if head.startswith(mark):
+            head = head.decode(name, "ignore").encode("utf-8", "ignore")
+            break
+    head = head.removeprefix(b"\xef\xbb\xbf")
+    for pattern, kind, command in TEXTUAL:
+        if re.match(pattern, head, re.IGNORECASE | re.DOTALL):
+            return Disguise(kind, command)
+    return None
 
 
 def encoded(text: str, start: int, stop: int, errors: str = "strict", offset: int = 0) -> bytes:

@@ -262,7 +262,7 @@ def read_source(
     paths, encoding = paths_of(text), encoding or Encoding("char")
     if found := find_tokens(paths, encoding.tokenizer):
         return TokenSource(found, name_of(text))
-    corpus = _corpus(paths, run)
+    corpus = corpus_of(paths, run)
     if cache and _is_large(corpus.about_characters):
         return _prepared(corpus, encoding, cache, name_of(text))
     pieces = list(corpus.pieces())
@@ -323,7 +323,7 @@ def about_characters(text: Text, run: RunConfig) -> int | None:
     if is_literal(text):
         return len(str(text).encode(errors="surrogatepass"))  # as its file would have
     paths = paths_of(text)
-    return None if are_tokens(paths) else _corpus(paths, run).about_characters
+    return None if are_tokens(paths) else corpus_of(paths, run).about_characters
 
 
 def size_on_disk(text: Text, run: RunConfig) -> int | None:
@@ -335,8 +335,11 @@ def size_on_disk(text: Text, run: RunConfig) -> int | None:
     return count if count and _is_large(count) else None
 
 
-def _corpus(paths: Sequence[str | PathLike[str]], run: RunConfig | None) -> Corpus:
-    return Corpus(paths, run.text_field, run.text_encoding, chat=run.chat) if run else Corpus(paths)
+def corpus_of(paths: Sequence[str | PathLike[str]], run: RunConfig | None) -> Corpus:
+    """The texts that paths mean, read as the settings say."""
+    if run is None:
+        return Corpus(paths)
+    return Corpus(paths, run.text_field, run.text_encoding, chat=run.chat, exclude=run.exclude)
 
 
 def _is_large(characters: int) -> bool:

@@ -659,6 +659,12 @@ class RunConfig:
     text: str | tuple[str, ...] | None = setting(
         None, "files, folders or patterns; without them, built-in stories"
     )
+    exclude: str | tuple[str, ...] | None = setting(
+        None,
+        "leave out files and folders of this name, such as '*.min.js' or node_modules, or with a "
+        "slash of this path; may be repeated",
+        metavar="PATTERN",
+    )
     text_field: str | None = setting(
         None,
         "the field or column with the text, in .jsonl, .json, .csv, .tsv and .parquet files",

@@ -16,10 +16,10 @@ def documents(source):
     """The documents of a corpus, or of paths."""
     source = source if isinstance(source, Corpus) else Corpus(source)
     texts, parts = [], []
-    for text, ends, _ in source.pieces():
-        assert text
-        parts.append(text)
-        if ends:
+    for piece in source.pieces():
+        assert piece.text
+        parts.append(piece.text)
+        if piece.ends:
             texts.append("".join(parts))
             parts.clear()
     assert not parts, "the last document has no end"
@@ -30,7 +30,7 @@ def conversations(source):
     """The conversations of a corpus, or of paths: each as its turns, a role and a text."""
     source = source if isinstance(source, Corpus) else Corpus(source)
     found, turns = [], []
-    for text, ends, role in source.pieces():
+    for text, ends, role, _, _ in source.pieces():
         if role or not turns:
             turns.append((role, text))
         else:

@@ -135,7 +135,9 @@ def test_a_long_member_is_skipped_too_if_its_end_is_no_text(tmp_path):
 
 def test_a_damaged_record_in_an_archive_is_named(tmp_path):
     path = zipped(tmp_path / "a.zip", {"b.jsonl": LINES + "{"})
-    assert "a.zip: b.jsonl: line 3 is not JSON" in refused(path)
+    message = refused(path)
+    assert "has no text in it: " in message
+    assert "a.zip: b.jsonl is damaged: line 3 is not JSON" in message
 
 
 @pytest.mark.parametrize(

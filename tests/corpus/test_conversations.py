@@ -98,7 +98,7 @@ FORMS = [
         "'prompt' and 'completion'",
     ),
     ({"prompt": [USER], "completion": SAID}, [QUESTION, ANSWER], "'prompt' and 'completion'"),
-    ({"question": None, "answer": SAID}, [("user", ""), ANSWER], "'question' and 'answer'"),
+    ({"question": 0, "answer": SAID}, [("user", "0"), ANSWER], "'question' and 'answer'"),
 ]
 
 
@@ -113,7 +113,10 @@ def test_the_usual_forms_are_recognised(tmp_path, record, turns, fields):
         assert texts.has_conversations()
         assert conversations(texts) == [turns, turns]
         report = texts.report
-        assert report.notes == (f"read conversations from {fields} in 1 file",)
+        assert report.notes[0] == f"read conversations from {fields} in 1 file"
+        unread = [name for name in record if name in ("text", "category") or unused(record, name)]
+        words = (f"Not read: the text in {', '.join(map(repr, unread))}",) if unread else ()
+        assert report.notes[1:] == words
         assert (report.documents, report.conversations, report.turns) == (2, 2, 2 * len(turns))
         assert report.characters == 2 * sum(len(text) for _, text in turns)
         assert conversations(Corpus(path, chat=True)) == [turns, turns]
@@ -130,18 +133,25 @@ def test_the_usual_forms_are_recognised(tmp_path, record, turns, fields):
             'System,instruction,input,output\nBe brief.,"Who,\r\n""we""?","Tom,Ann",Tom.\n',
             [SYSTEM, ("user", 'Who,\n"we"?\n\nTom,Ann'), ANSWER],
         ),
-        ("a.csv", "system,query,text,response,\n,,t,Tom.\n", [("user", ""), ANSWER]),
+        ("a.csv", "system,query,text,response,\n,0,t,Tom.\n", [("user", "0"), ANSWER]),
     ],
 )
 def test_columns_are_recognised_in_any_letter_case(tmp_path, name, data, turns):
     texts = Corpus(written(tmp_path / name, data))
     assert conversations(texts) == [turns]
-    assert texts.report.notes[-1].startswith("read conversations from ")
+    assert any(note.startswith("read conversations from ") for note in texts.report.notes)
+
+
+def unused(record, name):
+    """True for a system prompt beside one that a conversation begins with."""
+    return name == "system" and record[name] == "Be long."
 
 
 TEXTS = st.text(st.characters(exclude_characters="\r", exclude_categories=["Cs"]))
 TURNS = st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), TEXTS), max_size=6)
-ANSWERED = TURNS.filter(lambda turns: any(x == "assistant" and text.strip() for x, text in turns))
+SAID_TEXT = TEXTS.filter(str.strip)
+LAST = st.tuples(st.just("user"), SAID_TEXT), st.tuples(st.just("assistant"), SAID_TEXT)
+ANSWERED = st.builds(lambda turns, last: [*turns, *last], TURNS, st.tuples(*LAST))
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +180,7 @@ def test_turns_come_back(folder, found, names, encoding, piece):
 
 
 @given(
-    st.lists(st.tuples(TEXTS, TEXTS, TEXTS.filter(str.strip)), min_size=1, max_size=5),
+    st.lists(st.tuples(SAID_TEXT, TEXTS, SAID_TEXT), min_size=1, max_size=5),
     st.sampled_from([",", ";", "\t"]),
     st.integers(1, 50) | st.none(),
 )
@@ -264,8 +274,9 @@ def test_conversations_without_an_answer_are_counted(tmp_path):
     assert words in refused(tmp_path / "b")
     table = "question,answer\na\nb,\n,c\nd,e\n"
     texts = Corpus(written(tmp_path / "a.csv", table))
-    assert [turns[0][1] for turns in conversations(texts)] == ["", "d"]
+    assert [turns[0][1] for turns in conversations(texts)] == ["d"]
     assert texts.report.unanswered == 2
+    assert "Left out: 1 conversation with a blank question" in texts.report.notes
     path = written(tmp_path / "b.jsonl", lines({"prompt": "a"} | {"answer": "b"}, {"prompt": "a"}))
     texts = Corpus(path)
     assert len(conversations(texts)) == 1 and texts.report.unanswered == 1
@@ -298,7 +309,10 @@ ROLES = "known are system, developer, user, human, "
             "'content' of turn 1 of line 2 is not te",
         ),
         ({"messages": [{"from": "human", "value": {}}]}, "'value' of turn 1 of line 2 is not text"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "is not text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "part 1 of the field 'content' of turn 1 of line 2 is not text, but of type 'image_",
+        ),
         (
             {"messages": [USER, ASSISTANT], "system": True},
             "the field 'system' of line 2 is not text",
@@ -310,7 +324,7 @@ def test_a_wrong_turn_is_named(tmp_path, record, words):
     path = written(tmp_path / "a.jsonl", lines(first, record))
     message = refused(path)
     assert words in message and message.startswith(f"{path}: ")
-    assert "correct or remove it" in message or "remove such turns" in message
+    assert any(x in message for x in ("correct or remove it", "remove such turns", "such parts"))
     assert "--no-chat" not in message  # there is no text to read
     assert words.replace("line", "element") in refused(
         written(tmp_path / "a.json", json.dumps([first, record]))

@@ -110,7 +110,7 @@ def test_what_is_no_text_is_skipped_when_found(folder):
         "late.txt": "is not UTF-8: byte 0xff at offset 3,000,000, but probably ISO-8859-1",
         "empty.txt": "is empty",
         "settings.json": "has no field 'text', 'content' or 'story' in its only value",
-        "book.pdf": "is not UTF-8: byte 0xe2 at offset 9, but a PDF document",
+        "book.pdf": "is a PDF document",
         "lost": "is a symbolic link to nothing",
         "fifo": "is not a regular file",
     }
@@ -156,3 +156,91 @@ def test_wrong_types_are_named():
         Corpus("x", field=3)
     with pytest.raises(TypeError, match="encoding must be str or None"):
         Corpus("x", encoding=3)
+
+
+def test_links_that_lead_out_of_a_folder_are_not_followed(folder, tmp_path):
+    written(tmp_path / "elsewhere" / "secret.txt", "secret")
+    os.symlink("../elsewhere/secret.txt", folder / "a-file.txt")
+    os.symlink(tmp_path / "elsewhere", folder / "c" / "a-folder")
+    os.symlink("c/z.txt", folder / "inside.txt")
+    for given, root in [("texts", "texts"), ("texts/**/*", "texts"), ("texts/*", "texts")]:
+        texts = Corpus(given)
+        assert sorted(documents(texts)) == sorted(IN_ORDER)
+        reasons = skipped(texts, "texts")
+        assert reasons["a-file.txt"] == f"is a symbolic link that leads out of {root}"
+        if given != "texts/*":
+            assert ("c/a-folder" in reasons) == (given == "texts")
+    assert documents("texts/a-file.txt") == ["secret"]  # it is named
+    os.symlink("texts", "link")
+    assert sorted(documents("link")) == sorted(IN_ORDER)
+
+
+@pytest.mark.parametrize(
+    ("exclude", "expected"),
+    [
+        ("c", ["a.md", "b.txt"]),
+        ("c/", ["a.md", "b.txt"]),
+        ("*.txt", ["a.md", "c/a.py"]),
+        ("c/d", ["a.md", "b.txt", "c/a.py", "c/z.txt"]),
+        ("texts/c/*.txt", ["a.md", "b.txt", "c/a.py"]),
+        (["*.md", "d"], ["b.txt", "c/a.py", "c/z.txt"]),
+        ("nothing", IN_ORDER),
+        (None, IN_ORDER),
+    ],
+)
+def test_excluded_files_are_left_out(folder, exclude, expected):
+    named = [str(path) for path in sorted(folder.rglob("[!.]*")) if path.is_file()]
+    named = [os.path.relpath(path) for path in named if ".git" not in path]
+    for paths in ("texts", "texts/**/*", named, folder):
+        texts = Corpus(paths, exclude=exclude)
+        assert sorted(documents(texts)) == sorted(expected)
+        notes = [note for note in texts.report.notes if note.startswith("Excluded by")]
+        assert len(notes) == len([exclude] if isinstance(exclude, str) else exclude or [])
+        assert all(note.endswith("nothing") == (exclude == "nothing") for note in notes)
+
+
+def test_excluding_everything_is_an_error(folder):
+    message = refused("texts", exclude=["*.md", "c", "b.*"])
+    assert message.startswith("no text was found (Excluded by '*.md': 1 path")
+    with pytest.raises(TypeError, match="a pattern must be str"):
+        Corpus("texts", exclude=[3])
+
+
+def test_what_few_people_mean_to_read_is_named(tmp_path):
+    for name in ("node_modules/a/index.js", "node_modules/b.js", "src/app.js", "src/test/x.js"):
+        written(tmp_path / "code" / name, "let a = 1\n")
+    written(tmp_path / "code" / "app.min.js", "a=1")
+    written(tmp_path / "code" / "bundle.js", "var a=1;" * 5000)
+    texts = Corpus(tmp_path / "code")
+    documents(texts)
+    assert texts.report.notes == (
+        "Among the texts: 1 file of minified code; see --exclude",
+        "Among the texts: 2 files of node_modules; to leave them out: --exclude node_modules",
+        "Among the texts: 1 file that programs have made, such as app.min.js; to leave them out: "
+        "--exclude PATTERN",
+    )
+    texts = Corpus(tmp_path / "code", exclude=["node_modules", "*.min.js", "bundle.js"])
+    assert len(documents(texts)) == 2
+    assert not any("Among" in note for note in texts.report.notes)
+
+
+@pytest.mark.parametrize(
+    ("names", "test"),
+    [
+        (("train.jsonl", "test.jsonl"), "test.jsonl"),
+        (("train-00000-of-2.txt", "validation-00000-of-1.txt"), "validation-00000-of-1.txt"),
+        (("train/a.txt", "test/a.txt"), "test"),
+        (("data_train.txt", "data_dev.txt"), "data_dev.txt"),
+        (("test.txt", "other.txt"), None),
+        (("train.py", "eval.py"), None),
+        (("train/a.txt", "latest/a.txt", "contest.txt"), None),
+    ],
+)
+def test_the_test_split_of_a_data_set_is_named(tmp_path, names, test):
+    for name in names:
+        written(tmp_path / name, '"text"\n')
+    texts = Corpus(tmp_path)
+    documents(texts)
+    notes = [note for note in texts.report.notes if "a split for tests" in note]
+    words = f"Among the texts: a split for tests, {test}; to leave them out: --exclude {test}"
+    assert notes == ([words] if test else [])

@@ -13,9 +13,16 @@ from smallmind.corpus.corpus import Corpus
 from tests.corpus.reading import conversations, documents, refused, written
 
 
+class Schema(list):
+    @property
+    def names(self):
+        return [field.name for field in self]
+
+
 class Rows:
     def __init__(self, names, columns):
         self.rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        self.schema = Schema()
 
     def to_pylist(self):
         return self.rows
@@ -28,7 +35,11 @@ class ParquetFile:
         size = file.tell()
         file.seek(0)
         self.table = json.loads(file.read(size))
-        self.schema_arrow = types.SimpleNamespace(names=list(self.table))
+        kinds = {str: "string", list: "list<element: struct<content: string>>"}
+        self.schema_arrow = Schema(
+            types.SimpleNamespace(name=name, type=kinds.get(type(values and values[0]), "int64"))
+            for name, values in self.table.items()
+        )
 
     def iter_batches(self, batch_size, columns):
         assert "unread" not in columns
@@ -98,7 +109,10 @@ def test_rows_with_turns_are_conversations(table, turns, tmp_path, pyarrow):
     texts = Corpus(written(tmp_path / "a.parquet", json.dumps(columns)))
     assert texts.has_conversations()
     assert conversations(texts) == [turns] * 300
-    assert texts.report.notes[-1].startswith("read conversations from ")
+    assert texts.report.notes[0].startswith("read conversations from ")
+    unread = [*(name for name in ("prompt", "completion") if name in table and "Messages" in table)]
+    unread += [name for name in ("text", "unread") if name in columns]
+    assert texts.report.notes[1] == f"Not read: the text in {', '.join(map(repr, unread))}"
     assert conversations(Corpus(tmp_path, chat=True)) == [turns] * 300
 
 

@@ -123,7 +123,11 @@ def test_a_damaged_line_is_named(line, words, tmp_path):
     [
         ('["a", ', "is not JSON: expecting value at column 7 of line 1; correct it"),
         ("[" * 100_000, "is not JSON: it is nested too deeply"),
-        (lines({"text": "a"}, {"text": "b"}), "the second in line 2; if it has one per line, rena"),
+        (
+            '{\n"text": "a"}\n{"text": "b"}',
+            "the second in line 3; write one value per line, or join",
+        ),
+        ('{"text": "a"}\n{"text": "b"', "line 2 is not JSON"),
         ('{"text": {}}', "has an object as field 'text' in its only value"),
         ("[[1]]", "has an array in element 1"),
         ("[]", "has no text in it"),
