@@ -141,7 +141,7 @@ class _Cleaner:
         self._reading.characters += len(text)
         if piece.ends:
             self._end_document()
-        return Piece(self._whole(text), piece.ends, piece.role) if text or piece.role else None
+        return piece._replace(text=self._whole(text)) if text or piece.role else None
 
     def _end_document(self) -> None:
         self._reading.documents += 1

@@ -23,6 +23,7 @@ class Piece(NamedTuple):
     text: str
     ends: bool  # whether the document ends here
     role: str = ""  # of a turn; empty for plain documents
+    where: str = ""  # the file and the record of a turn, in words
 
 
 class Stream(Protocol):

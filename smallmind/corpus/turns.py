@@ -123,7 +123,8 @@ class Turns:
         self._entry.reading.conversations += 1
         self._entry.reading.turns += len(turns)
         for number, turn in enumerate(turns, 1):
-            yield Piece(turn.text, number == len(turns), turn.role)
+            place = f"{self._entry.name}: {where}"
+            yield Piece(turn.text, number == len(turns), turn.role, place)
 
     def _turns(self, record: object, where: str) -> list[Turn]:
         shape = self._shape

@@ -4,6 +4,7 @@ A text is read and encoded first, as some settings follow from it.
 """
 
 import dataclasses
+import importlib.util
 import os
 from collections.abc import Sequence
 from os import PathLike
@@ -30,6 +31,7 @@ from smallmind.runs.loading import find
 from smallmind.runs.products import fastest_products
 from smallmind.runs.source import (
     TOKENS,
+    ConversationSource,
     Source,
     TokenSource,
     about_characters,
@@ -44,6 +46,7 @@ from smallmind.settings.settings import Settings
 from smallmind.settings.sources import ALTERNATIVES, FIELDS, Choices, flag_of
 from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.samplers import count_steps
+from smallmind.text.templates import find_template
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.training import Training
 
@@ -98,6 +101,7 @@ def create(
         source.sha256,
         initial_sha256=prepared.initial.sha256 if prepared.initial else None,
         awaits_timing=bool(settings.run.minutes),
+        template_time=source.now.isoformat() if isinstance(source, ConversationSource) else None,
     )
     return _write(path, config, prepared.tokenizer, literal), config, prepared
 
@@ -364,6 +368,7 @@ def import_model(
     if block_size is not None:
         foreign.config = _shortened(foreign.config, block_size)
     tokenizer = foreign.tokenizer()
+    _check_template(source, tokenizer)
     model = None if foreign.is_one_file else foreign.model("numpy")
     if model is None:  # the file is kept, with blocks of integers as they are
         for _ in foreign.parameters():
@@ -375,6 +380,21 @@ def import_model(
     directory = _write(path, config, tokenizer, model=model, copied=copied)
     directory.unlock()
     return directory, config
+
+
+def _check_template(source: Path, tokenizer: Tokenizer) -> None:
+    """InputError if the model's chat template could not be used. Without jinja2 that is unknown."""
+    if importlib.util.find_spec("jinja2") is None:
+        return
+    try:
+        find_template(tokenizer)
+    except InputError as error:
+        place = (
+            "the GGUF file" if source.is_file() else "chat_template.jinja or tokenizer_config.json"
+        )
+        raise InputError(
+            f"{source}: {error}; remove the template from {place} to import the model without it"
+        ) from None
 
 
 def _import_adapter(

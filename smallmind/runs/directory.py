@@ -52,7 +52,7 @@ ENDING = {  # fields of the records that end a run
     for field in dataclasses.fields(kind)
     if field.name != "step"
 }
-OPTIONAL = ("teacher_sha256", "initial_sha256", "imported")  # texts in config.json
+OPTIONAL = ("teacher_sha256", "initial_sha256", "imported", "template_time")  # texts in config.json
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 2,000
 SAMPLES_BEGIN = re.compile(rb"^(?=--- step \d+$)", re.MULTILINE)
 
@@ -67,6 +67,7 @@ class SavedConfig(NamedTuple):
     imported: str | None = None  # the model that was imported in place of training
     extended_after: int = 0  # the step after which the run was last made longer
     awaits_timing: bool = False  # its steps do not follow from its minutes yet
+    template_time: str | None = None  # of conversations, for templates that write it: ISO 8601
 
 
 class RunDirectory:

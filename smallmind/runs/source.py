@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import datetime
 from os import PathLike
 from pathlib import Path
 
@@ -95,6 +96,7 @@ class ConversationSource:
     ) -> None:
         self.is_built_in = is_built_in
         self.conversations = conversations
+        self.now = datetime.now().replace(microsecond=0)  # in templates that write the time
         self.name = name
         self._marked: tuple[str, list[np.ndarray]] | None = None  # of a tokenizer, by its digest
         self._held_out = held_out
@@ -137,8 +139,9 @@ class ConversationSource:
             return self._marked[1]
         template = format_of(tokenizer)
         assert template  # see `fit_template`
+        parts = activity.parts(self.conversations)
         with activity.doing("Encoding the conversations", usual=True):
-            marked = list(encode_each(tokenizer, template, activity.parts(self.conversations)))
+            marked = list(encode_each(tokenizer, template.at(self.now), parts))
         self._marked = tokenizer.digest, marked
         return marked
 

@@ -16,7 +16,7 @@ def documents(source):
     """The documents of a corpus, or of paths."""
     source = source if isinstance(source, Corpus) else Corpus(source)
     texts, parts = [], []
-    for text, ends, _ in source.pieces():
+    for text, ends, *_ in source.pieces():
         assert text
         parts.append(text)
         if ends:
@@ -30,7 +30,7 @@ def conversations(source):
     """The conversations of a corpus, or of paths: each as its turns, a role and a text."""
     source = source if isinstance(source, Corpus) else Corpus(source)
     found, turns = [], []
-    for text, ends, role in source.pieces():
+    for text, ends, role, *_ in source.pieces():
         if role or not turns:
             turns.append((role, text))
         else:
