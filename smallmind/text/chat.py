@@ -92,10 +92,6 @@ class Format:
         """The template in the words of other programs."""
         raise NotImplementedError
 
-    def ends(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """The tokens that end an answer."""
-        return (tokenizer.special[self.end],)
-
     def encode(self, tokenizer: Tokenizer, conversation: Conversation) -> np.ndarray:
         """conversation -> marked tokens (n,), int32: KINDS * id + kind.
 

@@ -10,8 +10,10 @@ from weakref import WeakKeyDictionary
 from smallmind.checks import InputError
 from smallmind.text.chat import (
     ASSISTANT,
+    GENERATION_CONFIG,
     ROLES,
     SYSTEM,
+    TOKENIZER_CONFIG,
     USER,
     Conversation,
     Format,
@@ -20,8 +22,6 @@ from smallmind.text.chat import (
     is_learned,
 )
 from smallmind.text.tokenizer import Tokenizer
-
-TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,9 @@ def _known(jinja: str) -> Format | None:
     return _chatml(_WITH_SYSTEM, system)
 
 
-ANOTHER = "give the model another one: smallmind train --init-from MODEL --chat-template chatml"
+ANOTHER = (
+    "give the model another one: smallmind train CHATS --init-from MODEL --chat-template chatml"
+)
 
 
 def format_of(tokenizer: Tokenizer) -> Format | None:
@@ -255,6 +257,15 @@ def _find(tokenizer: Tokenizer) -> Format | None:
     return JinjaTemplate.of(said, tokenizer)
 
 
+def _ending(tokenizer: Tokenizer, end: int) -> Tokenizer:
+    """The tokenizer with a token among those that end what a model writes."""
+    if end in tokenizer.ends:
+        return tokenizer
+    files = {name: dict(part) for name, part in tokenizer.published.items()}
+    files.setdefault(GENERATION_CONFIG, {})["eos_token_id"] = sorted({end, *tokenizer.ends})
+    return tokenizer.with_published(files)
+
+
 def fit_template(tokenizer: Tokenizer, name: str | None) -> tuple[Tokenizer, Format]:
     """The tokenizer with the special tokens of its own template, or of the one named, and that.
 
@@ -262,7 +273,7 @@ def fit_template(tokenizer: Tokenizer, name: str | None) -> tuple[Tokenizer, For
     """
     found = format_of(tokenizer) if name is None else None
     if found:
-        return tokenizer, found
+        return _ending(tokenizer, tokenizer.special[found.end]), found
     if (name := name or "chatml") not in TEMPLATES:
         raise InputError(f"chat_template={name!r} must be one of {', '.join(TEMPLATES)}")
     template = TEMPLATES[name]

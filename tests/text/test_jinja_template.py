@@ -70,7 +70,9 @@ def test_a_template_of_another_program():
     assert ends == 2 and (marked // KINDS == tokenizer.special["<s>"]).sum() == 1
     prompt = found.prompt(tokenizer, CONVERSATION[:3])
     np.testing.assert_array_equal(prompt, marked[: len(prompt)] // KINDS)
-    assert fit_template(tokenizer, None) == (tokenizer, found)
+    fitted, again = fit_template(tokenizer, None)
+    assert again is found and fitted.ends == {tokenizer.special[END]}
+    assert fit_template(fitted, None)[0] is fitted and format_of(fitted).jinja == ODD
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
