@@ -132,7 +132,8 @@ def thinking_speaker(answers):
     pytest.importorskip("jinja2")
     template = (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
-        "{% if '<think>' in m.content %}{{ raise_exception('no') }}{% endif %}{% if m.role == 'assistant' and loop.last %}"
+        "{% if '<think>' in m.content %}{{ raise_exception('no') }}{% endif %}"
+        "{% if m.role == 'assistant' and loop.last %}"
         "{{ '<think>\\n' + (m.thinking or '') + '\\n</think>\\n\\n' }}{% endif %}"
         "{{ m.content + '<|im_end|>\\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"

@@ -17,7 +17,7 @@ from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, identity, prepare
-from smallmind.corpus.reading import Report
+from smallmind.corpus.reading import Report, count_of
 from smallmind.corpus.shards import INDEX, Index
 from smallmind.corpus.survey import (
     BEGINNING,
@@ -143,6 +143,13 @@ class ConversationSource:
         with activity.doing("Encoding the conversations", usual=True):
             marked = list(encode_each(tokenizer, template.at(self.now), parts))
         self._marked = tokenizer.digest, marked
+        thoughts = sum(bool(turn.thought) for turns in self.conversations for turn in turns)
+        if self.report and thoughts and not template.thinks:
+            note = (
+                f"Left out: {count_of(thoughts, 'thought')}, which the chat template cannot write"
+            )
+            notes = dict.fromkeys([*self.report.notes, note])
+            self.report = dataclasses.replace(self.report, notes=tuple(notes))
         return marked
 
     def whole(self, tokenizer: Tokenizer, T: int) -> PackedDataset:

@@ -63,7 +63,7 @@ class Format:
     special: tuple[str, ...]  # tokens that its tokenizer has to have
     end: str  # the token that ends a turn of the assistant
     lead: str = ""  # begins the text of an answer: the model writes it
-    thinks = False  # it writes the thoughts of turns
+    thinks: bool = False  # it writes the thoughts of turns
 
     def render(
         self, conversation: Conversation, answers: bool = False, **variables: Any

@@ -1,9 +1,9 @@
 """The process in which templates of strangers are rendered; see `jinja_template`.
 
-It is run as a file and imports nothing of the package, so that it starts fast and stays small. It
-reads a line of JSON for each batch of conversations, and answers with a line for each of them: the
-text and where it comes from, or the error. It ends with its input, or when a template has used up
-its seconds, whatever has become of the process that asks.
+It runs as a file and imports nothing of the package, so that it starts fast and stays small. It
+reads one line of JSON per batch of conversations, and answers with one line per conversation: the
+text and where it comes from, or the error. It ends at the end of its input, or when a template has
+used up its computing time, whatever has become of the process that asked.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from typing import Any, NoReturn, SupportsIndex
 
 MEMORY = 2**30  # bytes
 LONGEST = 2**26  # characters of a conversation as it is rendered
-# Where a character comes from: the template; turns, but nobody knows which; or a turn: see `said`.
+# Where a character comes from: the template, some turns, or one of them: see `said`.
 TEMPLATE, TURNS, FIRST = range(3)
 MOST = 500_000  # turns of a conversation: each has a character that stands for it
 RUNS = re.compile(r"(.)\1*", re.DOTALL)
-# Filters whose results are their arguments or parts of them, made in Python: they stay traced.
+# These filters return their arguments, or parts that are cut from them and stay traced.
 KEEPING = {
     *("abs", "attr", "batch", "capitalize", "count", "d", "default", "dictsort", "first", "float"),
     *("groupby", "int", "items", "last", "length", "list", "lower", "map", "max", "min", "random"),
@@ -32,15 +32,16 @@ KEEPING = {
 
 
 def said(turn: int) -> str:
-    """The origin of characters that a turn says."""
+    """turn -> the origin of its characters."""
     return chr(FIRST + turn)
 
 
 class Traced(str):
-    """A text that knows the origin of each of its characters, through what templates do with it.
+    """A text that knows the origin of each of its characters, whatever a template does with it.
 
-    `_origin` is a text of the same length. Whatever is not followed has the origin of all that went
-    into it, so that nothing that somebody says ever counts as the template's own text.
+    `_origin` is a text of the same length. The result of an operation that is not followed
+    character by character has the origin of all that went into it: what a turn says never counts as
+    the template's own text.
     """
 
     __slots__ = ("_origin",)
@@ -108,7 +109,7 @@ class Traced(str):
         return tuple(self._placed(str.rpartition(self, sep), ""))
 
     def _placed(self, pieces: Iterable[str], sep: str | None) -> list[Any]:
-        """Pieces with sep between them, or only white space, as parts of this text."""
+        """Cuts out pieces that have sep between them, or white space if it is None."""
         found, place = [], 0
         for piece in pieces:
             place = str.find(self, piece, place) if sep is None else place
@@ -123,7 +124,7 @@ class Traced(str):
 
 
 def _following(name: str) -> Callable[..., Any]:
-    """A method of texts whose results are not traced character by character."""
+    """Returns a method of texts whose results are not traced character by character."""
     method = getattr(str, name)
 
     def follow(self: Traced, *given: Any, **named: Any) -> Any:
@@ -142,12 +143,12 @@ for _name in (*CASES, *FOLLOWED, "__format__", "__mod__", "__rmod__", "__repr__"
 
 
 def own(text: str) -> Traced:
-    """A text of the template, unless it is traced already."""
+    """Returns a text as the template's own, unless it is traced already."""
     return text if isinstance(text, Traced) else Traced(text, chr(TEMPLATE) * len(text))
 
 
 def concat(pieces: Iterable[str]) -> str:
-    """Texts one after another; a plain one is the template's."""
+    """Joins texts; a plain one is the template's."""
     parts = [piece if isinstance(piece, str) else str(piece) for piece in pieces]
     text = "".join(parts)
     if not any(isinstance(part, Traced) for part in parts):
@@ -156,7 +157,10 @@ def concat(pieces: Iterable[str]) -> str:
 
 
 def derived(result: Any, *sources: Any) -> Any:
-    """What has been made of values: a text has their origin, or that of turns if they differ."""
+    """Returns the result of an operation: a text gets the origin of its sources.
+
+    If several turns are among them, it is not known which one says it.
+    """
     if not isinstance(result, str) or isinstance(result, Traced):
         return result
     origins = set[str]()
@@ -206,7 +210,7 @@ def main() -> None:
 
 
 def _limit(seconds: float) -> None:
-    """Ends the process after so many seconds of computing from now on; 0: never."""
+    """Ends the process after this many seconds of computing from now on; 0: never."""
     if hasattr(signal, "setitimer"):  # not on Windows, where the other process ends this one
         signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends any loop, also in C
 
@@ -220,10 +224,11 @@ def rendered(
     now: str | None,
     seconds: float,
 ) -> dict[str, Any]:
-    """[role, text, thought] of each turn -> what the template writes, and what of it turns say.
+    """[role, text, thought] of each turn -> the text that the template writes, and who says what.
 
-    "said" has three numbers for each stretch: the turn, or -1 if it is not known, where it begins
-    and where it ends. A thought is in the fields named `thoughts`; parts: a text is a list of one.
+    "said" has three numbers for each stretch that turns say: the turn, or -1 if it is not known
+    which, where it begins and where it ends. `thoughts` are the fields of a message for a thought;
+    with `parts`, a text is a list of one part.
     """
     del seconds
     if len(turns) > MOST:
@@ -266,7 +271,7 @@ def compiled(text: str) -> tuple[Any, Any]:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` writes what is in it: where an answer is follows from its turn."""
+        """`{% generation %}` writes what is in it: nothing else follows from it here."""
 
         tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
@@ -290,7 +295,7 @@ def compiled(text: str) -> tuple[Any, Any]:
             self.write("))")
 
     class Environment(ImmutableSandboxedEnvironment):
-        """That of transformers, in which texts stay traced."""
+        """The environment of transformers, in which texts stay traced."""
 
         code_generator_class = Joining
         concat = staticmethod(concat)
@@ -306,10 +311,10 @@ def compiled(text: str) -> tuple[Any, Any]:
             if type(owner) is str:
                 function = getattr(own(owner), function.__name__)
             result = super().call(context, function, *given, **named)
-            # These hand out what they hold, or write it.
+            # Macros and loops write, containers return what they hold: all of it is traced already.
             if isinstance(function, Macro | LoopContext) or isinstance(owner, dict | list | tuple):
                 return result
-            # Jinja adds what loops and blocks have set, as _loop_vars: no function reads it.
+            # Jinja adds variables of loops and blocks, as _loop_vars, which no function reads.
             named = {name: value for name, value in named.items() if not name.startswith("_")}
             return derived(result, owner, given, named)
 
@@ -328,7 +333,7 @@ def compiled(text: str) -> tuple[Any, Any]:
         @functools.wraps(function)
         def follow(*given: Any, **named: Any) -> Any:
             result = function(*given, **named)
-            # The first argument may be the environment, in which nothing is said.
+            # A filter may get the environment or its context, in which nothing is said.
             values = [value for value in given if not hasattr(value, "eval_ctx")]
             return derived(result, [v for v in values if v is not environment], named)
 

@@ -1,14 +1,15 @@
 """Chat templates of other programs, in the language of Jinja.
 
 A template is a program of a stranger, so it is rendered by jinja2's sandbox, with the environment
-of transformers. The sandbox keeps it from files and from Python's own objects, but neither from
-loops without an end nor from texts without a size, and nothing can stop such a loop in a thread of
-this process. So templates run in a process of their own, with a limit on memory and one on the
-computing time of each conversation: one for all templates of this process, that ends with the last
-of them and with this process, also if it is killed.
+of transformers. The sandbox keeps it away from files and from Python's internals, but it stops
+neither endless loops nor endless texts, and nothing can stop a loop in a thread of this process. So
+templates run in another process, which limits its memory and its computing time for each
+conversation. All templates of this process share that one; it ends with the last of them, and with
+this process, even if this one is killed.
 
-A conversation is rendered once, as it is. What is an answer, and what is text that somebody wrote
-and no special token, follows from where each turn is in the rendering; see `jinja_process.Traced`.
+A conversation is rendered once, as it is. Where each turn is in the rendering says what is an
+answer, and which names of special tokens are only text that somebody wrote; see
+`jinja_process.Traced`.
 """
 
 import contextlib
@@ -49,32 +50,33 @@ THOUGHTS = "reasoning_content", "thinking"  # the fields of messages that transf
 
 
 class Written(NamedTuple):
-    """What a template has written, and which parts of it a turn says."""
+    """The text that a template has written, and where turns say something in it."""
 
     text: str
-    said: tuple[tuple[int, int, int], ...] = ()  # the turn, -1: an unknown one, its begin and end
-    error: str = ""  # why it has written nothing
+    said: tuple[tuple[int, int, int], ...] = ()  # the turn or -1, where it begins and ends
+    error: str = ""  # why the template has written nothing
 
-    def around(self, turn: int) -> tuple[str, int, int, str] | None:
-        """-> the template's text before a turn, where it begins and ends, and the text after it.
+    def turns(self) -> dict[int, tuple[str, int, int, str]]:
+        """turn -> the template's text before it, where it begins and ends, the text after it.
 
-        None if the template does not write the turn. It may write it more than once: the last time.
+        The last place counts if a turn is written more than once.
         """
-        places = [i for i, (one, *_) in enumerate(self.said) if one == turn]
-        if not places:
-            return None
-        first = last = places[-1]
-        while first and self.said[first - 1][0] == turn:
-            first -= 1
-        begin, end = self.said[first][1], self.said[last][2]
-        before = self.said[first - 1][2] if first else 0
-        after = self.said[last + 1][1] if last + 1 < len(self.said) else len(self.text)
-        return self.text[before:begin], begin, end, self.text[end:after]
+        found = {}
+        bounds = [(-2, 0, 0), *self.said, (-2, len(self.text), len(self.text))]
+        first = 1
+        for i in range(1, len(bounds) - 1):
+            turn, _, end = bounds[i]
+            first = first if bounds[i - 1][0] == turn else i
+            before, begin = bounds[first - 1][2], bounds[first][1]
+            if bounds[i + 1][0] != turn:
+                after = self.text[end : bounds[i + 1][1]]
+                found[turn] = (self.text[before:begin], begin, end, after)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
 class JinjaTemplate(Format):
-    """A template as its text. InputError if it cannot be rendered, or says no end of a turn."""
+    """A template as its text, and what is known of it from how it writes short conversations."""
 
     text: str
     special: tuple[str, ...]
@@ -82,16 +84,20 @@ class JinjaTemplate(Format):
     process: "_Process" = field(repr=False)
     now: datetime | None = None  # the time for templates that write it; None: the current one
     parts: bool = False  # it takes a text as a list of parts
-    prompting: str = ""  # between a question and the answer that the model begins
-    following: str = ""  # after an answer, whatever is next
+    prompting: str = ""  # what a prompt has between the question and the answer
+    following: str = ""  # what is written after every answer
     end: str = ""
     lead: str = ""
+    thinks: bool = False
     thinking: tuple[str, str] | None = None  # what the model writes before and after a thought
     name = "of the model"
 
     @classmethod
     def of(cls, text: str, tokenizer: Tokenizer) -> Self:
-        """The template of a tokenizer, rendered to see how it writes answers."""
+        """The template of a tokenizer.
+
+        InputError if it cannot be rendered, or does not say where an answer ends.
+        """
         if importlib.util.find_spec("jinja2") is None:
             raise InputError('the chat template needs jinja2: pip install "smallmind[chat]"')
         said = tokenizer.published.get(TOKENIZER_CONFIG, {})
@@ -106,10 +112,6 @@ class JinjaTemplate(Format):
     @property
     def jinja(self) -> str:
         return self.text
-
-    @property
-    def thinks(self) -> bool:  # type: ignore[override]
-        return any(name in self.text for name in THOUGHTS)
 
     def at(self, now: datetime | None) -> Self:
         return replace(self, now=now)
@@ -130,12 +132,11 @@ class JinjaTemplate(Format):
             if where := getattr(conversation, "where", ""):
                 problem = f"{where}: {problem}; correct or remove it"
             raise InputError(problem)
-        learned, cuts = [], []
+        learned, cuts, places = [], [], written.turns()
         for number, turn in enumerate(conversation):
-            found = written.around(number) if turn.role == ASSISTANT else None
-            if not found:
+            if turn.role != ASSISTANT or number not in places:
                 continue
-            before, begin, end, after = found
+            before, begin, end, after = places[number]
             begin -= len(before) - _prompt_in(before, self.prompting)
             ended, cut = self._ends(after)
             if is_learned(turn):
@@ -147,9 +148,9 @@ class JinjaTemplate(Format):
         return Rendered(written.text, tuple(learned), tuple(cuts), said)
 
     def _ends(self, after: str) -> tuple[int, int | None]:
-        """What follows an answer -> where its last token ends, and where the next turn begins.
+        """The text after an answer -> where the answer's last token ends and the next turn begins.
 
-        None if it is not known where, as the token that ends an answer is one of the next turn.
+        The second is None if the token that ends an answer is one of the next turn.
         """
         tokens = self._tokens(after)
         if is_usual := bool(self.following) and after.startswith(self.following):
@@ -167,14 +168,15 @@ class JinjaTemplate(Format):
     def _write(
         self, conversations: Sequence[Conversation], answers: bool, variables: Mapping[str, Any]
     ) -> list[Written]:
-        """What the template writes of each conversation.
+        """Renders conversations.
 
-        Some refuse an answer as their model has written it, with its thought: they get it divided.
+        Some templates refuse an answer as their model wrote it, with its thought: they get it
+        again, with the thought apart.
         """
         given = {**self.roles, "add_generation_prompt": answers, **variables}
         request = {
             "template": self.text,
-            "thoughts": [name for name in THOUGHTS if name in self.text],
+            "thoughts": [name for name in THOUGHTS if re.search(rf"\b{name}\b", self.text)],
             "parts": self.parts,
             "now": self.now.isoformat() if self.now else None,
             "variables": given,
@@ -187,7 +189,7 @@ class JinjaTemplate(Format):
         return written
 
     def _divided(self, turn: Turn) -> Turn:
-        """A turn that the model has written -> its text without the lead, and its thought."""
+        """A turn as the model wrote it -> its text and its thought, without what is around them."""
         if turn.role != ASSISTANT or turn.thought:
             return turn
         if self.thinking and turn.text.startswith(self.thinking[0]):
@@ -198,7 +200,7 @@ class JinjaTemplate(Format):
         return turn._replace(text=turn.text.removeprefix(self.lead))
 
     def _studied(self) -> Self:
-        """The template, with what is to be known of it from how it writes short conversations."""
+        """Renders short conversations to see how the template writes answers. Errors as `of`."""
         asked, answer = Turn(USER, "a"), Turn(ASSISTANT, "b")
         turns = [asked, answer, asked, answer]
         problems = []
@@ -215,48 +217,38 @@ class JinjaTemplate(Format):
         raise InputError(f"the chat template {problems[0]}")
 
     def _knowing(self, prompt: Written, single: Written, several: Written) -> Self:
-        """The template, with what follows from a prompt, a conversation, and a longer one."""
-        asked, answered, middle, last = (
-            written.around(turn)
-            for written, turn in ((prompt, 0), (single, 1), (several, 1), (several, 3))
-        )
-        assert asked and answered and middle and last
-        following = self._common(middle[-1], last[-1])
-        ends = self._tokens(following) or self._tokens(last[-1] or middle[-1])[:1]
+        """Returns the template with what these tell about it: two conversations, one longer."""
+        middle, last = (several.turns()[turn][-1] for turn in (1, 3))
+        following = self._common(middle, last)
+        ends = self._tokens(following) or self._tokens(last or middle)[:1]
         if not ends:
             raise InputError(
                 "the chat template has no special token at the end of an answer, so nothing says "
                 "where one ends"
             )
-        prompting = asked[-1]
-        lead = answered[0][_prompt_in(answered[0], prompting) :]
+        prompting = prompt.turns()[0][-1]
+        before = single.turns()[1][0]
+        lead = before[_prompt_in(before, prompting) :]
         known = replace(self, prompting=prompting, following=following, end=ends[-1][0], lead=lead)
-        return replace(known, thinking=known._thinking()) if self.thinks else known
-
-    def _thinking(self) -> tuple[str, str] | None:
-        """What the model writes before and after a thought; None if the template writes none."""
         turns = Turn(USER, "a"), Turn(ASSISTANT, "b", thought="c")
         (written,) = self._write([turns], False, {})
-        found = written.around(1)
-        said = [place for place in written.said if place[0] == 1]
-        if not found or len(said) != 2 or written.text[slice(*said[0][1:])] != "c":
-            return None
-        before = found[0][_prompt_in(found[0], self.prompting) :]
-        return before, written.text[said[0][2] : said[1][1]]
+        said = {written.text[begin:end]: (begin, end) for turn, begin, end in written.said if turn}
+        if list(said) != ["c", "b"]:
+            return replace(known, thinks="c" in "".join(said))
+        before = written.turns()[1][0]
+        marks = before[_prompt_in(before, prompting) :], written.text[said["c"][1] : said["b"][0]]
+        return replace(known, thinks=True, thinking=marks)
 
     def _common(self, first: str, second: str) -> str:
-        """What two texts begin with, if there is a special token in it; no part of such a token."""
+        """Returns the common beginning of two texts; "" if there is no special token in it."""
         if not self.special:
             return ""
         names, common = special_names(self.special), ""
         for one, other in zip(names.split(first), names.split(second), strict=False):
+            if one != other and not {one, other} & {*self.special}:
+                shorter, longer = sorted((one, other), key=len)
+                common += shorter if longer.startswith(shorter) else ""
             if one != other:
-                if not {one, other} & {*self.special}:
-                    common += (
-                        min(one, other, key=len)
-                        if one.startswith(other) or other.startswith(one)
-                        else ""
-                    )
                 break
             common += one
         return common if self._tokens(common) else ""
@@ -264,9 +256,10 @@ class JinjaTemplate(Format):
 
 @lru_cache
 def _prompt_in(before: str, prompting: str) -> int:
-    """Where the part of a prompt ends that precedes an answer: at least a third of it.
+    """The text before an answer -> where that part of it ends which a prompt has too.
 
-    Numbers may differ, as some templates count. Without one the answer begins with its own text.
+    Numbers may differ, as some templates count turns. If less than a third of the prompt is there,
+    the answer begins with its own text.
     """
     one, other = (re.findall(r"\d+|\D", text) for text in (prompting, before))
     alike = [["0" if part.isdigit() else part for part in parts] for parts in (one, other)]
@@ -276,18 +269,18 @@ def _prompt_in(before: str, prompting: str) -> int:
 
 
 class _Process:
-    """The process that renders; it starts when it is needed, and again after a template's fault."""
+    """A process that renders templates. It starts when it is needed, and again if one killed it."""
 
     def __init__(self) -> None:
         self._running: subprocess.Popen[bytes] | None = None
         self._end = lambda: None
         self._lock = threading.Lock()
-        self._owner = 0  # the process that has started it: a fork has pipes to it too
+        self._owner = 0  # the process that started it: a fork of that one has its pipes too
 
     def render(
         self, request: Mapping[str, Any], conversations: Sequence[Conversation]
     ) -> list[Written]:
-        """What a template writes of each conversation."""
+        """Renders conversations; `request` has the other arguments of `jinja_process.rendered`."""
         turns = [[(t.role, t.text, t.thought) for t in turns] for turns in conversations]
         whole = {**request, "seconds": SECONDS, "conversations": turns}
         with self._lock:
@@ -296,21 +289,24 @@ class _Process:
     def _answers(self, request: bytes, count: int) -> list[Written]:
         process = self._started()
         assert process.stdin and process.stdout
-        # The process limits itself, but not on Windows.
+        # On Windows it does not limit itself.
         timer = threading.Timer(STARTING + SECONDS * count, process.kill)
         timer.start()
         answers: list[Written] = []
-        with contextlib.suppress(OSError):
-            process.stdin.write(request)
-            process.stdin.flush()
-            while len(answers) < count:
-                line = process.stdout.readline(LONGEST_LINE)
-                if not line.endswith(b"\n"):
-                    break
-                answers.append(_written(json.loads(line)))
-        timer.cancel()
+        try:
+            with contextlib.suppress(OSError):
+                process.stdin.write(request)
+                process.stdin.flush()
+                while len(answers) < count:
+                    line = process.stdout.readline(LONGEST_LINE)
+                    if not line.endswith(b"\n"):
+                        break
+                    answers.append(_written(json.loads(line)))
+        finally:
+            timer.cancel()
+            if len(answers) < count:  # else the next request would read the rest
+                self._end()
         if len(answers) < count:
-            self._end()
             most = f"{SECONDS:g} seconds of computing or {MEMORY >> 30} GB"
             answers.append(Written("", error=f"it takes more than {most} for one conversation"))
             answers += [Written("", error="another one was too much")] * (count - len(answers))
@@ -320,7 +316,7 @@ class _Process:
         if self._running and self._owner == os.getpid() and self._running.poll() is None:
             return self._running
         self._end()
-        # Neither the directory of a person nor that of the file is looked into for modules.
+        # With -P it does not import modules from the working directory or from that of the file.
         self._running = subprocess.Popen(
             [sys.executable, "-P", jinja_process.__file__],
             stdin=subprocess.PIPE,
@@ -352,5 +348,5 @@ _SHARED: "weakref.WeakValueDictionary[str, _Process]" = weakref.WeakValueDiction
 
 
 def _shared_process() -> _Process:
-    """The one that all templates of this process share; it ends with the last of them."""
+    """Returns the process that all templates share; it ends with the last of them."""
     return _SHARED.setdefault("", _Process())

@@ -135,18 +135,17 @@ HEADERS = "".join(
     sorted({c for t in TEMPLATES.values() for part in t.before.values() for c in part})
 )
 _WITH_SYSTEM = "chatml with a system turn"
-# The parts of Jinja that known templates are written in.
+# Enough of Jinja for known templates: tags, and tokens in them.
 _TAG = re.compile(r"(\{%.*?%\}|\{\{.*?\}\}|\{#.*?#\})", re.DOTALL)
 _TOKEN = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\.\s*[A-Za-z_]\w*|\w+|\S""", re.DOTALL)
 _DEFAULT = ("if not add_generation_prompt is defined", "set add_generation_prompt = false", "endif")
 
 
 def _steps(jinja: str) -> list[tuple[str, str]]:
-    """What a template does, step by step: "text" that it writes, "value" or "block".
+    """Lists the steps of a template: a "text" or "value" that it writes, or a "block".
 
-    The same for templates that differ in quotes, in how they join texts, in white space that they
-    do not write, and in the name of a message. Templates of other programs are rendered with
-    `trim_blocks` and `lstrip_blocks`.
+    Templates have the same steps if they differ only in quotes, in how they join texts, in white
+    space that `trim_blocks` and `lstrip_blocks` remove, and in the name of a message.
     """
     steps: list[tuple[str, str]] = []
 
@@ -189,7 +188,7 @@ def _steps(jinja: str) -> list[tuple[str, str]]:
 
 
 def _token(token: str) -> str:
-    """A token of Jinja in one of the ways to write it."""
+    """Returns a token of Jinja in the one way to write it that is compared."""
     if token[0] in "'\"":
         text = token[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape")
         return "'" + repr('"' + text)[2:]  # always in single quotes
@@ -197,7 +196,7 @@ def _token(token: str) -> str:
 
 
 def _known(jinja: str) -> Format | None:
-    """The known template that does the same as one in Jinja."""
+    """Returns the known template that does the same as one in Jinja; None if there is none."""
     steps = _steps(jinja)
     for name, known in TEMPLATES.items():
         if steps == _steps(_JINJA[name]):

@@ -162,8 +162,8 @@ ADDED = re.compile(
     r"|<(?:turn|channel)\||<\|(?:turn|channel)>"
 )
 BELONGING = re.compile("think|tool")  # in the names of those that are `special: false`
-# What transformers' mask of `{% generation %}` has beyond the tokens that a model writes here: the
-# end of a prompt, and what stands after the token that ends a turn.
+# transformers' mask of `{% generation %}` also has the end of a prompt, which a model never writes,
+# and white space after the token that ends a turn.
 NEVER_WRITTEN = re.compile(
     r"(\s|<think>|</think>|<eos>|<[|\uff5c](start|Assistant)[|\uff5c]>|assistant)*"
 )

@@ -9,14 +9,18 @@ from datetime import datetime
 import numpy as np
 import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from smallmind import InputError, Tokenizer
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, prepare
-from smallmind.runs.source import read_source
+from smallmind.corpus.reading import Report
+from smallmind.runs.source import ConversationSource, read_source
 from smallmind.text import jinja_template
 from smallmind.text.chat import KINDS, LEARNED, Turn
 from smallmind.text.chat import TEXT as TEXT_ROLE
+from smallmind.text.jinja_process import Traced, own
 from smallmind.text.jinja_template import JinjaTemplate
 from smallmind.text.templates import TEMPLATES, Template, fit_template, format_of
 from tests.programs import output_of, started
@@ -71,7 +75,7 @@ def test_a_template_of_another_program():
     prompt = found.prompt(tokenizer, CONVERSATION[:3])
     np.testing.assert_array_equal(prompt, marked[: len(prompt)] // KINDS)
     fitted, again = fit_template(tokenizer, None)
-    assert again is found and fitted.ends == {tokenizer.special[END]}
+    assert again is found and tokenizer.special[END] in fitted.ends - tokenizer.ends
     assert fit_template(fitted, None)[0] is fitted and format_of(fitted).jinja == ODD
 
 
@@ -249,7 +253,7 @@ def test_tokens_that_belong_to_the_text_are_tokens_wherever_they_are():
         assert [counted(tokenizer, ids, name) for name in SPECIAL] == [len(turns)] * 2 + [1] * 3
         prompt = template.prompt(tokenizer, turns)
         assert [counted(tokenizer, prompt, name) for name in SHOWN] == [1, 1]
-    # The same for a template that is known, and a plain document.
+    # So they are for a template that is known, and in a plain document.
     known = TEMPLATES["chatml"]
     ids = known.encode(tokenizer, [Turn("user", said)]) // KINDS
     assert [counted(tokenizer, ids, name) for name in SPECIAL] == [1, 1, 0, 1, 1]
@@ -298,6 +302,19 @@ def test_thoughts_go_to_a_template_that_writes_them():
     turns[-1] = Turn("assistant", "d")
     assert learned_by(THINKING, turns) == f"b{END}<think>\n\n</think>\n\nd{END}"
     assert not format_of(carrying(ODD)).thinks and not TEMPLATES["chatml"].thinks
+
+
+def test_thoughts_that_a_template_cannot_write_are_counted():
+    thinking = (Turn("user", "a"), Turn("assistant", "b", thought="h"))
+    report = Report(1, 3, 4, 0, (), ("Read: 2 thoughts",))
+    for template, notes in ((ODD, 2), (THINKING, 1)):
+        source = ConversationSource([thinking, CONVERSATION, thinking], "a", report=report)
+        source.marked(carrying(template))
+        source.marked(carrying(template))
+        assert len(source.report.notes) == notes
+        assert notes == 1 or source.report.notes[1] == (
+            "Left out: 2 thoughts, which the chat template cannot write"
+        )
 
 
 @pytest.mark.parametrize("template", [ODD, THINKING, chatml()])
@@ -488,3 +505,62 @@ def test_chatml_with_a_system_turn_is_known_too():
         np.testing.assert_array_equal(found.encode(tokenizer, turns), expected)
         expected = JinjaTemplate.of(found.jinja, tokenizer).encode(tokenizer, turns)
         np.testing.assert_array_equal(found.encode(tokenizer, turns), expected)
+
+
+def test_an_answer_that_nobody_waited_for_is_never_that_of_another(monkeypatch):
+    tokenizer = carrying(chatml() + "x")
+    template = format_of(tokenizer)
+    expected = [template.render([Turn("user", text)]) for text in "ab"]
+    with monkeypatch.context() as patched:
+        patched.setattr(jinja_template, "_written", lambda _: 1 / 0)  # as Ctrl-C would
+        with pytest.raises(ZeroDivisionError):
+            template.render_all([[Turn("user", text)] for text in "abc"])
+    assert [template.render([Turn("user", text)]) for text in "ab"] == expected
+
+
+def test_thousands_of_turns_are_rendered_like_few():
+    tokenizer = carrying(ODD)
+    template, few = format_of(tokenizer), CONVERSATION[:2]
+    marked = template.encode(tokenizer, few * 3_000)
+    assert (marked % KINDS == LEARNED).sum() == 3_000 * len("I <|im_end|> am.") + 3_000
+    assert counted(tokenizer, marked // KINDS, END) == 6_000
+
+
+# Templates do this with texts. Here the template wrote digits and white space, one turn small
+# letters and another one capitals, so that each character tells where it comes from.
+OPERATIONS = [
+    *(lambda a, b: a + b, lambda a, b: b + a, lambda a, _: "1" + a, lambda a, _: a + "1"),
+    *(lambda a, b: a.strip(b), lambda a, _: a.lstrip("1a"), lambda a, _: a.rstrip("A1")),
+    *(lambda a, _: a.strip(), lambda a, _: a * 2, lambda a, _: 2 * a, lambda a, _: a[1:-1]),
+    *(lambda a, _: a[::-1], lambda a, _: a[:1], lambda a, b: a.removeprefix(b[:1])),
+    *(lambda a, b: a.removesuffix(b[:1]), lambda a, b: b.join([a, "2", a])),
+    *(lambda a, _: a.join(a.split()), lambda a, b: b.join(a.split("1"))),
+    *(lambda a, b: b.join(a.split("1", 1)), lambda a, b: b.join(a.rsplit("a", 1))),
+    *(lambda a, b: b.join(a.rsplit(None, 1)), lambda a, b: b.join(a.split(None, 1))),
+    *(lambda a, b: b.join(a.splitlines()), lambda a, _: "".join(a.splitlines(True)) and a),
+    *(lambda a, _: a.partition("1")[2], lambda a, _: a.rpartition("1")[0]),
+    *(
+        lambda a, _: a.partition("A")[0],
+        lambda a, b: a.replace("1", b),
+        lambda a, _: a.replace("a", "2"),
+    ),
+    *(lambda a, b: a.replace("A", b, 1), lambda a, b: b.join(list(a))),
+]
+CHARACTERS = st.lists(st.sampled_from("11aaAA \n"), max_size=12).map("".join)
+
+
+def origin_of(character):
+    return 0 if character.isdigit() else 2 + character.isupper()
+
+
+@settings(deadline=None)
+@given(CHARACTERS, CHARACTERS, st.lists(st.sampled_from(OPERATIONS), max_size=4))
+def test_texts_are_followed_character_by_character(first, second, operations):
+    def traced(text):
+        return Traced(text, "".join(chr(origin_of(character)) for character in text))
+
+    plain, followed = first, traced(first)
+    for operation in operations:
+        plain, followed = operation(plain, second), operation(followed, traced(second))
+    assert followed == plain
+    assert list(map(ord, own(followed)._origin)) == list(map(origin_of, plain))
