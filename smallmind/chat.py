@@ -2,7 +2,7 @@
 
 import dataclasses
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -63,6 +63,21 @@ def prompt_of(
 
 def _with_system(system: str, turns: Sequence[Turn]) -> list[Turn]:
     return [*([Turn(SYSTEM, system)] if system else []), *turns]
+
+
+def _without(lead: str, pieces: Iterable[str]) -> Iterator[str]:
+    """Pieces of an answer -> the same text in pieces, without the lead that it may begin with."""
+    begun, is_begun = "", False
+    for piece in pieces:
+        if not is_begun:
+            begun += piece
+            if len(begun) < len(lead) and lead.startswith(begun):
+                continue
+            piece, is_begun = begun.removeprefix(lead), True
+        if piece:
+            yield piece
+    if not is_begun and begun:
+        yield begun
 
 
 class Chat:
@@ -136,12 +151,9 @@ class Chat:
         self.dropped, self.ended = dropped, ""
         answer: list[str] = []
         try:
-            for (piece,) in writer.pieces():
-                if not answer:
-                    piece = piece.removeprefix(self.template.lead)
-                if piece:
-                    answer.append(piece)
-                    yield piece
+            for piece in _without(self.template.lead, (piece for (piece,) in writer.pieces())):
+                answer.append(piece)
+                yield piece
             self.ended = writer.ended[0]
         finally:
             self.turns.append(Turn(ASSISTANT, "".join(answer)))

@@ -116,8 +116,7 @@ class SmallmindLM(LM):
         if template is None:
             raise InputError(f"{self.path} has no chat template: leave out --apply_chat_template")
         turns = tuple(Turn(message["role"], message["content"]) for message in chat_history)
-        rendered = template.render(turns, answers=add_generation_prompt)
-        return rendered.text.replace(rendered.guard, "") if rendered.guard else rendered.text
+        return template.render(turns, answers=add_generation_prompt).text
 
 
 def _config(said: Mapping[str, Any], most: int) -> GenerationConfig:

@@ -170,3 +170,42 @@ def test_as_many_of_the_latest_turns_as_fit_are_seen(context):
     found = chat.prompt_of(tokenizer, template, "", turns, context, 500)
     assert found.dropped == fitting[0]
     assert found.ids.tolist() == template.prompt(tokenizer, turns[fitting[0] :]).tolist()
+
+
+def thinking_speaker(answers):
+    """A model of a template that writes a thought into its last answer, and its tokenizer."""
+    pytest.importorskip("jinja2")
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
+        "{% if '<think>' in m.content %}{{ raise_exception('no') }}{% endif %}"
+        "{% if m.role == 'assistant' and loop.last %}"
+        "{{ '<think>\\n' + (m.thinking or '') + '\\n</think>\\n\\n' }}{% endif %}"
+        "{{ m.content + '<|im_end|>\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    tokenizer = Tokenizer(kind="byte").with_special(["<|im_start|>", "<|im_end|>", "<think>"])
+    published = {"tokenizer_config.json": {"chat_template": template}}
+    tokenizer, found = fit_template(tokenizer.with_published(published), None)
+    model = Speaker(tokenizer.vocab_size, 200, 8, 1, 1, backend="numpy")
+    model.seen, model.says = [], []
+    for answer in answers:
+        model.says += [*tokenizer.encode(answer).tolist(), tokenizer.special[found.end]]
+    return model, tokenizer
+
+
+def test_what_a_template_writes_before_an_answer_is_not_shown():
+    """Also where it is several tokens; a thought is, and the next question can be asked."""
+    empty, thought = "<think>\n\n</think>\n\n", "<think>\nhm\n</think>\n\nNo."
+    model, tokenizer = thinking_speaker([empty + "Yes.", thought, "<think>\n", "Oh."])
+    chat = Chat(model, tokenizer, temperature=0)
+    assert [chat.say("Who?"), chat.ended] == ["Yes.", "end"]
+    assert [chat.say("Why?"), chat.ended] == [thought, "end"]
+    assert list(chat.stream("And?")) == ["<think>\n"]  # a part of it is an answer too
+    chat.undo()
+    assert chat.say("So?") == "Oh."
+    last = [one[0] for one in model.seen if len(one[0]) > 1][-1]
+    assert tokenizer.decode(last) == (
+        "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"
+        "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\nNo.<|im_end|>\n"
+        "<|im_start|>user\nSo?<|im_end|>\n<|im_start|>assistant\n"
+    )

@@ -31,6 +31,7 @@ class Piece(NamedTuple):
     role: str = ""  # of a turn; empty for plain documents
     learned: bool = True  # see `text.chat.Turn`
     thought: str = ""
+    where: str = ""  # the file and the record of a turn, in words
 
 
 class Stream(Protocol):

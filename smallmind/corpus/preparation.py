@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -365,12 +366,14 @@ def _append_conversations(
     """Writes the marked tokens of all conversations that are missing -> SHA-256 of all of them."""
     template, digest = format_of(tokenizer), ConversationDigest()
     assert template
+    # A template may write the time: that of the plan, also in a process that resumes.
+    planned = datetime.fromtimestamp(os.stat(writer.directory / PLAN).st_mtime)
     done = begun = int((writer.position or {"conversations": 0})["conversations"])
     trained_on = plan.conversations - plan.held_out
     batch: list[np.ndarray] = []
     tokens = uncommitted = 0
     read = digest.of(conversations(corpus.pieces("Encoding")))
-    for marked in encode_each(tokenizer, template, itertools.islice(read, begun, None)):
+    for marked in encode_each(tokenizer, template.at(planned), itertools.islice(read, begun, None)):
         batch.append(marked)
         done, tokens = done + 1, tokens + len(marked)
         if tokens < TOGETHER and done not in (trained_on, plan.conversations):

@@ -10,7 +10,7 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Piece
 from smallmind.files.safetensors import to_json
-from smallmind.text.chat import TEXT, Conversation, Turn
+from smallmind.text.chat import TEXT, Conversation, Located, Turn
 from smallmind.text.dataset import HELD_OUT
 from smallmind.text.tokenizer import batched
 
@@ -33,7 +33,7 @@ def conversations(pieces: Iterable[Piece]) -> Iterator[Conversation]:
         if piece.role:
             turns.append(Turn(piece.role, piece.text, piece.learned, piece.thought))
             if piece.ends:
-                yield tuple(turns)
+                yield Located(turns, piece.where)
                 turns = []
             continue
         texts.append(piece.text)

@@ -214,8 +214,10 @@ class Turns:
         self._count(turns, asked)
         reading.conversations += 1
         reading.turns += len(turns)
+        place = f"{self._entry.name}: {where}"
         for number, turn in enumerate(learned, 1):
-            yield Piece(turn.text, number == len(turns), turn.role, turn.learned, turn.thought)
+            is_last = number == len(turns)
+            yield Piece(turn.text, is_last, turn.role, turn.learned, turn.thought, place)
 
     def _count(self, turns: Sequence[Turn], asked: Sequence[bool]) -> None:
         """Counts what is not learned, and what is thought."""

@@ -372,6 +372,7 @@ const smallmindModel = (() => {
   class Tokenizer {
     constructor(state) {
       this.special = new Map(state.special); // pairs of name and id
+      this.shown = new Set(state.shown); // names of those that belong to the text
     }
 
     // Text -> ids. With `special`, names of special tokens in it become these tokens.
@@ -618,30 +619,53 @@ const smallmindModel = (() => {
       if (this.system && turns[0]?.role !== "system") {
         turns.unshift({ role: "system", content: this.system });
       }
-      const guard = freeCharacter(turns);
-      const name = anyOf(this.special);
-      // Between the characters of a name in a turn, so that it is ordinary text.
-      const guarded = (text) => text.replace(name, (found) => [...found, ""].join(guard));
+      const said = []; // where the texts of turns begin and end
       let written = this.begin;
       for (const { role, content } of turns) {
-        let text = guarded(this.strips ? content.replace(ENDS, "") : content);
+        let text = this.strips ? content.replace(ENDS, "") : content;
         if (role === "assistant" && !text.startsWith(this.lead)) text = this.lead + text;
-        written += this.before[role] + text + this.after[role];
+        written += this.before[role];
+        said.push([written.length, written.length + text.length]);
+        written += text + this.after[role];
       }
       written += this.before.assistant;
-      const known = this.special.filter((special) => tokenizer.special.has(special));
-      const numbers = new Map(known.map((special) => [special, tokenizer.special.get(special)]));
-      return divided(written, numbers).flatMap((part) =>
-        typeof part === "number" ? part : tokenizer.encode(part.replaceAll(guard, ""), false),
-      );
+      const ids = [];
+      let place = 0;
+      for (const [begin, name] of specialTokens(tokenizer, written, said)) {
+        ids.push(...tokenizer.encode(written.slice(place, begin), false));
+        ids.push(tokenizer.special.get(name));
+        place = begin + name.length;
+      }
+      return [...ids, ...tokenizer.encode(written.slice(place), false)];
     }
   }
 
-  // A character that no turn has.
-  function freeCharacter(turns) {
-    let code = 0xfdd0;
-    while (turns.some(({ content }) => content.includes(String.fromCodePoint(code)))) code++;
-    return String.fromCodePoint(code);
+  // Where special tokens begin in what a template has written, and their names, as in
+  // smallmind/text/chat.py: a name that is said is none, unless the token belongs to the text.
+  function* specialTokens(tokenizer, written, said) {
+    const every = anyOf([...tokenizer.special.keys()]);
+    const belonging = tokenizer.shown.size
+      ? new RegExp(anyOf([...tokenizer.shown]).source, "uy")
+      : null;
+    let place = 0;
+    let turn = 0;
+    for (;;) {
+      if (every) every.lastIndex = place;
+      let found = every?.exec(written);
+      if (!found) return;
+      const begin = found.index;
+      while (turn < said.length && said[turn][1] <= begin) turn++;
+      const isSaid = turn < said.length && said[turn][0] < begin + found[0].length;
+      place = begin + 1;
+      if (isSaid && !tokenizer.shown.has(found[0])) {
+        if (belonging) belonging.lastIndex = begin;
+        found = belonging?.exec(written);
+      }
+      if (found) {
+        yield [begin, found[0]];
+        place = begin + found[0].length;
+      }
+    }
   }
 
   // --------------------------------------------------------------------------------- sampling

@@ -4,6 +4,7 @@ A text is read and encoded first, as some settings follow from it.
 """
 
 import dataclasses
+import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -36,6 +37,7 @@ from smallmind.runs.loading import find
 from smallmind.runs.products import fastest_products
 from smallmind.runs.source import (
     TOKENS,
+    ConversationSource,
     Source,
     TokenSource,
     about_characters,
@@ -50,6 +52,7 @@ from smallmind.settings.settings import Settings
 from smallmind.settings.sources import ALTERNATIVES, FIELDS, Choices, flag_of
 from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.samplers import count_steps
+from smallmind.text.templates import find_template
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.training import Training
 
@@ -121,6 +124,7 @@ def create(
         begins_texts=True,
         awaits_timing=bool(settings.run.minutes) or prepared.limits_evaluations,
         limits_evaluations=prepared.limits_evaluations,
+        template_time=source.now.isoformat() if isinstance(source, ConversationSource) else None,
     )
     return *_write(path, config, prepared.tokenizer, literal), prepared
 
@@ -421,6 +425,7 @@ def import_model(
     if block_size is not None:
         foreign.config = _shortened(foreign.config, block_size)
     tokenizer = foreign.tokenizer()
+    _check_template(source, tokenizer)
     model = None if foreign.is_one_file else foreign.model("numpy")
     if model is None:  # the file is kept, with blocks of integers as they are
         for _ in foreign.parameters():
@@ -440,6 +445,21 @@ def _fetching(source: Path) -> str:
     name = source.as_posix() if is_name else "OWNER/NAME"
     place = name.partition("/")[2]
     return f"hf download {name} --local-dir {place} and smallmind import {place}"
+
+
+def _check_template(source: Path, tokenizer: Tokenizer) -> None:
+    """InputError if the model's chat template could not be used. Without jinja2 that is unknown."""
+    if importlib.util.find_spec("jinja2") is None:
+        return
+    try:
+        find_template(tokenizer)
+    except InputError as error:
+        place = (
+            "the GGUF file" if source.is_file() else "chat_template.jinja or tokenizer_config.json"
+        )
+        raise InputError(
+            f"{source}: {error}; remove the template from {place} to import the model without it"
+        ) from None
 
 
 def _import_adapter(

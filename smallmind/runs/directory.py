@@ -55,7 +55,7 @@ ENDING = {  # fields of the records that end a run
     for field in dataclasses.fields(kind)
     if field.name != "step"
 }
-OPTIONAL = ("teacher_sha256", "initial_sha256", "imported")  # texts in config.json
+OPTIONAL = ("teacher_sha256", "initial_sha256", "imported", "template_time")  # texts in config.json
 FLAGS = ("awaits_timing", "limits_evaluations", "begins_texts")  # likewise
 PIECE = 2**20  # bytes that are read at a time
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 2,000
@@ -79,6 +79,7 @@ class SavedConfig(NamedTuple):
     sha256: Mapping[str, Sequence[str]] = MappingProxyType({})
     # The seconds of a run by minutes from its first step on, and its pace as that was measured.
     timing: Mapping[str, float] | None = None
+    template_time: str | None = None  # of conversations, for templates that write it: ISO 8601
 
 
 class RunDirectory:

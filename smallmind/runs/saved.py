@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterable
+from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -88,7 +89,10 @@ class SavedRun:
         # Earlier versions kept no tokenizer before the first checkpoint.
         saved = self._saved_tokenizer()
         encoding = Encoding.of_run(run, saved and self._as_encoded(saved))
-        return reread_source(self.path, run, encoding, sha256, self._cache)
+        source = reread_source(self.path, run, encoding, sha256, self._cache)
+        if isinstance(source, ConversationSource) and self.config.template_time:
+            source.now = datetime.fromisoformat(self.config.template_time)
+        return source
 
     @property
     def text(self) -> str:

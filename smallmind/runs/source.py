@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import datetime
 from os import PathLike
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, identity, prepare
-from smallmind.corpus.reading import Report
+from smallmind.corpus.reading import Report, count_of
 from smallmind.corpus.shards import INDEX, Index
 from smallmind.corpus.survey import (
     BEGINNING,
@@ -95,6 +96,7 @@ class ConversationSource:
     ) -> None:
         self.is_built_in = is_built_in
         self.conversations = conversations
+        self.now = datetime.now().replace(microsecond=0)  # in templates that write the time
         self.name = name
         self._marked: tuple[str, list[np.ndarray]] | None = None  # of a tokenizer, by its digest
         self._held_out = held_out
@@ -137,9 +139,17 @@ class ConversationSource:
             return self._marked[1]
         template = format_of(tokenizer)
         assert template  # see `fit_template`
+        parts = activity.parts(self.conversations)
         with activity.doing("Encoding the conversations", usual=True):
-            marked = list(encode_each(tokenizer, template, activity.parts(self.conversations)))
+            marked = list(encode_each(tokenizer, template.at(self.now), parts))
         self._marked = tokenizer.digest, marked
+        thoughts = sum(bool(turn.thought) for turns in self.conversations for turn in turns)
+        if self.report and thoughts and not template.thinks:
+            note = (
+                f"Left out: {count_of(thoughts, 'thought')}, which the chat template cannot write"
+            )
+            notes = dict.fromkeys([*self.report.notes, note])
+            self.report = dataclasses.replace(self.report, notes=tuple(notes))
         return marked
 
     def whole(self, tokenizer: Tokenizer, T: int) -> PackedDataset:

@@ -117,6 +117,7 @@ class BPETokenizer(Tokenizer):
         from smallmind.text.bpe import Special
 
         self.special, joins = special, self.rules.normalizer is not None
+        self.shown = self.rules.shown
         self._special = Special.of(special, self.rules.late, joins)
         self.separator = next((end for end in ENDS if end in special), "\n")
         self.end_of_text = special.get(self.separator)

@@ -4,8 +4,10 @@ ChatML: https://github.com/openai/openai-python/blob/v0.28.1/chatml.md; Llama 3'
 model card. Templates of other programs are in the language of Jinja.
 """
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +20,6 @@ TEXT = "text"  # the role of a plain document
 PLAIN, LEARNED, CUT, START = range(4)
 KINDS = 4
 TOGETHER, LONGEST = 1000, 1 << 20  # conversations that are encoded at once; their characters
-# The first of the characters that Unicode keeps for the inside of programs, and one that no file
-# can hold.
-NONCHARACTER, HALF = 0xFDD0, "\ud800"
 TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
 CONFIG, SPECIAL_TOKENS_MAP = "config.json", "special_tokens_map.json"
 
@@ -37,13 +36,24 @@ class Turn(NamedTuple):
 Conversation = Sequence[Turn]
 
 
+class Located(tuple[Turn, ...]):
+    """A conversation that was read from a file, and in words where it is there."""
+
+    where: str
+
+    def __new__(cls, turns: Iterable[Turn], where: str) -> "Located":
+        made = super().__new__(cls, turns)
+        made.where = where
+        return made
+
+
 class Rendered(NamedTuple):
     """A conversation as a template writes it, with its special tokens by their names."""
 
     text: str
     learned: tuple[tuple[int, int], ...]  # where the assistant's turns begin and end, in characters
     cuts: tuple[int, ...]  # where the first turn after an answer begins
-    guard: str  # a character that is not of the text, and keeps names in it from being tokens
+    said: tuple[tuple[int, int], ...]  # where the texts of turns begin and end
 
 
 class Format:
@@ -53,12 +63,25 @@ class Format:
     special: tuple[str, ...]  # tokens that its tokenizer has to have
     end: str  # the token that ends a turn of the assistant
     lead: str = ""  # begins the text of an answer: the model writes it
+    thinks: bool = False  # it writes the thoughts of turns
 
     def render(
         self, conversation: Conversation, answers: bool = False, **variables: Any
     ) -> Rendered:
-        """Writes a conversation; with `answers`, up to where the assistant begins to answer."""
+        """Writes a conversation; with `answers`, up to where the assistant begins to answer.
+
+        variables are more of those that a template in Jinja may read.
+        """
         raise NotImplementedError
+
+    def render_all(self, conversations: Sequence[Conversation]) -> list[Rendered]:
+        """Writes several conversations; see `render`."""
+        return [self.render(conversation) for conversation in conversations]
+
+    def at(self, now: datetime | None) -> "Format":
+        """The template at a time, which some write; None: at any time, the current one."""
+        del now
+        return self
 
     def last_said(self, text: str) -> str:
         """The text of the last user's turn in what was rendered, with special tokens by name."""
@@ -69,16 +92,13 @@ class Format:
         """The template in the words of other programs."""
         raise NotImplementedError
 
-    def ends(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """The tokens that end an answer."""
-        return (tokenizer.special[self.end],)
-
     def encode(self, tokenizer: Tokenizer, conversation: Conversation) -> np.ndarray:
         """conversation -> marked tokens (n,), int32: KINDS * id + kind.
 
-        The kind is LEARNED for the assistant's tokens and the one that ends its turn, START for the
-        first token, CUT for the first one after an answer, and else PLAIN. A plain document is
-        LEARNED but for its first token. Names of special tokens in a turn are ordinary text.
+        The kind is LEARNED for the tokens of the assistant's learned turns and the one that ends
+        each, START for the first token, CUT for the first one after an answer, and else PLAIN. A
+        plain document is LEARNED but for its first token. Names of special tokens in a turn are
+        ordinary text, unless these belong to the text for the tokenizer: they are always tokens.
         """
         return self.encode_all(tokenizer, [conversation])[0]
 
@@ -86,13 +106,14 @@ class Format:
         self, tokenizer: Tokenizer, conversations: Sequence[Conversation]
     ) -> list[np.ndarray]:
         """The marked tokens of several conversations; see `encode`."""
+        written = iter(self.render_all([one for one in conversations if not is_document(one)]))
         rendered = [
-            Rendered(conversation[0].text, (), (), "")
-            if is_document(conversation)
-            else self.render(conversation)
-            for conversation in conversations
+            Rendered(one[0].text, (), (), ((0, len(one[0].text)),))
+            if is_document(one)
+            else next(written)
+            for one in conversations
         ]
-        marked = _encoded(tokenizer, self.special, rendered)
+        marked = _encoded(tokenizer, rendered)
         for i, conversation in enumerate(conversations):
             if is_document(conversation):
                 marked[i] = tokenizer.begun(marked[i] // KINDS) * KINDS + LEARNED
@@ -107,7 +128,7 @@ class Format:
         variables are more of those that a template in Jinja may read.
         """
         rendered = self.render(conversation, answers=True, **variables)
-        return _encoded(tokenizer, self.special, [rendered])[0] // KINDS
+        return _encoded(tokenizer, [rendered])[0] // KINDS
 
     def published(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """`tokenizer.published`, with what other programs have to know about the template."""
@@ -130,36 +151,17 @@ def is_document(conversation: Conversation) -> bool:
     return len(conversation) == 1 and conversation[0].role == TEXT
 
 
-def free_character(conversation: Conversation) -> str:
-    """A character that no turn has: a guard for names in them."""
-    if not any(chr(NONCHARACTER) in turn.text for turn in conversation):
-        return chr(NONCHARACTER)
-    taken = set().union(*(turn.text for turn in conversation))
-    return next((c for c in map(chr, range(NONCHARACTER, 0x110000)) if c not in taken), HALF)
+def is_learned(turn: Turn) -> bool:
+    """True for an answer that a model learns: nothing learns to say nothing."""
+    return turn.role == ASSISTANT and turn.learned and bool(turn.text.strip())
 
 
-def guarded(text: str, special: Iterable[str], guard: str) -> str:
-    """Returns the text with the guard between the characters of each name of a special token."""
-    if not any(name in text for name in special):
-        return text
-    return special_names(tuple(special)).sub(lambda found: guard.join(found[0]) + guard, text)
-
-
-def tokens_in(text: str, special: tuple[str, ...]) -> list[str]:
-    """The names of special tokens in a text, in order."""
-    return special_names(special).findall(text) if special else []
-
-
-def _encoded(
-    tokenizer: Tokenizer, names: Sequence[str], rendered: Sequence[Rendered]
-) -> list[np.ndarray]:
+def _encoded(tokenizer: Tokenizer, rendered: Sequence[Rendered]) -> list[np.ndarray]:
     """Each of what a template has written -> marked tokens (n,).
 
     Its texts are encoded together: most are short, and many the same.
     """
-    # Other special tokens of the tokenizer come from no template: their names are a person's text.
-    special = {name: tokenizer.special[name] for name in names if name in tokenizer.special}
-    divided = [_segments(special if one.guard else {}, one) for one in rendered]
+    divided = [list(_segments(tokenizer, one)) for one in rendered]
     texts = {
         text: None
         for segments in divided
@@ -169,7 +171,7 @@ def _encoded(
         if text is not None
     }
     ids_of = dict(zip(texts, tokenizer.encode_each(list(texts)), strict=True))
-    return [_marked(special, ids_of, segments) for segments in divided]
+    return [_marked(tokenizer.special, ids_of, segments) for segments in divided]
 
 
 class _Segment(NamedTuple):
@@ -183,26 +185,53 @@ class _Segment(NamedTuple):
     end: str | None  # None: all that follows is
 
 
-def _segments(special: Mapping[str, int], rendered: Rendered) -> list[_Segment]:
+def _segments(tokenizer: Tokenizer, rendered: Rendered) -> Iterator[_Segment]:
     """Divides what a template has written at its special tokens."""
-    segments, place, guard = [], 0, rendered.guard
     learned, cuts = deque(rendered.learned), set(rendered.cuts)
-    for text in special_names(tuple(special)).split(rendered.text) if special else [rendered.text]:
-        if not text:
-            continue
-        last = place + len(text)
-        begin = end = None
-        while learned and learned[0][1] <= place:
-            learned.popleft()
-        for first, after in learned:
-            if first >= last:
-                break
-            begin = text[: max(0, first - place)].replace(guard, "")
-            end = text[: after - place].replace(guard, "") if after < last else None
-        whole = text.replace(guard, "")
-        segments.append(_Segment(whole, text in special, place in cuts, begin, end))
+    place = 0
+    for start, last in [*_special_tokens(tokenizer, rendered), (len(rendered.text),) * 2]:
+        if place < start:
+            yield _segment(rendered.text[place:start], place, False, learned, cuts)
+        if start < last:
+            yield _segment(rendered.text[start:last], start, True, learned, cuts)
         place = last
-    return segments
+
+
+def _segment(
+    text: str, place: int, is_special: bool, learned: deque[tuple[int, int]], cuts: Container[int]
+) -> _Segment:
+    """The segment at a place; takes what ends before it out of `learned`."""
+    last = place + len(text)
+    begin = end = None
+    while learned and learned[0][1] <= place:
+        learned.popleft()
+    for first, after in learned:
+        if first >= last:
+            break
+        begin = text[: max(0, first - place)]
+        end = text[: after - place] if after < last else None
+    return _Segment(text, is_special, place in cuts, begin, end)
+
+
+def _special_tokens(tokenizer: Tokenizer, rendered: Rendered) -> Iterator[tuple[int, int]]:
+    """Where special tokens begin and end in what a template has written.
+
+    A name that is said, even in part, is none, unless the token belongs to the text.
+    """
+    if not tokenizer.special:
+        return
+    text, said = rendered.text, rendered.said
+    begins = [begin for begin, _ in said]
+    names, shown = special_names(tuple(tokenizer.special)), special_names(tuple(tokenizer.shown))
+    place = 0
+    while found := names.search(text, place):
+        before = bisect_left(begins, found.end()) - 1
+        if found[0] not in tokenizer.shown and before >= 0 and said[before][1] > found.start():
+            place = found.start() + 1
+            found = shown.match(text, found.start()) if tokenizer.shown else None
+        if found:
+            yield found.span()
+            place = found.end()
 
 
 def _marked(

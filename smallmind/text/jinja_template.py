@@ -1,176 +1,352 @@
 """Chat templates of other programs, in the language of Jinja.
 
-A template is a program of a stranger. It is rendered by jinja2's sandbox, as transformers does, in
-a process of its own that has a second and a gigabyte: loops without an end and texts without a size
-end there. Its environment is that of transformers: `trim_blocks` and `lstrip_blocks`.
+A template is a program of a stranger, so it is rendered by jinja2's sandbox, with the environment
+of transformers. The sandbox keeps it away from files and from Python's internals, but it stops
+neither endless loops nor endless texts, and nothing can stop a loop in a thread of this process. So
+templates run in another process, which limits its memory and its computing time for each
+conversation. All templates of this process share that one; it ends with the last of them, and with
+this process, even if this one is killed.
+
+A conversation is rendered once, as it is. Where each turn is in the rendering says what is an
+answer, and which names of special tokens are only text that somebody wrote; see
+`jinja_process.Traced`.
 """
 
-import atexit
 import contextlib
 import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from typing import Any
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from difflib import SequenceMatcher
+from functools import lru_cache
+from typing import Any, NamedTuple, Self
 
 from smallmind.checks import InputError
+from smallmind.text import jinja_process
 from smallmind.text.chat import (
     ASSISTANT,
+    TOKENIZER_CONFIG,
+    USER,
     Conversation,
     Format,
     Rendered,
-    free_character,
-    guarded,
-    tokens_in,
+    Turn,
+    is_learned,
 )
-from smallmind.text.tokenizer import Tokenizer
+from smallmind.text.jinja_process import LONGEST, MEMORY
+from smallmind.text.tokenizer import Tokenizer, special_names
 
-SECONDS = 5.0  # for one conversation
-STARTING = 30.0  # for the first one, as the process starts
-MEMORY = 2**30  # bytes
-LONGEST = 2**26  # characters of a conversation as it is rendered
-TOKENIZER_CONFIG = "tokenizer_config.json"
+SECONDS = 5.0  # of computing for one conversation
+STARTING = 30.0  # for the start of the process
+LONGEST_LINE = 8 * LONGEST
+THOUGHTS = "reasoning_content", "thinking"  # the fields of messages that transformers fills
 
 
+class Written(NamedTuple):
+    """The text that a template has written, and where turns say something in it."""
+
+    text: str
+    said: tuple[tuple[int, int, int], ...] = ()  # the turn or -1, where it begins and ends
+    error: str = ""  # why the template has written nothing
+
+    def turns(self) -> dict[int, tuple[str, int, int, str]]:
+        """turn -> the template's text before it, where it begins and ends, the text after it.
+
+        The last place counts if a turn is written more than once.
+        """
+        found = {}
+        bounds = [(-2, 0, 0), *self.said, (-2, len(self.text), len(self.text))]
+        first = 1
+        for i in range(1, len(bounds) - 1):
+            turn, _, end = bounds[i]
+            first = first if bounds[i - 1][0] == turn else i
+            before, begin = bounds[first - 1][2], bounds[first][1]
+            if bounds[i + 1][0] != turn:
+                after = self.text[end : bounds[i + 1][1]]
+                found[turn] = (self.text[before:begin], begin, end, after)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
 class JinjaTemplate(Format):
-    """A template as its text. InputError if it cannot be rendered, or says no end of a turn."""
+    """A template as its text, and what is known of it from how it writes short conversations."""
 
+    text: str
+    special: tuple[str, ...]
+    roles: Mapping[str, str]  # what the template calls tokens by: bos_token ...
+    process: "_Process" = field(repr=False)
+    now: datetime | None = None  # the time for templates that write it; None: the current one
+    parts: bool = False  # it takes a text as a list of parts
+    prompting: str = ""  # what a prompt has between the question and the answer
+    following: str = ""  # what is written after every answer
+    end: str = ""
+    lead: str = ""
+    thinks: bool = False
+    thinking: tuple[str, str] | None = None  # what the model writes before and after a thought
     name = "of the model"
 
-    def __init__(self, text: str, special: Sequence[str], end: str, names: dict[str, str]) -> None:
-        self._text, self.special, self.end = text, tuple(special), end
-        self._names = names  # what the template calls tokens by: bos_token ...
-        self._process = _Process()
-
     @classmethod
-    def of(cls, text: str, tokenizer: Tokenizer) -> "JinjaTemplate":
-        """The template of a tokenizer, rendered once to see that it can be."""
+    def of(cls, text: str, tokenizer: Tokenizer) -> Self:
+        """The template of a tokenizer.
+
+        InputError if it cannot be rendered, or does not say where an answer ends.
+        """
         if importlib.util.find_spec("jinja2") is None:
-            raise InputError(
-                'the chat template needs jinja2: pip install "smallmind[chat]"; or give one by '
-                "name with --chat-template"
-            )
+            raise InputError('the chat template needs jinja2: pip install "smallmind[chat]"')
         said = tokenizer.published.get(TOKENIZER_CONFIG, {})
-        names = {}
+        roles = {}
         for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
             token = said.get(name)
             content = token.get("content") if isinstance(token, dict) else token
             if isinstance(content, str):
-                names[name] = content
-        made = cls(text, tuple(tokenizer.special), "", names)
-        made.end = made._find_end(tokenizer)
-        return made
+                roles[name] = content
+        return cls(text, tuple(tokenizer.special), roles, _shared_process())._studied()
 
     @property
     def jinja(self) -> str:
-        return self._text
+        return self.text
+
+    def at(self, now: datetime | None) -> Self:
+        return replace(self, now=now)
 
     def render(
         self, conversation: Conversation, answers: bool = False, **variables: Any
     ) -> Rendered:
-        messages = [{"role": turn.role, "content": turn.text} for turn in conversation]
-        guard = free_character(conversation)
-        for message in messages:
-            message["content"] = guarded(message["content"], self.special, guard)
-        whole = self._rendered(messages, answers, **variables)
-        if answers:  # nothing is learned from a prompt
-            return Rendered(whole, (), (), guard)
-        learned, cuts = [], []
-        for i, turn in enumerate(conversation):
-            if turn.role == ASSISTANT:
-                before = len(self._beginning(whole, messages[:i], True))
-                after = whole.find(self.end, before + len(messages[i]["content"].strip()))
-                if after < 0:
-                    raise InputError(f"the chat template ends an answer without {self.end!a}")
-                learned.append((before, after + len(self.end)))
-                if i + 1 < len(messages) and conversation[i + 1].role != ASSISTANT:
-                    cuts.append(len(self._beginning(whole, messages[: i + 1], False)))
-        return Rendered(whole, tuple(learned), tuple(cuts), guard)
+        (written,) = self._write([conversation], answers, variables)
+        return self._rendered(conversation, written)
 
-    def _beginning(self, whole: str, messages: list[dict[str, str]], answers: bool) -> str:
-        """The rendering of the first messages. InputError unless that of all begins with it."""
-        first = self._rendered(messages, answers)
-        if not whole.startswith(first):
-            raise InputError(
-                "the chat template writes the beginning of a conversation in another way once it "
-                "goes on: what is an answer cannot be told; give --chat-template chatml"
-            )
-        return first
+    def render_all(self, conversations: Sequence[Conversation]) -> list[Rendered]:
+        written = self._write(conversations, False, {})
+        return list(map(self._rendered, conversations, written))
 
-    def _rendered(self, messages: list[dict[str, str]], answers: bool, **variables: Any) -> str:
-        own = {"messages": messages, "add_generation_prompt": answers}
-        return self._process.render(self._text, {**self._names, **variables, **own})
+    def _rendered(self, conversation: Conversation, written: Written) -> Rendered:
+        if written.error:
+            problem = f"the chat template refuses the conversation: {written.error}"
+            if where := getattr(conversation, "where", ""):
+                problem = f"{where}: {problem}; correct or remove it"
+            raise InputError(problem)
+        learned, cuts, places = [], [], written.turns()
+        for number, turn in enumerate(conversation):
+            if turn.role != ASSISTANT or number not in places:
+                continue
+            before, begin, end, after = places[number]
+            begin -= len(before) - _prompt_in(before, self.prompting)
+            ended, cut = self._ends(after)
+            if is_learned(turn):
+                learned.append((begin, end + ended))
+            is_last = number + 1 == len(conversation)
+            if cut is not None and not is_last and conversation[number + 1].role != ASSISTANT:
+                cuts.append(end + cut)
+        said = tuple((begin, end) for _, begin, end in written.said)
+        return Rendered(written.text, tuple(learned), tuple(cuts), said)
 
-    def _find_end(self, tokenizer: Tokenizer) -> str:
-        """The special token after an answer. InputError if there is none."""
-        question = {"role": "user", "content": "a"}
-        prompt = self._rendered([question], True)
-        whole = self._rendered([question, {"role": ASSISTANT, "content": "b"}], False)
-        _, _, after = whole[len(prompt) :].partition("b")
-        found = tokens_in(after, tuple(tokenizer.special))
-        if not whole.startswith(prompt) or not found:
+    def _ends(self, after: str) -> tuple[int, int | None]:
+        """The text after an answer -> where the answer's last token ends and the next turn begins.
+
+        The second is None if the token that ends an answer is one of the next turn.
+        """
+        tokens = self._tokens(after)
+        if is_usual := bool(self.following) and after.startswith(self.following):
+            ended = self._tokens(self.following)[-1].end()
+        else:
+            ended = min((found.end() for found in tokens), default=0)
+        begins = {found.start() for found in tokens}
+        places = [len(self.following)] * is_usual + [ended]
+        return ended, next((p for p in places if p in begins), ended if is_usual else None)
+
+    def _tokens(self, text: str) -> list["re.Match[str]"]:
+        """The special tokens in what the template has written."""
+        return list(special_names(self.special).finditer(text)) if self.special else []
+
+    def _write(
+        self, conversations: Sequence[Conversation], answers: bool, variables: Mapping[str, Any]
+    ) -> list[Written]:
+        """Renders conversations.
+
+        Some templates refuse an answer as their model wrote it, with its thought: they get it
+        again, with the thought apart.
+        """
+        given = {**self.roles, "add_generation_prompt": answers, **variables}
+        request = {
+            "template": self.text,
+            "thoughts": [name for name in THOUGHTS if re.search(rf"\b{name}\b", self.text)],
+            "parts": self.parts,
+            "now": self.now.isoformat() if self.now else None,
+            "variables": given,
+        }
+        written = self.process.render(request, conversations)
+        for i, turns in enumerate(conversations):
+            if written[i].error and (divided := [*map(self._divided, turns)]) != [*turns]:
+                (again,) = self.process.render(request, [divided])
+                written[i] = written[i] if again.error else again
+        return written
+
+    def _divided(self, turn: Turn) -> Turn:
+        """A turn as the model wrote it -> its text and its thought, without what is around them."""
+        if turn.role != ASSISTANT or turn.thought:
+            return turn
+        if self.thinking and turn.text.startswith(self.thinking[0]):
+            begun = turn.text.removeprefix(self.thinking[0])
+            thought, mark, text = begun.partition(self.thinking[1])
+            if mark:
+                return turn._replace(text=text, thought=thought)
+        return turn._replace(text=turn.text.removeprefix(self.lead))
+
+    def _studied(self) -> Self:
+        """Renders short conversations to see how the template writes answers. Errors as `of`."""
+        asked, answer = Turn(USER, "a"), Turn(ASSISTANT, "b")
+        turns = [asked, answer, asked, answer]
+        problems = []
+        for parts in (False, True):
+            form = replace(self, parts=parts)
+            (prompt,) = form._write([[asked]], True, {})
+            single, several = form._write([turns[:2], turns], False, {})
+            written = prompt, single, several
+            shown = [{turn for turn, *_ in one.said} for one in written]
+            if shown == [{0}, {0, 1}, {0, 1, 2, 3}]:
+                return form._knowing(prompt, single, several)
+            errors = [f"cannot be rendered: {one.error}" for one in written if one.error]
+            problems += errors[:1] or ["does not write what is said"]
+        raise InputError(f"the chat template {problems[0]}")
+
+    def _knowing(self, prompt: Written, single: Written, several: Written) -> Self:
+        """Returns the template with what these tell about it: two conversations, one longer."""
+        middle, last = (several.turns()[turn][-1] for turn in (1, 3))
+        following = self._common(middle, last)
+        ends = self._tokens(following) or self._tokens(last or middle)[:1]
+        if not ends:
             raise InputError(
                 "the chat template has no special token at the end of an answer, so nothing says "
-                "where one ends; give --chat-template chatml"
+                "where one ends"
             )
-        return found[0]
+        prompting = prompt.turns()[0][-1]
+        before = single.turns()[1][0]
+        lead = before[_prompt_in(before, prompting) :]
+        known = replace(self, prompting=prompting, following=following, end=ends[-1][0], lead=lead)
+        turns = Turn(USER, "a"), Turn(ASSISTANT, "b", thought="c")
+        (written,) = self._write([turns], False, {})
+        said = {written.text[begin:end]: (begin, end) for turn, begin, end in written.said if turn}
+        if list(said) != ["c", "b"]:
+            return replace(known, thinks="c" in "".join(said))
+        before = written.turns()[1][0]
+        marks = before[_prompt_in(before, prompting) :], written.text[said["c"][1] : said["b"][0]]
+        return replace(known, thinks=True, thinking=marks)
+
+    def _common(self, first: str, second: str) -> str:
+        """Returns the common beginning of two texts; "" if there is no special token in it."""
+        if not self.special:
+            return ""
+        names, common = special_names(self.special), ""
+        for one, other in zip(names.split(first), names.split(second), strict=False):
+            if one != other and not {one, other} & {*self.special}:
+                shorter, longer = sorted((one, other), key=len)
+                common += shorter if longer.startswith(shorter) else ""
+            if one != other:
+                break
+            common += one
+        return common if self._tokens(common) else ""
+
+
+@lru_cache
+def _prompt_in(before: str, prompting: str) -> int:
+    """The text before an answer -> where that part of it ends which a prompt has too.
+
+    Numbers may differ, as some templates count turns. If less than a third of the prompt is there,
+    the answer begins with its own text.
+    """
+    one, other = (re.findall(r"\d+|\D", text) for text in (prompting, before))
+    alike = [["0" if part.isdigit() else part for part in parts] for parts in (one, other)]
+    match = SequenceMatcher(None, alike[0], alike[1], autojunk=False).find_longest_match()
+    enough = 3 * match.size >= len(one)
+    return sum(map(len, other[: match.b + match.size])) if enough else len(before)
 
 
 class _Process:
-    """The process that renders; it starts when it is needed, and again after a template's fault."""
+    """A process that renders templates. It starts when it is needed, and again if one killed it."""
 
     def __init__(self) -> None:
         self._running: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()  # a server renders on several threads
+        self._end = lambda: None
+        self._lock = threading.Lock()
+        self._owner = 0  # the process that started it: a fork of that one has its pipes too
 
-    def render(self, template: str, variables: dict[str, Any]) -> str:
-        """InputError if the template is wrong, or takes too long or too much memory."""
+    def render(
+        self, request: Mapping[str, Any], conversations: Sequence[Conversation]
+    ) -> list[Written]:
+        """Renders conversations; `request` has the other arguments of `jinja_process.rendered`."""
+        turns = [[(t.role, t.text, t.thought) for t in turns] for turns in conversations]
+        whole = {**request, "seconds": SECONDS, "conversations": turns}
         with self._lock:
-            return self._render(template, variables)
+            return self._answers(json.dumps(whole).encode() + b"\n", len(turns))
 
-    def _render(self, template: str, variables: dict[str, Any]) -> str:
-        seconds = SECONDS
-        if self._running is None or self._running.poll() is not None:
-            command = [sys.executable, "-P", "-m", "smallmind.text.jinja_process"]
-            self._running = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
-            atexit.register(self._end)
-            seconds = STARTING
-        process = self._running
+    def _answers(self, request: bytes, count: int) -> list[Written]:
+        process = self._started()
         assert process.stdin and process.stdout
-        request = json.dumps({"template": template, "variables": variables}).encode() + b"\n"
-        timer = threading.Timer(seconds, process.kill)
+        # On Windows it does not limit itself.
+        timer = threading.Timer(STARTING + SECONDS * count, process.kill)
         timer.start()
-        answer = b""
-        with contextlib.suppress(OSError):
-            process.stdin.write(request)
-            process.stdin.flush()
-            answer = process.stdout.readline(8 * LONGEST)
-        timer.cancel()
-        if not answer.endswith(b"\n"):
-            self._end()
-            raise InputError(
-                f"the chat template takes more than {seconds:g} seconds or {MEMORY >> 30} GB for "
-                "one conversation; give --chat-template chatml"
-            )
-        result = json.loads(answer)
-        if "error" in result:
-            raise InputError(f"the chat template cannot be rendered: {result['error']}")
-        return str(result["text"])
+        answers: list[Written] = []
+        try:
+            with contextlib.suppress(OSError):
+                process.stdin.write(request)
+                process.stdin.flush()
+                while len(answers) < count:
+                    line = process.stdout.readline(LONGEST_LINE)
+                    if not line.endswith(b"\n"):
+                        break
+                    answers.append(_written(json.loads(line)))
+        finally:
+            timer.cancel()
+            if len(answers) < count:  # else the next request would read the rest
+                self._end()
+        if len(answers) < count:
+            most = f"{SECONDS:g} seconds of computing or {MEMORY >> 30} GB"
+            answers.append(Written("", error=f"it takes more than {most} for one conversation"))
+            answers += [Written("", error="another one was too much")] * (count - len(answers))
+        return answers
 
-    def _end(self) -> None:
-        if self._running:
-            self._running.kill()
-            self._running.wait()
-            for stream in (self._running.stdin, self._running.stdout):
-                with contextlib.suppress(OSError):
-                    if stream:
-                        stream.close()
-            self._running = None
-        atexit.unregister(self._end)
-
-    def __del__(self) -> None:
+    def _started(self) -> "subprocess.Popen[bytes]":
+        if self._running and self._owner == os.getpid() and self._running.poll() is None:
+            return self._running
         self._end()
+        # With -P it does not import modules from the working directory or from that of the file.
+        self._running = subprocess.Popen(
+            [sys.executable, "-P", jinja_process.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self._owner = os.getpid()
+        self._end = weakref.finalize(self, _end, self._running, self._owner)
+        return self._running
+
+
+def _written(answer: Mapping[str, Any]) -> Written:
+    said = iter(answer.get("said", ()))
+    places = tuple(zip(said, said, said, strict=True))
+    return Written(answer.get("text", ""), places, answer.get("error", ""))
+
+
+def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
+    for stream in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            if stream:
+                stream.close()
+    if owner == os.getpid():
+        process.kill()
+        process.wait()
+
+
+_SHARED: "weakref.WeakValueDictionary[str, _Process]" = weakref.WeakValueDictionary()
+
+
+def _shared_process() -> _Process:
+    """Returns the process that all templates share; it ends with the last of them."""
+    return _SHARED.setdefault("", _Process())

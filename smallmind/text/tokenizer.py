@@ -59,6 +59,7 @@ class Tokenizer:
     end_of_text: int | None = None  # a token that only ends texts
     opening: str  # the default prompt: a newline, if the vocabulary has one
     special: Mapping[str, int] = MappingProxyType({})  # tokens that are never split
+    shown: frozenset[str] = frozenset()  # of these, those that belong to the text, whoever wrote it
     published: Mapping[str, Any] = MappingProxyType({})
     beginning: tuple[int, ...] = ()  # the tokens before each text, as a published file says
 

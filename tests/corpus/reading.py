@@ -30,7 +30,7 @@ def conversations(source):
     """The conversations of a corpus, or of paths: each as its turns, a role and a text."""
     source = source if isinstance(source, Corpus) else Corpus(source)
     found, turns = [], []
-    for text, ends, role, _, _ in source.pieces():
+    for text, ends, role, *_ in source.pieces():
         if role or not turns:
             turns.append((role, text))
         else:

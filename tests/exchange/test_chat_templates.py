@@ -1,21 +1,28 @@
 """Chat templates in exports: transformers makes the same tokens of a conversation as here."""
 
+import functools
+import importlib.util
 import json
 import random
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import smallmind
 from smallmind import Chat, Tokenizer
 from smallmind.text.chat import KINDS as MARKS
-from smallmind.text.chat import Turn
+from smallmind.text.chat import LEARNED, Turn
+from smallmind.text.stories import built_in_text
 from smallmind.text.templates import HEADERS, TEMPLATES, fit_template, format_of
 from tests.exchange import chat
 from tests.exchange.models import TEXT, model_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+jinja2 = pytest.importorskip("jinja2")
 
 pytestmark = pytest.mark.interop
 NAMES = sorted({name for template in TEMPLATES.values() for name in template.special})
@@ -96,7 +103,7 @@ def test_names_of_special_tokens_in_a_turn_are_text_as_there(exported):
                 piece = piece.replace(character, name)
             found += theirs(piece, add_special_tokens=False, split_special_tokens=True).input_ids
         named = []
-        for role, text in conversation:
+        for role, text, *_ in conversation:
             for name, character in instead.items():
                 text = text.replace(character, name)
             named.append(Turn(role, text))
@@ -145,3 +152,153 @@ def test_a_named_template_takes_the_place_of_a_models_own(tmp_path):
     generation = transformers.GenerationConfig.from_pretrained(tmp_path / "model")
     assert set(generation.eos_token_id) == grown.ends >= {grown.special[template.end]}
     assert generation.top_p == chat.SAMPLING["top_p"]
+
+
+# ------------------------------------------------------------------- templates of other models
+
+# Added tokens, as they stand in templates of published models.
+ADDED = re.compile(
+    r"<[|\uff5c]?/?[A-Za-z][\w▁ ]*[|\uff5c]?>|\[/?[A-Z_a-z]+\]"
+    r"|<(?:turn|channel)\||<\|(?:turn|channel)>"
+)
+BELONGING = re.compile("think|tool")  # in the names of those that are `special: false`
+# transformers' mask of `{% generation %}` also has the end of a prompt, which a model never writes,
+# and white space after the token that ends a turn.
+NEVER_WRITTEN = re.compile(
+    r"(\s|<think>|</think>|<eos>|<[|\uff5c](start|Assistant)[|\uff5c]>|assistant)*"
+)
+
+
+def templates_of_trl():
+    """The templates of models that the package trl has, by name."""
+    found = importlib.util.find_spec("trl")
+    folder = Path(found.origin if found and found.origin else "").parent / "chat_templates"
+    return {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.jinja"))}
+
+
+@functools.cache
+def plain_tokens():
+    text = built_in_text()[:20_000] + "".join(map(chr, range(32, 127)))
+    return Tokenizer(text, "bpe", vocab_size=500)
+
+
+def both_of(template):
+    """Our tokenizer and that of transformers with a template and all tokens that it names."""
+    names = dict.fromkeys(["<bos>", "<eos>", *ADDED.findall(template)])
+    data = plain_tokens().with_special(list(names)).as_json()
+    for token in data["added_tokens"]:
+        token["special"] = not BELONGING.search(token["content"])
+    settings = {"chat_template": template, "bos_token": "<bos>", "eos_token": "<eos>"}
+    ours = Tokenizer.from_json(data).with_published({"tokenizer_config.json": settings})
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer.from_str(json.dumps(data)),
+        bos_token="<bos>",
+        eos_token="<eos>",
+    )
+    theirs.chat_template = template
+    return ours, theirs
+
+
+TALK = [
+    Turn("user", "Who has <think> it?"),
+    Turn("assistant", " Ivy has. "),
+    Turn("user", "Why?"),
+    Turn("assistant", "<think>\nhm\n</think>\n\nSo it is."),
+    Turn("user", "Sure?"),
+    Turn("assistant", "Yes.", thought="I am"),
+]
+
+
+def talk_of(template, turns):
+    def message(turn):
+        content = [{"type": "text", "text": turn.text}] if template.parts else turn.text
+        said = {"role": turn.role, "content": content}
+        return said | ({"reasoning_content": turn.thought} if turn.thought else {})
+
+    return list(map(message, turns))
+
+
+@pytest.mark.parametrize("name", templates_of_trl())
+def test_a_published_template_gives_the_ids_of_transformers(name):
+    """For several turns with thoughts, whole and up to the next answer."""
+    ours, theirs = both_of(templates_of_trl()[name])
+    template = format_of(ours)
+    rendered = 0
+    for turns in (TALK, TALK[:2], [Turn("system", "Be brief."), *TALK]):
+        messages = talk_of(template, turns)
+        try:
+            wanted = theirs.apply_chat_template(messages, return_dict=False)
+        except jinja2.TemplateError as error:  # no system turns, for some
+            with pytest.raises(smallmind.InputError, match=re.escape(str(error))):
+                template.encode(ours, turns)
+            continue
+        rendered += 1
+        marked = template.encode(ours, turns)
+        assert (marked // MARKS).tolist() == wanted
+        asked = {"add_generation_prompt": True, "return_dict": False}
+        for count in range(len(turns) % 2 + 1, len(turns), 2):
+            wanted = theirs.apply_chat_template(messages[:count], **asked)
+            assert template.prompt(ours, turns[:count]).tolist() == wanted
+        said = ours.decode(marked[marked % MARKS == LEARNED] // MARKS)
+        answers = [turn.text.strip() for turn in turns if turn.role == "assistant"]
+        assert all(answer.rpartition("</think>")[2].strip() in said for answer in answers)
+        assert not any(turn.text in said for turn in turns if turn.role != "assistant")
+        # The last answer of a few ends with the next question.
+        ends = (marked == ours.special[template.end] * MARKS + LEARNED).sum()
+        others = ("glm4moe", "gptoss")
+        assert ends == len(answers) or name.startswith(others)
+    assert rendered >= 2
+
+
+@pytest.mark.parametrize("name", templates_of_trl())
+def test_names_in_a_published_template_are_tokens_only_where_it_writes_them(name):
+    ours, theirs = both_of(templates_of_trl()[name])
+    template = format_of(ours)
+    guarded = [name for name in ours.special if not BELONGING.search(name)]
+    # Nothing that a template itself looks for.
+    hostile = "".join(one for one in guarded if not re.search("channel|message", one))
+    turns = [Turn(turn.role, f"a{hostile}b") for turn in TALK]
+    plain = [Turn(turn.role, "ab") for turn in TALK]
+    marked, expected = template.encode(ours, turns), template.encode(ours, plain)
+
+    def special(ids):
+        return [i for i in (ids // MARKS).tolist() if i in ours.special.values()]
+
+    assert special(marked) == special(expected)
+    wanted = theirs.apply_chat_template(talk_of(template, turns), tokenize=False)
+    assert ours.decode(marked // MARKS) == wanted
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, text in templates_of_trl().items() if "endgeneration" in text]
+)
+def test_what_is_learned_is_what_transformers_masks_and_a_model_writes(name):
+    ours, theirs = both_of(templates_of_trl()[name])
+    template = format_of(ours)
+    asked = {"return_dict": True, "return_assistant_tokens_mask": True}
+    found = theirs.apply_chat_template(talk_of(template, TALK), **asked)
+    masked = np.array(found["assistant_masks"]) == 1
+    learned = template.encode(ours, TALK) % MARKS == LEARNED
+    assert learned.any() and not (learned & ~masked).any()
+    beyond = theirs.decode(np.array(found["input_ids"])[masked & ~learned])
+    assert NEVER_WRITTEN.fullmatch(beyond)
+
+
+def test_the_template_of_smollm2_is_known_without_jinja(tmp_path, monkeypatch):
+    """It has real line breaks between its quotes."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
+    source = chat.made(tmp_path / "source", "SmolLM")
+    text = (
+        "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+        "{{ '<|im_start|>system\nYou are kind<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + "
+        "message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    (source / "chat_template.jinja").write_text(text)
+    _, tokenizer = smallmind.load(source, "numpy")
+    theirs = transformers.AutoTokenizer.from_pretrained(source)
+    template = format_of(tokenizer)
+    for turns in (TALK, TALK[:2], [Turn("system", "Be brief."), *TALK]):
+        turns = [turn._replace(thought="") for turn in turns]
+        wanted = theirs.apply_chat_template(messages_of(turns), return_dict=False)
+        assert (template.encode(tokenizer, turns) // MARKS).tolist() == wanted

@@ -393,6 +393,28 @@ def test_conversations_become_the_same_tokens(tmp_path, name, kind):
     assert asked(page, *(["prompt", each] for each in messages)) == expected
 
 
+@needs_node
+def test_tokens_that_belong_to_the_text_are_tokens_in_what_a_person_writes(tmp_path):
+    data = Tokenizer("".join(PIECES) + HEADERS, "bpe", vocab_size=300).as_json()
+    names = ["<|im_start|>", "<|im_end|>", "<think>", "<think>|"]
+    data["added_tokens"] += Tokenizer(kind="byte").with_special(names).as_json()["added_tokens"]
+    for number, token in enumerate(data["added_tokens"]):
+        token["id"], token["special"] = 300 + number, token["content"] != "<think>"
+    tokenizer, template = fit_template(Tokenizer.from_json(data), "chatml")
+    page = page_of(tmp_path, varied_model("Llama", tokenizer, n_layer=1), tokenizer)
+    said = ["<think>a</think>", "<think>|<|im_end|>", "<|im_<think>end|>", "<think", "<|im_end"]
+    turns = [
+        Turn("user", said[0]),
+        Turn("assistant", said[1]),
+        *(Turn("user", t) for t in said[2:]),
+    ]
+    expected = template.prompt(tokenizer, turns).tolist()
+    messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+    assert asked(page, ["prompt", messages]) == [expected]
+    assert expected.count(tokenizer.special["<think>"]) == 3
+    assert tokenizer.special["<think>|"] not in expected
+
+
 def test_templates_in_jinja_are_refused(tmp_path):
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")

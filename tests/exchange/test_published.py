@@ -174,3 +174,30 @@ def test_gguf_with_tokens_that_do_not_exist_is_read_without_them(tmp_path, monke
     metadata |= {f"{TOKENS}add_bos_token": 3, "tokenizer.chat_template": 7}
     monkeypatch.setattr(gguf_file, "read", lambda _: (metadata, tensors))
     assert smallmind.load(tmp_path / "a.gguf", "numpy")[1].published == {}
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('no') }}", "cannot be rendered: TemplateError: no"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "no special token at the end"),
+        ("{{ messages | length }}", "does not write what is said"),
+    ],
+)
+def test_an_import_takes_no_template_that_nothing_could_use(tmp_path, template, reason):
+    pytest.importorskip("jinja2")
+    source = chat.made(tmp_path / "source", "SmolLM")
+    (source / "chat_template.jinja").write_text(template)
+    said = f"source: the chat template .*{reason}.*; remove the template from chat_template.jinja"
+    refuses(said, Run.import_model, source, tmp_path / "imported")
+    assert not (tmp_path / "imported").exists()
+    # Its advice works, and so does that of training without an import.
+    file = tmp_path / "chats.jsonl"
+    file.write_text((json.dumps({"question": "the cat?", "answer": "the mat"}) + "\n") * 8)
+    training = {name: value for name, value in TRAINING.items() if name != "block_size"}
+    given = {"text": file, "init_from": str(source), **training}
+    refuses("--init-from MODEL --chat-template chatml", Run.create, out=tmp_path / "a", **given)
+    Run.create(out=tmp_path / "b", chat_template="chatml", **given).train()
+    (source / "chat_template.jinja").unlink()
+    imported = Run.import_model(source, tmp_path / "imported")
+    Run.create(out=tmp_path / "c", **given | {"init_from": str(imported.path)}).train()

@@ -1,6 +1,7 @@
 """Runs on conversations: created, interrupted in mid-epoch, resumed, evaluated, fine-tuned."""
 
 import dataclasses
+import datetime
 import json
 import math
 
@@ -8,11 +9,13 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind import Chat, InputError, Run
+from smallmind import Chat, InputError, Run, Tokenizer, TransformerModel
 from smallmind.runs import pace
 from smallmind.runs.chat_recipe import evaluated_in_time
 from smallmind.runs.saved import TOKENS
+from smallmind.text.chat import KINDS, Turn
 from smallmind.text.conversations import PackedDataset
+from smallmind.text.templates import TEMPLATES
 from smallmind.training import answers
 from smallmind.training.records import AnswersRecord, EvaluationRecord, StepRecord
 from smallmind.training.training import SAMPLE_TOKENS
@@ -365,3 +368,44 @@ def test_as_many_questions_are_asked_as_there_is_time_for(
     assert found.asked == asked and found.step == 3
     questions = [question for question, _, _ in found.answers]
     assert len(set(questions)) == len(questions) == 12
+
+
+class Yesterday(datetime.datetime):
+    """The clock of another day, in another place."""
+
+    @classmethod
+    def now(cls):
+        return datetime.datetime(2020, 2, 29, 23, 59)
+
+
+def test_a_template_that_writes_the_date_writes_that_of_the_run(file, tmp_path, monkeypatch):
+    pytest.importorskip("jinja2")
+    from smallmind.runs import source
+
+    chatml = TEMPLATES["chatml"]
+    tokenizer = Tokenizer(kind="byte").with_special(chatml.special)
+    dated = "{{ strftime_now('%d %b %Y') }}" + chatml.jinja
+    published = {"tokenizer_config.json": {"chat_template": dated}}
+    model = TransformerModel(tokenizer.vocab_size, 96, 32, 1, 2, seed=1)
+    model.save(
+        tmp_path / "dated.safetensors", {"tokenizer": tokenizer.with_published(published).saved}
+    )
+    start = str(tmp_path / "dated.safetensors")
+    fields = {"epochs": 1, "val_every": 4, "save_every": 3, "batch_size": 2, "precision": "float32"}
+    with monkeypatch.context() as patched:
+        patched.setattr(source, "datetime", Yesterday)
+        run = Run.create(text=file, out=tmp_path / "run", init_from=start, **fields)
+        run.train()
+    again = Run.open(run.path)
+    marked = again.source.marked(tokenizer.with_published(published))
+    assert tokenizer.decode(marked[0] // KINDS).startswith("29 Feb 2020<|im_start|>")
+    assert all(verdict.fault is None for verdict in again.verify())
+    config = json.loads((run.path / "config.json").read_text())
+    assert config.pop("template_time") == "2020-02-29T23:59:00"
+    # Earlier versions did not keep it: another day, other tokens.
+    (run.path / "config.json").write_text(json.dumps(config))
+    assert any(verdict.fault for verdict in Run.open(run.path).verify())
+    # Who talks with it gets the current date.
+    model, tokenizer = run.load()
+    prompt = Chat(model, tokenizer).template.prompt(tokenizer, [Turn("user", "a")])
+    assert not tokenizer.decode(prompt).startswith("29 Feb 2020")

@@ -1,16 +1,37 @@
 """Templates of other programs: rendered as transformers does, and harmless whatever they try."""
 
+import json
+import signal
+import subprocess
+import sys
+from datetime import datetime
+
 import numpy as np
+import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from smallmind import InputError, Tokenizer
+from smallmind.corpus.corpus import Corpus
+from smallmind.corpus.preparation import Encoding, prepare
+from smallmind.corpus.reading import Report
+from smallmind.runs.source import ConversationSource, read_source
 from smallmind.text import jinja_template
 from smallmind.text.chat import KINDS, LEARNED, Turn
+from smallmind.text.chat import TEXT as TEXT_ROLE
+from smallmind.text.jinja_process import Traced, own
 from smallmind.text.jinja_template import JinjaTemplate
-from smallmind.text.templates import TEMPLATES, fit_template, format_of
+from smallmind.text.templates import TEMPLATES, Template, fit_template, format_of
+from tests.programs import output_of, started
 
 pytest.importorskip("jinja2")
-SPECIAL = ["<|im_start|>", "<|im_end|>", "<s>"]
+START, END, BEGIN, THINK, THOUGHT = SPECIAL = (
+    *("<|im_start|>", "<|im_end|>", "<s>"),
+    *("<think>", "</think>"),
+)
+SHOWN = [THINK, THOUGHT]  # tokens that belong to the text
+TEXT = "".join(map(chr, range(32, 127))) + "\n"
 # A template that only Jinja can render: it counts, trims, and has macros.
 ODD = (
     "{% macro head(role, i) %}<|im_start|>{{ role }} {{ i }}\n{% endmacro %}"
@@ -29,7 +50,11 @@ CONVERSATION = [
 
 
 def carrying(template):
-    tokenizer = Tokenizer(kind="byte").with_special(SPECIAL)
+    """A tokenizer with a template, and with tokens of both kinds."""
+    data = Tokenizer(TEXT, "bpe", vocab_size=257).with_special(SPECIAL).as_json()
+    for token in data["added_tokens"]:
+        token["special"] = token["content"] not in SHOWN
+    tokenizer = Tokenizer.from_json(data)
     config = {"chat_template": template, "bos_token": "<s>", "eos_token": "<|im_end|>"}
     return tokenizer.with_published({"tokenizer_config.json": config})
 
@@ -49,7 +74,9 @@ def test_a_template_of_another_program():
     assert ends == 2 and (marked // KINDS == tokenizer.special["<s>"]).sum() == 1
     prompt = found.prompt(tokenizer, CONVERSATION[:3])
     np.testing.assert_array_equal(prompt, marked[: len(prompt)] // KINDS)
-    assert fit_template(tokenizer, None) == (tokenizer, found) or found.jinja == ODD
+    fitted, again = fit_template(tokenizer, None)
+    assert again is found and tokenizer.special[END] in fitted.ends - tokenizer.ends
+    assert fit_template(fitted, None)[0] is fitted and format_of(fitted).jinja == ODD
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -80,8 +107,10 @@ def test_what_is_published_writes_what_the_known_template_writes(name):
         ("{{ cycler.__init__.__globals__.os.system('false') }}", "cannot be rendered"),
         ("{{ raise_exception('no') }}", "cannot be rendered: TemplateError: no"),
         ("{% if", "cannot be rendered: TemplateSyntaxError"),
-        ("{{ messages[0].content }}", "no special token at the end of an answer"),
-        ("x" * 100, "no special token at the end of an answer"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "no special token at the end of an"),
+        ("{{ messages[0].content }}", "does not write what is said"),
+        ("x" * 100, "does not write what is said"),
+        ("{{ messages[0].content.encode().decode() }}<|im_end|>", "does not write what is said"),
     ],
 )
 def test_hostile_templates_are_refused(template, words):
@@ -90,22 +119,24 @@ def test_hostile_templates_are_refused(template, words):
     assert len(str(error.value).splitlines()) == 1
 
 
+ENDLESS = "{% for i in range(99999) %}" * 4 + "{% endfor %}" * 4
+
+
 def test_a_template_without_an_end_is_stopped(monkeypatch):
-    monkeypatch.setattr(jinja_template, "STARTING", 3.0)
-    endless = "{% for i in range(99999) %}" * 4 + "{% endfor %}" * 4
-    with pytest.raises(InputError, match="takes more than 3 seconds or 1 GB"):
-        format_of(carrying(endless))
+    monkeypatch.setattr(jinja_template, "SECONDS", 1.0)
+    with pytest.raises(InputError, match="takes more than 1 seconds of computing or 1 GB"):
+        format_of(carrying(ENDLESS))
+    assert format_of(carrying(ODD)).end == "<|im_end|>"  # in a new process
 
 
-def test_an_answer_that_is_written_in_another_way_later_is_refused():
+def test_a_template_that_leaves_out_answers_is_refused():
     last_only = (
         "{% for message in messages %}<|im_start|>"
         "{{ '...' if message.role == 'assistant' and not loop.last else message.content }}"
         "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}"
     )
-    tokenizer = carrying(last_only)
-    with pytest.raises(InputError, match="in another way once it goes on"):
-        format_of(tokenizer).encode(tokenizer, CONVERSATION)
+    with pytest.raises(InputError, match="does not write what is said"):
+        format_of(carrying(last_only))
 
 
 def test_without_the_package_one_line_says_what_to_do(monkeypatch):
@@ -113,3 +144,423 @@ def test_without_the_package_one_line_says_what_to_do(monkeypatch):
     with pytest.raises(InputError, match="needs jinja2: pip install"):
         format_of(carrying(ODD))
     assert format_of(fit_template(Tokenizer(kind="byte"), "llama3")[0]) is TEMPLATES["llama3"]
+
+
+def chatml(content="message.content", before="", after=""):
+    """ChatML that writes an answer in some way."""
+    return (
+        "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}"
+        + f"{{% if message.role == 'assistant' %}}{before}{{{{ {content} }}}}{after}{{% else %}}"
+        + "{{ message.content }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
+        + "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+
+
+def learned_by(template, turns):
+    tokenizer = carrying(template)
+    marked = format_of(tokenizer).encode(tokenizer, turns)
+    return tokenizer.decode(marked[marked % KINDS == LEARNED] // KINDS)
+
+
+def counted(tokenizer, ids, name):
+    return int((ids == tokenizer.special[name]).sum())
+
+
+WAYS = [
+    *("message.content", "message['content']", "message.content | trim", "(message.content)[:]"),
+    *("message.content | string", "message.content.strip()", "message.content.lstrip('\\n')"),
+    *(
+        "message.content ~ ''",
+        "'' ~ message.content",
+        "message.content * 1",
+        "'' + message.content",
+    ),
+    *("message.content.split('zz') | join('zz')", "'zz'.join(message.content.split('zz'))"),
+    *("message.content.splitlines(true) | join", "message.content | list | join"),
+    *("message.content | replace('zz', 'y')", "message.content.replace('zz', 'y')"),
+    *("'X' | replace('X', message.content)", "'X'.replace('X', message.content)"),
+    *("message.content.partition('zz') | join", "message.content.rpartition('zz') | join"),
+    *("'%s' % message.content", "'%s%s' % (message.content, '')", "'%s' | format(message.content)"),
+    *("'{}'.format(message.content)", "'{x}'.format(x=message.content)"),
+    *("'{x}'.format_map({'x': message.content})", "'%(x)s' | format(x=message.content)"),
+    *("message.content.ljust(3)", "message.content | indent(0)", "message.content | safe"),
+    *("message.content | wordwrap(999)", "message.content | truncate(999)"),
+    *(
+        "message.content | reverse | reverse",
+        "message.content[::-1][::-1]",
+        "message['content'][0:]",
+    ),
+    *(
+        "message.content.lower()",
+        "message.content | lower",
+        "message.content.swapcase().swapcase()",
+    ),
+    *("[message.content] | first", "[message.content] | map('trim') | list | last"),
+    *("dict(x=message.content).x", "namespace(x=message.content).x", "message.get('content')"),
+    *("messages[loop.index0:] | map(attribute='content') | first", "[message][0].content"),
+    *("message.content | tojson", "message | tojson", "message.content | pprint"),
+    *("message.content | escape | string | replace('&lt;', '<') | replace('&gt;', '>')",),
+    *("message.content | title", "message.content.title().lower()", "message.content | center(3)"),
+    *("message.content.removeprefix('zz').removesuffix('zz')", "message.content.expandtabs()"),
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_said_never_becomes_a_special_token(way):
+    """Whatever a template does with it; and it is learned, up to the token of the template."""
+    hostile = "a<|im_end|>b<|IM_END|><|im_<|im_end|>end|>"
+    tokenizer = carrying(chatml(way))
+    turns = [Turn("user", "c"), Turn("assistant", hostile)]
+    template = format_of(tokenizer)
+    marked = template.encode(tokenizer, turns)
+    assert counted(tokenizer, marked // KINDS, END) == 2
+    learned = marked[marked % KINDS == LEARNED] // KINDS
+    text = tokenizer.decode(learned)
+    assert text.lower().count("im_end") == 4 and text.endswith(END)
+    assert counted(tokenizer, learned, END) == 1 and learned[-1] == tokenizer.special[END]
+
+
+@pytest.mark.parametrize(
+    ("before", "content", "after"),
+    [
+        ("{% macro m(x) %}{{ x }}{% endmacro %}", "m(message.content)", ""),
+        (
+            "{% macro m() %}{{ caller() }}{% endmacro %}{% call m() %}",
+            "message.content",
+            "{% endcall %}",
+        ),
+        ("{% set x %}", "message.content", "{% endset %}{{ x }}"),
+        ("{% filter trim %}", "message.content", "{% endfilter %}"),
+        ("{% generation %}", "message.content", "{% endgeneration %}"),
+        ("{% for c in message.content %}", "c", "{% endfor %}"),
+        ("{% for c in [message.content] recursive %}", "c", "{% endfor %}"),
+    ],
+)
+def test_blocks_write_what_is_said_as_it_is(before, content, after):
+    said = "a<|im_end|>b"
+    turns = [Turn("user", said), Turn("assistant", said), Turn("user", "c"), Turn("assistant", "d")]
+    tokenizer, plain = carrying(chatml(content, before, after)), carrying(chatml() + " ")
+    expected = format_of(plain).encode(plain, turns)[:-1]
+    np.testing.assert_array_equal(format_of(tokenizer).encode(tokenizer, turns), expected)
+    assert learned_by(chatml(content, before, after), turns) == f"{said}{END}d{END}"
+
+
+def test_tokens_that_belong_to_the_text_are_tokens_wherever_they_are():
+    tokenizer = carrying(ODD)
+    template, said = format_of(tokenizer), "<think>\nso\n</think>\n\nI am<s>."
+    for turns in ([Turn("user", said)], [Turn("user", "a"), Turn("assistant", said)]):
+        ids = template.encode(tokenizer, turns) // KINDS
+        assert [counted(tokenizer, ids, name) for name in SPECIAL] == [len(turns)] * 2 + [1] * 3
+        prompt = template.prompt(tokenizer, turns)
+        assert [counted(tokenizer, prompt, name) for name in SHOWN] == [1, 1]
+    # So they are for a template that is known, and in a plain document.
+    known = TEMPLATES["chatml"]
+    ids = known.encode(tokenizer, [Turn("user", said)]) // KINDS
+    assert [counted(tokenizer, ids, name) for name in SPECIAL] == [1, 1, 0, 1, 1]
+    ids = known.encode(tokenizer, [Turn(TEXT_ROLE, said)]) // KINDS
+    assert [counted(tokenizer, ids, name) for name in SPECIAL] == [0, 0, 0, 1, 1]
+
+
+def test_a_template_may_divide_what_a_model_has_written():
+    """As it is, with the names of tokens in it."""
+    template = chatml("message.content.split('</think>')[-1].lstrip('\\n')")
+    tokenizer = carrying(template)
+    turns = [Turn("user", "a"), Turn("assistant", "<think>\nx\n</think>\n\nb"), Turn("user", "c")]
+    prompt = format_of(tokenizer).prompt(tokenizer, turns)
+    assert "x" not in tokenizer.decode(prompt) and counted(tokenizer, prompt, THINK) == 0
+    assert tokenizer.decode(prompt).startswith(f"{START}user\na{END}\n{START}assistant\nb{END}\n")
+
+
+def test_tags_of_generation_do_nothing():
+    template = (
+        "{% for m in messages %}{{'<|im_start|>'+m.role+'\\n'}}{% if m.role=='assistant' %}"
+        "{% generation %}{{m.content+'<|im_end|>'}}{% endgeneration %}{% else %}"
+        "{{m.content+'<|im_end|>'}}{% endif %}{{'\\n'}}{% endfor %}"
+        "{% if add_generation_prompt %}{{'<|im_start|>assistant\\n'}}{% endif %}"
+    )
+    tokenizer = carrying(template)
+    for turns in (CONVERSATION, CONVERSATION[:2], [Turn("system", "Be."), *CONVERSATION]):
+        expected = TEMPLATES["chatml"].encode(tokenizer, turns)
+        np.testing.assert_array_equal(format_of(tokenizer).encode(tokenizer, turns), expected)
+
+
+THINKING = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
+    "{% if m.role == 'assistant' and loop.last %}"
+    "{{ '<think>\\n' + m.reasoning_content | default('') + '\\n</think>\\n\\n' }}{% endif %}"
+    "{{ m.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def test_thoughts_go_to_a_template_that_writes_them():
+    template = format_of(carrying(THINKING))
+    assert template.thinks and template.lead == "<think>\n\n</think>\n\n"
+    turns = [Turn("user", "a"), Turn("assistant", "b", thought="h"), Turn("user", "c")]
+    turns += [Turn("assistant", "d", thought="hm")]
+    assert learned_by(THINKING, turns) == f"b{END}<think>\nhm\n</think>\n\nd{END}"
+    turns[-1] = Turn("assistant", "d")
+    assert learned_by(THINKING, turns) == f"b{END}<think>\n\n</think>\n\nd{END}"
+    assert not format_of(carrying(ODD)).thinks and not TEMPLATES["chatml"].thinks
+
+
+def test_thoughts_that_a_template_cannot_write_are_counted():
+    thinking = (Turn("user", "a"), Turn("assistant", "b", thought="h"))
+    report = Report(1, 3, 4, 0, (), ("Read: 2 thoughts",))
+    for template, notes in ((ODD, 2), (THINKING, 1)):
+        source = ConversationSource([thinking, CONVERSATION, thinking], "a", report=report)
+        source.marked(carrying(template))
+        source.marked(carrying(template))
+        assert len(source.report.notes) == notes
+        assert notes == 1 or source.report.notes[1] == (
+            "Left out: 2 thoughts, which the chat template cannot write"
+        )
+
+
+@pytest.mark.parametrize("template", [ODD, THINKING, chatml()])
+def test_context_and_empty_answers_are_not_learned(template):
+    turns = [Turn("user", "a"), Turn("assistant", "b", learned=False), Turn("user", "c")]
+    turns += [Turn("assistant", ""), Turn("user", "d"), Turn("assistant", " \n", thought="hm")]
+    assert learned_by(template, turns) == ""
+    learned = learned_by(template, [*turns, Turn("user", "e"), Turn("assistant", "f")])
+    assert learned.endswith(f"f{END}") and learned.count(END) == 1
+
+
+def test_an_answer_that_the_template_refuses_as_it_was_written_is_divided():
+    refusing = THINKING.replace(
+        "{% for m in messages %}",
+        "{% for m in messages %}"
+        "{% if '<think>' in m.content %}{{ raise_exception('no') }}{% endif %}",
+    )
+    tokenizer = carrying(refusing)
+    template = format_of(tokenizer)
+    for written, said in (
+        ("<think>\nhm\n</think>\n\nb", Turn("assistant", "b", thought="hm")),
+        ("<think>\n\n</think>\n\nb", Turn("assistant", "b")),
+    ):
+        turns = [Turn("user", "a"), Turn("assistant", written), Turn("user", "c")]
+        expected = template.prompt(tokenizer, [turns[0], said, turns[2]])
+        np.testing.assert_array_equal(template.prompt(tokenizer, turns), expected)
+    with pytest.raises(InputError, match="refuses the conversation: TemplateError: no"):
+        template.prompt(tokenizer, [Turn("user", "<think>")])
+
+
+def test_the_error_of_a_template_names_the_file_and_the_line(tmp_path):
+    alternating = "{% for m in messages %}{% if (m.role == 'user') != loop.index0 is even %}"
+    alternating += (
+        "{{ raise_exception('roles do not alternate') }}{% endif %}{% endfor %}" + chatml()
+    )
+    tokenizer = carrying(alternating)
+    pair = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [{"messages": pair}] * 56 + [{"messages": [pair[0], *pair]}] + [{"messages": pair}] * 43
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(
+        InputError, match=r"chats.jsonl: line 57: .*roles do not alternate.*correct"
+    ):
+        read_source(file).marked(tokenizer)
+    with pytest.raises(InputError, match=r"chats.jsonl: line 57: "):
+        prepare(Corpus([file]), tmp_path / "tokens", Encoding(tokenizer))
+
+
+def test_the_time_is_that_of_the_conversations_or_now():
+    tokenizer = carrying("{{ strftime_now('%d %b %Y') }}" + chatml())
+    template = format_of(tokenizer)
+    turns = [Turn("user", "a"), Turn("assistant", "b")]
+    then = template.at(datetime(2020, 2, 29)).encode(tokenizer, turns) // KINDS
+    assert tokenizer.decode(then).startswith("29 Feb 2020<|im_start|>")
+    days = [datetime.now()]
+    text = tokenizer.decode(template.prompt(tokenizer, turns))
+    days.append(datetime.now())
+    assert any(text.startswith(f"{day:%d %b %Y}<|im_start|>") for day in days)
+
+
+def test_variables_reach_the_template():
+    tokenizer = carrying(chatml() + "{% if enable_thinking is false %}<think>{% endif %}")
+    prompt = format_of(tokenizer).prompt(tokenizer, CONVERSATION[:1], enable_thinking=False)
+    assert prompt[-1] == tokenizer.special[THINK]
+    assert format_of(tokenizer).prompt(tokenizer, CONVERSATION[:1])[-1] != prompt[-1]
+
+
+def test_one_process_renders_for_all_templates_and_ends_with_the_last():
+    program = (
+        "import copy, gc, json, psutil, sys\nfrom smallmind import Tokenizer\n"
+        "from smallmind.text.chat import Turn\nfrom smallmind.text.templates import format_of\n"
+        "def count(): return len(psutil.Process().children(recursive=True))\n"
+        "tokenizers = [Tokenizer.from_saved(saved) for saved in json.loads(sys.argv[1])]\n"
+        "for _ in range(100):\n    for tokenizer in tokenizers:\n"
+        "        format_of(tokenizer).prompt(tokenizer, [Turn('user', 'a')])\n"
+        "        format_of(copy.copy(tokenizer))\n"
+        "print(count())\ndel tokenizers, tokenizer\ngc.collect()\nprint(count())"
+    )
+    saved = [carrying(chatml() + "x").saved, carrying(chatml() + "y").saved]
+    assert output_of(program, json.dumps(saved)).split() == ["1", "0"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="a process cannot be killed so")
+@pytest.mark.parametrize("template", [chatml(), ENDLESS])
+def test_no_process_remains_when_the_one_that_asks_is_killed(template):
+    program = (
+        "import sys\nfrom smallmind.text.jinja_template import _shared_process as shared\n"
+        "process = shared()\nrequest = dict(template=sys.argv[1], thoughts=[], parts=False, "
+        "now=None, variables={})\nprocess._started()\nprint(process._running.pid, flush=True)\n"
+        "process.render(request, [()])\nprint('done', flush=True)\nsys.stdin.read()"
+    )
+    words = [sys.executable, "-c", program, template]
+    with started(words, stdin=subprocess.PIPE) as parent:
+        renderer = psutil.Process(int(parent.stdout.readline()))
+        if template != ENDLESS:
+            assert parent.stdout.readline() == "done\n"
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    gone, alive = psutil.wait_procs([renderer], timeout=120)
+    assert gone and not alive
+
+
+def test_no_file_of_the_working_directory_is_executed(tmp_path):
+    for name in ("json", "typing", "re", "signal", "functools", "contextlib", "jinja2", "datetime"):
+        (tmp_path / f"{name}.py").write_text("open('executed', 'w').close()\n")
+    program = (
+        "import os, sys\nfrom smallmind.text import jinja_template\n"
+        "os.chdir(sys.argv[1])\nprocess = jinja_template._shared_process()\n"
+        "request = dict(template='{{ 2 }}', thoughts=[], parts=False, now=None, variables={})\n"
+        "print(process.render(request, [()]))"
+    )
+    assert "text='2'" in output_of(program, str(tmp_path))
+    assert not (tmp_path / "executed").exists()
+
+
+CHATML_VARIANTS = {
+    "as it is written here": TEMPLATES["chatml"].jinja,
+    "real line breaks": (
+        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
+        "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
+    "lines": (
+        "{% for message in messages %}\n{{'<|im_start|>' + message['role'] + '\n' + "
+        "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}\n"
+        "{{ '<|im_start|>assistant\n' }}{% endif %}\n"
+    ),
+    "another name, attributes, a default": (
+        "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}"
+        "{% endif %}{% for m in messages %}{{'<|im_start|>' + m.role + '\\n' + m.content + "
+        "'<|im_end|>' + '\\n'}}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    ),
+    "white space control, other quotes": (
+        '{#- ChatML -#}\n{%- for message in messages -%}\n  {{- "<|im_start|>" ~ message.role ~ '
+        '"\\n" -}}\n  {{- message.content -}}\n  {{- "<|im_end|>\\n" }}\n{%- endfor %}\n'
+        '{%- if add_generation_prompt %}\n  {{- "<|im_start|>assistant\\n" }}\n{%- endif %}\n'
+    ),
+    "text": (
+        "  {% for message in messages %}\n<|im_start|>{{ message['role'] }}\n"
+        "{{ message['content'] }}<|im_end|>\n  {% endfor %}\n"
+        "{% if add_generation_prompt %}\n<|im_start|>assistant\n{% endif %}"
+    ),
+}
+OTHERS = {
+    "two line breaks": CHATML_VARIANTS["text"].replace("<|im_end|>\n", "<|im_end|>\n\n"),
+    "stripped": TEMPLATES["chatml"].jinja.replace("['content']", "['content'] | trim"),
+    "spaces": CHATML_VARIANTS["text"].replace("{{ message['content'] }}", " {{ message.content }}"),
+    "another condition": TEMPLATES["chatml"].jinja.replace("if add_", "if not add_"),
+    "another role": TEMPLATES["chatml"].jinja.replace("assistant\\n", "model\\n"),
+}
+
+
+@pytest.mark.parametrize("name", CHATML_VARIANTS)
+def test_chatml_is_known_however_it_is_written(name):
+    tokenizer = carrying(CHATML_VARIANTS[name])
+    assert format_of(tokenizer) is TEMPLATES["chatml"]
+    in_jinja = JinjaTemplate.of(CHATML_VARIANTS[name], tokenizer)
+    for turns in (CONVERSATION, CONVERSATION[:2], [Turn("system", "Be."), *CONVERSATION]):
+        expected = in_jinja.encode(tokenizer, turns)
+        np.testing.assert_array_equal(format_of(tokenizer).encode(tokenizer, turns), expected)
+        expected = in_jinja.prompt(tokenizer, turns[:-1])
+        np.testing.assert_array_equal(format_of(tokenizer).prompt(tokenizer, turns[:-1]), expected)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_almost_chatml_is_something_else(name):
+    assert OTHERS[name] not in CHATML_VARIANTS.values()
+    assert isinstance(format_of(carrying(OTHERS[name])), JinjaTemplate)
+
+
+def test_chatml_with_a_system_turn_is_known_too():
+    """As in published models, with real line breaks; a text may have quotes."""
+    said = "You are kind,\nit's 5\\6."
+    written = said.replace("\\", "\\\\").replace("'", "\\'")
+    template = (
+        "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+        "{{ '<|im_start|>system\n" + written + "<|im_end|>\n' }}{% endif %}"
+        "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    tokenizer = carrying(template)
+    found = format_of(tokenizer)
+    assert isinstance(found, Template) and found.system == said
+    assert format_of(tokenizer.with_published(found.published(tokenizer))) == found
+    for turns in (CONVERSATION, [Turn("system", "Be."), *CONVERSATION]):
+        expected = JinjaTemplate.of(template, tokenizer).encode(tokenizer, turns)
+        np.testing.assert_array_equal(found.encode(tokenizer, turns), expected)
+        expected = JinjaTemplate.of(found.jinja, tokenizer).encode(tokenizer, turns)
+        np.testing.assert_array_equal(found.encode(tokenizer, turns), expected)
+
+
+def test_an_answer_that_nobody_waited_for_is_never_that_of_another(monkeypatch):
+    tokenizer = carrying(chatml() + "x")
+    template = format_of(tokenizer)
+    expected = [template.render([Turn("user", text)]) for text in "ab"]
+    with monkeypatch.context() as patched:
+        patched.setattr(jinja_template, "_written", lambda _: 1 / 0)  # as Ctrl-C would
+        with pytest.raises(ZeroDivisionError):
+            template.render_all([[Turn("user", text)] for text in "abc"])
+    assert [template.render([Turn("user", text)]) for text in "ab"] == expected
+
+
+def test_thousands_of_turns_are_rendered_like_few():
+    tokenizer = carrying(ODD)
+    template, few = format_of(tokenizer), CONVERSATION[:2]
+    marked = template.encode(tokenizer, few * 3_000)
+    assert (marked % KINDS == LEARNED).sum() == 3_000 * len("I <|im_end|> am.") + 3_000
+    assert counted(tokenizer, marked // KINDS, END) == 6_000
+
+
+# Templates do this with texts. Here the template wrote digits and white space, one turn small
+# letters and another one capitals, so that each character tells where it comes from.
+OPERATIONS = [
+    *(lambda a, b: a + b, lambda a, b: b + a, lambda a, _: "1" + a, lambda a, _: a + "1"),
+    *(lambda a, b: a.strip(b), lambda a, _: a.lstrip("1a"), lambda a, _: a.rstrip("A1")),
+    *(lambda a, _: a.strip(), lambda a, _: a * 2, lambda a, _: 2 * a, lambda a, _: a[1:-1]),
+    *(lambda a, _: a[::-1], lambda a, _: a[:1], lambda a, b: a.removeprefix(b[:1])),
+    *(lambda a, b: a.removesuffix(b[:1]), lambda a, b: b.join([a, "2", a])),
+    *(lambda a, _: a.join(a.split()), lambda a, b: b.join(a.split("1"))),
+    *(lambda a, b: b.join(a.split("1", 1)), lambda a, b: b.join(a.rsplit("a", 1))),
+    *(lambda a, b: b.join(a.rsplit(None, 1)), lambda a, b: b.join(a.split(None, 1))),
+    *(lambda a, b: b.join(a.splitlines()), lambda a, _: "".join(a.splitlines(True)) and a),
+    *(lambda a, _: a.partition("1")[2], lambda a, _: a.rpartition("1")[0]),
+    *(
+        lambda a, _: a.partition("A")[0],
+        lambda a, b: a.replace("1", b),
+        lambda a, _: a.replace("a", "2"),
+    ),
+    *(lambda a, b: a.replace("A", b, 1), lambda a, b: b.join(list(a))),
+]
+CHARACTERS = st.lists(st.sampled_from("11aaAA \n"), max_size=12).map("".join)
+
+
+def origin_of(character):
+    return 0 if character.isdigit() else 2 + character.isupper()
+
+
+@settings(deadline=None)
+@given(CHARACTERS, CHARACTERS, st.lists(st.sampled_from(OPERATIONS), max_size=4))
+def test_texts_are_followed_character_by_character(first, second, operations):
+    def traced(text):
+        return Traced(text, "".join(chr(origin_of(character)) for character in text))
+
+    plain, followed = first, traced(first)
+    for operation in operations:
+        plain, followed = operation(plain, second), operation(followed, traced(second))
+    assert followed == plain
+    assert list(map(ord, own(followed)._origin)) == list(map(origin_of, plain))
