@@ -339,6 +339,7 @@ class _Shown:
     def __init__(self, asked: Asked) -> None:
         self._lead, self._token_bytes = asked.lead, asked.loaded.tokenizer.token_bytes
         self._with_tokens = asked.top is not None
+        self._begun = ""  # the text, while it may turn out to begin with the lead
         self._pieces: list[str] = []  # not taken yet, as all of the next two
         self._tokens: list[_Spelled] = []
         self._is_last = False
@@ -355,16 +356,20 @@ class _Shown:
         if token.is_last and token.continuation.ended == "length" and self._is_in_character(token):
             piece = piece[:-1]  # the sign in its place
         self._given += len(piece)
-        if piece and self._lead:
-            if piece.startswith(self._lead):
-                piece, self._without = piece.removeprefix(self._lead), self._lead
-            self._lead = ""
+        if self._lead:
+            self._begun, piece = self._begun + piece, ""
+            is_short = len(self._begun) < len(self._lead) and not token.is_last
+            if not (is_short and self._lead.startswith(self._begun)):
+                if self._begun.startswith(self._lead):
+                    self._without = self._lead
+                piece, self._lead = self._begun.removeprefix(self._lead), ""
         self._pieces.append(piece)
         self._is_last = token.is_last
         if self._with_tokens:
             if not (token.is_last and token.continuation.ended == "end"):
                 self._waiting.append(token)
-            self._spell()
+            if not self._lead:
+                self._spell()
 
     def taken(self) -> tuple[str, list[_Spelled], bool]:
         """Returns the new part of the text, its tokens, and True if the text has ended."""
@@ -399,7 +404,7 @@ class _Shown:
                 lead = len(self._without)
                 own = spelled[:count]
                 if before < lead:
-                    own = own.removeprefix(self._without[before:].encode())
+                    own = own[len(self._without[before:].encode()) :]
                 self._tokens.append(_Spelled(token, own, max(0, before - lead)))
 
 

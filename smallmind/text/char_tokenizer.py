@@ -90,7 +90,7 @@ class CharTokenizer(Tokenizer):
         return "".join(sorted(distinct(text) - set(self.characters)))
 
     def token_bytes(self, token: int) -> bytes:
-        return self._pieces[token].encode()
+        return self.pieces[token].encode()
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         for i in ids:
