@@ -39,6 +39,7 @@ from smallmind.text.tokenizer import Tokenizer
 MODEL = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CARD = "README.md"
+HEAD = "lm_head.weight"
 EMBEDDING = "token_embedding.weight"  # our name of the matrix that a tied head is
 PIECE = 2**20  # numbers that are compared at a time
 MAX_CONFIG_BYTES = 1_000_000
@@ -125,22 +126,17 @@ class ForeignDirectory(Foreign):
         As in transformers, one that is in the file and is not the embedding counts.
         """
         # One block is enough, and a config may say that there are millions.
-        heads = {True: set[str](), False: set[str]()}
-        embedding = ""
-        for is_tied, names in heads.items():
-            config = dataclasses.replace(self.config, n_layer=1, tie_weights=is_tied)
-            for tensor in tensors_of(config, self._described.tensors):
-                names.add(tensor.name)
-                embedding = tensor.name if tensor.parameter == EMBEDDING else embedding
-        (head,) = heads[False] - heads[True]
-        found = self._stored()
-        stored = _as_expected(found, heads[False])
-        is_tied = self.config.tie_weights
+        config = dataclasses.replace(self.config, n_layer=1, tie_weights=False)
+        names = {
+            tensor.parameter: tensor.name for tensor in tensors_of(config, self._described.tensors)
+        }
+        embedding, is_tied, found = names[EMBEDDING], self.config.tie_weights, self._stored()
+        stored = _as_expected(found, set(names.values()))
         # A file of the model without its head, whose names are shorter, says nothing about that.
-        if head not in stored and embedding in found and not is_tied:
-            note = f"{head} is missing: the embedding takes its place"
-        elif head in stored and is_tied and not _are_equal(stored[head], stored[embedding]):
-            note = f"{head} is not the embedding, as tie_word_embeddings says: it is read by itself"
+        if HEAD not in stored and embedding in found and not is_tied:
+            note = f"{HEAD} is missing: the embedding takes its place"
+        elif HEAD in stored and is_tied and not _are_equal(stored[HEAD], stored[embedding]):
+            note = f"{HEAD} is not the embedding, as tie_word_embeddings says: it is read by itself"
         else:
             return
         self.config = dataclasses.replace(self.config, tie_weights=not is_tied)
@@ -309,12 +305,12 @@ def _as_expected(stored: dict[str, Stored], names: set[str]) -> dict[str, Stored
 
     Files of the model without its head leave out the first word of each name.
     """
-    prefix = next(iter(names)).partition(".")[0]
+    prefix = next(name.partition(".")[0] for name in names if name != HEAD)
     named = {
         name if name in names or f"{prefix}.{name}" not in names else f"{prefix}.{name}": tensor
         for name, tensor in stored.items()
     }
     computed = {name for name in named if name.endswith(BUFFERS) and name not in names}
-    if "lm_head.weight" not in names:
-        computed.add("lm_head.weight")  # the embedding again
+    if HEAD not in names:
+        computed.add(HEAD)  # the embedding again
     return {name: tensor for name, tensor in named.items() if name not in computed}
