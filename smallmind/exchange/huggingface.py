@@ -117,30 +117,27 @@ class ForeignDirectory(Foreign):
         except ValueError as error:  # InputError is one
             raise InputError(f"{path / CONFIG}: {error}") from None
         self.name = f"the {self._described.name} in {path}"
-        with suppress(InputError):  # of the weights: whoever reads them reports it
-            self._correct_head()
+        if self.config.tie_weights:
+            with suppress(InputError):  # of the weights: whoever reads them reports it
+                self._find_head()
 
-    def _correct_head(self) -> None:
-        """Makes the config say about the output matrix what the weights do, with a warning.
+    def _find_head(self) -> None:
+        """Unties the config, with a warning, if the file has a head that is not the embedding.
 
-        As in transformers, one that is in the file and is not the embedding counts.
+        So does transformers, whatever the config says.
         """
         # One block is enough, and a config may say that there are millions.
         config = dataclasses.replace(self.config, n_layer=1, tie_weights=False)
-        names = {
-            tensor.parameter: tensor.name for tensor in tensors_of(config, self._described.tensors)
-        }
-        embedding, is_tied, found = names[EMBEDDING], self.config.tie_weights, self._stored()
-        stored = _as_expected(found, set(names.values()))
-        # A file of the model without its head, whose names are shorter, says nothing about that.
-        if HEAD not in stored and embedding in found and not is_tied:
-            note = f"{HEAD} is missing: the embedding takes its place"
-        elif HEAD in stored and is_tied and not _are_equal(stored[HEAD], stored[embedding]):
-            note = f"{HEAD} is not the embedding, as tie_word_embeddings says: it is read by itself"
-        else:
-            return
-        self.config = dataclasses.replace(self.config, tie_weights=not is_tied)
-        warnings.warn(f"{self.path}: {note}", stacklevel=2)
+        tensors = list(tensors_of(config, self._described.tensors))
+        stored = _as_expected(self._stored(), {tensor.name for tensor in tensors})
+        (embedding,) = (tensor.name for tensor in tensors if tensor.parameter == EMBEDDING)
+        if HEAD in stored and not _are_equal(stored[HEAD], stored[embedding]):
+            self.config = dataclasses.replace(self.config, tie_weights=False)
+            warnings.warn(
+                f"{self.path}: {HEAD} is not the embedding, as tie_word_embeddings says: it is "
+                "read by itself",
+                stacklevel=2,
+            )
 
     def tokenizer(self) -> Tokenizer:
         file = self.path / TOKENIZER
@@ -167,7 +164,13 @@ class ForeignDirectory(Foreign):
     def tensors(self) -> tuple[Layout, Mapping[str, Stored]]:
         layout = self._described.tensors
         expected = {tensor.name for tensor in tensors_of(self.config, layout)}
-        return layout, _as_expected(self._stored(), expected)
+        stored = _as_expected(self._stored(), expected)
+        if HEAD in expected and stored and HEAD not in stored:
+            raise InputError(
+                f"{self.path} lacks the tensor {HEAD}; if the embedding is to take its place, set "
+                f"tie_word_embeddings to true in {CONFIG}"
+            )
+        return layout, stored
 
     def _stored(self) -> dict[str, Stored]:
         stored: dict[str, Stored] = {}
