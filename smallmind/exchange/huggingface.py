@@ -39,6 +39,7 @@ from smallmind.text.tokenizer import Tokenizer
 MODEL = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CARD = "README.md"
+HEAD = "lm_head.weight"
 EMBEDDING = "token_embedding.weight"  # our name of the matrix that a tied head is
 PIECE = 2**20  # numbers that are compared at a time
 MAX_CONFIG_BYTES = 1_000_000
@@ -116,35 +117,27 @@ class ForeignDirectory(Foreign):
         except ValueError as error:  # InputError is one
             raise InputError(f"{path / CONFIG}: {error}") from None
         self.name = f"the {self._described.name} in {path}"
-        with suppress(InputError):  # of the weights: whoever reads them reports it
-            self._correct_head()
+        if self.config.tie_weights:
+            with suppress(InputError):  # of the weights: whoever reads them reports it
+                self._find_head()
 
-    def _correct_head(self) -> None:
-        """Makes the config say about the output matrix what the weights do, with a warning.
+    def _find_head(self) -> None:
+        """Unties the config, with a warning, if the file has a head that is not the embedding.
 
-        As in transformers, one that is in the file and is not the embedding counts.
+        So does transformers, whatever the config says.
         """
         # One block is enough, and a config may say that there are millions.
-        heads = {True: set[str](), False: set[str]()}
-        embedding = ""
-        for is_tied, names in heads.items():
-            config = dataclasses.replace(self.config, n_layer=1, tie_weights=is_tied)
-            for tensor in tensors_of(config, self._described.tensors):
-                names.add(tensor.name)
-                embedding = tensor.name if tensor.parameter == EMBEDDING else embedding
-        (head,) = heads[False] - heads[True]
-        found = self._stored()
-        stored = _as_expected(found, heads[False])
-        is_tied = self.config.tie_weights
-        # A file of the model without its head, whose names are shorter, says nothing about that.
-        if head not in stored and embedding in found and not is_tied:
-            note = f"{head} is missing: the embedding takes its place"
-        elif head in stored and is_tied and not _are_equal(stored[head], stored[embedding]):
-            note = f"{head} is not the embedding, as tie_word_embeddings says: it is read by itself"
-        else:
-            return
-        self.config = dataclasses.replace(self.config, tie_weights=not is_tied)
-        warnings.warn(f"{self.path}: {note}", stacklevel=2)
+        config = dataclasses.replace(self.config, n_layer=1, tie_weights=False)
+        tensors = list(tensors_of(config, self._described.tensors))
+        stored = _as_expected(self._stored(), {tensor.name for tensor in tensors})
+        (embedding,) = (tensor.name for tensor in tensors if tensor.parameter == EMBEDDING)
+        if HEAD in stored and not _are_equal(stored[HEAD], stored[embedding]):
+            self.config = dataclasses.replace(self.config, tie_weights=False)
+            warnings.warn(
+                f"{self.path}: {HEAD} is not the embedding, as tie_word_embeddings says: it is "
+                "read by itself",
+                stacklevel=2,
+            )
 
     def tokenizer(self) -> Tokenizer:
         file = self.path / TOKENIZER
@@ -172,7 +165,13 @@ class ForeignDirectory(Foreign):
     def tensors(self) -> tuple[Layout, Mapping[str, Stored]]:
         layout = self._described.tensors
         expected = {tensor.name for tensor in tensors_of(self.config, layout)}
-        return layout, _as_expected(self._stored(), expected)
+        stored = _as_expected(self._stored(), expected)
+        if HEAD in expected and stored and HEAD not in stored:
+            raise InputError(
+                f"{self.path} lacks the tensor {HEAD}; if the embedding is to take its place, set "
+                f"tie_word_embeddings to true in {CONFIG}"
+            )
+        return layout, stored
 
     def _stored(self) -> dict[str, Stored]:
         stored: dict[str, Stored] = {}
@@ -310,12 +309,12 @@ def _as_expected(stored: dict[str, Stored], names: set[str]) -> dict[str, Stored
 
     Files of the model without its head leave out the first word of each name.
     """
-    prefix = next(iter(names)).partition(".")[0]
+    prefix = next(name.partition(".")[0] for name in names if name != HEAD)
     named = {
         name if name in names or f"{prefix}.{name}" not in names else f"{prefix}.{name}": tensor
         for name, tensor in stored.items()
     }
     computed = {name for name in named if name.endswith(BUFFERS) and name not in names}
-    if "lm_head.weight" not in names:
-        computed.add("lm_head.weight")  # the embedding again
+    if HEAD not in names:
+        computed.add(HEAD)  # the embedding again
     return {name: tensor for name, tensor in named.items() if name not in computed}
