@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import json
+import random
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import smallmind
 from smallmind.decoder import Continuation, Decoder
 from smallmind.serve.engine import Busy, Engine, Line, Request
 from smallmind.settings.config import GenerationConfig
+from tests.serve.conftest import httpx, serving
 
 SLOTS = 2
 
@@ -163,3 +167,63 @@ def test_a_text_holds_nothing_as_large_as_the_vocabulary_while_it_waits(loaded):
     waiting = text(loaded)
     sizes = [value.size for value in vars(waiting).values() if isinstance(value, np.ndarray)]
     assert max(sizes) == len("fox") and waiting._seen is None
+
+
+@pytest.mark.slow
+def test_none_of_the_others_notices_5000_clients_that_leave_at_random_moments(models):
+    left, wrong = 5000, []
+    body = {"model": "text", "prompt": "fox", "max_tokens": 12, "seed": 3}
+    with serving(models, slots=4, waiting=200) as (address, app):
+        host, port = address.removeprefix("http://").split(":")
+        expected = httpx.post(f"{address}/v1/completions", json=body, timeout=60).json()["choices"]
+
+        async def leave(chance):
+            fields = {
+                **body,
+                "model": chance.choice(["text", "chat"]),
+                "max_tokens": chance.choice([1, 5, 40, 200]),
+                "n": chance.choice([1, 1, 2]),
+                "stream": chance.random() < 0.7,
+            }
+            data = json.dumps(fields).encode()
+            head = (
+                f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}"
+            )
+            sent = head.encode() + b"\r\n\r\n" + data
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(sent if chance.random() < 0.9 else sent[: chance.randrange(len(sent))])
+            with contextlib.suppress(TimeoutError, OSError):
+                async with asyncio.timeout(chance.random() ** 3 * 0.3):
+                    while await reader.read(4096):
+                        pass
+            if chance.random() < 0.5:
+                writer.transport.abort()
+            writer.close()
+
+        async def clients(seed):
+            nonlocal left
+            chance = random.Random(seed)
+            while left > 0:
+                left -= 1
+                await leave(chance)
+
+        async def others():
+            async with httpx.AsyncClient(timeout=600) as client:
+                while left > 0:
+                    answer = await client.post(f"{address}/v1/completions", json=body)
+                    if answer.status_code != 200 or answer.json()["choices"] != expected:
+                        wrong.append(answer.text)
+
+        async def together():
+            await asyncio.gather(*map(clients, range(20)), others(), others())
+
+        asyncio.run(together())
+        assert not wrong
+        for entry in app.app.state.api.models.entries():
+            end = time.monotonic() + 60
+            while not entry.loaded.line.is_idle:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            assert entry.loaded.line.decoder.free == 4 and not entry.loaded.line.texts
+        again = httpx.post(f"{address}/v1/completions", json=body, timeout=60).json()["choices"]
+        assert again == expected
