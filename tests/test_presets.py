@@ -159,6 +159,20 @@ def test_a_run_that_starts_from_a_model_keeps_its_parts():
         assert resolve(flags={"init_from": "runs/book", name: scratch})[name] == scratch
 
 
+def test_wide_models_are_tuned_with_adamw_at_lower_rates():
+    def tuned(n_embd, **flags):
+        return resolve(flags={"init_from": "runs/book", "n_embd": n_embd, **flags})
+
+    assert tuned(128)["optimizer"] == "muon" and tuned(576)["optimizer"] == "adamw"
+    # These are near the best ones that were measured, with SmolLM2-135M.
+    assert tuned(576)["learning_rate"] == pytest.approx(1.26e-4, rel=0.01)
+    assert tuned(576, lora_rank=16)["learning_rate"] == pytest.approx(1.78e-3, rel=0.01)
+    for flags in ({}, {"lora_rank": 16}, {"optimizer": "muon"}, {"optimizer": "adamw"}):
+        rates = [tuned(width, **flags)["learning_rate"] for width in (64, 128, 256, 576, 2048)]
+        assert rates[0] == rates[1] and rates == sorted(rates, reverse=True)
+    assert tuned(576, optimizer="muon", learning_rate=0.5)["learning_rate"] == 0.5
+
+
 def test_a_saved_run_keeps_its_settings_whatever_the_default_recipe(tmp_path):
     path = saved_run(tmp_path)
     assert configure(resolve(file=path))["training"] == TrainingConfig(steps=7)

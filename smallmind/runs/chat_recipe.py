@@ -21,6 +21,7 @@ from smallmind.training.training import SAMPLE_TOKENS, Training
 
 # Measured, see "Conversations" in bench/LOG.md: fewer of them are read more often, and drop more.
 SEEN = 10_000  # conversations, repeated ones included
+SEEN_TUNING = 3_000  # likewise, by a model that has learned the language before
 FEWEST_EPOCHS, MOST_EPOCHS = 2, 20
 FEW, DROPOUT = 10_000, 0.1
 PATIENCE = 3  # evaluations without a lower loss on held-out answers
@@ -95,9 +96,9 @@ def _chosen(given: Fields, source: Source, tokenizer: Tokenizer, initial: Initia
     tokens = TOKENS if count < FEW else MORE_TOKENS
     fields["batch_size"] = max(1, round(tokens / (T or USUAL)))
     if not any(given.get(name) for name in ALTERNATIVES["length of the run"]):
-        epochs = round(SEEN / max(1, count))
+        epochs = round((SEEN_TUNING if initial else SEEN) / max(1, count))
         fields["epochs"] = min(MOST_EPOCHS, max(FEWEST_EPOCHS, epochs))
-    if count < FEW:
+    if count < FEW and not initial:
         fields["dropout"] = DROPOUT
     return fields
 

@@ -239,11 +239,13 @@ def outline(choices: Choices, characters: int) -> Settings:
 def _as_trained(choices: Choices, initial: Initial | None) -> Choices:
     """The choices with the dropout that a model was trained with, if nothing else was said.
 
-    A model that has never seen any predicts far worse with it.
+    A model that has never seen any predicts far worse with it. And with its width, which the rates
+    of recipes follow.
     """
-    if initial is None or "dropout" in choices.given:
+    if initial is None:
         return choices
-    return choices.having(dropout=initial.config.dropout)
+    own = {"dropout": initial.config.dropout, "n_embd": initial.config.n_embd}
+    return choices.having(**own | choices.given)
 
 
 def _with_tokens(choices: Choices, characters: int | None) -> Choices:

@@ -18,6 +18,7 @@ from smallmind.settings.presets import (
     PRESETS,
     RECIPES,
     SIZES,
+    WIDE,
     Fields,
 )
 from smallmind.settings.settings import (
@@ -154,7 +155,8 @@ class Choices:
         settings = recipe.settings
         if given.get("init_from"):  # the model is that of the file
             settings = {name: x for name, x in settings.items() if name not in MODEL_FIELDS}
-        if given.get("lora_rank"):
+        is_wide = given.get("init_from") and given.get("n_embd", 0) >= WIDE
+        if given.get("lora_rank") or is_wide:
             settings = settings | {"optimizer": "adamw"}
         fields = _override(settings | recipe.sizes.get(self.size or "", {}), given)
         return recipe.follow(fields) | fields

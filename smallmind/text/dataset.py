@@ -185,7 +185,7 @@ class Dataset:
 
     @property
     def window_weights(self) -> np.ndarray | None:
-        """How much the windows of an epoch count, one after the other; None: all the same."""
+        """Returns what each window of an epoch counts, in order; None: all count the same."""
         return None
 
     @property

@@ -83,7 +83,7 @@ def learned_of_updates(data, batches):
     ("batch_size", "batches"), [(1, 1), (2, 1), (4, 1), (8, 1), (3, 2), (1, 4)]
 )
 def test_updates_learn_about_the_same_number_of_tokens(batch_size, batches):
-    """Of many short conversations and a few long ones, whose last row would be nearly empty."""
+    """There are many short conversations and a few long ones."""
     random = np.random.default_rng(2)
     some = [conversation(random) for _ in range(500)]
     some += [conversation(random, turns=6) for _ in range(12)]

@@ -285,7 +285,7 @@ def test_a_real_spike_is_found_in_batches_of_16_tokens_and_undone(plant):
 
 
 def test_a_run_of_small_batches_resumes_while_it_is_in_doubt(tmp_path):
-    """Of updates of 48 tokens only seven high losses together are a spike."""
+    """Only seven high losses together are a spike in updates of 48 tokens."""
 
     def build():
         return spiking_training(dict.fromkeys(range(6, 13), 12.0))
