@@ -92,6 +92,13 @@ def number(value: Any) -> float:
     return float(value) if is_number else math.nan
 
 
+def count_of(number: float, thing: str, things: str | None = None) -> str:
+    """1, "file" -> "1 file"; 1200, "file" -> "1,200 files"; `things` are several, if not so."""
+    several = f"{thing}s" if things is None else things
+    shown = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{shown} {thing if number == 1 else several}"
+
+
 def setting(
     default: Any,
     help: str,

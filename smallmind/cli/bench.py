@@ -25,6 +25,7 @@ NAMED: dict[str, list[tuple[int, ...]]] = {
 STEP_SHAPES = "such as 12x64x128x4x4: B, T, C, layers, heads"
 
 Record = dict[str, Any]
+NOISY, DISTURBED = 0.2, "!"  # spread above which a figure is marked, and the mark
 Flag = tuple[str, dict[str, Any]]  # the arguments of `add_argument`
 
 
@@ -175,6 +176,11 @@ def measure(options: argparse.Namespace, what: str) -> list[Record]:
             results.extend(found)
     except KeyboardInterrupt:
         console.line("Interrupted; the measurements so far are kept")
+    if _is_disturbed(results):
+        console.warning(
+            f"{DISTURBED} marks what other programs disturbed, or small sizes whose times vary: "
+            "measure again when nothing else runs"
+        )
     if options.json:
         options.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     if before is not None and results:
@@ -255,6 +261,25 @@ def _limits(found: Record) -> list[dict[str, str]]:
     return rows
 
 
+def _spread(share: float) -> str:
+    """A spread as a table shows it, marked if other programs disturbed what was timed."""
+    shown = f"{share * 100:.0f} %" if share <= 1 else "> 100 %"
+    return f"{shown} {DISTURBED}" if share > NOISY else shown
+
+
+def _share(share: float) -> str:
+    """A share of a limit; one above all of it says that measuring the limit was disturbed."""
+    return f"{share * 100:.0f} %" if share <= 1 else DISTURBED
+
+
+def _is_disturbed(found: Any) -> bool:
+    """True if any of these records has a spread that is marked, or more than all of a limit."""
+    if isinstance(found, dict):
+        own = max(found.get("spread", 0.0) - NOISY, found.get("share_of_limit", 0.0) - 1)
+        return own > 0 or any(map(_is_disturbed, found.values()))
+    return isinstance(found, list) and any(map(_is_disturbed, found))
+
+
 def _kernel_row(record: Record) -> dict[str, str]:
     from smallmind.bench.timing import duration
 
@@ -271,10 +296,10 @@ def _kernel_row(record: Record) -> dict[str, str]:
     return {
         "shape": "x".join(map(str, record["shape"])),
         "median": duration(ours),
-        "spread": f"{times['ours']['spread'] * 100:.0f} %",
+        "spread": _spread(times["ours"]["spread"]),
         "rate": rate,
         "limit": record["limit"],
-        "of limit": f"{record['share_of_limit'] * 100:.0f} %",
+        "of limit": _share(record["share_of_limit"]),
         "x NumPy": ratio("NumPy"),
         "x PyTorch": ratio("PyTorch"),
         "x 1 thread": ratio("one thread"),
@@ -319,11 +344,11 @@ def _show_step(console: Console, record: Record) -> None:
                 "": name,
                 "ms": f"{result['seconds'] * 1e3:.3f}",
                 "us/sample": f"{result['seconds'] / sizes.B * 1e6:,.1f}",
-                "spread": f"{result['spread'] * 100:.0f} %",
+                "spread": _spread(result["spread"]),
                 "CPU ms": f"{result['processor_seconds'] * 1e3:.2f}",
                 "tokens/s": f"{sizes.B * sizes.T / result['seconds']:,.0f}",
                 "GFLOP/s": f"{rate / 1e9:.0f}",
-                "of FMA": f"{rate / record['multiply_add_per_second'] * 100:.0f} %",
+                "of FMA": _share(rate / record["multiply_add_per_second"]),
                 "time / ours": f"{result['seconds'] / own['seconds']:.2f}",
                 "CPU / ours": f"{result['processor_seconds'] / own['processor_seconds']:.2f}",
                 "peak MB": f"{result['peak_bytes'] / 1e6:.0f}",

@@ -4,9 +4,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from smallmind.checks import count_of
 from smallmind.cli.console import Console, shorten
 from smallmind.cli.timing import slower_than_float32, time_of_run
-from smallmind.corpus.reading import Report, count_of
+from smallmind.corpus.reading import Report
 from smallmind.nn.position import Position, position_class
 from smallmind.nn.sizes import size_rows
 from smallmind.settings.config import (
@@ -74,7 +75,7 @@ def about_precision(precision: str, backend: str) -> str:
 def _parts_of(config: ModelConfig) -> str:
     """The parts of a model in a line, after the name of its architecture."""
     name = f"{config.architecture}: " if config.architecture else "Parts: "
-    heads = "1 head" if config.n_head == 1 else f"{config.n_head} heads"
+    heads = count_of(config.n_head, "head")
     if config.head_size:
         heads += f" of {config.head_size} channels"
     if config.kv_heads < config.n_head:
@@ -107,10 +108,11 @@ def _adapter_of(model: "TransformerModel") -> str:
 def model_for_minutes(settings: Settings) -> str:
     """Says how large a model a run of that many minutes trains."""
     model, run = settings.model, settings.run
-    layers = "1 layer" if model.n_layer == 1 else f"{model.n_layer} layers"
+    assert run.minutes
     return (
-        f"For {run.minutes:g} minutes: {layers} of {model.n_embd} channels, "
-        f"{run.batch_size} windows of {model.block_size}, dropout {model.dropout:g}, "
+        f"For {count_of(run.minutes, 'minute')}: {count_of(model.n_layer, 'layer')} of "
+        f"{count_of(model.n_embd, 'channel')}, {count_of(run.batch_size, 'window')} of "
+        f"{model.block_size}, dropout {model.dropout:g}, "
         f"weight decay {settings.training.weight_decay:g}"
     )
 
@@ -160,9 +162,12 @@ def _packing_rows(data: "PackedDataset") -> list[list[str]]:
     """How conversations fill windows, and how much of them is learned."""
     rows = []
     for name, part in (("training", data.train), ("held out", data.held_out)):
-        share = part.learned / max(1, part.tokens)
+        share, windows = part.learned / max(1, part.tokens), count_of(part.count, "window")
         rows.append(
-            [name, f"{part.tokens:,} tokens, {share:.0%} learned, in {part.count:,} windows"]
+            [
+                name,
+                f"{part.tokens:,} tokens, {share:.0%} learned, in {windows}",
+            ]
         )
     rows.append(["left empty", f"{data.train.padding:.1%} of the windows"])
     pieces = data.train.pieces
@@ -268,7 +273,8 @@ def _advice_on_length(run: "Run") -> str:
 def _describe_teacher(console: Console, distillation: "Distillation") -> None:
     config, teacher = distillation.config, distillation.teacher
     if teacher:
-        source = f"{teacher.config.n_layer} layers of {teacher.config.n_embd} channels"
+        size = count_of(teacher.config.n_layer, "layer")
+        source = f"{size} of {count_of(teacher.config.n_embd, 'channel')}"
     else:
         source = f"the {distillation.top_k} most likely tokens, from a cache"
     learned = ", learned" if config.learn_temperature else ""
@@ -284,10 +290,14 @@ def _describe_run(console: Console, run: "Run") -> None:
     training, config = run.settings.training, run.settings.run
     block_size = run.training.data.block_size
     windows = config.batch_size * training.grad_accum_steps
-    epochs = f" ({training.epochs} epochs)" if training.epochs else ""
+    shape = f"{count_of(windows, 'window')} of {block_size}"
+    epochs = f" ({count_of(training.epochs, 'epoch')})" if training.epochs else ""
     rows = [
         ["steps", f"{training.steps:,}{epochs}"],
-        ["tokens per step", f"{windows * block_size:,} ({windows} windows of {block_size})"],
+        [
+            "tokens per step",
+            f"{windows * block_size:,} ({shape})",
+        ],
         ["optimizer", _optimizer_of(training)],
         ["precision", f"{run.training.model.precision}"],
     ]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from smallmind import parts
 from smallmind.charts.text import BLOCKS, sparkline
+from smallmind.checks import count_of
 from smallmind.cli.console import INDENT, Console, line_width
 from smallmind.console import activity
 from smallmind.console.live_line import can_print
@@ -14,6 +15,7 @@ from smallmind.optim.loss_scaler import FALLS, PERIOD
 from smallmind.runs.pace import MAX_PASSES
 from smallmind.settings.config import TrainingConfig
 from smallmind.settings.presets import PRESETS
+from smallmind.text import questions, stories
 from smallmind.training.evaluation import Evaluation
 from smallmind.training.operations import usage_text
 from smallmind.training.progress import StatusText
@@ -55,8 +57,8 @@ LONGER_MEMORISES = (
 MAX_WAITING, MIN_WAITING = 0.05, 1.0  # share and seconds that steps may wait for batches
 # val_every and val_batches as nobody has set them: no advice about the program's own choice.
 NOT_CHOSEN = [
-    tuple(preset.get(name, getattr(TrainingConfig, name)) for name in ("val_every", "val_batches"))
-    for preset in ({}, *PRESETS.values())
+    tuple(fields.get(name, getattr(TrainingConfig, name)) for name in ("val_every", "val_batches"))
+    for fields in ({}, *PRESETS.values(), questions.BUILT_IN_FIELDS, stories.BUILT_IN_FIELDS)
 ]
 FEWEST_LOSSES = 4  # for a curve
 MIN_SPARKLINE, MAX_SPARKLINE = 8, 40  # characters
@@ -154,7 +156,7 @@ class ProgressDisplay:
     def show_health(self) -> None:
         """At the end: says that health was checked, if there was nothing to warn about."""
         if self.health_checks and not self.known:
-            checks = "1 check" if self.health_checks == 1 else f"{self.health_checks} checks"
+            checks = count_of(self.health_checks, "check")
             self.console.line(f"Health: {checks}, no problems")
 
     def _show_step(self, record: StepRecord) -> None:
@@ -209,7 +211,7 @@ def show_losses(console: Console, run: "Run") -> None:
 
 
 def show_minutes(console: Console, run: "Run") -> None:
-    """Of a run by minutes: how its steps were fitted to them, and why they were not all taken."""
+    """Says how steps were fitted to the minutes of a run, and why these were not all taken."""
     fitted, minutes = run.training.config.fitted, run.settings.run.minutes
     if not (fitted and minutes and run.deadline and run.final):
         return
@@ -306,10 +308,14 @@ def show_result(console: Console, run: "Run") -> None:
         return
     scores = _scores(result, token_name(run.training.tokenizer.kind))
     held_out = len(run.training.data.held_out) - 1
-    part = "Whole held-out text"
+    part = "the whole held-out text"
     if result.tokens < held_out:
-        part = f"Held-out text, {result.tokens:,} of {held_out:,} tokens"
-    console.line(f"{part}: {result.loss:.4f} nats per token")
+        part = f"{result.tokens:,} of {held_out:,} held-out tokens"
+    console.line(f"Final held-out loss: {result.loss:.4f} nats per token, on {part}")
+    config = run.settings.training
+    if config.val_every and config.val_batches:
+        batches = count_of(config.val_batches, "batch", "batches")
+        console.line(f"  The held-out losses of evaluations before it are those of {batches}")
     console.line(f"  {scores}")
     if run.asked:
         console.line(exact(run.asked.exact_match, run.asked.asked))

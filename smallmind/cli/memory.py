@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, count_of
 from smallmind.cli.console import Console
 from smallmind.console.table import format_bytes
 from smallmind.settings.config import Precision
@@ -97,11 +97,11 @@ def _show_what_fits(console: Console, plan: "Plan", memory: int, target: int) ->
     together = plan.changed(batch_size=target).max_micro_batch(memory)
     if together:
         passes = math.ceil(target / together)
-        count = "1 pass" if passes == 1 else f"{passes} passes"
+        count = count_of(passes, "pass", "passes")
         rows.append(row(f"{update}, {count}", target, together))
     batch = max(n for n in range(1, min(largest, target) + 1) if target % n == 0)
     steps = target // batch
-    count = "1 batch" if steps == 1 else f"{steps} batches"
+    count = count_of(steps, "batch", "batches")
     rows.append(row(f"{update}, {count}", batch, batch, grad_accum_steps=steps))
     console.table("What fits", rows)
     console.line(

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, count_of
 from smallmind.cli.console import Console
 from smallmind.cli.flags import add_training_flags, choices_of_run
 from smallmind.console import activity
@@ -61,7 +61,8 @@ def run(options: argparse.Namespace) -> int:
     if trials is None:
         trials = min(minutes, MOST, max(FEWEST, TRIALS * minutes))
     if not 0 <= trials <= minutes:
-        raise InputError(f"--trials {trials:g} must be from 0 to the {minutes:g} minutes of a run")
+        most = count_of(minutes, "minute")
+        raise InputError(f"--trials {trials:g} must be from 0 to the {most} of a run")
     console = Console(sys.stderr) if options.json else Console()
     given = {name: x for name, x in choices.given.items() if name not in ("minutes", "out")}
     folder = Path(choices.given.get("out") or Path(RUNS) / "run").parent
@@ -102,7 +103,6 @@ def _next(options: argparse.Namespace, choices: Choices, minutes: float) -> list
 
 
 def _introduce(console: Console, planner: "Planner") -> None:
-    from smallmind.corpus.reading import count_of
 
     data = planner.prepared
     console.line(
@@ -124,7 +124,7 @@ def _try(console: Console, planner: "Planner", planned: "Planned") -> "Trial":
         trial = planner.make(planned)
     drops = f", dropout {fields.dropout:g}" if fields.dropout else ""
     console.line(
-        f"Trial {planned.number}: {size}{drops}, {config.steps:,} steps, "
+        f"Trial {planned.number}: {size}{drops}, {count_of(config.steps, 'step')}, "
         f"{_count(trial.outcome.tokens)} tokens: loss {trial.outcome.loss:.4f}, "
         f"{duration(trial.seconds)}"
     )
@@ -141,7 +141,7 @@ def _why_none(planner: "Planner", trials: float) -> str:
             "steps, too few to tell anything; give more text, or smaller batches"
         )
     return (
-        f"No trial was made: in {trials:g} minutes none would have enough steps to tell "
+        f"No trial was made: in {count_of(trials, 'minute')} none would have enough steps to tell "
         "anything; give more with --trials, and with --minutes"
     )
 
@@ -171,7 +171,6 @@ def _described(
 
 
 def _show(console: Console, planner: "Planner", rows: list[dict[str, Any]], minutes: float) -> None:
-    from smallmind.corpus.reading import count_of
     from smallmind.runs.pace import MAX_PASSES
     from smallmind.runs.planning import MIN_STEPS
 
@@ -200,12 +199,13 @@ def _show(console: Console, planner: "Planner", rows: list[dict[str, Any]], minu
     console.line(
         "Losses on held-out text in nats per token, and between which losses 9 of 10 runs end; "
         f"smaller, larger: with the next sizes. {known}. For N parameters and D "
-        f"tokens, in {minutes:g} minutes:"
+        f"tokens, in {count_of(minutes, 'minute')}:"
     )
     console.line(f"loss = {planner.law(minutes)}")
     if rows[0]["steps"] < MIN_STEPS:
         console.line(
-            f"A run of {rows[0]['minutes']:g} minutes has {rows[0]['steps']:,} steps here: it ends "
+            f"A run of {count_of(rows[0]['minutes'], 'minute')} has "
+            f"{count_of(rows[0]['steps'], 'step')} here: it ends "
             f"higher, as all do that have fewer than {MIN_STEPS}"
         )
     if rows[-1]["passes"] > MANY * MAX_PASSES:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from smallmind.checks import count_of
 from smallmind.settings.config import Precision, TrainingConfig
 
 if TYPE_CHECKING:
@@ -62,14 +63,16 @@ def time_of_prepared(prepared: "Prepared") -> str | None:
         return _time(pace, config, most=seconds)
     milliseconds = 1000 * pace.step
     step = f"{milliseconds:,.0f}" if milliseconds >= 1000 else f"{milliseconds:.3g}"
-    return f"{_time(pace, config)}, {config.steps:,} steps of {step} ms"
+    return f"{_time(pace, config)}, {count_of(config.steps, 'step')} of {step} ms"
 
 
 def _time(pace: "Pace", config: TrainingConfig, done: int = 0, most: float = math.inf) -> str:
     """The time left after `done` steps, in words, if the run may take at most `most` seconds."""
     may_end_early = config.early_stopping_patience or config.target_loss is not None
     bound = "at most " if may_end_early and done < config.steps else ""
-    seconds = min(most, pace.total(config, done))
+    # Other programs that slowed down what was timed may end sooner than the run.
+    seconds = pace.total(config, done) / (pace.spread if pace.spread >= WIDE else 1.0)
+    seconds = min(most, seconds)
     return bound + about(seconds, min(pace.spread, most / seconds) if seconds else 1.0)
 
 

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, count_of
 from smallmind.cli import check
 from smallmind.cli.console import Console
 from smallmind.cli.flags import (
@@ -138,7 +138,7 @@ def _continue(console: Console, opened: "Run", options: argparse.Namespace, star
         opened.extend(**length)
     step = newest.step if newest else 0
     if opened.is_finished:
-        console.line(f"The run is finished: {step} steps")
+        console.line(f"The run is finished: {count_of(step, 'step')}")
         console.line(f"The run is in {opened.path}")
         longer = ["smallmind", "train", "--resume", str(opened.path), "--steps", str(2 * step)]
         console.command("To train longer:", longer)
@@ -170,7 +170,6 @@ def _fit(console: Console, run: "Run", end: float) -> bool:
     """Chooses the number of steps of a run with --minutes -> False if it was stopped meanwhile."""
     from smallmind.cli.describe import model_for_minutes
     from smallmind.cli.display import LONGER_MEMORISES
-    from smallmind.corpus.reading import count_of
 
     with activity.doing("Timing a few steps"):
         timed = run.fit_steps(end)

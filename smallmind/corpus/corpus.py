@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from os import PathLike
 
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, count_of
 from smallmind.console import activity
 from smallmind.corpus.decoding import check_encoding
 from smallmind.corpus.entry import Entry, Piece, read, read_found
@@ -15,7 +15,6 @@ from smallmind.corpus.reading import (
     Reading,
     Report,
     Skipped,
-    count_of,
     shown,
 )
 from smallmind.corpus.turns import NEEDED

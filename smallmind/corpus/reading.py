@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smallmind.checks import InputError
+from smallmind.checks import count_of as count_of
 from smallmind.console import activity
 from smallmind.files import durable
 
@@ -210,11 +211,6 @@ class FileStream(io.BufferedReader):
         self.count += len(data)
         self._reading.reach(self.tell())
         return data
-
-
-def count_of(number: int, thing: str) -> str:
-    """1, "file" -> "1 file"; 1200, "file" -> "1,200 files"."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def shown(words: object, longest: int = 4096) -> str:

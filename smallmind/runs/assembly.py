@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, count_of
 from smallmind.corpus.preparation import Encoding
-from smallmind.corpus.reading import count_of
 from smallmind.nn.growing import grown
 from smallmind.nn.transformer import Base, TransformerModel
 from smallmind.parallel.group import ALONE, Group

@@ -12,7 +12,7 @@ from typing import Any
 from smallmind.charts.curve import Curve
 from smallmind.charts.figure import losses_of
 from smallmind.charts.svg import Svg, picture
-from smallmind.checks import InputError, number
+from smallmind.checks import InputError, count_of, number
 from smallmind.runs.files import METRICS
 from smallmind.runs.metrics_file import MetricsFile, record_of
 from smallmind.training.records import Record
@@ -37,7 +37,7 @@ class MetricsTable:
     unreadable: list[int]
 
     def __repr__(self) -> str:
-        count = "1 step" if len(self.rows) == 1 else f"{len(self.rows):,} steps"
+        count = count_of(len(self.rows), "step")
         return f"<MetricsTable of {count}: {', '.join(self.columns)}>"
 
     def _repr_svg_(self) -> str | None:

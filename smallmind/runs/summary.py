@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from smallmind.charts.svg import Svg
-from smallmind.checks import InputError, number
+from smallmind.checks import InputError, count_of, number
 from smallmind.console.activity import duration
 from smallmind.console.table import Table
 from smallmind.nn.network import declare_parameters
@@ -35,10 +35,10 @@ def state_of(run: SavedRun) -> str:
     if config.imported:
         return f"imported from {config.imported}"
     if config.awaits_timing and run.settings.run.minutes:
-        return f"not timed yet, to train for {run.settings.run.minutes:g} minutes"
+        return f"not timed yet, to train for {count_of(run.settings.run.minutes, 'minute')}"
     steps, saved = run.settings.training.steps, checkpoint.peek(run.path)
     if saved is None:
-        return f"no checkpoint yet, {steps:,} steps to train"
+        return f"no checkpoint yet, {count_of(steps, 'step')} to train"
     ended_early = run.ended_early(saved)
     if not (ended_early or saved.step >= steps):
         return f"saved at step {saved.step:,} of {steps:,}"
@@ -46,13 +46,13 @@ def state_of(run: SavedRun) -> str:
         return f"interrupted at its end, after step {saved.step:,} of {steps:,}"
     if ended_early:
         return f"ended early after step {saved.step:,} of {steps:,}"
-    return f"finished, {steps:,} steps"
+    return f"finished, {count_of(steps, 'step')}"
 
 
 def _table(run: SavedRun, metrics: MetricsTable | None) -> Table:
     model = run.settings.model
-    layers = "1 layer" if model.n_layer == 1 else f"{model.n_layer} layers"
-    size = f"{layers} of {model.n_embd} channels, {declare_parameters(model).count:,} parameters"
+    shape = f"{count_of(model.n_layer, 'layer')} of {count_of(model.n_embd, 'channel')}"
+    size = f"{shape}, {declare_parameters(model).count:,} parameters"
     rows = [("model", f"{model.architecture}, {size}" if model.architecture else size)]
     if not run.config.imported:
         rows.append(("text", run.name))
@@ -64,7 +64,11 @@ def _table(run: SavedRun, metrics: MetricsTable | None) -> Table:
             )
             rows.append(("best held-out loss", f"{loss:.4f} nats per token, after step {step:,}"))
         for field, name, form in (
-            ("final_loss", "whole held-out text", "{:.4f} nats per token"),
+            (
+                "final_loss",
+                "final held-out loss",
+                "{:.4f} nats per token, on all of it",
+            ),
             ("final_bits_per_byte", "bits per byte", "{:.3f}"),
         ):
             if final := metrics.curve(field).values:
@@ -86,7 +90,7 @@ def history_of(run: SavedRun, model: str) -> dict[str, str]:
     facts = {
         "model": model,
         "text": name_of(settings.run.text, bool(settings.run.chat)),
-        "length": f"{training.steps:,} steps of {tokens:,} tokens",
+        "length": f"{count_of(training.steps, 'step')} of {count_of(tokens, 'token')}",
         "optimizer": f"{training.optimizer}, learning rate {training.learning_rate:g}, "
         f"schedule {training.schedule}",
         "precision": training.requested_precision.value,

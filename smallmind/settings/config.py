@@ -740,8 +740,8 @@ class RunConfig:
     )
     minutes: float | None = setting(
         None,
-        "finish in about N minutes; the number of steps is chosen by timing, and with the default "
-        "recipe the model, batch, dropout and weight decay too",
+        "finish in about N minutes; the number of steps is chosen by timing, again and again as "
+        "the run goes, and with the default recipe the model, batch, dropout and weight decay too",
         above=0.0,
         high=1e6,
     )

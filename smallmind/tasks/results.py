@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smallmind.checks import from_json, whole
+from smallmind.checks import count_of, from_json, whole
 from smallmind.console.table import Table, Tabular
-from smallmind.corpus.reading import count_of
 from smallmind.files import durable
 
 FORMAT = "smallmind tasks 1"

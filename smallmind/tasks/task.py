@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from smallmind import parts
-from smallmind.checks import InputError, check_type, shown_value
+from smallmind.checks import InputError, check_type, count_of, shown_value
 from smallmind.console import activity
 from smallmind.corpus.fields import read_fields
-from smallmind.corpus.reading import count_of, shown
+from smallmind.corpus.reading import shown
 from smallmind.corpus.records import named
 from smallmind.nn.transformer import TransformerModel
 from smallmind.tasks.results import Group, TaskResult

@@ -102,7 +102,7 @@ class Loop:
         yield from self._finish()
 
     def _refit(self) -> None:
-        """Gives a run by minutes another length from here on, if that is due; on all ranks."""
+        """Gives a run by minutes another length from here on, if that is due; in all processes."""
         run, group = self.run, self.gradients.group
         fitted, step = run.config.fitted, run.progress.step
         if not fitted or step <= fitted[-1][0]:

@@ -8,6 +8,7 @@ higher. Weights that are broken stay so: then the losses that follow are high to
 import math
 from typing import Any
 
+from smallmind.checks import count_of
 from smallmind.training.state import RunState, Snapshot, StateCopy
 
 FACTOR = 3.0  # a loss above this multiple of the moving average is a spike, or noise of few tokens
@@ -98,8 +99,7 @@ class Spikes:
             change = (
                 f"rose to {loss:.4g}, from {self.average:.4g}," if is_finite else f"became {loss}"
             )
-            plural = "s" if self.rollbacks > 1 else ""
-            tried = f" after {self.rollbacks} rollback{plural}" if self.rollbacks else ""
+            tried = f" after {count_of(self.rollbacks, 'rollback')}" if self.rollbacks else ""
             raise FloatingPointError(f"the loss {change} at step {step}{tried}")
         self._load_losses(self.good.state["spikes"])
         self.rollbacks += 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from smallmind.charts.curve import Curve
 from smallmind.charts.figure import Figure, Line, Panel, losses_of, noisy
-from smallmind.checks import InputError, from_json, number, whole
+from smallmind.checks import InputError, count_of, from_json, number, whole
 from smallmind.console.activity import duration
 from smallmind.console.table import Table, escape
 from smallmind.files import durable
@@ -65,8 +65,9 @@ def _head(view: RunView) -> str:
     parts = [model.norm, model.position, model.mlp]
     count = "" if view.parameters is None else f" of {view.parameters:,} parameters"
     trained = f", trained on <b>{escape(view.text)}</b>" if view.text else ""
+    length = f"{count_of(training.steps, 'step')} of {count_of(tokens, 'token')}"
     steps = (
-        f" {training.steps:,} steps of {tokens:,} tokens with {escape(training.optimizer)}, at a "
+        f" {length} with {escape(training.optimizer)}, at a "
         f"learning rate of {training.learning_rate:g}."
     )
     return (
@@ -84,7 +85,8 @@ def _cards(view: RunView) -> list[tuple[str, str, str]]:
     cards = []
     best, end = view.best or {}, view.final or {}
     if _is_number(end.get("final_loss")):
-        cards.append(("Held-out loss", f"{end['final_loss']:.4f}", "nats per token, at the end"))
+        unit = "nats per token, on the whole held-out text"
+        cards.append(("Final held-out loss", f"{end['final_loss']:.4f}", unit))
     elif best:
         unit = f"nats per token, after step {best['step']:,}"
         cards.append(("Best held-out loss", f"{best['val_loss']:.4f}", unit))
@@ -303,7 +305,7 @@ def _health(view: RunView) -> str:
     """Problems: findings, rollbacks, warnings, failures."""
     problems, checks = view.notes, view.health_checks
     if not problems:
-        count = "1 check" if checks == 1 else f"{checks} checks"
+        count = count_of(checks, "check")
         return section("Health", f"<p>{count}, no problems.</p>") if checks else ""
     shown = _spread(problems, SAMPLES_SHOWN)
     lines = "".join(f'<p class="warning">{escape(problem)}</p>' for problem in shown)

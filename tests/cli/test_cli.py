@@ -254,7 +254,7 @@ def test_epochs_set_the_number_of_steps(text, out, cli):
     assert config["steps"] == steps and config["epochs"] == 2
     # The last evaluation covered all held-out text, so the result at the end is the same.
     loss = [line["val_loss"] for line in metrics(out) if "val_loss" in line][-1]
-    assert f"Whole held-out text: {loss:.4f} nats per token" in printed
+    assert f"Final held-out loss: {loss:.4f} nats per token, on" in printed
     assert f"is finished: {steps} steps" in cli("train --resume", out).flat
 
 
@@ -302,7 +302,7 @@ def test_the_time_of_evaluations_is_shown(evaluating, total, advised, capsys):
 
 def test_a_run_without_evaluations_does_not_say_how_long_they_took(text, out, cli):
     printed = cli("train", text, SMALL, "--steps 3 --val-every 0 --out", out).out
-    assert "Whole held-out text" in printed and "Evaluations took" not in printed
+    assert "Final held-out loss" in printed and "Evaluations took" not in printed
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_json_has_what_the_table_has(cli):
     ("flags", "message"),
     [
         ("--trials -1", "--trials -1 must be from 0 to the 60 minutes of a run"),
-        ("--minutes 1 --trials 2", "--trials 2 must be from 0 to the 1 minutes of a run"),
+        ("--minutes 1 --trials 2", "--trials 2 must be from 0 to the 1 minute of a run"),
         ("--trials nan", "--trials nan must be from 0"),
         ("--minutes -1", "minutes=-1.0 must be above 0"),
         ("--steps 100", "a plan is for runs of some minutes: leave out --steps"),

@@ -319,7 +319,7 @@ def test_the_token_files_of_others_are_trained_on(tmp_path, cli, refused):
     cli("train --resume", run, "--steps 6")
     assert "the held-out part" in cli("evaluate", run, file).flat
     timed = SMALL.replace("--steps 4", "--minutes 1")
-    assert "For 1 minutes" in cli("estimate", *with_file[:-1], timed).out
+    assert "For 1 minute:" in cli("estimate", *with_file[:-1], timed).out
 
 
 def test_tokens_and_texts_are_not_mixed(shards, text, tmp_path, cli, refused):

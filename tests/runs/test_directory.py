@@ -406,7 +406,7 @@ def test_a_run_killed_before_an_end_is_complete_gets_the_rest_on_resume(
             Run.open(run.path).resume()
     assert run.newest().step == 6
     printed = cli("train --resume", run.path).out
-    assert "Whole held-out text: " in printed and "Sample:" in printed
+    assert "Final held-out loss: " in printed and "Sample:" in printed
     for name in ("model.safetensors", "samples.txt"):
         assert (run.path / name).read_bytes() == (whole.path / name).read_bytes()
     last = [read_metrics(r.path).rows[-1] for r in (run, whole)]

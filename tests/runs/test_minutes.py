@@ -64,7 +64,7 @@ def weights(run):
 
 
 def replayed(run):
-    """The weights of a run that follows the lengths which another has written, in one go."""
+    """Trains a run in one go, by the lengths that it has written -> its weights."""
     again = Run.open(run.path)
     training = again.training
     for _ in training.steps(again.settings.training):
@@ -104,7 +104,7 @@ def test_a_machine_as_fast_as_measured_keeps_the_length(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("moment", [20, 65, 97])
 def test_a_run_that_is_killed_resumes_with_the_bits_of_its_lengths(moment, tmp_path, monkeypatch):
-    """What a kill leaves is a copy of its files at that moment."""
+    """A kill leaves what a copy of the files has at that moment."""
     clock = Clock(monkeypatch, lambda step: 0.3 if step < 60 else 0.45, planned=1.0)
     run = clock.drive(create(tmp_path / "run", minutes=1.0, **{**FIELDS, "log_every": 1}))
     left = None
