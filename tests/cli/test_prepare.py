@@ -120,7 +120,8 @@ def test_excluded_files_are_left_out_also_after_resuming(text, tmp_path, cli):
     config = json.loads((run / "config.json").read_text())
     assert config["run"]["exclude"] == "node_modules"
     cli("train --resume", run, "--steps 6")
-    assert "Among the texts: 1 file of node_modules" in cli("check", folder, SMALL).out
+    printed = cli("prepare", folder, "--out", tmp_path / "all").flat
+    assert "Among the texts: 1 file of node_modules; to leave them out: --exclude" in printed
 
 
 def test_a_tokenizer_may_come_from_a_file(text, tmp_path, cli, refused):
