@@ -28,7 +28,10 @@ EVERY = 0.2  # seconds between two looks at the processes
 SOURCES = ("recipe", "size", "arch", "preset", "config")
 # Settings that are paths, which must be valid from any directory.
 PATHS = ("config", "init_from", "teacher", "teacher_cache")
-ONE_VALUE = ("out",)
+ONE_VALUE = (
+    "exclude",
+    "out",
+)
 UNKNOWN = "-"
 MOST_ERRORS = 5  # below the table
 # A run ends in order, and saves, as soon as nobody holds the other end of its standard input: this
@@ -160,6 +163,12 @@ def _plan(options: argparse.Namespace) -> "Plan":
     values |= {name: _listed(x) for name in SOURCES if (x := getattr(options, name))}
     paths = [str(Path(path).resolve()) for path in values.pop("text", [])]
     values.pop("out", None)
+    patterns = values.get("exclude", [])
+    if len(patterns) > 1:
+        raise InputError(
+            "a sweep takes one --exclude; for several, encode the texts with smallmind prepare "
+            "and give the directory that it writes"
+        )
     for name in PATHS:
         if name in values:
             values[name] = [str(Path(path).resolve()) for path in values[name]]
@@ -182,7 +191,7 @@ def _plan(options: argparse.Namespace) -> "Plan":
         except InputError as error:
             raise InputError(f"{each.name}: {error}") from None
     if paths and not are_tokens(paths):
-        Corpus(paths)  # raises for a file that cannot be read
+        Corpus(paths, exclude=patterns)  # raises for a file that cannot be read
     return plan
 
 

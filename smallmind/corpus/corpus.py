@@ -135,7 +135,7 @@ def _pieces(file: File, reading: Reading) -> Iterator[Piece]:
 
 def _is_minified(text: str) -> bool:
     """True for code whose lines are longer than anybody writes them."""
-    return len(text) > LONG_LINES * (10 + text.count("\n"))
+    return len(text) > LONG_LINES * (4 + text.count("\n"))
 
 
 class _Cleaner:

@@ -28,7 +28,7 @@ TELLING = {*LISTS, *QUESTIONS, *ANSWERS}  # fields by which conversations are re
 ROLE_FIELDS, TEXT_FIELDS = ("role", "from"), ("content", "value", "text")
 # Fields of a turn or a record that say whether it is learned; `masked` says the opposite. KTO's
 # `label` is false beside an answer to avoid.
-MARKS = ("weight", "train", "training", "trainable", "learn", "loss", "masked")
+MARKS = ("weight", "train", "training", "trainable", "learn", "loss", "masked", "train_detail")
 RECORD_MARKS = ("weight", "train", "trainable", "label")
 SAID_FALSE, SAID_TRUE = ("false", "no"), ("true", "yes")
 # Types of the parts of a turn: text, and what is thought before it.
@@ -286,7 +286,7 @@ class Turns:
                     text, answer = self._choices(_opened(record.get(name)), answer, name, where)
                     texts.append(text)
                 else:
-                    texts.append(self._text(record.get(name), name, where))
+                    texts.append(self._passages(record.get(name), name, where))
             if any(text.strip() for text in texts[1:]):
                 text = "\n\n".join(text for text in texts if text.strip())
                 asked[-1] = asked[-1]._replace(text=text)
@@ -296,6 +296,12 @@ class Turns:
             if said and thought.strip() and not said[-1].thought:
                 said[-1] = said[-1]._replace(thought=thought)
         return asked + said
+
+    def _passages(self, value: object, name: str, where: str) -> str:
+        """A text, or a list of texts as one, with a blank line between them."""
+        if isinstance(value, list) and all(isinstance(text, str) for text in value):
+            return "\n\n".join(value)
+        return self._text(value, name, where)
 
     def _history(self, record: dict[Any, Any], shape: Shape, where: str) -> list[Turn]:
         """The turns before a question: pairs of texts, or messages."""

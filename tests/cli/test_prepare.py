@@ -1,6 +1,7 @@
 """`smallmind prepare`, and the other commands on what it writes."""
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -104,6 +105,23 @@ def test_every_command_takes_a_prepared_directory(shards, text, tmp_path, cli, r
     # As the message says:
     cli("prepare", text, "--tokenizer", run / "tokenizer.json", "--out", other + "2")
     cli("evaluate", run, other + "2")
+
+
+def test_excluded_files_are_left_out_also_after_resuming(text, tmp_path, cli):
+    folder = os.path.dirname(text)
+    written(tmp_path / "texts" / "node_modules" / "a.js", TEXT)
+    flags = "--exclude node_modules"
+    printed = cli("prepare", folder, "--out", tmp_path / "shards", flags).out
+    assert "Excluded by 'node_modules': 1 path" in printed and "Among the texts" not in printed
+    state = open_shards(tmp_path / "shards").index.state
+    assert state["characters"] == len(TEXT)
+    run = tmp_path / "run"
+    cli("train", folder, SMALL, flags, "--out", run)
+    config = json.loads((run / "config.json").read_text())
+    assert config["run"]["exclude"] == "node_modules"
+    cli("train --resume", run, "--steps 6")
+    printed = cli("prepare", folder, "--out", tmp_path / "all").flat
+    assert "Among the texts: 1 file of node_modules; to leave them out: --exclude" in printed
 
 
 def test_a_tokenizer_may_come_from_a_file(text, tmp_path, cli, refused):

@@ -12,7 +12,7 @@ from smallmind.cli.program import make_parser
 from smallmind.cli.sweep import _flags, _plan
 from smallmind.files.lock import is_held
 from smallmind.settings.sources import FIELDS
-from tests.programs import CATS, started
+from tests.programs import CATS, refuses, started
 
 SIZE = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8, "batch_size": 2, "log_every": 1}
 SIZE |= {"backend": "numpy", "val_batches": 1, "warmup_steps": 2, "steps": 150, "save_every": 10}
@@ -37,6 +37,7 @@ def test_every_flag_of_a_setting_with_a_value_takes_several():
             "document_token",
             "bigram_vocab",
             "lengths",
+            "exclude",
             "text",
             "out",
             "enable_diagnostics",
@@ -65,6 +66,8 @@ def test_seeds_count_from_the_first_and_paths_become_absolute(sweep):
 def test_what_cannot_be_swept_is_refused_before_anything_is_written(sweep, cli):
     cli.refuses("needs two runs or more", "sweep cats.txt --steps 3")
     cli.refuses("n_embd=9: n_embd=9 must be a multiple", "sweep cats.txt --n-embd 8,9 --n-head 4")
+    two = options("cats.txt", "--seeds", "2", "--exclude", "a", "--exclude", "b")
+    refuses("takes one --exclude", _plan, two)
     cli.refuses("missing.txt does not exist", "sweep missing.txt --seeds 2")
     cli.refuses("leave out one of the two lists", "sweep cats.txt --seeds 2 --seed 1,2")
     cli.refuses("--jobs 999", "sweep cats.txt --seeds 2 --jobs 999")

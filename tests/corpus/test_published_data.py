@@ -257,6 +257,7 @@ def test_thoughts_and_marks_change_the_digest_and_nothing_else_does():
         ({"question": "Who?", "context": "Ann has it.", "answer": "Ann"}, "Who?\n\nAnn has it."),
         ({"prompt": "Who?", "input": "Ann has it.", "response": "Ann"}, "Who?\n\nAnn has it."),
         ({"query": "Who?", "context": " ", "answer": "Ann"}, "Who?"),
+        ({"question": "Who?", "context": ["a", "b"], "answer": "Ann"}, "Who?\n\na\n\nb"),
         ({"instruction": "Who?", "context": "b", "input": "a", "output": "Ann"}, "Who?\n\na\n\nb"),
         ({"question": "Who?", "choices": ["Ann", "Tom"], "answer": "Ann"}, "Who?\n\nAnn\nTom"),
         ({"question": "Who?", "choices": ["Tom", "Ann"], "answer": 1}, "Who?\n\nTom\nAnn"),

@@ -117,6 +117,46 @@ def test_a_fifo_is_refused_at_once(tmp_path):
     refuses(r"meta\.json", TokenFile, tmp_path / "val.bin")
 
 
+@pytest.mark.parametrize(
+    ("ids", "dtype", "words"),
+    [
+        (np.arange(5, 30_000), "<u4", "seems to hold ids of 32 bits: every second half-word is 0"),
+        (np.arange(0, 128_000, 7), "<u4", "seems to hold ids of 32 bits"),
+        (np.arange(5, 30_000), "<i8", "seems to hold ids of 64 bits: three of every four"),
+    ],
+)
+@pytest.mark.parametrize("name", ["train.bin", "val.bin"])
+def test_wider_ids_without_a_type_are_refused(tmp_path, name, ids, dtype, words):
+    path = tmp_path / name
+    path.write_bytes(ids.astype(dtype).tobytes())
+    refuses(words, TokenFile, path)
+    if dtype == "<u4":  # the advice is followed
+        (tmp_path / "meta.json").write_text('{"dtype": "uint32"}')
+        np.testing.assert_array_equal(open_tokens(path)[:], ids)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.arange(4000) * 31 % 65,  # of characters
+        np.arange(4000) * 31 % 50257,
+        np.zeros(4000),
+        np.tile([0, 1], 2000),
+        [5, 6, 7],
+    ],
+)
+def test_ids_of_16_bits_are_known(tmp_path, ids):
+    (tmp_path / "train.bin").write_bytes(np.asarray(ids).astype("<u2").tobytes())
+    np.testing.assert_array_equal(open_tokens(tmp_path / "train.bin")[:], ids)
+
+
+def test_pointers_are_no_tokens(tmp_path):
+    for name in ("train.bin", "a.bin"):
+        path = tmp_path / name
+        path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abcd\nsize 5\n")
+        refuses(f"{name} is a pointer of Git LFS; fetch it", TokenFile, path)
+
+
 def test_a_file_that_is_truncated_while_it_is_read_is_an_error(tmp_path):
     tokens = open_tokens(llm_c(tmp_path / "a.bin", IDS))
     os.truncate(tmp_path / "a.bin", 1500)
