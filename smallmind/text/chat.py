@@ -226,7 +226,7 @@ def _special_tokens(tokenizer: Tokenizer, rendered: Rendered) -> Iterator[tuple[
     place = 0
     while found := names.search(text, place):
         before = bisect_left(begins, found.end()) - 1
-        if found[0] not in tokenizer.shown and before >= 0 and said[before][1] > found.start():
+        if before >= 0 and said[before][1] > found.start():
             place = found.start() + 1
             found = shown.match(text, found.start()) if tokenizer.shown else None
         if found:

@@ -46,6 +46,7 @@ from smallmind.text.tokenizer import Tokenizer, special_names
 SECONDS = 5.0  # of computing for one conversation
 STARTING = 30.0  # for the start of the process
 LONGEST_LINE = 8 * LONGEST
+TOO_MUCH = "it takes more than"
 THOUGHTS = "reasoning_content", "thinking"  # the fields of messages that transformers fills
 
 
@@ -207,6 +208,8 @@ class JinjaTemplate(Format):
         for parts in (False, True):
             form = replace(self, parts=parts)
             (prompt,) = form._write([[asked]], True, {})
+            if prompt.error.startswith(TOO_MUCH):
+                raise InputError(f"the chat template cannot be rendered: {prompt.error}")
             single, several = form._write([turns[:2], turns], False, {})
             written = prompt, single, several
             shown = [{turn for turn, *_ in one.said} for one in written]
@@ -308,7 +311,7 @@ class _Process:
                 self._end()
         if len(answers) < count:
             most = f"{SECONDS:g} seconds of computing or {MEMORY >> 30} GB"
-            answers.append(Written("", error=f"it takes more than {most} for one conversation"))
+            answers.append(Written("", error=f"{TOO_MUCH} {most} for one conversation"))
             answers += [Written("", error="another one was too much")] * (count - len(answers))
         return answers
 

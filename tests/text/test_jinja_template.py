@@ -526,8 +526,8 @@ def test_thousands_of_turns_are_rendered_like_few():
     assert counted(tokenizer, marked // KINDS, END) == 6_000
 
 
-# Templates do this with texts. Here the template wrote digits and white space, one turn small
-# letters and another one capitals, so that each character tells where it comes from.
+# Templates do this with texts. Here the template wrote digits, one turn capitals and another one
+# the rest, so that each character tells where it comes from.
 OPERATIONS = [
     *(lambda a, b: a + b, lambda a, b: b + a, lambda a, _: "1" + a, lambda a, _: a + "1"),
     *(lambda a, b: a.strip(b), lambda a, _: a.lstrip("1a"), lambda a, _: a.rstrip("A1")),
