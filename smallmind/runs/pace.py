@@ -8,7 +8,7 @@ import statistics
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     # Numba takes a quarter of a second to import.
     from smallmind.kernels.codegen.cache import CheckedFiles
 
+CROWDED = 2.0  # times as long as on one thread: other programs use the cores
 COLD_STEPS = 2  # not timed: they wait for kernels and memory
 MIN_STEPS = 5  # timed at least
 MAX_SECONDS = 5.0  # of timing, once MIN_STEPS are done
@@ -114,7 +115,7 @@ def measure(
     tokens. Trains some steps, and restores model and training afterwards. All processes that train
     together call it, but only the first has a directory, and only its measurement counts.
     """
-    with training.preserved():
+    with training.preserved(), _on_usual_threads(training, lambda: training.evaluate(0, 1)):
         step = _step(training, config, min(MAX_SECONDS, MAX_SHARE * seconds))
         if step is None:
             return None
@@ -224,7 +225,10 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         )
         model.forget_recorded(after=UNTIMED - 1)
         is_long = OPERATIONS * model.flat.count * T > LONG
-        tries = _tries(*calls, untimed=0, count=1) if is_long else _tries(*calls)
+        with ExitStack() as stack:
+            if not is_long:
+                stack.enter_context(_on_usual_threads(training, calls[2]))
+            tries = _tries(*calls, untimed=0, count=1) if is_long else _tries(*calls)
         # Reading is never recorded: all its tries should take as long.
         spread = statistics.median(tries[2]) / min(tries[2]) if min(tries[2]) else 1.0
         learning, update, reading = map(statistics.median, tries)
@@ -420,6 +424,25 @@ def _step(training: Training, config: TrainingConfig, seconds: float) -> float |
             if training.group.share(spent >= seconds)[0]:
                 return min(spent / steps, statistics.median(np.diff(ends[COLD_STEPS - 1 :])))
     return None
+
+
+@contextmanager
+def _on_usual_threads(training: Training, call: Callable[[], object]) -> Iterator[None]:
+    """Within the block, kernels run on one thread if a call is far faster on it than on all.
+
+    On a busy machine threads wait for each other in every kernel, and a run takes one.
+    """
+    with ExitStack() as stack:
+        if may_choose(training.model, training.group):
+            with on_one_thread():
+                call()
+                with _timed() as alone:
+                    call()
+            with _timed() as together:
+                call()
+            if CROWDED * alone[0] < together[0]:
+                stack.enter_context(on_one_thread())
+        yield
 
 
 @contextmanager

@@ -417,7 +417,7 @@ def test_minutes_that_would_memorise_the_text_are_not_all_taken(
     assert "Time on this machine: about 1 to 6 s." in cli("estimate", *command).out
     assert cli("train", *command, "--out", tmp_path / "run").cells["time"] == "about 6 s"
     take(20.0, 0.0, 0.0, 5.0, spread=9.0)
-    assert "Time on this machine: about 10 min." in cli("estimate", *command).out
+    assert "Time on this machine: about 1 to 10 min." in cli("estimate", *command).out
 
 
 def test_an_estimate_says_that_a_run_may_end_early(text, take, cli):
