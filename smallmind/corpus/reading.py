@@ -171,7 +171,7 @@ class Reading:
             self.is_glance = before
 
     def found(self) -> tuple[Any, ...]:
-        """What readers have counted so far, for `restore`."""
+        """Returns a copy of all that readers have counted, for `restore`."""
         counts = self.empty, self.unanswered, self.conversations, self.turns
         names = self._counts.copy(), self.unread.copy(), self._of_this_file.copy()
         return counts, names, len(self.skipped)

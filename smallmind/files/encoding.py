@@ -34,7 +34,7 @@ MARKS = {
     b"\xfe\xff": "UTF-16",
 }
 HTML, NOTEBOOK = "a page of HTML", "a Jupyter notebook"
-# The same of formats that may be valid UTF-8, and would pass for plain text.
+# These formats may be valid UTF-8, and would pass for plain text: pattern, kind, command.
 TEXTUAL = (
     (rb"version https://git-lfs\.github\.com/", "a pointer of Git LFS", "git lfs pull"),
     (rb"(?:\.\./)*(?:\.git)?/annex/objects/", "a pointer of git-annex", "git annex get ."),

@@ -133,7 +133,7 @@ def test_a_blank_question_between_others_is_context(tmp_path):
     assert turns == [ASKED, SAID]
 
 
-# What a conversation says about itself
+# Marks, silent turns and thoughts
 
 
 @pytest.mark.parametrize(
