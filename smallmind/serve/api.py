@@ -346,6 +346,7 @@ class _Shown:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._given = 0  # characters of the text so far, with the lead
         self._spelled = 0  # those that tokens in `_tokens`, and those taken, spell
+        self._begun = ""  # the beginning of the text, while it may be that of the lead
         self._without = ""  # the lead, where the text begins with it
         self._utf8.decode(b"".join(map(self._token_bytes, asked.begun)))
 
@@ -355,16 +356,21 @@ class _Shown:
         if token.is_last and token.continuation.ended == "length" and self._is_in_character(token):
             piece = piece[:-1]  # the sign in its place
         self._given += len(piece)
-        if piece and self._lead:
-            if piece.startswith(self._lead):
-                piece, self._without = piece.removeprefix(self._lead), self._lead
-            self._lead = ""
+        if self._lead:
+            self._begun += piece
+            may_go_on = self._begun != self._lead and self._lead.startswith(self._begun)
+            is_open = may_go_on and not token.is_last
+            piece = "" if is_open else self._begun.removeprefix(self._lead)
+            if self._begun.startswith(self._lead):
+                self._without = self._lead
+            self._lead = self._lead if is_open else ""
         self._pieces.append(piece)
         self._is_last = token.is_last
         if self._with_tokens:
             if not (token.is_last and token.continuation.ended == "end"):
                 self._waiting.append(token)
-            self._spell()
+            if not self._lead:
+                self._spell()
 
     def taken(self) -> tuple[str, list[_Spelled], bool]:
         """Returns the new part of the text, its tokens, and True if the text has ended."""
@@ -399,7 +405,7 @@ class _Shown:
                 lead = len(self._without)
                 own = spelled[:count]
                 if before < lead:
-                    own = own.removeprefix(self._without[before:].encode())
+                    own = own[len(self._without[before:].encode()) :]
                 self._tokens.append(_Spelled(token, own, max(0, before - lead)))
 
 
