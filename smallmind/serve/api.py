@@ -339,7 +339,6 @@ class _Shown:
     def __init__(self, asked: Asked) -> None:
         self._lead, self._token_bytes = asked.lead, asked.loaded.tokenizer.token_bytes
         self._with_tokens = asked.top is not None
-        self._begun = ""  # the text, while it may turn out to begin with the lead
         self._pieces: list[str] = []  # not taken yet, as all of the next two
         self._tokens: list[_Spelled] = []
         self._is_last = False
@@ -347,6 +346,7 @@ class _Shown:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._given = 0  # characters of the text so far, with the lead
         self._spelled = 0  # those that tokens in `_tokens`, and those taken, spell
+        self._begun = ""  # the beginning of the text, while it may be that of the lead
         self._without = ""  # the lead, where the text begins with it
         self._utf8.decode(b"".join(map(self._token_bytes, asked.begun)))
 

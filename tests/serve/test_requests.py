@@ -2,14 +2,16 @@
 
 import json
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import smallmind
 from smallmind import Tokenizer
+from smallmind.decoder import Token
 from smallmind.serve import asked
-from smallmind.serve.api import Limits
+from smallmind.serve.api import Limits, _Shown
 from smallmind.text.chat import Turn
 from tests.serve.conftest import httpx, saved_model, serving
 
@@ -389,6 +391,31 @@ def test_nothing_is_shown_of_a_character_that_the_last_token_leaves_unfinished(
     assert found["usage"]["completion_tokens"] == len(written)
     if logprobs is not None:
         assert b"".join(map(bytes, choice["logprobs"]["bytes"])) == b"it "
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("<think>\nHi", "Hi"),
+        ("<think>\n", ""),
+        ("<thin ice", "<thin ice"),
+        ("<thi", "<thi"),
+        ("Hi <think>\n", "Hi <think>\n"),
+    ],
+)
+def test_a_lead_of_several_tokens_is_not_shown(answer, expected):
+    tokenizer = Tokenizer(kind="byte")
+    loaded = SimpleNamespace(tokenizer=tokenizer)
+    shown = _Shown(SimpleNamespace(lead="<think>\n", loaded=loaded, top=0, begun=[]))
+    text = SimpleNamespace(ended="length", tokens=[])
+    found, spelled = "", b""
+    for i, token in enumerate(tokenizer.encode(answer).tolist()):
+        text.tokens.append(token)
+        shown.add(Token(text, token, chr(token), None, i == len(answer) - 1))
+        piece, tokens, _ = shown.taken()
+        found, spelled = found + piece, spelled + b"".join(one.bytes for one in tokens)
+        assert found.encode().startswith(spelled)
+    assert found == expected and spelled == expected.encode()
 
 
 def test_offsets_are_those_of_the_text_also_in_a_stream(spoken, monkeypatch):
