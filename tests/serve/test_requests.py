@@ -459,34 +459,3 @@ def test_variables_of_a_client_reach_the_template(tmp_path, monkeypatch):
             assert answer.status_code == 200, answer.text
             counts.append(answer.json()["usage"]["prompt_tokens"])
     assert counts == [counts[0]] * 3 + [counts[0] + 2]
-
-
-THINKING = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' and loop.last %}(thought)\n{% endif %}"
-    "{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-@pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize(
-    ("written", "shown"),
-    [("(thought)\nYes.", "Yes."), ("(that) No.", "(that) No."), ("(thou", "(thou"), ("A", "A")],
-)
-def test_a_lead_of_several_tokens_is_not_shown(tmp_path, monkeypatch, written, shown, streams):
-    pytest.importorskip("jinja2")
-    tokenizer = Tokenizer(kind="byte").with_special(["<|im_start|>", "<|im_end|>"])
-    published = {"tokenizer_config.json": {"chat_template": THINKING}}
-    path = saved_model(tmp_path / "chat.safetensors", tokenizer=tokenizer.with_published(published))
-    writing = iter(tokenizer.encode(written).tolist())
-    monkeypatch.setattr("smallmind.decoder.choose_each", lambda *_: [next(writing)])
-    body = {**CHAT, "max_tokens": len(written), "logprobs": True, "stream": streams}
-    with serving([path]) as (address, _), httpx.Client(base_url=address, timeout=60) as client:
-        text = client.post("/v1/chat/completions", json=body).text
-    lines = [line[6:] for line in text.split("\n\n")[:-2]] if streams else [text]
-    choices = [json.loads(line)["choices"][0] for line in lines]
-    messages = [choice.get("delta", choice.get("message")) for choice in choices]
-    assert "".join(message.get("content", "") for message in messages) == shown
-    tokens = [token for one in choices if one["logprobs"] for token in one["logprobs"]["content"]]
-    assert b"".join(bytes(token["bytes"]) for token in tokens) == shown.encode()
