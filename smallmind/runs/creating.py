@@ -122,6 +122,7 @@ def create(
         source.sha256,
         initial_sha256=prepared.initial.sha256 if prepared.initial else None,
         begins_texts=True,
+        packs_evenly=True,
         awaits_timing=bool(settings.run.minutes) or prepared.limits_evaluations,
         limits_evaluations=prepared.limits_evaluations,
         template_time=source.now.isoformat() if isinstance(source, ConversationSource) else None,

@@ -56,7 +56,7 @@ ENDING = {  # fields of the records that end a run
     if field.name != "step"
 }
 OPTIONAL = ("teacher_sha256", "initial_sha256", "imported", "template_time")  # texts in config.json
-FLAGS = ("awaits_timing", "limits_evaluations", "begins_texts")  # likewise
+FLAGS = ("awaits_timing", "limits_evaluations", "begins_texts", "packs_evenly")  # likewise
 PIECE = 2**20  # bytes that are read at a time
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 2,000
 SAMPLES_BEGIN = re.compile(rb"^(?=--- step \d+$)", re.MULTILINE)
@@ -75,6 +75,7 @@ class SavedConfig(NamedTuple):
     awaits_timing: bool = False
     limits_evaluations: bool = False  # to a share of its time: nobody has chosen them
     begins_texts: bool = False  # where its tokenizer does; earlier versions never did
+    packs_evenly: bool = False  # conversations; earlier versions filled windows in another order
     # Names of files -> their SHA-256; of a model also that of the one before. None in old runs.
     sha256: Mapping[str, Sequence[str]] = MappingProxyType({})
     # The seconds of a run by minutes from its first step on, and its pace as that was measured.

@@ -30,6 +30,7 @@ from smallmind.runs.source import (
 )
 from smallmind.tasks.results import TaskResult
 from smallmind.tasks.task import evaluate_task
+from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
@@ -123,6 +124,8 @@ class SavedRun:
         T, run = self.settings.model.block_size, self.settings.run
         tokenizer = self._tokenizer()
         data = self.source.dataset(self._as_encoded(tokenizer), T, run)
+        if isinstance(data, PackedDataset) and not self.config.packs_evenly:
+            data = data.filled_first()
         data.tokenizer = tokenizer
         return data
 

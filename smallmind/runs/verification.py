@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -79,17 +80,27 @@ def _fault_of(path: Path, digests: Sequence[str]) -> str | None:
     return fault
 
 
-def fingerprint(state: RunState) -> dict[str, str]:
-    """SHA-256 of every tensor and every part of the state, except for times."""
+def fingerprint(state: RunState, saved: RunState | None = None) -> dict[str, str]:
+    """Computes the SHA-256 of every tensor and every part of the state, except for times.
+
+    Leaves out what `saved` lacks in a part: earlier versions did not save it.
+    """
     parts = {
         name: hashlib.sha256(np.ascontiguousarray(tensor).tobytes()).hexdigest()
         for name, tensor in state.tensors.items()
     }
     for name, part in state.state.items():
-        if isinstance(part, dict):
-            part = {key: value for key, value in part.items() if not key.endswith("seconds")}
+        part = _compared(part, saved.state.get(name) if saved else part)
         parts[name] = hashlib.sha256(safetensors.to_json(part).encode()).hexdigest()
     return parts
+
+
+def _compared(part: Any, saved: Any) -> Any:
+    """Returns a part of the state without times, and without the keys that `saved` lacks."""
+    if not (isinstance(part, dict) and isinstance(saved, dict)):
+        return part
+    names = [key for key in part if key in saved and not key.endswith("seconds")]
+    return {name: _compared(part[name], saved[name]) for name in names}
 
 
 def _retrain(
@@ -103,11 +114,11 @@ def _retrain(
             config = _with_length_of(config, target)
             del target
             yield from training.steps(config, reopened(load(by_step[first])), until=second)
-            trained = fingerprint(training.state())
-            # A run interrupted during an evaluation starts with that evaluation when it resumes.
             saved = load(by_step[second])
+            trained = fingerprint(training.state(), saved)
+            # A run interrupted during an evaluation starts with that evaluation when it resumes.
             yield from training.steps(config, saved, until=second)
-            fault = _difference(trained, fingerprint(training.state()))
+            fault = _difference(trained, fingerprint(training.state(), saved))
             cpu = saved.state.get("instruction_set")
             if fault and isinstance(cpu, str) and cpu != training.model.instruction_set:
                 fault = (

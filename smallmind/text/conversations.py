@@ -12,7 +12,7 @@ from smallmind.randomness import hash64, hash_words
 from smallmind.settings.config import ModelConfig, RunConfig
 from smallmind.text.chat import CUT, KINDS, LEARNED, START
 from smallmind.text.dataset import Batch, Dataset, Tokens
-from smallmind.text.packing import pack_evenly
+from smallmind.text.packing import pack, pack_evenly
 from smallmind.text.tokenizer import Tokenizer
 
 CHUNK = 1 << 22  # tokens that are read at once
@@ -42,7 +42,8 @@ class PackedDataset(Dataset):
 
     `train` and `held_out` are given as marked tokens (`text.chat`), in memory or in files. A
     conversation of n tokens takes n - 1 places: each but the last is an input, each but the first a
-    target. The loss is on the targets that are learned, or with learn="all" on all of them.
+    target. The loss is on the targets that are learned, or with learn="all" on all of them. Rows
+    have about the same number of these if they are packed `evenly`.
 
     To samplers the training part is `train`, rows of block_size tokens one after another: they
     take windows at multiples of `stride`. InputError if there is nothing to learn.
@@ -62,15 +63,17 @@ class PackedDataset(Dataset):
         seed: int,
         tokenizer: Tokenizer,
         learn: str = RunConfig.learn,
+        evenly: bool = True,
     ) -> None:
         self.block_size = self.stride = check_field(ModelConfig, "block_size", block_size)
         self.batch_size = check_field(RunConfig, "batch_size", batch_size)
         self.seed = check_field(RunConfig, "seed", seed)
         self.learn = check_field(RunConfig, "learn", learn)
         self.tokenizer = tokenizer
+        self._evenly = evenly
         self._stored = train, held_out
         self.train, self.held_out = (
-            Rows(part, self.block_size, learn, self.batch_size) for part in self._stored
+            Rows(part, self.block_size, learn, self.batch_size, evenly) for part in self._stored
         )
         self._kept = {}
         for rows, name in ((self.train, "train on"), (self.held_out, "hold out")):
@@ -95,8 +98,13 @@ class PackedDataset(Dataset):
         return self.train.learned / (self.train.count * self.block_size)
 
     @property
-    def window_weights(self) -> np.ndarray:
-        return self.train.learned_of_rows
+    def window_weights(self) -> np.ndarray | None:
+        return self.train.learned_of_rows if self._evenly else None
+
+    def filled_first(self) -> "PackedDataset":
+        """Returns the same conversations in rows that are filled one after another."""
+        sizes = self.block_size, self.batch_size, self.seed
+        return PackedDataset(*self._stored, *sizes, self.tokenizer, self.learn, evenly=False)
 
     @property
     def is_on_disk(self) -> bool:
@@ -143,11 +151,16 @@ class PackedDataset(Dataset):
 class Rows:
     """The rows of one part; as tokens, their inputs one after another, and one more."""
 
-    def __init__(self, marked: Tokens, T: int, learn: str, batch_size: int) -> None:
+    def __init__(
+        self, marked: Tokens, T: int, learn: str, batch_size: int, evenly: bool = True
+    ) -> None:
         self._marked, self.T, self._learns_all = marked, T, learn == "all"
         self.pieces = find_pieces(marked, T, self._learns_all)
         learned = self.pieces.learned
-        order, self._ends = pack_evenly(self.pieces.lengths - 1, learned, T, batch_size)
+        lengths = self.pieces.lengths - 1
+        order, self._ends = (
+            pack_evenly(lengths, learned, T, batch_size) if evenly else pack(lengths, T)
+        )
         self._begins, self._lengths = self.pieces.begins[order], self.pieces.lengths[order]
         self.count = len(self._ends)
         self.learned_of_rows = np.diff(np.cumsum(learned[order])[self._ends - 1], prepend=0)

@@ -13,10 +13,12 @@ from smallmind import Chat, InputError, Run, Tokenizer, TransformerModel
 from smallmind.runs import pace
 from smallmind.runs.chat_recipe import evaluated_in_time
 from smallmind.runs.saved import TOKENS
+from smallmind.runs.verification import fingerprint
 from smallmind.text.chat import KINDS, Turn
 from smallmind.text.conversations import PackedDataset
+from smallmind.text.packing import pack
 from smallmind.text.templates import TEMPLATES
-from smallmind.training import answers
+from smallmind.training import answers, checkpoint
 from smallmind.training.records import AnswersRecord, EvaluationRecord, StepRecord
 from smallmind.training.training import SAMPLE_TOKENS
 from tests.programs import CATS
@@ -409,3 +411,33 @@ def test_a_template_that_writes_the_date_writes_that_of_the_run(file, tmp_path, 
     model, tokenizer = run.load()
     prompt = Chat(model, tokenizer).template.prompt(tokenizer, [Turn("user", "a")])
     assert not tokenizer.decode(prompt).startswith("29 Feb 2020")
+
+
+def test_a_run_of_an_earlier_version_keeps_its_windows(file, tmp_path):
+    """It resumes with the batches that it began with, and verifies without what it did not save."""
+    run = create(file, tmp_path / "run")
+    rows, windows = run.data.train, [run.data.windows(np.array([0])).ids]
+    config = tmp_path / "run" / "config.json"
+    saved = json.loads(config.read_text())
+    assert saved.pop("packs_evenly") is True
+    run.unlock()
+    config.write_text(json.dumps(saved))
+    old = Run.open(tmp_path / "run")
+    order, ends = pack(rows.pieces.lengths - 1, 96)
+    assert old.data.window_weights is None and old.data.train._ends.tolist() == ends.tolist()
+    assert old.data.train._begins.tolist() == rows.pieces.begins[order].tolist()
+    assert (old.data.windows(np.array([0])).ids != windows[0]).any()
+    left(old, 5)
+    del old
+    path = max((tmp_path / "run" / "checkpoints").glob("step-*.safetensors"))
+    state = checkpoint.load(path)
+    spikes = state.state["spikes"]
+    assert {"variance", "doubtful"} <= spikes.keys()
+    parts = {**state.state, "spikes": {"average": spikes["average"]}}
+    earlier = dataclasses.replace(state, state=parts)
+    assert fingerprint(state, earlier) == fingerprint(earlier)
+    assert fingerprint(state) != fingerprint(earlier)
+    again = Run.open(tmp_path / "run")
+    again.resume()
+    assert again.config.packs_evenly is False
+    assert all(verdict.fault is None for verdict in again.verify())
