@@ -100,6 +100,7 @@ def _prose(text: str, bold: Callable[[str], str]) -> Iterator[str]:
         lines = paragraph.split("\n")
         if lines[0].startswith("#"):
             yield bold(lines[0].lstrip("# ")) + "\n"
+            yield from _prose("\n".join(lines[1:]), bold)
         elif lines[0].startswith("|"):
             yield _table(lines)
         else:
