@@ -15,7 +15,6 @@ from smallmind.guide import NAMES, text_of, title
 INDENT = 4 * " "  # of blocks of code, and of what explains the line above
 CELL_END = re.compile(r"(?<!\\)\|")
 SETTINGS = """# Every setting
-
 Flags of `smallmind train`; in config.json, TOML and `Run.create` with `_` for `-`, without `--`.
 
 | flag | meaning |
@@ -101,6 +100,7 @@ def _prose(text: str, bold: Callable[[str], str]) -> Iterator[str]:
         lines = paragraph.split("\n")
         if lines[0].startswith("#"):
             yield bold(lines[0].lstrip("# ")) + "\n"
+            yield from _prose("\n".join(lines[1:]), bold)
         elif lines[0].startswith("|"):
             yield _table(lines)
         else:
