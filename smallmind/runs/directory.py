@@ -365,10 +365,15 @@ class RunDirectory:
 
     def digests(self) -> dict[str, Sequence[str]]:
         """The SHA-256 of each file of a new run that nothing but the run may change."""
-        kept = (TOKENIZER, PUBLISHED, MODEL, IMPORTED)
-        return {
-            name: [digest_of_file(self.path / name)] for name in kept if (self.path / name).exists()
-        }
+        found: dict[str, Sequence[str]] = {}
+        for name in (TOKENIZER, PUBLISHED, MODEL, IMPORTED):
+            path = self.path / name
+            if path.exists():
+                is_large = name in (MODEL, IMPORTED)
+                content = b"" if is_large else path.read_bytes()
+                sha256 = digest_of_file(path) if is_large else hashlib.sha256(content).hexdigest()
+                found[name] = [sha256]
+        return found
 
     def load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the run; None if an earlier version made the directory."""

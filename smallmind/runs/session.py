@@ -79,21 +79,22 @@ class Session:
         run.save_config(awaits_timing=False, timing=timing)
         return measured, left
 
-    def _refitting(self, seconds: float) -> Callable[[], int | None] | None:
-        """Returns what fits the length of a run by minutes again; None in any other.
-
-        `seconds` are those of training so far.
-        """
+    def _refitting(self) -> Callable[[], int | None] | None:
+        """Returns what fits the length of a run by minutes again; None in any other."""
         run, timing = self.run, self.run.config.timing or {}
         names = [field.name for field in dataclasses.fields(pace.Pace)]
         if not run.settings.training.lengths or not timing.keys() >= {"seconds", *names}:
             return None
         measured = run.pace = run.pace or pace.Pace(*(timing[name] for name in names))
-        end = run.deadline = run.deadline or clock() + timing["seconds"] - seconds
-        refit = pace.refitting(run.training, measured, end)
+        refit: Callable[[], int | None] | None = None
 
         def decide() -> int | None:
             """Fits the length, and writes it to the run before the next step follows it."""
+            nonlocal refit
+            if refit is None:  # the training has its state by now
+                left = timing["seconds"] - run.training.progress.seconds["total"]
+                run.deadline = run.deadline or clock() + left
+                refit = pace.refitting(run.training, measured, run.deadline)
             steps, before = refit(), run.settings
             if steps is not None:
                 fitted = before.training.fitted_to(steps, run.training.progress.step)
@@ -125,8 +126,7 @@ class Session:
             if newest is None and (asked := self._ask_before(training)):
                 self._log(asked)
                 yield asked
-            spent = newest.state["progress"]["seconds"]["total"] if newest else 0.0
-            refit = self._refitting(spent)
+            refit = self._refitting()
             after_save = AfterSave(run.after_save) if run.after_save else None
             saving = BackgroundSaver(run.path, config.keep, config.compress, after_save)
             with saving as saver:

@@ -70,11 +70,11 @@ class PackedDataset(Dataset):
         self.seed = check_field(RunConfig, "seed", seed)
         self.learn = check_field(RunConfig, "learn", learn)
         self.tokenizer = tokenizer
-        self._evenly = evenly
         self._stored = train, held_out
         self.train, self.held_out = (
             Rows(part, self.block_size, learn, self.batch_size, evenly) for part in self._stored
         )
+        self.window_weights = self.train.learned_of_rows if evenly else None
         self._kept = {}
         for rows, name in ((self.train, "train on"), (self.held_out, "hold out")):
             if not rows.pieces.begins.size:
@@ -96,10 +96,6 @@ class PackedDataset(Dataset):
     @property
     def learned_share(self) -> float:
         return self.train.learned / (self.train.count * self.block_size)
-
-    @property
-    def window_weights(self) -> np.ndarray | None:
-        return self.train.learned_of_rows if self._evenly else None
 
     def filled_first(self) -> "PackedDataset":
         """Returns the same conversations in rows that are filled one after another."""

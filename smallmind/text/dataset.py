@@ -93,6 +93,7 @@ class Dataset:
     """
 
     weights: np.ndarray | None = None
+    window_weights: np.ndarray | None = None  # of the windows of an epoch; None: all count the same
     is_packed = False  # its windows hold several documents, which their batches tell apart
     stride = 1  # windows may begin at its multiples
 
@@ -182,11 +183,6 @@ class Dataset:
     def learned_share(self) -> float:
         """The share of the targets in its windows that count in training."""
         return 1.0
-
-    @property
-    def window_weights(self) -> np.ndarray | None:
-        """Returns what each window of an epoch counts, in order; None: all count the same."""
-        return None
 
     @property
     def stored(self) -> tuple[Tokens, Tokens]:

@@ -104,7 +104,7 @@ class Epochs(Sampler):
         count = self.steps * self.batches
         place = number % count + following
         if self._weights is not None:
-            return self.windows * place // count
+            return -(-self.windows * place // count)  # the first one has the most
         return min(place * self.dataset.batch_size, self.windows)
 
     def _shuffle(self, epoch: int) -> np.ndarray:

@@ -102,6 +102,7 @@ class TextSize:
         parts = (unbacked(rows * T + 1, np.int32) for rows in self.rows)
         data = Dataset(next(parts), T, batch_size, seed=0, held_out=next(parts))
         data.weights, data.is_packed = unbacked(len(data.train)), True
+        data.window_weights = np.ones(self.rows[0])
         return data
 
     @property

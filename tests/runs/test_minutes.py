@@ -147,7 +147,8 @@ def test_a_length_that_cannot_be_written_is_not_followed(tmp_path, monkeypatch):
     run, write = clock.drive(create(tmp_path / "run", minutes=0.2, **FIELDS)), durable.write
 
     def full(path, *arguments):
-        if Path(path).name == "config.json" and run.training.progress.step:
+        progress, steps = run.training.progress, run.training.config.steps
+        if Path(path).name == "config.json" and 0 < progress.step < steps:
             raise OSError(28, "No space left on device")
         write(path, *arguments)
 
