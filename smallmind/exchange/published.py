@@ -89,11 +89,14 @@ def add_tokens(contents: dict[str, Any], path: Path) -> None:
             {"content": x, "id": n, "special": x in special, "normalized": x not in special}
             for x, n in numbers.items()
         ]
-    known, vocabulary = contents.get("added_tokens") or [], contents["model"].get("vocab") or {}
+    known, model = contents.get("added_tokens") or [], contents.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if not (isinstance(known, list) and isinstance(vocabulary, dict)):
+        return  # whoever reads it refuses it
     names = set(_names(known))
-    missing = [token for token in tokens if token.get("content") not in names]
+    missing = [x for x in tokens if isinstance(x.get("content"), str) and x["content"] not in names]
     for token in missing:
-        token["id"] = vocabulary.get(token.get("content"), token["id"])
+        token["id"] = vocabulary.get(token["content"], token["id"])
     contents["added_tokens"] = [*known, *missing]
 
 

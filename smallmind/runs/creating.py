@@ -172,8 +172,9 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
             f"lora_rank={settings.training.lora_rank} adapts a model: name it with --init-from"
         )
     initial = Initial.read(run)
-    choices = _as_trained(choices, initial)
-    settings = choices.settings()
+    if initial:
+        choices = _as_trained(choices, initial)
+        settings = choices.settings()
     encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
     source = read_source(text, run, encoding, cache)
     tokenizer = fit_tokenizer(run, source, encoding, initial)
@@ -232,19 +233,17 @@ def outline(choices: Choices, characters: int) -> Settings:
     choices.settings()  # before anything computes
     choices = _with_tokens(choices, characters)
     choices = budget.fit(choices, budget.tokens_of(choices.fields, characters))
-    initial = Initial.read(choices.settings().run)
-    settings = _as_trained(choices, initial).settings()
-    return with_initial(settings, initial) if initial else settings
+    settings = choices.settings()
+    initial = Initial.read(settings.run)
+    return with_initial(_as_trained(choices, initial).settings(), initial) if initial else settings
 
 
-def _as_trained(choices: Choices, initial: Initial | None) -> Choices:
+def _as_trained(choices: Choices, initial: Initial) -> Choices:
     """The choices with the dropout that a model was trained with, if nothing else was said.
 
     A model that has never seen any predicts far worse with it. And with its width, which the rates
     of recipes follow.
     """
-    if initial is None:
-        return choices
     own = {"dropout": initial.config.dropout, "n_embd": initial.config.n_embd}
     return choices.having(**own | choices.given)
 

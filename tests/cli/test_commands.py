@@ -42,6 +42,7 @@ def test_a_command_is_a_module_with_two_functions_and_help(name, cli):
 def test_a_command_validates_the_config_of_its_model_a_few_times(
     name, most, root, tmp_path, monkeypatch, cli
 ):
+    importlib.import_module("smallmind.nn.gradient_check")  # has a config of its own
     validated, original = [], ModelConfig.__post_init__
 
     def validate(config):
