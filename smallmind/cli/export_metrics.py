@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, count_of
 from smallmind.cli.console import Console
 from smallmind.cli.flags import add_run, check_writable, run_of
 
@@ -38,5 +38,5 @@ def run(options: argparse.Namespace) -> int:
         lines = ", ".join(map(str, table.unreadable))
         notes.line(f"Skipped cut or damaged lines of {directory / METRICS}: {lines}")
     if options.out:
-        notes.line(f"Wrote {len(table.rows)} rows to {options.out}")
+        notes.line(f"Wrote {count_of(len(table.rows), 'row')} to {options.out}")
     return 0

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, count_of
 from smallmind.cli.console import Console
 from smallmind.cli.flags import add_config_flags, add_text
 from smallmind.console import activity
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     seconds = activity.clock() - start
     assert found.report  # prepared texts have one
     nbytes = sum(file.path.stat().st_size for file in found.tokens.files)
-    on_disk = ["on disk", f"{format_bytes(nbytes)} in {len(found.tokens.files)} files"]
+    on_disk = ["on disk", f"{format_bytes(nbytes)} in {count_of(len(found.tokens.files), 'file')}"]
     rows = text_rows(TokenSource(found, str(options.out)), found.tokenizer, found)
     console.table("Text", [*rows, on_disk])
     describe_reading(console, found.report)

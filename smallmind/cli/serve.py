@@ -4,6 +4,7 @@ import argparse
 import gc
 import ipaddress
 import os
+import signal
 import socket
 import sys
 import threading
@@ -280,5 +281,7 @@ def _serve(
     server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
     with handling(stop, *handled("SIGINT", *ENDING)):
         server.run(sockets=[listening])
+    if timers:  # the process ends: one more Ctrl-C would only make that an error
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     for timer in timers:
         timer.cancel()

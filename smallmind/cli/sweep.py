@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, count_of
 from smallmind.cli.console import Console, full_width, shorten
 from smallmind.cli.flags import add_setting_flags, choices_of_run
 from smallmind.cli.signals import ENDING, handled
@@ -336,7 +336,7 @@ class _Sweep:
         """Trains the runs -> the number of the signal that ended this early, or 0."""
         count, left = len(self.plan.runs), len(self.waiting)
         known = f", {self.done} of them done already" if self.done else ""
-        self.console.line(f"Sweep of {count} runs in {self.folder}{known}")
+        self.console.line(f"Sweep of {count_of(count, 'run')} in {self.folder}{known}")
         with ExitStack() as stack, stopping() as received:
             stack.callback(self._kill)
             while (self.waiting and not received) or self.jobs:
@@ -421,7 +421,7 @@ def _told(result: "Result") -> str:
     """How a run ended, in a line."""
     if result.error:
         return f"{result.name}: {result.error}"
-    place = f"{result.step:,} steps, {duration(result.seconds)}"
+    place = f"{count_of(result.step, 'step')}, {duration(result.seconds)}"
     if result.state == "waiting":
         return f"{result.name}: not begun yet"
     if result.loss is None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 
-from smallmind.checks import InputError, from_json, shown_value
+from smallmind.checks import InputError, count_of, from_json, shown_value
 from smallmind.console import activity
 from smallmind.files import durable
 from smallmind.files.encoding import disguised
@@ -114,7 +114,7 @@ class MappedTokens:
         return self._stop - self._start
 
     def __repr__(self) -> str:
-        return f"<MappedTokens: {len(self):,} tokens in {len(self.files)} files>"
+        return f"<MappedTokens: {len(self):,} tokens in {count_of(len(self.files), 'file')}>"
 
     @overload
     def __getitem__(self, key: SupportsIndex) -> int: ...

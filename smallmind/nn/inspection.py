@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from smallmind.charts.svg import Svg
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, count_of
 from smallmind.console.table import Table, Tabular, escape
 from smallmind.kernels.description import described
 from smallmind.kernels.half import to_float32
@@ -45,7 +45,7 @@ class Inspection(Tabular):
     def table(self) -> Table:
         """The name, shape and size of each activation, and the size of its gradient."""
         (B, T), (L, _, H) = self.ids.shape, self.attention.shape[:3]
-        title = f"Inspection of {B} x {T} tokens: {L} x {H} heads"
+        title = f"Inspection of {B} x {count_of(T, 'token')}: {L} x {count_of(H, 'head')}"
         heads = ["activation", "shape", "root mean square"]
         if self.losses is not None:
             title += f", loss {self.losses.mean():.4f} nats per token"

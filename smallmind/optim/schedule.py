@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from smallmind import parts
+from smallmind.checks import count_of
 from smallmind.settings.config import TrainingConfig
 
 ONE_CYCLE_START = 1 / 25  # of the peak
@@ -28,8 +29,8 @@ def too_short(config: TrainingConfig, has_begun: bool = False) -> str | None:
         return None
     shorter = "" if has_begun else f"--warmup-steps {config.steps // WARMUP_SHARE}, or "
     return (
-        f"The run ends inside its warmup of {planned.warmup} steps, at a learning rate of "
-        f"{planned.lr(config.steps - 1):.1e} instead of {planned.peak:.1e}: use {shorter}more "
+        f"The run ends inside its warmup of {count_of(planned.warmup, 'step')}, at a learning rate "
+        f"of {planned.lr(config.steps - 1):.1e} instead of {planned.peak:.1e}: use {shorter}more "
         "--steps"
     )
 

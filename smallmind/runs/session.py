@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, count_of
 from smallmind.console.activity import clock
 from smallmind.memory.tracker import MemoryTracker
 from smallmind.runs import pace
@@ -269,7 +269,9 @@ def lengthen(run: SavedRun, steps: int | None, epochs: int | None) -> None:
     changed = run.settings.replace(**length, lengths=None)
     if changed.training.steps <= reached:
         shown = ", ".join(f"{name}={value}" for name, value in length.items())
-        raise InputError(f"{shown}: the run has trained {reached} steps already; give more")
+        raise InputError(
+            f"{shown}: the run has trained {count_of(reached, 'step')} already; give more"
+        )
     run.settings = changed
     run.config = run.config._replace(
         settings=run.config.settings.replace(**length, lengths=None),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from smallmind.checks import count_of
 from smallmind.console.table import Table, Tabular, format_bytes
 from smallmind.nn.gradient_check import gradient_check
 from smallmind.nn.linear import INITIAL_DEVIATION
@@ -205,9 +206,9 @@ def memorise(model: TransformerModel, samples: Batch) -> Check:
     steps, loss = _learn(model, samples, rate)
     B, T = samples.ids.shape
     return Check(
-        f"memorising {B} windows of {T} tokens",
+        f"memorising {count_of(B, 'window')} of {count_of(T, 'token')}",
         loss < MEMORISED,
-        f"loss {loss:.3f} after {steps} steps at learning rate {rate:.1e}",
+        f"loss {loss:.3f} after {count_of(steps, 'step')} at learning rate {rate:.1e}",
         f"under {MEMORISED} within {MEMORISING_STEPS} steps",
     )
 
@@ -235,7 +236,7 @@ def learns_at_peak(model: TransformerModel, samples: Batch, config: TrainingConf
     rate = planned.lr(min(planned.warmup, config.steps - 1))
     losses = _losses_at(rate, model, samples, config)
     start, loss = losses[0], _last_loss(losses)
-    measured = f"loss from {start:.3f} to {loss:.3f} after {len(losses)} steps"
+    measured = f"loss from {start:.3f} to {loss:.3f} after {count_of(len(losses), 'step')}"
     advice = "raise --learning-rate"
     better, lower = rate, loss
     for _ in range(DECADES):
@@ -294,7 +295,7 @@ def backward_pass(config: ModelConfig, adapter: Adapter | None = None) -> Check:
     tokens = random.integers(0, small.vocab_size, (3, small.block_size + 1))
     found = gradient_check(model, tokens[:, :-1], tokens[:, 1:])
     worst = _worst(found.errors)
-    shape = f"{small.n_layer} x {small.n_embd} channels, {small.n_head} heads"
+    shape = f"{small.n_layer} x {small.n_embd} channels, {count_of(small.n_head, 'head')}"
     return Check(
         f"gradient check, float64, {shape}",
         found.ok,

@@ -73,8 +73,9 @@ def _head(view: RunView) -> str:
     return (
         f"<h1>{escape(view.path.resolve().name)}</h1>"
         f'<p class="quiet">{view.state.value.capitalize()}</p>'
-        f"<p>A language model{count}{trained}: {model.n_layer} layers of {model.n_embd} channels, "
-        f"{model.n_head} heads, windows of {model.block_size:,} tokens, a vocabulary of "
+        f"<p>A language model{count}{trained}: {count_of(model.n_layer, 'layer')} of "
+        f"{model.n_embd} channels, {count_of(model.n_head, 'head')}, windows of "
+        f"{count_of(model.block_size, 'token')}, a vocabulary of "
         f"{model.vocab_size:,}; its parts are {escape(', '.join(parts))}.{steps * bool(view.steps)}"
         "</p>"
     )

@@ -163,8 +163,8 @@ def test_a_run_stopped_during_an_evaluation_passes(text, tmp_path, cli, verified
 def test_an_interrupted_verification_changes_nothing(run, verified, monkeypatch):
     calls = []
 
-    def interrupt(checkpoint):
-        calls.append(checkpoint)
+    def interrupt(*checkpoints):
+        calls.append(checkpoints)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -99,7 +99,8 @@ def test_half_open_connections_do_not_shut_others_out(models, monkeypatch, begin
             answer = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
             assert answer.status_code == 200
         closed = [rest(client) for client in clients[:10]]  # those that have waited for longest
-        assert all(b" 503 " in found or b" 200 " in found for found in closed)
+        # The system resets a connection that is closed before all that it has sent was read.
+        assert all(not found or b" 503 " in found or b" 200 " in found for found in closed)
         for client in clients:
             client.close()
 
