@@ -113,8 +113,13 @@ class Connection(H11Protocol):
             for other in self.connections
             if isinstance(other, Connection) and other is not self and other.is_waiting
         ]
-        # Last those of clients that have been answered, and may ask again.
-        oldest = min(waiting, key=lambda other: (bool(other.cycle), other._since), default=self)
+
+        def place(other: Connection) -> tuple[bool, float]:
+            """Sorts by how long they wait; last come clients that were answered and may go on."""
+            was_answered = other.cycle is not None and bool(other.cycle.response_complete)
+            return was_answered, other._since
+
+        oldest = min(waiting, key=place, default=self)
         oldest._refuse(503, "too many connections; try again later")
 
     def _refuse(self, status: int, message: str) -> None:

@@ -55,7 +55,7 @@ def test_a_slice_is_an_array_of_its_own_and_an_element_an_int(tmp_path):
     tokens[:10][:] = 5
     np.testing.assert_array_equal(tokens[np.int64(0) : np.int64(10)], IDS[:10])
     assert type(tokens[np.int32(-1)]) is int
-    assert repr(tokens) == "<MappedTokens: 1,000 tokens in 1 files>"
+    assert repr(tokens) == "<MappedTokens: 1,000 tokens in 1 file>"
 
 
 def test_files_are_not_loaded_whole_by_mistake(tmp_path):
