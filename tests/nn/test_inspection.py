@@ -204,7 +204,7 @@ def test_16_bits_are_shown_as_float32(precision):
 def test_one_token_is_enough():
     found = make().inspect(IDS[:1, :1], TARGETS[:1, :1])
     assert (found.attention == 1).all() and found.attention.shape == (3, 1, 4, 1, 1)
-    assert "1 x 1 tokens" in repr(found)
+    assert "1 x 1 token" in repr(found)
 
 
 def test_it_prints_as_a_table():
