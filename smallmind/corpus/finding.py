@@ -10,10 +10,10 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, count_of
 from smallmind.console import activity
 from smallmind.corpus.entry import NESTED, OF_RECORDS, TEXT
-from smallmind.corpus.reading import Skipped, count_of, not_regular, shown
+from smallmind.corpus.reading import Skipped, not_regular, shown
 from smallmind.corpus.shards import holds_tokens
 
 WILDCARDS = "*?["

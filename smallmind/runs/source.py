@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, count_of
 from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, identity, prepare
-from smallmind.corpus.reading import Report, count_of
+from smallmind.corpus.reading import Report
 from smallmind.corpus.shards import INDEX, Index
 from smallmind.corpus.survey import (
     BEGINNING,
