@@ -166,5 +166,7 @@ def evaluated_in_time(
     few = math.ceil(FEWEST_TOKENS / (data.batch_size * data.block_size))
     count = max(1, min(EVALUATIONS, int(seconds / max(cost(few), 1e-9))))
     fitting = [n for n in range(1, config.val_batches + 1) if count * cost(n) <= seconds]
-    every = math.ceil(steps / count)
-    return dataclasses.replace(config, val_every=every, val_batches=max(fitting, default=1)), before
+    batches, every = max(fitting, default=1), math.ceil(steps / count)
+    if not fitting and config.schedule != "plateau" and config.target_loss is None:
+        every = 0  # the evaluation at the end takes all the time there is
+    return dataclasses.replace(config, val_every=every, val_batches=batches), before

@@ -14,7 +14,7 @@ from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.records import AnswersRecord
 
 MOST_ASKED, MOST_SHOWN = 100, 12
-FEWEST_ASKED = MOST_SHOWN  # however long they take
+FEWEST_ASKED = 4  # however long they take
 SHORT = 48  # tokens: longer answers are seldom the same word for word
 LONGEST = 1000  # characters that are kept of a question or an answer
 
