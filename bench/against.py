@@ -29,8 +29,8 @@ from smallmind.bench import start, step
 from smallmind.bench.cases import PRODUCTS
 from smallmind.bench.machine import ROOT, Worker, answer_of
 from smallmind.bench.peers.job import Sizes
-from smallmind.bench.timing import TURN, duration
 from smallmind.cli.bench import saying
+from smallmind.kernels.timing import TURN, duration
 
 RESULTS = Path(__file__).parent / "results"
 SLOWER = 1.03  # from this ratio on a row is doubtful

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
-from smallmind.bench.timing import Stopwatch
 from smallmind.console.live_line import can_print
 from smallmind.console.table import BOX, Table
 from smallmind.corpus.token_files import UINT16, encode_header, open_tokens
+from smallmind.kernels.timing import Stopwatch
 from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.samplers import RandomWindows, draw
 

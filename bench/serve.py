@@ -45,7 +45,7 @@ WATCHED = 20  # times that its memory is read
 # Measures `generate` in a process that has the machine to itself.
 GENERATE = """
 import json, sys, smallmind
-from smallmind.generation import Writer
+from smallmind.writing.generation import Writer
 from smallmind.settings.config import GenerationConfig
 model, tokenizer = smallmind.load(sys.argv[1])
 config = GenerationConfig(max_tokens=int(sys.argv[3]))

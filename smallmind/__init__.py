@@ -22,11 +22,9 @@ TYPE_CHECKING = False  # that of typing, which the command line would have to wa
 if TYPE_CHECKING:
     from typing import Any
 
-    from smallmind.chat import Chat
     from smallmind.checks import InputError
     from smallmind.exchange.format import export
-    from smallmind.generation import generate, generate_samples
-    from smallmind.linalg import matmul, matmul_transpose_a, matmul_transpose_b
+    from smallmind.kernels.linalg import matmul, matmul_transpose_a, matmul_transpose_b
     from smallmind.memory.tensor_pool import TensorPool
     from smallmind.memory.tracker import MemoryTracker
     from smallmind.nn.cache import KeyValueCache
@@ -56,11 +54,13 @@ if TYPE_CHECKING:
     from smallmind.training.preferences import Preferences
     from smallmind.training.profiler import TrainingProfiler
     from smallmind.training.training import Training
+    from smallmind.writing.chat import Chat
+    from smallmind.writing.generation import generate, generate_samples
 
 # Public name -> its module, which is imported when the name is first used.
 _EXPORTS = {
     "AdamW": "smallmind.optim.adamw",
-    "Chat": "smallmind.chat",
+    "Chat": "smallmind.writing.chat",
     "CheckpointManager": "smallmind.nn.recompute",
     "CheckpointStrategy": "smallmind.settings.config",
     "Distillation": "smallmind.training.distillation",
@@ -87,13 +87,13 @@ _EXPORTS = {
     "TransformerModel": "smallmind.nn.transformer",
     "__version__": "smallmind.settings.config",
     "export": "smallmind.exchange.format",
-    "generate": "smallmind.generation",
-    "generate_samples": "smallmind.generation",
+    "generate": "smallmind.writing.generation",
+    "generate_samples": "smallmind.writing.generation",
     "gradient_check": "smallmind.nn.gradient_check",
     "load": "smallmind.runs.loading",
-    "matmul": "smallmind.linalg",
-    "matmul_transpose_a": "smallmind.linalg",
-    "matmul_transpose_b": "smallmind.linalg",
+    "matmul": "smallmind.kernels.linalg",
+    "matmul_transpose_a": "smallmind.kernels.linalg",
+    "matmul_transpose_b": "smallmind.kernels.linalg",
     "set_threads": "smallmind.runs.threads",
 }
 

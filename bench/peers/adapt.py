@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smallmind.bench.timing import serve
+from smallmind.kernels.timing import serve
 from smallmind.memory.tracker import peak_resident_bytes
 
 RATE, WEIGHT_DECAY = 1e-4, 0.01

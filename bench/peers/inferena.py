@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from smallmind import ModelConfig, TransformerModel
-from smallmind.bench.timing import Contestant, serve, turn
 from smallmind.files import safetensors
+from smallmind.kernels.timing import Contestant, serve, turn
 from smallmind.memory.tracker import peak_resident_bytes
 
 T = 128

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from smallmind import AdamW, ModelConfig, TransformerModel
-from smallmind.bench.timing import serve
+from smallmind.kernels.timing import serve
 from smallmind.memory.tracker import peak_resident_bytes
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.text.chat import KINDS

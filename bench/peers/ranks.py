@@ -15,8 +15,8 @@ import time
 import numpy as np
 
 from smallmind import Training, TrainingConfig, TransformerModel
-from smallmind.bench.timing import Stopwatch
 from smallmind.kernels.codegen.threads import bind_to_cores, set_threads
+from smallmind.kernels.timing import Stopwatch
 from smallmind.parallel.group import Group
 from smallmind.parallel.launch import join
 from smallmind.text.char_tokenizer import CharTokenizer

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.bench.timing import Contestant
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.alignment import aligned_empty, aligned_zeros
 from smallmind.kernels.ceilings import multiply_add, multiply_bfloat16
@@ -20,6 +19,7 @@ from smallmind.kernels.description import muon_operations
 from smallmind.kernels.half import BFLOAT16, round_to, to_float32
 from smallmind.kernels.quantised import Q4_0, Q8_0, quantise
 from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
+from smallmind.kernels.timing import Contestant
 
 try:
     import torch

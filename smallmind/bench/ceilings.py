@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from smallmind.bench.timing import Contestant, take_in_turn
 from smallmind.kernels.ceilings import copy, multiply_add
 from smallmind.kernels.codegen.simd import LANES
 from smallmind.kernels.codegen.threads import set_threads, threads
+from smallmind.kernels.timing import Contestant, take_in_turn
 
 
 class Copy:

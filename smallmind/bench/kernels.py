@@ -9,9 +9,9 @@ import numpy as np
 
 from smallmind.bench.cases import KERNELS, Case, Kernel, Shape
 from smallmind.bench.ceilings import Copy, copy_rate, multiply_add_rate, one_thread
-from smallmind.bench.timing import Contestant, Times, take_in_turn
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.half import to_float32
+from smallmind.kernels.timing import Contestant, Times, take_in_turn
 
 
 def measure(kernel: Kernel, shape: Shape, rounds: int) -> dict[str, object]:

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 
 from smallmind.bench import CPUS
+from smallmind.console.signals import deferred
 from smallmind.settings.config import __version__
-from smallmind.signals import deferred
 
 THREADS = "NUMBA_NUM_THREADS"
 COUNTS = (THREADS, "OPENBLAS_NUM_THREADS")

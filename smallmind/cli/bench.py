@@ -281,7 +281,7 @@ def _is_disturbed(found: Any) -> bool:
 
 
 def _kernel_row(record: Record) -> dict[str, str]:
-    from smallmind.bench.timing import duration
+    from smallmind.kernels.timing import duration
 
     times = record["times"]
     ours = times["ours"]["median"]
@@ -422,7 +422,7 @@ def _read(file: Path, what: str) -> Record:
 
 def _compare(console: Console, before: Record, now: Record, file: Path) -> None:
     """Prints the times of both, and their ratios."""
-    from smallmind.bench.timing import duration
+    from smallmind.kernels.timing import duration
 
     earlier, later = _seconds(before), _seconds(now)
     both = [name for name in later if name in earlier]

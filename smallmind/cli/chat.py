@@ -25,7 +25,7 @@ from smallmind.settings.config import GenerationConfig
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
-    from smallmind.chat import Chat
+    from smallmind.writing.chat import Chat
 
 HELP = """\
 /system TEXT       says who the model is, and begins anew
@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Answers each question until there are no more."""
     config = generation_of(options)
-    from smallmind.chat import Chat
     from smallmind.runs.loading import find
+    from smallmind.writing.chat import Chat
 
     notes, path = Console(sys.stderr), run_of(options)
     with activity.showing_on(notes.activity):

@@ -25,8 +25,8 @@ from smallmind.settings.config import GenerationConfig
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
-    from smallmind.generation import Writer
     from smallmind.runs.loading import Loaded
+    from smallmind.writing.generation import Writer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,8 +74,8 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("--template is for prompts that are typed: add --interactive")
     if options.template and "{}" not in options.template:
         raise InputError("--template needs {} in place of the prompt, as in 'Q: {}\\nA:'")
-    from smallmind.generation import Writer
     from smallmind.runs.loading import find
+    from smallmind.writing.generation import Writer
 
     notes, path = Console(sys.stderr), run_of(options)
     with activity.showing_on(notes.activity):
@@ -137,7 +137,7 @@ def _print_samples(writer: "Writer", prompt: str, path: Path, notes: Console, as
 
 def _converse(loaded: "Loaded", template: str, config: GenerationConfig, notes: Console) -> int:
     """Reads prompts until the end of the input, and continues each, in the template's place."""
-    from smallmind.generation import Writer
+    from smallmind.writing.generation import Writer
 
     for line in typed_lines(notes):
         prompt = template.replace("{}", line) if template else line

@@ -17,9 +17,9 @@ from smallmind.cli.console import error_line
 from smallmind.cli.errors import EXPECTED, message_of, status_of
 from smallmind.cli.signals import ENDING
 from smallmind.console import activity
+from smallmind.console.signals import handling
 from smallmind.parallel.environment import rank
 from smallmind.settings.config import TrainingConfig, __version__
-from smallmind.signals import handling
 
 if sys.platform != "win32":
     import fcntl

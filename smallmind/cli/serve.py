@@ -18,7 +18,7 @@ from smallmind.checks import InputError
 from smallmind.cli.console import Console
 from smallmind.cli.flags import add_precision, find_run
 from smallmind.cli.signals import ENDING, handled
-from smallmind.signals import handling, impatience
+from smallmind.console.signals import handling, impatience
 
 if TYPE_CHECKING:
     import uvicorn

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from smallmind.console.signals import handling, impatience, raising
 from smallmind.parallel.environment import launched
-from smallmind.signals import handling, impatience, raising
 
 if TYPE_CHECKING:
     from smallmind.cli.console import Console

@@ -15,10 +15,10 @@ from smallmind.cli.console import Console, full_width, shorten
 from smallmind.cli.flags import add_setting_flags, choices_of_run
 from smallmind.cli.signals import ENDING, handled
 from smallmind.console.activity import duration
+from smallmind.console.signals import handling, impatience
 from smallmind.console.table import GAP, Table
 from smallmind.parallel.environment import python
 from smallmind.settings.sources import FIELDS, flag_of
-from smallmind.signals import handling, impatience
 
 if TYPE_CHECKING:
     from smallmind.runs.sweep import Plan, PlannedRun

@@ -15,8 +15,7 @@ CELL, TEXT_CELL = "# %%", "# %% [markdown]"
 
 def lessons() -> list[Path]:
     """The files of all lessons, in order."""
-    found = Path(__file__).parent.glob("lesson*.py")
-    return sorted(found, key=lambda path: int(short_name(path)))
+    return sorted(Path(__file__).parent.glob("lesson*.py"))
 
 
 def pages() -> list[Path]:
@@ -29,7 +28,7 @@ def pages() -> list[Path]:
 def short_name(path: Path) -> str:
     """The name of a page in a command: the number of a lesson, or the name of another page."""
     numbered = re.match(r"lesson(\d+)_", path.stem)
-    return numbered[1] if numbered else path.stem
+    return str(int(numbered[1])) if numbered else path.stem
 
 
 def title(path: Path) -> str:

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from smallmind.checks import check_type
+from smallmind.console.signals import deferred
 from smallmind.kernels.alignment import ALIGNMENT, aligned_empty
-from smallmind.signals import deferred
 
 MAX_REQUESTS = 4096  # sizes whose bucket a pool remembers
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from smallmind.checks import InputError
 from smallmind.console import activity
+from smallmind.console.signals import Stopped
 from smallmind.parallel.shards import bounds
-from smallmind.signals import Stopped
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -6,6 +6,7 @@ from contextlib import closing
 
 from smallmind.checks import InputError, count_of
 from smallmind.console.activity import clock
+from smallmind.console.signals import stopping_on_interrupt
 from smallmind.memory.tracker import MemoryTracker
 from smallmind.runs import pace
 from smallmind.runs.chat_recipe import evaluated_in_time
@@ -14,7 +15,6 @@ from smallmind.runs.files import MODEL
 from smallmind.runs.parallel import announce
 from smallmind.runs.saved import SavedRun
 from smallmind.runs.threads import use_threads
-from smallmind.signals import stopping_on_interrupt
 from smallmind.text.samplers import Epochs
 from smallmind.training.after_save import AfterSave
 from smallmind.training.answers import FEWEST_ASKED

@@ -20,9 +20,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from smallmind.chat import Prompt, prompt_of
 from smallmind.checks import InputError
-from smallmind.decoder import Continuation, Token
 from smallmind.serve.asked import (
     Fields,
     body_of,
@@ -40,6 +38,8 @@ from smallmind.serve.errors import APIError
 from smallmind.serve.models import Entry, Loaded, Models
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.writing.chat import Prompt, prompt_of
+from smallmind.writing.decoder import Continuation, Token
 
 COMPLETION_TOKENS = 16  # OpenAI's default
 CHAT_TOKENS = 500

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from smallmind.checks import InputError
-from smallmind.decoder import Continuation, Decoder, Token
+from smallmind.writing.decoder import Continuation, Decoder, Token
 
 PART_OPERATIONS = 2e9  # of the part of a prompt that is read between two tokens of other texts
 SHORTEST, LONGEST = 16, 512  # such parts, in tokens

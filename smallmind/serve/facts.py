@@ -9,9 +9,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from smallmind.charts.curve import Curve
-from smallmind.chat import prompt_of
 from smallmind.checks import InputError, number
-from smallmind.sampling import alternatives
 from smallmind.serve.api import API
 from smallmind.serve.asked import Fields, check_length, turns_of
 from smallmind.serve.errors import APIError
@@ -19,6 +17,8 @@ from smallmind.serve.models import Entry, Loaded
 from smallmind.serve.security import POLICY
 from smallmind.settings.config import __version__
 from smallmind.views.run_view import PLOTTED, RunView, State
+from smallmind.writing.chat import prompt_of
+from smallmind.writing.sampling import alternatives
 
 MOST_POINTS = 400  # of a curve
 MOST_SAMPLES = 20

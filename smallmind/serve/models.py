@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smallmind.decoder import Decoder
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.files import model_in
@@ -19,6 +18,7 @@ from smallmind.training import checkpoint
 from smallmind.training.state import RunState
 from smallmind.views.listing import find_runs
 from smallmind.views.run_view import RunView
+from smallmind.writing.decoder import Decoder
 
 MOST_LOADED = 4  # models in memory at a time, unless more are in use
 FRESH = 2.0  # seconds for which the list of runs is kept

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from smallmind.nn.transformer import TransformerModel
-from smallmind.tasks.answers import MORE, Asked, answers
 from smallmind.tasks.likelihood import Scorer
 from smallmind.tasks.task import Item, Judged, Record, Task, as_text
 from smallmind.text.chat import USER, Turn
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.writing.answers import MORE, Asked, answers
 
 PROMPTS = ("prompt", "question", "query", "instruction", "context", "input", "text")
 ANSWERS = ("answer", "answers", "completion", "response", "output", "target", "label")

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from smallmind.console import activity
-from smallmind.decoder import check_tokenizer
 from smallmind.exchange.published import beginning_of
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.packing import pack
 from smallmind.text.tokenizer import Tokenizer, special_names
+from smallmind.writing.decoder import check_tokenizer
 
 WINDOW = 512  # tokens, unless a text needs more: longer windows gain nothing
 TOGETHER = 4096  # tokens

@@ -7,11 +7,11 @@ import numpy as np
 
 from smallmind.console.activity import clock
 from smallmind.nn.transformer import TransformerModel
-from smallmind.tasks.answers import MORE, Asked, answers, written
 from smallmind.text.conversations import PackedDataset, Question
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.records import AnswersRecord
+from smallmind.writing.answers import MORE, Asked, answers, written
 
 MOST_ASKED, MOST_SHOWN = 100, 12
 FEWEST_ASKED = 4  # however long they take

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from smallmind.checks import InputError
 from smallmind.console import activity
+from smallmind.console.signals import Stopped
 from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.optim.optimizer import rate_settings
-from smallmind.signals import Stopped
 from smallmind.training.checkpoint import Saver
 from smallmind.training.clock import StepClock
 from smallmind.training.gradients import Gradients, passes_in_step

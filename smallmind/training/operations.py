@@ -138,9 +138,9 @@ def run_at_ceiling(precision: Precision) -> int:
 
 @functools.cache
 def _ceiling(threads: int, precision: Precision) -> float:
-    from smallmind.bench.timing import Contestant, turn
     from smallmind.kernels.codegen.cache import CheckedFiles
     from smallmind.kernels.codegen.cache_directory import cache_directory
+    from smallmind.kernels.timing import Contestant, turn
 
     count = run_at_ceiling(precision)
     contestant = Contestant(lambda: run_at_ceiling(precision))

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 import numpy as np
 
 from smallmind.console import activity
-from smallmind.generation import generate
 from smallmind.kernels.description import KERNELS
 from smallmind.memory.tensor_pool import TensorPool, unbacked
 from smallmind.nn.backend import NoKernels, dry_run_backend
@@ -25,6 +24,7 @@ from smallmind.training.distillation import Distillation
 from smallmind.training.operations import multiply_add_ceiling
 from smallmind.training.step_threads import on_one_thread
 from smallmind.training.training import Training
+from smallmind.writing.generation import generate
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 STEPS = 3  # the second is recorded, the third repeated

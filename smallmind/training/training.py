@@ -11,8 +11,8 @@ from typing import Any
 
 from smallmind.checks import InputError, check_field, check_type, suggesting
 from smallmind.console import activity
+from smallmind.console.signals import Stopped, stopping_on_interrupt
 from smallmind.files.lock import RunLock
-from smallmind.generation import generate
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer
@@ -20,7 +20,6 @@ from smallmind.optim.schedule import Schedule
 from smallmind.parallel.group import ALONE, Group
 from smallmind.parallel.shards import check_size
 from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
-from smallmind.signals import Stopped, stopping_on_interrupt
 from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import count_steps, make_sampler
@@ -65,6 +64,7 @@ from smallmind.training.records import (
 from smallmind.training.spikes import Spikes
 from smallmind.training.state import RunState, StateCopy
 from smallmind.training.step_threads import choosing_threads
+from smallmind.writing.generation import generate
 
 SNAPSHOT_EVERY = 100  # steps
 SAMPLE_TOKENS = 400

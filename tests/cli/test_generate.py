@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 
-from smallmind import Run, generation
+from smallmind import Run
+from smallmind.writing import generation
 from tests.programs import edited
 
 TEXT = "abcdefgh\n" * 200

@@ -148,7 +148,9 @@ def test_everything_that_reads_a_text_begins_it_once(begins, tokenizer):
     (begin,) = tokenizer.beginning
     model = smallmind.load(begins, precision="float32")[0]
     ids = tokenizer.encode(PROMPT).tolist()
-    writer = smallmind.generation.Writer(model, tokenizer, PROMPT, smallmind.GenerationConfig())
+    writer = smallmind.writing.generation.Writer(
+        model, tokenizer, PROMPT, smallmind.GenerationConfig()
+    )
     assert writer.ids.tolist() == [begin, *ids]
     scorer = Scorer(model, tokenizer)
     assert scorer.encode_each([PROMPT, BEGIN + PROMPT], begins=True)[0].tolist() == [begin, *ids]

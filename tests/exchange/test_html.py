@@ -14,16 +14,16 @@ from smallmind import InputError, Tokenizer, TransformerModel, parts
 from smallmind.exchange.format import padded
 from smallmind.exchange.number_types import NUMBER_TYPES
 from smallmind.files import durable
-from smallmind.generation import Writer
 from smallmind.kernels.bpe.characters import LETTER, NUMBER, OTHER, character_classes
 from smallmind.kernels.half import FLOAT16, round_to, to_float32
 from smallmind.kernels.quantised import Q8_0, dequantise, quantise
 from smallmind.randomness import hash64
-from smallmind.sampling import Seen, choose
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.chat import Turn
 from smallmind.text.stories import built_in_text
 from smallmind.text.templates import HEADERS, TEMPLATES, fit_template
+from smallmind.writing.generation import Writer
+from smallmind.writing.sampling import Seen, choose
 from tests.exchange import chat
 from tests.exchange.full import Full
 from tests.exchange.models import MODELS, tokenizer_of
@@ -92,7 +92,7 @@ def tmp_file(page, calls):
 
 def written(model, tokenizer, prompt, **settings):
     return "".join(
-        smallmind.generation.stream(model, tokenizer, prompt, GenerationConfig(**settings))
+        smallmind.writing.generation.stream(model, tokenizer, prompt, GenerationConfig(**settings))
     )
 
 

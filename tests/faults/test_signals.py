@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from smallmind import decoder, signals
 from smallmind.cli.signals import STOPPING, ending_on_signals
+from smallmind.console import signals
 from smallmind.files import durable
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.run import Run
@@ -24,6 +24,7 @@ from smallmind.training.checkpoint import newest
 from smallmind.training.live_state import LiveState
 from smallmind.training.training import Training
 from smallmind.views.listing import find_runs
+from smallmind.writing import decoder
 from tests.faults.disk import Quick
 from tests.faults.runs import FLAGS, outcome, status, train, write_text
 from tests.programs import last_of_each, started

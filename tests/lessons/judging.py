@@ -12,7 +12,7 @@ from smallmind.lessons import judge, lessons
 
 
 def source_of(number):
-    (path,) = (path for path in lessons() if path.stem.startswith(f"lesson{number}_"))
+    (path,) = (path for path in lessons() if path.stem.startswith(f"lesson{number:02}_"))
     return path.read_text(encoding="utf-8")
 
 

@@ -12,7 +12,9 @@ from tests.programs import output_of
 
 def test_lessons_are_numbered_and_have_titles():
     names = [path.stem for path in lessons()]
-    assert [name.split("_")[0] for name in names] == [f"lesson{i + 1}" for i in range(len(names))]
+    assert [name.split("_")[0] for name in names] == [
+        f"lesson{i:02}" for i in range(1, len(names) + 1)
+    ]
 
 
 EVERY = pytest.mark.parametrize("path", pages(), ids=short_name)

@@ -12,10 +12,10 @@ from smallmind import (
     TransformerModel,
     gradient_check,
 )
-from smallmind.generation import generate
 from smallmind.kernels import compiled, reference
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.writing.generation import generate
 
 V, T, DOCUMENT = 11, 24, 3
 ARCHS = ARCHITECTURES | {

@@ -13,12 +13,12 @@ from smallmind.checks import InputError
 from smallmind.cli import main
 from smallmind.cli.console import Console
 from smallmind.cli.memory import check_memory, make_plan
+from smallmind.console.signals import Stopped
 from smallmind.memory import available
 from smallmind.parallel import environment, launch
 from smallmind.parallel.group import ALONE, Group
 from smallmind.parallel.shards import bounds
 from smallmind.settings.settings import Settings
-from smallmind.signals import Stopped
 
 NAMES = (*environment.SIZES, *environment.RANKS)
 

@@ -9,8 +9,8 @@ import time
 import psutil
 import pytest
 
-from smallmind import signals
 from smallmind.checks import InputError
+from smallmind.console import signals
 from smallmind.files.lock import RunLock
 from smallmind.training.checkpoint import newest
 from tests.faults.runs import FLAGS, outcome, status, train, write_text

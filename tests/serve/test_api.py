@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 import smallmind
-from smallmind.chat import Chat
-from smallmind.generation import generate, generate_samples
 from smallmind.serve.api import Answer, Limits
 from smallmind.serve.engine import prompt_part
+from smallmind.writing.chat import Chat
+from smallmind.writing.generation import generate, generate_samples
 from tests.serve.conftest import httpx, serving
 
 PROMPT = "The quick "

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind.decoder import Continuation, Decoder
 from smallmind.serve.engine import Busy, Engine, Line, Request
 from smallmind.settings.config import GenerationConfig
+from smallmind.writing.decoder import Continuation, Decoder
 from tests.serve.conftest import httpx, serving
 
 SLOTS = 2

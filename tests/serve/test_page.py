@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from smallmind.decoder import Decoder
+from smallmind.writing.decoder import Decoder
 from tests.runs.small import create
 from tests.serve.conftest import saved_model, serving
 

@@ -9,10 +9,10 @@ import pytest
 
 import smallmind
 from smallmind import Tokenizer
-from smallmind.decoder import Token
 from smallmind.serve import asked
 from smallmind.serve.api import Limits, _Shown
 from smallmind.text.chat import Turn
+from smallmind.writing.decoder import Token
 from tests.serve.conftest import httpx, saved_model, serving
 
 PROMPT = {"model": "text", "prompt": "fox", "temperature": 0}
@@ -335,7 +335,7 @@ def test_the_bytes_of_tokens_are_those_of_the_text(
     lead = " " if model == "qa" else ""
     ids = tokenizers[model].encode(lead + answer).tolist()
     writing = iter(ids)
-    monkeypatch.setattr("smallmind.decoder.choose_each", lambda *_: [next(writing)])
+    monkeypatch.setattr("smallmind.writing.decoder.choose_each", lambda *_: [next(writing)])
     body = {"model": model, "stop": stop, "max_tokens": len(ids), "stream": streams}
     if model == "text":
         path, body = "/v1/completions", {**body, "prompt": "it", "logprobs": 3}
@@ -383,7 +383,7 @@ def test_nothing_is_shown_of_a_character_that_the_last_token_leaves_unfinished(
     assert len(ids[1]) > count
     written = ids[0] + ids[1][:count]
     writing = iter(written)
-    monkeypatch.setattr("smallmind.decoder.choose_each", lambda *_: [next(writing)])
+    monkeypatch.setattr("smallmind.writing.decoder.choose_each", lambda *_: [next(writing)])
     body = {"model": "text", "prompt": "it", "logprobs": logprobs, "max_tokens": len(written)}
     found = client.post("/v1/completions", json=body).json()
     choice = found["choices"][0]
@@ -426,7 +426,7 @@ def test_offsets_are_those_of_the_text_also_in_a_stream(spoken, monkeypatch):
     found = []
     for streams in (False, True):
         writing = iter(ids)
-        monkeypatch.setattr("smallmind.decoder.choose_each", lambda *_: [next(writing)])  # noqa: B023
+        monkeypatch.setattr("smallmind.writing.decoder.choose_each", lambda *_: [next(writing)])  # noqa: B023
         text = client.post("/v1/completions", json={**body, "stream": streams}).text
         lines = [line[6:] for line in text.split("\n\n")[:-2]] if streams else [text]
         each = [json.loads(line)["choices"][0]["logprobs"] for line in lines]

@@ -137,7 +137,7 @@ def test_lm_eval_finds_what_it_finds_with_its_own_model_of_the_export(
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     from lm_eval.models.huggingface import HFLM
 
-    from smallmind.lm_eval import SmallmindLM
+    from smallmind.tasks.lm_eval import SmallmindLM
 
     path, exported = models
     ours, our_responses = responses(SmallmindLM(str(path)), tasks)
@@ -167,7 +167,7 @@ def test_lm_eval_ends_in_one_line_at_a_character_that_the_model_does_not_know(ta
     pytest.importorskip("lm_eval")
     rows = [{"good": "the cat", "bad": "the mat \u4e2d"}]
     (tasks / "sm_pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [sys.executable, "-P", "-m", "smallmind.lm_eval", "run", "--model", "smallmind"]
+    words = [sys.executable, "-P", "-m", "smallmind.tasks.lm_eval", "run", "--model", "smallmind"]
     words += ["--model_args", f"path={tmp_path / 'run'}", "--tasks", "sm_pairs"]
     home = {"HF_HOME": str(tmp_path / "home"), "HF_DATASETS_OFFLINE": "1"}
     result = finished([*words, "--include_path", str(tasks)], cwd=tmp_path, **home)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from smallmind import ModelConfig, Precision, TrainingConfig, TransformerModel
-from smallmind.bench import timing
 from smallmind.cli.console import Console
 from smallmind.cli.display import show_usage
+from smallmind.kernels import timing
 from smallmind.kernels.codegen import cache_directory
 from smallmind.kernels.description import described
 from smallmind.runs.event_file import scalars_of

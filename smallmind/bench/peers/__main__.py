@@ -10,7 +10,7 @@ import sys
 import time
 
 from smallmind.bench.peers.job import Job, Step
-from smallmind.bench.timing import serve, wait_for_idle_threads
+from smallmind.kernels.timing import serve, wait_for_idle_threads
 from smallmind.memory.tracker import peak_resident_bytes
 from smallmind.settings.config import Precision
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from smallmind.bench.timing import serve
+from smallmind.kernels.timing import serve
 
 
 class ThreadPools:

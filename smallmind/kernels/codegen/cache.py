@@ -23,11 +23,11 @@ from numba.core.serialize import dumps
 from numba.core.types.containers import BaseTuple
 
 from smallmind.console import activity
+from smallmind.console.signals import is_any_deferred
 from smallmind.files import durable
 from smallmind.files.lock import lock_byte
 from smallmind.kernels.codegen.cache_directory import SUFFIX, cache_directory, is_ours, warn
 from smallmind.kernels.codegen.sources import PACKAGE, modules
-from smallmind.signals import is_any_deferred
 
 PATIENCE = 60.0  # seconds to wait for another process that compiles the same; it may be stopped
 DIGEST = hashlib.sha256().digest_size  # bytes

@@ -26,6 +26,7 @@ from numba.core.typing.templates import ConcreteTemplate, infer_global
 
 from smallmind.checks import InputError
 from smallmind.console import activity
+from smallmind.console.signals import deferred, is_any_deferred
 from smallmind.kernels.codegen.cache import (
     EntryPointCache,
     KernelCache,
@@ -37,7 +38,6 @@ from smallmind.kernels.codegen.cache import (
 from smallmind.kernels.codegen.linking import LinkedLibrary, libraries
 from smallmind.kernels.codegen.recording import active
 from smallmind.kernels.codegen.threads import PARALLEL, limit_spinning, threads
-from smallmind.signals import deferred, is_any_deferred
 
 if numba.config.DISABLE_JIT:
     raise InputError(

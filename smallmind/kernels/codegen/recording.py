@@ -19,9 +19,9 @@ from llvmlite import ir
 from numba.core import types
 
 from smallmind.console.activity import clock_ns
+from smallmind.console.signals import deferred
 from smallmind.kernels.codegen.thread_choice import ThreadChoice
 from smallmind.kernels.codegen.threads import PARALLEL, one_thread, passes_choose, threads
-from smallmind.signals import deferred
 
 # Calls each function with its arguments until one fails -> 0, or what that one returned.
 _LOOP = """

@@ -1,6 +1,6 @@
 """A model of this package in lm_eval (https://github.com/EleutherAI/lm-evaluation-harness).
 
-    python -P -m smallmind.lm_eval run --model smallmind --model_args path=runs/book --tasks ...
+    python -P -m smallmind.tasks.lm_eval run --model smallmind --model_args path=runs/book ...
 
 takes all arguments of `lm_eval`. Its versions after 0.4.13 find the model by themselves:
 `lm_eval run --model smallmind ...` does the same with them.
@@ -15,11 +15,11 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.runs.loading import find
 from smallmind.settings.config import GenerationConfig
-from smallmind.tasks.answers import Asked, answers
 from smallmind.tasks.likelihood import Likelihood, Scored, Scorer
 from smallmind.text.chat import Turn
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import special_names
+from smallmind.writing.answers import Asked, answers
 
 try:
     from lm_eval.api.model import LM

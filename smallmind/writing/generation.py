@@ -8,10 +8,10 @@ import numpy as np
 
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.console import activity
-from smallmind.decoder import Continuation, Decoder, check_tokenizer
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.writing.decoder import Continuation, Decoder, check_tokenizer
 
 
 class Sample(NamedTuple):

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind import Chat, InputError, Tokenizer, TransformerModel, chat
+from smallmind import Chat, InputError, Tokenizer, TransformerModel
 from smallmind.text.chat import Turn
 from smallmind.text.templates import TEMPLATES, fit_template
+from smallmind.writing import chat
 
 
 class Speaker(TransformerModel):

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from smallmind import InputError, ModelConfig, Tokenizer, TransformerModel
-from smallmind.decoder import Continuation, Decoder
-from smallmind.generation import generate
-from smallmind.sampling import alternatives
 from smallmind.settings.config import GenerationConfig
 from smallmind.settings.presets import ARCHITECTURES
+from smallmind.writing.decoder import Continuation, Decoder
+from smallmind.writing.generation import generate
+from smallmind.writing.sampling import alternatives
 
 TEXT = "A quick brown fox jumps over the lazy dog.\n"
 TOKENIZER = Tokenizer(TEXT)

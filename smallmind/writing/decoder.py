@@ -10,9 +10,9 @@ from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.cache import KeyValueCache
 from smallmind.nn.transformer import TransformerModel
 from smallmind.randomness import hash64
-from smallmind.sampling import Alternatives, Drawing, Seen, alternatives, choose_each
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.writing.sampling import Alternatives, Drawing, Seen, alternatives, choose_each
 
 
 def check_tokenizer(model: TransformerModel, tokenizer: Tokenizer) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from smallmind import GenerationConfig, Tokenizer, Training, TransformerModel, generate
-from smallmind.generation import Writer, generate_samples, stream
+from smallmind.writing.generation import Writer, generate_samples, stream
 from tests.programs import refuses
 
 TEXT = "abcdefgh" * 200

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smallmind import GenerationConfig, InputError
-from smallmind.sampling import Seen, choose
+from smallmind.writing.sampling import Seen, choose
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
 

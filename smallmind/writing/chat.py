@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smallmind.checks import InputError, check_type, suggesting
-from smallmind.generation import Writer
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.chat import ASSISTANT, SYSTEM, USER, Format, Turn
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.writing.generation import Writer
 
 ROOM = 4  # an answer has a fourth of the context at least
 

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from smallmind.console import activity
-from smallmind.decoder import Continuation, Decoder
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.writing.decoder import Continuation, Decoder
 
 TOGETHER = 8  # answers
 MORE = 8  # tokens that an answer may be longer than the wanted one
