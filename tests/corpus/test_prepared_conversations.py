@@ -205,11 +205,11 @@ def test_preparing_many_takes_memory_that_does_not_grow_with_them(tmp_path, monk
     monkeypatch.setattr(chat, "LONGEST", 1 << 12)
     monkeypatch.setattr(preparation, "TOGETHER", 1 << 12)
     peaks = {}
-    for count in (500, 5_000):
+    for count in (250, 2_500):
         line = json.dumps({"question": "Who sat on the mat?", "answer": "The cat, " * 9})
         path = written(tmp_path / f"{count}.jsonl", f"{line}\n" * count)
         with traced():
             found = on_disk([path], tmp_path / f"{count}", 1 << 12, None, 10**6, tokenizer="byte")
             peaks[count] = tracemalloc.get_traced_memory()[1]
         assert len(found.tokens) > 100 * count
-    assert peaks[5_000] < peaks[500] + 100 * 5_000 // 4
+    assert peaks[2_500] < peaks[250] + 100 * 2_500 // 4

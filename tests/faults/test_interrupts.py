@@ -131,7 +131,7 @@ def moments(tmp_path_factory):
 # An interrupt between opening a file and `with` leaves it to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("is_reopened", [False, True], ids=["same object", "reopened"])
-@pytest.mark.parametrize("times", [20, pytest.param(200, marks=SLOW)])
+@pytest.mark.parametrize("times", [8, pytest.param(200, marks=SLOW)])
 def test_a_run_interrupted_anywhere_ends_as_if_undisturbed(
     tmp_path, quick_disk, moments, is_reopened, times
 ):
