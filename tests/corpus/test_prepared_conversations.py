@@ -19,6 +19,7 @@ from smallmind.text import chat
 from smallmind.text.chat import CUT, KINDS, LEARNED, START
 from smallmind.text.templates import TEMPLATES, format_of
 from tests.corpus.reading import conversations, written
+from tests.corpus.test_preparation import end_after
 from tests.corpus.texts import write_conversations
 from tests.corpus.writing import contents
 from tests.peaks import traced
@@ -132,18 +133,9 @@ def test_a_preparation_that_ended_anywhere_is_continued(
     folder, tmp_path, monkeypatch, fields, share
 ):
     expected = on_disk([folder], tmp_path / "unbroken", **fields)
-    appended, append = 0, preparation.ShardWriter.append
-
-    def append_some(self, ids, *arguments, **more):
-        nonlocal appended
-        append(self, ids, *arguments, **more)
-        appended += len(ids)
-        if appended >= share * len(expected.tokens):
-            raise EOFError
-
     monkeypatch.setattr(preparation, "TOGETHER", 20)
     with monkeypatch.context() as patch:
-        patch.setattr(preparation.ShardWriter, "append", append_some)
+        end_after(patch, share * len(expected.tokens))
         with pytest.raises(EOFError):
             on_disk([folder], tmp_path / "shards", **fields)
     with monkeypatch.context() as patch:
