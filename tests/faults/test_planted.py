@@ -24,6 +24,7 @@ ARGUMENTS = {
     "train": f"text.txt --out new {MODEL} 1",
     "prepare": "text.txt --out data",
     "check": f"text.txt {MODEL} 1",
+    "estimate": f"text.txt {MODEL} 1",
     "plan": "--help",
     "sweep": f"text.txt --out swept {MODEL} 1,2 --jobs 2",
     "chat": "run",

@@ -126,6 +126,7 @@ def test_loading_cached_kernels_does_not_initialise_the_compiler(package):
     assert not compiler_loaded()
 
 
+@pytest.mark.slow  # test_cache.py looks for the directory without compiling anything
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="permissions are those of POSIX")
 def test_the_cache_moves_if_home_is_not_a_directory(package):
     (package / "file").touch()
