@@ -107,6 +107,10 @@ class Loss:
         """Reads or creates what the steps need. InputError if that does not fit model and data."""
         self.check(model.config, data.block_size)
 
+    def seen(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Returns ids and targets (B, T) of a batch as the model sees them."""
+        return batch.ids, batch.targets
+
     def loss_and_gradients(
         self,
         model: TransformerModel,
