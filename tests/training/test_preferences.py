@@ -355,7 +355,7 @@ def test_trainings_on_pairs_are_refused_that_cannot_be():
     short = TransformerModel(TOKENIZER.vocab_size, 3, 16, 2, 2)
     with pytest.raises(InputError, match="must be at most the model's, 3"):
         Training(short, TOKENIZER, loss=training.loss)
-    with pytest.raises(TypeError, match="did you mean loss"):
+    with pytest.raises(TypeError, match="of Training; did you mean loss"):
         Training(training.model, TOKENIZER, los=training.loss)
     named = Training(training.model, TOKENIZER, preferences=training.loss)
     assert named.loss is training.loss
