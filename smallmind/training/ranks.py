@@ -23,7 +23,7 @@ class Ranks:
 
     def __init__(self, group: Group = ALONE, check_stop: Callable[[], object] = lambda: None):
         self._group, self._check_stop = group, check_stop
-        self.size, self.is_first = group.size, group.is_first
+        self.rank, self.size, self.is_first = group.rank, group.size, group.is_first
 
     def together(self, compute: Callable[[], Result]) -> list[Result]:
         """All of them compute something, or none -> the results of all."""
