@@ -286,10 +286,6 @@ class Distillation(Loss):
             "guessing",
         )
 
-    def pace_key(self) -> Any:
-        """Returns the settings and the shape of the teacher."""
-        return self.config, self.teacher_config
-
     def rows(self) -> list[list[str]]:
         """Names and values for the description of a run."""
         source = f"the {self.top_k} most likely tokens, from a cache"

@@ -198,10 +198,6 @@ class Loss:
         """Counts the bytes that `prepare` takes besides weights. Before `outlined`."""
         return 0
 
-    def pace_key(self) -> Any:
-        """Returns what the time of its passes depends on, as something with a `repr`."""
-        return None
-
     # Words.
 
     def rows(self) -> list[list[str]]:

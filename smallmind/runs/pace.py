@@ -195,12 +195,12 @@ def _key(training: Training, config: TrainingConfig) -> str:
     """Everything that the time of a run's parts depends on, but not how long it is."""
     from smallmind.kernels.codegen.threads import are_fixed, max_threads, threads
 
-    data, loss = training.data, training.loss
+    data, loss = training.data, (training.loss.name, training.loss.settings())
     settings = {name: value for name, value in vars(config).items() if name not in LENGTH}
     settings["precision"] = resolve_precision(config.requested_precision, training.model.backend)
     sizes = data.batch_size, data.block_size, data.held_out_batches, training.ranks.size
     machine = platform.node(), threads(), max_threads(), are_fixed()
-    parts = training.model.config, settings, loss.pace_key(), type(data).__name__, sizes, machine
+    parts = training.model.config, settings, loss, type(data).__name__, sizes, machine
     return repr((__version__, *parts))
 
 

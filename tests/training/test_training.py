@@ -177,9 +177,9 @@ def test_every_setting_reaches_the_optimizer(monkeypatch):
 
 def test_a_plateau_lowers_the_rate_after_evaluations(monkeypatch):
     training = small_training()
-    monkeypatch.setattr(
-        training, "evaluate", lambda step, _: EvaluationRecord(step, 1.0, 2.0, 7.4, 2.9, 2.9, 0.3)
-    )
+    found = 1.0, 2.0, 7.4, 2.9, 2.9, 0.3
+    evaluate = lambda step, _: EvaluationRecord(step, *found)  # noqa: E731
+    monkeypatch.setattr(training.evaluations, "evaluate", evaluate)
     config = TrainingConfig(
         steps=8,
         schedule="plateau",
