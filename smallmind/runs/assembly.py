@@ -7,6 +7,7 @@ from typing import NamedTuple
 from smallmind.checks import InputError, count_of
 from smallmind.corpus.preparation import Encoding
 from smallmind.nn.growing import grown
+from smallmind.nn.position import position_class
 from smallmind.nn.transformer import Base, TransformerModel
 from smallmind.parallel.group import ALONE, Group
 from smallmind.runs.files import TOKENIZER
@@ -14,6 +15,7 @@ from smallmind.runs.loading import Found, digest_of, find
 from smallmind.runs.source import ConversationSource, Source, TextSource
 from smallmind.runs.threads import use_threads
 from smallmind.settings.config import DistillationConfig, ModelConfig, RunConfig
+from smallmind.settings.rules import Start
 from smallmind.settings.settings import Settings
 from smallmind.text.char_tokenizer import CharTokenizer
 from smallmind.text.dataset import HELD_OUT, Dataset
@@ -49,10 +51,12 @@ class Initial(NamedTuple):
         return initial
 
     @property
-    def pairs(self) -> int | None:
-        """The tokens by which its pairs are numbered; None if it does not embed them."""
+    def start(self) -> Start:
+        """What settings follow from it."""
         config = self.config
-        return (config.bigram_vocab or config.vocab_size) if config.bigram_rows else None
+        pairs = (config.bigram_vocab or config.vocab_size) if config.bigram_rows else None
+        limits_context = position_class(config).limits_context
+        return Start(config, self.tokenizer.kind, limits_context, pairs)
 
     def write_to(self, model: TransformerModel) -> None:
         """Gives a model its weights, one after the other, with rows for tokens that it lacks."""

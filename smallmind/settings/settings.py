@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from smallmind.checks import InputError, check_type, nearest, shown_value
 from smallmind.settings.config import DistillationConfig, ModelConfig, RunConfig, TrainingConfig
@@ -40,6 +41,16 @@ def check_format(saved: Mapping[str, Any]) -> None:
         )
 
 
+class Origin(NamedTuple):
+    """What has set a field: a rule, and its sentence; or a preset, a file or a person."""
+
+    by: str
+    why: str = ""
+
+
+CHOSEN = Origin("chosen")  # by a flag, or an argument of a program
+
+
 @dataclass(frozen=True)
 class Settings:
     """Everything that describes a run: the model, its training, the run itself, a teacher."""
@@ -48,6 +59,7 @@ class Settings:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     run: RunConfig = field(default_factory=RunConfig)
     distillation: DistillationConfig = field(default_factory=DistillationConfig)
+    origins: Mapping[str, Origin] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, kind in SECTIONS.items():
@@ -55,15 +67,19 @@ class Settings:
                 check_type(name, getattr(self, name), kind)  # which explains it
 
     @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> "Settings":
+    def from_fields(
+        cls, fields: Mapping[str, Any], origins: Mapping[str, Origin] = MappingProxyType({})
+    ) -> "Settings":
         """Fields of the four configs by name -> settings. No two configs share a field name.
 
-        InputError for an unknown name or the first value that is out of range.
+        `origins` say what has set them, if that was not a person. InputError for an unknown name or
+        the first value that is out of range.
         """
         check_type("fields", fields, Mapping)
         _check_names(fields)
-        sections = {name: _own(kind, fields) for name, kind in SECTIONS.items()}
-        return cls(**{name: SECTIONS[name](**own) for name, own in sections.items()})
+        sections = {name: fields_of(kind, fields) for name, kind in SECTIONS.items()}
+        configs = {name: SECTIONS[name](**own) for name, own in sections.items()}
+        return cls(**configs, origins=origins)
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "Settings":
@@ -87,20 +103,30 @@ class Settings:
 
     @property
     def fields(self) -> dict[str, Any]:
-        return {name: x for config in vars(self).values() for name, x in vars(config).items()}
+        return {name: x for section in SECTIONS for name, x in vars(getattr(self, section)).items()}
 
-    def replace(self, **fields: Any) -> "Settings":
+    def explain(self) -> dict[str, Origin]:
+        """Returns what has set each field that is not a plain default, by its name.
+
+        Settings that were read from a run say "chosen" of each: only a new run knows more.
+        """
+        plain = {x.name: x.default for kind in SECTIONS.values() for x in dataclasses.fields(kind)}
+        changed = [name for name, value in self.fields.items() if value != plain[name]]
+        return {name: self.origins.get(name, CHOSEN) for name in changed}
+
+    def replace(self, by: Origin = CHOSEN, /, **fields: Any) -> "Settings":
         """Copies the settings with other values for these fields, whichever config has them.
 
-        InputError for an unknown name or a value out of range.
+        `by` is what `explain` says of them. InputError for an unknown name or a value out of range.
         """
         _check_names(fields)
         changed = {
-            name: dataclasses.replace(config, **own)
-            for name, config in vars(self).items()
-            if (own := _own(type(config), fields))
+            name: dataclasses.replace(getattr(self, name), **own)
+            for name, config in SECTIONS.items()
+            if (own := fields_of(config, fields))
         }
-        return dataclasses.replace(self, **changed)
+        origins = {**self.origins, **dict.fromkeys(fields, by)}
+        return dataclasses.replace(self, **changed, origins=origins)
 
 
 SECTIONS: dict[str, Any] = {
@@ -111,7 +137,8 @@ SECTIONS: dict[str, Any] = {
 }
 
 
-def _own(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+def fields_of(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those fields that a config of this kind has."""
     names = {field.name for field in dataclasses.fields(kind)}
     return {name: value for name, value in fields.items() if name in names}
 
