@@ -126,7 +126,7 @@ def fit(
     timed: Sequence[Trial] = (),
     processes: int = 1,
 ) -> Fields:
-    """The fields of the model and the batch for a run of the `minutes` of the choices.
+    """Chooses the model and the batch for a run of the `minutes` of the choices -> their fields.
 
     They are the size of the model, its block size, batch, dropout and weight decay, as far as they
     are not chosen, for a text of `tokens`, whose outcomes are `known`, and for this machine, of

@@ -42,7 +42,14 @@ from smallmind.runs.threads import choose_threads
 from smallmind.runs.trials import History
 from smallmind.settings.config import OF_BLOCKS, ModelConfig, Precision, RunConfig, TrainingConfig
 from smallmind.settings.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, SIZES, Fields
-from smallmind.settings.rules import Choices, Facts, Rule, evaluations_of_answers, resolve
+from smallmind.settings.rules import (
+    Choices,
+    Facts,
+    Rule,
+    evaluations_of_answers,
+    resolve,
+    with_defaults,
+)
 from smallmind.settings.settings import Origin, Settings, fields_of
 from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.packing import window_for
@@ -176,39 +183,36 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
         known["is_chat"] = bool(chosen.run.chat)
     if text is None and not initial:
         known["built_in"] = built_in_fields(known["is_chat"])
-    facts = Facts(**known)
-    run = RunConfig(**fields_of(RunConfig, resolve(choices, facts).given))
+    run = RunConfig(**fields_of(RunConfig, resolve(choices, Facts(**known)).given))
     encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
     source = read_source(text, run, encoding, cache)
     tokenizer = fit_tokenizer(run, source, encoding, initial)
     if initial:
         _check_grows(chosen, initial, tokenizer)
 
+    # What it makes of the windows may be asked before they are settled, and is made once.
     @functools.lru_cache(maxsize=1)
     def dataset(T: int, run: RunConfig) -> Dataset:
         return source.dataset(tokenizer, T, run)
 
     def dataset_for(fields: Fields) -> Dataset:
-        run = {"batch_size", "seed", "learn", "chat"} & fields.keys()
-        T = fields.get("block_size", ModelConfig.block_size)
-        return dataset(T, RunConfig(**{name: fields[name] for name in run}))
+        now = with_defaults(fields)
+        names = ("batch_size", "seed", "learn", "chat")
+        return dataset(now["block_size"], RunConfig(**{name: now[name] for name in names}))
 
     def steps_per_epoch(fields: Fields) -> int:
-        accumulated = fields.get("grad_accum_steps", TrainingConfig.grad_accum_steps)
-        return Epochs(dataset_for(fields), accumulated).steps
+        return Epochs(dataset_for(fields), with_defaults(fields)["grad_accum_steps"]).steps
 
-    facts = dataclasses.replace(
-        _with_text(facts, run, source, tokenizer),
-        steps_per_epoch=steps_per_epoch,
-        forecast=functools.partial(_forecast, source, tokenizer, cache),
-    )
+    known |= _facts_of_text(run, source, tokenizer)
+    forecast = functools.partial(_forecast, source, tokenizer, cache)
+    facts = Facts(**known, steps_per_epoch=steps_per_epoch, forecast=forecast)
     settings = settle(choices, facts)
     data = dataset_for(settings.fields)
     return Prepared(settings, source, tokenizer, data, initial, facts)
 
 
 def built_in_fields(is_chat: bool) -> Fields:
-    """The settings that were measured for the built-in stories or questions."""
+    """Returns the settings that were measured for the built-in stories or questions."""
     if is_chat:
         from smallmind.text import questions
 
@@ -216,31 +220,28 @@ def built_in_fields(is_chat: bool) -> Fields:
     return BUILT_IN_FIELDS
 
 
-def _with_text(facts: Facts, run: RunConfig, source: Source, tokenizer: Tokenizer) -> Facts:
-    """The facts with those of a text that has been read and encoded."""
-    facts = dataclasses.replace(facts, **about_tokens_on_disk(source))
+def _facts_of_text(run: RunConfig, source: Source, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns the facts of a text that has been read and encoded, by name."""
     report, separator = source.report, tokenizer.separator_token
-    between = (facts.of_tokens or {}).get("text_separator", run.text_separator)
+    several = report is not None and report.documents > 1
+    known = {
+        **about_tokens_on_disk(source),
+        "is_chat": source.is_chat,
+        "has_documents": several and tokenizer.is_learned and separator is not None,
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer": repr(tokenizer),
+        "separator": separator,
+        "precision": resolve_precision(Precision.AUTO, run.backend).value,
+    }
+    between = known.get("of_tokens", {}).get("text_separator", run.text_separator)
+    if between and run.mask_documents:
+        known["separator"] = tokenizer.token_of(between)
     if source.is_chat:
-        facts = dataclasses.replace(facts, conversations=report.conversations if report else 0)
+        known["conversations"] = report.conversations if report else 0
     if isinstance(source, ConversationSource):
-        facts = dataclasses.replace(
-            facts,
-            conversations=len(source.conversations),
-            window=lambda: window_for([len(tokens) for tokens in source.marked(tokenizer)]),
-        )
-    return dataclasses.replace(
-        facts,
-        is_chat=source.is_chat,
-        has_documents=tokenizer.is_learned
-        and separator is not None
-        and report is not None
-        and report.documents > 1,
-        vocab_size=tokenizer.vocab_size,
-        tokenizer=repr(tokenizer),
-        separator=tokenizer.token_of(between) if between and run.mask_documents else separator,
-        precision=resolve_precision(Precision.AUTO, run.backend).value,
-    )
+        known["conversations"] = len(source.conversations)
+        known["window"] = lambda: window_for([len(tokens) for tokens in source.marked(tokenizer)])
+    return known
 
 
 def about_tokens_on_disk(source: Source) -> dict[str, Any]:
@@ -256,7 +257,7 @@ def about_tokens_on_disk(source: Source) -> dict[str, Any]:
 
 
 def _forecast(source: Source, tokenizer: Tokenizer, cache: Path | None, choices: Choices) -> Fields:
-    """The model for the minutes that are chosen, after all that is known of the text."""
+    """Chooses the model for the minutes, after all that is known of the text -> its fields."""
     tokens, vocab_size = about_tokens(source, tokenizer), tokenizer.vocab_size
     if source.is_chat:
         return budget.fit(choices, tokens, vocab_size)
@@ -270,13 +271,13 @@ def _forecast(source: Source, tokenizer: Tokenizer, cache: Path | None, choices:
 def history_of(
     choices: Choices, source: Source, tokenizer: Tokenizer, folders: Sequence[Path], unique: int
 ) -> History:
-    """The outcomes of a text that are known in folders of runs, for runs of these choices."""
+    """Finds the outcomes of a text in folders of runs, for runs of these choices."""
     settings = choices.settings(Facts(**about_tokens_on_disk(source)))
     return History(folders, source.sha256, settings, tokenizer, unique, choices.given)
 
 
 def outline(choices: Choices, characters: int) -> Settings:
-    """The settings of a run with a text of this many characters, which is not read.
+    """Settles what it can of a run with a text of this many characters, which is not read.
 
     What follows from the text is missing: vocab_size, document_token, and steps if epochs are set.
     """
@@ -285,7 +286,7 @@ def outline(choices: Choices, characters: int) -> Settings:
     def forecast(choices: Choices) -> Fields:
         return budget.fit(choices, budget.tokens_of(resolve(choices).given, characters))
 
-    start = {"start": initial.start} if initial else {}
+    start: dict[str, Any] = {"start": initial.start} if initial else {}
     return choices.settings(Facts(characters=characters, forecast=forecast, **start))
 
 
@@ -313,7 +314,7 @@ BY_MACHINE = Origin("this machine", "As many threads as its cores and the size o
 
 
 def settle(choices: Choices, facts: Facts) -> Settings:
-    """The settings of a new run, with everything that follows from its facts and the machine.
+    """Settles the settings of a new run: all that follows from its facts and from the machine.
 
     InputError if they contradict each other, or the machine has fewer threads.
     """

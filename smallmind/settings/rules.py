@@ -195,7 +195,7 @@ def resolve(choices: Choices, facts: Facts = Facts()) -> Choices:
 
 
 def _override(fields: Fields, source: Fields) -> Fields:
-    """The fields with those of source, which replace their alternatives too."""
+    """Adds the fields of source, which replace their alternatives too."""
     for names in ALTERNATIVES.values():
         if any(name in source for name in names):
             fields = {name: value for name, value in fields.items() if name not in names}
@@ -219,7 +219,7 @@ SIZING = ("n_layer", "n_embd", "n_head", "n_kv_head", "minutes")
 
 
 def built_in_text(choices: Choices, facts: Facts) -> Fields:
-    """The built-in stories and questions have settings that were measured for them."""
+    """Takes the settings that were measured for the built-in stories or questions."""
     given = choices.given
     if choices.recipe != (CHAT_RECIPE if facts.is_chat else DEFAULT_RECIPE):
         return {}
@@ -235,7 +235,7 @@ def built_in_text(choices: Choices, facts: Facts) -> Fields:
 
 
 def tokenizer_by_length(choices: Choices, facts: Facts) -> Fields:
-    """The recipe learns tokens from a long text, and takes the characters of a short one."""
+    """Learns tokens from a long text, and takes the characters of a short one."""
     given = choices.given
     if choices.recipe is None or "tokenizer" in given or given.get("init_from"):
         return {}
@@ -243,7 +243,7 @@ def tokenizer_by_length(choices: Choices, facts: Facts) -> Fields:
 
 
 def dropout_and_width(choices: Choices, facts: Facts) -> Fields:
-    """A model keeps its width and its dropout: one that has never seen any is far worse with it."""
+    """Keeps the width of the model, and its dropout: new to any, it would be far worse."""
     config = facts.start.config
     return _unless_chosen({"dropout": config.dropout, "n_embd": config.n_embd}, choices.given)
 
@@ -260,7 +260,7 @@ UPDATE_TOKENS, LONG_UPDATE_TOKENS = 1024, 2048  # in an update; with many conver
 
 
 def conversations(choices: Choices, facts: Facts) -> Fields:
-    """Epochs, windows, batch and dropout follow from the number of conversations and their length.
+    """Chooses epochs, windows, batch and dropout by the number of conversations and their length.
 
     The windows of a size are for texts.
     """
@@ -289,7 +289,7 @@ def conversations(choices: Choices, facts: Facts) -> Fields:
 
 
 def document_masks(choices: Choices, facts: Facts) -> Fields:
-    """Attention stays inside each document where a learned tokenizer has a token between them."""
+    """Keeps attention inside each document where a learned tokenizer has a token between them."""
     given, recipe = choices.given, choices.recipe
     if facts.is_chat or not recipe or not RECIPES[recipe].masks_documents:
         return {}
@@ -303,7 +303,7 @@ FITTED = (*SHAPE, "block_size", "batch_size", "dropout", "weight_decay")  # to t
 
 
 def model_for_minutes(choices: Choices, facts: Facts) -> Fields:
-    """The model that learns most in the minutes on this machine, by a few passes that are timed.
+    """Chooses the model that learns most in the minutes on this machine, by timing a few passes.
 
     For conversations the rest follows from them.
     """
@@ -321,7 +321,7 @@ WIDE = 256  # channels from which a model is tuned with AdamW
 
 
 def tuned_with_adamw(choices: Choices, _: Facts) -> Fields:
-    """Adapters, and wide models that a run starts from, learn with AdamW."""
+    """Trains adapters, and wide models that the run starts from, with AdamW."""
     given = choices.given
     is_wide = given.get("init_from") and given.get("n_embd", 0) >= WIDE
     if choices.recipe and (given.get("lora_rank") or is_wide):
@@ -330,7 +330,7 @@ def tuned_with_adamw(choices: Choices, _: Facts) -> Fields:
 
 
 def settings_of_recipe(choices: Choices, _: Facts) -> Fields:
-    """The recipe sets what has not been chosen; a model that a run starts from has its own."""
+    """Takes what has not been chosen from the recipe, but no layers beside a starting model."""
     if choices.recipe is None:
         return {}
     found, given = RECIPES[choices.recipe], choices.given
@@ -349,7 +349,7 @@ TUNED_WIDTH, TUNING_POWER, LORA_POWER = 128, 1.5, 1.0
 
 
 def rates(choices: Choices, _: Facts) -> Fields:
-    """Rates follow from optimizer, batch and width, end at zero, and the fastest precision is used.
+    """Sets rates by optimizer, batch and width, ends them at zero, and asks for a fast precision.
 
     beta2 is 0.99 for 768 tokens per update and averages over as many tokens for any other number
     (Marek et al. 2025), but is at least 0.9.
@@ -378,7 +378,7 @@ def rates(choices: Choices, _: Facts) -> Fields:
 
 
 def starting_model(choices: Choices, facts: Facts) -> Fields:
-    """A run has the layers, the vocabulary and the kind of tokenizer of the model it starts from.
+    """Takes the layers, vocabulary and kind of tokenizer of the model that the run starts from.
 
     Only dropout is a free choice, and without an embedding of positions a shorter context; with
     conversations also a longer one, unless an adapter alone is trained. InputError if another of
@@ -404,12 +404,12 @@ def starting_model(choices: Choices, facts: Facts) -> Fields:
 
 
 def kind_of_text(_: Choices, facts: Facts) -> Fields:
-    """A text has conversations, or it has none."""
+    """Records if the text has conversations."""
     return {"chat": facts.is_chat}
 
 
 def tokens_on_disk(choices: Choices, facts: Facts) -> Fields:
-    """Tokens on disk have the tokenizer that they were encoded with.
+    """Takes the tokenizer that the tokens on disk were encoded with.
 
     InputError if another setting of it was chosen.
     """
@@ -425,7 +425,7 @@ def tokens_on_disk(choices: Choices, facts: Facts) -> Fields:
 
 
 def vocabulary(_: Choices, facts: Facts) -> Fields:
-    """The vocabulary is that of the tokenizer, and a model numbers pairs of tokens as before."""
+    """Takes the vocabulary of the tokenizer; a starting model numbers pairs of tokens as before."""
     fields: Fields = {"vocab_size": facts.vocab_size}
     if facts.start and facts.vocab_size > facts.start.config.vocab_size:
         fields["bigram_vocab"] = facts.start.pairs
@@ -433,7 +433,10 @@ def vocabulary(_: Choices, facts: Facts) -> Fields:
 
 
 def token_between_documents(choices: Choices, facts: Facts) -> Fields:
-    """Attention stops at the token between documents. InputError if there is none."""
+    """Stops attention at the token between documents.
+
+    InputError if there is none.
+    """
     now = with_defaults(choices.given)
     if not now["mask_documents"] or now["document_token"] is not None:
         return {}
@@ -446,19 +449,19 @@ def token_between_documents(choices: Choices, facts: Facts) -> Fields:
 
 
 def fast_precision(choices: Choices, facts: Facts) -> Fields:
-    """The precision auto is the fastest of this machine, as it would be another one elsewhere."""
+    """Replaces the precision auto by that of this machine: elsewhere it would be another one."""
     now = with_defaults(choices.given)
     return {"precision": facts.precision} if now["precision"] == Precision.AUTO else {}
 
 
 def lowest_rate(choices: Choices, _: Facts) -> Fields:
-    """The learning rate ends at a tenth of its peak, unless something else is said."""
+    """Ends the learning rate at a tenth of its peak, unless something else is chosen."""
     now = with_defaults(choices.given)
     return {"min_lr": now["learning_rate"] / 10} if now["min_lr"] is None else {}
 
 
 def steps(choices: Choices, facts: Facts) -> Fields:
-    """Epochs and the warmup become steps, by the number of windows of the text.
+    """Counts epochs and the warmup in steps, by the windows of the text.
 
     Those of a run by minutes are not known yet.
     """
@@ -485,7 +488,7 @@ EVALUATIONS = 10  # of a run on conversations, if there is time
 
 
 def evaluations_of_answers(choices: Choices, facts: Facts) -> Fields:
-    """Held-out answers are evaluated all along a run, in a share of its time."""
+    """Evaluates held-out answers all along a run, in a share of its time."""
     now = with_defaults(choices.given)
     is_chosen = not choices.given.keys().isdisjoint({"val_every", "val_batches"})
     if not facts.is_chat or choices.recipe != CHAT_RECIPE or is_chosen:

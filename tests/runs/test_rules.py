@@ -135,7 +135,7 @@ def test_train_explains_and_writes_nothing(text, tmp_path, capsys):
     assert lines["qk_norm"] == ["True", "recipe modern"]
     assert lines["learning_rate"] == ["0.01", "rule rates"]
     assert lines["text"] == ["book.txt", "TEXT"]
-    assert "rule rates: Rates follow from" in printed and "seed" not in lines
+    assert "rule rates: Sets rates by optimizer" in printed and "seed" not in lines
     assert sorted(path.name for path in tmp_path.iterdir()) == ["book.txt", "my.toml"]
     assert main(["train", "--explain", "--resume", "auto"]) == 2
 
