@@ -52,7 +52,7 @@ class Initial(NamedTuple):
 
     @property
     def start(self) -> Start:
-        """What settings follow from it."""
+        """Returns what settings follow from."""
         config = self.config
         pairs = (config.bigram_vocab or config.vocab_size) if config.bigram_rows else None
         limits_context = position_class(config).limits_context

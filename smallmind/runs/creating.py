@@ -204,8 +204,9 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
         return Epochs(dataset_for(fields), with_defaults(fields)["grad_accum_steps"]).steps
 
     known |= _facts_of_text(run, source, tokenizer)
-    forecast = functools.partial(_forecast, source, tokenizer, cache)
-    facts = Facts(**known, steps_per_epoch=steps_per_epoch, forecast=forecast)
+    if chosen.run.minutes:
+        known["forecast"] = functools.partial(_forecast, source, tokenizer, cache)
+    facts = Facts(**known, steps_per_epoch=steps_per_epoch)
     settings = settle(choices, facts)
     data = dataset_for(settings.fields)
     return Prepared(settings, source, tokenizer, data, initial, facts)

@@ -139,19 +139,24 @@ class Choices:
         return dataclasses.replace(self, given=self.given | fields)
 
     @functools.cached_property
+    def alone(self) -> "Choices":
+        """The choices with all that follows from them alone, while no fact is known."""
+        return resolve(self)
+
+    @property
     def fields(self) -> Fields:
         """All fields that are set, by choice or by the recipe; any other has its default.
 
         InputError for an unknown recipe or a value out of range.
         """
-        return resolve(self).given
+        return self.alone.given
 
-    def settings(self, facts: Facts = Facts()) -> Settings:
+    def settings(self, facts: Facts = NO_FACTS) -> Settings:
         """Returns the settings of a run, as far as they follow from the choices and the facts.
 
         InputError for an unknown name or a value out of range, and where choices contradict facts.
         """
-        settled = resolve(self, facts)
+        settled = self.alone if facts is NO_FACTS else resolve(self, facts)
         return Settings.from_fields(settled.given, settled.origins)
 
 
@@ -168,7 +173,7 @@ class Rule(NamedTuple):
         return Origin(f"rule {name}", (self.apply.__doc__ or "").partition("\n")[0])
 
 
-def resolve(choices: Choices, facts: Facts = Facts()) -> Choices:
+def resolve(choices: Choices, facts: Facts = NO_FACTS) -> Choices:
     """Applies the RULES whose facts are known, in order -> the choices with the fields they set.
 
     InputError for an unknown recipe, or a value that a rule cannot compute with.
@@ -487,11 +492,11 @@ def steps(choices: Choices, facts: Facts) -> Fields:
 EVALUATIONS = 10  # of a run on conversations, if there is time
 
 
-def evaluations_of_answers(choices: Choices, facts: Facts) -> Fields:
+def evaluations_of_answers(choices: Choices, _: Facts) -> Fields:
     """Evaluates held-out answers all along a run, in a share of its time."""
     now = with_defaults(choices.given)
     is_chosen = not choices.given.keys().isdisjoint({"val_every", "val_batches"})
-    if not facts.is_chat or choices.recipe != CHAT_RECIPE or is_chosen:
+    if choices.recipe != CHAT_RECIPE or is_chosen:
         return {}
     every = max(1, now["steps"] // EVALUATIONS)
     return {"val_every": every, "save_every": max(every, now["save_every"])}
@@ -517,5 +522,5 @@ RULES = (
     Rule(fast_precision, "precision"),
     Rule(lowest_rate, "vocab_size"),
     Rule(steps, "steps_per_epoch"),
-    Rule(evaluations_of_answers, "steps_per_epoch"),
+    Rule(evaluations_of_answers, "conversations"),
 )
