@@ -62,7 +62,7 @@ class Facts:
     window: Callable[[], int] = UNKNOWN  # -> tokens that nearly all conversations fit into
     has_documents: bool = UNKNOWN  # several, between which a learned tokenizer has a token
     vocab_size: int = UNKNOWN
-    tokenizer: str = UNKNOWN  # how it introduces itself
+    tokenizer: str = UNKNOWN  # in the words of an error
     separator: int | None = UNKNOWN  # the token between documents
     of_tokens: Fields = UNKNOWN  # settings of tokens on disk
     directory: str = UNKNOWN  # of tokens on disk
@@ -83,9 +83,7 @@ class Choices:
     size: str | None = None
     in_file: frozenset[str] = frozenset()  # the names of those that a TOML file sets
     is_default: bool = False  # the recipe, which the user has not named
-    origins: Mapping[str, Origin] = field(
-        default_factory=dict
-    )  # of those that were not chosen one by one
+    origins: Mapping[str, Origin] = field(default_factory=dict)  # what has set them
 
     @classmethod
     def of(
@@ -208,6 +206,7 @@ def _override(fields: Fields, source: Fields) -> Fields:
 
 
 def _unless_chosen(fields: Fields, given: Fields) -> Fields:
+    """Leaves out the fields that have been chosen."""
     return {name: value for name, value in fields.items() if name not in given}
 
 
