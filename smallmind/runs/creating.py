@@ -190,7 +190,7 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     if initial:
         _check_grows(chosen, initial, tokenizer)
 
-    # What it makes of the windows may be asked before they are settled, and is made once.
+    # The rule for epochs asks for it before the run does: it is made once.
     @functools.lru_cache(maxsize=1)
     def dataset(T: int, run: RunConfig) -> Dataset:
         return source.dataset(tokenizer, T, run)
