@@ -49,7 +49,7 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a text, a starting model and this machine say. Not all of it is known at once."""
+    """Facts about a text, a starting model and this machine. They are not all known at once."""
 
     # Before a text is read.
     characters: int = UNKNOWN  # about, as if each were a byte

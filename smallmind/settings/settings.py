@@ -42,7 +42,7 @@ def check_format(saved: Mapping[str, Any]) -> None:
 
 
 class Origin(NamedTuple):
-    """What has set a field: a rule, and its sentence; or a preset, a file or a person."""
+    """The source of a field: a rule, and its sentence; or a preset, a file or a person."""
 
     by: str
     why: str = ""
