@@ -18,7 +18,7 @@ from tabulate import tabulate
 from smallmind.kernels.codegen.threads import cores, let_passes_choose, set_threads
 from smallmind.runs.creating import prepare
 from smallmind.settings.presets import SIZES
-from smallmind.settings.sources import Choices
+from smallmind.settings.rules import Choices
 from smallmind.training.training import Training
 
 NAMES = ("nano", "tiny", "small")

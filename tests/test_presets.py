@@ -14,8 +14,9 @@ from smallmind.nn.network import declare_parameters
 from smallmind.runs import creating
 from smallmind.settings.config import SCHEDULES
 from smallmind.settings.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES
+from smallmind.settings.rules import Choices
 from smallmind.settings.settings import SECTIONS, Settings
-from smallmind.settings.sources import FIELDS, Choices, read_settings
+from smallmind.settings.sources import FIELDS, read_settings
 from smallmind.text.samplers import count_steps
 from smallmind.text.stories import built_in_text
 from smallmind.training.memory_estimate import estimate

@@ -21,12 +21,12 @@ from smallmind.settings.presets import (
     SIZES,
     Fields,
 )
+from smallmind.settings.rules import Choices
 from smallmind.settings.settings import RENAMED, SECTIONS
 from smallmind.settings.sources import (
     FIELDS,
     FOLLOWING,
     MODEL_FIELDS,
-    Choices,
     flag_of,
     without_effect,
 )

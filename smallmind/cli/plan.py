@@ -17,7 +17,8 @@ from smallmind.console import activity
 from smallmind.console.activity import duration
 from smallmind.console.table import Table, format_bytes
 from smallmind.runs.files import RUNS, paths_of
-from smallmind.settings.sources import FIELDS, Choices, flags_of
+from smallmind.settings.rules import Choices
+from smallmind.settings.sources import FIELDS, flags_of
 
 if TYPE_CHECKING:
     from smallmind.runs.budget import Size

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from smallmind.checks import InputError, count_of
 from smallmind.cli import check
-from smallmind.cli.console import Console
+from smallmind.cli.console import Console, shorten
 from smallmind.cli.flags import (
     add_training_flags,
     check_writable,
@@ -22,10 +22,10 @@ from smallmind.cli.flags import (
 from smallmind.cli.parallel import in_parallel
 from smallmind.console import activity
 from smallmind.console.live_line import can_print
-from smallmind.console.table import BOX
+from smallmind.console.table import BOX, Table
 from smallmind.parallel.environment import launched
 from smallmind.settings.config import NEUTRAL
-from smallmind.settings.settings import new_files
+from smallmind.settings.settings import CHOSEN, new_files
 from smallmind.settings.sources import FIELDS, flag_of
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from smallmind.parallel.group import Group
     from smallmind.runs.run import Run
 
+VALUE_WIDTH = 28  # characters of a value in a table of settings
 OTHER_MASKS = ("0.1.0",)  # versions whose dropout masks were different
 
 
@@ -44,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "so send it SIGUSR1 instead, which every MPI passes on."
     )
     parser.add_argument("--dry-run", action="store_true", help="only check, as `smallmind check`")
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="only print the settings that are not plain defaults, each with the rule, preset, "
+        "file or flag that sets it",
+    )
     parser.add_argument(
         "--resume",
         metavar="RUN",
@@ -76,6 +83,8 @@ def _run(options: argparse.Namespace, start: float, group: "Group") -> int:
         return _resume(options, start, group)
     if options.dry_run:
         return check.run(options)
+    if options.explain:
+        return _explain(options)
     from smallmind.parallel.shards import DEFAULT_SHARDS
     from smallmind.runs.parallel import Leader
     from smallmind.runs.run import Run
@@ -96,12 +105,33 @@ def _run(options: argparse.Namespace, start: float, group: "Group") -> int:
             created.discard_untrained()
 
 
+def _explain(options: argparse.Namespace) -> int:
+    """Prints where the settings of a new run come from; writes nothing -> exit status."""
+    from smallmind.runs.creating import prepare
+
+    console = Console()
+    with activity.showing_on(console.activity):
+        settings = prepare(choices_of_run(options)).settings
+    origins, values = settings.explain(), settings.fields
+    rows = []
+    for name, origin in origins.items():
+        flag = "TEXT" if name == "text" else flag_of(name)
+        value = f"{x:.6g}" if isinstance(x := values[name], float) else str(x)
+        rows.append([name, shorten(value, VALUE_WIDTH), flag if origin == CHOSEN else origin.by])
+    console.drawing(Table("", rows, ["setting", "value", "set by"], "<<<").columns())
+    console.line()
+    for by, why in sorted({origin for origin in origins.values() if origin.why}):
+        console.line(f"{by}: {why}")
+    console.line("All other settings have their defaults, which --help shows.")
+    return 0
+
+
 def _resume(options: argparse.Namespace, start: float, group: "Group") -> int:
     """Continues a run; only its length and what does not affect the result may change."""
     changeable = ("text", "threads", "steps", "epochs", *NEUTRAL)
     fixed = [name for name in vars(options) if name in FIELDS and name not in changeable]
     named = options.recipe, options.size, options.arch, options.preset, options.config
-    if fixed or any(named) or options.dry_run:
+    if fixed or any(named) or options.dry_run or options.explain:
         raise InputError(
             "--resume takes all settings from the run, except --steps to make it longer and the "
             "paths of a text that has moved; leave out the other flags"

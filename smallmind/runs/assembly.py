@@ -9,12 +9,14 @@ from smallmind.checks import InputError, count_of
 from smallmind.corpus.preparation import Encoding
 from smallmind.losses.loss import Outline
 from smallmind.nn.growing import grown
+from smallmind.nn.position import position_class
 from smallmind.nn.transformer import Base, TransformerModel
 from smallmind.runs.files import TOKENIZER
 from smallmind.runs.loading import Found, digest_of, find
 from smallmind.runs.source import ConversationSource, Source, TextSource
 from smallmind.runs.threads import use_threads
 from smallmind.settings.config import ModelConfig, RunConfig
+from smallmind.settings.rules import Start
 from smallmind.settings.settings import Settings
 from smallmind.text.char_tokenizer import CharTokenizer
 from smallmind.text.dataset import HELD_OUT, Dataset
@@ -48,10 +50,12 @@ class Initial(NamedTuple):
         return initial
 
     @property
-    def pairs(self) -> int | None:
-        """The tokens by which its pairs are numbered; None if it does not embed them."""
+    def start(self) -> Start:
+        """Returns what settings follow from."""
         config = self.config
-        return (config.bigram_vocab or config.vocab_size) if config.bigram_rows else None
+        pairs = (config.bigram_vocab or config.vocab_size) if config.bigram_rows else None
+        limits_context = position_class(config).limits_context
+        return Start(config, self.tokenizer.kind, limits_context, pairs)
 
     def write_to(self, model: TransformerModel) -> None:
         """Gives a model its weights, one after the other, with rows for tokens that it lacks."""

@@ -28,9 +28,10 @@ from smallmind.runs.scaling import (
 )
 from smallmind.runs.threads import choose_threads, use_threads
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
-from smallmind.settings.presets import CHAT_RECIPE, RECIPES, Fields
+from smallmind.settings.presets import Fields
+from smallmind.settings.rules import FITTED, Choices, resolve
 from smallmind.settings.settings import Settings
-from smallmind.settings.sources import MODEL_FIELDS, Choices
+from smallmind.settings.sources import MODEL_FIELDS
 from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.training import Training
@@ -66,8 +67,6 @@ class Size(NamedTuple):
     interval: tuple[float, float]  # of the losses of nine runs in ten
 
 
-CHOSEN = ("n_layer", "n_embd", "n_head", "block_size", "batch_size", "dropout", "weight_decay")
-SHAPE = ("n_layer", "n_embd", "n_head")
 HEAD, SMALL_HEAD = 32, 16  # channels of a head, and of one in a model that is not wide
 WIDE = 128
 WINDOW, LONG_WINDOW = 128, 256  # tokens; long ones teach less at first
@@ -126,36 +125,20 @@ def fit(
     known: Sequence[Outcome] = (),
     timed: Sequence[Trial] = (),
     processes: int = 1,
-) -> Choices:
-    """The choices with the model and the batch for a run of their `minutes`.
+) -> Fields:
+    """Chooses the model and the batch for a run of the `minutes` of the choices -> their fields.
 
-    Chooses the size of the model, its block size, batch, dropout and weight decay, as far as they
-    are not given, for a text of `tokens`, whose outcomes are `known`, and for this machine, of
-    which trials may tell how fast it is, or several `processes` like this one. Recipes that choose
-    nothing, and runs that start from a model, keep their own. InputError for a setting that is out
-    of range.
+    They are the size of the model, its block size, batch, dropout and weight decay, as far as they
+    are not chosen, for a text of `tokens`, whose outcomes are `known`, and for this machine, of
+    which trials may tell how fast it is, or several `processes` like this one. InputError for a
+    setting that is out of range.
     """
-    given = choices.given
-    if not fits(choices):
-        return choices
     # Refuses values that are out of range, before anything computes.
-    fields = choices.fields | {"vocab_size": vocab_size}
-    seconds = 60 * float(given["minutes"])
+    fields = resolve(choices).given | {"vocab_size": vocab_size}
+    seconds = 60 * float(fields["minutes"])
     costs = corrected(costs_of(choices, seconds, processes), timed)
-    sizes = sizes_for(given, fields, tokens, seconds, costs, law_for(known, seconds, costs))
-    found = best(sizes)
-    if choices.recipe != CHAT_RECIPE:
-        return choices.having(**found.fields)
-    return choices.having(**{name: found.fields[name] for name in SHAPE})
-
-
-def fits(choices: Choices) -> bool:
-    """True if anything about the model follows from the time that is given."""
-    given, recipe = choices.given, choices.recipe
-    if not given.get("minutes") or given.get("init_from"):
-        return False
-    names = SHAPE if recipe == CHAT_RECIPE else CHOSEN  # the rest follows from the conversations
-    return bool(recipe and RECIPES[recipe].fits) and any(name not in given for name in names)
+    law = law_for(known, seconds, costs)
+    return best(sizes_for(choices.given, fields, tokens, seconds, costs, law)).fields
 
 
 def tokens_per_step(fields: Fields) -> int:
@@ -250,7 +233,7 @@ def _fields(shape: Shape, given: Fields) -> Fields:
     size = given.get("head_size") or (HEAD if C >= WIDE else SMALL_HEAD)
     n_head = given.get("n_head") or next(h for h in range(max(1, C // size), 0, -1) if C % h == 0)
     own = {**shape._asdict(), "n_head": n_head, "n_embd": max(1, round(C / n_head)) * n_head}
-    return own | {name: given[name] for name in CHOSEN if name in given}
+    return own | {name: given[name] for name in FITTED if name in given}
 
 
 def parameters(fields: Fields) -> int | None:
@@ -292,10 +275,10 @@ def _timed(choices: Choices) -> list[Fields]:
 
     def models(given: Fields) -> dict[Shape, tuple[int | None, Fields]]:
         each = {shape: {"block_size": WINDOW} | _fields(shape, given) for shape in SHAPES}
-        counted = {x: (parameters(choices.fields | own), own) for x, own in each.items()}
+        counted = {x: (parameters(fields | own), own) for x, own in each.items()}
         return {shape: found for shape, found in counted.items() if found[0]}
 
-    given = choices.given
+    given, fields = choices.given, resolve(choices).given
     usable = models(given)
     if not usable:  # the error says why
         return [_fields(SHAPES[0], given)]

@@ -4,6 +4,7 @@ A text is read and encoded first, as some settings follow from it.
 """
 
 import dataclasses
+import functools
 import importlib.util
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -23,13 +24,6 @@ from smallmind.parallel import environment
 from smallmind.parallel.environment import launched
 from smallmind.runs import budget
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer, new_characters
-from smallmind.runs.chat_recipe import (
-    LONGEST,
-    chooses_evaluations,
-    evaluated_often,
-    for_built_in,
-    for_conversations,
-)
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import RUNS, TEXT, Text, default_directory, is_literal, paths_of
 from smallmind.runs.loading import find
@@ -46,11 +40,20 @@ from smallmind.runs.source import (
 from smallmind.runs.threads import choose_threads
 from smallmind.runs.trials import History
 from smallmind.settings.config import OF_BLOCKS, ModelConfig, Precision, RunConfig, TrainingConfig
-from smallmind.settings.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES
-from smallmind.settings.settings import Settings, new_files
-from smallmind.settings.sources import ALTERNATIVES, FIELDS, Choices, flag_of
+from smallmind.settings.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, SIZES, Fields
+from smallmind.settings.rules import (
+    Choices,
+    Facts,
+    Rule,
+    evaluations_of_answers,
+    resolve,
+    with_defaults,
+)
+from smallmind.settings.settings import Origin, Settings, fields_of, new_files
 from smallmind.text.dataset import HELD_OUT, Dataset
-from smallmind.text.samplers import count_steps
+from smallmind.text.packing import window_for
+from smallmind.text.samplers import Epochs
+from smallmind.text.stories import BUILT_IN_FIELDS
 from smallmind.text.templates import find_template
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.training import Training
@@ -71,7 +74,12 @@ class Prepared(NamedTuple):
     tokenizer: Tokenizer
     data: Dataset
     initial: Initial | None
-    limits_evaluations: bool = False  # to a share of the time of the run
+    facts: Facts
+
+    @property
+    def limits_evaluations(self) -> bool:
+        """True if they get a share of the time of the run: nobody has chosen them."""
+        return self.settings.origins.get("val_every") == Rule(evaluations_of_answers).origin
 
     def training(self) -> Training:
         """Builds the training, to look at it: no file of the loss is written."""
@@ -157,53 +165,97 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     is given. InputError if a setting is wrong, or the text is too short or does not fit the weights
     that the run starts from.
     """
-    if text is None:
-        choices = for_built_in(choices)
-    run = choices.settings().run  # before a long text is read
-    text = run.text if text is None else text
-    choices = _with_tokens(choices, about_characters(text, run))
-    settings = choices.settings()
-    run = settings.run
-    if settings.training.adapter and not run.init_from:
+    chosen = choices.settings()  # before a long text is read
+    text = chosen.run.text if text is None else text
+    characters = about_characters(text, chosen.run)
+    if chosen.training.adapter and not chosen.run.init_from:
         raise InputError(
-            f"lora_rank={settings.training.lora_rank} adapts a model: name it with --init-from"
+            f"lora_rank={chosen.training.lora_rank} adapts a model: name it with --init-from"
         )
-    initial = Initial.read(run)
+    initial = Initial.read(chosen.run)
+    known: dict[str, Any] = {"characters": characters}
     if initial:
-        choices = _as_trained(choices, initial)
-        settings = choices.settings()
+        known["start"] = initial.start
+    if text is None:
+        known["is_chat"] = bool(chosen.run.chat)
+    if text is None and not initial:
+        known["built_in"] = built_in_fields(known["is_chat"])
+    run = RunConfig(**fields_of(RunConfig, resolve(choices, Facts(**known)).given))
     encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
     source = read_source(text, run, encoding, cache)
     tokenizer = fit_tokenizer(run, source, encoding, initial)
-    if source.is_chat:
-        choices = for_conversations(choices, source, tokenizer, initial)
-        settings = choices.settings()
-    elif _masks_documents(choices, source, tokenizer):
-        choices = choices.having(mask_documents=True)
-        settings = choices.settings()
-    if budget.fits(choices):
-        choices = _fitted(choices, source, tokenizer, cache)
-        settings = choices.settings()
     if initial:
-        # A model learns a longer context with conversations, unless they train an adapter alone.
-        learns = source.is_chat and not settings.training.adapter
-        settings = with_initial(settings, initial, LONGEST if learns else 0)
-    settings = settings.replace(chat=source.is_chat)
-    settings = with_tokenizer(settings, source)
-    if initial and (added := tokenizer.vocab_size - initial.config.vocab_size) > 0:
-        _check_grows(settings, initial, tokenizer, added)
-        settings = settings.replace(vocab_size=tokenizer.vocab_size, bigram_vocab=initial.pairs)
-    T = settings.model.block_size
-    data = source.dataset(tokenizer, T, settings.run)
-    settings = resolve_settings(settings, data, tokenizer)
-    limits = source.is_chat and chooses_evaluations(choices)
-    if limits:
-        settings = evaluated_often(settings)
-    return Prepared(settings, source, tokenizer, data, initial, limits)
+        _check_grows(chosen, initial, tokenizer)
+
+    # The rule for epochs asks for it before the run does: it is made once.
+    @functools.lru_cache(maxsize=1)
+    def dataset(T: int, run: RunConfig) -> Dataset:
+        return source.dataset(tokenizer, T, run)
+
+    def dataset_for(fields: Fields) -> Dataset:
+        now = with_defaults(fields)
+        names = ("batch_size", "seed", "learn", "chat")
+        return dataset(now["block_size"], RunConfig(**{name: now[name] for name in names}))
+
+    def steps_per_epoch(fields: Fields) -> int:
+        return Epochs(dataset_for(fields), with_defaults(fields)["grad_accum_steps"]).steps
+
+    known |= _facts_of_text(run, source, tokenizer)
+    if chosen.run.minutes:
+        known["forecast"] = functools.partial(_forecast, source, tokenizer, cache)
+    facts = Facts(**known, steps_per_epoch=steps_per_epoch)
+    settings = settle(choices, facts)
+    data = dataset_for(settings.fields)
+    return Prepared(settings, source, tokenizer, data, initial, facts)
 
 
-def _fitted(choices: Choices, source: Source, tokenizer: Tokenizer, cache: Path | None) -> Choices:
-    """The choices with the model for their minutes, after all that is known of the text."""
+def built_in_fields(is_chat: bool) -> Fields:
+    """Returns the settings that were measured for the built-in stories or questions."""
+    if is_chat:
+        from smallmind.text import questions
+
+        return questions.BUILT_IN_FIELDS
+    return BUILT_IN_FIELDS
+
+
+def _facts_of_text(run: RunConfig, source: Source, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns the facts of a text that has been read and encoded, by name."""
+    report, separator = source.report, tokenizer.separator_token
+    several = report is not None and report.documents > 1
+    known = {
+        **about_tokens_on_disk(source),
+        "is_chat": source.is_chat,
+        "has_documents": several and tokenizer.is_learned and separator is not None,
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer": repr(tokenizer),
+        "separator": separator,
+        "precision": resolve_precision(Precision.AUTO, run.backend).value,
+    }
+    between = known.get("of_tokens", {}).get("text_separator", run.text_separator)
+    if between and run.mask_documents:
+        known["separator"] = tokenizer.token_of(between)
+    if source.is_chat:
+        known["conversations"] = report.conversations if report else 0
+    if isinstance(source, ConversationSource):
+        known["conversations"] = len(source.conversations)
+        known["window"] = lambda: window_for([len(tokens) for tokens in source.marked(tokenizer)])
+    return known
+
+
+def about_tokens_on_disk(source: Source) -> dict[str, Any]:
+    """Returns the facts of tokens that are on disk, by name; none of any other text."""
+    if not (isinstance(source, TokenSource) and source.is_given):
+        return {}
+    tokenizer, found = source.tokenizer, source.found
+    fields = {field: getattr(tokenizer, name) for name, field in tokenizer.settings.items()}
+    fields["tokenizer"] = tokenizer.kind
+    if not source.is_chat and found.separator != tokenizer.separator:
+        fields["text_separator"] = found.separator
+    return {"of_tokens": fields, "directory": str(found.place)}
+
+
+def _forecast(source: Source, tokenizer: Tokenizer, cache: Path | None, choices: Choices) -> Fields:
+    """Chooses the model for the minutes, after all that is known of the text -> its fields."""
     tokens, vocab_size = about_tokens(source, tokenizer), tokenizer.vocab_size
     if source.is_chat:
         return budget.fit(choices, tokens, vocab_size)
@@ -217,83 +269,30 @@ def _fitted(choices: Choices, source: Source, tokenizer: Tokenizer, cache: Path 
 def history_of(
     choices: Choices, source: Source, tokenizer: Tokenizer, folders: Sequence[Path], unique: int
 ) -> History:
-    """The outcomes of a text that are known in folders of runs, for runs of these choices."""
-    settings = with_tokenizer(choices.settings(), source)
+    """Finds the outcomes of a text in folders of runs, for runs of these choices."""
+    settings = choices.settings(Facts(**about_tokens_on_disk(source)))
     return History(folders, source.sha256, settings, tokenizer, unique, choices.given)
 
 
 def outline(choices: Choices, characters: int) -> Settings:
-    """The settings of a run with a text of this many characters, which is not read.
+    """Settles what it can of a run with a text of this many characters, which is not read.
 
     What follows from the text is missing: vocab_size, document_token, and steps if epochs are set.
     """
-    choices.settings()  # before anything computes
-    choices = _with_tokens(choices, characters)
-    choices = budget.fit(choices, budget.tokens_of(choices.fields, characters))
-    settings = choices.settings()
-    initial = Initial.read(settings.run)
-    return with_initial(_as_trained(choices, initial).settings(), initial) if initial else settings
+    initial = Initial.read(choices.settings().run)
+
+    def forecast(choices: Choices) -> Fields:
+        return budget.fit(choices, budget.tokens_of(resolve(choices).given, characters))
+
+    start: dict[str, Any] = {"start": initial.start} if initial else {}
+    return choices.settings(Facts(characters=characters, forecast=forecast, **start))
 
 
-def _as_trained(choices: Choices, initial: Initial) -> Choices:
-    """The choices with the dropout that a model was trained with, if nothing else was said.
-
-    A model that has never seen any predicts far worse with it. And with its width, which the rates
-    of recipes follow.
-    """
-    own = {"dropout": initial.config.dropout, "n_embd": initial.config.n_embd}
-    return choices.having(**own | choices.given)
-
-
-def _with_tokens(choices: Choices, characters: int | None) -> Choices:
-    """The choices with the tokenizer of the recipe for so many characters, unless one was given."""
-    given, recipe = choices.given, choices.recipe
-    if recipe is None or "tokenizer" in given or given.get("init_from") or characters is None:
-        return choices
-    return choices.having(tokenizer=RECIPES[recipe].tokenizer_for(characters))
-
-
-def _masks_documents(choices: Choices, source: Source, tokenizer: Tokenizer) -> bool:
-    """True if the recipe keeps attention inside the documents of a text, and nothing else was said.
-
-    It does where there are several, between which a learned tokenizer has a token of its own.
-    """
-    given, recipe, report = choices.given, choices.recipe, source.report
-    if recipe is None or not RECIPES[recipe].masks_documents or given.get("init_from"):
-        return False
-    is_said = not given.keys().isdisjoint({"mask_documents", "text_separator"})
-    has_token = tokenizer.is_learned and tokenizer.separator_token is not None
-    return not is_said and has_token and report is not None and report.documents > 1
-
-
-def with_initial(settings: Settings, initial: Initial, longest: int = 0) -> Settings:
-    """The settings with the model and the kind of tokenizer that these weights need.
-
-    Only dropout is a free choice, and without an embedding of positions a shorter context, or one
-    that is at most the `longest`.
-    InputError if another of their settings was chosen differently.
-    """
-    config, chosen = initial.config, settings.fields
-    fixed = {**vars(config), "tokenizer": initial.tokenizer.kind}
-    fixed["mask_documents"] = config.document_token is not None
-    del fixed["dropout"], fixed["vocab_size"]
-    if not position_class(config).limits_context and chosen["block_size"] != ModelConfig.block_size:
-        fixed["block_size"] = min(chosen["block_size"], max(config.block_size, longest))
-    for name, value in fixed.items():
-        if chosen[name] not in (value, FIELDS[name][1].default):
-            raise InputError(
-                f"{name}={chosen[name]!r} contradicts {settings.run.init_from}, whose weights "
-                f"have {name}={value!r}; leave it out"
-            )
-    # The vocabulary too, which the document_token is one of.
-    return settings.replace(**fixed, vocab_size=config.vocab_size)
-
-
-def _check_grows(settings: Settings, initial: Initial, tokenizer: Tokenizer, added: int) -> None:
+def _check_grows(settings: Settings, initial: Initial, tokenizer: Tokenizer) -> None:
     """InputError if a model is to learn new tokens, and the part that would is not trained."""
-    training = settings.training
-    frozen = frozen_parts(training.freeze, settings.model) & {"embedding", "head"}
-    if not (training.adapter or frozen):
+    training, added = settings.training, tokenizer.vocab_size - initial.config.vocab_size
+    frozen = frozen_parts(training.freeze, initial.config) & {"embedding", "head"}
+    if added <= 0 or not (training.adapter or frozen):
         return
     flag, why = "--freeze", "whose embedding or head is frozen"
     if training.adapter:
@@ -309,72 +308,33 @@ def _check_grows(settings: Settings, initial: Initial, tokenizer: Tokenizer, add
     )
 
 
-def with_tokenizer(settings: Settings, source: Source) -> Settings:
-    """The settings with the tokenizer that given tokens have been encoded with.
+BY_MACHINE = Origin("this machine", "As many threads as its cores and the size of a pass allow.")
 
-    InputError if another setting of it was chosen.
+
+def settle(choices: Choices, facts: Facts) -> Settings:
+    """Settles the settings of a new run: all that follows from its facts and from the machine.
+
+    InputError if they contradict each other, or the machine has fewer threads.
     """
-    if not (isinstance(source, TokenSource) and source.is_given):
-        return settings
-    tokenizer = source.tokenizer
-    changes: dict[str, Any] = {"tokenizer": tokenizer.kind}
-    if not source.is_chat and source.found.separator != tokenizer.separator:
-        changes["text_separator"] = source.found.separator
-    for name, field in tokenizer.settings.items():
-        changes[field] = getattr(tokenizer, name)
-        chosen, default = getattr(settings.run, field), getattr(RunConfig, field)
-        if chosen not in (changes[field], default):
-            raise InputError(
-                f"{flag_of(field)} {chosen} contradicts {source.found.place}, whose vocabulary has "
-                f"{changes[field]}; leave it out"
-            )
-    return settings.replace(**changes)
-
-
-def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> Settings:
-    """The settings with everything that follows from the text and the machine filled in.
-
-    That is vocab_size, document_token, steps if epochs are set, min_lr, threads and the precision:
-    AUTO would mean another one on another CPU. InputError if the machine has fewer threads, or
-    documents are to be masked and no token separates them.
-    """
+    settings = choices.settings(facts)
     run, training = settings.run, settings.training
-    changes: dict[str, Any] = {
-        "vocab_size": tokenizer.vocab_size,
-        "min_lr": training.resolved_min_lr,
-    }
-    if run.mask_documents and settings.model.document_token is None:
-        changes["document_token"] = _document_token(run, tokenizer)
-    if training.requested_precision == Precision.AUTO:
-        changes["precision"] = resolve_precision(Precision.AUTO, run.backend).value
-    if not (run.minutes and training.warmup_share):  # else the steps are not known yet
-        counted = count_steps(training, data)
-        changes |= {name: getattr(counted, name) for name in ("steps", *ALTERNATIVES["warmup"])}
     frozen_parts(training.freeze, settings.model)  # raises early
     declare_parameters(settings.model, training.adapter)  # likewise
     resolve_products(training.products, run.backend)  # likewise
     is_whole = training.freeze is None and training.adapter is None
     if training.requested_precision.has_blocks and is_whole:
         raise InputError(f"precision={training.requested_precision.value!r} is {OF_BLOCKS}")
-    resolved = settings.replace(**changes)
     if launched():  # several processes choose their own, each on its machine
-        return resolved
-    adapts = run.adapt_threads and run.threads is None
-    resolved = resolved.replace(threads=choose_threads(run, resolved), adapt_threads=adapts)
-    return resolved if training.products else resolved.replace(products=fastest_products(resolved))
-
-
-def _document_token(run: RunConfig, tokenizer: Tokenizer) -> int:
-    """The token between documents. InputError if there is none."""
-    token = tokenizer.separator_token
-    if run.text_separator:
-        token = tokenizer.token_of(run.text_separator)
-    if token is None:
-        raise InputError(
-            f"mask_documents=True needs a token between documents, and {tokenizer!r} has none: "
-            "leave it out, or choose --tokenizer bpe, which has <|endoftext|>"
-        )
-    return token
+        return settings
+    fields = {
+        "threads": choose_threads(run, settings),
+        "adapt_threads": run.adapt_threads and run.threads is None,
+    }
+    changed = {name: value for name, value in fields.items() if getattr(run, name) != value}
+    settings = settings.replace(BY_MACHINE, **changed)
+    if training.products:
+        return settings
+    return settings.replace(BY_MACHINE, products=fastest_products(settings))
 
 
 def with_paths(settings: Settings, text: Text, out: str | None) -> Settings:
@@ -389,7 +349,8 @@ def with_paths(settings: Settings, text: Text, out: str | None) -> Settings:
     } | {name: getattr(loss, name) for loss in settings.losses.values() for name in loss.paths}
     absolute = {name: str(Path(path).resolve()) for name, path in paths.items() if path}
     texts = tuple(str(Path(path).resolve()) for path in paths_of(text))
-    return settings.replace(**absolute, text=texts or None, out=out)
+    changed = settings.replace(**absolute, text=texts or None, out=out)
+    return dataclasses.replace(changed, origins=settings.origins)
 
 
 def import_model(

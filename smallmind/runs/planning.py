@@ -9,7 +9,6 @@ from smallmind.checks import InputError
 from smallmind.parallel.environment import launched
 from smallmind.runs import budget, trials
 from smallmind.runs.budget import (
-    CHOSEN,
     LEARNING,
     Cost,
     Costs,
@@ -18,14 +17,15 @@ from smallmind.runs.budget import (
     sizes_for,
     tokens_per_step,
 )
-from smallmind.runs.creating import history_of, prepare, resolve_settings, with_tokenizer
+from smallmind.runs.creating import history_of, prepare, settle
 from smallmind.runs.files import RUNS, Text
 from smallmind.runs.scaling import Law, Trial
 from smallmind.runs.source import TOKENS
 from smallmind.runs.trials import MIN_STEPS, PLAIN
 from smallmind.settings.presets import RECIPES
+from smallmind.settings.rules import FITTED, Choices
 from smallmind.settings.settings import Settings
-from smallmind.settings.sources import ALTERNATIVES, Choices, flag_of, flags_of
+from smallmind.settings.sources import ALTERNATIVES, flag_of, flags_of
 from smallmind.text.dataset import HELD_OUT
 
 LENGTHS = (0.1, 0.32, 1.0)  # of trials, as shares of the longest
@@ -84,10 +84,7 @@ class Planner:
 
     def settings(self, size: Size, **fields: object) -> Settings:
         """The resolved settings of a run of this size."""
-        source, tokenizer = self.prepared.source, self.prepared.tokenizer
-        settings = with_tokenizer(self.choices.having(**size.fields, **fields).settings(), source)
-        data = source.dataset(tokenizer, settings.model.block_size, settings.run)
-        return resolve_settings(settings, data, tokenizer)
+        return settle(self.choices.having(**size.fields, **fields), self.prepared.facts)
 
     def planned(self, minutes: float) -> Iterator[Planned]:
         """The trials that are still to be made, of so many minutes in all.
@@ -153,7 +150,7 @@ def _check(choices: Choices) -> None:
         raise InputError("a plan is for new models: leave out --init-from")
     if not RECIPES[recipe].fits:
         raise InputError(f"the recipe {recipe} does not choose a size; plan with another --recipe")
-    if all(name in given for name in CHOSEN):
+    if all(name in given for name in FITTED):
         raise InputError("all that follows from the time is given: leave out the size of the model")
     if lengths := [name for name in ALTERNATIVES["length of the run"] if given.get(name)]:
         raise InputError(

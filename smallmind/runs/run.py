@@ -21,8 +21,8 @@ from smallmind.runs.session import Session, fresh_training, lengthen
 from smallmind.runs.threads import choose_threads
 from smallmind.runs.verification import Verdict, verify_run
 from smallmind.settings.config import NEUTRAL
+from smallmind.settings.rules import Choices
 from smallmind.settings.settings import Settings
-from smallmind.settings.sources import Choices
 from smallmind.training.progress import OnRecord
 from smallmind.training.records import Record
 

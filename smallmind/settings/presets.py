@@ -1,11 +1,10 @@
 """Settings that belong together, by name: recipes, sizes, architectures, kinds of run."""
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from smallmind.settings.architectures import GPT2, LLAMA, QWEN3
-from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
+from smallmind.settings.config import RunConfig
 
 Fields = dict[str, Any]
 
@@ -32,7 +31,7 @@ class Recipe(NamedTuple):
     about: str
     settings: Fields
     sizes: dict[str, Fields]  # name of a size -> what is different for it
-    follow: Callable[[Fields], Fields]  # the fields set so far -> those that follow from them
+    sets_rates: bool  # by the optimizer, the batch and the width
     fits: bool  # with `minutes`, the size of the model follows from the time
     learns_tokens: float  # of a text with so many bytes and more; below, characters are tokens
     masks_documents: bool = False  # attention stays inside those of a text that has several
@@ -42,47 +41,13 @@ class Recipe(NamedTuple):
         return "bpe" if size >= self.learns_tokens else RunConfig.tokenizer
 
 
-# Measured with models of 128 and 576 channels, see "Adapting models of others" in bench/LOG.md.
-FINE_TUNING = 0.3  # of the rates from scratch, for a model that is good already
-LORA_RATE = 8e-3
-# Channels up to which that is so, and the powers by which rates fall with more of them.
-TUNED_WIDTH, FALL, LORA_FALL = 128, 1.5, 1.0
-WIDE = 256  # channels from which such a model is tuned with AdamW
-
-
-def _modern_rates(fields: Fields) -> Fields:
-    """The rates, which end at zero where the schedule can, and the precision.
-
-    beta2 is 0.99 for 768 tokens per update and averages over as many tokens for any other number
-    (Marek et al. 2025), but is at least 0.9.
-    """
-    # A model that the run starts from brings its own block size.
-    windows = fields["batch_size"] * fields.get("grad_accum_steps", 1)
-    tokens = windows * fields.get("block_size", ModelConfig.block_size)
-    follows: Fields = {"beta2": max(0.9, 0.99 ** (tokens / 768))}
-    follows["learning_rate"] = 1e-2 if fields["optimizer"] == "muon" else 4e-3
-    narrow = min(1.0, TUNED_WIDTH / fields.get("n_embd", ModelConfig.n_embd))
-    if fields.get("lora_rank"):
-        follows["learning_rate"] = LORA_RATE * narrow**LORA_FALL
-    elif fields.get("init_from"):
-        tuning = FINE_TUNING * narrow**FALL
-        follows["learning_rate"] *= tuning
-        if fields["optimizer"] == "muon":
-            follows["matrix_learning_rate"] = tuning * TrainingConfig.matrix_learning_rate
-    if fields["schedule"] in ("linear", "cosine", "wsd", "one-cycle"):
-        follows["min_lr"] = 0.0
-    if not fields.get("use_mixed_precision"):
-        follows["precision"] = "auto"
-    return follows
-
-
 RECIPES = {
     "gpt2": Recipe(
         "that of GPT-2 and nanoGPT: AdamW and a cosine",
         {},
         # The larger the model, the lower the rate (Brown et al. 2020, table 2.1).
         {"medium": {"learning_rate": 6e-4}, "large": {"learning_rate": 6e-4}},
-        lambda _: {},
+        sets_rates=False,
         fits=False,
         learns_tokens=math.inf,
     ),
@@ -99,7 +64,7 @@ RECIPES = {
             "max_grad_norm": 0.0,
         },
         {},
-        _modern_rates,
+        sets_rates=True,
         fits=True,
         learns_tokens=1e6,  # measured, see "Characters or learned tokens" in bench/LOG.md
         masks_documents=True,  # likewise, see "Document masks"

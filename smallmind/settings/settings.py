@@ -5,7 +5,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from smallmind import parts
 from smallmind.checks import InputError, check_type, nearest, shown_value
@@ -56,6 +57,16 @@ def check_format(saved: Mapping[str, Any]) -> None:
         )
 
 
+class Origin(NamedTuple):
+    """The source of a field: a rule, and its sentence; or a preset, a file or a person."""
+
+    by: str
+    why: str = ""
+
+
+CHOSEN = Origin("chosen")  # by a flag, or an argument of a program
+
+
 @dataclass(frozen=True)
 class Settings:
     """Everything that describes a run: the model, its training, the run itself, its loss.
@@ -70,6 +81,7 @@ class Settings:
     losses: Mapping[str, Any] = field(
         default_factory=lambda: {name: kind() for name, kind in LOSS_SETTINGS.items()}
     )
+    origins: Mapping[str, Origin] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, kind in SECTIONS.items():
@@ -84,7 +96,7 @@ class Settings:
     @property
     def sections(self) -> dict[str, Any]:
         """The configs by the names of their sections."""
-        return {name: x for name, x in vars(self).items() if name != "losses"} | {**self.losses}
+        return {name: getattr(self, name) for name in SECTIONS}
 
     @property
     def loss(self) -> tuple[str, Any]:
@@ -95,15 +107,18 @@ class Settings:
         return "cross-entropy", None
 
     @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> "Settings":
+    def from_fields(
+        cls, fields: Mapping[str, Any], origins: Mapping[str, Origin] = MappingProxyType({})
+    ) -> "Settings":
         """Fields of the configs by name -> settings. No two configs share a field name.
 
-        InputError for an unknown name or the first value that is out of range.
+        `origins` say what has set them, if that was not a person. InputError for an unknown name or
+        the first value that is out of range.
         """
         check_type("fields", fields, Mapping)
         _check_names(fields)
-        sections = {name: kind(**_own(kind, fields)) for name, kind in SECTIONS.items()}
-        return cls._of(sections)
+        sections = {name: kind(**fields_of(kind, fields)) for name, kind in SECTIONS.items()}
+        return cls._of(sections, origins)
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "Settings":
@@ -119,9 +134,11 @@ class Settings:
         return cls._of({name: from_saved(kind, saved.get(name, {})) for name, kind in sections})
 
     @classmethod
-    def _of(cls, sections: dict[str, Any]) -> "Settings":
+    def _of(
+        cls, sections: dict[str, Any], origins: Mapping[str, Origin] = MappingProxyType({})
+    ) -> "Settings":
         losses = {name: sections.pop(name) for name in LOSS_SETTINGS}
-        return cls(**sections, losses=losses)
+        return cls(**sections, losses=losses, origins=origins)
 
     def to_dict(self) -> dict[str, Any]:
         """The format number, and section -> field -> value, JSON-able."""
@@ -133,18 +150,27 @@ class Settings:
     def fields(self) -> dict[str, Any]:
         return {name: x for config in self.sections.values() for name, x in vars(config).items()}
 
-    def replace(self, **fields: Any) -> "Settings":
+    def explain(self) -> dict[str, Origin]:
+        """Returns what has set each field that is not a plain default, by its name.
+
+        Settings that were read from a run say "chosen" of each: only a new run knows more.
+        """
+        plain = {x.name: x.default for kind in SECTIONS.values() for x in dataclasses.fields(kind)}
+        changed = [name for name, value in self.fields.items() if value != plain[name]]
+        return {name: self.origins.get(name, CHOSEN) for name in changed}
+
+    def replace(self, by: Origin = CHOSEN, /, **fields: Any) -> "Settings":
         """Copies the settings with other values for these fields, whichever config has them.
 
-        InputError for an unknown name or a value out of range.
+        `by` is what `explain` says of them. InputError for an unknown name or a value out of range.
         """
         _check_names(fields)
         changed = {
             name: dataclasses.replace(config, **own) if own else config
             for name, config in self.sections.items()
-            for own in [_own(type(config), fields)]
+            for own in [fields_of(type(config), fields)]
         }
-        return self._of(changed)
+        return self._of(changed, {**self.origins, **dict.fromkeys(fields, by)})
 
 
 def new_files(fields: Mapping[str, Any]) -> dict[str, Path]:
@@ -154,7 +180,8 @@ def new_files(fields: Mapping[str, Any]) -> dict[str, Path]:
     return {name: path for name, path in paths.items() if not os.path.lexists(path)}
 
 
-def _own(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+def fields_of(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those fields that a config of this kind has."""
     names = {field.name for field in dataclasses.fields(kind)}
     return {name: value for name, value in fields.items() if name in names}
 

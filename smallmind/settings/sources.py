@@ -1,33 +1,17 @@
-"""Where the settings of a run come from: a recipe, names, a file, and flags.
+"""Fields by name, the flags that set them, and files that do.
 
 All are dictionaries from field to value, as no two configs share a field name.
 """
 
 import dataclasses
-import functools
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from smallmind.checks import InputError, check, from_json, nearest
 from smallmind.settings.config import ModelConfig
-from smallmind.settings.presets import (
-    ARCHITECTURES,
-    DEFAULT_RECIPE,
-    PRESETS,
-    RECIPES,
-    SIZES,
-    WIDE,
-    Fields,
-)
-from smallmind.settings.settings import (
-    SECTIONS,
-    Settings,
-    check_format,
-    current_names,
-    from_saved,
-)
+from smallmind.settings.presets import Fields
+from smallmind.settings.settings import SECTIONS, check_format, current_names, from_saved
 
 FIELDS = {
     field.name: (section, field)
@@ -84,99 +68,6 @@ def without_effect(name: str, values: Fields) -> str | None:
     return f"{flag_of(name)} has no effect{unless}; it needs {either}"
 
 
-@dataclass(frozen=True)
-class Choices:
-    """The user's own choices, and the recipe that sets the rest."""
-
-    given: Fields
-    recipe: str | None = DEFAULT_RECIPE  # None: they are all, like those of a saved run
-    size: str | None = None
-    in_file: frozenset[str] = frozenset()  # the names of those that a TOML file sets
-    is_default: bool = False  # the recipe, which the user has not named
-
-    @classmethod
-    def of(
-        cls,
-        size: str | None = None,
-        preset: str | None = None,
-        file: Path | None = None,
-        flags: Fields | None = None,
-        arch: str | None = None,
-        recipe: str | None = None,
-    ) -> "Choices":
-        """Merges what a size, arch, preset, file and flags set; later ones win.
-
-        Without a recipe it is DEFAULT_RECIPE, and for the config.json of a run its own settings.
-        InputError for an invalid file, or one that sets everything that a name would.
-        """
-        named = {
-            f"--size {size}": SIZES[size] if size else {},
-            f"--arch {arch}": ARCHITECTURES[arch] if arch else {},
-            f"--preset {preset}": PRESETS[preset] if preset else {},
-        }
-        from_file, flags = read_settings(file) if file else {}, flags or {}
-        is_saved = file is not None and _is_saved(file)
-        useless = [flag for flag, x in named.items() if x and file and x.keys() <= from_file.keys()]
-        if recipe and is_saved:
-            useless.append(f"--recipe {recipe}")
-        if useless:
-            raise InputError(
-                f"{useless[0]} would change nothing: {file} sets everything it does; leave out one "
-                "of the two"
-            )
-        for what, names in ALTERNATIVES.items():
-            chosen = [flag_of(name) for name in names if flags.get(name)]
-            if len(chosen) > 1:
-                raise InputError(f"{chosen[0]} and {chosen[1]} both set the {what}; give only one")
-        given: Fields = {}
-        for source in (*named.values(), from_file, flags):
-            given = _override(given, source)
-        in_file = frozenset() if is_saved else frozenset(from_file)
-        own = None if is_saved else recipe or DEFAULT_RECIPE
-        return cls(given, own, size, in_file, is_default=not (is_saved or recipe))
-
-    def having(self, **fields: Any) -> "Choices":
-        return dataclasses.replace(self, given=self.given | fields)
-
-    @functools.cached_property
-    def fields(self) -> Fields:
-        """All fields that are set, by choice or by the recipe; any other has its default.
-
-        InputError for an unknown recipe or a value out of range.
-        """
-        if self.recipe is None:
-            return self.given
-        if self.recipe not in RECIPES:
-            raise InputError(f"recipe={self.recipe!r} must be one of {', '.join(RECIPES)}")
-        given = self.given
-        for field in given.keys() & FIELDS.keys():  # the recipe computes with them
-            check(FIELDS[field][1], given[field])
-        recipe = RECIPES[self.recipe]
-        settings = recipe.settings
-        if given.get("init_from"):  # the model is that of the file
-            settings = {name: x for name, x in settings.items() if name not in MODEL_FIELDS}
-        is_wide = given.get("init_from") and given.get("n_embd", 0) >= WIDE
-        if given.get("lora_rank") or is_wide:
-            settings = settings | {"optimizer": "adamw"}
-        fields = _override(settings | recipe.sizes.get(self.size or "", {}), given)
-        return recipe.follow(fields) | fields
-
-    def settings(self) -> Settings:
-        """The settings of the run, as far as they follow from the choices alone.
-
-        InputError for an unknown name or a value out of range.
-        """
-        return Settings.from_fields(self.fields)
-
-
-def _override(fields: Fields, source: Fields) -> Fields:
-    """The fields with those of source, which replace their alternatives too."""
-    for names in ALTERNATIVES.values():
-        if any(name in source for name in names):
-            fields = {name: value for name, value in fields.items() if name not in names}
-    return fields | source
-
-
 def read_settings(file: Path) -> Fields:
     """The fields in a TOML file with the SECTIONS, or in the config.json of a run.
 
@@ -187,18 +78,18 @@ def read_settings(file: Path) -> Fields:
         if len(content) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
         text = content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
-        if _is_saved(file):
+        if is_saved(file):
             return _reusable(from_json(text))
         sections = tomllib.loads(text).items()
         return {key: x for name, keys in sections for key, x in _checked(name, keys).items()}
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
     except (RecursionError, TypeError, ValueError) as error:  # the first by TOML
-        kind = "the config.json of a run" if _is_saved(file) else "TOML in UTF-8"
+        kind = "the config.json of a run" if is_saved(file) else "TOML in UTF-8"
         raise InputError(f"{file} is not {kind}: {_reason(error, file, content)}") from None
 
 
-def _is_saved(file: Path) -> bool:
+def is_saved(file: Path) -> bool:
     """True if a file of settings is the config.json of a run, which has all of them."""
     return file.suffix == ".json"
 

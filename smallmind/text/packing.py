@@ -2,11 +2,15 @@
 
 import heapq
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from smallmind.console import activity
+from smallmind.settings.rules import LONGEST_WINDOW
 
+# Windows for conversations: as long as nearly all of them, in steps, then until little is empty.
+FITTING_SHARE, WINDOW_STEP, EMPTY_SHARE = 0.95, 64, 0.015
 # More rows than the fewest that are tried, as a share, so that they can be made even.
 MORE_ROWS = (0.0, 0.02, 0.04)
 
@@ -108,3 +112,19 @@ def _exchanged(lengths: np.ndarray, weights: np.ndarray, row_of: np.ndarray) -> 
         exchanged[heaviest_first] = places
         np.add.at(expected, places, weights[heaviest_first])
     return exchanged
+
+
+def window_for(sequences: Sequence[int]) -> int:
+    """Chooses the tokens of windows for conversations of these lengths, in tokens."""
+    lengths = np.array(sequences)
+    least = WINDOW_STEP * int(np.ceil(np.quantile(lengths, FITTING_SHARE) / WINDOW_STEP))
+    least = min(LONGEST_WINDOW, max(2 * WINDOW_STEP, least))
+    fullest, best = 1.0, least
+    for T in range(least, LONGEST_WINDOW + 1, WINDOW_STEP):
+        inside = np.minimum(lengths - 1, T)
+        empty = 1 - inside.sum() / (T * len(pack(inside, T)[1]))
+        if empty < fullest:
+            fullest, best = empty, T
+        if fullest <= EMPTY_SHARE:
+            break
+    return best

@@ -25,7 +25,7 @@ from smallmind.kernels.codegen.isa import ISA
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import pace
 from smallmind.settings.config import SCHEDULES
-from smallmind.settings.sources import Choices
+from smallmind.settings.rules import Choices
 from smallmind.training import evaluation
 from smallmind.training.memory_estimate import Program
 from smallmind.training.records import RunProgress

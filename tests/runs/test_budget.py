@@ -13,7 +13,6 @@ from smallmind.cli.flags import choices_of_run
 from smallmind.cli.program import make_parser
 from smallmind.runs import budget, pace
 from smallmind.runs.budget import (
-    CHOSEN,
     LEARNING,
     MAX_BATCH,
     MIN_BATCH,
@@ -27,7 +26,7 @@ from smallmind.runs.budget import (
 )
 from smallmind.runs.pace import MAX_PASSES, Pace
 from smallmind.runs.scaling import Outcome, Trial, law_of
-from smallmind.settings.sources import Choices
+from smallmind.settings.rules import FITTED, Choices, Facts
 from smallmind.text.dataset import HELD_OUT
 from tests.programs import CATS, costs_at, refuses
 
@@ -170,10 +169,10 @@ def test_only_what_is_missing_is_chosen(monkeypatch):
         ({}, "gpt2"),
         ({}, None),  # it chooses nothing: a saved run
         ({"init_from": "runs/book"}, "modern"),
-        (dict.fromkeys(CHOSEN, 8) | {"dropout": 0.1}, "modern"),
+        (dict.fromkeys(FITTED, 8) | {"dropout": 0.1}, "modern"),
     ]:
         choices = Choices({**given, "minutes": 1.0}, recipe)
-        assert fit(choices, BOOK) == choices
+        assert choices.settings(Facts(forecast=timed)) == choices.settings()
     options = make_parser(["train"]).parse_args(
         ["train", "--recipe", "gpt2", "--size", "medium", "--minutes", "1"]
     )

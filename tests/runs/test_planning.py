@@ -13,7 +13,7 @@ from smallmind.runs.creating import prepare
 from smallmind.runs.planning import COUNT, Planner
 from smallmind.runs.scaling import Outcome, Trial
 from smallmind.runs.trials import History
-from smallmind.settings.sources import Choices
+from smallmind.settings.rules import Choices
 from tests.programs import costs_at, refuses, status
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 500
@@ -135,7 +135,7 @@ def test_more_time_is_expected_to_help(planner):
 def test_what_cannot_be_planned_is_refused(tmp_path):
     for given, message in [
         ({"init_from": "runs/x"}, "a plan is for new models: leave out --init-from"),
-        (dict.fromkeys(planning.CHOSEN, 8) | {"dropout": 0.1}, "leave out the size"),
+        (dict.fromkeys(planning.FITTED, 8) | {"dropout": 0.1}, "leave out the size"),
     ]:
         refuses(message, Planner, Choices(given, "modern"), TEXT, tmp_path)
     refuses("recipe gpt2 does not choose", Planner, Choices({}, "gpt2"), TEXT, tmp_path)
@@ -231,7 +231,7 @@ def test_tokens_on_disk_have_plans_too(planner, tmp_path):
     choices = Choices({"minutes": 0.01, "text": [source]}, "modern")
     known = []
     patch = pytest.MonkeyPatch()
-    patch.setattr(planning.budget, "fit", lambda *given: known.extend(given[3]) or choices)
+    patch.setattr(planning.budget, "fit", lambda *given: known.extend(given[3]) or {})
     try:
         prepare(choices, cache=tmp_path / "runs" / "tokens")
     finally:

@@ -18,7 +18,7 @@ from smallmind import InputError, Run, Settings, TransformerModel
 from smallmind.console.activity import clock
 from smallmind.runs import assembly, pace
 from smallmind.runs.pace import Pace
-from smallmind.settings.sources import Choices
+from smallmind.settings.rules import Choices
 from smallmind.training import evaluations
 from smallmind.training.records import FileWarningRecord, SampleRecord, SaveRecord, StepRecord
 from tests.programs import CATS, edited, refusal, refuses

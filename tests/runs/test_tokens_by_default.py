@@ -10,7 +10,7 @@ from smallmind.corpus.preparation import PLAN, begun_with
 from smallmind.corpus.shards import write_record
 from smallmind.runs.creating import outline, prepare
 from smallmind.settings.presets import RECIPES
-from smallmind.settings.sources import Choices
+from smallmind.settings.rules import Choices
 from tests.programs import CATS, refuses, status
 
 MODERN = RECIPES["modern"]
@@ -21,7 +21,7 @@ FEW = {"steps": 2, "n_layer": 1, "n_embd": 16, "n_head": 1, "block_size": 16, "b
 def short(monkeypatch):
     """Tokens are learned from a thousand characters on."""
     own = {name: recipe._replace(learns_tokens=1000) for name, recipe in RECIPES.items()}
-    monkeypatch.setattr("smallmind.runs.creating.RECIPES", own)
+    monkeypatch.setattr("smallmind.settings.rules.RECIPES", own)
 
 
 def text(characters):

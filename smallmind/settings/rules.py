@@ -1,0 +1,525 @@
+"""How settings are resolved: a person's choices, what is known, and the RULES, applied in order.
+
+`Facts` become known in two steps, as the choices say how a text is read, and the text says what
+else follows. A rule waits until what it asks for is known, so the same rules are applied to the
+same choices twice: before the text is read, and after. What they return counts as chosen for the
+rules below them; a rule that lets other choices stand leaves those fields out itself.
+"""
+
+import dataclasses
+import functools
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from smallmind.checks import InputError, check
+from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
+from smallmind.settings.presets import (
+    ARCHITECTURES,
+    CHAT_RECIPE,
+    DEFAULT_RECIPE,
+    PRESETS,
+    RECIPES,
+    SIZES,
+    Fields,
+)
+from smallmind.settings.settings import CHOSEN, Origin, Settings
+from smallmind.settings.sources import (
+    ALTERNATIVES,
+    FIELDS,
+    MODEL_FIELDS,
+    flag_of,
+    is_saved,
+    read_settings,
+)
+
+UNKNOWN: Any = None  # a fact that is not known yet
+
+
+class Start(NamedTuple):
+    """The model that a run starts from, as far as settings follow from it."""
+
+    config: ModelConfig
+    tokenizer: str  # its kind
+    limits_context: bool  # to the positions that it has learned
+    pairs: int | None  # tokens by which its pairs are numbered; None if it does not embed them
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts about a text, a starting model and this machine. They are not all known at once."""
+
+    # Before a text is read.
+    characters: int = UNKNOWN  # about, as if each were a byte
+    built_in: Fields = UNKNOWN  # settings that were measured for the built-in text, if it is used
+    start: Start = UNKNOWN
+    precision: str = UNKNOWN  # the fastest number type of this machine
+    # Afterwards.
+    is_chat: bool = UNKNOWN
+    conversations: int = UNKNOWN
+    window: Callable[[], int] = UNKNOWN  # -> tokens that nearly all conversations fit into
+    has_documents: bool = UNKNOWN  # several, between which a learned tokenizer has a token
+    vocab_size: int = UNKNOWN
+    tokenizer: str = UNKNOWN  # in the words of an error
+    separator: int | None = UNKNOWN  # the token between documents
+    of_tokens: Fields = UNKNOWN  # settings of tokens on disk
+    directory: str = UNKNOWN  # of tokens on disk
+    steps_per_epoch: Callable[[Fields], int] = UNKNOWN  # of a run with these fields
+    # Times a few passes of models, and says which one learns most in the minutes that are chosen.
+    forecast: Callable[["Choices"], Fields] = UNKNOWN
+
+
+NO_FACTS = Facts()
+
+
+@dataclass(frozen=True)
+class Choices:
+    """A person's choices, and the recipe that sets the rest."""
+
+    given: Fields
+    recipe: str | None = DEFAULT_RECIPE  # None: they are all, like those of a saved run
+    size: str | None = None
+    in_file: frozenset[str] = frozenset()  # the names of those that a TOML file sets
+    is_default: bool = False  # the recipe, which the user has not named
+    origins: Mapping[str, Origin] = field(default_factory=dict)  # what has set them
+
+    @classmethod
+    def of(
+        cls,
+        size: str | None = None,
+        preset: str | None = None,
+        file: Path | None = None,
+        flags: Fields | None = None,
+        arch: str | None = None,
+        recipe: str | None = None,
+    ) -> "Choices":
+        """Merges what a size, arch, preset, file and flags set; later ones win.
+
+        Without a recipe it is DEFAULT_RECIPE, and for the config.json of a run its own settings.
+        InputError for an invalid file, or one that sets everything that a name would.
+        """
+        named = {
+            f"--size {size}": SIZES[size] if size else {},
+            f"--arch {arch}": ARCHITECTURES[arch] if arch else {},
+            f"--preset {preset}": PRESETS[preset] if preset else {},
+        }
+        from_file, flags = read_settings(file) if file else {}, flags or {}
+        reuses = file is not None and is_saved(file)
+        useless = [flag for flag, x in named.items() if x and file and x.keys() <= from_file.keys()]
+        if recipe and reuses:
+            useless.append(f"--recipe {recipe}")
+        if useless:
+            raise InputError(
+                f"{useless[0]} would change nothing: {file} sets everything it does; leave out one "
+                "of the two"
+            )
+        for what, names in ALTERNATIVES.items():
+            chosen = [flag_of(name) for name in names if flags.get(name)]
+            if len(chosen) > 1:
+                raise InputError(f"{chosen[0]} and {chosen[1]} both set the {what}; give only one")
+        given: Fields = {}
+        origins: dict[str, Origin] = {}
+        for by, source in {**named, str(file): from_file, CHOSEN.by: flags}.items():
+            given = _override(given, source)
+            origins |= dict.fromkeys(source, Origin(by))
+        return cls(
+            given,
+            None if reuses else recipe or DEFAULT_RECIPE,
+            size,
+            frozenset() if reuses else frozenset(from_file),
+            is_default=not (reuses or recipe),
+            origins=origins,
+        )
+
+    def having(self, **fields: Any) -> "Choices":
+        return dataclasses.replace(self, given=self.given | fields)
+
+    @functools.cached_property
+    def alone(self) -> "Choices":
+        """The choices with all that follows from them alone, while no fact is known."""
+        return resolve(self)
+
+    @property
+    def fields(self) -> Fields:
+        """All fields that are set, by choice or by the recipe; any other has its default.
+
+        InputError for an unknown recipe or a value out of range.
+        """
+        return self.alone.given
+
+    def settings(self, facts: Facts = NO_FACTS) -> Settings:
+        """Returns the settings of a run, as far as they follow from the choices and the facts.
+
+        InputError for an unknown name or a value out of range, and where choices contradict facts.
+        """
+        settled = self.alone if facts is NO_FACTS else resolve(self, facts)
+        return Settings.from_fields(settled.given, settled.origins)
+
+
+class Rule(NamedTuple):
+    """Fields that follow from what has been chosen and is known, once `needs` is known."""
+
+    apply: Callable[[Choices, Facts], Fields]
+    needs: str = ""  # the name of a fact; empty: nothing but the choices
+
+    @property
+    def origin(self) -> Origin:
+        """The name of the rule and its sentence."""
+        name = self.apply.__name__.replace("_", " ")
+        return Origin(f"rule {name}", (self.apply.__doc__ or "").partition("\n")[0])
+
+
+def resolve(choices: Choices, facts: Facts = NO_FACTS) -> Choices:
+    """Applies the RULES whose facts are known, in order -> the choices with the fields they set.
+
+    InputError for an unknown recipe, or a value that a rule cannot compute with.
+    """
+    given, origins = dict(choices.given), dict(choices.origins)
+    recipe = CHAT_RECIPE if facts.is_chat and choices.is_default else choices.recipe
+    if recipe is not None:
+        if recipe not in RECIPES:
+            raise InputError(f"recipe={recipe!r} must be one of {', '.join(RECIPES)}")
+        for name in given.keys() & FIELDS.keys():
+            check(FIELDS[name][1], given[name])
+    settled = Choices(given, recipe, choices.size, origins=origins)
+    for rule in RULES:
+        if rule.needs and getattr(facts, rule.needs) is None:
+            continue
+        origin = rule.origin
+        if rule.apply is settings_of_recipe and recipe:
+            origin = Origin(f"recipe {recipe}", RECIPES[recipe].about)
+        for name, value in rule.apply(settled, facts).items():
+            if name not in given or given[name] != value:
+                origins[name] = origin
+            given[name] = value
+    return settled
+
+
+def _override(fields: Fields, source: Fields) -> Fields:
+    """Adds the fields of source, which replace their alternatives too."""
+    for names in ALTERNATIVES.values():
+        if any(name in source for name in names):
+            fields = {name: value for name, value in fields.items() if name not in names}
+    return fields | source
+
+
+def _unless_chosen(fields: Fields, given: Fields) -> Fields:
+    """Leaves out the fields that have been chosen."""
+    return {name: value for name, value in fields.items() if name not in given}
+
+
+DEFAULTS = {name: field.default for name, (_, field) in FIELDS.items()}
+
+
+def with_defaults(given: Fields) -> Mapping[str, Any]:
+    """Returns every field by name: as it has been set so far, or its default."""
+    return ChainMap(given, DEFAULTS)
+
+
+# Settings that choose the size of a model for the built-in stories.
+SIZING = ("n_layer", "n_embd", "n_head", "n_kv_head", "minutes")
+
+
+def built_in_text(choices: Choices, facts: Facts) -> Fields:
+    """Takes the settings that were measured for the built-in stories or questions."""
+    given = choices.given
+    if choices.recipe != (CHAT_RECIPE if facts.is_chat else DEFAULT_RECIPE):
+        return {}
+    if not facts.is_chat and any(given.get(name) for name in SIZING):
+        return {}
+    replaced = {
+        name
+        for names in ALTERNATIVES.values()
+        if any(given.get(other) for other in names)
+        for name in names
+    }
+    return _unless_chosen(facts.built_in, given | dict.fromkeys(replaced))
+
+
+def tokenizer_by_length(choices: Choices, facts: Facts) -> Fields:
+    """Learns tokens from a long text, and takes the characters of a short one."""
+    given = choices.given
+    if choices.recipe is None or "tokenizer" in given or given.get("init_from"):
+        return {}
+    return {"tokenizer": RECIPES[choices.recipe].tokenizer_for(facts.characters)}
+
+
+def dropout_and_width(choices: Choices, facts: Facts) -> Fields:
+    """Keeps the width of the model, and its dropout: new to any, it would be far worse."""
+    config = facts.start.config
+    return _unless_chosen({"dropout": config.dropout, "n_embd": config.n_embd}, choices.given)
+
+
+# Measured, see "Conversations" in bench/LOG.md: fewer of them are read more often, and drop more.
+SEEN_CONVERSATIONS = 10_000  # repeated ones included
+SEEN_TUNING = 3_000  # likewise, by a model that has learned the language before
+FEWEST_EPOCHS, MOST_EPOCHS = 2, 20
+FEW_CONVERSATIONS, CHAT_DROPOUT = 10_000, 0.1
+CHAT_PATIENCE = 3  # evaluations without a lower loss on held-out answers
+USUAL_WINDOW = 256  # tokens, where the lengths of conversations are not known
+LONGEST_WINDOW = 1024  # tokens, for conversations
+UPDATE_TOKENS, LONG_UPDATE_TOKENS = 1024, 2048  # in an update; with many conversations
+
+
+def conversations(choices: Choices, facts: Facts) -> Fields:
+    """Chooses epochs, windows, batch and dropout by the number of conversations and their length.
+
+    The windows of a size are for texts.
+    """
+    if choices.recipe != CHAT_RECIPE:
+        return {}
+    given, start, count = choices.given, facts.start, facts.conversations
+    of_size = SIZES[choices.size] if choices.size else {}
+    for name in ("block_size", "batch_size"):
+        if name in of_size and given.get(name) == of_size[name]:
+            given = {other: value for other, value in given.items() if other != name}
+    window = USUAL_WINDOW if facts.window is None else facts.window()
+    fields: Fields = {"early_stopping_patience": CHAT_PATIENCE, "block_size": window}
+    if start and start.limits_context:
+        del fields["block_size"]
+        window = start.config.block_size
+    elif start and given.get("lora_rank"):
+        fields["block_size"] = window = min(start.config.block_size, window)
+    tokens = UPDATE_TOKENS if count < FEW_CONVERSATIONS else LONG_UPDATE_TOKENS
+    fields["batch_size"] = max(1, round(tokens / (given.get("block_size") or window)))
+    if not any(given.get(name) for name in ALTERNATIVES["length of the run"]):
+        epochs = round((SEEN_TUNING if start else SEEN_CONVERSATIONS) / max(1, count))
+        fields["epochs"] = min(MOST_EPOCHS, max(FEWEST_EPOCHS, epochs))
+    if count < FEW_CONVERSATIONS and not start:
+        fields["dropout"] = CHAT_DROPOUT
+    return _unless_chosen(fields, given)
+
+
+def document_masks(choices: Choices, facts: Facts) -> Fields:
+    """Keeps attention inside each document where a learned tokenizer has a token between them."""
+    given, recipe = choices.given, choices.recipe
+    if facts.is_chat or not recipe or not RECIPES[recipe].masks_documents:
+        return {}
+    if given.get("init_from") or not given.keys().isdisjoint({"mask_documents", "text_separator"}):
+        return {}
+    return {"mask_documents": True} if facts.has_documents else {}
+
+
+SHAPE = ("n_layer", "n_embd", "n_head")
+FITTED = (*SHAPE, "block_size", "batch_size", "dropout", "weight_decay")  # to the minutes
+
+
+def model_for_minutes(choices: Choices, facts: Facts) -> Fields:
+    """Chooses the model that learns most in the minutes on this machine, by timing a few passes.
+
+    For conversations the rest follows from them.
+    """
+    given, recipe = choices.given, choices.recipe
+    names = SHAPE if recipe == CHAT_RECIPE else FITTED
+    if not given.get("minutes") or given.get("init_from") or all(name in given for name in names):
+        return {}
+    if not recipe or not RECIPES[recipe].fits:
+        return {}
+    fields = facts.forecast(choices)
+    return {name: fields[name] for name in SHAPE} if recipe == CHAT_RECIPE else fields
+
+
+WIDE = 256  # channels from which a model is tuned with AdamW
+
+
+def tuned_with_adamw(choices: Choices, _: Facts) -> Fields:
+    """Trains adapters, and wide models that the run starts from, with AdamW."""
+    given = choices.given
+    is_wide = given.get("init_from") and given.get("n_embd", 0) >= WIDE
+    if choices.recipe and (given.get("lora_rank") or is_wide):
+        return _unless_chosen({"optimizer": "adamw"}, given)
+    return {}
+
+
+def settings_of_recipe(choices: Choices, _: Facts) -> Fields:
+    """Takes what has not been chosen from the recipe, but no layers beside a starting model."""
+    if choices.recipe is None:
+        return {}
+    found, given = RECIPES[choices.recipe], choices.given
+    fields = found.settings
+    if given.get("init_from"):
+        fields = {name: x for name, x in fields.items() if name not in MODEL_FIELDS}
+    fields = fields | found.sizes.get(choices.size or "", {})
+    return _unless_chosen(_override(fields, given), given)
+
+
+# Measured with models of 128 and 576 channels, see "Adapting models of others" in bench/LOG.md.
+FINE_TUNING = 0.3  # of the rates from scratch, for a model that is good already
+LORA_RATE = 8e-3
+# Channels up to which that is so, and the powers by which rates fall with more of them.
+TUNED_WIDTH, TUNING_POWER, LORA_POWER = 128, 1.5, 1.0
+
+
+def rates(choices: Choices, _: Facts) -> Fields:
+    """Sets rates by optimizer, batch and width, ends them at zero, and asks for a fast precision.
+
+    beta2 is 0.99 for 768 tokens per update and averages over as many tokens for any other number
+    (Marek et al. 2025), but is at least 0.9.
+    """
+    now = with_defaults(choices.given)
+    if choices.recipe is None or not RECIPES[choices.recipe].sets_rates:
+        return {}
+    # A model that the run starts from brings its own block size.
+    tokens = now["batch_size"] * now["grad_accum_steps"] * now["block_size"]
+    fields: Fields = {"beta2": max(0.9, 0.99 ** (tokens / 768))}
+    is_muon = now["optimizer"] == "muon"
+    fields["learning_rate"] = 1e-2 if is_muon else 4e-3
+    narrow = min(1.0, TUNED_WIDTH / now["n_embd"])
+    if now["lora_rank"]:
+        fields["learning_rate"] = LORA_RATE * narrow**LORA_POWER
+    elif now["init_from"]:
+        tuning = FINE_TUNING * narrow**TUNING_POWER
+        fields["learning_rate"] *= tuning
+        if is_muon:
+            fields["matrix_learning_rate"] = tuning * TrainingConfig.matrix_learning_rate
+    if now["schedule"] in ("linear", "cosine", "wsd", "one-cycle"):
+        fields["min_lr"] = 0.0
+    if not now["use_mixed_precision"]:
+        fields["precision"] = "auto"
+    return _unless_chosen(fields, choices.given)
+
+
+def starting_model(choices: Choices, facts: Facts) -> Fields:
+    """Takes the layers, vocabulary and kind of tokenizer of the model that the run starts from.
+
+    Only dropout is a free choice, and without an embedding of positions a shorter context; with
+    conversations also a longer one, unless an adapter alone is trained. InputError if another of
+    these settings was chosen differently.
+    """
+    now = with_defaults(choices.given)
+    config = facts.start.config
+    fixed = {**vars(config), "tokenizer": facts.start.tokenizer}
+    fixed["mask_documents"] = config.document_token is not None
+    del fixed["dropout"], fixed["vocab_size"]
+    T = now["block_size"]
+    if not facts.start.limits_context and ModelConfig.block_size != T:
+        longest = LONGEST_WINDOW if facts.is_chat and not now["lora_rank"] else 0
+        fixed["block_size"] = min(T, max(config.block_size, longest))
+    for name, value in fixed.items():
+        if now[name] not in (value, DEFAULTS[name]):
+            raise InputError(
+                f"{name}={now[name]!r} contradicts {now['init_from']}, whose weights "
+                f"have {name}={value!r}; leave it out"
+            )
+    # The vocabulary too, which the document_token is one of.
+    return fixed | {"vocab_size": config.vocab_size}
+
+
+def kind_of_text(_: Choices, facts: Facts) -> Fields:
+    """Records if the text has conversations."""
+    return {"chat": facts.is_chat}
+
+
+def tokens_on_disk(choices: Choices, facts: Facts) -> Fields:
+    """Takes the tokenizer that the tokens on disk were encoded with.
+
+    InputError if another setting of it was chosen.
+    """
+    now = with_defaults(choices.given)
+    for name in facts.of_tokens.keys() - {"tokenizer", "text_separator"}:
+        value = facts.of_tokens[name]
+        if now[name] not in (value, DEFAULTS[name]):
+            raise InputError(
+                f"{flag_of(name)} {now[name]} contradicts {facts.directory}, whose vocabulary has "
+                f"{value}; leave it out"
+            )
+    return facts.of_tokens
+
+
+def vocabulary(_: Choices, facts: Facts) -> Fields:
+    """Takes the vocabulary of the tokenizer; a starting model numbers pairs of tokens as before."""
+    fields: Fields = {"vocab_size": facts.vocab_size}
+    if facts.start and facts.vocab_size > facts.start.config.vocab_size:
+        fields["bigram_vocab"] = facts.start.pairs
+    return fields
+
+
+def token_between_documents(choices: Choices, facts: Facts) -> Fields:
+    """Stops attention at the token between documents.
+
+    InputError if there is none.
+    """
+    now = with_defaults(choices.given)
+    if not now["mask_documents"] or now["document_token"] is not None:
+        return {}
+    if facts.separator is None:
+        raise InputError(
+            f"mask_documents=True needs a token between documents, and {facts.tokenizer} has none: "
+            "leave it out, or choose --tokenizer bpe, which has <|endoftext|>"
+        )
+    return {"document_token": facts.separator}
+
+
+def fast_precision(choices: Choices, facts: Facts) -> Fields:
+    """Replaces the precision auto by that of this machine: elsewhere it would be another one."""
+    now = with_defaults(choices.given)
+    return {"precision": facts.precision} if now["precision"] == Precision.AUTO else {}
+
+
+def lowest_rate(choices: Choices, _: Facts) -> Fields:
+    """Ends the learning rate at a tenth of its peak, unless something else is chosen."""
+    now = with_defaults(choices.given)
+    return {"min_lr": now["learning_rate"] / 10} if now["min_lr"] is None else {}
+
+
+def steps(choices: Choices, facts: Facts) -> Fields:
+    """Counts epochs and the warmup in steps, by the windows of the text.
+
+    Those of a run by minutes are not known yet.
+    """
+    now = with_defaults(choices.given)
+    share, in_epochs = now["warmup_share"], now["warmup_epochs"]
+    if now["minutes"] and share:
+        return {}
+    fields: Fields = {}
+    count = 0
+    if now["epochs"] or in_epochs is not None:
+        count = facts.steps_per_epoch(choices.given)
+    if now["epochs"]:
+        fields["steps"] = now["epochs"] * count
+    if share is not None:
+        fields["warmup_steps"] = round(share * fields.get("steps", now["steps"]))
+    elif in_epochs is not None:
+        fields["warmup_steps"] = round(in_epochs * count)
+    if "warmup_steps" in fields:
+        fields |= {"warmup_share": None, "warmup_epochs": None}
+    return fields
+
+
+EVALUATIONS = 10  # of a run on conversations, if there is time
+
+
+def evaluations_of_answers(choices: Choices, _: Facts) -> Fields:
+    """Evaluates held-out answers all along a run, in a share of its time."""
+    now = with_defaults(choices.given)
+    is_chosen = not choices.given.keys().isdisjoint({"val_every", "val_batches"})
+    if choices.recipe != CHAT_RECIPE or is_chosen:
+        return {}
+    every = max(1, now["steps"] // EVALUATIONS)
+    return {"val_every": every, "save_every": max(every, now["save_every"])}
+
+
+# In this order: each sees what those above it have set. A new one is a function and a line here,
+# with the name of the fact that it waits for.
+RULES = (
+    Rule(built_in_text, "built_in"),
+    Rule(tokenizer_by_length, "characters"),
+    Rule(dropout_and_width, "start"),
+    Rule(conversations, "conversations"),
+    Rule(document_masks, "has_documents"),
+    Rule(model_for_minutes, "forecast"),
+    Rule(tuned_with_adamw),
+    Rule(settings_of_recipe),
+    Rule(rates),
+    Rule(starting_model, "start"),
+    Rule(kind_of_text, "is_chat"),
+    Rule(tokens_on_disk, "of_tokens"),
+    Rule(vocabulary, "vocab_size"),
+    Rule(token_between_documents, "vocab_size"),
+    Rule(fast_precision, "precision"),
+    Rule(lowest_rate, "vocab_size"),
+    Rule(steps, "steps_per_epoch"),
+    Rule(evaluations_of_answers, "conversations"),
+)
