@@ -70,6 +70,31 @@ READERS = {  # by the suffix of a file; one with any other suffix is read like .
     ".parquet": "smallmind.corpus.parquet:read_parquet",
 }
 
+# How conversations are written, for tokenizers that do not say so. The last of the `special` tokens
+# ends an answer. A template may also `begin` with a text, add a `system` turn where there is none,
+# strip what is said, and `lead` answers with a text that the model writes.
+CHAT_TEMPLATES: dict[str, dict[str, Any]] = {
+    "chatml": {
+        "turns": "<|im_start|>{role}\n{text}<|im_end|>\n",
+        "special": ("<|im_start|>", "<|im_end|>"),
+    },
+    "llama3": {
+        "turns": "<|start_header_id|>{role}<|end_header_id|>\n\n{text}<|eot_id|>",
+        "special": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        "begin": "<|begin_of_text|>",
+        "strips": True,
+    },
+    "qa": {
+        "turns": {
+            "system": "{text}\n",
+            "user": "Q: {text}\n",
+            "assistant": "A:{text}<|endoftext|>",
+        },
+        "special": ("<|endoftext|>",),
+        "lead": " ",
+    },
+}
+
 TASKS = {  # on which a model is evaluated
     "pairs": "smallmind.tasks.pairs:Pairs",
     "choices": "smallmind.tasks.choices:Choices",

@@ -698,7 +698,7 @@ class RunConfig:
     chat_template: str | None = setting(
         None,
         "the tokens around turns; default: those of --init-from, else chatml",
-        choices=("chatml", "llama3", "qa"),
+        choices=parts.CHAT_TEMPLATES,
     )
     learn: str = setting(
         "answers",

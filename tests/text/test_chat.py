@@ -1,5 +1,7 @@
 """Conversations as tokens: what is learned, where turns begin, what names in a text do not do."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -174,10 +176,10 @@ def test_the_template_is_found_again_in_what_is_published(tokenizer):
 
 
 def test_a_default_system_turn_is_added_where_there_is_none():
-    from smallmind.text.templates import _chatml
-
     grown = Tokenizer(kind="byte").with_special(TEMPLATES["chatml"].special)
-    template = _chatml("chatml with a system turn", "You are kind.")
+    template = dataclasses.replace(
+        TEMPLATES["chatml"], name="chatml with a system turn", system="You are kind."
+    )
     grown = grown.with_published(template.published(grown))
     found = format_of(grown)
     assert found == template
