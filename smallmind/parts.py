@@ -128,7 +128,7 @@ class NumberType(NamedTuple):
     file_type: int = -1  # `general.file_type` of a GGUF file of it
     limit: float = math.inf  # the largest magnitude that can be written
     # What else it is for: "store" in files, run in a "page", "compare" with others by default, or
-    # "sum" over ranks.
+    # "sum" over processes.
     uses: tuple[str, ...] = ()
     codec: str = "smallmind.kernels.quantised"
 

@@ -56,18 +56,19 @@ class Template(Format):
         if self.system and not (turns and turns[0].role == SYSTEM):
             turns.insert(0, Turn(SYSTEM, self.system))
         parts, length, learned, cuts, said = [self.begin], len(self.begin), [], [], []
-        previous = ""
+        previous, ended = "", 0
         for turn in turns:
             role, text = turn.role, turn.text.strip() if self.strips else turn.text
-            if previous == ASSISTANT and role != ASSISTANT:
-                cuts.append(length)
             header, after = self.before[role], self.after[role]
+            if previous == ASSISTANT and role != ASSISTANT:  # texts are divided at special tokens
+                cuts.append(length if header.startswith(self.special) else ended)
             if role == ASSISTANT:
                 text = text if text.startswith(self.lead) else self.lead + text
             begins = length + len(header)
             said.append((begins, begins + len(text)))
+            ended = begins + len(text) + len(self.end)
             if is_learned(turn):
-                learned.append((begins, begins + len(text) + len(self.end)))
+                learned.append((begins, ended))
             written = header + text + after
             parts.append(written)
             length, previous = length + len(written), role
