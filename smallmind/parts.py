@@ -116,8 +116,8 @@ ADAPTER_FORMATS = {
 class NumberType(NamedTuple):
     """A way to store numbers as items: one number each, or a block of them with its scale.
 
-    It can be read if `item` says how it is stored; its module `codec` has `unpack_` and its name,
-    and `pack_` if it is written. Numbers are computed with if they have a `precision`.
+    It can be read if `item` says how it is stored; `kernels.codecs` has `unpack_` and its name, and
+    `pack_` if it is written. Numbers are computed with if they have a `precision`.
     """
 
     name: str  # in files
@@ -127,10 +127,8 @@ class NumberType(NamedTuple):
     precision: str = ""  # its name in settings
     file_type: int = -1  # `general.file_type` of a GGUF file of it
     limit: float = math.inf  # the largest magnitude that can be written
-    # What else it is for: "store" in files, run in a "page", "compare" with others by default, or
-    # "sum" over processes.
-    uses: tuple[str, ...] = ()
-    codec: str = "smallmind.kernels.quantised"
+    # To "store" in files, run in a "page", "compare" with others by default, "sum" over processes.
+    uses: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -158,22 +156,15 @@ class NumberType(NamedTuple):
 
 
 _FLOAT16 = 65504.0  # the largest number, and the largest scale of a block
-_NUMBERS = "smallmind.kernels.number_types"
 NUMBER_TYPES = {
     kind.name: kind
     for kind in (
-        NumberType("f32", 0, "f", 1, "float32", 0, uses=("store", "page", "compare", "sum")),
-        NumberType("f16", 1, "H", 1, "float16", 1, _FLOAT16, ("store", "page"), _NUMBERS),
-        NumberType(
-            "bf16", 30, "h", 1, "bfloat16", 32, uses=("store", "compare", "sum"), codec=_NUMBERS
-        ),
-        NumberType(
-            "q8_0", 8, "scale:e q:32b", 32, "q8_0", 7, 127 * _FLOAT16, ("store", "page", "compare")
-        ),
-        NumberType(
-            "q4_0", 2, "scale:e q:16B", 32, "q4_0", 2, 8 * _FLOAT16, uses=("store", "compare")
-        ),
-        NumberType("q5_0", 6, "scale:e high:4B q:16B", 32, "", 8, 16 * _FLOAT16, uses=("store",)),
+        NumberType("f32", 0, "f", 1, "float32", 0, uses="store page compare sum"),
+        NumberType("f16", 1, "H", 1, "float16", 1, _FLOAT16, "store page"),
+        NumberType("bf16", 30, "h", 1, "bfloat16", 32, uses="store compare sum"),
+        NumberType("q8_0", 8, "scale:e q:32b", 32, "q8_0", 7, 127 * _FLOAT16, "store page compare"),
+        NumberType("q4_0", 2, "scale:e q:16B", 32, "q4_0", 2, 8 * _FLOAT16, "store compare"),
+        NumberType("q5_0", 6, "scale:e high:4B q:16B", 32, "", 8, 16 * _FLOAT16, "store"),
         NumberType("q4_1", 3),  # from here on only known by name
         NumberType("q5_1", 7),
         NumberType("q2_K", 10),
@@ -189,7 +180,7 @@ QUANTISED = {name: kind for name, kind in PRECISIONS.items() if kind.block > 1}
 
 def types_for(use: str) -> list[NumberType]:
     """Returns the number types for a use, such as "store", in the order of the table."""
-    return [kind for kind in NUMBER_TYPES.values() if use in kind.uses]
+    return [kind for kind in NUMBER_TYPES.values() if use in kind.uses.split()]
 
 
 def load(table: Mapping[str, str], name: str) -> Any:

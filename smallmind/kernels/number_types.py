@@ -20,12 +20,11 @@ BLOCK = 32  # values that share a scale, in all types that are computed with
 HALF = BLOCK // 2
 
 
-def dtype_of(kind: NumberType) -> np.dtype:
-    """Returns the number type of arrays of these items."""
-    return np.dtype(kind.fields if kind.block > 1 else kind.item)
-
-
-DTYPES = {name: dtype_of(kind) for name, kind in NUMBER_TYPES.items() if kind.item}
+DTYPES = {
+    name: np.dtype(kind.fields if kind.block > 1 else kind.item)
+    for name, kind in NUMBER_TYPES.items()
+    if kind.item
+}
 _KINDS = {dtype: NUMBER_TYPES[name] for name, dtype in DTYPES.items()}
 
 
@@ -39,9 +38,10 @@ def is_quantised(dtype: Any) -> bool:
     return np.dtype(dtype).names is not None
 
 
-@functools.cache
 def _codec(direction: str, kind: NumberType) -> Any:
-    return getattr(importlib.import_module(kind.codec), f"{direction}_{kind.name}")
+    # Imported here, so that the machine code of no kernel depends on it.
+    codecs = importlib.import_module("smallmind.kernels.codecs")
+    return getattr(codecs, f"{direction}_{kind.name}")
 
 
 def to_float32(array: np.ndarray) -> np.ndarray:
@@ -102,26 +102,3 @@ def is_finite(array: np.ndarray) -> bool:
 def _infinity(dtype: Any) -> int:
     """Returns the bits of infinity. Those of NaN are larger, those of all others smaller."""
     return int(round_to(np.array([np.inf], np.float32), dtype).view(f"u{dtype.itemsize}")[0])
-
-
-def unpack_f16(array: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore"):  # ARM tells of signaling NaNs
-        return array.view(np.float16).astype(np.float32)
-
-
-def pack_f16(values: np.ndarray) -> np.ndarray:
-    """Rounds ties to even; overflow becomes infinity."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return values.astype(np.float16).view(FLOAT16)
-
-
-def unpack_bf16(array: np.ndarray) -> np.ndarray:
-    return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-
-
-def pack_bf16(values: np.ndarray) -> np.ndarray:
-    """Rounds ties to even; below 2**-126 to zero, as in the instruction of CPUs that have one."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    bits = np.where(bits & np.uint32(0x7F800000), bits, bits & np.uint32(0x80000000))
-    up = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
-    return np.where(np.isnan(values), bits >> 16 | 0x40, up).astype(np.uint16).view(BFLOAT16)

@@ -1,4 +1,4 @@
-"""Blocks of small integers (`kernels.quantised`) in memory, as vectors of float32.
+"""Blocks of small integers (`kernels.codecs`) in memory, as vectors of float32.
 
 Kernels get their bytes as arrays of two dimensions, whose number type is that of the integers and
 says which blocks they are: int8 those of q8_0, uint8 those of q4_0.

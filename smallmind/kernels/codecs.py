@@ -1,12 +1,36 @@
-"""Weights as small integers in blocks that share a scale: how those of each type are stored.
+"""How numbers of each type in `parts.NUMBER_TYPES` are stored and read, in plain NumPy.
 
-The blocks are those of llama.cpp: 32 consecutive values of a row. `unpack_` gets the fields of n
-blocks, scales as (n, 1) float32, and returns the values (n, 32); `pack_` is its reverse, to the bit
-that of llama.cpp. Products with q8_0 and q4_0 are in `gemm.quantised`.
+`unpack_` and its name gets arrays of any shape, or the fields of n blocks, scales as (n, 1)
+float32, and returns float32, of blocks (n, 32); `pack_` is its reverse. Blocks, of 32 consecutive
+values of a row as small integers that share a scale, are those of llama.cpp, to the bit. Products
+with q8_0 and q4_0 are in `gemm.quantised`.
 Format: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 """
 
 import numpy as np
+
+
+def unpack_f16(array):
+    with np.errstate(invalid="ignore"):  # ARM tells of signaling NaNs
+        return array.view(np.float16).astype(np.float32)
+
+
+def pack_f16(values):
+    """Rounds ties to even; overflow becomes infinity."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(np.float16).view(np.uint16)
+
+
+def unpack_bf16(array):
+    return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def pack_bf16(values):
+    """Rounds ties to even; below 2**-126 to zero, as in the instruction of CPUs that have one."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    bits = np.where(bits & np.uint32(0x7F800000), bits, bits & np.uint32(0x80000000))
+    up = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
+    return np.where(np.isnan(values), bits >> 16 | 0x40, up).astype(np.uint16).view(np.int16)
 
 
 def unpack_q8_0(scale, q):
