@@ -34,19 +34,19 @@ def pack_bf16(values):
 
 
 def unpack_q8_0(scale, q):
-    """scale * q, q from -127 to 127."""
+    """-> scale * q, q from -127 to 127."""
     return scale * q.astype(np.float32)
 
 
 def pack_q8_0(x):
-    """The value of largest magnitude becomes +-127, halves are rounded away from zero."""
+    """Makes the value of largest magnitude +-127; halves are rounded away from zero."""
     scales, inverse = _scaled(np.abs(x), 127)
     scaled = x * inverse
     return scales, np.trunc(scaled + np.copysign(np.float32(0.5), scaled))
 
 
 def unpack_q4_0(scale, q):
-    """scale * (q - 8), q from 0 to 15."""
+    """-> scale * (q - 8), q from 0 to 15."""
     return scale * (_nibbles(q).astype(np.float32) - 8)
 
 
@@ -56,7 +56,7 @@ def pack_q4_0(x):
 
 
 def unpack_q5_0(scale, high, q):
-    """scale * (q - 16), q from 0 to 31, whose highest bits are in `high`, the first one lowest."""
+    """-> scale * (q - 16), q from 0 to 31, their highest bits in `high`, the first one lowest."""
     q = _nibbles(q) | np.unpackbits(high, axis=1, bitorder="little") << 4
     return scale * (q.astype(np.float32) - 16)
 

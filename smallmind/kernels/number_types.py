@@ -34,7 +34,7 @@ def kind_of(dtype: Any) -> NumberType | None:
 
 
 def is_quantised(dtype: Any) -> bool:
-    """True for the number type of a block."""
+    """Returns True for the number type of a block."""
     return np.dtype(dtype).names is not None
 
 
@@ -89,7 +89,7 @@ def integers(blocks: np.ndarray) -> np.ndarray:
 
 
 def is_finite(array: np.ndarray) -> bool:
-    """True unless a value, in any number type, is infinite or NaN."""
+    """Returns True unless a value, in any number type, is infinite or NaN."""
     if fields := array.dtype.names:
         scales = (array[name] for name in fields if array.dtype[name] == np.float16)
         return all(is_finite(scale.view(FLOAT16)) for scale in scales)
