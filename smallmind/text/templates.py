@@ -89,7 +89,8 @@ class Template(Format):
             turn = self.before[SYSTEM] + self.system + self.after[SYSTEM]
             written += _if("loop.first and messages[0]['role'] != 'system'", _quoted(turn))
         if isinstance(self.turns, str) and not self.lead:
-            written += "{{ " + self._value(USER) + " }}"
+            space = " " if self.begin else ""  # as in ChatML: runs are resumed with the same text
+            written += "{{" + space + self._value(USER) + space + "}}"
         else:
             for word, role in (("if", USER), ("elif", ASSISTANT)):
                 written += f"{{% {word} message['role'] == '{role}' %}}"
@@ -105,7 +106,8 @@ class Template(Format):
             lead = _quoted(self.lead)
             content = f"('' if {content}[:{len(self.lead)}] == {lead} else {lead}) + {content}"
         fields = {"{role}": "message['role']", "{text}": content}
-        pieces = filter(None, re.split(r"(\{role\}|\{text\})", self._turn(role)))
+        parts_of_turn = rf"(\{{role\}}|\{{text\}}|{re.escape(self.end)})"
+        pieces = filter(None, re.split(parts_of_turn, self._turn(role)))
         return " + ".join(fields.get(piece) or _quoted(piece) for piece in pieces)
 
 
