@@ -154,7 +154,7 @@ def test_a_text_in_a_file_says_how_far_it_is_elsewhere(
 
 @pytest.mark.parametrize("batches", [3, 0])
 def test_an_evaluation_says_how_far_it_is(slow, shown, batches):
-    assert new_training().evaluate(7, batches)
+    assert new_training().evaluations.evaluate(7, batches)
     found = shares(shown, "Evaluating after step 7: ")
     assert found == sorted(found) and found[-1] > 80 and len(set(found)) > 4
     assert shown[-1] == (None, False)

@@ -12,7 +12,7 @@ from smallmind.runs import pace
 from smallmind.runs.chat_recipe import evaluated_in_time
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.files import MODEL
-from smallmind.runs.parallel import announce
+from smallmind.runs.parallel import Leader
 from smallmind.runs.saved import SavedRun
 from smallmind.runs.threads import use_threads
 from smallmind.text.samplers import Epochs
@@ -22,6 +22,7 @@ from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.clock import StepClock
 from smallmind.training.energy import EnergyMeter
 from smallmind.training.evaluation import Evaluation, evaluating_seconds
+from smallmind.training.evaluations import SAMPLE_TOKENS
 from smallmind.training.progress import OnRecord, follow, showing_progress
 from smallmind.training.records import (
     AnswersRecord,
@@ -33,7 +34,7 @@ from smallmind.training.records import (
     SampleRecord,
 )
 from smallmind.training.state import RunState, reopened
-from smallmind.training.training import SAMPLE_TOKENS, Training
+from smallmind.training.training import Training
 
 
 class Session:
@@ -62,8 +63,7 @@ class Session:
         """Sets the number of steps. Arguments, result and errors as `Run.fit_steps`."""
         run, training, config = self.run, fresh_training(self.run), self.run.settings.training
         seconds = end - clock()
-        if run.group.size > 1:
-            announce(run.group, "measure", config, seconds)
+        run.leader.announce("measure", config, seconds)
         if run.config.limits_evaluations:
             config, self._asking = evaluated_in_time(training, config, seconds)
         measured = pace.measure(training, config, seconds, run.path, SAMPLE_TOKENS)
@@ -130,8 +130,7 @@ class Session:
             after_save = AfterSave(run.after_save) if run.after_save else None
             saving = BackgroundSaver(run.path, config.keep, config.compress, after_save)
             with saving as saver:
-                if run.group.size > 1:
-                    announce(run.group, "steps", config, state=newest)
+                run.leader.announce("steps", config, state=newest)
                 records = training.steps(config, newest, saver=saver, refit=refit)
                 del newest
                 if run.is_stopping:  # since before there was a training to stop
@@ -156,7 +155,7 @@ class Session:
                 memory = tracker.snapshot("After training")
                 self.directory.save_profile(training.profiler.rows(), memory)
             run.final, run.asked, run.sample = save_ending(
-                training, self.directory, self._note_model
+                training, self.directory, self._note_model, run.leader
             )
         except FloatingPointError as error:
             self._log(FailureRecord(run.training.progress.step, str(error)))
@@ -200,7 +199,7 @@ class Session:
         """
         if not (self._asking and self.run.settings.run.init_from):
             return None
-        return training.ask(0, FEWEST_ASKED)
+        return training.evaluations.ask(0, FEWEST_ASKED)
 
     def _interrupt(self) -> None:
         """Stops, or raises KeyboardInterrupt while no step has been trained that could be saved."""
@@ -293,6 +292,7 @@ def save_ending(
     training: Training,
     directory: RunDirectory,
     note_model: Callable[[str], object] | None = None,
+    leader: Leader | None = None,
 ) -> tuple[Evaluation | None, AnswersRecord | None, str | None]:
     """Saves the model, and of a run that has ended its final evaluation, its answers and a sample.
 
@@ -305,15 +305,17 @@ def save_ending(
         directory.save_model(training.model, training.tokenizer, step, note_model)
     if has_ended:
         with StepClock(training.progress).apart("final evaluation"):
-            if training.group.size > 1:
-                announce(training.group, "evaluate_held_out", training.config)
+            if leader:
+                leader.announce("evaluate_held_out", training.config)
             final = training.evaluate_held_out()
     if final:
         scores = final.loss, final.perplexity, final.bits_per_character, final.bits_per_byte
         record = FinalRecord(step, *scores, final.accuracy)
         directory.log(record, training.progress.seconds["total"])
         with StepClock(training.progress).apart("questions"):
-            asked = training.ask(step, seconds=_seconds_for_questions(training.progress))
+            asked = training.evaluations.ask(
+                step, seconds=_seconds_for_questions(training.progress)
+            )
         if asked:
             directory.log(asked, training.progress.seconds["total"])
     directory.flush()

@@ -208,7 +208,7 @@ def ended_by(config, losses, monkeypatch):
     def evaluate(step, _):
         return EvaluationRecord(step, 1.0, next(losses), 1.0, 1.0, 1.0, 0.5)
 
-    monkeypatch.setattr(training, "evaluate", evaluate)
+    monkeypatch.setattr(training.evaluations, "evaluate", evaluate)
     saves = Saves(training)
     records = list(training.steps(config, saver=saves))
     assert list(new_training().steps(config, training.state())) == []
@@ -391,7 +391,7 @@ def test_a_run_that_was_interrupted_is_resumed(tmp_path, text, number, cli):
     arguments = ["train", text, *SMALL, "--steps", "60", "--out", str(broken), "--threads", "1"]
     with smallmind(*arguments) as process:
         for line in process.stdout:
-            if line.startswith("step 40/60  training"):  # by now an earlier save has ended
+            if line.startswith("step 40/60  held-out"):  # by now an earlier save has ended
                 process.send_signal(number)
                 break
         process.stdout.read()
