@@ -6,8 +6,10 @@ builds a model: `parts.NORMS["mine"] = "my_module:MyNorm"`.
 """
 
 import importlib
+import math
+import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 NORMS = {
     "layernorm": "smallmind.nn.layernorm:LayerNorm",
@@ -78,6 +80,31 @@ READERS = {  # by the suffix of a file; one with any other suffix is read like .
     ".parquet": "smallmind.corpus.parquet:read_parquet",
 }
 
+# How conversations are written, for tokenizers that do not say so. The last of the `special` tokens
+# ends an answer. A template may also `begin` with a text, add a `system` turn where there is none,
+# strip what is said, and `lead` answers with a text that the model writes.
+CHAT_TEMPLATES: dict[str, dict[str, Any]] = {
+    "chatml": {
+        "turns": "<|im_start|>{role}\n{text}<|im_end|>\n",
+        "special": ("<|im_start|>", "<|im_end|>"),
+    },
+    "llama3": {
+        "turns": "<|start_header_id|>{role}<|end_header_id|>\n\n{text}<|eot_id|>",
+        "special": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        "begin": "<|begin_of_text|>",
+        "strips": True,
+    },
+    "qa": {
+        "turns": {
+            "system": "{text}\n",
+            "user": "Q: {text}\n",
+            "assistant": "A:{text}<|endoftext|>",
+        },
+        "special": ("<|endoftext|>",),
+        "lead": " ",
+    },
+}
+
 TASKS = {  # on which a model is evaluated
     "pairs": "smallmind.tasks.pairs:Pairs",
     "choices": "smallmind.tasks.choices:Choices",
@@ -94,6 +121,76 @@ ADAPTER_FORMATS = {
     "peft": "smallmind.exchange.peft:Peft",
     "gguf-adapter": "smallmind.exchange.gguf:GGUFAdapter",
 }
+
+
+class NumberType(NamedTuple):
+    """A way to store numbers as items: one number each, or a block of them with its scale.
+
+    It can be read if `item` says how it is stored; `kernels.codecs` has `unpack_` and its name, and
+    `pack_` if it is written. Numbers are computed with if they have a `precision`.
+    """
+
+    name: str  # in files
+    gguf: int  # its number there
+    item: str = ""  # a code of `struct`, or the names and codes of a block's fields
+    block: int = 1  # numbers per item
+    precision: str = ""  # its name in settings
+    file_type: int = -1  # `general.file_type` of a GGUF file of it
+    limit: float = math.inf  # the largest magnitude that can be written
+    # To "store" in files, run in a "page", "compare" with others by default, "sum" over processes.
+    uses: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of an item."""
+        return struct.calcsize("<" + "".join(code for _, code in self.fields))
+
+    @property
+    def fields(self) -> list[tuple[str, str]]:
+        """The names of an item's fields and their codes, which are those of NumPy too."""
+        pairs = (field.rpartition(":") for field in self.item.split())
+        return [(name, code) for name, _, code in pairs]
+
+    @property
+    def bits(self) -> str:
+        """The bits of a number, such as "8.5"."""
+        return f"{8 * self.nbytes / self.block:g}"
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Returns True if the rows of a tensor are whole items."""
+        return bool(shape) and shape[-1] % self.block == 0
+
+    def size(self, shape: tuple[int, ...]) -> int:
+        """Returns the bytes of a tensor."""
+        return math.prod(shape) // self.block * self.nbytes
+
+
+_FLOAT16 = 65504.0  # the largest number, and the largest scale of a block
+NUMBER_TYPES = {
+    kind.name: kind
+    for kind in (
+        NumberType("f32", 0, "f", 1, "float32", 0, uses="store page compare sum"),
+        NumberType("f16", 1, "H", 1, "float16", 1, _FLOAT16, "store page"),
+        NumberType("bf16", 30, "h", 1, "bfloat16", 32, uses="store compare sum"),
+        NumberType("q8_0", 8, "scale:e q:32b", 32, "q8_0", 7, 127 * _FLOAT16, "store page compare"),
+        NumberType("q4_0", 2, "scale:e q:16B", 32, "q4_0", 2, 8 * _FLOAT16, "store compare"),
+        NumberType("q5_0", 6, "scale:e high:4B q:16B", 32, "", 8, 16 * _FLOAT16, "store"),
+        NumberType("q4_1", 3),  # from here on only known by name
+        NumberType("q5_1", 7),
+        NumberType("q2_K", 10),
+        NumberType("q3_K", 11),
+        NumberType("q4_K", 12),
+        NumberType("q5_K", 13),
+        NumberType("q6_K", 14),
+    )
+}
+PRECISIONS = {kind.precision: kind for kind in NUMBER_TYPES.values() if kind.precision}
+QUANTISED = {name: kind for name, kind in PRECISIONS.items() if kind.block > 1}
+
+
+def types_for(use: str) -> list[NumberType]:
+    """Returns the number types for a use, such as "store", in the order of the table."""
+    return [kind for kind in NUMBER_TYPES.values() if use in kind.uses.split()]
 
 
 def load(table: Mapping[str, str], name: str) -> Any:

@@ -2,11 +2,13 @@
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 import pytest
 
 import smallmind
+from smallmind import parts
 from tests.programs import output_of
 from tests.test_old_runs import OLD_RUNS
 
@@ -40,17 +42,17 @@ def layer(module):
     """'smallmind.nn.block' -> the number of its layer."""
     if module.startswith("smallmind.lessons."):  # programs: they import whatever they teach
         return len(LAYERS) - 1
-    _, *parts = module.split(".")
-    for part in (".".join(parts[:2]), *parts[:1], "__init__"):  # a file apart from its folder first
-        for number, names in enumerate(LAYERS):
-            if part in names:
+    _, *names = module.split(".")
+    for part in (".".join(names[:2]), *names[:1], "__init__"):  # a file apart from its folder first
+        for number, here in enumerate(LAYERS):
+            if part in here:
                 return number
     raise AssertionError(f"{module} is in no layer")
 
 
 def module_name(source):
-    parts = source.relative_to(ROOT.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    names = source.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(names[:-1] if names[-1] == "__init__" else names)
 
 
 MODULES = {module_name(source): source for source in SOURCES}
@@ -169,3 +171,41 @@ def test_the_process_group_is_handed_to_what_divides_work_among_ranks_alone():
     training = {"smallmind.training.ranks", "smallmind.training.training"}
     commands = {"smallmind.cli.parallel", "smallmind.cli.train"}
     assert used == {*training, "smallmind.runs.parallel", *commands}
+
+
+TYPE_NAMES = {name for kind in parts.NUMBER_TYPES.values() for name in (kind.name, kind.precision)}
+
+
+def types_named_together(tree):
+    """The names of number types in each literal collection of a file, where there are several."""
+
+    def name_of(node):
+        if isinstance(node, ast.Constant):
+            return node.value
+        is_member = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "Precision"
+        return node.attr.lower() if is_member else None
+
+    for node in ast.walk(tree):
+        groups = [getattr(node, name, ()) for name in ("elts", "keys", "values")]
+        for group in groups:
+            names = {name_of(one) for one in group if one} if isinstance(group, list) else set()
+            if len(found := names & TYPE_NAMES - {""}) > 1:
+                yield found
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_number_types_are_listed_in_one_table(name):
+    if name != "smallmind.parts" and not name.startswith("smallmind.lessons."):
+        assert not list(types_named_together(ast.parse(MODULES[name].read_text("utf-8"))))
+
+
+def test_lists_of_number_types_are_found():
+    lists = '("f32", "f16")', '{"q8_0": 8, "q4_0": 2}', "x in (Precision.FLOAT16, Precision.Q8_0)"
+    assert all(list(types_named_together(ast.parse(text))) for text in lists)
+
+
+def test_a_page_reads_the_number_types_that_are_said_to_be_for_pages():
+    program = (ROOT / "exchange" / "model.js").read_text("utf-8")
+    readers = program.partition("const READERS = {")[2].partition("\n  };")[0]
+    names = re.findall(r"^    (\w+)[:(]", readers, re.MULTILINE)
+    assert names == [kind.name for kind in parts.types_for("page")]

@@ -10,7 +10,7 @@ import pytest
 
 import smallmind
 from smallmind.files import safetensors
-from smallmind.kernels.half import to_float32
+from smallmind.kernels.number_types import to_float32
 from smallmind.text.stories import built_in_text
 from tests.programs import edited
 

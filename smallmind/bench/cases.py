@@ -16,10 +16,10 @@ from smallmind.kernels import compiled, reference
 from smallmind.kernels.alignment import aligned_empty, aligned_zeros
 from smallmind.kernels.ceilings import multiply_add, multiply_bfloat16
 from smallmind.kernels.description import muon_operations
-from smallmind.kernels.half import BFLOAT16, round_to, to_float32
-from smallmind.kernels.quantised import Q4_0, Q8_0, quantise
+from smallmind.kernels.number_types import BFLOAT16, DTYPES, round_to, to_float32
 from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 from smallmind.kernels.timing import Contestant
+from smallmind.parts import QUANTISED
 
 try:
     import torch
@@ -232,7 +232,7 @@ _GENERATED = 8  # rows up to which products are those of generation
 def _quantised(dtype: np.dtype, is_transposed: bool, R: int, K: int, N: int) -> Case:
     """A product of R rows and blocks of small integers; few rows are rounded, as in generation."""
     name = "matmul_quantised_transpose" if is_transposed else "matmul_quantised"
-    w = quantise(_normal(N, K), dtype)
+    w = round_to(_normal(N, K), dtype)
     a, out = _normal(R, N if is_transposed else K), aligned_empty((R, K if is_transposed else N))
     others = () if is_transposed else (None, None, R <= _GENERATED)
     fast, plain = getattr(compiled, name), getattr(reference, name)
@@ -257,7 +257,8 @@ def _quantised(dtype: np.dtype, is_transposed: bool, R: int, K: int, N: int) -> 
 # Generation, by one sequence and by several; then a prompt, or fine-tuning.
 _LAYERS = [(768, 768), (768, 3072), (3072, 768), (768, 50257)]
 _MANY = [(512, 768, 768), (512, 768, 3072), (2048, 768, 3072), (2048, 3072, 768)]
-for dtype_name, dtype in ("q8_0", Q8_0), ("q4_0", Q4_0):
+for dtype_name in QUANTISED:
+    dtype = DTYPES[dtype_name]
     few: list[Shape] = [(R, *shape) for R in (1, 4, 8) for shape in _LAYERS]
     for form, is_transposed, shapes in ("", False, [*few, *_MANY]), ("_transpose", True, _MANY):
         name = f"matmul_quantised{form}_{dtype_name}"

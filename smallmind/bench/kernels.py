@@ -10,7 +10,7 @@ import numpy as np
 from smallmind.bench.cases import KERNELS, Case, Kernel, Shape
 from smallmind.bench.ceilings import Copy, copy_rate, multiply_add_rate, one_thread
 from smallmind.kernels.codegen.threads import threads
-from smallmind.kernels.half import to_float32
+from smallmind.kernels.number_types import to_float32
 from smallmind.kernels.timing import Contestant, Times, take_in_turn
 
 

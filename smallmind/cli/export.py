@@ -10,7 +10,7 @@ from smallmind.cli.flags import add_checkpoint, add_run, run_of
 from smallmind.console import activity
 from smallmind.console.table import format_bytes
 
-TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q5_0")
+TYPES = parts.types_for("store")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,11 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--type",
-        choices=TYPES,
-        help="how weights are stored (f32); q8_0, in GGUF and HTML, q5_0 and q4_0, in GGUF only, "
-        "take 8.5, 5.5 and 4.5 bits per weight",
+        choices=[kind.name for kind in TYPES],
+        help=f"how weights are stored (f32); {_blocks()}",
     )
     add_checkpoint(parser)
+
+
+def _blocks() -> str:
+    """Says where types of blocks can be used, and how many bits they take."""
+    blocks = sorted((kind for kind in TYPES if kind.block > 1), key=lambda kind: -float(kind.bits))
+    everywhere = " and ".join(kind.name for kind in blocks if "page" in kind.uses)
+    others = " and ".join(kind.name for kind in blocks if "page" not in kind.uses)
+    *bits, last = (kind.bits for kind in blocks)
+    sizes = f"take {', '.join(bits)} and {last} bits per weight"
+    return f"{everywhere}, in GGUF and HTML, {others}, in GGUF only, {sizes}"
 
 
 def run(options: argparse.Namespace) -> int:

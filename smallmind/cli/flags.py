@@ -11,6 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.settings.config import NEUTRAL, GenerationConfig, Precision
 from smallmind.settings.presets import (
@@ -147,10 +148,12 @@ def add_precision(parser: argparse.ArgumentParser, several: str = "") -> None:
 
     With `several`, what is done with them, it is a list.
     """
+    first, *others = parts.QUANTISED.values()
+    bits = [f"about {first.bits} per weight in {first.name}"]
+    bits += [f"{kind.bits} in {kind.name}" for kind in others]
     text = (
-        "number type of the weights; fewer bits are faster for large models: about 8.5 per weight "
-        "in q8_0, 4.5 in q4_0; default: that in which the run was trained, float32 for a file or "
-        "an imported model"
+        f"number type of the weights; fewer bits are faster for large models: {', '.join(bits)}; "
+        "default: that in which the run was trained, float32 for a file or an imported model"
     )
     if several:
         more: dict[str, Any] = {

@@ -37,7 +37,7 @@ def slower_than_float32(run: "Run") -> str:
 
     training, config = run.training, run.settings.training
     precision = training.model.precision
-    if precision not in (Precision.FLOAT16, Precision.BFLOAT16) or run.pace:
+    if not precision.has_16_bits or run.pace:
         return ""
     plain = pace_in(Precision.FLOAT32, training, config)
     if plain is None or (ratio := kept_pace(training, config).step / plain.step) < SLOWER:

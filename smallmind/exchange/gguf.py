@@ -20,25 +20,24 @@ from smallmind.exchange.architectures import (
 )
 from smallmind.exchange.format import AdapterFormat, Exported, Foreign, Format, padded
 from smallmind.exchange.gguf_tokenizer import metadata_of, tokenizer_of
-from smallmind.exchange.number_types import NUMBER_TYPES, NumberType
-from smallmind.exchange.tensors import Tensor, written_tensors
+from smallmind.exchange.tensors import type_of, written_tensors
 from smallmind.files import durable
 from smallmind.nn.adapter import SavedAdapter
 from smallmind.nn.loading import Stored
+from smallmind.parts import NUMBER_TYPES, types_for
 from smallmind.settings.architectures import Layout
 from smallmind.settings.config import ModelConfig
 from smallmind.text.tokenizer import Tokenizer
 
 SUFFIX = ".gguf"
-# general.file_type
-FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2, "q5_0": 8}
+FLOAT32 = "position_embd"  # llama.cpp wants it in float32
 QUANTISATION = 2  # the version of the blocks
 
 
 class GGUF(Format):
     """A file of llama.cpp and what is built on it."""
 
-    types = tuple(NUMBER_TYPES)
+    types = tuple(kind.name for kind in types_for("store"))
 
     def check_place(self, path: Path) -> None:
         if path.suffix != SUFFIX:
@@ -56,9 +55,9 @@ class GGUF(Format):
             "general.architecture": architecture.gguf,
             "general.type": "model",
             "general.name": exported.name,
-            "general.file_type": np.uint32(FILE_TYPES[type]),
+            "general.file_type": np.uint32(NUMBER_TYPES[type].file_type),
         }
-        if NUMBER_TYPES[type].is_quantised:
+        if NUMBER_TYPES[type].block > 1:
             general["general.quantization_version"] = np.uint32(QUANTISATION)
         settings = settings_of(config, architecture.metadata)
         own = {f"{architecture.gguf}.{key}": _typed(value) for key, value in settings.items()}
@@ -72,7 +71,7 @@ class GGUF(Format):
                 gguf_file.Written(
                     tensor.name,
                     tensor.shape,
-                    _type_of(tensor, type),
+                    type_of(tensor.shape, "f32" if tensor.name.startswith(FLOAT32) else type),
                     functools.partial(tensor.of_model, parameters),
                 )
                 for tensor in tensors
@@ -184,11 +183,3 @@ def _typed(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return np.uint32(value)
     return np.float32(value) if isinstance(value, float) else value
-
-
-def _type_of(tensor: Tensor, type: str) -> NumberType:
-    """Vectors and positions keep float32, as llama.cpp wants; rows too short for blocks 16 bits."""
-    if len(tensor.shape) == 1 or tensor.name.startswith("position_embd"):
-        return NUMBER_TYPES["f32"]
-    kind = NUMBER_TYPES[type]
-    return kind if kind.fits(tensor.shape) else NUMBER_TYPES["f16"]

@@ -18,9 +18,11 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from smallmind.checks import InputError, shown_value
-from smallmind.exchange.number_types import NUMBER_TYPES, NumberType
+from smallmind.exchange.tensors import encode
 from smallmind.files import durable
+from smallmind.kernels.number_types import DTYPES
 from smallmind.nn.loading import Stored
+from smallmind.parts import NUMBER_TYPES, NumberType
 
 MAGIC = b"GGUF"
 VERSION = 3
@@ -30,13 +32,10 @@ MAX_HEADER = 200_000_000  # bytes; a vocabulary of 256,000 tokens has 15,000,000
 MAX_COUNT = 2**20  # tensors, keys
 MAX_NAME = 63  # bytes
 MAX_DIMENSIONS = 4
-TYPE_NUMBERS = {"f32": 0, "f16": 1, "q4_0": 2, "q5_0": 6, "q8_0": 8, "bf16": 30}
-TYPES_BY_NUMBER = {number: NUMBER_TYPES[name] for name, number in TYPE_NUMBERS.items()}
-# Types that llama.cpp writes and that are not read here, by number.
-OTHER_TYPES = {3: "q4_1", 7: "q5_1", **{10 + i: f"q{2 + i}_K" for i in range(5)}}
+TYPES = {kind.gguf: kind for kind in NUMBER_TYPES.values()}
 # Types of values in the metadata, by number; 7 is bool, 8 string, 9 array.
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
-DTYPES = {np.dtype(np.uint32): 4, np.dtype(np.int32): 5, np.dtype(np.float32): 6}
+VALUE_TYPES = {np.dtype(np.uint32): 4, np.dtype(np.int32): 5, np.dtype(np.float32): 6}
 BOOL, STRING, ARRAY = 7, 8, 9
 
 
@@ -67,14 +66,14 @@ def _head(metadata: Mapping[str, Any], tensors: Sequence[Written]) -> bytes:
         assert len(tensor.name.encode()) <= MAX_NAME
         sizes = tensor.shape[::-1]
         head += _string(tensor.name) + struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
-        head += struct.pack("<IQ", TYPE_NUMBERS[tensor.type.name], offset)
+        head += struct.pack("<IQ", tensor.type.gguf, offset)
         offset += _aligned(tensor.type.size(tensor.shape))
     return bytes(head.ljust(_aligned(len(head)), b"\0"))
 
 
 def _contents(tensors: Sequence[Written]) -> Iterator[bytes | memoryview]:
     for tensor in tensors:
-        stored = tensor.type.encode(tensor.values())
+        stored = encode(tensor.values(), tensor.type)
         assert stored.nbytes == tensor.type.size(tensor.shape)
         yield stored.reshape(-1).view(np.uint8).data
         yield bytes(_aligned(stored.nbytes) - stored.nbytes)
@@ -89,7 +88,7 @@ def _typed(value: Any) -> bytes:
     if isinstance(value, list):
         start = struct.pack("<IIQ", ARRAY, STRING, len(value))
         return start + b"".join(map(_string, value))
-    number = DTYPES[value.dtype]
+    number = VALUE_TYPES[value.dtype]
     if value.ndim == 0:
         return struct.pack("<I", number) + value.tobytes()
     return struct.pack("<IIQ", ARRAY, number, len(value)) + value.tobytes()
@@ -162,7 +161,7 @@ class _Reader:
             if start + offset + size > self._size:
                 raise ValueError(f"it ends within the tensor {shown_value(name)}")
             read = functools.partial(_read, self._path, start + offset)
-            tensors[name] = Stored(shape, kind.dtype, read)
+            tensors[name] = Stored(shape, DTYPES[kind.name], read)
             end = offset + _aligned(size, alignment)
         return metadata, tensors
 
@@ -173,13 +172,14 @@ class _Reader:
             raise ValueError(f"the tensor {shown_value(name)} has {n_sizes} dimensions")
         shape = tuple(self._number("Q") for _ in range(n_sizes))[::-1]
         number, offset = self._number("I"), self._number("Q")
-        if number not in TYPES_BY_NUMBER:
+        kind = TYPES.get(number)
+        if kind is None or not kind.item:
+            known = ", ".join(TYPES[number].name for number in sorted(TYPES) if TYPES[number].item)
             raise InputError(
                 f"{self._path}: the tensor {shown_value(name)} is of type "
-                f"{OTHER_TYPES.get(number, number)}, which is not read here; convert the model "
-                f"with all its tensors in one of {', '.join(TYPE_NUMBERS)} (llama-quantize --pure)"
+                f"{kind.name if kind else number}, which is not read here; convert the model "
+                f"with all its tensors in one of {known} (llama-quantize --pure)"
             )
-        kind = TYPES_BY_NUMBER[number]
         if not all(0 < size < 2**48 for size in shape) or not kind.fits(shape):
             raise ValueError(f"the tensor {shown_value(name)} has invalid sizes")
         return name, shape, kind, offset

@@ -16,9 +16,10 @@ import numpy as np
 from smallmind import page
 from smallmind.checks import InputError
 from smallmind.exchange.format import Exported, Foreign, Format
-from smallmind.exchange.number_types import NUMBER_TYPES, NumberType
+from smallmind.exchange.tensors import encode, type_of
 from smallmind.files import durable
 from smallmind.nn.parameters import Role
+from smallmind.parts import types_for
 from smallmind.settings.config import ModelConfig, __version__
 from smallmind.text.templates import Template, format_of
 from smallmind.text.tokenizer import Tokenizer
@@ -42,7 +43,7 @@ PART = 3 * 2**18  # bytes that become base64 at a time, a multiple of 3
 class HTML(Format):
     """A page with the model inside. Matrices are (out, in), as products with one row read them."""
 
-    types = ("f32", "f16", "q8_0")
+    types = tuple(kind.name for kind in types_for("page"))
 
     def check_place(self, path: Path) -> None:
         if path.suffix not in SUFFIXES:
@@ -56,7 +57,7 @@ class HTML(Format):
         config, tokenizer = exported.model.config, exported.tokenizer
         _check_known(config, tokenizer)
         tensors = [
-            (spec.name, values, _type_of(values.shape, type))
+            (spec.name, values, type_of(values.shape, type))
             for spec in exported.model.flat.specs
             for values in [exported.model.parameters[spec.name]]
             for values in [values.T if spec.role in (Role.MATRIX, Role.HEAD) else values]
@@ -76,7 +77,7 @@ class HTML(Format):
         }
         self.check_place(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        parts = (kind.encode(np.ascontiguousarray(values)) for _, values, kind in tensors)
+        parts = (encode(values, kind) for _, values, kind in tensors)
         durable.write(path, _page(about, parts))
 
     def recognises(self, path: Path) -> bool:
@@ -143,12 +144,6 @@ def _template(tokenizer: Tokenizer) -> dict[str, Any] | None:
         )
     names = "name", "before", "after", "special", "begin", "system", "strips", "lead"
     return {name: getattr(template, name) for name in names}
-
-
-def _type_of(shape: tuple[int, ...], type: str) -> NumberType:
-    """Vectors keep float32, rows too short for blocks get 16 bits."""
-    kind = NUMBER_TYPES["f32" if len(shape) == 1 else type]
-    return kind if kind.fits(shape) else NUMBER_TYPES["f16"]
 
 
 def _page(about: dict[str, Any], tensors: Iterator[np.ndarray]) -> Iterator[bytes]:

@@ -24,13 +24,13 @@ from smallmind.exchange.architectures import (
 )
 from smallmind.exchange.card import model_card
 from smallmind.exchange.format import PICKLES, Exported, Foreign, Format, padded
-from smallmind.exchange.number_types import NUMBER_TYPES
 from smallmind.exchange.published import CONFIG, TOKENIZER
-from smallmind.exchange.tensors import tensors_of, written_tensors
+from smallmind.exchange.tensors import encode, tensors_of, written_tensors
 from smallmind.files import durable, safetensors
-from smallmind.kernels.half import BFLOAT16, FLOAT16
+from smallmind.kernels.number_types import DTYPES
 from smallmind.nn.loading import Stored
 from smallmind.nn.transformer import TransformerModel
+from smallmind.parts import NUMBER_TYPES, types_for
 from smallmind.settings.architectures import Architecture, Layout
 from smallmind.settings.config import ModelConfig
 from smallmind.text import tokenizer_json
@@ -51,13 +51,12 @@ REFUSED = {
 }
 ROPE_TYPES = ("rope_type", "type")  # version 4 of transformers prefers the second
 SHARD = re.compile(r"\w[\w.-]*\.safetensors")
-DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}  # as transformers names them
 
 
 class HuggingFace(Format):
     """A directory that `from_pretrained` of transformers reads."""
 
-    types = tuple(DTYPES)
+    types = tuple(kind.name for kind in types_for("store") if kind.block == 1)
 
     def check_place(self, path: Path) -> None:
         durable.check_new_directory(path)
@@ -72,7 +71,7 @@ class HuggingFace(Format):
             "model_type": architecture.model_type,
             **settings_of(exported.model.config, architecture.config),
             **files[CONFIG],
-            "dtype": DTYPES[type],
+            "dtype": NUMBER_TYPES[type].precision,
         }
         if architecture.rotates:
             # Since version 5; earlier ones read rope_theta.
@@ -231,8 +230,7 @@ def _written(
         values = by_name[name].of_model(model.parameters)
         if type == "f32":
             return values  # a view
-        stored = NUMBER_TYPES[type].encode(values)
-        return stored.view(safetensors.BFLOAT16 if type == "bf16" else "<f2")
+        return encode(values, NUMBER_TYPES[type]).view(safetensors.DTYPES[type.upper()])
 
     return safetensors.LazyTensors(by_name, converted)
 
@@ -250,8 +248,8 @@ def _stored(name: str, file: Path, tensor: safetensors.StoredTensor) -> Stored:
 
     if tensor.dtype.itemsize == 8:
         return Stored(tensor.shape, np.float32, read_wide)
-    bits = {safetensors.BFLOAT16: BFLOAT16, np.dtype("<f2"): FLOAT16}
-    return Stored(tensor.shape, bits.get(tensor.dtype, tensor.dtype), tensor.read_rows)
+    dtype = DTYPES[safetensors.NAMES[tensor.dtype].lower()]
+    return Stored(tensor.shape, dtype, tensor.read_rows)
 
 
 def _are_equal(one: Stored, other: Stored) -> bool:

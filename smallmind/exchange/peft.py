@@ -17,7 +17,7 @@ from smallmind.exchange.adapters import Pair, matrices_of, pairs_of, read_pairs
 from smallmind.exchange.architectures import architecture_of
 from smallmind.exchange.format import AdapterFormat
 from smallmind.files import durable, safetensors
-from smallmind.kernels.half import BFLOAT16, to_float32
+from smallmind.kernels.number_types import BFLOAT16, to_float32
 from smallmind.nn.adapter import SavedAdapter
 from smallmind.nn.transformer import Base
 from smallmind.settings.config import ModelConfig

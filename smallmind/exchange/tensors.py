@@ -11,10 +11,12 @@ import numpy as np
 from smallmind.checks import InputError, shown_value
 from smallmind.console import activity
 from smallmind.kernels import reference
+from smallmind.kernels.number_types import DTYPES, round_to
 from smallmind.nn.loading import Stored, read_tensor
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import Role, Transposed
 from smallmind.nn.transformer import TransformerModel
+from smallmind.parts import NUMBER_TYPES, NumberType
 from smallmind.settings.architectures import Architecture, Layout
 from smallmind.settings.config import ModelConfig
 
@@ -160,6 +162,22 @@ def read_parameters(
             for tensor in parts[spec.name]:
                 tensor.read(reference, parameter, stored[tensor.name], source)
             yield spec.name, parameter
+
+
+def type_of(shape: tuple[int, ...], type: str) -> NumberType:
+    """Returns how a tensor is stored: vectors keep float32, rows too short for blocks 16 bits."""
+    kind = NUMBER_TYPES["f32" if len(shape) == 1 else type]
+    return kind if kind.fits(shape) else NUMBER_TYPES["f16"]
+
+
+def encode(values: np.ndarray, kind: NumberType) -> np.ndarray:
+    """values float32 of any shape that fits -> what is stored of them.
+
+    InputError if one is too large for that.
+    """
+    if (largest := np.abs(values).max(initial=0)) > kind.limit:
+        raise InputError(f"a weight is {largest:g}, too large for {kind.name}; choose bf16 or f32")
+    return round_to(np.ascontiguousarray(values, np.float32), DTYPES[kind.name])
 
 
 def _checked(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from smallmind.kernels.quantised import BLOCK
+from smallmind.kernels.number_types import BLOCK
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

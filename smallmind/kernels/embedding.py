@@ -14,7 +14,7 @@ from smallmind.kernels.codegen.simd import (
     start_of_overlapping,
     store_up_to,
 )
-from smallmind.kernels.quantised import is_quantised
+from smallmind.kernels.number_types import is_quantised
 from smallmind.kernels.rope import BEGINNING, start_of
 
 

@@ -24,7 +24,7 @@ from smallmind.kernels.gemm.blocked import (
     packed_of,
 )
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B
-from smallmind.kernels.half import BFLOAT16
+from smallmind.kernels.number_types import BFLOAT16
 from smallmind.kernels.reference_optimizers import CUBIC, ITERATIONS, LINEAR, QUINTIC
 
 load_packing(np.empty(0, BFLOAT16))

@@ -20,8 +20,7 @@ from smallmind.kernels.description import (
     product_operations,
     quantised_product_temporaries,
 )
-from smallmind.kernels.half import round_to, to_float32
-from smallmind.kernels.quantised import BLOCK, dequantise, integers, is_quantised
+from smallmind.kernels.number_types import BLOCK, integers, round_to, to_float32
 from smallmind.kernels.reference_optimizers import (  # noqa: F401
     adamw,
     average_gradient,
@@ -192,7 +191,7 @@ def matmul_quantised(out, a, w, bias=None, addend=None, by_rows=False):
     Writes out; addend (R, N) may be out. `by_rows` each block of 32 values of a is rounded to 8
     bits, and the products are of integers, summed by block.
     """
-    product = _rounded_product(a, w) if by_rows else a @ dequantise(w).T
+    product = _rounded_product(a, w) if by_rows else a @ to_float32(w).T
     out[...] = _add(product, bias, addend)
 
 
@@ -201,7 +200,7 @@ def _rounded_product(a, w):
     R, N, n, groups = len(a), len(w), w.shape[1], BLOCK // 4
     q, scales = _rounded(a)
     q, w_q = q.reshape(R, n, groups, 4), integers(w.reshape(-1)).reshape(N, n, groups, 4)
-    w_scales = w["scale"].view(np.float16).astype(a.dtype)
+    w_scales = w["scale"].astype(a.dtype)
     total = np.zeros((R, N, 2, groups), a.dtype)
     for block in range(n):
         sums = np.einsum("rgi,ngi->rng", q[:, block], w_q[:, block], dtype=np.int32)
@@ -233,7 +232,7 @@ def _rounded(a):
 )
 def matmul_quantised_transpose(out, a, w):
     """a (R, N), w (N, K / 32) of q8_0 or q4_0 -> out (R, K) = a w. Writes out."""
-    out[...] = a @ dequantise(w)
+    out[...] = a @ to_float32(w)
 
 
 @kernel("reduce", adds=True, division=("chunks", "x"))
@@ -636,8 +635,7 @@ def embedding(out, weight, ids, addend=None, starts=None):
         addend = addend[starts[:, None] + np.arange(ids.shape[1])]
     if addend is not None:
         addend = addend.reshape(-1, ids.shape[1], out.shape[1])
-    rows = dequantise(weight[ids]) if is_quantised(weight.dtype) else weight[ids]
-    out[...] = _add(rows, addend).reshape(out.shape)
+    out[...] = _add(to_float32(weight[ids]), addend).reshape(out.shape)
 
 
 @kernel("embedding", writes=2, adds=True, division=("columns", "dout"))

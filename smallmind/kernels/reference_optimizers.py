@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smallmind.kernels.description import kernel, muon_operations, muon_temporaries
-from smallmind.kernels.half import round_to
+from smallmind.kernels.number_types import round_to
 
 
 @kernel("reduce", writes=0, is_of_layer=False, division=("chunks", "x"))

@@ -18,7 +18,7 @@ import math
 import numpy as np
 
 import smallmind
-from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
+from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to, to_float32
 from smallmind.lessons import judge
 from smallmind.text.stories import built_in_text
 
@@ -526,5 +526,5 @@ print("Exercise 3:", judge(lambda: check_round_at_random(round_at_random)))
 #   stochastic rounding.
 # - Goldberg (1991), *What Every Computer Scientist Should Know About Floating-Point Arithmetic*,
 #   ACM Computing Surveys 23(1); and IEEE 754, section 3, which defines float16 ("binary16").
-# - In this package: `kernels/half.py` (the conversions), `optim/loss_scaler.py`, and
+# - In this package: `kernels/number_types.py` (the conversions), `optim/loss_scaler.py`, and
 #   `nn/parameters.py` (masters and their rounded copy).

@@ -29,7 +29,7 @@ import numpy as np
 
 import smallmind
 from smallmind.files import safetensors
-from smallmind.kernels.quantised import QUANTISED, quantise
+from smallmind.kernels import number_types
 from smallmind.lessons import judge
 
 smallmind.set_threads(1)
@@ -586,7 +586,7 @@ def check_read_q8_0(candidate):
     found = values((1.0, [1] * 32), (2.0, [1] * 32))
     assert found[1, 0] == 2, "the second block has a scale of its own"
     weights = TENSORS["model.layers.0.mlp.up_proj.weight"]
-    stored = quantise(weights, QUANTISED["q8_0"])
+    stored = number_types.round_to(weights, number_types.DTYPES["q8_0"])
     read = np.asarray(candidate(stored.tobytes())).reshape(weights.shape)
     largest = np.abs(weights).max()
     assert np.abs(read - weights).max() <= largest / 200, (

@@ -22,7 +22,7 @@ from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.files import safetensors
 from smallmind.files.safetensors import StoredTensor
-from smallmind.kernels.half import FLOAT16
+from smallmind.kernels.number_types import FLOAT16
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Workspace
 from smallmind.text.dataset import Dataset

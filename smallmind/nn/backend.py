@@ -12,7 +12,7 @@ from smallmind.checks import InputError, check_type
 from smallmind.kernels import reference
 from smallmind.kernels.alignment import aligned_zeros
 from smallmind.kernels.description import KERNELS
-from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
+from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to, to_float32
 from smallmind.memory.tensor_pool import TensorPool, unbacked
 
 

@@ -12,7 +12,7 @@ from smallmind.charts.svg import Svg
 from smallmind.checks import InputError, check_type, count_of
 from smallmind.console.table import Table, Tabular, escape
 from smallmind.kernels.description import described
-from smallmind.kernels.half import to_float32
+from smallmind.kernels.number_types import to_float32
 from smallmind.kernels.reference import attention_probabilities, split_heads
 from smallmind.nn.workspace import Kernel, Workspace
 

@@ -9,23 +9,25 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.kernels import reference
-from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
-from smallmind.kernels.quantised import BLOCK, QUANTISED, dequantise, is_quantised, quantise
+from smallmind.kernels.number_types import (
+    BLOCK,
+    is_finite,
+    is_quantised,
+    kind_of,
+    round_to,
+    to_float32,
+)
 from smallmind.nn.parameters import Transposed
 
 PIECE = 2**21  # bytes that are read at a time: they stay in a core's cache until they are used
-NAMES: dict[Any, str] = {np.dtype(FLOAT16): "float16", np.dtype(BFLOAT16): "bfloat16"}
-NAMES |= {dtype: name for name, dtype in QUANTISED.items()}
-# The bits of infinity by number type. Those of NaN are larger, those of all others smaller.
-INFINITY = {np.dtype(np.float32): 0x7F800000, np.dtype(FLOAT16): 0x7C00, np.dtype(BFLOAT16): 0x7F80}
 
 
 class Stored(NamedTuple):
     """A tensor in a file, or anywhere else.
 
     `read(first, out)` writes its rows from number `first` on to out, contiguous and of `dtype`:
-    float32, the bits of 16-bit numbers, as in `kernels.half`, or blocks of integers. InputError if
-    they are gone.
+    float32, bits of 16-bit numbers, or blocks of integers: see `kernels.number_types`. InputError
+    if they are gone.
     """
 
     shape: tuple[int, ...]
@@ -45,9 +47,10 @@ class Stored(NamedTuple):
     @property
     def row_shape(self) -> tuple[int, ...]:
         """The shape of a row as it is stored."""
-        if not is_quantised(self.dtype):
+        kind = kind_of(self.dtype)
+        if kind is None or kind.block == 1:
             return self.shape[1:]
-        return (*self.shape[1:-1], self.shape[-1] // BLOCK)
+        return (*self.shape[1:-1], self.shape[-1] // kind.block)
 
     def pieces(
         self, name: str, step: int = 1, place: np.ndarray | None = None
@@ -67,7 +70,7 @@ class Stored(NamedTuple):
             read = piece[: last - first] if place is None else place[first:last]
             self.read(first, read)
             if not is_finite(read):
-                raise InputError(f"{name} is not finite {NAMES.get(read.dtype, read.dtype)}")
+                raise InputError(f"{name} is not finite {_name(read.dtype)}")
             yield first, read
             activity.tick()
 
@@ -75,7 +78,7 @@ class Stored(NamedTuple):
         """All of it, as float32."""
         rows = np.empty((*self.shape[:1], *self.row_shape) or 1, self.dtype)
         self.read(0, rows)
-        return _as_float32(rows).reshape(self.shape)
+        return to_float32(rows).reshape(self.shape)
 
 
 def read_tensor(
@@ -99,7 +102,7 @@ def read_tensor(
         target = parameter.view(np.ndarray)
         for first, rows in stored.pieces(name, BLOCK):
             if is_quantised(target.dtype):
-                blocks = converted(kernels, _as_float32(rows).T, target.dtype, name)
+                blocks = converted(kernels, to_float32(rows).T, target.dtype, name)
                 target[:, first // BLOCK : first // BLOCK + blocks.shape[1]] = blocks
             else:
                 kernels.transpose(target, converted(kernels, rows, target.dtype, name), first)
@@ -112,15 +115,6 @@ def read_tensor(
                 target[first : first + len(rows)] = rows
 
 
-def is_finite(values: np.ndarray) -> bool:
-    """True unless a value, in any number type, is infinite or NaN."""
-    if is_quantised(values.dtype):
-        values = values["scale"].view(FLOAT16)
-    bits = values.reshape(-1).view(f"u{values.itemsize}")
-    magnitude = bits.dtype.type(2 ** (8 * values.itemsize - 1) - 1)  # all but the sign
-    return int((bits & magnitude).max(initial=0)) < INFINITY[values.dtype]
-
-
 def converted(kernels: Any, rows: np.ndarray, dtype: Any, name: str) -> np.ndarray:
     """Rows -> the same numbers in another type, rounded if it is smaller.
 
@@ -129,12 +123,12 @@ def converted(kernels: Any, rows: np.ndarray, dtype: Any, name: str) -> np.ndarr
     if rows.dtype == dtype:
         return rows
     if is_quantised(dtype):
-        blocks = quantise(_as_float32(rows), dtype)
+        blocks = round_to(to_float32(rows), dtype)
         if not is_finite(blocks):
-            raise InputError(f"{name} is too large for {NAMES[dtype]}; choose bfloat16 or float32")
+            raise InputError(f"{name} is too large for {_name(dtype)}; choose bfloat16 or float32")
         return blocks
     if is_quantised(rows.dtype):
-        return converted(kernels, dequantise(rows), dtype, name)
+        return converted(kernels, to_float32(rows), dtype, name)
     if kernels is reference:  # which computes in one type
         return round_to(to_float32(rows), dtype)
     out = np.empty(rows.shape, dtype)
@@ -143,5 +137,6 @@ def converted(kernels: Any, rows: np.ndarray, dtype: Any, name: str) -> np.ndarr
     return out
 
 
-def _as_float32(rows: np.ndarray) -> np.ndarray:
-    return dequantise(rows) if is_quantised(rows.dtype) else to_float32(rows)
+def _name(dtype: Any) -> str:
+    kind = kind_of(dtype)
+    return kind.precision or kind.name if kind else str(dtype)

@@ -13,8 +13,7 @@ import numpy as np
 from smallmind.console import activity
 from smallmind.files.safetensors import LazyTensors
 from smallmind.kernels.alignment import ALIGNMENT, aligned_zeros
-from smallmind.kernels.half import round_to, to_float32
-from smallmind.kernels.quantised import BLOCK, dequantise, is_quantised, quantise
+from smallmind.kernels.number_types import BLOCK, is_quantised, round_to, to_float32
 from smallmind.nn.weight import Weight
 
 ALIGNED = ALIGNMENT // 4  # elements: no two parameters share a cache line
@@ -469,10 +468,8 @@ def _copy_rows(target: np.ndarray, values: np.ndarray) -> None:
     columns = max(x.shape[-1] * (BLOCK if is_quantised(x.dtype) else 1) for x in (target, values))
     step = math.ceil(CHUNK / columns)
     for start in range(0, len(target), step):
-        part = values[start : start + step]
-        part = dequantise(part) if is_quantised(part.dtype) else to_float32(part)
-        store = quantise if is_quantised(target.dtype) else round_to
-        target[start : start + step] = store(part, target.dtype)
+        part = slice(start, start + step)
+        target[part] = round_to(to_float32(values[part]), target.dtype)
 
 
 def _group(role: Role) -> int:

@@ -18,8 +18,7 @@ from smallmind.checks import InputError, check_field, check_type, from_json, sho
 from smallmind.console import activity
 from smallmind.console.table import Table, Tabular
 from smallmind.files import safetensors
-from smallmind.kernels.half import BFLOAT16, FLOAT16
-from smallmind.kernels.quantised import QUANTISED
+from smallmind.kernels.number_types import DTYPES
 from smallmind.nn.backend import Backend, open_backend
 from smallmind.nn.block import Block
 from smallmind.nn.cache import REFED, KeyValueCache
@@ -32,6 +31,7 @@ from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.recorded_passes import AFTER, RecordedPasses
 from smallmind.nn.sizes import size_rows
 from smallmind.nn.workspace import Kernel, Pass, Result, Workspace
+from smallmind.parts import PRECISIONS
 from smallmind.settings.config import (
     OF_BLOCKS,
     Adapter,
@@ -116,14 +116,14 @@ def resolve_precision(precision: str, backend: str) -> Precision:
 
 def _number_type(precision: Precision) -> Any:
     """The type in which numbers are stored; None: float32, or whatever type the model has."""
-    return {Precision.FLOAT16: FLOAT16, Precision.BFLOAT16: BFLOAT16}.get(precision)
+    return DTYPES[PRECISIONS[precision].name] if precision.has_16_bits else None
 
 
 def _storage(precision: Precision) -> dict[Role, Any]:
     """The number types of parameters by role; None as in `_number_type`."""
     storage = dict.fromkeys(Role, _number_type(precision))
     if precision.has_blocks:
-        storage |= dict.fromkeys(GROUPS, QUANTISED[precision])
+        storage |= dict.fromkeys(GROUPS, DTYPES[precision])
     return storage
 
 
@@ -132,7 +132,7 @@ def faster_precision(precision: Precision, backend: str) -> Precision | None:
 
     float16 is always converted to be multiplied, bfloat16 where the CPU has no fast product of it.
     """
-    if precision not in (Precision.FLOAT16, Precision.BFLOAT16) or backend == "numpy":
+    if not precision.has_16_bits or backend == "numpy":
         return None
     from smallmind.kernels.codegen.isa import ISA
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from smallmind.kernels.half import BFLOAT16
+from smallmind.kernels.number_types import BFLOAT16
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.group import ALONE, ORDERLY, Group, Pending
 from smallmind.parallel.shards import Node, TreeSum, bounds, left_over, own_shards

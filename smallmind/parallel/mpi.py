@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from smallmind.console import activity
-from smallmind.kernels.half import BFLOAT16
+from smallmind.kernels.number_types import BFLOAT16
 from smallmind.parallel.group import ENDED, Group
 
 SHARE = 1  # the tag of messages with small values

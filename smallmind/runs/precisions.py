@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from smallmind import parts
 from smallmind.checks import from_json, number, whole
 from smallmind.console.table import Table, Tabular, format_bytes
 from smallmind.files import durable
@@ -16,7 +17,7 @@ from smallmind.runs.loading import Found
 from smallmind.settings.config import Precision
 from smallmind.training.evaluation import Evaluation
 
-COMPARED = ("float32", "bfloat16", "q8_0", "q4_0")
+COMPARED = tuple(kind.precision for kind in parts.types_for("compare"))
 FORMAT = "smallmind precisions 1"
 
 

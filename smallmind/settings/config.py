@@ -24,17 +24,22 @@ class Precision(enum.StrEnum):
     Those of blocks are for weights that are not trained; everything else is float32 then.
     """
 
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
+    FLOAT32 = parts.NUMBER_TYPES["f32"].precision
+    FLOAT16 = parts.NUMBER_TYPES["f16"].precision
+    BFLOAT16 = parts.NUMBER_TYPES["bf16"].precision
     AUTO = "auto"  # bfloat16 if the CPU multiplies it faster, else float32
-    Q8_0 = "q8_0"  # blocks of 8-bit integers with a scale, as in llama.cpp
-    Q4_0 = "q4_0"  # of 4-bit integers
+    # Blocks of integers with a scale, as in llama.cpp: Q8_0 and others.
+    locals().update({name.upper(): name for name in parts.QUANTISED})
 
     @property
     def has_blocks(self) -> bool:
         """True for blocks of integers."""
-        return self in (Precision.Q8_0, Precision.Q4_0)
+        return self in parts.QUANTISED
+
+    @property
+    def has_16_bits(self) -> bool:
+        """True for numbers of 16 bits."""
+        return self != Precision.AUTO and parts.PRECISIONS[self].nbytes == 2
 
     @property
     def of_trained(self) -> "Precision":
@@ -416,7 +421,7 @@ class TrainingConfig:
     reduce_precision: str = setting(
         "float32",
         "number type for summing shard gradients; bfloat16 halves network traffic",
-        choices=("float32", "bfloat16"),
+        choices=tuple(kind.precision for kind in parts.types_for("sum")),
     )
     shard_optimizer: bool = setting(False, "divide the optimizer's state among the ranks")
     allow_mixed_cpus: bool = setting(
@@ -693,7 +698,7 @@ class RunConfig:
     chat_template: str | None = setting(
         None,
         "the tokens around turns; default: those of --init-from, else chatml",
-        choices=("chatml", "llama3", "qa"),
+        choices=parts.CHAT_TEMPLATES,
     )
     learn: str = setting(
         "answers",

@@ -1,6 +1,5 @@
 """Tokens of several bytes, learned from a text: byte-pair encoding."""
 
-import codecs
 import copy
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -188,19 +187,8 @@ class BPETokenizer(Tokenizer):
         characters, bytes_ = self._lengths
         return Spelled(total(characters, ids), total(bytes_, ids))
 
-    def _text(self, ids: np.ndarray) -> str:
-        return b"".join(self.vocabulary[i] for i in ids.tolist()).decode("utf-8", "replace")
-
     def token_bytes(self, token: int) -> bytes:
         return self.vocabulary[token]
-
-    def stream(self, ids: Iterable[int]) -> Iterator[str]:
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for i in ids:
-            if not 0 <= i < self.vocab_size:
-                raise InputError(f"token {i} is outside the vocabulary of {self.vocab_size}")
-            yield decoder.decode(self.vocabulary[i])
-        yield decoder.decode(b"", final=True)
 
     def state(self) -> dict[str, Any]:
         special = set(self.special.values())

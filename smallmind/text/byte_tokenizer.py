@@ -1,7 +1,6 @@
 """One token per byte of UTF-8."""
 
-import codecs
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -53,7 +52,7 @@ class ByteTokenizer(Tokenizer):
 
     def _text(self, ids: np.ndarray) -> str:
         if self.special and ids.max() >= BYTES:
-            return b"".join(map(self.token_bytes, ids.tolist())).decode("utf-8", "replace")
+            return super()._text(ids)
         return ids.astype(np.uint8).tobytes().decode("utf-8", "replace")
 
     def spelled(self, ids: np.ndarray) -> Spelled:
@@ -61,14 +60,6 @@ class ByteTokenizer(Tokenizer):
             return Spelled(total(self._characters, ids), total(self._lengths, ids))
         # UTF-8: 0b10xxxxxx continues a character.
         return Spelled(int(np.count_nonzero((ids & 0xC0) != 0x80)), ids.size)
-
-    def stream(self, ids: Iterable[int]) -> Iterator[str]:
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for i in ids:
-            if not 0 <= i < self.vocab_size:
-                raise InputError(f"token {i} is outside the vocabulary of {self.vocab_size}")
-            yield decoder.decode(self.token_bytes(i))
-        yield decoder.decode(b"", final=True)
 
     def state(self) -> dict[str, Any]:
         special = {"special": dict(self.special)} if self.special else {}

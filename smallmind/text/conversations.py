@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -237,7 +237,11 @@ def find_pieces(marked: Tokens, T: int, learns_all: bool = False) -> Pieces:
 
     What is longer is cut before a turn that follows an answer; a plain document anywhere.
     """
-    starts, cuts, learned_before = _survey(marked)
+    starts, cuts, places = _survey(marked)
+
+    def learned_between(begin: Any, end: Any) -> np.ndarray:
+        return np.searchsorted(places, end) - np.searchsorted(places, begin)
+
     ends = np.append(starts[1:], len(marked))
     lengths = ends - starts
     fits = lengths <= T + 1
@@ -246,7 +250,7 @@ def find_pieces(marked: Tokens, T: int, learns_all: bool = False) -> Pieces:
     for start, end in zip(starts[~fits].tolist(), ends[~fits].tolist(), strict=True):
         activity.tick()
         own = cuts[np.searchsorted(cuts, start) : np.searchsorted(cuts, end)].tolist()
-        is_text = learned_before(start + 1, end) == end - start - 1
+        is_text = learned_between(start + 1, end) == end - start - 1
         if is_text:
             divided = [(at, min(T + 1, end - at)) for at in range(start, end - 1, T)]
         else:
@@ -258,7 +262,7 @@ def find_pieces(marked: Tokens, T: int, learns_all: bool = False) -> Pieces:
     begin, size = np.concatenate(begins), np.concatenate(sizes)
     order = np.argsort(begin, kind="stable")
     begin, size = begin[order], size[order]
-    learned = np.maximum(size - 1, 0) if learns_all else learned_before(begin + 1, begin + size)
+    learned = np.maximum(size - 1, 0) if learns_all else learned_between(begin + 1, begin + size)
     has_any = learned > 0
     kept = begin[has_any], size[has_any], learned[has_any]
     return Pieces(*kept, several, cut_short, int((~has_any).sum()))
@@ -273,25 +277,12 @@ def _divided(borders: list[int], most: int) -> Iterator[tuple[int, int]]:
             begin = border
 
 
-class _Counts:
-    """Counts learned tokens between two places."""
-
-    def __init__(self, places: np.ndarray) -> None:
-        self._places = places
-
-    def __call__(self, begin: np.ndarray | int, end: np.ndarray | int) -> np.ndarray:
-        """begin, end -> how many learned tokens there are from one to before the other."""
-        return np.searchsorted(self._places, end) - np.searchsorted(self._places, begin)
-
-
-def _survey(marked: Tokens) -> tuple[np.ndarray, np.ndarray, _Counts]:
-    """Where conversations begin, where they may be cut, and a count of what is learned."""
+def _survey(marked: Tokens) -> Iterator[np.ndarray]:
+    """-> where conversations begin, where they may be cut, and where tokens are learned."""
     found: dict[int, list[np.ndarray]] = {kind: [] for kind in (START, CUT, LEARNED)}
     with activity.doing("Packing conversations", usual=len(marked) < activity.LARGE):
         for first in activity.parts(range(0, len(marked), CHUNK)):
             kinds = marked[first : first + CHUNK] % KINDS
             for kind, places in found.items():
                 places.append(np.flatnonzero(kinds == kind) + first)
-    none = np.empty(0, np.int64)
-    starts, cuts, learned = (np.concatenate([none, *found[kind]]) for kind in found)
-    return starts, cuts, _Counts(learned)
+    return (np.concatenate([np.empty(0, np.int64), *places]) for places in found.values())

@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -26,10 +26,7 @@ def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     # The rows that have exactly this much room; `rooms` has a bit for each length that occurs.
     with_room: list[list[int]] = [[] for _ in range(capacity + 1)]
     rooms = 0
-    longest_first = np.argsort(-lengths, kind="stable")
-    for i, length in activity.parts(
-        list(zip(longest_first.tolist(), lengths[longest_first].tolist(), strict=True))
-    ):
+    for i, length in _longest_first(lengths):
         fitting = rooms >> length
         if fitting:
             room = length + (fitting & -fitting).bit_length() - 1
@@ -69,6 +66,12 @@ def pack_evenly(
     return np.argsort(row_of, kind="stable"), np.cumsum(np.bincount(row_of))
 
 
+def _longest_first(lengths: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yields each sequence by number, and its length."""
+    order = np.argsort(-lengths, kind="stable")
+    yield from activity.parts(list(zip(order.tolist(), lengths[order].tolist(), strict=True)))
+
+
 def _spread(lengths: np.ndarray, capacity: int, count: int) -> np.ndarray | None:
     """-> the row of each sequence, among `count` rows of nearly the same length; None if one is
     longer than capacity.
@@ -76,11 +79,8 @@ def _spread(lengths: np.ndarray, capacity: int, count: int) -> np.ndarray | None
     The longest first, each into the emptiest row (Graham 1969).
     """
     rows = [(0, row) for row in range(count)]  # a heap by what they hold
-    longest_first = np.argsort(-lengths, kind="stable")
     row_of = np.empty(len(lengths), np.int64)
-    for i, length in activity.parts(
-        list(zip(longest_first.tolist(), lengths[longest_first].tolist(), strict=True))
-    ):
+    for i, length in _longest_first(lengths):
         held, row = rows[0]
         if held + length > capacity:
             return None

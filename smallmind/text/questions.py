@@ -135,12 +135,10 @@ def _fact(
     return Fact(f"The {mood} {creature} followed {hero}.", answers)
 
 
-def _one(random: Random, words: Any) -> Any:
-    """Draws one of them; only with `random.random()`, whose stream is the same everywhere."""
-    return words[int(len(words) * random.random())]
-
-
 def _some(random: Random, words: Any, count: int) -> list[Any]:
-    """Draws this many different ones, in any order."""
+    """Draws this many different ones, in any order.
+
+    Only with `random.random()`, whose stream is the same everywhere.
+    """
     left = list(words)
     return [left.pop(int(len(left) * random.random())) for _ in range(min(count, len(left)))]

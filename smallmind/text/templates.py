@@ -3,10 +3,11 @@
 import ast
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.text.chat import (
     ASSISTANT,
@@ -26,17 +27,27 @@ from smallmind.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Template(Format):
-    """A template that is data: what stands before and after the text of each role."""
+    """A template that is data, as in `parts.CHAT_TEMPLATES`."""
 
     name: str
-    before: Mapping[str, str]  # role -> the header of its turns
-    after: Mapping[str, str]  # role -> what ends them
-    end: str
+    turns: str | Mapping[str, str]  # how a turn is written, of any role or by role
     special: tuple[str, ...]
-    begin: str = ""  # before the first turn
-    system: str = ""  # the first turn, unless the conversation has one
-    strips: bool = False  # spaces around the text of a turn
+    begin: str = ""
+    system: str = ""
+    strips: bool = False
     lead: str = ""
+    before: Mapping[str, str] = field(init=False)  # role -> the header of its turns
+    after: Mapping[str, str] = field(init=False)  # role -> what ends them
+    end: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        divided = {role: self._turn(role).replace("{role}", role).split("{text}") for role in ROLES}
+        object.__setattr__(self, "before", {role: before for role, (before, _) in divided.items()})
+        object.__setattr__(self, "after", {role: after for role, (_, after) in divided.items()})
+        object.__setattr__(self, "end", self.special[-1])
+
+    def _turn(self, role: str) -> str:
+        return self.turns if isinstance(self.turns, str) else self.turns[role]
 
     def render(
         self, conversation: Conversation, answers: bool = False, **_variables: Any
@@ -45,18 +56,19 @@ class Template(Format):
         if self.system and not (turns and turns[0].role == SYSTEM):
             turns.insert(0, Turn(SYSTEM, self.system))
         parts, length, learned, cuts, said = [self.begin], len(self.begin), [], [], []
-        previous = ""
+        previous, ended = "", 0
         for turn in turns:
             role, text = turn.role, turn.text.strip() if self.strips else turn.text
-            if previous == ASSISTANT and role != ASSISTANT:
-                cuts.append(length)
             header, after = self.before[role], self.after[role]
+            if previous == ASSISTANT and role != ASSISTANT:  # texts are divided at special tokens
+                cuts.append(length if header.startswith(self.special) else ended)
             if role == ASSISTANT:
                 text = text if text.startswith(self.lead) else self.lead + text
             begins = length + len(header)
             said.append((begins, begins + len(text)))
+            ended = begins + len(text) + len(self.end)
             if is_learned(turn):
-                learned.append((begins, begins + len(text) + len(self.end)))
+                learned.append((begins, ended))
             written = header + text + after
             parts.append(written)
             length, previous = length + len(written), role
@@ -70,71 +82,50 @@ class Template(Format):
 
     @property
     def jinja(self) -> str:
-        return _JINJA[self.name].replace(_SYSTEM, repr('"' + self.system)[2:-1])
+        written = "{% for message in messages %}"
+        if self.begin:
+            written += _if("loop.first", _quoted(self.begin))
+        if self.system:
+            turn = self.before[SYSTEM] + self.system + self.after[SYSTEM]
+            written += _if("loop.first and messages[0]['role'] != 'system'", _quoted(turn))
+        if isinstance(self.turns, str) and not self.lead:
+            space = " " if self.begin else ""  # as in ChatML: runs are resumed with the same text
+            written += "{{" + space + self._value(USER) + space + "}}"
+        else:
+            for word, role in (("if", USER), ("elif", ASSISTANT)):
+                written += f"{{% {word} message['role'] == '{role}' %}}"
+                written += "{{ " + self._value(role) + " }}"
+            written += "{% else %}{{ " + self._value(SYSTEM) + " }}{% endif %}"
+        asked = _if("add_generation_prompt", _quoted(self.before[ASSISTANT]))
+        return written + "{% endfor %}" + asked
+
+    def _value(self, role: str) -> str:
+        """Returns the turn of a message with this role as an expression of Jinja."""
+        content = "message['content']" + (" | trim" if self.strips else "")
+        if role == ASSISTANT and self.lead:
+            lead = _quoted(self.lead)
+            content = f"('' if {content}[:{len(self.lead)}] == {lead} else {lead}) + {content}"
+        fields = {"{role}": "message['role']", "{text}": content}
+        parts_of_turn = rf"(\{{role\}}|\{{text\}}|{re.escape(self.end)})"
+        pieces = filter(None, re.split(parts_of_turn, self._turn(role)))
+        return " + ".join(fields.get(piece) or _quoted(piece) for piece in pieces)
 
 
-def _chatml(name: str = "chatml", system: str = "") -> Template:
-    before = {role: f"<|im_start|>{role}\n" for role in ROLES}
-    special = "<|im_start|>", "<|im_end|>"
-    return Template(
-        name, before, dict.fromkeys(ROLES, "<|im_end|>\n"), "<|im_end|>", special, system=system
-    )
+def _if(condition: str, value: str) -> str:
+    return "{% if " + condition + " %}{{ " + value + " }}{% endif %}"
 
 
-_LLAMA3_HEADER = "<|start_header_id|>{}<|end_header_id|>\n\n"
-TEMPLATES = {
-    "chatml": _chatml(),
-    "llama3": Template(
-        "llama3",
-        {role: _LLAMA3_HEADER.format(role) for role in ROLES},
-        dict.fromkeys(ROLES, "<|eot_id|>"),
-        "<|eot_id|>",
-        ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-        begin="<|begin_of_text|>",
-        strips=True,
-    ),
-    "qa": Template(
-        "qa",
-        {SYSTEM: "", USER: "Q: ", ASSISTANT: "A:"},
-        {SYSTEM: "\n", USER: "\n", ASSISTANT: "<|endoftext|>"},
-        "<|endoftext|>",
-        ("<|endoftext|>",),
-        lead=" ",
-    ),
-}
+def _quoted(text: str) -> str:
+    """Returns a text as Jinja has it, always in single quotes."""
+    return "'" + repr('"' + text)[2:]
+
+
+TEMPLATES = {name: Template(name, **fields) for name, fields in parts.CHAT_TEMPLATES.items()}
 _SYSTEM = "%(system)s"  # in place of the system turn that is added
-# For other programs: each writes what the template of its name does.
-_CHATML_TURNS = (
-    "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-_JINJA = {
-    "chatml": "{% for message in messages %}" + _CHATML_TURNS,
-    "chatml with a system turn": (
-        "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-        "{{ '<|im_start|>system\\n" + _SYSTEM + "<|im_end|>\\n' }}{% endif %}" + _CHATML_TURNS
-    ),
-    "llama3": (
-        "{% for message in messages %}{% if loop.first %}{{ '<|begin_of_text|>' }}{% endif %}"
-        "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'"
-        " + message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
-        "{% if add_generation_prompt %}"
-        "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
-    ),
-    "qa": (
-        "{% for message in messages %}{% if message['role'] == 'user' %}"
-        "{{ 'Q: ' + message['content'] + '\\n' }}{% elif message['role'] == 'assistant' %}"
-        "{{ 'A:' + ('' if message['content'][:1] == ' ' else ' ') + message['content']"
-        " + '<|endoftext|>' }}{% else %}"
-        "{{ message['content'] + '\\n' }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ 'A:' }}{% endif %}"
-    ),
-}
 # The characters of all headers, which a vocabulary of characters has to have.
 HEADERS = "".join(
     sorted({c for t in TEMPLATES.values() for part in t.before.values() for c in part})
 )
-_WITH_SYSTEM = "chatml with a system turn"
 # Enough of Jinja for known templates: tags, and tokens in them.
 _TAG = re.compile(r"(\{%.*?%\}|\{\{.*?\}\}|\{#.*?#\})", re.DOTALL)
 _TOKEN = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\.\s*[A-Za-z_]\w*|\w+|\S""", re.DOTALL)
@@ -191,26 +182,26 @@ def _token(token: str) -> str:
     """Returns a token of Jinja in the one way to write it that is compared."""
     if token[0] in "'\"":
         text = token[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape")
-        return "'" + repr('"' + text)[2:]  # always in single quotes
+        return _quoted(text)
     return f"[ {token[1:].strip()!r} ]" if token[0] == "." and len(token) > 1 else token
 
 
 def _known(jinja: str) -> Format | None:
     """Returns the known template that does the same as one in Jinja; None if there is none."""
     steps = _steps(jinja)
-    for name, known in TEMPLATES.items():
-        if steps == _steps(_JINJA[name]):
+    for known in TEMPLATES.values():
+        if steps == _steps(known.jinja):
             return known
-    wanted = _steps(_JINJA[_WITH_SYSTEM])
-    place = next(i for i, (_, what) in enumerate(wanted) if _SYSTEM in what)
-    begin, end = wanted[place][1].split(_SYSTEM)
-    if [*steps[:place], *steps[place + 1 :]] != [*wanted[:place], *wanted[place + 1 :]]:
-        return None
-    kind, said = steps[place]
-    system = said[len(begin) : -len(end)]
-    if kind != "text" or said != begin + system + end or "<|" in system:
-        return None
-    return _chatml(_WITH_SYSTEM, system)
+        wanted = _steps(replace(known, system=_SYSTEM).jinja)
+        place = next(i for i, (_, what) in enumerate(wanted) if _SYSTEM in what)
+        if [*steps[:place], *steps[place + 1 :]] == [*wanted[:place], *wanted[place + 1 :]]:
+            kind, said = steps[place]
+            begin, end = wanted[place][1].split(_SYSTEM)
+            system = said[len(begin) : len(said) - len(end)]
+            is_plain = not any(mark in system for mark in ("<|", *known.special))
+            if kind == "text" and said == begin + system + end and is_plain:
+                return replace(known, name=f"{known.name} with a system turn", system=system)
+    return None
 
 
 ANOTHER = (

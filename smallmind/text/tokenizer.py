@@ -1,5 +1,6 @@
 """The interface of tokenizers: text to token ids and back."""
 
+import codecs
 import copy
 import functools
 import hashlib
@@ -234,7 +235,12 @@ class Tokenizer:
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         """ids -> pieces of text, each as soon as its characters are complete."""
-        raise NotImplementedError
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for i in ids:
+            if not 0 <= i < self.vocab_size:
+                raise InputError(f"token {i} is outside the vocabulary of {self.vocab_size}")
+            yield decoder.decode(self.token_bytes(i))
+        yield decoder.decode(b"", final=True)
 
     def decode(self, ids: Iterable[int]) -> str:
         """ids -> text; bytes that are not UTF-8 become the replacement character."""
@@ -244,7 +250,7 @@ class Tokenizer:
 
     def _text(self, ids: np.ndarray) -> str:
         """ids (n,), all in the vocabulary -> text."""
-        raise NotImplementedError
+        return b"".join(map(self.token_bytes, ids.tolist())).decode("utf-8", "replace")
 
     def state(self) -> dict[str, Any]:
         """The arguments of `from_state` as JSON-able values; "kind" is one of them."""

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from smallmind.kernels.description import described
-from smallmind.kernels.half import to_float32
-from smallmind.kernels.quantised import is_quantised
+from smallmind.kernels.number_types import is_quantised, to_float32
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
 from smallmind.settings.config import Precision

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from smallmind.kernels.description import described
-from smallmind.kernels.half import to_float32
+from smallmind.kernels.number_types import to_float32
 from smallmind.kernels.reference_optimizers import sum_of_squares
 from smallmind.nn.parameters import ZEROS, Role
 from smallmind.nn.transformer import TransformerModel

@@ -8,8 +8,9 @@ import pytest
 from smallmind import InputError
 from smallmind.exchange import gguf_file
 from smallmind.exchange.gguf_tokenizer import metadata_of, tokenizer_of
-from smallmind.exchange.number_types import NUMBER_TYPES
-from smallmind.kernels.quantised import BLOCK, dequantise
+from smallmind.exchange.tensors import encode
+from smallmind.kernels.number_types import BLOCK, to_float32
+from smallmind.parts import NUMBER_TYPES
 from tests.exchange.models import tokenizer_of as tokenizer_of_kind
 from tests.programs import refusal
 
@@ -98,8 +99,8 @@ def blocks(kind, *rows):
     values = np.zeros((len(rows), BLOCK), np.float32)
     for row, given in zip(values, rows, strict=True):
         row[: len(given)] = given
-    stored = NUMBER_TYPES[kind].encode(values)
-    return stored.view(np.uint8).reshape(len(rows), -1), dequantise(stored)
+    stored = encode(values, NUMBER_TYPES[kind])
+    return stored.view(np.uint8).reshape(len(rows), -1), to_float32(stored)
 
 
 def test_blocks_of_8_bits_hold_a_scale_and_rounded_multiples_of_it():

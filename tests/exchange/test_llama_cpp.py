@@ -10,8 +10,8 @@ import pytest
 
 import smallmind
 from smallmind.exchange.format import export_adapter, padded
-from smallmind.exchange.number_types import NUMBER_TYPES
-from smallmind.kernels.quantised import QUANTISED, dequantise, quantise
+from smallmind.kernels.number_types import DTYPES, round_to, to_float32
+from smallmind.parts import types_for
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.text.chat import ASSISTANT, USER, Turn
 from smallmind.text.conversations import PackedDataset
@@ -23,6 +23,8 @@ from tests.text import published
 
 xllamacpp = pytest.importorskip("xllamacpp")
 gguf = pytest.importorskip("gguf")
+STORED = [kind.name for kind in types_for("store")]
+BLOCKS = [kind.name for kind in types_for("store") if kind.block > 1]
 
 pytestmark = pytest.mark.interop
 KINDS = "char", "byte", "bpe"
@@ -109,7 +111,7 @@ def trained(request):
     return model, tokenizer
 
 
-@pytest.mark.parametrize("type", QUANTISED)
+@pytest.mark.parametrize("type", BLOCKS)
 @pytest.mark.parametrize("shape", [(1, 32), (3, 64), (7, 352), (2, 5, 96), (129, 1536)])
 def test_blocks_are_those_of_the_gguf_package(shape, type):
     random = np.random.default_rng(shape[0])
@@ -121,15 +123,15 @@ def test_blocks_are_those_of_the_gguf_package(shape, type):
     values[..., -1] = -values[..., -2]  # the largest of a block may have a twin
     kind = gguf.GGMLQuantizationType[type.upper()]
     theirs = gguf.quants.quantize(values, kind)
-    ours = quantise(values, QUANTISED[type])
+    ours = round_to(values, DTYPES[type])
     np.testing.assert_array_equal(ours.view(np.uint8).reshape(theirs.shape), theirs)
-    np.testing.assert_array_equal(dequantise(ours), gguf.quants.dequantize(theirs, kind))
+    np.testing.assert_array_equal(to_float32(ours), gguf.quants.dequantize(theirs, kind))
 
 
 GREEDY = 40  # tokens
 
 
-@pytest.mark.parametrize("type", QUANTISED)
+@pytest.mark.parametrize("type", BLOCKS)
 def test_its_greedy_text_of_small_weights_is_ours(tmp_path, trained, type):
     """It rounds activations to 8 bits: at each token its choice is ours, or as good within that."""
     model, tokenizer = trained
@@ -147,7 +149,7 @@ def test_its_greedy_text_of_small_weights_is_ours(tmp_path, trained, type):
     assert (logits.argmax(axis=1) == tokens).mean() > 0.9
 
 
-@pytest.mark.parametrize("type", NUMBER_TYPES)
+@pytest.mark.parametrize("type", STORED)
 def test_its_perplexity_is_ours(tmp_path, trained, type):
     model, tokenizer = trained
     smallmind.export(model, tokenizer, tmp_path / "model.gguf", "gguf", type=type)
@@ -171,7 +173,7 @@ def test_its_perplexity_is_ours(tmp_path, trained, type):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("type", NUMBER_TYPES)
+@pytest.mark.parametrize("type", STORED)
 def test_the_gguf_package_reads_the_same(tmp_path, type, kind):
     path, _, tokenizer = made(tmp_path, "Qwen3", kind, tied=False, type=type)
     reader = gguf.GGUFReader(path)

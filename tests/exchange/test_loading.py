@@ -11,7 +11,7 @@ import pytest
 import smallmind
 from smallmind import InputError, Precision, Run, Tokenizer, Training, TransformerModel
 from smallmind.files import safetensors
-from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
+from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to, to_float32
 from smallmind.nn import loading
 from smallmind.nn.loading import Stored, read_tensor
 from smallmind.runs.loading import Found

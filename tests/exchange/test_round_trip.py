@@ -10,7 +10,7 @@ import smallmind
 from smallmind import InputError, Tokenizer, TransformerModel
 from smallmind.exchange.format import find_foreign, padded
 from smallmind.files import durable, safetensors
-from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
+from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to, to_float32
 from tests.exchange.full import Full
 from tests.exchange.models import MODELS, TEXT, assert_same_logits, model_of, shard, tokenizer_of
 from tests.peaks import traced

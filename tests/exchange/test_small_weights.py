@@ -7,9 +7,10 @@ import smallmind
 from smallmind import InputError
 from smallmind.exchange import gguf_file
 from smallmind.files import safetensors
-from smallmind.kernels.quantised import QUANTISED, is_quantised, quantise
+from smallmind.kernels.number_types import DTYPES, is_quantised, round_to
 from smallmind.nn import loading
 from smallmind.nn.parameters import OUTPUTS_FIRST
+from smallmind.parts import types_for
 from tests.exchange.models import model_of, tokenizer_of
 from tests.exchange.test_round_trip import sent
 from tests.programs import refusal
@@ -47,9 +48,9 @@ def test_blocks_are_those_of_the_values_in_the_file(
             np.testing.assert_array_equal(model.parameters[spec.name], value)
         else:
             rows = value.T if spec.role in OUTPUTS_FIRST else value
-            np.testing.assert_array_equal(stored, quantise(rows, stored.dtype))
+            np.testing.assert_array_equal(stored, round_to(rows, stored.dtype))
     kinds = [array.dtype for array in model.flat.compute.values()]
-    assert kinds.count(QUANTISED[precision]) == (9 if name == "GPT-2" else 10)
+    assert kinds.count(DTYPES[precision]) == (9 if name == "GPT-2" else 10)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -57,7 +58,7 @@ def test_blocks_are_those_of_the_values_in_the_file(
 def test_blocks_of_the_same_type_are_copied(tmp_path, monkeypatch, name, precision):
     path = written(tmp_path, name, "gguf", precision)
     expected = smallmind.load(path, "numpy")[0].parameters
-    for function in ("quantise", "dequantise"):
+    for function in ("round_to", "to_float32"):
         monkeypatch.setattr(loading, function, None)
     model, _ = smallmind.load(path, "numpy", precision=precision)
     for name, value in expected.items():
@@ -69,7 +70,7 @@ def test_rows_that_are_not_whole_blocks_stay_float32(tmp_path):
     model, _ = smallmind.load(path, "numpy", precision="q8_0")
     kinds = {name: array.dtype for name, array in model.flat.compute.items()}
     assert kinds["blocks.0.attention.projection.weight"] == np.float32  # 80 channels in
-    assert kinds["blocks.0.attention.qkv.weight"] == QUANTISED["q8_0"]
+    assert kinds["blocks.0.attention.qkv.weight"] == DTYPES["q8_0"]
 
 
 @pytest.mark.parametrize("to", ["own", "gguf"])
@@ -88,7 +89,7 @@ def test_a_weight_that_is_too_large_is_refused(tmp_path, to, precision):
 
 @pytest.mark.parametrize("loaded", [None, *PRECISIONS])
 @pytest.mark.parametrize("scale", [0x7C00, 0xFC00, 0x7E01])
-@pytest.mark.parametrize("type", QUANTISED)
+@pytest.mark.parametrize("type", [kind.name for kind in types_for("store") if kind.block > 1])
 def test_a_scale_that_is_not_finite_is_refused(tmp_path, type, scale, loaded):
     path = written(tmp_path, "Llama", "gguf", type)
     _, tensors = gguf_file.read(path)

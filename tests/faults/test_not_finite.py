@@ -5,7 +5,7 @@ import pytest
 
 from smallmind.files import durable
 from smallmind.kernels import compiled
-from smallmind.kernels.half import round_to
+from smallmind.kernels.number_types import round_to
 from smallmind.nn import recorded_passes
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Dataset

@@ -5,7 +5,7 @@ import pytest
 
 from smallmind.kernels import compiled
 from smallmind.kernels.codegen.recording import active
-from smallmind.kernels.half import BFLOAT16, FLOAT16
+from smallmind.kernels.number_types import BFLOAT16, FLOAT16
 
 R, C, KEY = 5, 16, 0x123456789ABCDEF
 

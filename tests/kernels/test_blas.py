@@ -8,7 +8,7 @@ import pytest
 
 from smallmind import InputError, Run, Settings, TrainingConfig, gradient_check
 from smallmind.kernels import blas, compiled, reference
-from smallmind.kernels.half import BFLOAT16, round_to
+from smallmind.kernels.number_types import BFLOAT16, round_to
 from smallmind.runs import products
 from smallmind.training.records import InstructionSetRecord, StepRecord
 from tests.kernels import test_compiled as cases

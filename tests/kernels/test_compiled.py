@@ -11,7 +11,7 @@ import pytest
 from smallmind.kernels import blas, compiled, linalg, reference
 from smallmind.kernels.codegen.simd import LANES
 from smallmind.kernels.description import KERNELS, described
-from smallmind.kernels.half import BFLOAT16, FLOAT16, to_float32
+from smallmind.kernels.number_types import BFLOAT16, FLOAT16, to_float32
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.guards import Guarded
 

@@ -13,7 +13,7 @@ from numba import njit
 from smallmind.kernels import compiled
 from smallmind.kernels.codegen import simd
 from smallmind.kernels.codegen.isa import ISA
-from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
+from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to, to_float32
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.guards import Guarded
 from tests.kernels.test_compiled import KEY, assert_close, normal, run_both
@@ -265,7 +265,7 @@ AT_THE_END = """
 import ctypes, mmap
 import numpy as np
 from smallmind.kernels import compiled
-from smallmind.kernels.half import BFLOAT16
+from smallmind.kernels.number_types import BFLOAT16
 
 memory = mmap.mmap(-1, 5 * mmap.PAGESIZE)
 start = ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -12,7 +12,8 @@ import pytest
 
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.codegen.threads import set_threads, threads
-from smallmind.kernels.quantised import BLOCK, Q4_0, Q8_0, dequantise, quantise
+from smallmind.kernels.number_types import BLOCK, DTYPES, round_to, to_float32
+from smallmind.parts import QUANTISED
 from tests.guards import Guarded
 from tests.kernels.test_compiled import assert_close, normal
 
@@ -21,7 +22,7 @@ SEED = 23
 ROWS = (*range(1, 10), 33, 100)
 COLUMNS = (1, 2, 3, 5, 15, 16, 17, 33, 64, 65, 130)
 DEPTHS = (32, 64, 96, 544)
-pytestmark = pytest.mark.parametrize("dtype", [Q8_0, Q4_0], ids=["q8_0", "q4_0"])
+pytestmark = pytest.mark.parametrize("dtype", [DTYPES[name] for name in QUANTISED], ids=QUANTISED)
 
 
 @pytest.fixture
@@ -50,14 +51,14 @@ def run_both(name, shape, *inputs):
 def between_guards(blocks):
     """Copies rows of blocks between two whose scales are NaN."""
     all_rows = np.zeros((len(blocks) + 2, *blocks.shape[1:]), blocks.dtype)
-    all_rows["scale"] = np.float16(np.nan).view(np.uint16)
+    all_rows["scale"] = np.nan
     all_rows[1:-1] = blocks
     return all_rows[1:-1]
 
 
 def operands(random, dtype, R, N, K):
     """-> a, w, bias and addend; by R, the last two are missing."""
-    a, w = normal(random, R, K), between_guards(quantise(normal(random, N, K), dtype))
+    a, w = normal(random, R, K), between_guards(round_to(normal(random, N, K), dtype))
     bias, addend = normal(random, N), normal(random, R, N)
     return a, w, None if R % 4 in (0, 3) else bias, None if R % 4 in (0, 2) else addend
 
@@ -81,12 +82,12 @@ def test_products_of_rounded_rows_have_the_bits_of_the_reference(random, dtype, 
 
 
 def test_rounding_a_row_adds_half_a_step_at_most(random, dtype):
-    a, w = normal(random, 8, 768), quantise(normal(random, 65, 768), dtype)
+    a, w = normal(random, 8, 768), round_to(normal(random, 65, 768), dtype)
     found, exact = np.empty((2, 8, 65), np.float32)
     compiled.matmul_quantised(found, a, w, None, None, True)
     compiled.matmul_quantised(exact, a, w)
     steps = np.abs(a).reshape(8, -1, 1, BLOCK).max(axis=3, keepdims=True) / 127
-    magnitudes = np.abs(dequantise(w)).reshape(65, -1, BLOCK)
+    magnitudes = np.abs(to_float32(w)).reshape(65, -1, BLOCK)
     most = np.einsum("rbij,nbk->rn", steps / 2, magnitudes)
     assert np.all(np.abs(found - exact) <= most + 1e-4)
     assert np.abs(found - exact).max() > 0
@@ -94,7 +95,7 @@ def test_rounding_a_row_adds_half_a_step_at_most(random, dtype):
 
 @pytest.mark.parametrize("R", [2, 3, 5, 8, 9, 33, 64])
 def test_a_row_has_the_same_bits_alone_and_among_others(random, dtype, R):
-    a, w = normal(random, R, 96), quantise(normal(random, 33, 96), dtype)
+    a, w = normal(random, R, 96), round_to(normal(random, 33, 96), dtype)
     together, alone = np.empty((R, 33), np.float32), np.empty((1, 33), np.float32)
     compiled.matmul_quantised(together, a, w, None, None, True)
     for i in range(R):
@@ -105,9 +106,9 @@ def test_a_row_has_the_same_bits_alone_and_among_others(random, dtype, R):
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_stays_in_its_row_or_column(random, dtype, number):
     for R, rounds in itertools.product((1, 6, 9), (False, True)):
-        a, w = normal(random, R, 96), quantise(normal(random, 7, 96), dtype)
+        a, w = normal(random, R, 96), round_to(normal(random, 7, 96), dtype)
         a[R // 2, 33] = number
-        w[3, 2]["scale"] = np.float16(number).view(np.uint16)
+        w[3, 2]["scale"] = number
         found = np.empty((R, 7), np.float32)
         with np.errstate(invalid="ignore"):
             compiled.matmul_quantised(found, a, w, None, None, rounds)
@@ -119,13 +120,13 @@ def test_what_is_not_finite_stays_in_its_row_or_column(random, dtype, number):
 @pytest.mark.parametrize("q", [-128, -127, 127])
 def test_the_largest_integers_do_not_overflow(dtype, q):
     w = np.zeros((2, 4), dtype)
-    w["scale"] = np.float16(1).view(np.uint16)
-    w["q"] = q if dtype == Q8_0 else 255 if q > 0 else 0
+    w["scale"] = 1
+    w["q"] = q if dtype == DTYPES["q8_0"] else 255 if q > 0 else 0
     for sign in (-1, 1):
         a = np.full((1, 128), sign * 127, np.float32)
         found = np.empty((1, 2), np.float32)
         compiled.matmul_quantised(found, a, w, None, None, True)
-        np.testing.assert_array_equal(found, a @ dequantise(w).T)
+        np.testing.assert_array_equal(found, a @ to_float32(w).T)
 
 
 @pytest.mark.slow
@@ -135,7 +136,8 @@ def test_rounded_rows_have_the_same_bits_on_other_cpus(dtype, cpu, tmp_path):
     """Without a dot product of bytes, in vectors of every width."""
     environment = {**os.environ, "NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": ""}
     environment["SMALLMIND_CACHE_DIR"] = str(tmp_path)
-    chosen = f"({'q8_0' if dtype == Q8_0 else 'q4_0'}) and (bits or finite or overflow or matches)"
+    name = next(name for name in QUANTISED if DTYPES[name] == dtype)
+    chosen = f"{name} and (bits or finite or overflow or matches)"
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", __file__, "-k", chosen]
     root = Path(__file__).parent.parent.parent
     result = subprocess.run(command, env=environment, cwd=root, capture_output=True, check=False)
@@ -144,7 +146,7 @@ def test_rounded_rows_have_the_same_bits_on_other_cpus(dtype, cpu, tmp_path):
 
 def test_products_with_the_transpose_match_the_reference(random, dtype, two_threads):
     for R, N, K in itertools.product(ROWS, (*COLUMNS, 600), DEPTHS):
-        a, w = normal(random, R, N), quantise(normal(random, N, K), dtype)
+        a, w = normal(random, R, N), round_to(normal(random, N, K), dtype)
         assert_close([run_both("matmul_quantised_transpose", (R, K), a, w)], min_scale=np.sqrt(N))
 
 
@@ -153,7 +155,7 @@ def test_products_with_the_transpose_match_the_reference(random, dtype, two_thre
 def test_an_addend_may_be_overwritten(random, dtype, rounds, R):
     a, w, addend = (
         normal(random, R, 96),
-        quantise(normal(random, 37, 96), dtype),
+        round_to(normal(random, 37, 96), dtype),
         normal(random, R, 37),
     )
     apart = np.empty_like(addend)
@@ -165,14 +167,14 @@ def test_an_addend_may_be_overwritten(random, dtype, rounds, R):
 def test_rows_of_an_embedding_are_dequantised(random, dtype):
     for V, C, T in itertools.product((1, 7), DEPTHS, (1, 5)):
         weight, ids = (
-            quantise(normal(random, V, C), dtype),
+            round_to(normal(random, V, C), dtype),
             random.integers(0, V, (3, T)).astype("i4"),
         )
         addend = normal(random, T, C)
         out = Guarded((3 * T, C))
         compiled.embedding(out.array, weight, ids)
         out.assert_intact()
-        np.testing.assert_array_equal(out.array, dequantise(weight)[ids.reshape(-1)])
+        np.testing.assert_array_equal(out.array, to_float32(weight)[ids.reshape(-1)])
         expected = np.empty((3 * T, C), np.float32)
         reference.embedding(expected, weight, ids, addend, np.array([0]))
         compiled.embedding(out.array, weight, ids, addend, np.array([0]))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from smallmind.kernels import compiled, reference
-from smallmind.kernels.half import BFLOAT16, round_to, to_float32
+from smallmind.kernels.number_types import BFLOAT16, round_to, to_float32
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.kernels.test_compiled import KEY, normal
 

@@ -7,7 +7,7 @@ import pytest
 
 from smallmind.kernels import reference
 from smallmind.kernels.description import KERNELS
-from smallmind.kernels.quantised import Q8_0, quantise
+from smallmind.kernels.number_types import DTYPES, round_to
 from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 from tests.gradcheck import assert_gradients
 
@@ -161,7 +161,7 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
     matrix = MatrixBlocks(*(np.array([size]) for size in (0, R, C, C)))
     targets, logits = ids.reshape(-1), (x(n, V), x(n, V))
     mask = 99, 0.3, 0, np.zeros((B, T), np.int32)
-    blocks = quantise(x(2, 64), Q8_0)
+    blocks = round_to(x(2, 64), DTYPES["q8_0"])
     calls = {
         "matmul": ([out(R, C)], x(R, K), x(K, C), x(C), x(R, C)),
         "matmul_gelu": ([out(R, C), out(R, C)], x(R, K), x(K, C), x(C)),

@@ -7,7 +7,7 @@ import pytest
 
 from smallmind.kernels import compiled
 from smallmind.kernels.codegen.threads import set_threads, threads
-from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to
+from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to
 from tests.kernels.test_compiled import assert_close, normal, run_both
 
 SEED = 29

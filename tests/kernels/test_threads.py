@@ -11,7 +11,7 @@ import numpy as np
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 from smallmind.kernels.codegen.threads import set_threads
-from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to
+from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to
 
 KEY = (0xABCD1234 << 32) + 0x9876FEDC
 random = np.random.default_rng(3)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from smallmind.kernels import compiled, reference
-from smallmind.kernels.half import BFLOAT16, FLOAT16
+from smallmind.kernels.number_types import BFLOAT16, FLOAT16
 from tests.guards import Guarded
 
 SEED = 3

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from smallmind.kernels import compiled, reference
-from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to
+from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to
 from tests.guards import Guarded
 from tests.kernels.test_compiled import normal
 from tests.kernels.test_sweep import SIZES

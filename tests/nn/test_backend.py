@@ -5,7 +5,7 @@ import pytest
 
 from smallmind import AdamW, InputError, ModelConfig, Precision, Run, TransformerModel, parts
 from smallmind.kernels import compiled, reference
-from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
+from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to, to_float32
 from smallmind.nn.backend import add_kernel, open_backend
 from smallmind.nn.rmsnorm import RMSNorm
 from smallmind.training.records import StepRecord

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from smallmind import AdamW, InputError, ModelConfig, TransformerModel, gradient_check
-from smallmind.kernels.half import BFLOAT16, round_to, to_float32
+from smallmind.kernels.number_types import BFLOAT16, round_to, to_float32
 from smallmind.nn import layers
 from smallmind.nn.freezing import frozen_parts
 from smallmind.nn.linear import Linear

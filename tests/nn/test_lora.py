@@ -5,7 +5,7 @@ import pytest
 
 from smallmind import AdamW, InputError, TransformerModel, gradient_check
 from smallmind.kernels import compiled, reference
-from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
+from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to, to_float32
 from smallmind.nn.lora import low_rank_product
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.settings.config import Adapter, ModelConfig, TrainingConfig

@@ -5,7 +5,7 @@ import pytest
 
 from smallmind import CheckpointStrategy, Distillation, InputError, Precision, TransformerModel
 from smallmind.kernels import compiled, reference
-from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to
+from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn import transformer
 from smallmind.nn.recompute import RecomputePlan

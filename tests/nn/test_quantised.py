@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from smallmind import InputError, KeyValueCache, Precision, TransformerModel, gradient_check
-from smallmind.kernels.quantised import BLOCK, Q4_0, Q8_0, dequantise, is_quantised, quantise
+from smallmind.kernels.number_types import BLOCK, DTYPES, is_quantised, round_to, to_float32
 from smallmind.nn.parameters import Role
+from smallmind.parts import QUANTISED
 from smallmind.settings.config import Adapter
 from smallmind.settings.presets import ARCHITECTURES
 
-BLOCKS = {"q8_0": Q8_0, "q4_0": Q4_0}
+BLOCKS = {name: DTYPES[name] for name in QUANTISED}
 GPT2, LLAMA, MODERN = (ARCHITECTURES[name] for name in ("gpt2", "llama", "modern"))
 MODELS = {
     "GPT-2": GPT2,
@@ -63,9 +64,9 @@ def test_frozen_matrices_and_tables_are_blocks_and_all_else_is_float32(name, pre
         rows = values.T if spec.role in (Role.MATRIX, Role.HEAD) else values
         if is_quantised(stored.dtype):
             assert not spec.trainable and stored.dtype == BLOCKS[precision]
-            blocks = quantise(rows, stored.dtype)
+            blocks = round_to(rows, stored.dtype)
             np.testing.assert_array_equal(stored, blocks)
-            rows = dequantise(blocks)
+            rows = to_float32(blocks)
             expected = rows.T if spec.role != Role.EMBEDDING else rows
             np.testing.assert_array_equal(model.parameters[spec.name], expected)
             assert not model.parameters[spec.name].flags.writeable
@@ -178,11 +179,11 @@ def test_blocks_are_written_as_they_are():
     random = np.random.default_rng(3)
     name = "blocks.0.mlp.projection.weight"
     blocks = np.zeros_like(model.flat.compute[name])
-    blocks["scale"] = np.float16(0.01).view(np.uint16)
+    blocks["scale"] = 0.01
     blocks["q"] = random.integers(0, 256, blocks["q"].shape)
     model.flat.write({name: blocks})
     np.testing.assert_array_equal(model.flat.compute[name], blocks)
-    np.testing.assert_array_equal(model.parameters[name], dequantise(blocks).T)
+    np.testing.assert_array_equal(model.parameters[name], to_float32(blocks).T)
 
 
 def test_a_saved_model_has_the_values(tmp_path):

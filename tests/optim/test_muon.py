@@ -19,7 +19,7 @@ from smallmind import (
 )
 from smallmind.files import safetensors
 from smallmind.kernels import compiled, reference
-from smallmind.kernels.half import BFLOAT16, round_to
+from smallmind.kernels.number_types import BFLOAT16, round_to
 from smallmind.kernels.reference_optimizers import MatrixBlocks, MuonCoefficients, newton_schulz
 from smallmind.nn.parameters import Role
 from smallmind.runs.pace import rough_pace

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from smallmind import AdamW, InputError, Muon, TransformerModel
-from smallmind.kernels.half import round_to, to_float32
+from smallmind.kernels.number_types import round_to, to_float32
 from smallmind.nn.parameters import Role
 from tests.optim.small import small_model, with_gradients
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from smallmind import TransformerModel
 from smallmind.kernels.alignment import ALIGNMENT
-from smallmind.kernels.half import BFLOAT16, round_to, to_float32
+from smallmind.kernels.number_types import BFLOAT16, round_to, to_float32
 from smallmind.parallel.gradient_sum import adding
 from tests.parallel.in_process import on_ranks
 

@@ -1,5 +1,7 @@
 """Conversations as tokens: what is learned, where turns begin, what names in a text do not do."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -33,6 +35,27 @@ EXPECTED = {
     "qa": (
         "Be brief.\nQ: Who has the owl?\nA:[ Ivy has.<|endoftext|>]"
         "Q: Why?\nA:[ She found it.<|endoftext|>]"
+    ),
+}
+# As published, and in checkpoints: a run is resumed only with the same text.
+JINJA = {
+    "chatml": (
+        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + "
+        "message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    ),
+    "llama3": (
+        "{% for message in messages %}{% if loop.first %}{{ '<|begin_of_text|>' }}{% endif %}"
+        "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'"
+        " + message['content'] | trim + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}"
+        "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
+    ),
+    "qa": (
+        "{% for message in messages %}{% if message['role'] == 'user' %}"
+        "{{ 'Q: ' + message['content'] + '\\n' }}{% elif message['role'] == 'assistant' %}"
+        "{{ 'A:' + ('' if message['content'][:1] == ' ' else ' ') + message['content']"
+        " + '<|endoftext|>' }}{% else %}{{ message['content'] + '\\n' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'A:' }}{% endif %}"
     ),
 }
 # Bytes and characters, and learned tokens that join headers with what follows them.
@@ -174,16 +197,20 @@ def test_the_template_is_found_again_in_what_is_published(tokenizer):
 
 
 def test_a_default_system_turn_is_added_where_there_is_none():
-    from smallmind.text.templates import _chatml
-
     grown = Tokenizer(kind="byte").with_special(TEMPLATES["chatml"].special)
-    template = _chatml("chatml with a system turn", "You are kind.")
+    template = dataclasses.replace(
+        TEMPLATES["chatml"], name="chatml with a system turn", system="You are kind."
+    )
     grown = grown.with_published(template.published(grown))
     found = format_of(grown)
     assert found == template
     text = grown.decode(found.encode(grown, CONVERSATION[1:3]) // KINDS)
     assert text.startswith("<|im_start|>system\nYou are kind.<|im_end|>\n<|im_start|>user\n")
     assert "You are kind" not in grown.decode(found.encode(grown, CONVERSATION) // KINDS)
+
+
+def test_the_jinja_of_a_template_does_not_change():
+    assert {name: template.jinja for name, template in TEMPLATES.items()} == JINJA
 
 
 def test_an_unknown_template_is_refused():

@@ -7,7 +7,7 @@ import pytest
 
 from smallmind import AdamW, InputError, Precision, Run, TrainingConfig, TransformerModel
 from smallmind.files import safetensors
-from smallmind.kernels.half import BFLOAT16, round_to, to_float32
+from smallmind.kernels.number_types import BFLOAT16, round_to, to_float32
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training import checkpoint
 from smallmind.training.records import HealthRecord, RollbackRecord, StepRecord

@@ -14,7 +14,7 @@ from numba import types
 from smallmind.kernels.attention import float32
 from smallmind.kernels.codegen.choice import choice, chosen_number
 from smallmind.kernels.codegen.isa import ISA
-from smallmind.kernels.half import BFLOAT16
+from smallmind.kernels.number_types import BFLOAT16
 
 
 def load(qkv: np.ndarray) -> None:

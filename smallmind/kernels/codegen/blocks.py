@@ -1,23 +1,25 @@
-"""Blocks of small integers (`kernels.quantised`) in memory, as vectors of float32.
+"""Blocks of small integers (`kernels.codecs`) in memory, as vectors of float32.
 
-Kernels get their bytes as arrays of two dimensions, whose number type says which blocks they are:
-int8 those of q8_0, uint8 those of q4_0.
+Kernels get their bytes as arrays of two dimensions, whose number type is that of the integers and
+says which blocks they are: int8 those of q8_0, uint8 those of q4_0.
 """
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import from_dtype, types
 from numba.extending import intrinsic, overload
 
 from smallmind.kernels.codegen.operation import element_pointer
 from smallmind.kernels.codegen.simd import HOST, LANES, load_up_to, vector
 from smallmind.kernels.codegen.transpose import store_transposed
 from smallmind.kernels.codegen.vector_ir import I64
-from smallmind.kernels.quantised import BLOCK, HALF, Q4_0, Q8_0
+from smallmind.kernels.number_types import BLOCK, DTYPES, HALF
+from smallmind.parts import QUANTISED
 
 SCALE = 2  # bytes of a block's scale, before its integers
-BYTES = {Q8_0: np.int8, Q4_0: np.uint8}
-SIZES = {types.int8: Q8_0.itemsize, types.uint8: Q4_0.itemsize}
+_TYPES = [DTYPES[kind.name] for kind in QUANTISED.values()]
+BYTES = {dtype: dtype["q"].base for dtype in _TYPES}
+SIZES = {from_dtype(BYTES[dtype]): dtype.itemsize for dtype in _TYPES}
 
 
 def bytes_of(blocks: np.ndarray) -> np.ndarray:

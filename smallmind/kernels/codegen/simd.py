@@ -2,7 +2,7 @@
 
 A `Vector` holds LANES float32, as many as one register of this CPU. Inside a kernel it can be
 loaded, stored, added and multiplied; LLVM keeps it in a register. Arrays may be float32, or the
-bits of float16 or bfloat16 (`kernels.half`), which are converted as they are loaded and stored.
+bits of float16 or bfloat16 (`number_types`), which are converted as they are loaded and stored.
 
 Wherever a function here takes an array, it takes a pointer as well. Inside a kernel pointers are
 cheaper: whenever an array is passed, sliced or taken from a tuple, its references are counted.

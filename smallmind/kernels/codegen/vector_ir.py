@@ -100,7 +100,7 @@ class VectorIR:
         self._masked(builder, "store", ir.VoidType(), value, place, I32(align), mask)
 
     def load_scale(self, builder, block):
-        """The scale of a block of small integers (`kernels.quantised`), in all lanes."""
+        """The scale of a block of small integers (`kernels.codecs`), in all lanes."""
         kind = ir.HalfType() if self.isa.half else I16
         scale = builder.load(builder.bitcast(block, kind.as_pointer()), align=1)
         return self._widen(builder, self.splat(builder, scale), Storage.FLOAT16)

@@ -68,8 +68,7 @@ from smallmind.kernels.gemm.tile import (
     is_float32,
     not_null,
 )
-from smallmind.kernels.half import BFLOAT16
-from smallmind.kernels.quantised import BLOCK
+from smallmind.kernels.number_types import BFLOAT16, BLOCK
 
 PREFETCHES_FROM, FINISHED = ISA.prefetches_from, ISA.finished_tiles
 GROUP = max(1, 256 // PANEL)  # panels of b that are prefetched together

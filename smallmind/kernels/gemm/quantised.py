@@ -9,7 +9,7 @@ from smallmind.kernels.codegen.rounding import round_up
 from smallmind.kernels.codegen.simd import LANES, at, store
 from smallmind.kernels.gemm.packing import TRANSPOSE_B, Panel
 from smallmind.kernels.gemm.tile import NULL, Rows
-from smallmind.kernels.quantised import BLOCK
+from smallmind.kernels.number_types import BLOCK
 
 
 @jit

@@ -20,7 +20,7 @@ from smallmind.kernels.codegen.rounding import ceil_div, round_up, row_share
 from smallmind.kernels.codegen.simd import HOST, at, borrow
 from smallmind.kernels.codegen.vector_ir import F32, I8, I16, I32, I64
 from smallmind.kernels.gemm.tile import FLOAT_POINTER, LINE, NULL, Rows
-from smallmind.kernels.quantised import BLOCK, HALF
+from smallmind.kernels.number_types import BLOCK, HALF
 from smallmind.kernels.reference import SMALLEST
 
 LANES = ISA.lanes
