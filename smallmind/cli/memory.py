@@ -21,7 +21,7 @@ def make_plan(
     settings: Settings, teacher: "Teacher | None" = None, text: "TextSize | None" = None
 ) -> "Plan":
     """The run as train would start it, in a process like this one. Loads its kernels."""
-    from smallmind.nn.transformer import resolve_precision
+    from smallmind.nn.backend import resolve_precision
     from smallmind.runs.threads import use_threads
     from smallmind.training.memory_estimate import Plan, Program
     from smallmind.training.rehearsal import rehearse

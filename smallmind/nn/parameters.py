@@ -13,9 +13,10 @@ import numpy as np
 from smallmind.console import activity
 from smallmind.files.safetensors import LazyTensors
 from smallmind.kernels.alignment import ALIGNMENT, aligned_zeros
-from smallmind.kernels.half import round_to, to_float32
-from smallmind.kernels.quantised import BLOCK, dequantise, is_quantised, quantise
+from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
+from smallmind.kernels.quantised import BLOCK, QUANTISED, dequantise, is_quantised, quantise
 from smallmind.nn.weight import Weight
+from smallmind.settings.config import Precision
 
 ALIGNED = ALIGNMENT // 4  # elements: no two parameters share a cache line
 CHUNK = 1 << 18  # elements rounded at a time: temporary arrays stay small
@@ -147,6 +148,19 @@ def as_float32(stored: Mapping[str, np.ndarray], prefix: str = "") -> Mapping[st
         return values
 
     return LazyTensors(stored, converted)
+
+
+def number_type(precision: Precision) -> Any:
+    """-> the type in which numbers are stored; None: float32, or whatever type the model has."""
+    return {Precision.FLOAT16: FLOAT16, Precision.BFLOAT16: BFLOAT16}.get(precision)
+
+
+def storage_of(precision: Precision) -> dict[Role, Any]:
+    """-> the number types of parameters by role; None as in `number_type`."""
+    storage = dict.fromkeys(Role, number_type(precision))
+    if precision.has_blocks:
+        storage |= dict.fromkeys(GROUPS, QUANTISED[precision])
+    return storage
 
 
 class Copy(NamedTuple):

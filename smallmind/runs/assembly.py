@@ -7,7 +7,8 @@ from typing import NamedTuple
 from smallmind.checks import InputError, count_of
 from smallmind.corpus.preparation import Encoding
 from smallmind.nn.growing import grown
-from smallmind.nn.transformer import Base, TransformerModel
+from smallmind.nn.loading import Base
+from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.group import ALONE, Group
 from smallmind.runs.files import TOKENIZER
 from smallmind.runs.loading import Found, digest_of, find

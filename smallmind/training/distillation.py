@@ -15,7 +15,8 @@ import numpy as np
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.console import activity
 from smallmind.files import safetensors
-from smallmind.nn.transformer import Part, TransformerModel
+from smallmind.nn.batch import Part
+from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Pass
 from smallmind.settings.config import (
     DistillationConfig,

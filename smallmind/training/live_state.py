@@ -8,8 +8,9 @@ import numpy as np
 
 from smallmind.checks import InputError, number
 from smallmind.files import safetensors
+from smallmind.nn.loading import WEIGHTS, adapter_facts, weights
 from smallmind.nn.parameters import shape_of
-from smallmind.nn.transformer import WEIGHTS, TransformerModel, weights
+from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer, make_optimizer
 from smallmind.optim.schedule import Schedule, schedule
@@ -107,7 +108,7 @@ class LiveState:
             "precision": self.model.precision.value,
             "instruction_set": self.model.instruction_set,
         }
-        if adapter := self.model.adapter_facts():
+        if adapter := adapter_facts(self.model):
             state["adapter"] = adapter
         tensors = {f"{MOMENTS}.{name}": value for name, value in moments.items()}
         return RunState(model.step, {**model.tensors, **tensors}, state)
