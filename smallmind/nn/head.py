@@ -23,7 +23,7 @@ MOST_LOGITS = 2**24
 ROW_STEP = 16  # such blocks of rows are a multiple of it, which products divide evenly
 
 
-class Head(Layer):
+class Head(Layer, only_kernels=True):
     """logits = softcap(x weight), weight (C, V), or the token embedding transposed; no bias.
 
     `blocks` divides the rows of a pass; for each block, `backward` follows `forward`.
@@ -169,7 +169,7 @@ def _block_rows(V: int) -> int:
     return max(1, most - most % ROW_STEP if most > ROW_STEP else most)
 
 
-class TiedHead(Layer):
+class TiedHead(Layer, only_kernels=True):
     """logits = x token_embedding^T (Press & Wolf 2017). Declares no parameters of its own."""
 
     def __init__(self, scope: Scope, embedding: Embedding) -> None:

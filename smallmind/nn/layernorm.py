@@ -6,8 +6,11 @@ from smallmind.nn.layer import Norm, Scope
 from smallmind.nn.parameters import Constant, Role
 
 
-class LayerNorm(Norm):
-    """A gain (C,) and, if the model has biases, a shift (C,)."""
+class LayerNorm(Norm, only_kernels=True, page="layernorm"):
+    """y = (x - mean(x)) / sqrt(variance(x) + epsilon) weight + bias, row by row.
+
+    A gain (C,) and, if the model has biases, a shift (C,).
+    """
 
     def __init__(self, scope: Scope, gain: float = 1.0) -> None:
         super().__init__(scope)

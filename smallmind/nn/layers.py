@@ -1,24 +1,16 @@
-"""Which layers a model is made of: the config names a kind, and `parts` says where it is.
-
-Each function takes the scope of the layer.
-"""
+"""Which layers a model is made of: the config names a part, and `parts` says where it is."""
 
 from typing import Any
 
 from smallmind import parts
-from smallmind.nn.layer import Branch, Norm, Scope
+from smallmind.nn.layer import Scope
 from smallmind.nn.linear import Linear
 from smallmind.nn.lora import AdaptedLinear
 
 
-def build_norm(scope: Scope, gain: float = 1.0) -> Norm:
-    """The norm before attention, MLP and head. All its gains start at `gain`."""
-    return parts.load(parts.NORMS, scope.config.norm)(scope, gain)
-
-
-def build_mlp(scope: Scope) -> Branch:
-    """Builds the part that mixes the channels of a token."""
-    return parts.load(parts.MLPS, scope.config.mlp)(scope)
+def build(slot: str, scope: Scope, *arguments: Any, **named: Any) -> Any:
+    """Builds the layer of a model for a slot of `parts.LAYERS`, such as "norm"."""
+    return parts.load(parts.LAYERS[slot], scope.config.part(slot))(scope, *arguments, **named)
 
 
 def build_linear(scope: Scope, shape: tuple[int, int], **options: Any) -> Linear:

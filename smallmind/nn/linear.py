@@ -3,13 +3,15 @@
 import numpy as np
 
 from smallmind.nn.layer import Branch, Scope
-from smallmind.nn.parameters import NO_PARAMETER, ZEROS, Normal, Role
+from smallmind.nn.parameters import ZEROS, Normal, Role
 
 INITIAL_DEVIATION = 0.02  # GPT-2's
 
 
-class Linear(Branch):
-    """A matrix (in, out) and, if the model has biases, a vector (out,). See `build_linear`.
+class Linear(Branch, only_kernels=True):
+    """y = x weight + bias: a matrix (in, out) and a vector (out,). See `build_linear`.
+
+    bias: whether it has the vector; None: if the model has biases.
 
     widths: the columns of each matrix, if several stand side by side in this one. The results of a
     head are logits: never rounded to 16 bits.
@@ -21,7 +23,7 @@ class Linear(Branch):
         shape: tuple[int, int],
         deviation: float = INITIAL_DEVIATION,
         role: Role = Role.MATRIX,
-        bias: bool = True,
+        bias: bool | None = None,
         widths: tuple[int, ...] = (),
     ) -> None:
         super().__init__(scope)
@@ -30,7 +32,7 @@ class Linear(Branch):
         self.rent = scope.workspace.rent_full_precision if is_head else scope.workspace.rent
         initialisation = Normal(deviation) if deviation else ZEROS
         self.weight = scope.declare("weight", shape, initialisation, role, widths)
-        self.bias = scope.declare_bias(shape[1]) if bias else NO_PARAMETER
+        self.bias = scope.declare_bias(shape[1], bias)
 
     def forward(self, x: np.ndarray, addend: np.ndarray | None = None) -> np.ndarray:
         """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x."""

@@ -1,6 +1,5 @@
 """Files of models: tensors are read piece by piece into parameters, never twice in memory."""
 
-import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,7 @@ from smallmind.kernels.quantised import BLOCK, QUANTISED, dequantise, is_quantis
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import Transposed
 from smallmind.settings.config import ModelConfig
-from smallmind.settings.settings import from_saved
+from smallmind.settings.settings import from_saved, to_saved
 from smallmind.text.tokenizer import Tokenizer
 
 FORMAT = "smallmind model 1"
@@ -185,7 +184,7 @@ def save(
     announce: Callable[[str], object] | None,
 ) -> None:
     """Writes the file of a model, or of its adapter alone; see `TransformerModel.save`."""
-    config = safetensors.to_json(dataclasses.asdict(model.config))
+    config = safetensors.to_json(to_saved(model.config))
     about, parameters = {"format": FORMAT, "config": config}, model.parameters
     if model.adapter:
         about |= {"format": ADAPTER_FORMAT, "adapter": safetensors.to_json(adapter_facts(model))}

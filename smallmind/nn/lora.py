@@ -17,9 +17,10 @@ from smallmind.nn.parameters import ZEROS, Normal, Role
 from smallmind.settings.config import ModelConfig
 
 
-class AdaptedLinear(Linear):
-    """A linear layer whose weight and bias are frozen, n matrices of r ranks side by side in them.
+class AdaptedLinear(Linear, only_kernels=True):
+    """y = x (weight + scale A B) + bias, where weight and bias are frozen.
 
+    They hold n matrices side by side, each with an A and a B of rank r.
     `lora_a` (in, n r) holds their A side by side, `lora_b` (r, out) their B. In a pass those of B
     stand along the diagonal of a matrix (n r, out), so that each layer multiplies once by both.
     """

@@ -7,7 +7,7 @@ from smallmind.nn.layers import build_linear
 from smallmind.nn.projection import Projection
 
 
-class MLP(Branch):
+class MLP(Branch, only_kernels=True, page="gelu"):
     """y = projection(gelu(expansion(x))). Other activations are subclasses."""
 
     activation = "gelu"  # the name of its kernel
@@ -55,7 +55,7 @@ class MLP(Branch):
         return dx
 
 
-class SquaredReLU(MLP):
+class SquaredReLU(MLP, only_kernels=True, page="relu2"):
     """y = projection(max(expansion(x), 0)^2) (So et al. 2021)."""
 
     activation = "relu2"
@@ -68,7 +68,7 @@ class SquaredReLU(MLP):
         return activation
 
 
-class SwiGLU(SquaredReLU):
+class SwiGLU(SquaredReLU, only_kernels=True, page="swiglu"):
     """y = projection(silu(gate) up); the expansion gives both (Shazeer 2020)."""
 
     activation = "swiglu"

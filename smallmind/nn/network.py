@@ -12,8 +12,8 @@ from smallmind.nn.block import Block
 from smallmind.nn.documents import Documents
 from smallmind.nn.embedding import Embedding
 from smallmind.nn.head import Head, initial_gain
-from smallmind.nn.layer import Scope
-from smallmind.nn.layers import build_norm
+from smallmind.nn.layer import Norm, Scope
+from smallmind.nn.layers import build
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.recompute import RecomputePlan, Segment
 from smallmind.nn.residuals import Carried
@@ -47,21 +47,22 @@ class Network:
             return part
 
         self.documents = Documents(scope.inner("documents"))
-        self.embedding = declared("embedding", Embedding)
+        self.embedding: Embedding = declared("embedding", partial(build, "embedding"))
         self.x0 = Carried(workspace, "embedding_residual") if config.x0_scalars else None
         first_values = Carried(workspace, "first_values") if config.value_residual else None
         block = partial(
-            Block,
+            build,
+            "block",
             position=self.embedding.position,
             documents=self.documents,
             embedding=self.x0,
             first_values=first_values,
         )
-        self.blocks = [
+        self.blocks: list[Block] = [
             declared(f"blocks.{i}", partial(block, layer=i)) for i in range(config.n_layer)
         ]
         gain = initial_gain(config)
-        self.final_norm = declared("final_norm", partial(build_norm, gain=gain))
+        self.final_norm: Norm = declared("final_norm", lambda scope: build("norm", scope, gain))
         self.head = declared("head", partial(Head, embedding=self.embedding))
         self.use_recompute(RecomputePlan(enabled=False))
 

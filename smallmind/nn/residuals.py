@@ -51,7 +51,7 @@ class Carried:
         self.workspace.release(part)
 
 
-class EmbeddingResidual(Layer):
+class EmbeddingResidual(Layer, only_kernels=True):
     """y = a x + b x0, where x0 is the embedding; a starts at 1 and b at 0 (modded-nanogpt)."""
 
     def __init__(self, scope: Scope, carried: Carried) -> None:
@@ -75,7 +75,7 @@ class EmbeddingResidual(Layer):
         return dy
 
 
-class ValueResidual(Layer):
+class ValueResidual(Layer, only_kernels=True):
     """v = a v + b v0, where v0 are the first block's values (Zhou et al. 2024).
 
     a and b start at 1/2. The values are the columns from `first` on of a matrix that has others

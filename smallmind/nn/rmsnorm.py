@@ -7,8 +7,8 @@ from smallmind.nn.parameters import ONES, Constant, Role
 from smallmind.nn.position import Position
 
 
-class RMSNorm(Norm):
-    """A gain (C,)."""
+class RMSNorm(Norm, only_kernels=True, page="rmsnorm"):
+    """y = x / sqrt(mean(x^2) + epsilon) weight, row by row, with a gain (C,)."""
 
     def __init__(self, scope: Scope, gain: float = 1.0) -> None:
         super().__init__(scope)
@@ -34,10 +34,10 @@ class RMSNorm(Norm):
         return dx
 
 
-class HeadNorm(Layer):
-    """Normalises queries and keys head by head (Henry et al. 2020).
+class HeadNorm(Layer, only_kernels=True):
+    """q = rotation(q / sqrt(mean(q^2) + epsilon) gain), head by head, and k likewise.
 
-    The same kernel also rotates them, if `position` has angles for it.
+    See Henry et al. (2020). It rotates if `position` has angles for it.
 
     A gain (D,) for all heads of queries and one for those of keys. The H heads of queries and G of
     keys are the first columns of a matrix that has others too.

@@ -38,13 +38,8 @@ from smallmind.settings.config import OF_BLOCKS, Adapter, ModelConfig, Precision
 from smallmind.text.ids import check_ids
 
 # The arguments of a model besides the fields of its config.
-ARGUMENTS: dict[str, Any] = {
-    "seed": 42,
-    "backend": "numba",
-    "dtype": np.float32,
-    "freeze": None,
-    "adapter": None,
-}
+ARGUMENTS: dict[str, Any] = {"seed": 42, "backend": "numba", "dtype": np.float32}
+ARGUMENTS |= {"freeze": None, "adapter": None}
 
 
 def _signature() -> inspect.Signature:
@@ -138,8 +133,7 @@ class TransformerModel(Tabular):
         if precision is not None:
             self.flat.storage = storage_of(precision)
         self.flat.allocate(dtype, backend.zeros, backend.computes)
-        # Digest of the tokenizer it was trained with, or None if unknown.
-        self.tokenizer_digest: str | None = None
+        self.tokenizer_digest: str | None = None  # of the one it was trained with, if known
         self.base: Base | None = None  # of its adapter, if that is known
         self.passes = 0  # of training so far that were not given a number
         self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens

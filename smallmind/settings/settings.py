@@ -30,6 +30,16 @@ def from_saved(kind: Any, saved: Mapping[str, Any]) -> Any:
     return kind(**{**before, **current_names(saved)})
 
 
+def to_saved(config: Any) -> dict[str, Any]:
+    """A config -> its fields as files hold them; those without a help text only if they are set."""
+    fields = {field.name: field for field in dataclasses.fields(config)}
+    return {
+        name: value
+        for name, value in dataclasses.asdict(config).items()
+        if fields[name].metadata["help"] or value != fields[name].default
+    }
+
+
 def check_format(saved: Mapping[str, Any]) -> None:
     """InputError if a newer version wrote this config. Version 0.1.0 wrote no format number."""
     number = saved.get("format", FORMAT)
@@ -81,9 +91,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """The format number, and section -> field -> value, JSON-able."""
-        return {"format": FORMAT} | {
-            name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS
-        }
+        return {"format": FORMAT} | {name: to_saved(getattr(self, name)) for name in SECTIONS}
 
     @property
     def fields(self) -> dict[str, Any]:

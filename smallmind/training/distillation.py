@@ -1,6 +1,5 @@
 """A student that learns from a teacher's logits as well as from the text (Hinton et al. 2015)."""
 
-import dataclasses
 import functools
 import hashlib
 import math
@@ -24,6 +23,7 @@ from smallmind.settings.config import (
     Precision,
     micro_batch_sizes,
 )
+from smallmind.settings.settings import to_saved
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.training.teacher_cache import TeacherCache, make_cache
 from smallmind.training.temperature import Temperature
@@ -290,7 +290,7 @@ def _check_precision(teacher: TransformerModel, model: TransformerModel) -> None
 
 
 def model_digest(model: TransformerModel) -> str:
-    config = dataclasses.asdict(model.config)
+    config = to_saved(model.config)
     for name in ("document_token", "bigram_vocab"):
         if config[name] is None:
             del config[name]  # so that caches and runs of versions without it fit

@@ -16,7 +16,7 @@ from smallmind.optim.optimizer import Optimizer, make_optimizer
 from smallmind.optim.schedule import Schedule, schedule
 from smallmind.parallel.group import ALONE, Group
 from smallmind.settings.config import NEUTRAL, ModelConfig, Precision, TrainingConfig, __version__
-from smallmind.settings.settings import from_saved
+from smallmind.settings.settings import from_saved, to_saved
 from smallmind.text.dataset import Dataset
 from smallmind.training.distillation import Distillation
 from smallmind.training.records import RunProgress
@@ -100,7 +100,7 @@ class LiveState:
             "scaler": self.scaler and self.scaler.state(),
             "spikes": self.spikes.state(),
             "config": {name: value for name, value in config.items() if name not in NEUTRAL},
-            "model": dataclasses.asdict(self.model.config),
+            "model": to_saved(self.model.config),
             "data": {"batch_size": self.data.batch_size, "seed": self.data.seed},
             TOKENIZER: tokenizer and tokenizer.saved,
             "teacher": distillation and distillation.settings(),
@@ -232,7 +232,7 @@ def _completed(kind: type, saved: Any) -> Any:
     except (TypeError, ValueError):
         return saved  # not a config: it equals none
     variable = (*NEUTRAL, *STORAGE)
-    return {k: v for k, v in dataclasses.asdict(config).items() if k not in variable}
+    return {k: v for k, v in to_saved(config).items() if k not in variable}
 
 
 def _check_kind(place: str, name: str, saved: Any, here: Any) -> None:

@@ -1,5 +1,11 @@
 """Every part of the architecture, alone and together: gradients, precision, recompute, threads."""
 
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+
 import numpy as np
 import pytest
 
@@ -10,9 +16,14 @@ from smallmind import (
     Precision,
     TransformerModel,
     gradient_check,
+    nn,
+    parts,
 )
 from smallmind.files import safetensors
+from smallmind.nn.attention import Attention
+from smallmind.nn.layer import Layer
 from smallmind.settings.presets import ARCHITECTURES
+from smallmind.settings.settings import Settings
 
 LLAMA = {"norm": "rmsnorm", "position": "rope", "mlp": "swiglu", "bias": False, "n_kv_head": 2}
 EVERYTHING = {"norm": "rmsnorm", "position": "rope", "mlp": "relu2", "bias": False, "qk_norm": True}
@@ -282,3 +293,64 @@ def test_the_final_gain_starts_at_one_unless_a_tied_head_needs_less(arch, settin
     gain = TransformerModel(ModelConfig(65, **fields), backend="numpy").parameters
     assert ((gain["final_norm.weight"] == 1).all()) == is_one
     assert (gain["blocks.0.mlp_norm.weight"] == 1).all()
+
+
+class BiasedAttention(Attention):
+    """Attention with biases on queries, keys and values in a model without others."""
+
+    qkv_bias = True
+
+
+@pytest.fixture
+def biased(monkeypatch):
+    """The config of a model with an attention of its own."""
+    monkeypatch.setitem(parts.ATTENTIONS, "biased", f"{__name__}:BiasedAttention")
+    return ModelConfig(31, 12, 2, 4, 24, **LLAMA, part_settings={"attention": "biased"})
+
+
+def test_an_architecture_may_bring_a_part_of_its_own(biased, tmp_path):
+    model = TransformerModel(biased, backend="numpy", dtype=np.float64)
+    assert [name for name in model.parameters if name.endswith("bias")] == [
+        f"blocks.{i}.attention.qkv.bias" for i in range(2)
+    ]
+    assert gradient_check(model)
+    model = TransformerModel(biased)
+    assert model.workspace.new_recording is None  # it does not declare that it only calls kernels
+    model.save(tmp_path / "model")
+    loaded = TransformerModel.load(tmp_path / "model")
+    assert loaded.config == biased and hash(loaded.config) == hash(biased)
+    assert loaded.config != ModelConfig(31, 12, 2, 4, 24, **LLAMA)
+
+
+def test_files_mention_part_settings_only_where_there_are_any(biased):
+    assert "part_settings" not in Settings().to_dict()["model"]
+    saved = json.loads(json.dumps(Settings(model=biased).to_dict()))
+    assert Settings.from_dict(saved).model == biased
+
+
+@pytest.mark.parametrize("wrong", [3, "word", {"a b": 1}, {"a": {}}, [["a"]], {1: 2}])
+def test_part_settings_are_names_with_values(wrong):
+    with pytest.raises(InputError, match="part_settings="):
+        ModelConfig(part_settings=wrong)
+
+
+FORMULA = re.compile(r"\[?[a-z]\w*(\[\w+\])?(, \w+)* = ")
+
+
+def layers_of_the_package():
+    """All classes of layers in `smallmind.nn` that a model can have."""
+    for module in pkgutil.iter_modules(nn.__path__, "smallmind.nn."):
+        importlib.import_module(module.name)
+    waiting = [Layer]
+    while waiting:
+        waiting += (kind := waiting.pop()).__subclasses__()
+        if kind.__module__.startswith("smallmind.nn.") and not inspect.isabstract(kind):
+            yield kind
+
+
+def test_the_first_line_of_a_layer_is_its_formula():
+    kinds = [kind for kind in layers_of_the_package() if kind is not Layer]
+    assert len(kinds) > 20
+    lacking = [x.__name__ for x in kinds if not FORMULA.match((x.__doc__ or "").splitlines()[0])]
+    assert lacking == []
+    assert not FORMULA.match("A gain (C,).") and not FORMULA.match("Normalises x: y = x.")
