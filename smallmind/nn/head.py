@@ -83,42 +83,33 @@ class Head(Layer, only_kernels=True):
         losses: np.ndarray,
         x: np.ndarray,
         targets: np.ndarray,
-        correct: np.ndarray | None = None,
-    ) -> None:
-        """x (N, C), targets (N,) -> losses (N,), correct (N,): the target is likeliest. Writes."""
-        for block in self.blocks(x):
-            with self.workspace.profile("Forward"):
-                logits = self.forward(x, block)
-            if correct is not None:
-                correct[block] = logits.argmax(axis=1) == targets[block]
-            with self.workspace.profile("Loss"):
-                logits = self.cross_entropy(losses[block], logits, targets[block])
-            self.workspace.release(logits)
-
-    def learn(
-        self,
-        losses: np.ndarray,
-        x: np.ndarray,
-        targets: np.ndarray,
         weights: np.ndarray | None = None,
         kernel_of: Callable[[slice], Kernel] | None = None,
+        correct: np.ndarray | None = None,
     ) -> None:
-        """x (N, C), targets, weights (N,) -> losses (N,), written; gradients as in `backward`.
+        """x (N, C), targets, weights (N,) -> losses (N,), correct (N,): the target is likeliest.
 
-        Kernels of blocks of rows replace cross_entropy. Gradients are times the workspace's scale.
+        Writes both. In passes of training also adds gradients, times the scale of the workspace,
+        as `backward` does. Kernels of blocks of rows may replace cross_entropy.
         """
-        scale, profile = self.workspace.scale, self.workspace.profile
+        workspace, profile = self.workspace, self.workspace.profile
+        scale = workspace.scale if workspace.training else 1.0
         for block in self.blocks(x):
             with profile("Forward"):
                 logits = self.forward(x, block)
+            if correct is not None:
+                correct[block] = logits.argmax(axis=1) == targets[block]
             with profile("Loss"):
                 weighted = () if weights is None else (weights[block],)
                 kernel = kernel_of and kernel_of(block)
                 dlogits = self.cross_entropy(
                     losses[block], logits, targets[block], scale, *weighted, kernel=kernel
                 )
-            with profile("Backward"):
-                self.backward(dlogits)
+            if workspace.training:
+                with profile("Backward"):
+                    self.backward(dlogits)
+            else:
+                workspace.release(dlogits)
 
     def cross_entropy(
         self,

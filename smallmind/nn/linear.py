@@ -39,32 +39,20 @@ class Linear(Branch, only_kernels=True):
         return self.multiply(self.rent(len(x), self.shape[1]), x, addend)
 
     def multiply(
-        self, y: np.ndarray, x: np.ndarray, addend: np.ndarray | None = None
-    ) -> np.ndarray:
-        """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x. Writes y."""
-        self.x = x
-        by_rows = self.workspace.by_rows
-        self.weight.matrix.multiply(self.kernels, y, x, self.bias.compute, addend, by_rows)
-        return y
-
-    def forward_gelu(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """x (R, in) -> gelu(y), y (R, out), in one pass; keeps x."""
-        y = self.workspace.rent(len(x), self.shape[1])
-        activation = self.workspace.rent(*y.shape)
-        self.multiply_gelu(activation, y, x)
-        return activation, y
-
-    def multiply_gelu(
         self,
-        activation: np.ndarray,
         y: np.ndarray,
         x: np.ndarray,
         addend: np.ndarray | None = None,
-    ) -> None:
-        """x (R, in) -> y (R, out) [+ addend (R, out)], gelu(y); keeps x. Writes both."""
-        self.x = x
-        matrix, bias, by_rows = self.weight.matrix, self.bias.compute, self.workspace.by_rows
-        matrix.multiply_gelu(self.kernels, activation, y, x, bias, addend, by_rows)
+        activation: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x. Writes y, and activation = gelu(y).
+
+        The activation (R, out) only if there is such an array, in the same pass over memory.
+        """
+        self.x, by_rows = x, self.workspace.by_rows
+        matrix, bias = self.weight.matrix, self.bias.compute
+        matrix.multiply(self.kernels, y, x, bias, addend, by_rows, activation)
+        return y
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
         """dy (R, out) -> dx (R, in); adds to the gradients of weight and bias."""

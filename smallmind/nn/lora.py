@@ -42,23 +42,16 @@ class AdaptedLinear(Linear, only_kernels=True):
         self.dh: np.ndarray | None = None
 
     def multiply(
-        self, y: np.ndarray, x: np.ndarray, addend: np.ndarray | None = None
-    ) -> np.ndarray:
-        """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x. Writes y."""
-        # First what is added: the sum of the frozen product is rounded to 16 bits only once.
-        self._multiply_low_rank(y, x, addend)
-        return super().multiply(y, x, y)
-
-    def multiply_gelu(
         self,
-        activation: np.ndarray,
         y: np.ndarray,
         x: np.ndarray,
         addend: np.ndarray | None = None,
-    ) -> None:
-        """x (R, in) -> y (R, out) [+ addend (R, out)], gelu(y); keeps x. Writes both."""
+        activation: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x. Writes y, activation = gelu(y)."""
+        # First what is added: the sum of the frozen product is rounded to 16 bits only once.
         self._multiply_low_rank(y, x, addend)
-        super().multiply_gelu(activation, y, x, y)
+        return super().multiply(y, x, y, activation)
 
     @property
     def own_kernels(self) -> Any:

@@ -30,7 +30,9 @@ class MLP(Branch, only_kernels=True, page="gelu"):
 
     def expand(self, x: np.ndarray) -> np.ndarray:
         """x (R, C) -> the activation (R, W); keeps x and the preactivation."""
-        activation, self.preactivation = self.expansion.forward_gelu(x)
+        self.preactivation = self.workspace.rent(len(x), self.width)
+        activation = self.workspace.rent(len(x), self.width)
+        self.expansion.multiply(self.preactivation, x, activation=activation)
         return activation
 
     def recompute(self, x: np.ndarray) -> None:

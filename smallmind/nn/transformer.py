@@ -351,7 +351,7 @@ class TransformerModel(Tabular):
             flat = losses[windows].reshape(-1)  # a view
             found = None if correct is None else np.empty(flat.shape, bool)
             x = self._stream(part)
-            self.network.head.losses(flat, x, part["targets"].reshape(-1), found)
+            self.network.head.losses(flat, x, part["targets"].reshape(-1), correct=found)
             if correct is not None and found is not None:
                 correct[windows] = found.reshape(part["ids"].shape)
 
@@ -435,7 +435,7 @@ class TransformerModel(Tabular):
         x = self._stream(part)
         losses = self.workspace.rent_full_precision(*part["targets"].shape)
         flat = {name: part[name].reshape(-1) for name in ("targets", "weights") if name in part}
-        network.head.learn(losses.reshape(-1), x, kernel_of=kernel, **flat)
+        network.head.losses(losses.reshape(-1), x, kernel_of=kernel, **flat)
         with self.workspace.profile("Backward"):
             network.backward(network.head.dx)
         return losses
