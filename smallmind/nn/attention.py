@@ -83,8 +83,10 @@ class Attention(Branch, only_kernels=True, page="causal"):
         dheads = self.projection.backward(dy)
         # forward: heads = dropout(softmax(q k^T / sqrt(D))) v
         dqkv = self.workspace.rent(*self.qkv.shape)
-        given, kernels = (dheads, self.heads, self.logsumexp, self.qkv), self.kernels
-        kernels.attention_backward(dqkv, *given, *self.dropout.mask(), self.firsts)
+        kernels, mask = self.kernels, self.dropout.mask()
+        kernels.attention_backward(
+            dqkv, dheads, self.heads, self.logsumexp, self.qkv, *mask, self.firsts
+        )
         self.workspace.release(dheads, self.heads, self.logsumexp, self.qkv)
         # forward: v = mixture(v); q, k = rotation(norm(q)), rotation(norm(k))
         if self.rotation:

@@ -25,15 +25,17 @@ class LayerNorm(Norm, only_kernels=True, page="layernorm"):
         y = self.workspace.rent(*x.shape)
         self.mean = self.workspace.rent_full_precision(len(x))
         self.rstd = self.workspace.rent_full_precision(len(x))
-        weights = self.weight.compute, self.bias.compute
-        self.kernels.layernorm(y, self.mean, self.rstd, x, *weights, self.epsilon)
+        weight, bias = self.weight.compute, self.bias.compute
+        self.kernels.layernorm(y, self.mean, self.rstd, x, weight, bias, self.epsilon)
         return y
 
     def backward(self, dy: np.ndarray, addend: np.ndarray | None = None) -> np.ndarray:
         """dy (R, C) -> dx (R, C) or, in place of addend (R, C), addend + dx; adds to gradients."""
         # forward: y = (x - mean) rstd weight + bias
-        dx, weight, bias = self.gradient_of(self.x, addend), self.weight, self.bias
-        given = dy, self.x, self.mean, self.rstd, weight.compute, addend
-        self.kernels.layernorm_backward(dx, self.gradient(weight), bias.grad, *given)
+        dx, x, weight = self.gradient_of(self.x, addend), self.x, self.weight
+        dweight, dbias = self.gradient(weight), self.bias.grad
+        self.kernels.layernorm_backward(
+            dx, dweight, dbias, dy, x, self.mean, self.rstd, weight.compute, addend
+        )
         self.workspace.release(self.mean, self.rstd)
         return dx

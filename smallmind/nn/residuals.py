@@ -69,9 +69,9 @@ class EmbeddingResidual(Layer, only_kernels=True):
     def backward(self, dy: np.ndarray) -> np.ndarray:
         """dy (R, C) -> dx (R, C), in place; adds to gradients."""
         # forward: y = a x + b x0
-        carried, weights = self.carried, self.weights
-        given = self.x, carried.value, weights.compute
-        self.kernels.mix_backward(dy, carried.gradient, self.gradient(weights), *given)
+        kernels, carried, weights = self.kernels, self.carried, self.weights
+        dother, dweights = carried.gradient, self.gradient(weights)
+        kernels.mix_backward(dy, dother, dweights, self.x, carried.value, weights.compute)
         return dy
 
 
@@ -109,8 +109,8 @@ class ValueResidual(Layer, only_kernels=True):
         if not self.mixes:
             carried.add_gradient(dy, self.first)
             return dy
-        weights = self.weights
-        given = self.kept, carried.value, weights.compute, self.first
-        self.kernels.mix_backward(dy, carried.gradient, self.gradient(weights), *given)
+        kernels, weights = self.kernels, self.weights
+        v, v0, dv0, dweights = self.kept, carried.value, carried.gradient, self.gradient(weights)
+        kernels.mix_backward(dy, dv0, dweights, v, v0, weights.compute, self.first)
         self.workspace.release(self.kept)
         return dy
