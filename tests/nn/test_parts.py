@@ -5,6 +5,7 @@ import inspect
 import json
 import pkgutil
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from smallmind import (
     CheckpointManager,
     InputError,
+    KeyValueCache,
     ModelConfig,
     Precision,
     TransformerModel,
@@ -22,6 +24,8 @@ from smallmind import (
 from smallmind.files import safetensors
 from smallmind.nn.attention import Attention
 from smallmind.nn.layer import Layer
+from smallmind.nn.position import Position
+from smallmind.nn.rope import RotaryPosition
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.settings.settings import Settings
 
@@ -320,6 +324,53 @@ def test_an_architecture_may_bring_a_part_of_its_own(biased, tmp_path):
     loaded = TransformerModel.load(tmp_path / "model")
     assert loaded.config == biased and hash(loaded.config) == hash(biased)
     assert loaded.config != ModelConfig(31, 12, 2, 4, 24, **LLAMA)
+
+
+class RotatesEverySecondBlock(RotaryPosition):
+    """Rotated queries and keys in blocks 0, 2, ..., no positions in the others."""
+
+    def __init__(self, scope):
+        super().__init__(scope)
+        self.unrotated = Position(scope)
+
+    def in_block(self, number):
+        return self.unrotated if number % 2 else self
+
+
+class WindowedAttention(Attention):
+    """Attention that sees as many tokens as `part_settings` says, in blocks 0, 2, ..."""
+
+    def __init__(self, scope, *arguments):
+        super().__init__(scope, *arguments)
+        self.window = dict(scope.config.part_settings)["window"]
+
+    @property
+    def firsts(self):
+        if self.layer % 2:
+            return super().firsts
+        workspace, cache = self.workspace, self.workspace.cache
+        B = len(cache.starts) if cache else len(self.qkv) // workspace.T
+        places = workspace.starts.reshape(-1, 1) + np.arange(workspace.T) - self.window + 1
+        return np.ascontiguousarray(np.broadcast_to(np.maximum(places, 0), (B, workspace.T)), "i4")
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_blocks_may_differ_in_rotation_and_window(monkeypatch, qk_norm):
+    monkeypatch.setitem(parts.POSITIONS, "second", f"{__name__}:RotatesEverySecondBlock")
+    monkeypatch.setitem(parts.ATTENTIONS, "windowed", f"{__name__}:WindowedAttention")
+    fields = {**LLAMA, "position": "second", "qk_norm": qk_norm}
+    config = ModelConfig(31, 12, 2, 4, 24, **fields)
+    windowed = replace(config, part_settings={"attention": "windowed", "window": 4})
+    ids = np.random.default_rng(1).integers(0, 31, (2, 12))
+    usual = TransformerModel(31, 12, 24, 2, 4, **{**fields, "position": "rope"}).forward(ids)
+    for model in map(TransformerModel, (config, windowed)):
+        assert gradient_check(model)
+        logits, cache = model.forward(ids), KeyValueCache(model, 2)
+        assert not np.allclose(logits, usual, atol=1e-4)
+        for t in range(12):
+            decoded = model.decode(ids[:, t : t + 1], cache)
+            np.testing.assert_allclose(decoded, logits[:, t], atol=1e-5)
+        usual = logits
 
 
 def test_files_mention_part_settings_only_where_there_are_any(biased):
