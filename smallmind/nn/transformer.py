@@ -350,7 +350,8 @@ class TransformerModel(Tabular):
             part = batch.part(windows)
             flat = losses[windows].reshape(-1)  # a view
             found = None if correct is None else np.empty(flat.shape, bool)
-            x = self._stream(part)
+            with self.workspace.profile("Forward"):
+                x = self.network.forward(part["ids"], part.get("firsts"))
             self.network.head.losses(flat, x, part["targets"].reshape(-1), correct=found)
             if correct is not None and found is not None:
                 correct[windows] = found.reshape(part["ids"].shape)
@@ -358,11 +359,6 @@ class TransformerModel(Tabular):
         for windows in micro_batches(batch.ids, self.micro_batch_size):
             self.workspace.one_pass(functools.partial(compute, windows))
         return losses
-
-    def _stream(self, part: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The arrays of a part of a batch -> what the head makes logits of (N, C)."""
-        with self.workspace.profile("Forward"):
-            return self.network.forward(part["ids"], part.get("firsts"), part.get("rows"))
 
     def loss_and_gradients(
         self,
@@ -432,7 +428,8 @@ class TransformerModel(Tabular):
     ) -> np.ndarray:
         """inputs, the arrays of a part by these names -> its losses, rented; adds its gradients."""
         part, network = dict(zip(names, inputs, strict=True)), self.network
-        x = self._stream(part)
+        with self.workspace.profile("Forward"):
+            x = network.forward(part["ids"], part.get("firsts"), part.get("rows"))
         losses = self.workspace.rent_full_precision(*part["targets"].shape)
         flat = {name: part[name].reshape(-1) for name in ("targets", "weights") if name in part}
         network.head.losses(losses.reshape(-1), x, kernel_of=kernel, **flat)

@@ -147,8 +147,8 @@ class ModelConfig:
         low=0,
         high=2**24 - 1,
     )
-    # What an architecture chooses or sets of its parts besides: names of other tables in
-    # `parts.LAYERS`, and settings of those parts. A mapping, kept as pairs; files lack it if empty.
+    # An architecture may choose parts from other tables of `parts.LAYERS` and set what these read. A
+    # mapping, kept as pairs; files lack it if it is empty.
     part_settings: tuple[tuple[str, Any], ...] = setting((), "")
 
     def __post_init__(self) -> None:
