@@ -147,8 +147,8 @@ class ModelConfig:
         low=0,
         high=2**24 - 1,
     )
-    # An architecture may choose parts from other tables of `parts.LAYERS` and set what these read. A
-    # mapping, kept as pairs; files lack it if it is empty.
+    # An architecture may choose parts from other tables of `parts.LAYERS`, and set what these read.
+    # A mapping, kept as pairs; files lack it if it is empty.
     part_settings: tuple[tuple[str, Any], ...] = setting((), "")
 
     def __post_init__(self) -> None:
