@@ -28,6 +28,20 @@ POSITIONS = {
     "none": "smallmind.nn.position:Position",
 }
 
+# Which of these a model has follows from its architecture; the first is the usual one.
+ATTENTIONS = {"causal": "smallmind.nn.attention:Attention"}
+BLOCKS = {"prenorm": "smallmind.nn.block:Block"}
+EMBEDDINGS = {"tokens": "smallmind.nn.embedding:Embedding"}
+
+LAYERS = {  # the tables by the names of settings
+    "norm": NORMS,
+    "mlp": MLPS,
+    "position": POSITIONS,
+    "attention": ATTENTIONS,
+    "block": BLOCKS,
+    "embedding": EMBEDDINGS,
+}
+
 OPTIMIZERS = {
     "adamw": "smallmind.optim.adamw:AdamW",
     "muon": "smallmind.optim.muon:Muon",

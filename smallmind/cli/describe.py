@@ -64,7 +64,7 @@ def describe(console: Console, run: "Run") -> None:
 
 def about_precision(precision: str, backend: str) -> str:
     """Says that 16 bits make steps slower on this CPU, where they are known to; else nothing."""
-    from smallmind.nn.transformer import faster_precision
+    from smallmind.nn.backend import faster_precision
 
     faster = faster_precision(Precision(precision), backend)
     if faster is None:

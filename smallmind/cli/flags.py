@@ -32,7 +32,7 @@ from smallmind.settings.sources import (
     without_effect,
 )
 
-ELSEWHERE = (*FOLLOWING, "text", "enable_diagnostics")  # no flags of their section
+ELSEWHERE = (*FOLLOWING, "text", "enable_diagnostics", "part_settings")  # no flags of their section
 ALIASES = {"learning_rate": "--lr"}  # how most programs name it
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # what a backslash makes of the letter after it
 MORE_HELP = {"stop": "; \\n is a line break, \\t a tab, \\\\ a backslash"}

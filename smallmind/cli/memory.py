@@ -23,7 +23,7 @@ def make_plan(
 ) -> "Plan":
     """The run as train would start it, in a process like this one. Loads its kernels."""
     from smallmind.losses.loss import CROSS_ENTROPY
-    from smallmind.nn.transformer import resolve_precision
+    from smallmind.nn.backend import resolve_precision
     from smallmind.runs.threads import use_threads
     from smallmind.training.memory_estimate import Plan, Program
     from smallmind.training.rehearsal import rehearse

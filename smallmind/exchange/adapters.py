@@ -10,10 +10,9 @@ from smallmind.checks import InputError, shown_value
 from smallmind.exchange.tensors import Tensor, tensors_of
 from smallmind.kernels import reference
 from smallmind.nn.adapter import SavedAdapter
-from smallmind.nn.loading import Stored
+from smallmind.nn.loading import Base, Stored
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import Role
-from smallmind.nn.transformer import Base
 from smallmind.settings.architectures import Layout
 from smallmind.settings.config import ADAPTED, MAX_RANK, Adapter, ModelConfig
 

@@ -47,7 +47,7 @@ def architecture_of(config: ModelConfig) -> Architecture:
 def _named(config: ModelConfig, names: Iterable[str]) -> str:
     """The settings with these names and their values."""
     values = config.values()
-    return ", ".join(f"{name}={values[name]}" for name in names)
+    return ", ".join(f"{name}={values.get(name)}" for name in names)
 
 
 def settings_of(config: ModelConfig, settings: Keys) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def config_of(
             )
     values = {name: _value(settings, saved, name) for name in settings.keys} | known
     width = values.pop("hidden_size")
-    config = ModelConfig(**{**architecture.parts, **architecture.filled, **values})
+    config = ModelConfig.with_parts({**architecture.parts, **architecture.filled, **values})
     # Without what is the default anyway: as a model made here has it.
     usual: dict[str, Any] = {}
     if width is not None and width != config.hidden_size:

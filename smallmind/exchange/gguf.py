@@ -144,8 +144,10 @@ class ForeignFile(Foreign):
         known: dict[str, Any] = {
             "vocab_size": embedding.shape[0],
             "tie_weights": "output.weight" not in self._tensors,
-            "bias": self._described.filled.get("bias", "blk.0.attn_q.bias" in self._tensors),
         }
+        if "bias" not in self._described.parts:
+            has_biases = "blk.0.attn_q.bias" in self._tensors
+            known["bias"] = self._described.filled.get("bias", has_biases)
         return config_of(self._described, settings, own, **known)
 
     def tokenizer(self) -> Tokenizer:

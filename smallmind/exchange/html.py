@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from smallmind import page
+from smallmind import page, parts
 from smallmind.checks import InputError
 from smallmind.exchange.format import Exported, Foreign, Format
 from smallmind.exchange.tensors import encode, type_of
@@ -29,12 +29,6 @@ PACKAGE = Path(__file__).parents[1]
 PROGRAMS = (PACKAGE / "exchange" / "model.js", PACKAGE / "exchange" / "client.js")
 MARK = b'<meta name="generator" content="smallmind '  # in the first bytes of the file
 HEAD = 1024  # bytes
-# The parts that model.js has: a program may have added others to those of `parts`.
-KNOWN = {
-    "norm": ("layernorm", "rmsnorm"),
-    "mlp": ("gelu", "relu2", "swiglu"),
-    "position": ("learned", "rope", "none"),
-}
 TOKENIZERS = ("char", "byte", "bpe")
 MOST_BYTES = 2**28  # of weights: browsers limit the length of a text
 PART = 3 * 2**18  # bytes that become base64 at a time, a multiple of 3
@@ -54,8 +48,12 @@ class HTML(Format):
             raise InputError(f"{path} exists and is not such a page; choose another name")
 
     def write(self, path: Path, exported: Exported, type: str) -> None:
-        config, tokenizer = exported.model.config, exported.tokenizer
-        _check_known(config, tokenizer)
+        tokenizer = exported.tokenizer
+        if tokenizer.kind not in TOKENIZERS:
+            raise InputError(
+                f"a page cannot run the tokenizer {tokenizer.kind!r}, only "
+                f"{' or '.join(TOKENIZERS)}"
+            )
         tensors = [
             (spec.name, values, type_of(values.shape, type))
             for spec in exported.model.flat.specs
@@ -77,8 +75,8 @@ class HTML(Format):
         }
         self.check_place(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        parts = (encode(values, kind) for _, values, kind in tensors)
-        durable.write(path, _page(about, parts))
+        encoded = (encode(values, kind) for _, values, kind in tensors)
+        durable.write(path, _page(about, encoded))
 
     def recognises(self, path: Path) -> bool:
         del path
@@ -100,7 +98,7 @@ def describe(exported: Exported) -> dict[str, Any]:
         "version": __version__,
         "name": exported.name,
         "parameters": model.flat.count,
-        "config": model.config.values(),
+        "config": {**model.config.values(), **_pages_parts(model.config)},
         # In pairs: JavaScript would bring names that are numbers to the front.
         "tokenizer": {**state, "special": list(state.get("special", {}).items())},
         "vocab_size": tokenizer.vocab_size,
@@ -122,14 +120,16 @@ def describe(exported: Exported) -> dict[str, Any]:
     return about
 
 
-def _check_known(config: ModelConfig, tokenizer: Tokenizer) -> None:
-    for name, known in KNOWN.items():
-        if (value := getattr(config, name)) not in known:
-            raise InputError(f"a page cannot run {name}={value!r}, only {' or '.join(known)}")
-    if tokenizer.kind not in TOKENIZERS:
-        raise InputError(
-            f"a page cannot run the tokenizer {tokenizer.kind!r}, only {' or '.join(TOKENIZERS)}"
-        )
+def _pages_parts(config: ModelConfig) -> dict[str, str]:
+    """-> slot -> the name in model.js of the part of this model. InputError if it has none."""
+    found = {}
+    for slot, table in parts.LAYERS.items():
+        names = {name: getattr(parts.load(table, name), "page", "") for name in table}
+        found[slot] = names[config.part(slot)]
+        if not found[slot]:
+            known = " or ".join(name for name, page in names.items() if page)
+            raise InputError(f"a page cannot run {slot}={config.part(slot)!r}, only {known}")
+    return found
 
 
 def _template(tokenizer: Tokenizer) -> dict[str, Any] | None:

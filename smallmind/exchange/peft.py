@@ -19,7 +19,7 @@ from smallmind.exchange.format import AdapterFormat
 from smallmind.files import durable, safetensors
 from smallmind.kernels.number_types import BFLOAT16, to_float32
 from smallmind.nn.adapter import SavedAdapter
-from smallmind.nn.transformer import Base
+from smallmind.nn.loading import Base
 from smallmind.settings.config import ModelConfig
 
 CONFIG = "adapter_config.json"

@@ -1,6 +1,5 @@
 """A student that learns from a teacher's logits as well as from the text (Hinton et al. 2015)."""
 
-import dataclasses
 import functools
 import hashlib
 import math
@@ -27,9 +26,11 @@ from smallmind.losses.teacher_settings import DistillationConfig
 from smallmind.losses.temperature import Temperature
 from smallmind.memory.tensor_pool import unbacked
 from smallmind.nn.backend import Backend
-from smallmind.nn.transformer import Part, TransformerModel
+from smallmind.nn.batch import Part
+from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Pass
 from smallmind.settings.config import ModelConfig, Precision, micro_batch_sizes
+from smallmind.settings.settings import to_saved
 from smallmind.text.dataset import Batch, Dataset
 
 ROWS = 64  # positions whose logits are compared at a time
@@ -381,7 +382,7 @@ def _check_precision(teacher: TransformerModel, model: TransformerModel) -> None
 
 
 def model_digest(model: TransformerModel) -> str:
-    config = dataclasses.asdict(model.config)
+    config = to_saved(model.config)
     for name in ("document_token", "bigram_vocab"):
         if config[name] is None:
             del config[name]  # so that caches and runs of versions without it fit

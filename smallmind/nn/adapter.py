@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smallmind.checks import InputError, check_type
+from smallmind.nn.loading import Base
 from smallmind.nn.lora import low_rank_product, separate_widths
 from smallmind.nn.network import declare_parameters
-from smallmind.nn.transformer import Base, TransformerModel
+from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import Adapter, ModelConfig
 from smallmind.settings.settings import from_saved
 
@@ -26,7 +27,7 @@ class SavedAdapter(NamedTuple):
     def of(
         cls, place: str, config: Any, facts: Any, tensors: Mapping[str, np.ndarray]
     ) -> "SavedAdapter":
-        """Checks the `TransformerModel.adapter_facts` of a file. InputError if they are wrong."""
+        """Checks the `adapter_facts` of a file. InputError if they are wrong."""
         try:
             base = facts["base"] and Base(
                 *(check_type(name, facts["base"][name], str) for name in Base._fields)

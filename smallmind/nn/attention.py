@@ -12,13 +12,15 @@ from smallmind.nn.residuals import Carried, ValueResidual
 from smallmind.nn.rmsnorm import HeadNorm
 
 
-class Attention(Branch):
-    """One product for queries, keys and values; attention head by head; an output projection.
+class Attention(Branch, only_kernels=True, page="causal"):
+    """y = projection(softmax(q k^T / sqrt(D)) v), head by head, with q, k, v = x weight + bias.
 
-    H heads of queries, and G of keys and of values (Ainslie et al. 2023), of D channels each. A
-    query sees only keys of its own document. `first_values` are those of the first block, if the
-    model mixes them into all others.
+    Causal, see Vaswani et al. (2017). H heads of queries, and G of keys and of values (Ainslie et
+    al. 2023), of D channels each. A query sees only keys of its own document. `first_values` are
+    those of the first block, if the model mixes them into all others.
     """
+
+    qkv_bias: bool | None = None  # None: as in the rest of the model
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class Attention(Branch):
         self.dropout = Dropout(scope)
         widths = H * D, G * D, G * D
         shape = config.n_embd, sum(widths)
-        self.qkv_linear = build_linear(scope.inner("qkv"), shape, widths=widths)
+        self.qkv_linear = build_linear(scope.inner("qkv"), shape, widths=widths, bias=self.qkv_bias)
         self.value_residual = None
         if first_values:
             inner, first = scope.inner("value_residual"), (H + G) * D
@@ -46,6 +48,11 @@ class Attention(Branch):
         norm_rotates = config.qk_norm and position.theta is not None
         self.rotation = position if position.rotates and not norm_rotates else None
         self.projection = Projection(scope.inner("projection"), H * D)
+
+    @property
+    def firsts(self) -> np.ndarray | None:
+        """The first key that each query of this pass sees (B, T); None: that of its window."""
+        return self.documents.firsts
 
     def forward(self, x: np.ndarray, addend: np.ndarray | None = None) -> np.ndarray:
         """x (B T, C) -> y (B T, C) [+ addend (B T, C)]; keeps x, qkv, heads and logsumexp."""
@@ -62,11 +69,11 @@ class Attention(Branch):
         if cache:
             cache.keep(kernels, self.layer, self.qkv)
         if cache and cache.start > 0:
-            cache.attend(kernels, self.layer, self.heads, self.qkv, self.documents.firsts)
+            cache.attend(kernels, self.layer, self.heads, self.qkv, self.firsts)
         else:
             self.logsumexp = self.workspace.rent_full_precision(R // T, self.n_head, T)
             kernels.attention(
-                self.heads, self.logsumexp, self.qkv, *self.dropout.mask(), self.documents.firsts
+                self.heads, self.logsumexp, self.qkv, *self.dropout.mask(), self.firsts
             )
         return self.projection.forward(self.heads, addend)
 
@@ -76,8 +83,10 @@ class Attention(Branch):
         dheads = self.projection.backward(dy)
         # forward: heads = dropout(softmax(q k^T / sqrt(D))) v
         dqkv = self.workspace.rent(*self.qkv.shape)
-        given, kernels = (dheads, self.heads, self.logsumexp, self.qkv), self.kernels
-        kernels.attention_backward(dqkv, *given, *self.dropout.mask(), self.documents.firsts)
+        kernels, mask = self.kernels, self.dropout.mask()
+        kernels.attention_backward(
+            dqkv, dheads, self.heads, self.logsumexp, self.qkv, *mask, self.firsts
+        )
         self.workspace.release(dheads, self.heads, self.logsumexp, self.qkv)
         # forward: v = mixture(v); q, k = rotation(norm(q)), rotation(norm(k))
         if self.rotation:

@@ -1,19 +1,21 @@
-"""Back ends: the kernels that a model calls and the pool that it rents memory from."""
+"""Back ends: the kernels that a model calls, the pool that it rents from, what they compute in."""
 
 import functools
 import inspect
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_field, check_type
 from smallmind.kernels import reference
 from smallmind.kernels.alignment import aligned_zeros
 from smallmind.kernels.description import KERNELS
 from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to, to_float32
 from smallmind.memory.tensor_pool import TensorPool, unbacked
+from smallmind.settings.config import Precision, TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class Backend:
     def computes(self) -> bool:
         """False in a dry run, whose arrays have no contents."""
         return self.zeros is not unbacked
+
+    def check_dtype(self, dtype: Any) -> None:
+        """InputError for a type of parameters that it does not have."""
+        is_plain = self.name == "numpy" and np.dtype(dtype) == np.float64
+        if np.dtype(dtype) != np.float32 and not is_plain:
+            raise InputError(f"dtype={np.dtype(dtype)} needs backend='numpy'; numba is float32")
 
 
 class NoKernels:
@@ -120,3 +128,56 @@ def open_backend(name: str) -> Backend:
 
         return Backend(name, compiled, TensorPool.shared, aligned_zeros, Recording, threads)
     raise InputError(f"backend={name!r} must be numba or numpy")
+
+
+def resolve_precision(precision: str, backend: str) -> Precision:
+    """Returns the precision, with AUTO resolved. InputError for 16 bits with the NumPy backend."""
+    if check_type("precision", precision, str) not in tuple(Precision):
+        raise InputError(f"precision={precision!r} must be one of {', '.join(Precision)}")
+    precision = Precision(precision)
+    if precision == Precision.AUTO:
+        if backend == "numpy":
+            return Precision.FLOAT32
+        from smallmind.kernels.codegen.isa import ISA
+
+        return Precision.BFLOAT16 if ISA.fast_bfloat16 else Precision.FLOAT32
+    if precision.of_trained != Precision.FLOAT32 and backend == "numpy":
+        raise InputError(f"precision={precision.value!r} needs backend='numba'")
+    return precision
+
+
+def faster_precision(precision: Precision, backend: str) -> Precision | None:
+    """Returns the precision in which this CPU takes faster steps than in this one, if known.
+
+    float16 is always converted to be multiplied, bfloat16 where the CPU has no fast product of it.
+    """
+    if precision not in (Precision.FLOAT16, Precision.BFLOAT16) or backend == "numpy":
+        return None
+    from smallmind.kernels.codegen.isa import ISA
+
+    fastest = resolve_precision(Precision.AUTO, backend)
+    is_known = precision == Precision.FLOAT16 or not ISA.quads  # not measured on Apple's cores
+    return fastest if is_known and precision != fastest else None
+
+
+def resolve_products(products: str | None, backend: str) -> str:
+    """Returns the products, by default "numba". InputError for "blas" with the NumPy backend."""
+    products = check_field(TrainingConfig, "products", products)
+    if products == "blas" and backend == "numpy":
+        raise InputError(
+            "products='blas' needs backend='numba': backend='numpy' uses the BLAS anyway"
+        )
+    return products or "numba"
+
+
+def instruction_set(backend: str, precision: Precision, products: str) -> str:
+    """Returns the machine's influence on the bits of results: "AVX2" or "NumPy on x86_64"."""
+    if backend == "numpy":
+        return f"NumPy on {platform.machine()}"
+    from smallmind.kernels.codegen.isa import ISA
+
+    if products == "blas" and precision == Precision.FLOAT32:
+        return f"{ISA.name} with NumPy's BLAS"
+    if not ISA.pairs or precision != Precision.BFLOAT16:
+        return ISA.name
+    return f"{ISA.name} with {'AMX' if ISA.matrix_unit else 'bfloat16'}"

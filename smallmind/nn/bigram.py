@@ -7,9 +7,10 @@ from smallmind.nn.layer import Layer, Scope
 from smallmind.nn.parameters import ZEROS, Role
 
 
-class BigramEmbedding(Layer):
-    """A row per pair of tokens, at most `bigram_rows`: then pairs share rows by a hash.
+class BigramEmbedding(Layer, only_kernels=True):
+    """y[t] = addend[t] + weight[pair(ids[t - 1], ids[t])].
 
+    A row per pair of tokens, at most `bigram_rows`: then pairs share rows by a hash.
     The first token of a window or a document counts as following token 0. Where the vocabulary has
     grown, pairs keep their numbers: tokens from `bigram_vocab` on count as token 0.
     """

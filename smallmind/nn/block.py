@@ -2,15 +2,14 @@
 
 import numpy as np
 
-from smallmind.nn.attention import Attention
 from smallmind.nn.documents import Documents
-from smallmind.nn.layer import Layer, Scope
-from smallmind.nn.layers import build_mlp, build_norm
+from smallmind.nn.layer import Branch, Layer, Norm, Scope
+from smallmind.nn.layers import build
 from smallmind.nn.position import Position
 from smallmind.nn.residuals import Carried, EmbeddingResidual
 
 
-class Block(Layer):
+class Block(Layer, only_kernels=True, page="prenorm"):
     """[x = a x + b embedding;] x = x + attention(norm(x)); x = x + mlp(norm(x)).
 
     Attention stays inside `documents`. `embedding` and `first_values` are what it mixes in from the
@@ -30,11 +29,13 @@ class Block(Layer):
         self.residual = (
             EmbeddingResidual(scope.inner("embedding_residual"), embedding) if embedding else None
         )
-        self.attention_norm = build_norm(scope.inner("attention_norm"))
+        self.attention_norm: Norm = build("norm", scope.inner("attention_norm"))
         inner = scope.inner("attention").adapted("attention")
-        self.attention = Attention(inner, position, documents, first_values, layer)
-        self.mlp_norm = build_norm(scope.inner("mlp_norm"))
-        self.mlp = build_mlp(scope.inner("mlp").adapted("mlp"))
+        self.attention: Branch = build(
+            "attention", inner, position.in_block(layer), documents, first_values, layer
+        )
+        self.mlp_norm: Norm = build("norm", scope.inner("mlp_norm"))
+        self.mlp: Branch = build("mlp", scope.inner("mlp").adapted("mlp"))
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         """x (B T, C) -> y (B T, C)."""

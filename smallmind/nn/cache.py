@@ -1,7 +1,7 @@
 """The keys and values of tokens that a model has seen: it continues from them token by token."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -166,6 +166,36 @@ class KeyValueCache:
         """qkv (B T, (H + 2 G) D) of new tokens that are kept -> heads (B T, H D). Writes heads."""
         keys, values, slots = self._keys[layer], self._values[layer], self._slots[: self._count]
         kernels.cached_attention(heads, qkv, keys, values, self.starts, slots, firsts)
+
+    def feed(
+        self, ids: np.ndarray, limits: bool, compute: Callable[[np.ndarray], np.ndarray]
+    ) -> np.ndarray:
+        """ids (B, T), new tokens -> compute(ids) of the last of them, as many as fit at a time.
+
+        If the cache `limits` the context, it drops the oldest quarter of a full sequence, and the
+        rest goes through the model again.
+        """
+        if ids.ndim != 2 or ids.size == 0 or len(ids) != self.batch:
+            raise InputError(
+                f"ids has shape {ids.shape}; it must be ({self.batch}, T), as many sequences as "
+                "in the cache"
+            )
+        ids, begin = np.require(ids, np.int32, ["C"]), 0
+        while begin < ids.shape[1]:
+            if limits and self.start >= self.length:
+                for row in np.flatnonzero(self.starts >= self.length).tolist():
+                    with self.only(row):
+                        newest = self.last(self.length - max(1, self.length // REFED))
+                        self.clear()
+                        if newest.size:
+                            compute(newest)
+                            self.append(newest)
+            count = min(ids.shape[1] - begin, max(1, self.length - self.start))
+            fitting = np.ascontiguousarray(ids[:, begin : begin + count])
+            logits = compute(fitting)
+            self.append(fitting)
+            begin += count
+        return logits
 
     @property
     def positions(self) -> int:

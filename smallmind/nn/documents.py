@@ -9,8 +9,8 @@ from smallmind.nn.position import position_class
 GIVEN, POSITIONS = "given_firsts", "positions"
 
 
-class Documents(Layer):
-    """The first key that each query of this pass sees: where its document begins in the window.
+class Documents(Layer, only_kernels=True):
+    """firsts[t] = max(s <= t with ids[s] = document_token): the first key that query t sees.
 
     They may be given with a batch, whose windows then hold several documents: attention stays
     inside each, and learned positions and bigrams begin anew in it. Rotations of queries and keys

@@ -5,10 +5,10 @@ import numpy as np
 from smallmind.nn.layer import Layer, Scope
 
 
-class Dropout(Layer):
-    """One place in the model where activations are dropped, named after the layer it is in.
+class Dropout(Layer, only_kernels=True):
+    """y = x mask / (1 - p) + addend, where mask is 0 with probability p, else 1.
 
-    With the probability of the model, unless it has its own.
+    It is named after the layer it is in, and p is that of the model unless it has its own.
     """
 
     def __init__(self, scope: Scope, own: float | None = None) -> None:

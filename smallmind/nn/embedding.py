@@ -10,8 +10,8 @@ from smallmind.nn.parameters import Normal, Role
 from smallmind.nn.position import position_class
 
 
-class Embedding(Layer):
-    """A matrix with a row per token (V, C), its position and, if the model has one, its pair."""
+class Embedding(Layer, only_kernels=True, page="tokens"):
+    """x = dropout(token[ids] + positions + bigram[pairs]), with a row per token (V, C)."""
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)

@@ -1,8 +1,10 @@
 """The parts of a model that keep their weights while the others are trained."""
 
 import re
+from collections.abc import Collection, Mapping, Sequence
 
 from smallmind.checks import InputError, shown_value
+from smallmind.nn.parameters import ParameterSpec
 from smallmind.settings.config import ModelConfig
 
 BLOCKS = re.compile(r"blocks\.(\d{1,9})(?:-(\d{1,9}))?")
@@ -33,3 +35,19 @@ def frozen_parts(names: str | None, config: ModelConfig) -> frozenset[str]:
     if len(frozen) == len(parts):
         raise InputError(f"freeze={shown_value(names)} leaves nothing to train; name fewer parts")
     return frozenset(frozen)
+
+
+def frozen_numbers(
+    frozen: Collection[str], parts: Mapping[str, range], specs: Sequence[ParameterSpec]
+) -> set[int]:
+    """Parts of a model -> the numbers of the parameters that are not trained then.
+
+    With an adapter these are all but its own. InputError if that is on none of the other parts.
+    """
+    numbers = {number for name in frozen for number in parts[name]}
+    adapter = {number for number, spec in enumerate(specs) if spec.is_adapter}
+    if not adapter:
+        return numbers
+    if adapter <= numbers:
+        raise InputError("the adapter is on no part that is trained; choose other parts")
+    return numbers | (set(range(len(specs))) - adapter)

@@ -1,9 +1,9 @@
 """A look inside a model: attention, activations and gradients of one batch, as copies."""
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from smallmind.console.table import Table, Tabular, escape
 from smallmind.kernels.description import described
 from smallmind.kernels.number_types import to_float32
 from smallmind.kernels.reference import attention_probabilities, split_heads
-from smallmind.nn.workspace import Kernel, Workspace
+from smallmind.nn.batch import Batch, checked_ids
+from smallmind.nn.workspace import Kernel, Pass, Workspace
 
 MOST_CELLS = 128  # of a heat map, in each direction
 SIDE = 420  # of a heat map, in pixels
@@ -125,7 +126,7 @@ class Observer:
 
     def observed(self, name: str, kernel: Kernel) -> Kernel:
         """A kernel -> the same, whose results are copied. No block may be recomputed."""
-        names = list(inspect.signature(kernel).parameters)
+        names = list(signature(kernel).parameters)
 
         @functools.wraps(kernel)
         def copied(*arguments: Any, **named: Any) -> Any:
@@ -183,3 +184,34 @@ OBSERVED: dict[str, Callable[[Observer, dict[str, Any]], None]] = {
     "attention": Observer._keep_attention,
     "attention_backward": Observer._keep_attention_gradient,
 }
+
+
+def inspect(model: Any, ids: np.ndarray, targets: np.ndarray | None) -> Inspection:
+    """Computes what `TransformerModel.inspect` returns."""
+    if targets is None:
+        ids = checked_ids("ids", ids, model.config)
+    else:
+        model.check_trains()
+        ids, targets = Batch.of(model.config, ids, targets)[:2]
+    network, workspace = model.network, model.workspace
+    observer = Observer(workspace, ids.shape)
+
+    def compute() -> Inspection:
+        losses, gradients, head = None, {}, network.head
+        with workspace.wrapped_kernels(observer.observed), network.without_recompute():
+            logits = head.forward(network.forward(ids))
+            copied = np.array(logits).reshape(*ids.shape, -1)
+            if targets is not None:
+                losses = np.empty(ids.shape, workspace.dtype)
+                dlogits = head.cross_entropy(
+                    losses.reshape(-1), logits, targets.reshape(-1), 1 / ids.size
+                )
+                with model.flat.other_gradients():
+                    head.backward(dlogits)
+                    network.backward(head.dx)
+                    gradients = {name: x.copy() for name, x in model.gradients.items()}
+        observed = np.stack(observer.attention), observer.activations
+        return Inspection(ids.copy(), copied, *observed, losses, gradients, observer.gradients)
+
+    at = None if targets is None else Pass(model.passes, drops=False)
+    return workspace.one_pass(compute, at)

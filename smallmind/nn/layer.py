@@ -58,14 +58,14 @@ class Scope(NamedTuple):
         spec = ParameterSpec(self.inner(name).name, shape, initialisation, role, widths, **facts)
         return self.parameters.declare(spec)
 
-    def declare_bias(self, size: int) -> Parameter:
-        """Declares a bias, initially zero -> NO_PARAMETER in a model without biases."""
-        if not self.config.bias:
+    def declare_bias(self, size: int, is_there: bool | None = None) -> Parameter:
+        """Declares a bias, initially zero -> NO_PARAMETER without one.
+
+        A layer has one if it says so or, by default, if the model has biases.
+        """
+        if not (self.config.bias if is_there is None else is_there):
             return NO_PARAMETER
         return self.declare("bias", (size,), ZEROS, Role.BIAS)
-
-
-OWN = __name__.removesuffix("layer")  # layers in these modules promise to call kernels only
 
 
 class Layer(ABC):
@@ -78,20 +78,26 @@ class Layer(ABC):
 
     Layers of the residual stream also take an `addend` and add it in the same pass over memory: in
     `forward` those that end a branch, in `backward` those that begin one.
+
+    What else can compute a layer follows from what its class declares of itself, and no subclass
+    inherits it: `class Mine(Norm, only_kernels=True, page="rmsnorm")`.
     """
 
     forward: Any
     backward: Any
+    only_kernels = False  # passes only call kernels, so that they can be recorded and repeated
+    page = ""  # the name in `exchange/model.js` of the part that computes the same
 
-    def __init_subclass__(cls, **named: Any) -> None:
+    def __init_subclass__(cls, only_kernels: bool = False, page: str = "", **named: Any) -> None:
         super().__init_subclass__(**named)
-        if "forward" in vars(cls) and not cls.__module__.startswith(OWN):
+        cls.only_kernels, cls.page = only_kernels, page
+        if "forward" in vars(cls) and not only_kernels:
             cls.forward = _refusing_numpy(cls.forward)
 
     def __init__(self, scope: Scope) -> None:
         self.workspace = scope.workspace
         self.name = scope.name
-        if not type(self).__module__.startswith(OWN):
+        if not self.only_kernels:
             self.workspace.new_recording = None  # it may do more than call kernels
 
     @property
@@ -142,7 +148,7 @@ def _refusing_numpy(forward: Any) -> Any:
     return checked
 
 
-class Norm(Layer):
+class Norm(Layer, only_kernels=True):
     """Begins a branch of the residual stream: normalises each row of x (R, C)."""
 
     @abstractmethod
@@ -158,7 +164,7 @@ class Norm(Layer):
         return self.workspace.rent(*x.shape) if addend is None else addend
 
 
-class Branch(Layer):
+class Branch(Layer, only_kernels=True):
     """Ends a branch of the residual stream: what forward computes is added to it."""
 
     @abstractmethod

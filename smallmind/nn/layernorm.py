@@ -6,8 +6,11 @@ from smallmind.nn.layer import Norm, Scope
 from smallmind.nn.parameters import Constant, Role
 
 
-class LayerNorm(Norm):
-    """A gain (C,) and, if the model has biases, a shift (C,)."""
+class LayerNorm(Norm, only_kernels=True, page="layernorm"):
+    """y = (x - mean(x)) / sqrt(variance(x) + epsilon) weight + bias, row by row.
+
+    A gain (C,) and, if the model has biases, a shift (C,).
+    """
 
     def __init__(self, scope: Scope, gain: float = 1.0) -> None:
         super().__init__(scope)
@@ -22,15 +25,17 @@ class LayerNorm(Norm):
         y = self.workspace.rent(*x.shape)
         self.mean = self.workspace.rent_full_precision(len(x))
         self.rstd = self.workspace.rent_full_precision(len(x))
-        weights = self.weight.compute, self.bias.compute
-        self.kernels.layernorm(y, self.mean, self.rstd, x, *weights, self.epsilon)
+        weight, bias = self.weight.compute, self.bias.compute
+        self.kernels.layernorm(y, self.mean, self.rstd, x, weight, bias, self.epsilon)
         return y
 
     def backward(self, dy: np.ndarray, addend: np.ndarray | None = None) -> np.ndarray:
         """dy (R, C) -> dx (R, C) or, in place of addend (R, C), addend + dx; adds to gradients."""
         # forward: y = (x - mean) rstd weight + bias
-        dx, weight, bias = self.gradient_of(self.x, addend), self.weight, self.bias
-        given = dy, self.x, self.mean, self.rstd, weight.compute, addend
-        self.kernels.layernorm_backward(dx, self.gradient(weight), bias.grad, *given)
+        dx, x, weight = self.gradient_of(self.x, addend), self.x, self.weight
+        dweight, dbias = self.gradient(weight), self.bias.grad
+        self.kernels.layernorm_backward(
+            dx, dweight, dbias, dy, x, self.mean, self.rstd, weight.compute, addend
+        )
         self.workspace.release(self.mean, self.rstd)
         return dx

@@ -1,28 +1,16 @@
-"""Which layers a model is made of: the config names a kind, and `parts` says where it is.
-
-Each function takes the scope of the layer.
-"""
+"""Which layers a model is made of: the config names a part, and `parts` says where it is."""
 
 from typing import Any
 
 from smallmind import parts
-from smallmind.checks import InputError
-from smallmind.nn.embedding import Embedding
-from smallmind.nn.head import TiedHead
-from smallmind.nn.layer import Branch, Norm, Scope
+from smallmind.nn.layer import Scope
 from smallmind.nn.linear import Linear
 from smallmind.nn.lora import AdaptedLinear
-from smallmind.nn.parameters import Role
 
 
-def build_norm(scope: Scope, gain: float = 1.0) -> Norm:
-    """The norm before attention, MLP and head. All its gains start at `gain`."""
-    return parts.load(parts.NORMS, scope.config.norm)(scope, gain)
-
-
-def build_mlp(scope: Scope) -> Branch:
-    """Builds the part that mixes the channels of a token."""
-    return parts.load(parts.MLPS, scope.config.mlp)(scope)
+def build(slot: str, scope: Scope, *arguments: Any, **named: Any) -> Any:
+    """Builds the layer of a model for a slot of `parts.LAYERS`, such as "norm"."""
+    return parts.load(parts.LAYERS[slot], scope.config.part(slot))(scope, *arguments, **named)
 
 
 def build_linear(scope: Scope, shape: tuple[int, int], **options: Any) -> Linear:
@@ -32,16 +20,3 @@ def build_linear(scope: Scope, shape: tuple[int, int], **options: Any) -> Linear
     """
     kind = AdaptedLinear if scope.adapter else Linear
     return kind(scope, shape, **options)
-
-
-def build_head(scope: Scope, embedding: Embedding) -> TiedHead | Linear:
-    """The residual stream -> logits. A head has no bias, even if the model has biases."""
-    if scope.config.tie_weights:
-        if scope.adapter and "head" in scope.adapter.on:
-            raise InputError(
-                "the head of this model has no matrix of its own, the head is the embedding: leave "
-                "head out of lora_on"
-            )
-        return TiedHead(scope, embedding)
-    shape = scope.config.n_embd, scope.config.vocab_size
-    return build_linear(scope.adapted("head"), shape, role=Role.HEAD, bias=False)

@@ -11,8 +11,8 @@ from smallmind.nn.parameters import Normal, Parameter, Role
 from smallmind.nn.position import Position
 
 
-class LearnedPosition(Position):
-    """A matrix with a row per position (block_size, C), which is added to the tokens'."""
+class LearnedPosition(Position, only_kernels=True, page="learned"):
+    """x[t] = token[ids[t]] + weight[t], with a row per position (block_size, C)."""
 
     limits_context = True
 

@@ -3,13 +3,15 @@
 import numpy as np
 
 from smallmind.nn.layer import Branch, Scope
-from smallmind.nn.parameters import NO_PARAMETER, ZEROS, Normal, Role
+from smallmind.nn.parameters import ZEROS, Normal, Role
 
 INITIAL_DEVIATION = 0.02  # GPT-2's
 
 
-class Linear(Branch):
-    """A matrix (in, out) and, if the model has biases, a vector (out,). See `build_linear`.
+class Linear(Branch, only_kernels=True):
+    """y = x weight + bias: a matrix (in, out) and a vector (out,). See `build_linear`.
+
+    bias: whether it has the vector; None: if the model has biases.
 
     widths: the columns of each matrix, if several stand side by side in this one. The results of a
     head are logits: never rounded to 16 bits.
@@ -21,7 +23,7 @@ class Linear(Branch):
         shape: tuple[int, int],
         deviation: float = INITIAL_DEVIATION,
         role: Role = Role.MATRIX,
-        bias: bool = True,
+        bias: bool | None = None,
         widths: tuple[int, ...] = (),
     ) -> None:
         super().__init__(scope)
@@ -30,39 +32,27 @@ class Linear(Branch):
         self.rent = scope.workspace.rent_full_precision if is_head else scope.workspace.rent
         initialisation = Normal(deviation) if deviation else ZEROS
         self.weight = scope.declare("weight", shape, initialisation, role, widths)
-        self.bias = scope.declare_bias(shape[1]) if bias else NO_PARAMETER
+        self.bias = scope.declare_bias(shape[1], bias)
 
     def forward(self, x: np.ndarray, addend: np.ndarray | None = None) -> np.ndarray:
         """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x."""
         return self.multiply(self.rent(len(x), self.shape[1]), x, addend)
 
     def multiply(
-        self, y: np.ndarray, x: np.ndarray, addend: np.ndarray | None = None
-    ) -> np.ndarray:
-        """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x. Writes y."""
-        self.x = x
-        by_rows = self.workspace.by_rows
-        self.weight.matrix.multiply(self.kernels, y, x, self.bias.compute, addend, by_rows)
-        return y
-
-    def forward_gelu(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """x (R, in) -> gelu(y), y (R, out), in one pass; keeps x."""
-        y = self.workspace.rent(len(x), self.shape[1])
-        activation = self.workspace.rent(*y.shape)
-        self.multiply_gelu(activation, y, x)
-        return activation, y
-
-    def multiply_gelu(
         self,
-        activation: np.ndarray,
         y: np.ndarray,
         x: np.ndarray,
         addend: np.ndarray | None = None,
-    ) -> None:
-        """x (R, in) -> y (R, out) [+ addend (R, out)], gelu(y); keeps x. Writes both."""
-        self.x = x
-        matrix, bias, by_rows = self.weight.matrix, self.bias.compute, self.workspace.by_rows
-        matrix.multiply_gelu(self.kernels, activation, y, x, bias, addend, by_rows)
+        activation: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x. Writes y, and activation = gelu(y).
+
+        The activation (R, out) only if there is such an array, in the same pass over memory.
+        """
+        self.x, by_rows = x, self.workspace.by_rows
+        matrix, bias = self.weight.matrix, self.bias.compute
+        matrix.multiply(self.kernels, y, x, bias, addend, by_rows, activation)
+        return y
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
         """dy (R, out) -> dx (R, in); adds to the gradients of weight and bias."""

@@ -1,13 +1,17 @@
-"""Tensors of a file, read piece by piece into their places: none is in memory a second time."""
+"""Files of models: tensors are read piece by piece into parameters, never twice in memory."""
 
 import math
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, check_type, from_json, shown_value
 from smallmind.console import activity
+from smallmind.files import safetensors
 from smallmind.kernels import reference
 from smallmind.kernels.number_types import (
     BLOCK,
@@ -17,7 +21,17 @@ from smallmind.kernels.number_types import (
     round_to,
     to_float32,
 )
+from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import Transposed
+from smallmind.settings.config import ModelConfig
+from smallmind.settings.settings import from_saved, to_saved
+from smallmind.text.tokenizer import Tokenizer
+
+FORMAT = "smallmind model 1"
+CHECKPOINT_FORMAT = "smallmind checkpoint 1"
+ADAPTER_FORMAT = "smallmind adapter 1"  # of a file with the parameters of an adapter alone
+COPIED = ("tokenizer_digest", "base", "passes", "micro_batch_size")  # attributes of a copy
+WEIGHTS = "model."  # with which the names of a checkpoint's parameters begin
 
 PIECE = 2**21  # bytes that are read at a time: they stay in a core's cache until they are used
 
@@ -140,3 +154,143 @@ def converted(kernels: Any, rows: np.ndarray, dtype: Any, name: str) -> np.ndarr
 def _name(dtype: Any) -> str:
     kind = kind_of(dtype)
     return kind.precision or kind.name if kind else str(dtype)
+
+
+class Base(NamedTuple):
+    """The model beside which an adapter is trained: where it is, and a digest of its weights."""
+
+    path: str
+    sha256: str
+
+
+def weights(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """tensors of a checkpoint -> those that are parameters, by the names that these have."""
+    return {
+        name.removeprefix(WEIGHTS): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(WEIGHTS)
+    }
+
+
+def save(
+    model: Any,
+    path: str | PathLike[str],
+    metadata: Mapping[str, str],
+    announce: Callable[[str], object] | None,
+) -> None:
+    """Writes the file of a model, or of its adapter alone; see `TransformerModel.save`."""
+    config = safetensors.to_json(to_saved(model.config))
+    about, parameters = {"format": FORMAT, "config": config}, model.parameters
+    if model.adapter:
+        about |= {"format": ADAPTER_FORMAT, "adapter": safetensors.to_json(adapter_facts(model))}
+        parameters = {name: parameters[name] for name in model.flat.kept}
+    safetensors.write(path, parameters, {**about, **metadata}, announce)
+
+
+def adapter_facts(model: Any) -> dict[str, Any] | None:
+    """Returns the adapter of a model and its base, as files keep them; None without one."""
+    if not model.adapter:
+        return None
+    return {**model.adapter._asdict(), "base": model.base and model.base._asdict()}
+
+
+def load(kind: Any, path: str | PathLike[str], backend: str, precision: str | None) -> Any:
+    """Reads a file that `save` wrote, or a checkpoint -> a model of this kind."""
+    check_type("path", path, str, os.PathLike)
+    with safetensors.streaming(path) as (tensors, metadata):
+        # Files of earlier versions have no format.
+        found = metadata.get("format", FORMAT)
+        is_adapter = found == ADAPTER_FORMAT or (
+            found == CHECKPOINT_FORMAT and _has_adapter(metadata)
+        )
+        if is_adapter:
+            raise InputError(
+                f"{path} holds an adapter alone; smallmind.load reads it with its base"
+            )
+        if found not in (FORMAT, CHECKPOINT_FORMAT):
+            raise InputError(f"{path} is {shown_value(found)}; this version reads {FORMAT!r}")
+        try:
+            tokenizer = metadata.get("tokenizer")
+            if found == FORMAT:
+                saved = from_json(metadata["config"])
+            else:
+                state, tensors = from_json(metadata["state"]), weights(tensors)
+                saved = state["model"]
+                if tokenizer is None:  # earlier versions kept it in the state
+                    tokenizer = safetensors.to_json(state["tokenizer"])
+            config = from_saved(ModelConfig, saved)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{path} is not a model saved by smallmind: {error}") from None
+        model = from_tensors(kind, config, dict(tensors), os.fspath(path), backend, precision)
+    with suppress(KeyError, TypeError, ValueError):  # the model computes without it
+        model.tokenizer_digest = tokenizer and Tokenizer.from_saved(tokenizer).digest
+    return model
+
+
+def from_tensors(
+    kind: Any,
+    config: ModelConfig,
+    tensors: dict[str, Any],
+    source: str,
+    backend: str,
+    precision: str | None,
+) -> Any:
+    """Builds a model of this kind; see `TransformerModel.from_tensors`."""
+    # Before anything is allocated: a wrong config may ask for any amount of memory.
+    shapes = {name: value.shape for name, value in tensors.items()}
+    if config.n_layer > len(shapes) or shapes != declare_parameters(config).shapes:
+        raise InputError(f"{source} does not hold the parameters that its config describes")
+    model = kind.unfilled(config, backend, precision)
+    for name in list(tensors):
+        value = tensors.pop(name)  # freed once copied: the weights never exist twice
+        if value.dtype != np.float32:
+            raise InputError(f"{source}: {name} is not finite float32")
+        if isinstance(value, np.ndarray):
+            stored = Stored.of(value)
+        else:
+            stored = Stored(value.shape, value.dtype, value.read_rows)
+        parameter = model.flat.own(name)
+        read_tensor(model.workspace.kernels, parameter, stored, f"{source}: {name}")
+    model.flat.refresh()
+    return model
+
+
+def _has_adapter(metadata: Mapping[str, str]) -> bool:
+    """True if the state of a checkpoint is that of an adapter."""
+    with suppress(AttributeError, KeyError, ValueError):
+        return from_json(metadata["state"]).get("adapter") is not None
+    return False
+
+
+def copied_state(model: Any) -> dict[str, Any]:
+    """Returns what copies and pickles of a model are made of: see `restore_copied`."""
+    flat = model.flat
+    return {
+        "arguments": {
+            "config": model.config,
+            "seed": model.seed,
+            "dtype": model.workspace.dtype,
+            "freeze": model.frozen,
+            "adapter": model.adapter,
+            "precision": model.precision,
+            "trains": bool(flat.trained),
+        },
+        "backend": model.backend,
+        "values": {spec.name: np.array(flat.own(spec.name)) for spec in flat.specs},
+        "gradient": flat.grad.copy(),
+        "plan": model.recompute_plan,
+        "products": model.products,
+        "others": {name: getattr(model, name) for name in COPIED},
+    }
+
+
+def restore_copied(model: Any, state: dict[str, Any]) -> None:
+    """Writes a copied state to a model that was built with its arguments."""
+    for name, values in state["values"].items():
+        model.flat.own(name).view(np.ndarray)[...] = values
+    model.flat.grad[:] = state["gradient"]
+    model.flat.refresh()
+    model.use_recompute(state["plan"])
+    model.use_products(state["products"])
+    for name, value in state["others"].items():
+        setattr(model, name, value)

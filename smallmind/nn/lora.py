@@ -17,9 +17,10 @@ from smallmind.nn.parameters import ZEROS, Normal, Role
 from smallmind.settings.config import ModelConfig
 
 
-class AdaptedLinear(Linear):
-    """A linear layer whose weight and bias are frozen, n matrices of r ranks side by side in them.
+class AdaptedLinear(Linear, only_kernels=True):
+    """y = x (weight + scale A B) + bias, where weight and bias are frozen.
 
+    They hold n matrices side by side, each with an A and a B of rank r.
     `lora_a` (in, n r) holds their A side by side, `lora_b` (r, out) their B. In a pass those of B
     stand along the diagonal of a matrix (n r, out), so that each layer multiplies once by both.
     """
@@ -41,23 +42,16 @@ class AdaptedLinear(Linear):
         self.dh: np.ndarray | None = None
 
     def multiply(
-        self, y: np.ndarray, x: np.ndarray, addend: np.ndarray | None = None
-    ) -> np.ndarray:
-        """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x. Writes y."""
-        # First what is added: the sum of the frozen product is rounded to 16 bits only once.
-        self._multiply_low_rank(y, x, addend)
-        return super().multiply(y, x, y)
-
-    def multiply_gelu(
         self,
-        activation: np.ndarray,
         y: np.ndarray,
         x: np.ndarray,
         addend: np.ndarray | None = None,
-    ) -> None:
-        """x (R, in) -> y (R, out) [+ addend (R, out)], gelu(y); keeps x. Writes both."""
+        activation: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x. Writes y, activation = gelu(y)."""
+        # First what is added: the sum of the frozen product is rounded to 16 bits only once.
         self._multiply_low_rank(y, x, addend)
-        super().multiply_gelu(activation, y, x, y)
+        return super().multiply(y, x, y, activation)
 
     @property
     def own_kernels(self) -> Any:

@@ -7,7 +7,7 @@ from smallmind.nn.layers import build_linear
 from smallmind.nn.projection import Projection
 
 
-class MLP(Branch):
+class MLP(Branch, only_kernels=True, page="gelu"):
     """y = projection(gelu(expansion(x))). Other activations are subclasses."""
 
     activation = "gelu"  # the name of its kernel
@@ -30,7 +30,9 @@ class MLP(Branch):
 
     def expand(self, x: np.ndarray) -> np.ndarray:
         """x (R, C) -> the activation (R, W); keeps x and the preactivation."""
-        activation, self.preactivation = self.expansion.forward_gelu(x)
+        self.preactivation = self.workspace.rent(len(x), self.width)
+        activation = self.workspace.rent(len(x), self.width)
+        self.expansion.multiply(self.preactivation, x, activation=activation)
         return activation
 
     def recompute(self, x: np.ndarray) -> None:
@@ -55,7 +57,7 @@ class MLP(Branch):
         return dx
 
 
-class SquaredReLU(MLP):
+class SquaredReLU(MLP, only_kernels=True, page="relu2"):
     """y = projection(max(expansion(x), 0)^2) (So et al. 2021)."""
 
     activation = "relu2"
@@ -68,7 +70,7 @@ class SquaredReLU(MLP):
         return activation
 
 
-class SwiGLU(SquaredReLU):
+class SwiGLU(SquaredReLU, only_kernels=True, page="swiglu"):
     """y = projection(silu(gate) up); the expansion gives both (Shazeer 2020)."""
 
     activation = "swiglu"

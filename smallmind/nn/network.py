@@ -11,26 +11,23 @@ from smallmind.nn.backend import dry_run_backend
 from smallmind.nn.block import Block
 from smallmind.nn.documents import Documents
 from smallmind.nn.embedding import Embedding
-from smallmind.nn.head import initial_gain
-from smallmind.nn.layer import Scope
-from smallmind.nn.layers import build_head, build_norm
+from smallmind.nn.head import Head, initial_gain
+from smallmind.nn.layer import Norm, Scope
+from smallmind.nn.layers import build
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.recompute import RecomputePlan, Segment
 from smallmind.nn.residuals import Carried
-from smallmind.nn.softcap import SoftCap
 from smallmind.nn.workspace import Workspace
 from smallmind.settings.config import Adapter, ModelConfig
 
 Part = TypeVar("Part")
 
-# Logits that may be in memory at once. Of more, the head computes some rows at a time, forward and
-# backward: those of 2048 tokens over a vocabulary of 150,000 would take 1.2 GB.
-MOST_LOGITS = 2**24
-ROW_STEP = 16  # such blocks of rows are a multiple of it, which products divide evenly
-
 
 class Network:
-    """Forward from ids to logits, and back. Parameters are declared, not yet allocated."""
+    """head(norm(blocks(embedding(ids)))). Parameters are declared, not yet allocated.
+
+    `forward` ends before the head, which computes some rows at a time, and `backward` begins there.
+    """
 
     def __init__(
         self,
@@ -41,7 +38,6 @@ class Network:
     ) -> None:
         scope = Scope(workspace, parameters, config, adapter=adapter)
         self.workspace, self.parameters = workspace, parameters
-        self.V = config.vocab_size
         self.parts: dict[str, range] = {}  # numbers of the parameters that each part declares
 
         def declared(name: str, build: Callable[[Scope], Part]) -> Part:
@@ -51,23 +47,23 @@ class Network:
             return part
 
         self.documents = Documents(scope.inner("documents"))
-        self.embedding = declared("embedding", Embedding)
+        self.embedding: Embedding = declared("embedding", partial(build, "embedding"))
         self.x0 = Carried(workspace, "embedding_residual") if config.x0_scalars else None
         first_values = Carried(workspace, "first_values") if config.value_residual else None
         block = partial(
-            Block,
+            build,
+            "block",
             position=self.embedding.position,
             documents=self.documents,
             embedding=self.x0,
             first_values=first_values,
         )
-        self.blocks = [
+        self.blocks: list[Block] = [
             declared(f"blocks.{i}", partial(block, layer=i)) for i in range(config.n_layer)
         ]
         gain = initial_gain(config)
-        self.final_norm = declared("final_norm", partial(build_norm, gain=gain))
-        self.head = declared("head", partial(build_head, embedding=self.embedding))
-        self.softcap = SoftCap(scope.inner("softcap")) if config.logit_softcap else None
+        self.final_norm: Norm = declared("final_norm", lambda scope: build("norm", scope, gain))
+        self.head = declared("head", partial(Head, embedding=self.embedding))
         self.use_recompute(RecomputePlan(enabled=False))
 
     def trains(self, part: str) -> bool:
@@ -107,95 +103,27 @@ class Network:
         firsts: np.ndarray | None = None,
         rows: np.ndarray | None = None,
     ) -> np.ndarray:
-        """ids, firsts (B, T) -> logits (B T, V), rented; layers keep what backward needs.
+        """ids, firsts (B, T) -> what the head makes logits of (N, C); keeps what backward needs.
 
-        With rows (N,), only those of these tokens (N, V): of others nothing is learned.
-        """
-        self.forward_hidden(ids, firsts, rows, is_whole=True)
-        return self._logits_of(self.normed)
-
-    def forward_hidden(
-        self,
-        ids: np.ndarray,
-        firsts: np.ndarray | None = None,
-        rows: np.ndarray | None = None,
-        is_whole: bool = False,
-    ) -> None:
-        """As `forward`, but up to the head, which then computes each of `row_blocks` by itself.
-
-        If it is whole, that is one.
-        """
-        x, self.rows = self._hidden(ids, firsts), rows
-        is_whole = is_whole or len(x) * self.V <= MOST_LOGITS
-        self.step = None if is_whole else _block_rows(self.V)
-        if rows is not None:
-            self.workspace.room = len(rows), len(x)
-            self.learned = self.workspace.rent(len(rows), x.shape[1])
-            self.workspace.kernels_for("head").take_rows(self.learned, x, rows)
-            x = self.learned
-        self.normed = self.final_norm.forward(x)
-        self.dnormed: np.ndarray | None = None
-
-    @property
-    def row_blocks(self) -> list[slice]:
-        """The rows whose logits are in memory at a time: all, unless they are too many."""
-        N = len(self.normed)
-        step = self.step or N
-        return [slice(first, min(first + step, N)) for first in range(0, N, step)]
-
-    def head_forward(self, block: slice) -> np.ndarray:
-        """-> the logits of a block of rows (n, V), rented."""
-        self.workspace.direction = "forward"
-        if self.step is None:
-            return self._logits_of(self.normed)
-        with self._room_of(block):
-            return self._logits_of(self.normed[block])
-
-    def head_backward(self, dlogits: np.ndarray, block: slice) -> None:
-        """dlogits, like `head_forward`'s logits, is released -> adds to the head's gradient.
-
-        Keeps the gradient of the head's input.
+        N is B T, with rows (N,) only these tokens: of others nothing is learned. In a pass that
+        continues a cache it is the last token of each sequence.
         """
         workspace = self.workspace
-        workspace.direction = "backward"
-        # forward: logits = softcap(head(normed))
-        if self.softcap:
-            dlogits = self.softcap.backward(dlogits)
-        if self._trains_head_only:
-            normed = self.normed if self.step is None else self.normed[block]
-            self.head.backward_weight(normed, dlogits)
-        elif self.step is None:
-            self.dnormed = self.head.backward(dlogits)
-        else:
-            if self.dnormed is None:
-                self.dnormed = workspace.rent(*self.normed.shape)
-            with self._room_of(block):
-                dx = self.head.backward(dlogits)
-            workspace.kernels_for("head").copy_columns(self.dnormed[block], dx, 0)
-            workspace.release(dx)
-        workspace.release(dlogits)
-
-    @contextmanager
-    def _room_of(self, block: slice) -> Iterator[None]:
-        """Within it, arrays of a block's rows are rented with room for those of the largest."""
-        workspace, before = self.workspace, self.workspace.room
-        assert self.step is not None
-        workspace.room = block.stop - block.start, self.step
-        try:
-            yield
-        finally:
-            workspace.room = before
-
-    def decode(self, ids: np.ndarray) -> np.ndarray:
-        """ids (B, T), new tokens of the cache's sequences -> logits (B, V) of the last ones."""
-        x = self._hidden(ids)
-        if ids.shape[1] > 1:
-            last = self.workspace.rent(len(ids), x.shape[1])
+        self.head.is_lowest = self.lowest == len(self.blocks) and not self.trains("final_norm")
+        x, self.rows = self._stream(ids, firsts), rows
+        if rows is not None:
+            workspace.room = len(rows), len(x)
+            self.learned = workspace.rent(len(rows), x.shape[1])
+            workspace.kernels_for("head").take_rows(self.learned, x, rows)
+            x = self.learned
+        elif workspace.cache and ids.shape[1] > 1:
+            last = workspace.rent(len(ids), x.shape[1])
             last[...] = x.reshape(*ids.shape, -1)[:, -1]
             x = last
-        return self._logits(x)
+        self.normed = self.final_norm.forward(x)
+        return self.normed
 
-    def _hidden(self, ids: np.ndarray, firsts: np.ndarray | None = None) -> np.ndarray:
+    def _stream(self, ids: np.ndarray, firsts: np.ndarray | None) -> np.ndarray:
         """ids, firsts (B, T) -> the residual stream after the last block (B T, C)."""
         self.workspace.direction, self.workspace.T = "forward", ids.shape[1]
         self.documents.find(ids, firsts)
@@ -214,37 +142,18 @@ class Network:
                 self.inputs.append(x)
         return x
 
-    def _logits(self, x: np.ndarray) -> np.ndarray:
-        """x (R, C), the residual stream -> logits (R, V)."""
-        return self._logits_of(self.final_norm.forward(x))
-
-    def _logits_of(self, normed: np.ndarray) -> np.ndarray:
-        """normed (R, C) -> logits (R, V)."""
-        logits = self.head.forward(normed)
-        return self.softcap.forward(logits) if self.softcap else logits
-
-    @property
-    def _trains_head_only(self) -> bool:
-        return self.lowest == len(self.blocks) and not self.trains("final_norm")
-
-    def backward(self, dlogits: np.ndarray) -> None:
-        """dlogits, like forward's logits, is released -> adds to gradients of all parameters."""
-        self.head_backward(dlogits, slice(0, len(dlogits)))
-        self.backward_hidden()
-
-    def backward_hidden(self) -> None:
-        """Adds to gradients of all parameters but the head's, after all `row_blocks`."""
+    def backward(self, dy: np.ndarray | None) -> None:
+        """dy (N, C), released -> adds to gradients; None if only the head is trained."""
         workspace, release = self.workspace, self.workspace.release
-        dnormed = self.dnormed
-        if dnormed is None:  # only the head is trained
+        if dy is None:
             release(self.normed, self.inputs.pop())
             if self.rows is not None:
                 release(self.learned)
             return
         # forward: normed = norm(x)
-        dx = self.final_norm.backward(dnormed)
+        dx = self.final_norm.backward(dy)
         x = self.inputs.pop()
-        release(dnormed, self.normed)
+        release(dy, self.normed)
         if self.rows is not None:
             # forward: learned = x[rows]
             workspace.room = None
@@ -263,12 +172,6 @@ class Network:
                 self.x0.add_gradient(dx, 0)
             self.embedding.backward(dx)
         release(dx)
-
-
-def _block_rows(V: int) -> int:
-    """The rows of V logits that the head computes at a time."""
-    most = MOST_LOGITS // V
-    return max(1, most - most % ROW_STEP if most > ROW_STEP else most)
 
 
 def declare_parameters(config: ModelConfig, adapter: Adapter | None = None) -> Parameters:

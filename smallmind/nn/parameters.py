@@ -13,8 +13,10 @@ import numpy as np
 from smallmind.console import activity
 from smallmind.files.safetensors import LazyTensors
 from smallmind.kernels.alignment import ALIGNMENT, aligned_zeros
-from smallmind.kernels.number_types import BLOCK, is_quantised, round_to, to_float32
+from smallmind.kernels.number_types import BLOCK, DTYPES, is_quantised, round_to, to_float32
 from smallmind.nn.weight import Weight
+from smallmind.parts import PRECISIONS
+from smallmind.settings.config import Precision
 
 ALIGNED = ALIGNMENT // 4  # elements: no two parameters share a cache line
 CHUNK = 1 << 18  # elements rounded at a time: temporary arrays stay small
@@ -146,6 +148,19 @@ def as_float32(stored: Mapping[str, np.ndarray], prefix: str = "") -> Mapping[st
         return values
 
     return LazyTensors(stored, converted)
+
+
+def number_type(precision: Precision) -> Any:
+    """-> the type in which numbers are stored; None: float32, or whatever type the model has."""
+    return DTYPES[PRECISIONS[precision].name] if precision.has_16_bits else None
+
+
+def storage_of(precision: Precision) -> dict[Role, Any]:
+    """-> the number types of parameters by role; None as in `number_type`."""
+    storage = dict.fromkeys(Role, number_type(precision))
+    if precision.has_blocks:
+        storage |= dict.fromkeys(GROUPS, DTYPES[precision])
+    return storage
 
 
 class Copy(NamedTuple):

@@ -10,8 +10,8 @@ from smallmind.nn.parameters import Parameter
 from smallmind.settings.config import ModelConfig
 
 
-class Position(Layer):
-    """The position encoding of a model. This one does nothing: subclasses say what they add.
+class Position(Layer, only_kernels=True, page="none"):
+    """x = token[ids]: the position encoding of a model, of which this one encodes nothing.
 
     It has two hooks, and a subclass has at least one of them: `embed`, where tokens enter the
     residual stream, and `rotate`, for the queries and keys of every block. They get the kernels of
@@ -44,6 +44,11 @@ class Position(Layer):
     def angles(self) -> tuple[Any, ...]:
         """The arguments with which `norm_heads` rotates: theta, first positions, their number."""
         return ()
+
+    def in_block(self, number: int) -> "Position":
+        """Returns the encoding of one block, which may rotate by other angles, or not at all."""
+        del number
+        return self
 
     def table_bytes(self, T: int) -> int:
         """The size of the tables that its kernels keep for windows of T tokens."""

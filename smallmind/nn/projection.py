@@ -12,7 +12,7 @@ from smallmind.nn.linear import INITIAL_DEVIATION
 from smallmind.nn.parameters import Parameter
 
 
-class Projection(Branch):
+class Projection(Branch, only_kernels=True):
     """y = dropout(x weight + bias); without dropout the product itself adds the addend."""
 
     def __init__(self, scope: Scope, inputs: int) -> None:

@@ -51,7 +51,7 @@ class Carried:
         self.workspace.release(part)
 
 
-class EmbeddingResidual(Layer):
+class EmbeddingResidual(Layer, only_kernels=True):
     """y = a x + b x0, where x0 is the embedding; a starts at 1 and b at 0 (modded-nanogpt)."""
 
     def __init__(self, scope: Scope, carried: Carried) -> None:
@@ -69,13 +69,13 @@ class EmbeddingResidual(Layer):
     def backward(self, dy: np.ndarray) -> np.ndarray:
         """dy (R, C) -> dx (R, C), in place; adds to gradients."""
         # forward: y = a x + b x0
-        carried, weights = self.carried, self.weights
-        given = self.x, carried.value, weights.compute
-        self.kernels.mix_backward(dy, carried.gradient, self.gradient(weights), *given)
+        kernels, carried, weights = self.kernels, self.carried, self.weights
+        dother, dweights = carried.gradient, self.gradient(weights)
+        kernels.mix_backward(dy, dother, dweights, self.x, carried.value, weights.compute)
         return dy
 
 
-class ValueResidual(Layer):
+class ValueResidual(Layer, only_kernels=True):
     """v = a v + b v0, where v0 are the first block's values (Zhou et al. 2024).
 
     a and b start at 1/2. The values are the columns from `first` on of a matrix that has others
@@ -109,8 +109,8 @@ class ValueResidual(Layer):
         if not self.mixes:
             carried.add_gradient(dy, self.first)
             return dy
-        weights = self.weights
-        given = self.kept, carried.value, weights.compute, self.first
-        self.kernels.mix_backward(dy, carried.gradient, self.gradient(weights), *given)
+        kernels, weights = self.kernels, self.weights
+        v, v0, dv0, dweights = self.kept, carried.value, carried.gradient, self.gradient(weights)
+        kernels.mix_backward(dy, dv0, dweights, v, v0, weights.compute, self.first)
         self.workspace.release(self.kept)
         return dy

@@ -7,8 +7,8 @@ from smallmind.nn.parameters import ONES, Constant, Role
 from smallmind.nn.position import Position
 
 
-class RMSNorm(Norm):
-    """A gain (C,)."""
+class RMSNorm(Norm, only_kernels=True, page="rmsnorm"):
+    """y = x / sqrt(mean(x^2) + epsilon) weight, row by row, with a gain (C,)."""
 
     def __init__(self, scope: Scope, gain: float = 1.0) -> None:
         super().__init__(scope)
@@ -27,17 +27,17 @@ class RMSNorm(Norm):
     def backward(self, dy: np.ndarray, addend: np.ndarray | None = None) -> np.ndarray:
         """dy (R, C) -> dx (R, C) or, in place of addend (R, C), addend + dx; adds to gradients."""
         # forward: y = x rstd weight
-        dx, weight = self.gradient_of(self.x, addend), self.weight
-        given = dy, self.x, self.rstd, weight.compute, addend
-        self.kernels.rmsnorm_backward(dx, self.gradient(weight), *given)
+        dx, x, weight = self.gradient_of(self.x, addend), self.x, self.weight
+        dweight = self.gradient(weight)
+        self.kernels.rmsnorm_backward(dx, dweight, dy, x, self.rstd, weight.compute, addend)
         self.workspace.release(self.rstd)
         return dx
 
 
-class HeadNorm(Layer):
-    """Normalises queries and keys head by head (Henry et al. 2020).
+class HeadNorm(Layer, only_kernels=True):
+    """q = rotation(q / sqrt(mean(q^2) + epsilon) gain), head by head, and k likewise.
 
-    The same kernel also rotates them, if `position` has angles for it.
+    See Henry et al. (2020). It rotates if `position` has angles for it.
 
     A gain (D,) for all heads of queries and one for those of keys. The H heads of queries and G of
     keys are the first columns of a matrix that has others too.
@@ -59,18 +59,34 @@ class HeadNorm(Layer):
         """
         self.kept = self.workspace.rent(len(x), self.width)
         self.rstd = self.workspace.rent_full_precision(len(x), self.heads)
-        gains, T = (self.query_gain.compute, self.key_gain.compute), self.workspace.T
-        given = *gains, self.queries, T, *self.position.angles()
-        self.kernels.norm_heads(x, self.kept, self.rstd, *given, epsilon=self.epsilon)
+        self.kernels.norm_heads(
+            x,
+            self.kept,
+            self.rstd,
+            self.query_gain.compute,
+            self.key_gain.compute,
+            self.queries,
+            self.workspace.T,
+            *self.position.angles(),
+            epsilon=self.epsilon,
+        )
         return x
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
         """dy (B T, W), the gradient of the result -> that of the heads, in place."""
         # forward: heads = rotation (heads rstd gain)
         query_gain, key_gain = self.query_gain, self.key_gain
-        given = self.kept, self.rstd, query_gain.compute, key_gain.compute, self.queries
-        gradients = self.gradient(query_gain), self.gradient(key_gain)
-        angles = self.workspace.T, self.position.theta
-        self.kernels.norm_heads_backward(dy, *gradients, *given, *angles)
+        self.kernels.norm_heads_backward(
+            dy,
+            self.gradient(query_gain),
+            self.gradient(key_gain),
+            self.kept,
+            self.rstd,
+            query_gain.compute,
+            key_gain.compute,
+            self.queries,
+            self.workspace.T,
+            self.position.theta,
+        )
         self.workspace.release(self.kept, self.rstd)
         return dy

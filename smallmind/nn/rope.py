@@ -8,8 +8,11 @@ from smallmind.nn.layer import Scope
 from smallmind.nn.position import Position
 
 
-class RotaryPosition(Position):
-    """Rotates each head of queries and keys by an angle that grows with its position."""
+class RotaryPosition(Position, only_kernels=True, page="rope"):
+    """a, b = a cos w - b sin w, a sin w + b cos w, where w = t theta^(-2 i / D).
+
+    a and b are channels i and i + D / 2 of a head of queries or keys at position t.
+    """
 
     rotates = True
 

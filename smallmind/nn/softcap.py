@@ -5,7 +5,7 @@ import numpy as np
 from smallmind.nn.layer import Layer, Scope
 
 
-class SoftCap(Layer):
+class SoftCap(Layer, only_kernels=True):
     """logits = cap tanh(logits / cap)."""
 
     def __init__(self, scope: Scope) -> None:

@@ -3,172 +3,60 @@
 import dataclasses
 import functools
 import inspect
-import math
 import numbers
-import os
-import platform
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
-from smallmind.checks import InputError, check_field, check_type, from_json, shown_value, suggesting
-from smallmind.console import activity
+from smallmind.checks import InputError, check_field, check_type, suggesting
 from smallmind.console.table import Table, Tabular
-from smallmind.files import safetensors
-from smallmind.kernels.number_types import DTYPES
-from smallmind.nn.backend import Backend, open_backend
+from smallmind.nn import backend as backends
+from smallmind.nn import inspection, loading
+from smallmind.nn.backend import Backend
+from smallmind.nn.batch import (
+    Batch,
+    Objective,
+    checked_firsts,
+    checked_ids,
+    kernel_of,
+    micro_batches,
+)
 from smallmind.nn.block import Block
-from smallmind.nn.cache import REFED, KeyValueCache
-from smallmind.nn.freezing import frozen_parts
-from smallmind.nn.inspection import Inspection, Observer
-from smallmind.nn.loading import Stored, read_tensor
-from smallmind.nn.network import Network, declare_parameters
-from smallmind.nn.parameters import GROUPS, Parameters, Role
+from smallmind.nn.cache import KeyValueCache
+from smallmind.nn.freezing import frozen_numbers, frozen_parts
+from smallmind.nn.inspection import Inspection
+from smallmind.nn.loading import Base
+from smallmind.nn.network import Network
+from smallmind.nn.parameters import Parameters, number_type, storage_of
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.recorded_passes import AFTER, RecordedPasses
 from smallmind.nn.sizes import size_rows
 from smallmind.nn.workspace import Kernel, Pass, Result, Workspace
-from smallmind.parts import PRECISIONS
-from smallmind.settings.config import (
-    OF_BLOCKS,
-    Adapter,
-    ModelConfig,
-    Precision,
-    RunConfig,
-    TrainingConfig,
-    micro_batch_sizes,
-)
-from smallmind.settings.settings import from_saved
+from smallmind.settings.config import OF_BLOCKS, Adapter, ModelConfig, Precision, RunConfig
 from smallmind.text.ids import check_ids
-from smallmind.text.tokenizer import Tokenizer
 
-FORMAT = "smallmind model 1"
-CHECKPOINT_FORMAT = "smallmind checkpoint 1"
-ADAPTER_FORMAT = "smallmind adapter 1"  # of a file with the parameters of an adapter alone
-WEIGHTS = "model."  # with which the names of a checkpoint's parameters begin
 # The arguments of a model besides the fields of its config.
-OWN: dict[str, Any] = {
-    **{"seed": 42, "backend": "numba", "dtype": np.float32},
-    **{"freeze": None, "adapter": None},
-}
-
-COPIED = ("tokenizer_digest", "base", "passes", "micro_batch_size")  # attributes of a model's copy
-# Called with the arguments of cross_entropy, preceded by the part of the batch that they belong to:
-# Where weights are zero, the head computes only some rows: one of ROW_COUNTS numbers of them, if
-# that is at most MOST_ROWS of all.
-ROW_COUNTS, MOST_ROWS = 16, 0.8
-# objective(part, losses, dlogits, logits, targets, scale), and weights if there are any.
-Objective = Callable[..., None]
-
-
-class Base(NamedTuple):
-    """The model beside which an adapter is trained: where it is, and a digest of its weights."""
-
-    path: str
-    sha256: str
-
-
-class Part(NamedTuple):
-    """A part of a batch that an objective computes: windows, and rows of their tokens (B T,)."""
-
-    windows: slice
-    rows: slice
-
-
-def weights(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors of a checkpoint -> those that are parameters, by their own names."""
-    return {
-        name.removeprefix(WEIGHTS): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(WEIGHTS)
-    }
-
-
-def micro_batches(ids: np.ndarray, micro_batch_size: int | None) -> Iterator[slice]:
-    """The parts of a batch, ids (B, T), that go through the model one after another.
-
-    So memory does not grow with the batch. The order of all sums depends only on these sizes.
-    """
-    end = 0
-    for size in activity.parts(micro_batch_sizes(len(ids), ids.shape[1], micro_batch_size)):
-        start, end = end, end + size
-        yield slice(start, end)
-
-
-def resolve_precision(precision: str, backend: str) -> Precision:
-    """Returns the precision, with AUTO resolved. InputError for 16 bits with the NumPy backend."""
-    if check_type("precision", precision, str) not in tuple(Precision):
-        raise InputError(f"precision={precision!r} must be one of {', '.join(Precision)}")
-    precision = Precision(precision)
-    if precision == Precision.AUTO:
-        if backend == "numpy":
-            return Precision.FLOAT32
-        from smallmind.kernels.codegen.isa import ISA
-
-        return Precision.BFLOAT16 if ISA.fast_bfloat16 else Precision.FLOAT32
-    if precision.of_trained != Precision.FLOAT32 and backend == "numpy":
-        raise InputError(f"precision={precision.value!r} needs backend='numba'")
-    return precision
-
-
-def _number_type(precision: Precision) -> Any:
-    """The type in which numbers are stored; None: float32, or whatever type the model has."""
-    return DTYPES[PRECISIONS[precision].name] if precision.has_16_bits else None
-
-
-def _storage(precision: Precision) -> dict[Role, Any]:
-    """The number types of parameters by role; None as in `_number_type`."""
-    storage = dict.fromkeys(Role, _number_type(precision))
-    if precision.has_blocks:
-        storage |= dict.fromkeys(GROUPS, DTYPES[precision])
-    return storage
-
-
-def faster_precision(precision: Precision, backend: str) -> Precision | None:
-    """The precision in which steps are faster on this CPU than in this one of 16 bits, if known.
-
-    float16 is always converted to be multiplied, bfloat16 where the CPU has no fast product of it.
-    """
-    if not precision.has_16_bits or backend == "numpy":
-        return None
-    from smallmind.kernels.codegen.isa import ISA
-
-    fastest = resolve_precision(Precision.AUTO, backend)
-    is_known = precision == Precision.FLOAT16 or not ISA.quads  # not measured on Apple's cores
-    return fastest if is_known and precision != fastest else None
-
-
-def resolve_products(products: str | None, backend: str) -> str:
-    """Returns the products, by default "numba". InputError for "blas" with the NumPy backend."""
-    if products == "blas" and backend == "numpy":
-        raise InputError(
-            "products='blas' needs backend='numba': backend='numpy' uses the BLAS anyway"
-        )
-    return products or "numba"
+ARGUMENTS: dict[str, Any] = {"seed": 42, "backend": "numba", "dtype": np.float32}
+ARGUMENTS |= {"freeze": None, "adapter": None}
 
 
 def _signature() -> inspect.Signature:
-    """The arguments of TransformerModel: fields of ModelConfig, and those of OWN.
+    """-> the arguments of TransformerModel: fields of ModelConfig, and those of ARGUMENTS.
 
-    Those that may be positional are listed; all other fields of ModelConfig are keyword-only.
+    Those that may be positional come first; all other fields of ModelConfig are keyword-only.
     """
     required = ("vocab_size", "block_size", "n_embd", "n_layer", "n_head")
-    optional = ("dropout", "seed", "tie_weights", "bias", "backend", "dtype")
-    fields = {field.name: field for field in dataclasses.fields(ModelConfig)}
-    defaults = {name: field.default for name, field in fields.items() if name not in required}
-    defaults |= OWN
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [inspect.Parameter(name, kind) for name in required]
-    parameters += [inspect.Parameter(name, kind, default=defaults[name]) for name in optional]
-    parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-        for name, default in defaults.items()
-        if name not in optional
-    ]
-    return inspect.Signature(parameters)
+    first = (*required, "dropout", "seed", "tie_weights", "bias", "backend", "dtype")
+    defaults = {field.name: field.default for field in dataclasses.fields(ModelConfig)} | ARGUMENTS
+    defaults |= dict.fromkeys(required, inspect.Parameter.empty)
+    kinds: dict[str, Any] = dict.fromkeys(defaults, inspect.Parameter.KEYWORD_ONLY)
+    kinds |= dict.fromkeys(first, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = dict.fromkeys((*first, *defaults))
+    return inspect.Signature(
+        [inspect.Parameter(name, kinds[name], default=defaults[name]) for name in names]
+    )
 
 
 @suggesting()
@@ -197,22 +85,22 @@ class TransformerModel(Tabular):
     __signature__: ClassVar[inspect.Signature] = _signature()
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        own = dict(OWN)
+        options = dict(ARGUMENTS)
         if arguments and isinstance(arguments[0], ModelConfig):
             if len(arguments) > 1:
                 raise TypeError("after a ModelConfig, give seed, backend and dtype by name")
-            config, own = arguments[0], {**own, **named}
-            if fields := {name: value for name, value in named.items() if name not in OWN}:
+            config, options = arguments[0], {**options, **named}
+            if fields := {name: value for name, value in named.items() if name not in ARGUMENTS}:
                 config = dataclasses.replace(config, **fields)
         else:
             settings = self.__signature__.bind(*arguments, **named).arguments
-            own |= {name: settings.pop(name) for name in OWN if name in settings}
+            options |= {name: settings.pop(name) for name in ARGUMENTS if name in settings}
             config = ModelConfig(**settings)
-        backend = own["backend"]
-        opened = backend if isinstance(backend, Backend) else open_backend(backend)
-        seed = check_field(RunConfig, "seed", own["seed"])
-        adapter = check_type("adapter", own["adapter"], Adapter, None)
-        self._build(config, seed, opened, own["dtype"], own["freeze"], adapter)
+        backend = options["backend"]
+        opened = backend if isinstance(backend, Backend) else backends.open_backend(backend)
+        seed = check_field(RunConfig, "seed", options["seed"])
+        adapter = check_type("adapter", options["adapter"], Adapter, None)
+        self._build(config, seed, opened, options["dtype"], options["freeze"], adapter)
         if opened.computes:
             self.flat.initialise(self.seed)
 
@@ -228,9 +116,7 @@ class TransformerModel(Tabular):
         trains: bool = True,
     ) -> None:
         """Builds everything; the parameters are zeros."""
-        is_plain = backend.name == "numpy" and np.dtype(dtype) == np.float64
-        if np.dtype(dtype) != np.float32 and not is_plain:
-            raise InputError(f"dtype={np.dtype(dtype)} needs backend='numpy'; numba is float32")
+        backend.check_dtype(dtype)
         self.config = config
         self.seed = seed
         self.backend = backend.name
@@ -245,10 +131,9 @@ class TransformerModel(Tabular):
         if not trains:
             self.flat.freeze(range(len(self.flat.specs)))
         if precision is not None:
-            self.flat.storage = _storage(precision)
+            self.flat.storage = storage_of(precision)
         self.flat.allocate(dtype, backend.zeros, backend.computes)
-        # Digest of the tokenizer it was trained with, or None if unknown.
-        self.tokenizer_digest: str | None = None
+        self.tokenizer_digest: str | None = None  # of the one it was trained with, if known
         self.base: Base | None = None  # of its adapter, if that is known
         self.passes = 0  # of training so far that were not given a number
         self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens
@@ -258,31 +143,11 @@ class TransformerModel(Tabular):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what copies and pickles are made of: arrays and settings, no memory of passes."""
-        flat = self.flat
-        return {
-            "arguments": {
-                **{"config": self.config, "seed": self.seed, "dtype": self.workspace.dtype},
-                **{"freeze": self.frozen, "adapter": self.adapter, "precision": self.precision},
-                "trains": bool(flat.trained),
-            },
-            "backend": self.backend,
-            "values": {spec.name: np.array(flat.own(spec.name)) for spec in flat.specs},
-            "gradient": flat.grad.copy(),
-            "plan": self.recompute_plan,
-            "products": self.products,
-            "others": {name: getattr(self, name) for name in COPIED},
-        }
+        return loading.copied_state(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._build(backend=open_backend(state["backend"]), **state["arguments"])
-        for name, values in state["values"].items():
-            self.flat.own(name).view(np.ndarray)[...] = values
-        self.flat.grad[:] = state["gradient"]
-        self.flat.refresh()
-        self.use_recompute(state["plan"])
-        self.use_products(state["products"])
-        for name, value in state["others"].items():
-            setattr(self, name, value)
+        self._build(backend=backends.open_backend(state["backend"]), **state["arguments"])
+        loading.restore_copied(self, state)
 
     def table(self) -> Table:
         """Its layers, the shapes of their matrices and their numbers of parameters."""
@@ -300,6 +165,10 @@ class TransformerModel(Tabular):
         """The gradients of what is trained, by name."""
         return self.flat.grad_views
 
+    def zero_gradients(self) -> None:
+        """Sets all gradients to zero."""
+        self.flat.grad[:] = 0
+
     @property
     def blocks(self) -> list[Block]:
         """The transformer blocks, in order."""
@@ -308,15 +177,7 @@ class TransformerModel(Tabular):
     @property
     def instruction_set(self) -> str:
         """The machine's influence on the bits of results: "AVX2" or "NumPy on x86_64"."""
-        if self.backend == "numpy":
-            return f"NumPy on {platform.machine()}"
-        from smallmind.kernels.codegen.isa import ISA
-
-        if self.products == "blas" and self.precision == Precision.FLOAT32:
-            return f"{ISA.name} with NumPy's BLAS"
-        if not ISA.pairs or self.precision != Precision.BFLOAT16:
-            return ISA.name
-        return f"{ISA.name} with {'AMX' if ISA.matrix_unit else 'bfloat16'}"
+        return backends.instruction_set(self.backend, self.precision, self.products)
 
     def use_precision(self, precision: Precision) -> Precision:
         """Makes passes store weights and activations in precision -> precision, AUTO resolved.
@@ -327,12 +188,12 @@ class TransformerModel(Tabular):
         where rows are multiples of 32, and everything else stays float32. InputError for 16 bits
         with the NumPy backend, and for blocks if nothing is frozen.
         """
-        precision = resolve_precision(precision, self.backend)
+        precision = backends.resolve_precision(precision, self.backend)
         if precision.has_blocks and not self.flat.frozen:
             raise InputError(f"precision={precision.value!r} is {OF_BLOCKS}")
-        dtype = _number_type(precision)
+        dtype = number_type(precision)
         self.precision = precision
-        self.flat.store(_storage(precision))
+        self.flat.store(storage_of(precision))
         if self._has_contents:
             self.flat.refresh()
         self.workspace.activation_dtype = self.workspace.dtype if dtype is None else dtype
@@ -344,8 +205,7 @@ class TransformerModel(Tabular):
         Counts for the precision in use: call it after `use_precision`. InputError for "blas" with
         the NumPy backend, which has no other products.
         """
-        products = check_field(TrainingConfig, "products", products)
-        self.products = resolve_products(products, self.backend)
+        self.products = backends.resolve_products(products, self.backend)
         if self.backend == "numba":
             is_float32 = self.precision == Precision.FLOAT32  # the only type that BLAS has
             self.workspace.use_blas(self.products == "blas" and is_float32)
@@ -369,15 +229,7 @@ class TransformerModel(Tabular):
         self.check_trains()
         if frozen == self._frozen:
             return
-        numbers = {number for name in frozen for number in self.network.parts[name]}
-        if self.adapter:
-            specs = enumerate(self.flat.specs)
-            numbers |= {number for number, spec in specs if not spec.is_adapter}
-        if self.adapter and not any(
-            spec.is_adapter for i, spec in enumerate(self.flat.specs) if i not in numbers
-        ):
-            raise InputError("the adapter is on no part that is trained; choose other parts")
-        self.flat.freeze(numbers)
+        self.flat.freeze(frozen_numbers(frozen, self.network.parts, self.flat.specs))
         self.use_recompute(self.recompute_plan)
         self.forget_recorded()
         self._frozen = frozen  # last: after an interrupt it is done again
@@ -399,13 +251,17 @@ class TransformerModel(Tabular):
 
         InputError if T exceeds block_size or an id is outside the vocabulary.
         """
-        ids = self._checked("ids", ids)
+        ids = checked_ids("ids", ids, self.config)
         V = self.config.vocab_size
         logits = np.empty((*ids.shape, V), self.workspace.dtype)
         for windows in micro_batches(ids, self.micro_batch_size):
             rows = logits[windows].reshape(-1, V)  # a view
             self.with_logits(ids[windows], functools.partial(np.copyto, rows))
         return logits
+
+    def _logits(self, ids: np.ndarray, firsts: np.ndarray | None = None) -> np.ndarray:
+        """ids, firsts (B, T) -> logits (B T, V), rented; layers keep what backward needs."""
+        return self.network.head.forward(self.network.forward(ids, firsts))
 
     def with_logits(
         self,
@@ -417,11 +273,11 @@ class TransformerModel(Tabular):
 
         The whole batch goes through the model at once. Dropout is off.
         """
-        ids, firsts = self._checked("ids", ids), _checked_firsts(firsts, ids.shape)
+        ids, firsts = checked_ids("ids", ids, self.config), checked_firsts(firsts, ids.shape)
 
         def compute() -> Result:
             with self.workspace.profile("Forward"):
-                logits = self.network.forward(ids, firsts)
+                logits = self._logits(ids, firsts)
             self.workspace.release_all_but({id(logits)})
             return use(logits)
 
@@ -429,13 +285,8 @@ class TransformerModel(Tabular):
 
     def hidden(self, out: np.ndarray, ids: np.ndarray, firsts: np.ndarray | None = None) -> None:
         """ids (B, T) -> out (B T, C), what the head makes logits of. Writes out. Dropout is off."""
-        ids, firsts = self._checked("ids", ids), _checked_firsts(firsts, ids.shape)
-
-        def compute() -> None:
-            self.network.forward_hidden(ids, firsts)
-            np.copyto(out, self.network.normed)
-
-        self.workspace.one_pass(compute)
+        ids, firsts = checked_ids("ids", ids, self.config), checked_firsts(firsts, ids.shape)
+        self.workspace.one_pass(lambda: np.copyto(out, self.network.forward(ids, firsts)))
 
     def with_logits_of(
         self, hidden: np.ndarray, rows: slice, use: Callable[[np.ndarray], Result]
@@ -444,12 +295,7 @@ class TransformerModel(Tabular):
 
         They are one of the blocks of rows that passes of this size have.
         """
-
-        def compute() -> Result:
-            self.network.normed = hidden
-            return use(self.network.head_forward(rows))
-
-        return self.workspace.one_pass(compute)
+        return self.workspace.one_pass(lambda: use(self.network.head.forward(hidden, rows)))
 
     def decode(self, ids: np.ndarray, cache: KeyValueCache) -> np.ndarray:
         """ids (B, T), the next tokens of the cache's sequences -> logits (B, V) after the last.
@@ -461,29 +307,8 @@ class TransformerModel(Tabular):
         """
         check_type("cache", cache, KeyValueCache)
         ids = check_ids("ids", ids, self.config.vocab_size)
-        if ids.ndim != 2 or ids.size == 0 or len(ids) != cache.batch:
-            raise InputError(
-                f"ids has shape {ids.shape}; it must be ({cache.batch}, T), as many sequences as "
-                "in the cache"
-            )
-        ids, begin = np.require(ids, np.int32, ["C"]), 0
-        while begin < ids.shape[1]:
-            is_limited = self.network.embedding.position.limits_context
-            if is_limited and cache.start >= cache.length:
-                for row in np.flatnonzero(cache.starts >= cache.length).tolist():
-                    with cache.only(row):
-                        self._feed_again(cache)
-            count = min(ids.shape[1] - begin, max(1, cache.length - cache.start))
-            logits = self._decode(np.ascontiguousarray(ids[:, begin : begin + count]), cache)
-            begin += count
-        return logits
-
-    def _feed_again(self, cache: KeyValueCache) -> None:
-        """Makes room in a cache with learned positions, which has none left."""
-        kept = cache.last(cache.length - max(1, cache.length // REFED))
-        cache.clear()
-        if kept.size:
-            self._decode(kept, cache)
+        limits = self.network.embedding.position.limits_context
+        return cache.feed(ids, limits, functools.partial(self._decode, cache=cache))
 
     def _decode(self, ids: np.ndarray, cache: KeyValueCache) -> np.ndarray:
         """The next tokens, as many as fit or one -> logits (B, V), a new array."""
@@ -492,17 +317,15 @@ class TransformerModel(Tabular):
             with self.workspace.profile("Forward"):
                 # The first token has nothing in the cache to attend to: another pass.
                 if ids.shape[1] > 1 or cache.start == 0:
-                    return self.network.decode(ids).copy()
+                    return self._logits(ids).copy()
                 key = self.workspace, self.flat.compute_address, cache.positions
                 logits = cache.steps.repeat(self.workspace, key, (ids,))
                 if logits is None:
                     with cache.steps.noting(self.workspace, key, (ids,)) as noted:
-                        logits = noted.result = self.network.decode(*noted.inputs)
+                        logits = noted.result = self._logits(*noted.inputs)
                 return logits.copy()
 
-        logits = self.workspace.one_pass(compute, cache=cache)
-        cache.append(ids)
-        return logits
+        return self.workspace.one_pass(compute, cache=cache)
 
     def loss(self, ids: np.ndarray, targets: np.ndarray) -> float:
         """ids, targets (B, T) -> mean cross-entropy in nats per token. Dropout is off."""
@@ -520,30 +343,20 @@ class TransformerModel(Tabular):
         If correct (B, T) is given, writes to it whether the target has the highest logit. `firsts`
         as in `loss_and_gradients`.
         """
-        ids, targets = self._checked_pair(ids, targets)
-        firsts = _checked_firsts(firsts, ids.shape)
-        losses = np.empty(ids.shape, self.workspace.dtype)
-        network, workspace = self.network, self.workspace
+        batch = Batch.of(self.config, ids, targets, firsts=firsts)
+        losses = np.empty(batch.ids.shape, self.workspace.dtype)
 
         def compute(windows: slice) -> None:
-            own = None if firsts is None else firsts[windows]
-            right = targets[windows].reshape(-1)
+            part = batch.part(windows)
             flat = losses[windows].reshape(-1)  # a view
-            found = None if correct is None else correct[windows].reshape(-1)
-            with workspace.profile("Forward"):
-                network.forward_hidden(ids[windows], own)
-            for block in network.row_blocks:
-                with workspace.profile("Forward"):
-                    logits = network.head_forward(block)
-                if found is not None:
-                    found[block] = logits.argmax(axis=1) == right[block]
-                with workspace.profile("Loss"):
-                    logits = self._cross_entropy(flat[block], logits, right[block])
-                workspace.release(logits)
+            found = None if correct is None else np.empty(flat.shape, bool)
+            with self.workspace.profile("Forward"):
+                x = self.network.forward(part["ids"], part.get("firsts"))
+            self.network.head.losses(flat, x, part["targets"].reshape(-1), correct=found)
             if correct is not None and found is not None:
-                correct[windows] = found.reshape(correct[windows].shape)
+                correct[windows] = found.reshape(part["ids"].shape)
 
-        for windows in micro_batches(ids, self.micro_batch_size):
+        for windows in micro_batches(batch.ids, self.micro_batch_size):
             self.workspace.one_pass(functools.partial(compute, windows))
         return losses
 
@@ -574,49 +387,55 @@ class TransformerModel(Tabular):
         """
         check_type("scale", scale, numbers.Real)
         self.check_trains()
-        ids, targets = self._checked_pair(ids, targets)
-        if weights is not None:
-            weights = _checked_weights(weights, ids.shape)
-            if divisor is None:
-                if (weights < 0).any():
-                    raise InputError("weights below zero need a divisor, such as targets.size")
-                divisor = float(weights.sum(dtype=np.float64))
-        divisor = targets.size if divisor is None else divisor
-        workspace, recorded = self.workspace, self._recorded
-        given = {"weights": weights, "firsts": _checked_firsts(firsts, ids.shape)}
-        kind = self.flat.compute_address, self.recompute_plan.state
-
-        def compute(windows: slice) -> float:
-            workspace.scale[...] = scale / divisor if divisor else 0.0
-            optional = {name: x[windows] for name, x in given.items() if x is not None}
-            batch = ids[windows], targets[windows]
-            rows = None
-            if weights is not None and not objective:
-                rows = learned_rows(optional["weights"])
-            if rows is not None:  # the head computes nothing else
-                batch = batch[0], batch[1].reshape(-1)[rows]
-                optional |= {"weights": optional["weights"].reshape(-1)[rows], "rows": rows}
-            names = tuple(optional)
-            inputs = (*batch, *optional.values())
-            if objective:
-                own = functools.partial(_objective_of, objective, windows)
-                losses = self._add_gradients(names, *inputs, objective=own)
-            elif (found := recorded.repeat(workspace, (kind, names), inputs)) is not None:
-                losses = found
-            else:
-                with recorded.noting(workspace, (kind, names), inputs) as noted:
-                    losses = noted.result = self._add_gradients(names, *noted.inputs)
-            return float(losses.sum())  # in its own precision: converting takes a buffer
-
+        batch = Batch.of(self.config, ids, targets, weights, divisor, firsts)
         if at is None:
             at = Pass(self.passes)
             self.passes += 1
-        total = 0.0
-        for windows in micro_batches(ids, self.micro_batch_size):
-            first_row = at.first_row + windows.start * ids.shape[1]
-            part = at._replace(first_row=first_row)
-            total += workspace.one_pass(functools.partial(compute, windows), part)
-        return total / divisor if divisor else 0.0
+        total, unit = 0.0, scale / batch.divisor if batch.divisor else 0.0
+        for windows in micro_batches(batch.ids, self.micro_batch_size):
+            kernel = functools.partial(kernel_of, objective, windows) if objective else None
+            part = batch.part(windows, selects_rows=objective is None)
+            first_row = at.first_row + windows.start * batch.ids.shape[1]
+            compute = functools.partial(self._learn, part, unit, kernel)
+            total += self.workspace.one_pass(compute, at._replace(first_row=first_row))
+        return total / batch.divisor if batch.divisor else 0.0
+
+    def _learn(
+        self,
+        part: Mapping[str, np.ndarray],
+        scale: float,
+        kernel: Callable[[slice], Kernel] | None,
+    ) -> float:
+        """The arrays of a part of a batch -> the sum of its losses; adds scale * its gradients."""
+        workspace, recorded, names = self.workspace, self._recorded, tuple(part)
+        workspace.scale[...] = scale
+        kind = self.flat.compute_address, self.recompute_plan.state, names
+        inputs = tuple(part.values())
+        if kernel:
+            losses = self._add_gradients(names, inputs, kernel)
+        elif (found := recorded.repeat(workspace, kind, inputs)) is not None:
+            losses = found
+        else:
+            with recorded.noting(workspace, kind, inputs) as noted:
+                losses = noted.result = self._add_gradients(names, noted.inputs)
+        return float(losses.sum())  # in its own precision: converting takes a buffer
+
+    def _add_gradients(
+        self,
+        names: tuple[str, ...],
+        inputs: tuple[np.ndarray, ...],
+        kernel: Callable[[slice], Kernel] | None = None,
+    ) -> np.ndarray:
+        """inputs, the arrays of a part by these names -> its losses, rented; adds its gradients."""
+        part, network = dict(zip(names, inputs, strict=True)), self.network
+        with self.workspace.profile("Forward"):
+            x = network.forward(part["ids"], part.get("firsts"), part.get("rows"))
+        losses = self.workspace.rent_full_precision(*part["targets"].shape)
+        flat = {name: part[name].reshape(-1) for name in ("targets", "weights") if name in part}
+        network.head.losses(losses.reshape(-1), x, kernel_of=kernel, **flat)
+        with self.workspace.profile("Backward"):
+            network.backward(network.head.dx)
+        return losses
 
     def forget_recorded(self, after: int = AFTER) -> None:
         """Drops the passes that are repeated without Python, and with them their arrays.
@@ -624,40 +443,6 @@ class TransformerModel(Tabular):
         From now on passes of a kind are repeated once there have been more than `after`.
         """
         self._recorded = RecordedPasses(after)
-
-    def _add_gradients(
-        self,
-        names: tuple[str, ...],
-        ids: np.ndarray,
-        targets: np.ndarray,
-        *others: np.ndarray,
-        objective: Callable[[slice], Kernel] | None = None,
-    ) -> np.ndarray:
-        """ids, targets and others (B, T), by these names -> weighted losses (B, T), rented.
-
-        With rows (N,), targets and weights are those of these tokens, and so are the losses. Adds
-        their gradients, times the scale of the workspace.
-        """
-        optional = dict(zip(names, others, strict=True))
-        network, workspace, scale = self.network, self.workspace, self.workspace.scale
-        with workspace.profile("Forward"):
-            network.forward_hidden(ids, optional.get("firsts"), optional.get("rows"))
-        losses = workspace.rent_full_precision(*targets.shape)
-        flat, targets, weights = losses.reshape(-1), targets.reshape(-1), optional.get("weights")
-        weights = None if weights is None else weights.reshape(-1)
-        for block in network.row_blocks:
-            with workspace.profile("Forward"):
-                logits = network.head_forward(block)
-            with workspace.profile("Loss"):
-                part = targets[block]
-                own = None if weights is None else weights[block]
-                kernel = objective and objective(block)
-                dlogits = self._cross_entropy(flat[block], logits, part, scale, kernel, own)
-            with workspace.profile("Backward"):
-                network.head_backward(dlogits, block)
-        with workspace.profile("Backward"):
-            network.backward_hidden()
-        return losses
 
     def inspect(self, ids: np.ndarray, targets: np.ndarray | None = None) -> Inspection:
         """ids (B, T) -> attention, activations and logits of a pass, as copies.
@@ -670,33 +455,7 @@ class TransformerModel(Tabular):
             inspection.attention[layer, 0, head]  # probabilities (T, T)
             inspection.activations["blocks.0.mlp"], inspection.gradients["final_norm.weight"]
         """
-        if targets is None:
-            ids = self._checked("ids", ids)
-        else:
-            self.check_trains()
-            ids, targets = self._checked_pair(ids, targets)
-        observer = Observer(self.workspace, ids.shape)
-
-        def compute() -> Inspection:
-            workspace, losses, gradients = self.workspace, None, {}
-            with workspace.wrapped_kernels(observer.observed), self.network.without_recompute():
-                logits = self.network.forward(ids)
-                kept = np.array(logits).reshape(*ids.shape, -1)
-                if targets is not None:
-                    losses = np.empty(ids.shape, workspace.dtype)
-                    dlogits = self._cross_entropy(losses, logits, targets, 1 / targets.size)
-                    with self.flat.other_gradients():
-                        self.network.backward(dlogits)
-                        gradients = {name: x.copy() for name, x in self.gradients.items()}
-            observed = np.stack(observer.attention), observer.activations
-            return Inspection(ids.copy(), kept, *observed, losses, gradients, observer.gradients)
-
-        at = None if targets is None else Pass(self.passes, drops=False)
-        return self.workspace.one_pass(compute, at)
-
-    def zero_gradients(self) -> None:
-        """Sets all gradients to zero."""
-        self.flat.grad[:] = 0
+        return inspection.inspect(self, ids, targets)
 
     def save(
         self,
@@ -709,56 +468,17 @@ class TransformerModel(Tabular):
         With an adapter only that, what it is, and which model it belongs to. `announce` gets the
         SHA-256 of the file before it takes the place of another.
         """
-        config = safetensors.to_json(dataclasses.asdict(self.config))
-        own, parameters = {"format": FORMAT, "config": config}, self.parameters
-        if self.adapter:
-            own |= {"format": ADAPTER_FORMAT, "adapter": safetensors.to_json(self.adapter_facts())}
-            parameters = {name: parameters[name] for name in self.flat.kept}
-        safetensors.write(path, parameters, {**own, **(metadata or {})}, announce)
-
-    def adapter_facts(self) -> dict[str, Any] | None:
-        """The adapter and its base, as files keep them; None without one."""
-        if not self.adapter:
-            return None
-        return {**self.adapter._asdict(), "base": self.base and self.base._asdict()}
+        loading.save(self, path, metadata or {}, announce)
 
     @classmethod
     def load(
         cls, path: str | PathLike[str], backend: str = "numba", precision: str | None = None
     ) -> "TransformerModel":
-        """The model that `save` wrote, or the one in the checkpoint of a run.
+        """Reads the model that `save` wrote, or the one in the checkpoint of a run.
 
         See `smallmind.load` for precision. InputError if the file is anything else.
         """
-        check_type("path", path, str, os.PathLike)
-        with safetensors.streaming(path) as (tensors, metadata):
-            # Files of earlier versions have no format.
-            found = metadata.get("format", FORMAT)
-            is_adapter = found == ADAPTER_FORMAT or (
-                found == CHECKPOINT_FORMAT and _has_adapter(metadata)
-            )
-            if is_adapter:
-                raise InputError(
-                    f"{path} holds an adapter alone; smallmind.load reads it with its base"
-                )
-            if found not in (FORMAT, CHECKPOINT_FORMAT):
-                raise InputError(f"{path} is {shown_value(found)}; this version reads {FORMAT!r}")
-            try:
-                tokenizer = metadata.get("tokenizer")
-                if found == FORMAT:
-                    saved = from_json(metadata["config"])
-                else:
-                    state, tensors = from_json(metadata["state"]), weights(tensors)
-                    saved = state["model"]
-                    if tokenizer is None:  # earlier versions kept it in the state
-                        tokenizer = safetensors.to_json(state["tokenizer"])
-                config = from_saved(ModelConfig, saved)
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise InputError(f"{path} is not a model saved by smallmind: {error}") from None
-            model = cls.from_tensors(config, dict(tensors), os.fspath(path), backend, precision)
-        with suppress(KeyError, TypeError, ValueError):  # the model computes without it
-            model.tokenizer_digest = tokenizer and Tokenizer.from_saved(tokenizer).digest
-        return model
+        return loading.load(cls, path, backend, precision)
 
     @classmethod
     def from_tensors(
@@ -769,28 +489,12 @@ class TransformerModel(Tabular):
         backend: str = "numba",
         precision: str | None = None,
     ) -> "TransformerModel":
-        """A model with these parameters, arrays or as in a file, which are moved out of tensors.
+        """Builds a model with these parameters, arrays or as in a file: moved out of tensors.
 
         See `smallmind.load` for precision. InputError naming their source if they do not match
         config.
         """
-        # Before anything is allocated: a wrong config may ask for any amount of memory.
-        shapes = {name: value.shape for name, value in tensors.items()}
-        if config.n_layer > len(shapes) or shapes != declare_parameters(config).shapes:
-            raise InputError(f"{source} does not hold the parameters that its config describes")
-        model = cls.unfilled(config, backend, precision)
-        for name in list(tensors):
-            value = tensors.pop(name)  # freed once copied: the weights never exist twice
-            if value.dtype != np.float32:
-                raise InputError(f"{source}: {name} is not finite float32")
-            if isinstance(value, np.ndarray):
-                stored = Stored.of(value)
-            else:
-                stored = Stored(value.shape, value.dtype, value.read_rows)
-            place = model.flat.own(name)
-            read_tensor(model.workspace.kernels, place, stored, f"{source}: {name}")
-        model.flat.refresh()
-        return model
+        return loading.from_tensors(cls, config, tensors, source, backend, precision)
 
     @classmethod
     def unfilled(
@@ -799,117 +503,14 @@ class TransformerModel(Tabular):
         backend: str = "numba",
         precision: str | None = None,
         trains: bool = False,
-        **own: Any,
+        **options: Any,
     ) -> "TransformerModel":
-        """A model whose parameters are zeros, made with these arguments besides its config.
+        """Builds a model whose parameters are zeros, with these arguments besides its config.
 
         With a precision it only runs, unless it `trains`.
         """
-        model, opened = cls.__new__(cls), open_backend(backend)
-        resolved = resolve_precision(precision, opened.name) if precision else None
-        own = {"seed": OWN["seed"], "dtype": np.float32, "freeze": None, "adapter": None, **own}
-        model._build(
-            config, backend=opened, precision=resolved, trains=trains or not resolved, **own
-        )
+        model, opened = cls.__new__(cls), backends.open_backend(backend)
+        resolved = backends.resolve_precision(precision, opened.name) if precision else None
+        options = {**ARGUMENTS, **options, "backend": opened}
+        model._build(config, precision=resolved, trains=trains or not resolved, **options)
         return model
-
-    def _cross_entropy(
-        self,
-        losses: np.ndarray,
-        logits: np.ndarray,
-        targets: np.ndarray,
-        scale: float | np.ndarray = 1.0,
-        kernel: Kernel | None = None,
-        weights: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """logits (B T, V), targets (B, T) -> dlogits (B T, V), the gradient; writes losses (B, T).
-
-        dlogits overwrites logits or, if gradients have 16 bits, is rented and logits are released.
-        A kernel replaces cross_entropy.
-        """
-        workspace = self.workspace
-        in_place = workspace.activation_dtype is workspace.dtype
-        dlogits = logits if in_place else workspace.rent(*logits.shape)
-        kernels = workspace.kernels_for("loss")
-        kernel = kernel or kernels.cross_entropy
-        weighted = () if weights is None else (weights.reshape(-1),)
-        kernel(losses.reshape(-1), dlogits, logits, targets.reshape(-1), scale, *weighted)
-        if not in_place:
-            workspace.release(logits)
-        return dlogits
-
-    def _checked(self, name: str, ids: np.ndarray) -> np.ndarray:
-        """Returns ids as kernels take them: C-contiguous int32 (B, T), in the vocabulary."""
-        ids = check_ids(name, ids, self.config.vocab_size)
-        if ids.ndim != 2 or ids.size == 0:
-            raise InputError(f"{name} has shape {ids.shape}; it must be (B, T), not empty")
-        if ids.shape[1] > self.config.block_size:
-            raise InputError(
-                f"{ids.shape[1]} tokens are more than block_size={self.config.block_size}"
-            )
-        ids = np.ascontiguousarray(ids, np.int32)  # in a third of the time of np.require
-        return ids if ids.flags.writeable else ids.copy()
-
-    def _checked_pair(self, ids: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        ids, targets = self._checked("ids", ids), self._checked("targets", targets)
-        if ids.shape != targets.shape:
-            raise InputError(f"targets have shape {targets.shape}, ids {ids.shape}")
-        return ids, targets
-
-
-def _has_adapter(metadata: Mapping[str, str]) -> bool:
-    """True if the state of a checkpoint is that of an adapter."""
-    with suppress(AttributeError, KeyError, ValueError):
-        return from_json(metadata["state"]).get("adapter") is not None
-    return False
-
-
-def _objective_of(objective: Objective, windows: slice, rows: slice) -> Kernel:
-    """The kernel that an objective is for a part of the batch."""
-    return functools.partial(objective, Part(windows, rows))
-
-
-def _checked_weights(weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """weights, one for each target -> float32. InputError if they are not."""
-    weights = np.ascontiguousarray(check_type("weights", weights, np.ndarray), np.float32)
-    if weights.shape != shape:
-        raise InputError(f"weights {weights.shape} must have the shape of ids, {shape}")
-    if not np.isfinite(weights).all():
-        raise InputError("weights must be finite numbers")
-    return weights
-
-
-def learned_rows(weights: np.ndarray) -> np.ndarray | None:
-    """weights (B, T) -> the tokens (N,) whose targets have any, by number, or None for all.
-
-    And a few others, so that N is one of few numbers: passes of the same sizes are repeated.
-    """
-    flat = weights.reshape(-1)
-    learned = np.flatnonzero(flat)
-    step = math.ceil(len(flat) / ROW_COUNTS)
-    count = step * max(1, math.ceil(len(learned) / step))
-    if count > MOST_ROWS * len(flat):
-        return None
-    others = np.flatnonzero(flat == 0)[: count - len(learned)]
-    return np.sort(np.concatenate([learned, others])).astype(np.int32)
-
-
-def _checked_firsts(firsts: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Where the document of each place begins, as int32. InputError if that is not so."""
-    if firsts is None:
-        return None
-    check_type("firsts", firsts, np.ndarray)
-    if firsts.shape != shape or firsts.dtype.kind not in "iu":
-        raise InputError(
-            f"firsts {firsts.shape} of {firsts.dtype} must be whole numbers in the shape of ids, "
-            f"{shape}"
-        )
-    # Kernels look only at the first places of some queries: anything else would be silently wrong.
-    continues = firsts[:, 1:] == firsts[:, :-1]
-    begins = firsts[:, 1:] == np.arange(1, shape[1], dtype=np.int32)
-    if firsts[:, 0].any() or not (continues | begins).all():
-        raise InputError(
-            "firsts must be 0 at the first place, and then as before or, where another document "
-            "begins, the place itself"
-        )
-    return np.ascontiguousarray(firsts, np.int32)

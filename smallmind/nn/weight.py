@@ -28,33 +28,25 @@ class Weight(NamedTuple):
         bias: np.ndarray | None = None,
         addend: np.ndarray | None = None,
         by_rows: bool = False,
+        activation: np.ndarray | None = None,
     ) -> None:
-        """x (R, in) -> y (R, out) = x weight [+ bias (out,)] [+ addend (R, out)]. Writes y."""
-        if not self.has_blocks:
-            kernels.matmul(y, x, self.values, bias, addend, by_rows, self.outputs_first)
-        elif self.outputs_first:
-            kernels.matmul_quantised(y, x, self.values, bias, addend, by_rows)
-        else:
-            assert bias is None and addend is None
-            kernels.matmul_quantised_transpose(y, x, self.values)
+        """x (R, in) -> y (R, out) = x weight [+ bias (out,)] [+ addend (R, out)]. Writes y.
 
-    def multiply_gelu(
-        self,
-        kernels: Any,
-        activation: np.ndarray,
-        y: np.ndarray,
-        x: np.ndarray,
-        bias: np.ndarray | None,
-        addend: np.ndarray | None = None,
-        by_rows: bool = False,
-    ) -> None:
-        """x (R, in) -> y (R, out) as `multiply` writes it, activation = gelu(y). Writes both."""
-        if self.has_blocks:
-            self.multiply(kernels, y, x, bias, addend, by_rows)
-            kernels.gelu(activation, y)
+        And activation (R, out) = gelu(y), if there is such an array.
+        """
+        if self.has_blocks and not self.outputs_first:
+            assert bias is None and addend is None and activation is None
+            kernels.matmul_quantised_transpose(y, x, self.values)
+        elif self.has_blocks:
+            kernels.matmul_quantised(y, x, self.values, bias, addend, by_rows)
+            if activation is not None:
+                kernels.gelu(activation, y)
+        elif activation is None:
+            kernels.matmul(y, x, self.values, bias, addend, by_rows, self.outputs_first)
         else:
-            given = bias, addend, by_rows, self.outputs_first
-            kernels.matmul_gelu(activation, y, x, self.values, *given)
+            kernels.matmul_gelu(
+                activation, y, x, self.values, bias, addend, by_rows, self.outputs_first
+            )
 
     def multiply_transposed(
         self, kernels: Any, y: np.ndarray, x: np.ndarray, by_rows: bool = False

@@ -9,8 +9,9 @@ from smallmind.checks import InputError, count_of
 from smallmind.corpus.preparation import Encoding
 from smallmind.losses.loss import Outline
 from smallmind.nn.growing import grown
+from smallmind.nn.loading import Base
 from smallmind.nn.position import position_class
-from smallmind.nn.transformer import Base, TransformerModel
+from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.files import TOKENIZER
 from smallmind.runs.loading import Found, digest_of, find
 from smallmind.runs.source import ConversationSource, Source, TextSource

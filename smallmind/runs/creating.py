@@ -16,10 +16,11 @@ from smallmind.checks import InputError, check_field, check_type
 from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import find_foreign
 from smallmind.exchange.peft import find_peft
+from smallmind.nn.backend import resolve_precision, resolve_products
 from smallmind.nn.freezing import frozen_parts
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.position import position_class
-from smallmind.nn.transformer import TransformerModel, resolve_precision, resolve_products
+from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel import environment
 from smallmind.parallel.environment import launched
 from smallmind.runs import budget

@@ -15,9 +15,10 @@ from smallmind.exchange.format import Foreign, find_foreign
 from smallmind.exchange.peft import PeftDirectory, find_peft
 from smallmind.files import safetensors
 from smallmind.nn.adapter import SavedAdapter
+from smallmind.nn.loading import ADAPTER_FORMAT, Base, weights
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import padded
-from smallmind.nn.transformer import ADAPTER_FORMAT, Base, TransformerModel, weights
+from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.files import IMPORTED, MODEL, PUBLISHED, TOKENIZER, model_in
 from smallmind.settings.config import ModelConfig, Precision
 from smallmind.settings.settings import from_saved

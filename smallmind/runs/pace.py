@@ -18,7 +18,7 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.console.activity import clock
-from smallmind.nn.transformer import resolve_precision
+from smallmind.nn.backend import resolve_precision
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.optim.schedule import WARMUP_SHARE
 from smallmind.runs.files import TIMING

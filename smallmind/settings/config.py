@@ -7,7 +7,7 @@ from these fields.
 import dataclasses
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -152,9 +152,13 @@ class ModelConfig:
         low=0,
         high=2**24 - 1,
     )
+    # An architecture may choose parts from other tables of `parts.LAYERS`, and set what these read.
+    # A mapping, kept as pairs; files lack it if it is empty.
+    part_settings: tuple[tuple[str, Any], ...] = setting((), "")
 
     def __post_init__(self) -> None:
         check_all(self)
+        object.__setattr__(self, "part_settings", _pairs(self.part_settings))
         if self.head_size is None and self.n_embd % self.n_head:
             raise InputError(
                 f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}, "
@@ -200,10 +204,24 @@ class ModelConfig:
             return math.ceil(8 * self.n_embd / 3 / 32) * 32
         return 4 * self.n_embd
 
+    @classmethod
+    def with_parts(cls, values: Mapping[str, Any]) -> "ModelConfig":
+        """Builds a config from fields and, by names that no field has, `part_settings`."""
+        fields = {field.name for field in dataclasses.fields(cls)}
+        chosen = {name: value for name, value in values.items() if name in fields}
+        others = [(name, value) for name, value in values.items() if name not in fields]
+        return cls(**{**chosen, "part_settings": (*chosen.get("part_settings", ()), *others)})
+
+    def part(self, slot: str) -> str:
+        """Returns the name of a part in its table, such as "rmsnorm" for the slot "norm"."""
+        usual = next(iter(parts.LAYERS[slot]))
+        return str(getattr(self, slot, None) or dict(self.part_settings).get(slot, usual))
+
     def values(self) -> dict[str, Any]:
         """The fields by name, with what follows from them, as files of other programs say it."""
+        fields = {name: value for name, value in vars(self).items() if name != "part_settings"}
         follows = {"n_kv_head": self.kv_heads, "head_size": self.head_channels}
-        return {**vars(self), **follows, "hidden_size": self.hidden_size}
+        return {**fields, **follows, "hidden_size": self.hidden_size, **dict(self.part_settings)}
 
     def changes_to(self, published: Architecture) -> dict[str, Any]:
         """The changes that would make this a model of a published architecture."""
@@ -211,8 +229,10 @@ class ModelConfig:
         needed = {**UNPUBLISHED, **published.parts, "n_embd": self.divisible_n_embd}
         whole = {"n_kv_head": self.n_head, "head_size": self.divisible_n_embd // self.n_head}
         needed |= {name: x for name, x in whole.items() if name not in published.config.keys}
+        unknown = dict(self.part_settings).keys() - published.config.keys.keys()
+        needed = {**dict.fromkeys(sorted(unknown)), **needed}
         values = self.values()
-        return {name: value for name, value in needed.items() if values[name] != value}
+        return {name: value for name, value in needed.items() if values.get(name) != value}
 
     @property
     def fuses_matrices(self) -> bool:
@@ -228,6 +248,21 @@ class ModelConfig:
                 is_odd = published.rotates and self.head_channels % 2
                 return None if is_odd else published.name
         return None
+
+
+def _pairs(values: Any) -> tuple[tuple[str, Any], ...]:
+    """A mapping, or pairs as a file has them -> pairs in the order of their names, hashable."""
+    try:
+        pairs = dict(values)
+        known = {name: tuple(x) if isinstance(x, list) else x for name, x in pairs.items()}
+        hash(tuple(known.values()))
+        if not all(isinstance(name, str) and name.isidentifier() for name in known):
+            raise ValueError("a name is not one")
+        return tuple(sorted(known.items()))
+    except (TypeError, ValueError):
+        raise InputError(
+            f"part_settings={shown_value(values)} needs a number, a word or a list for each name"
+        ) from None
 
 
 def micro_batch_sizes(windows: int, tokens: int, max_windows: int | None) -> list[int]:

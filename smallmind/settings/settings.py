@@ -47,6 +47,16 @@ def from_saved(kind: Any, saved: Mapping[str, Any]) -> Any:
     return kind(**{**before, **current_names(saved)})
 
 
+def to_saved(config: Any) -> dict[str, Any]:
+    """A config -> its fields as files hold them; those without a help text only if they are set."""
+    fields = {field.name: field for field in dataclasses.fields(config)}
+    return {
+        name: value
+        for name, value in dataclasses.asdict(config).items()
+        if fields[name].metadata["help"] or value != fields[name].default
+    }
+
+
 def check_format(saved: Mapping[str, Any]) -> None:
     """InputError if a newer version wrote this config. Version 0.1.0 wrote no format number."""
     number = saved.get("format", FORMAT)
@@ -142,9 +152,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """The format number, and section -> field -> value, JSON-able."""
-        return {"format": FORMAT} | {
-            name: dataclasses.asdict(config) for name, config in self.sections.items()
-        }
+        return {"format": FORMAT} | {name: to_saved(x) for name, x in self.sections.items()}
 
     @property
     def fields(self) -> dict[str, Any]:

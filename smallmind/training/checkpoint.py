@@ -20,9 +20,9 @@ from smallmind.checks import InputError, from_json, whole
 from smallmind.console import activity
 from smallmind.files import durable, safetensors
 from smallmind.files.checkpoint_names import BEST, CHECKPOINTS, file_name, saved_steps
+from smallmind.nn.loading import CHECKPOINT_FORMAT as FORMAT
+from smallmind.nn.loading import WEIGHTS
 from smallmind.nn.parameters import as_float32
-from smallmind.nn.transformer import CHECKPOINT_FORMAT as FORMAT
-from smallmind.nn.transformer import WEIGHTS
 from smallmind.training.after_save import AfterSave
 from smallmind.training.records import Record, SaveRecord
 from smallmind.training.state import TOKENIZER, RunState, Snapshot, StateCopy, with_snapshot

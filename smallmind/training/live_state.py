@@ -9,13 +9,14 @@ import numpy as np
 from smallmind.checks import InputError, number
 from smallmind.files import safetensors
 from smallmind.losses.loss import Loss
+from smallmind.nn.loading import WEIGHTS, adapter_facts, weights
 from smallmind.nn.parameters import shape_of
-from smallmind.nn.transformer import WEIGHTS, TransformerModel, weights
+from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer
 from smallmind.optim.schedule import Schedule, schedule
 from smallmind.settings.config import NEUTRAL, ModelConfig, Precision, TrainingConfig, __version__
-from smallmind.settings.settings import from_saved
+from smallmind.settings.settings import from_saved, to_saved
 from smallmind.text.dataset import Dataset
 from smallmind.training.ranks import Ranks
 from smallmind.training.records import RunProgress
@@ -101,7 +102,7 @@ class LiveState:
             "scaler": self.scaler and self.scaler.state(),
             "spikes": self.spikes.state(),
             "config": {name: value for name, value in config.items() if name not in NEUTRAL},
-            "model": dataclasses.asdict(self.model.config),
+            "model": to_saved(self.model.config),
             "data": {"batch_size": self.data.batch_size, "seed": self.data.seed},
             TOKENIZER: tokenizer and tokenizer.saved,
             LOSS: self.loss.settings(),
@@ -109,7 +110,7 @@ class LiveState:
             "precision": self.model.precision.value,
             "instruction_set": self.model.instruction_set,
         }
-        if adapter := self.model.adapter_facts():
+        if adapter := adapter_facts(self.model):
             state["adapter"] = adapter
         tensors = {f"{MOMENTS}.{name}": value for name, value in moments.items()}
         return RunState(model.step, {**model.tensors, **tensors}, state)
@@ -235,7 +236,7 @@ def _completed(kind: type, saved: Any) -> Any:
     except (TypeError, ValueError):
         return saved  # not a config: it equals none
     variable = (*NEUTRAL, *STORAGE)
-    return {k: v for k, v in dataclasses.asdict(config).items() if k not in variable}
+    return {k: v for k, v in to_saved(config).items() if k not in variable}
 
 
 def _check_kind(place: str, name: str, saved: Any, here: Any) -> None:

@@ -21,7 +21,8 @@ from smallmind.kernels.description import described
 from smallmind.losses.loss import Loss
 from smallmind.memory.tensor_pool import unbacked
 from smallmind.nn.backend import NoKernels, dry_run_backend
-from smallmind.nn.transformer import TransformerModel, learned_rows
+from smallmind.nn.batch import learned_rows
+from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.training.gradients import set_up

@@ -14,7 +14,7 @@ from smallmind.console.table import Table, escape
 from smallmind.files import durable
 from smallmind.runs.files import PROFILE, TASKS
 from smallmind.runs.precisions import PrecisionTable
-from smallmind.settings.settings import LOSS_RECORDS, SECTIONS
+from smallmind.settings.settings import LOSS_RECORDS, SECTIONS, to_saved
 from smallmind.tasks.results import read_results
 from smallmind.training.energy import energy_text
 from smallmind.training.operations import usage_text
@@ -341,7 +341,7 @@ def _settings(view: RunView) -> str:
     chosen, everything = [], []
     for name, kind in SECTIONS.items():
         defaults = {field.name: field.default for field in dataclasses.fields(kind)}
-        for field, value in dataclasses.asdict(getattr(view.settings, name)).items():
+        for field, value in to_saved(getattr(view.settings, name)).items():
             everything.append((f"{name}.{field}", value))
             if value != defaults[field]:
                 chosen.append((f"{name}.{field}", value))

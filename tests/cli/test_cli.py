@@ -943,7 +943,7 @@ def test_train_refuses_what_does_not_fit_before_it_starts(text, out, cli, monkey
     def open_backend(_name):
         raise AssertionError("a model was allocated")
 
-    monkeypatch.setattr("smallmind.nn.transformer.open_backend", open_backend)
+    monkeypatch.setattr("smallmind.nn.backend.open_backend", open_backend)
     for megabytes, message in [
         (180, "of memory and 180.0 MB is free; use --micro-batch-size "),
         (158, "--use-gradient-checkpointing --checkpoint-strategy every_layer ("),

@@ -15,6 +15,7 @@ from smallmind.exchange.format import padded
 from smallmind.files import durable
 from smallmind.kernels.bpe.characters import LETTER, NUMBER, OTHER, character_classes
 from smallmind.kernels.number_types import DTYPES, FLOAT16, round_to, to_float32
+from smallmind.nn.rmsnorm import RMSNorm
 from smallmind.randomness import hash64
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.chat import Turn
@@ -470,9 +471,15 @@ def test_types_that_pages_lack_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+class UndeclaredNorm(RMSNorm):
+    """Like any other, but does not declare that a page can compute it."""
+
+
 def test_parts_of_others_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(parts.NORMS, "mine", parts.NORMS["rmsnorm"])
+    monkeypatch.setitem(parts.NORMS, "again", parts.NORMS["rmsnorm"])
+    monkeypatch.setitem(parts.NORMS, "mine", f"{__name__}:UndeclaredNorm")
     tokenizer = tokenizer_for("char")
+    page_of(tmp_path, varied_model("Llama", tokenizer, norm="again"), tokenizer)
     model = varied_model("Llama", tokenizer, norm="mine")
     refuses("a page cannot run norm='mine', only layernorm", page_of, tmp_path, model, tokenizer)
 

@@ -103,9 +103,9 @@ def test_a_plain_kernel_learns_in_16_bits_as_in_float32(tanh_norm, precision):
 
 
 def test_a_run_with_a_plain_kernel_trains_where_auto_is_bfloat16(tanh_norm, tmp_path, monkeypatch):
-    from smallmind.nn import transformer
+    from smallmind.nn import backend
 
-    resolve = transformer.resolve_precision
+    resolve = backend.resolve_precision
 
     def resolved(asked, backend):
         return resolve(Precision.BFLOAT16 if asked == Precision.AUTO else asked, backend)

@@ -7,7 +7,7 @@ from smallmind import CheckpointStrategy, Distillation, InputError, Precision, T
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to
 from smallmind.memory.tensor_pool import TensorPool
-from smallmind.nn import transformer
+from smallmind.nn import batch
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.text.dataset import Batch
@@ -376,7 +376,7 @@ def test_the_head_computes_only_what_is_learned_and_the_same(tied, share, monkey
 
     monkeypatch.setattr(compiled, "cross_entropy", watched)
     found = gradients(model, ids, targets, **named)
-    monkeypatch.setattr(transformer, "MOST_ROWS", 0.0)
+    monkeypatch.setattr(batch, "MOST_ROWS", 0.0)
     whole = gradients(model, ids, targets, **named)
     few, every = shapes
     assert every == ids.size and np.count_nonzero(weights) <= few <= (share + 0.2) * ids.size

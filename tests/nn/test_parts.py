@@ -1,18 +1,33 @@
 """Every part of the architecture, alone and together: gradients, precision, recompute, threads."""
 
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from smallmind import (
     CheckpointManager,
     InputError,
+    KeyValueCache,
     ModelConfig,
     Precision,
     TransformerModel,
     gradient_check,
+    nn,
+    parts,
 )
 from smallmind.files import safetensors
+from smallmind.nn.attention import Attention
+from smallmind.nn.layer import Layer
+from smallmind.nn.position import Position
+from smallmind.nn.rope import RotaryPosition
 from smallmind.settings.presets import ARCHITECTURES
+from smallmind.settings.settings import Settings
 
 LLAMA = {"norm": "rmsnorm", "position": "rope", "mlp": "swiglu", "bias": False, "n_kv_head": 2}
 EVERYTHING = {"norm": "rmsnorm", "position": "rope", "mlp": "relu2", "bias": False, "qk_norm": True}
@@ -282,3 +297,111 @@ def test_the_final_gain_starts_at_one_unless_a_tied_head_needs_less(arch, settin
     gain = TransformerModel(ModelConfig(65, **fields), backend="numpy").parameters
     assert ((gain["final_norm.weight"] == 1).all()) == is_one
     assert (gain["blocks.0.mlp_norm.weight"] == 1).all()
+
+
+class BiasedAttention(Attention):
+    """Attention with biases on queries, keys and values in a model without others."""
+
+    qkv_bias = True
+
+
+@pytest.fixture
+def biased(monkeypatch):
+    """The config of a model with an attention of its own."""
+    monkeypatch.setitem(parts.ATTENTIONS, "biased", f"{__name__}:BiasedAttention")
+    return ModelConfig(31, 12, 2, 4, 24, **LLAMA, part_settings={"attention": "biased"})
+
+
+def test_an_architecture_may_bring_a_part_of_its_own(biased, tmp_path):
+    model = TransformerModel(biased, backend="numpy", dtype=np.float64)
+    assert [name for name in model.parameters if name.endswith("bias")] == [
+        f"blocks.{i}.attention.qkv.bias" for i in range(2)
+    ]
+    assert gradient_check(model)
+    model = TransformerModel(biased)
+    assert model.workspace.new_recording is None  # it does not declare that it only calls kernels
+    model.save(tmp_path / "model")
+    loaded = TransformerModel.load(tmp_path / "model")
+    assert loaded.config == biased and hash(loaded.config) == hash(biased)
+    assert loaded.config != ModelConfig(31, 12, 2, 4, 24, **LLAMA)
+
+
+class RotatesEverySecondBlock(RotaryPosition):
+    """Rotated queries and keys in blocks 0, 2, ..., no positions in the others."""
+
+    def __init__(self, scope):
+        super().__init__(scope)
+        self.unrotated = Position(scope)
+
+    def in_block(self, number):
+        return self.unrotated if number % 2 else self
+
+
+class WindowedAttention(Attention):
+    """Attention that sees as many tokens as `part_settings` says, in blocks 0, 2, ..."""
+
+    def __init__(self, scope, *arguments):
+        super().__init__(scope, *arguments)
+        self.window = dict(scope.config.part_settings)["window"]
+
+    @property
+    def firsts(self):
+        if self.layer % 2:
+            return super().firsts
+        workspace, cache = self.workspace, self.workspace.cache
+        B = len(cache.starts) if cache else len(self.qkv) // workspace.T
+        places = workspace.starts.reshape(-1, 1) + np.arange(workspace.T) - self.window + 1
+        return np.ascontiguousarray(np.broadcast_to(np.maximum(places, 0), (B, workspace.T)), "i4")
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_blocks_may_differ_in_rotation_and_window(monkeypatch, qk_norm):
+    monkeypatch.setitem(parts.POSITIONS, "second", f"{__name__}:RotatesEverySecondBlock")
+    monkeypatch.setitem(parts.ATTENTIONS, "windowed", f"{__name__}:WindowedAttention")
+    fields = {**LLAMA, "position": "second", "qk_norm": qk_norm}
+    config = ModelConfig(31, 12, 2, 4, 24, **fields)
+    windowed = replace(config, part_settings={"attention": "windowed", "window": 4})
+    ids = np.random.default_rng(1).integers(0, 31, (2, 12))
+    usual = TransformerModel(31, 12, 24, 2, 4, **{**fields, "position": "rope"}).forward(ids)
+    for model in map(TransformerModel, (config, windowed)):
+        assert gradient_check(model)
+        logits, cache = model.forward(ids), KeyValueCache(model, 2)
+        assert not np.allclose(logits, usual, atol=1e-4)
+        for t in range(12):
+            decoded = model.decode(ids[:, t : t + 1], cache)
+            np.testing.assert_allclose(decoded, logits[:, t], atol=1e-5)
+        usual = logits
+
+
+def test_files_mention_part_settings_only_where_there_are_any(biased):
+    assert "part_settings" not in Settings().to_dict()["model"]
+    saved = json.loads(json.dumps(Settings(model=biased).to_dict()))
+    assert Settings.from_dict(saved).model == biased
+
+
+@pytest.mark.parametrize("wrong", [3, "word", {"a b": 1}, {"a": {}}, [["a"]], {1: 2}])
+def test_part_settings_are_names_with_values(wrong):
+    with pytest.raises(InputError, match="part_settings="):
+        ModelConfig(part_settings=wrong)
+
+
+FORMULA = re.compile(r"\[?[a-z]\w*(\[\w+\])?(, \w+)* = ")
+
+
+def layers_of_the_package():
+    """All classes of layers in `smallmind.nn` that a model can have."""
+    for module in pkgutil.iter_modules(nn.__path__, "smallmind.nn."):
+        importlib.import_module(module.name)
+    waiting = [Layer]
+    while waiting:
+        waiting += (kind := waiting.pop()).__subclasses__()
+        if kind.__module__.startswith("smallmind.nn.") and not inspect.isabstract(kind):
+            yield kind
+
+
+def test_the_first_line_of_a_layer_is_its_formula():
+    kinds = [kind for kind in layers_of_the_package() if kind is not Layer]
+    assert len(kinds) > 20
+    lacking = [x.__name__ for x in kinds if not FORMULA.match((x.__doc__ or "").splitlines()[0])]
+    assert lacking == []
+    assert not FORMULA.match("A gain (C,).") and not FORMULA.match("Normalises x: y = x.")

@@ -9,7 +9,7 @@ from smallmind import InputError, Precision, TransformerModel
 from smallmind.files import safetensors
 from smallmind.kernels.codegen import isa
 from smallmind.kernels.codegen.isa import ISA
-from smallmind.nn.transformer import faster_precision
+from smallmind.nn.backend import faster_precision
 from tests.peaks import rented_at_the_peak
 
 SIXTEEN_BIT = [Precision.FLOAT16, Precision.BFLOAT16]

@@ -5,8 +5,8 @@ import pytest
 
 from smallmind import TransformerModel, gradient_check
 from smallmind.memory.tensor_pool import TensorPool
-from smallmind.nn import network
-from smallmind.nn.workspace import Pass
+from smallmind.nn import head
+from smallmind.nn.workspace import Pass, Workspace
 from smallmind.settings.presets import ARCHITECTURES
 
 T, V = 12, 31
@@ -39,19 +39,19 @@ def learned(model, weights=None):
 
 
 def by_blocks(monkeypatch, logits):
-    monkeypatch.setattr(network, "MOST_LOGITS", logits)
+    monkeypatch.setattr(head, "MOST_LOGITS", logits)
 
 
 @pytest.fixture
 def rents(monkeypatch):
     """The shapes that workspaces rent, from now on."""
-    shapes, rent = [], network.Workspace._rent
+    shapes, rent = [], Workspace._rent
 
     def noted(self, shape, dtype):
         shapes.append(shape)
         return rent(self, shape, dtype)
 
-    monkeypatch.setattr(network.Workspace, "_rent", noted)
+    monkeypatch.setattr(Workspace, "_rent", noted)
     return shapes
 
 

@@ -60,14 +60,14 @@ def test_evaluations_do_not_change_what_is_learnt():
 
 
 def test_few_frames_lie_between_a_batch_and_the_layers(monkeypatch):
-    seen, forward = [], Network.forward_hidden
+    seen, forward = [], Network.forward
 
     def watched(network, *arrays):
         if network.workspace.training:
             seen.append([frame.name for frame in traceback.extract_stack()])
         return forward(network, *arrays)
 
-    monkeypatch.setattr(Network, "forward_hidden", watched)
+    monkeypatch.setattr(Network, "forward", watched)
     training = small_training()
     training.counts_operations = False  # in passes of its own
     training.train(steps=1, val_every=0)
