@@ -151,7 +151,7 @@ def faster_precision(precision: Precision, backend: str) -> Precision | None:
 
     float16 is always converted to be multiplied, bfloat16 where the CPU has no fast product of it.
     """
-    if precision not in (Precision.FLOAT16, Precision.BFLOAT16) or backend == "numpy":
+    if not precision.has_16_bits or backend == "numpy":
         return None
     from smallmind.kernels.codegen.isa import ISA
 
