@@ -29,7 +29,7 @@ LAYERS = [
     {"tasks"},
     {"training"},
     {"runs"},
-    {"views", "bench", "tasks.lm_eval"},
+    {"views", "bench"},
     {"serve"},
     {"lessons"},
     {"cli"},
@@ -42,10 +42,10 @@ def layer(module):
     if module.startswith("smallmind.lessons."):  # programs: they import whatever they teach
         return len(LAYERS) - 1
     _, *parts = module.split(".")
-    for part in (".".join(parts[:2]), *parts[:1], "__init__"):  # a file apart from its folder first
-        for number, names in enumerate(LAYERS):
-            if part in names:
-                return number
+    part = parts[0] if parts else "__init__"
+    for number, names in enumerate(LAYERS):
+        if part in names:
+            return number
     raise AssertionError(f"{module} is in no layer")
 
 

@@ -66,7 +66,7 @@ Step = Callable[[np.ndarray, np.ndarray], float]
 
 def _ours(path: Path, kind: str, case: Case, windows: int) -> tuple[Step, int]:
     from smallmind import AdamW, TransformerModel
-    from smallmind.runs.loading import find
+    from smallmind.exchange.stored import find
     from smallmind.settings.config import Adapter
 
     found = find(path)

@@ -198,8 +198,8 @@ def describe_reading(console: Console, report: Report) -> None:
 
 def _grown(run: "Run") -> str:
     """Says which characters the model gets to know that it starts from; nothing without any."""
+    from smallmind.exchange.stored import find
     from smallmind.runs.assembly import new_characters
-    from smallmind.runs.loading import find
 
     start = run.settings.run.init_from
     if start is None or not Path(start).exists():

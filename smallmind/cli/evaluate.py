@@ -75,8 +75,8 @@ def run(options: argparse.Namespace) -> int:
         )
     from smallmind.cli.display import floor_of_stories, format_perplexity, token_name
     from smallmind.corpus.preparation import Encoding
-    from smallmind.exchange.format import find_foreign
-    from smallmind.runs.loading import find
+    from smallmind.exchange.format import find_external
+    from smallmind.exchange.stored import find
     from smallmind.runs.precisions import PrecisionLoss, PrecisionTable, losses_of
     from smallmind.runs.run import Run
     from smallmind.runs.source import ConversationSource, read_source, recognising
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     path = run_of(options)
     given = options.precision  # one of them if it was left out
     precisions = given if isinstance(given, list) else [given]
-    is_model = path.is_file() or find_foreign(path) is not None
+    is_model = path.is_file() or find_external(path) is not None
     if is_model and not options.text:
         raise InputError(
             f"{path} is a bare model: name the text to evaluate, e.g. `evaluate MODEL book.txt`"
@@ -161,16 +161,16 @@ def _run_tasks(options: argparse.Namespace) -> int:
         raise InputError("tasks are in files of their own: leave out TEXT, or evaluate it alone")
     if len(options.precision or ()) > 1:
         raise InputError("tasks are evaluated in one --precision at a time")
-    from smallmind.exchange.format import find_foreign
+    from smallmind.exchange.format import find_external
+    from smallmind.exchange.stored import find
     from smallmind.runs.files import TASKS as KEPT
-    from smallmind.runs.loading import find
     from smallmind.tasks.task import evaluate_task
 
     console, notes = Console(), Console(sys.stderr)
     (precision,) = options.precision or ["float32"]
     options.precision = [precision]  # other programs compute in float32 too
     path = run_of(options)
-    is_run = path.is_dir() and find_foreign(path) is None and not options.adapter
+    is_run = path.is_dir() and find_external(path) is None and not options.adapter
     with activity.showing_on(notes.activity):
         found = find(path, options.checkpoint, options.adapter)
         model, tokenizer = found.load(precision=precision)

@@ -15,7 +15,7 @@ import numpy as np
 
 from smallmind import page
 from smallmind.checks import InputError
-from smallmind.exchange.format import Exported, Foreign, Format
+from smallmind.exchange.format import Exported, ExternalModel, Format
 from smallmind.exchange.number_types import NUMBER_TYPES, NumberType
 from smallmind.files import durable
 from smallmind.nn.parameters import Role
@@ -83,7 +83,7 @@ class HTML(Format):
         del path
         return False  # pages are run, not read
 
-    def open(self, path: Path) -> Foreign:
+    def open(self, path: Path) -> ExternalModel:
         raise InputError(f"{path} is a page, which is written here but not read")
 
 

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from smallmind import parts
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.corpus.preparation import Encoding
-from smallmind.exchange.format import find_foreign
+from smallmind.exchange.format import find_external
 from smallmind.exchange.peft import find_peft
+from smallmind.exchange.stored import find
 from smallmind.nn.freezing import frozen_parts
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.position import position_class
@@ -33,7 +34,6 @@ from smallmind.runs.chat_recipe import (
 )
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import RUNS, TEXT, Text, default_directory, is_literal, paths_of
-from smallmind.runs.loading import find
 from smallmind.runs.products import fastest_products
 from smallmind.runs.source import (
     TOKENS,
@@ -418,22 +418,22 @@ def import_model(
         return _import_adapter(source, out, base)
     if base is not None:
         raise InputError(f"{source} is not an adapter of PEFT: leave out the base, {base}")
-    foreign = find_foreign(source)
-    if foreign is None:
+    found = find_external(source)
+    if found is None:
         raise InputError(
             f"{source} is neither a directory of transformers, with a config.json that names a "
             "model_type, nor an adapter of PEFT, nor a GGUF file"
         )
     if block_size is not None:
-        foreign.config = _shortened(foreign.config, block_size)
-    tokenizer = foreign.tokenizer()
+        found.config = _shortened(found.config, block_size)
+    tokenizer = found.tokenizer()
     _check_template(source, tokenizer)
-    model = None if foreign.is_one_file else foreign.model("numpy")
+    model = None if found.is_one_file else found.model("numpy")
     if model is None:  # the file is kept, with blocks of integers as they are
-        for _ in foreign.parameters():
+        for _ in found.parameters():
             pass  # checks them
     path = default_directory(source.stem) if out is None else Path(out)
-    settings = Settings(foreign.config, run=RunConfig(tokenizer=tokenizer.kind, out=str(path)))
+    settings = Settings(found.config, run=RunConfig(tokenizer=tokenizer.kind, out=str(path)))
     config = SavedConfig(settings, text_sha256="", imported=str(source.resolve().name))
     copied = source if model is None else None
     directory, config = _write(path, config, tokenizer, model=model, copied=copied)
@@ -468,7 +468,7 @@ def _import_adapter(
     source: Path, out: str | PathLike[str] | None, base: str | PathLike[str] | None
 ) -> tuple[RunDirectory, SavedConfig]:
     """Writes a run with an adapter of PEFT -> its directory and its config."""
-    found = find(source)._replace(base=None if base is None else Path(base))
+    found = find(source) if base is None else find(base, adapter=source)
     saved, tokenizer = found.adapter(), found.tokenizer()
     assert saved.base
     path = default_directory(source.stem) if out is None else Path(out)

@@ -12,7 +12,8 @@ from smallmind import parts
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.exchange.format import check_export, export, export_adapter
 from smallmind.exchange.published import as_learned
-from smallmind.runs import creating, loading, summary
+from smallmind.exchange.stored import find
+from smallmind.runs import creating, summary
 from smallmind.runs.files import CONFIG, RUNS, Text
 from smallmind.runs.pace import Pace
 from smallmind.runs.saved import SavedRun
@@ -231,7 +232,7 @@ class Run(SavedRun):
         Of an adapter alone, with `to` "peft", a directory of that package, or "gguf-adapter".
         """
         check_export(Path(check_type("path", path, str, PathLike)), to, type)
-        found = loading.find(self.path, checkpoint)
+        found = find(self.path, checkpoint)
         if to in parts.ADAPTER_FORMATS:
             return export_adapter(found.adapter(), path, to)
         model, tokenizer = found.load("numpy")

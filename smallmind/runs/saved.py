@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from smallmind.checks import InputError, check_type
 from smallmind.corpus.preparation import Encoding
+from smallmind.exchange import stored
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.group import ALONE, Group
 from smallmind.runs import assembly, loading
@@ -179,7 +180,7 @@ class SavedRun:
         Without it, the final model, or the newest checkpoint if the run has not ended yet. The
         run may be going. InputError if there is no such checkpoint.
         """
-        return loading.load(self.path, backend, checkpoint)
+        return stored.load(self.path, backend, checkpoint)
 
     def evaluate(
         self, text: str | PathLike[str] | None = None, checkpoint: int | str | None = None
@@ -207,7 +208,7 @@ class SavedRun:
 
         Of the model that `load(checkpoint)` returns. The run keeps the table for its report.
         """
-        found = loading.find(self.path, checkpoint)
+        found = stored.find(self.path, checkpoint)
         losses = losses_of(found, lambda model: evaluate_held_out(model, self.data), precisions)
         compared = PrecisionTable(found.name, tuple(losses))
         compared.save(self.path)
@@ -229,7 +230,7 @@ class SavedRun:
         not know are refused, or skipped. The run keeps the result for its report and for `compare`.
         InputError if the file is damaged or has no items.
         """
-        found = loading.find(self.path, checkpoint)
+        found = stored.find(self.path, checkpoint)
         loaded = found.load(precision=precision)
         result = evaluate_task(*loaded, kind, path, group_by, skip_unknown, found.name)
         result.keep(self.path / TASKS)
