@@ -118,12 +118,10 @@ def model_for_minutes(settings: Settings) -> str:
 
 
 def _describe_data(console: Console, run: "Run") -> None:
-    from smallmind.runs.source import TokenSource
-
     tokenizer, dataset = run.training.tokenizer, run.training.data
     rows = [["text", shorten(run.name)], *text_rows(run.source, tokenizer, dataset)]
-    if isinstance(run.source, TokenSource):
-        rows.append(["read from", shorten(run.source.found.place)])
+    if run.source.on_disk:
+        rows.append(["read from", shorten(run.source.on_disk)])
     console.table("Data", rows)
     if run.source.report:
         describe_reading(console, run.source.report)
@@ -301,10 +299,12 @@ def _describe_run(console: Console, run: "Run") -> None:
         ["optimizer", _optimizer_of(training)],
         ["precision", f"{run.training.model.precision}"],
     ]
-    if run.group.size > 1:
-        fewest, others = divmod(training.shards, run.group.size)
+    if run.session.group.size > 1:
+        fewest, others = divmod(training.shards, run.session.group.size)
         own = f"{fewest} or {fewest + 1}" if others else f"{fewest}"
-        rows.append(["processes", f"{run.group.size}, each {own} of {training.shards} data shards"])
+        rows.append(
+            ["processes", f"{run.session.group.size}, each {own} of {training.shards} data shards"]
+        )
     if training.recompute != CheckpointStrategy.NONE:
         rows.append(["activations", f"recomputed, {training.recompute}"])
     if config.backend == "numba":

@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             is_run = trained.is_dir() and not found.is_external
             run = Run.open(trained) if is_run else None
-            history = history_of(run, found.name) if run else {}
+            history = history_of(run.files, found.name) if run else {}
             model, tokenizer = found.load("numpy")
             if run and run.settings.run.chat:
                 tokenizer = as_learned(tokenizer)

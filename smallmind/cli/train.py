@@ -88,7 +88,7 @@ def _run(options: argparse.Namespace, start: float, group: "Group") -> int:
         if cache and not os.path.lexists(cache):
             check_writable("--teacher-cache", Path(cache))
         created = Run.of(choices)
-        created.group = group
+        created.session.join(group)
         try:
             _build(console, created)
             return _train(console, created, options, start)
@@ -113,7 +113,7 @@ def _resume(options: argparse.Namespace, start: float, group: "Group") -> int:
     opened = Run.open(find_run(Path(options.resume))) if is_chosen else Run.unfinished()
     for reason in opened.passed_over:
         console.line(f"Passing over a newer run: {reason}")
-    opened.group = group
+    opened.session.join(group)
     opened.lock()
     try:
         return _continue(console, opened, options, start)
@@ -125,13 +125,13 @@ def _continue(console: Console, opened: "Run", options: argparse.Namespace, star
     """Trains a locked run to its end, or does what is missing there -> exit status."""
     threads = {"threads": options.threads} if "threads" in options else {}
     if "text" in options:
-        opened.move_text(options.text)
-    opened.check_text()
+        opened.files.move_text(options.text)
+    opened.files.check_text()
     opened.change(**threads, **neutral_of(options))
     try:
         newest = opened.newest()
     finally:
-        for file, reason in opened.skipped_checkpoints:
+        for file, reason in opened.files.skipped_checkpoints:
             console.warning(f"Skipping {file.name}: {reason}")
     length = {name: getattr(options, name) for name in ("steps", "epochs") if name in options}
     if length:
@@ -162,7 +162,7 @@ def _build(console: Console, run: "Run") -> None:
 
     teacher = read_teacher(run.settings.distillation, run.data.tokenizer)
     plan = make_plan(run.settings, teacher, TextSize.of(run.source.nbytes, run.data))
-    check_memory(console, plan, run.group.neighbours)
+    check_memory(console, plan, run.session.group.neighbours)
     run.training  # noqa: B018
 
 
@@ -209,9 +209,8 @@ def _train(
     describe(console, run)
     if resuming:
         console.line(resuming)
-    run.after_save = options.after_save
     with _profiling(console, run, options):
-        status = _show_steps(console, run)
+        status = _show_steps(console, run, options.after_save)
     distillation = run.training.distillation
     if distillation and distillation.config.learn_temperature:
         console.line(f"Temperature at the end: {distillation.temperature:.3f}")
@@ -235,7 +234,7 @@ def _train(
     return status
 
 
-def _show_steps(console: Console, run: "Run") -> int:
+def _show_steps(console: Console, run: "Run", after_save: str | None) -> int:
     """Trains and shows each record -> exit status."""
     from smallmind.cli.display import (
         ProgressDisplay,
@@ -251,7 +250,8 @@ def _show_steps(console: Console, run: "Run") -> int:
     token = token_name(run.training.tokenizer.kind)
     progress = ProgressDisplay(console, run.settings.training.steps, token)
     run.training.on_step = progress.during_step
-    with stopping_on_signals(run, console) as received, closing(run.steps()) as steps:
+    records = run.session.steps(after_save)
+    with stopping_on_signals(run, console) as received, closing(records) as steps:
         for record in steps:
             progress.progress.steps = run.settings.training.steps
             progress.show(record)
@@ -260,10 +260,10 @@ def _show_steps(console: Console, run: "Run") -> int:
         progress.show_health()
         show_looks(console, run.training)
         show_costs(console, run)
-        if used := str(run.energy or ""):
+        if used := str(run.session.energy or ""):
             console.line(used)
         show_usage(console, run.training)
-    if not received and (run.group.size == 1 or run.sample is not None):
+    if not received and (run.session.group.size == 1 or run.sample is not None):
         return 0
     if run.sample is None:
         console.line(f"Interrupted after step {run.training.progress.step}; everything is saved.")

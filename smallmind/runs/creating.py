@@ -37,11 +37,9 @@ from smallmind.runs.files import RUNS, TEXT, Text, default_directory, is_literal
 from smallmind.runs.products import fastest_products
 from smallmind.runs.source import (
     TOKENS,
-    ConversationSource,
     Source,
     TokenSource,
     about_characters,
-    about_tokens,
     read_source,
 )
 from smallmind.runs.threads import choose_threads
@@ -125,7 +123,7 @@ def create(
         packs_evenly=True,
         awaits_timing=bool(settings.run.minutes) or prepared.limits_evaluations,
         limits_evaluations=prepared.limits_evaluations,
-        template_time=source.now.isoformat() if isinstance(source, ConversationSource) else None,
+        template_time=source.now.isoformat() if source.now else None,
     )
     return *_write(path, config, prepared.tokenizer, literal), prepared
 
@@ -207,7 +205,7 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
 
 def _fitted(choices: Choices, source: Source, tokenizer: Tokenizer, cache: Path | None) -> Choices:
     """The choices with the model for their minutes, after all that is known of the text."""
-    tokens, vocab_size = about_tokens(source, tokenizer), tokenizer.vocab_size
+    tokens, vocab_size = source.about_tokens(tokenizer), tokenizer.vocab_size
     if source.is_chat:
         return budget.fit(choices, tokens, vocab_size)
     folders = [*([cache.parent] if cache else []), Path(RUNS)]

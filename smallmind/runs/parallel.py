@@ -21,7 +21,7 @@ from smallmind.parallel.group import ORDERLY, Group
 from smallmind.parallel.shards import check_size
 from smallmind.runs import pace
 from smallmind.runs.assembly import new_model
-from smallmind.runs.source import Source, TokenSource, dataset_of
+from smallmind.runs.source import Source, dataset_of
 from smallmind.runs.threads import use_threads
 from smallmind.settings.config import ModelConfig, TrainingConfig
 from smallmind.settings.settings import Settings
@@ -43,9 +43,7 @@ def lead(group: Group, settings: Settings, source: Source, training: Training) -
     data, distillation = training.data, training.distillation
     if distillation and distillation.cache:
         raise InputError("a teacher cache is for one rank: leave out --teacher-cache")
-    on_disk = None
-    if isinstance(source, TokenSource):
-        on_disk = str(source.found.place), source.sha256
+    on_disk = (str(source.on_disk), source.sha256) if source.on_disk else None
     facts = {  # the arguments of `_receive`
         "saved": settings.to_dict(),
         "saved_tokenizer": training.tokenizer.saved,

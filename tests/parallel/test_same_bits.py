@@ -252,7 +252,7 @@ def resume(path, size, until):
 
     def lead(ranks):
         run = Run.open(path)
-        run.group = ranks
+        run.session.join(ranks)
         run.resume(lambda record: run.stop() if record.step >= until else None)
         ranks.end(0)
 

@@ -12,7 +12,7 @@ import smallmind
 from smallmind import Chat, InputError, Run, Tokenizer, TransformerModel
 from smallmind.runs import pace
 from smallmind.runs.chat_recipe import evaluated_in_time
-from smallmind.runs.saved import TOKENS
+from smallmind.runs.source import TOKENS
 from smallmind.runs.verification import fingerprint
 from smallmind.text.chat import KINDS, Turn
 from smallmind.text.conversations import PackedDataset
