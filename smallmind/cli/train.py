@@ -125,8 +125,8 @@ def _continue(console: Console, opened: "Run", options: argparse.Namespace, star
     """Trains a locked run to its end, or does what is missing there -> exit status."""
     threads = {"threads": options.threads} if "threads" in options else {}
     if "text" in options:
-        opened.files.move_text(options.text)
-    opened.files.check_text()
+        opened.move_text(options.text)
+    opened.check_text()
     opened.change(**threads, **neutral_of(options))
     try:
         newest = opened.newest()

@@ -15,7 +15,7 @@ import numpy as np
 
 from smallmind import page
 from smallmind.checks import InputError
-from smallmind.exchange.format import Exported, ExternalModel, Format
+from smallmind.exchange.format import Exported, Format
 from smallmind.exchange.number_types import NUMBER_TYPES, NumberType
 from smallmind.files import durable
 from smallmind.nn.parameters import Role
@@ -78,13 +78,6 @@ class HTML(Format):
         path.parent.mkdir(parents=True, exist_ok=True)
         parts = (kind.encode(np.ascontiguousarray(values)) for _, values, kind in tensors)
         durable.write(path, _page(about, parts))
-
-    def recognises(self, path: Path) -> bool:
-        del path
-        return False  # pages are run, not read
-
-    def open(self, path: Path) -> ExternalModel:
-        raise InputError(f"{path} is a page, which is written here but not read")
 
 
 def describe(exported: Exported) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Run:
         recipe: str | None = None,
         **fields: Any,
     ) -> "Run":
-        """A new run, whose directory `out` then holds its resolved settings.
+        """Creates a run, whose directory `out` then holds its resolved settings.
 
         `fields` override `settings`, or without them those of a recipe, by default that of the
         command line, as in `Run.create(text="book.txt", n_layer=2, steps=500)`. `size`, `arch` and
@@ -99,7 +99,7 @@ class Run:
     def of(
         cls, choices: Choices, text: Text = None, out: str | PathLike[str] | None = None
     ) -> "Run":
-        """A new run of what has been chosen. Other arguments and errors as `create`."""
+        """Creates a run of what has been chosen. Other arguments and errors as `create`."""
         directory, config, prepared = creating.create(choices, text, out)
         return cls(RunFiles(directory, config, prepared.source, prepared.data))
 
@@ -111,7 +111,7 @@ class Run:
         block_size: int | None = None,
         base: str | PathLike[str] | None = None,
     ) -> "Run":
-        """A model of another program as a run, which generates and evaluates.
+        """Imports a model of another program as a run, which generates and evaluates.
 
         `source` is a directory of transformers, with safetensors, or a GGUF file; `out` is by
         default runs/<date>-<name>. `block_size` shortens the context, unless the model has learned
@@ -123,13 +123,13 @@ class Run:
 
     @classmethod
     def open(cls, directory: str | PathLike[str]) -> Self:
-        """The run in a directory. InputError if there is none."""
+        """Opens the run in a directory. InputError if there is none."""
         opened = RunDirectory(Path(check_type("directory", directory, str, PathLike)))
         return cls(RunFiles(opened, opened.load_config()))
 
     @classmethod
     def unfinished(cls, parent: str | PathLike[str] = RUNS) -> "Run":
-        """The newest run below parent that can be resumed, locked. InputError if there is none.
+        """Opens the newest run below parent that can be resumed, locked. InputError without one.
 
         That is one that has not ended, is not in use by another process, and has not failed in a
         way that would repeat itself. `passed_over` says which newer ones are.
@@ -223,18 +223,26 @@ class Run:
         """True while steps are still to follow from `minutes`, or evaluations from their time."""
         return self.config.awaits_timing
 
+    def move_text(self, text: Text) -> None:
+        """Notes other paths of the text. InputError if it is not the run's own."""
+        self.files.move_text(text)
+
+    def check_text(self) -> None:
+        """InputError if the text has changed since the run was created, or cannot be read."""
+        self.files.check_text()
+
     def newest(self) -> RunState | None:
         """Reads the newest sound checkpoint. Result and errors as `RunFiles.newest`."""
         return self.files.newest()
 
     def metrics(self) -> MetricsTable:
-        """The metrics, one row per step. InputError if nothing has been logged yet."""
+        """Reads the metrics, one row per step. InputError if nothing has been logged yet."""
         return read_metrics(self.path)
 
     def load(
         self, checkpoint: int | str | None = None, backend: str = "numba"
     ) -> tuple[TransformerModel, Tokenizer]:
-        """The model and tokenizer at a checkpoint: "newest", "best" or the number of a step.
+        """Loads model and tokenizer at a checkpoint: "newest", "best" or the number of a step.
 
         Without it, the final model, or the newest checkpoint if the run has not ended yet. The
         run may be going. InputError if there is no such checkpoint.
@@ -244,7 +252,7 @@ class Run:
     def evaluate(
         self, text: str | PathLike[str] | None = None, checkpoint: int | str | None = None
     ) -> Evaluation:
-        """How well the model that `load(checkpoint)` returns predicts a text.
+        """Measures how well the model that `load(checkpoint)` returns predicts a text.
 
         `text` is a path or a text as in `create`, and all of it counts. Without it, or if it is the
         run's own text, only the held-out part counts.
@@ -262,7 +270,7 @@ class Run:
     def compare_precisions(
         self, precisions: Iterable[str] = COMPARED, checkpoint: int | str | None = None
     ) -> PrecisionTable:
-        """The loss on the held-out text with weights in each precision, and their bytes.
+        """Measures the held-out loss with weights in each precision, and their bytes.
 
         Of the model that `load(checkpoint)` returns. The run keeps the table for its report.
         """
@@ -281,7 +289,7 @@ class Run:
         checkpoint: int | str | None = None,
         precision: str = "float32",
     ) -> TaskResult:
-        """How well the model that `load(checkpoint)` returns does on a file of items.
+        """Measures how well the model that `load(checkpoint)` returns does on a file of items.
 
         They are "pairs", "choices" or "exact" answers, with the fields in `smallmind guide
         evaluating`, in groups by the field `group_by`. Items with characters that the model does
@@ -389,10 +397,7 @@ class Run:
         self.session.stop()
 
     def lock(self) -> None:
-        """Keeps other processes from training the run, until `unlock` or the end of training.
-
-        InputError naming the process that is training it.
-        """
+        """Keeps other processes from training the run. Ends and errors as `RunFiles.lock`."""
         self.files.lock()
 
     def unlock(self) -> None:

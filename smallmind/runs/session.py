@@ -71,10 +71,7 @@ class Session:
 
     @property
     def training(self) -> Training:
-        """Model, data and teacher, built on first use; the state is loaded when training starts.
-
-        InputError if the text or the teacher has changed, or the run could not be saved.
-        """
+        """The training as `Run.training`."""
         if self._training is None:
             self._training = self._build()
         return self._training
