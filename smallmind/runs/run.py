@@ -24,7 +24,7 @@ from smallmind.runs.precisions import COMPARED, PrecisionTable, losses_of
 from smallmind.runs.saved import RunFiles
 from smallmind.runs.serving import Served
 from smallmind.runs.session import Ended, Session
-from smallmind.runs.source import Source, TextSource, read_source, recognising
+from smallmind.runs.source import Source, read_source, recognising
 from smallmind.runs.threads import choose_threads
 from smallmind.runs.verification import Verdict, verify_run
 from smallmind.settings.config import NEUTRAL
@@ -55,7 +55,8 @@ class Run:
     def __init__(self, files: RunFiles, passed_over: Sequence[str] = ()) -> None:
         self.files = files
         self.session = Session(files)
-        self.path, self.directory = files.path, files.directory
+        self.path = files.path
+        self.directory = files.directory
         self.after_save: str | None = None
         self.passed_over = passed_over  # newer runs, and why `unfinished` did not choose them
 
@@ -176,7 +177,7 @@ class Run:
     @property
     def text(self) -> str:
         """The text. InputError if it is no longer the one that the run was created with."""
-        if not isinstance(self.source, TextSource):
+        if self.source.on_disk or self.source.is_chat:
             raise InputError("the text of this run is not in memory; its tokens are in `data`")
         return self.source.text
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 import smallmind
+from smallmind.exchange.stored import StoredModel
 from smallmind.runs.run import Run
 from smallmind.runs.saved import RunFiles
 from smallmind.runs.session import Session
+from smallmind.runs.source import Source
 
 ROOT = Path(smallmind.__file__).parent
 PARTS = (Run, RunFiles, Session)
@@ -70,6 +72,26 @@ def test_parts_of_a_run_know_each_other_by_construction_not_by_inheritance():
     runs = importlib.import_module("smallmind.runs")
     for module in pkgutil.iter_modules(runs.__path__, "smallmind.runs."):
         assert not hasattr(importlib.import_module(module.name), "SavedRun")
+
+
+def names_of_kinds(kind):
+    """The names of a class and of all that inherit from it."""
+    return {kind.__name__}.union(*map(names_of_kinds, kind.__subclasses__()))
+
+
+def test_nothing_asks_which_kind_of_model_or_source_it_has():
+    for module in ("exchange.huggingface", "exchange.gguf", "exchange.peft", "runs.loading"):
+        importlib.import_module(f"smallmind.{module}")
+    models, sources = names_of_kinds(StoredModel), names_of_kinds(Source)
+    assert len(models) == 10 and len(sources) == 4
+    # What settings follow from is asked of a source where they are resolved.
+    resolving = {"runs/assembly.py", "runs/chat_recipe.py", "runs/creating.py"}
+    for name, source in FILES.items():
+        asked = set()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Call) and last_name(node.func) in ("isinstance", "type"):
+                asked |= {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
+        assert not asked & (models if name in resolving else models | sources), name
 
 
 @pytest.mark.parametrize(
