@@ -28,12 +28,13 @@ from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import save
 from smallmind.training.evaluation import MOST_HELD_OUT, evaluating_seconds
-from smallmind.training.gradients import FIRST, make_objective, set_up
+from smallmind.training.evaluations import SAMPLE_TOKENS
+from smallmind.training.gradients import FIRST, set_up
 from smallmind.training.records import StepRecord
 from smallmind.training.state import split_snapshot
 from smallmind.training.step_threads import may_choose, on_one_thread
 from smallmind.training.target import LOOKING
-from smallmind.training.training import SAMPLE_TOKENS, Training
+from smallmind.training.training import Training
 
 if TYPE_CHECKING:
     # Numba takes a quarter of a second to import.
@@ -115,7 +116,10 @@ def measure(
     tokens. Trains some steps, and restores model and training afterwards. All processes that train
     together call it, but only the first has a directory, and only its measurement counts.
     """
-    with training.preserved(), _on_usual_threads(training, lambda: training.evaluate(0, 1)):
+    with (
+        training.preserved(),
+        _on_usual_threads(training, lambda: training.evaluations.evaluate(0, 1)),
+    ):
         step = _step(training, config, min(MAX_SECONDS, MAX_SHARE * seconds))
         if step is None:
             return None
@@ -132,9 +136,9 @@ def measure(
         batches = config.val_batches if config.val_every else 1
         batches = batches or training.data.held_out_batches
         some = min(batches, TIMED_BATCHES)
-        warm = training.evaluate(0, 1)
+        warm = training.evaluations.evaluate(0, 1)
         with _timed() as evaluating:
-            evaluation = training.evaluate(0, some)
+            evaluation = training.evaluations.evaluate(0, some)
         if not (warm and evaluation):
             return None
         with _timed() as sampling:
@@ -191,13 +195,12 @@ def _key(training: Training, config: TrainingConfig) -> str:
     """Everything that the time of a run's parts depends on, but not how long it is."""
     from smallmind.kernels.codegen.threads import are_fixed, max_threads, threads
 
-    data, distillation = training.data, training.distillation
+    data, loss = training.data, training.loss
     settings = {name: value for name, value in vars(config).items() if name not in LENGTH}
     settings["precision"] = resolve_precision(config.requested_precision, training.model.backend)
-    teacher = distillation and (distillation.config, distillation.teacher_config)
-    sizes = data.batch_size, data.block_size, data.held_out_batches, training.group.size
+    sizes = data.batch_size, data.block_size, data.held_out_batches, training.ranks.size
     machine = platform.node(), threads(), max_threads(), are_fixed()
-    parts = training.model.config, settings, teacher, type(data).__name__, sizes, machine
+    parts = training.model.config, settings, loss.pace_key(), type(data).__name__, sizes, machine
     return repr((__version__, *parts))
 
 
@@ -215,11 +218,10 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
     with activity.doing("Timing a few passes", usual=True), training.preserved():
         set_up(model, config, resolve_precision(config.requested_precision, model.backend))
         batch = data.windows(np.zeros(windows, np.int64))
-        objective = make_objective(model, training.distillation)
         optimizer, right = make_optimizer(model, config), np.empty(batch.ids.shape, np.bool_)
         optimizer.learning_rate *= 1e-3  # passes over one batch must not lead anywhere
         calls = (
-            lambda: objective(batch, 1.0, 1.0, FIRST),
+            lambda: training.loss.loss_and_gradients(model, batch, at=FIRST),
             lambda: optimizer.step(config.max_grad_norm or None),
             lambda: model.losses(batch.ids, batch.targets, right),
         )
@@ -232,7 +234,7 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         # Reading is never recorded: all its tries should take as long.
         spread = statistics.median(tries[2]) / min(tries[2]) if min(tries[2]) else 1.0
         learning, update, reading = map(statistics.median, tries)
-        if not is_long and may_choose(model, training.group):  # as the run will
+        if not is_long and may_choose(model, training.ranks.size):  # as the run will
             with on_one_thread():
                 alone = [times[0] for times in _tries(*calls, untimed=1, count=1)]
             if alone[0] + alone[1] < learning + update:
@@ -243,7 +245,7 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         model.forget_recorded()
     model.workspace.pool.trim()  # a run has batches of other sizes
     # Processes divide the windows, of a step by shards; what they exchange is left out.
-    size = training.group.size
+    size = training.ranks.size
     most = math.ceil(config.shards / size) / config.shards  # that one of them has
     learning, reading = learning / windows * most, reading / windows / size
     sample = sampling[0] * SAMPLE_TOKENS / TIMED_TOKENS
@@ -421,7 +423,7 @@ def _step(training: Training, config: TrainingConfig, seconds: float) -> float |
                 continue
             spent = ends[-1] - ends[COLD_STEPS - 1]
             # `Training.stop` would also stop what is timed next.
-            if training.group.share(spent >= seconds)[0]:
+            if training.ranks.agree(spent >= seconds):
                 return min(spent / steps, statistics.median(np.diff(ends[COLD_STEPS - 1 :])))
     return None
 
@@ -433,7 +435,7 @@ def _on_usual_threads(training: Training, call: Callable[[], object]) -> Iterato
     On a busy machine threads wait for each other in every kernel, and a run takes one.
     """
     with ExitStack() as stack:
-        if may_choose(training.model, training.group):
+        if may_choose(training.model, training.ranks.size):
             with on_one_thread():
                 call()
                 with _timed() as alone:

@@ -188,9 +188,9 @@ class Run:
 
     @property
     def training(self) -> Training:
-        """Model, data and teacher, built on first use; the state is loaded when training starts.
+        """Model, data and loss, built on first use; the state is loaded when training starts.
 
-        InputError if the text or the teacher has changed, or the run could not be saved.
+        InputError if the text or a model of the loss has changed, or the run could not be saved.
         """
         return self.session.training
 

@@ -9,12 +9,11 @@ from smallmind.checks import InputError
 from smallmind.console.activity import clock
 from smallmind.console.signals import stopping_on_interrupt
 from smallmind.memory.tracker import MemoryTracker
-from smallmind.parallel.group import ALONE, Group
 from smallmind.runs import assembly, pace
 from smallmind.runs.chat_recipe import evaluated_in_time
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.files import MODEL
-from smallmind.runs.parallel import announce, lead
+from smallmind.runs.parallel import Leader
 from smallmind.runs.saved import RunFiles
 from smallmind.runs.threads import use_threads
 from smallmind.settings.config import TrainingConfig
@@ -25,6 +24,7 @@ from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.clock import StepClock
 from smallmind.training.energy import EnergyMeter
 from smallmind.training.evaluation import Evaluation, evaluating_seconds
+from smallmind.training.evaluations import SAMPLE_TOKENS
 from smallmind.training.progress import OnRecord, follow, showing_progress
 from smallmind.training.records import (
     AnswersRecord,
@@ -35,7 +35,7 @@ from smallmind.training.records import (
     RunProgress,
     SampleRecord,
 )
-from smallmind.training.training import SAMPLE_TOKENS, Training
+from smallmind.training.training import Training
 
 
 class Ended(NamedTuple):
@@ -50,12 +50,12 @@ class Session:
     """The life of a run's training: timed, built, trained, stopped and built again.
 
     `ended` is how it ended last, `energy` what it took, `pace` and `deadline` (in activity.clock's
-    seconds) are those of a run by minutes. Others of a group follow it; see `runs.parallel`.
+    seconds) are those of a run by minutes. Other processes may follow it; see `runs.parallel`.
     """
 
-    def __init__(self, files: RunFiles, group: Group = ALONE) -> None:
+    def __init__(self, files: RunFiles) -> None:
         self.files = files
-        self.group = group
+        self.leader = Leader()  # of the processes that train it
         self.ended = Ended()
         self.energy: EnergyMeter | None = None
         self.pace: pace.Pace | None = None
@@ -65,9 +65,9 @@ class Session:
         self._is_stopping = False  # as soon as the training that is going can
         self._asking = 0.0  # seconds for questions before the first step
 
-    def join(self, group: Group) -> None:
-        """Trains with the other processes of a group, of which this is the first."""
-        self.group = group
+    def join(self, leader: Leader) -> None:
+        """Trains with the other processes that follow a leader: this one."""
+        self.leader = leader
 
     @property
     def training(self) -> Training:
@@ -133,30 +133,27 @@ class Session:
     def _build(self) -> Training:
         files, settings = self.files, self.files.settings
         training = assembly.build_training(
-            settings, files.data, files.tokenizer(), files.initial(), self.group
+            settings, files.data, files.tokenizer(), files.initial(), self.leader.new_training
         )
         checkpoint.check_size(training.state())
-        if self.group.size > 1:
-            lead(self.group, settings, files.source, training)
-        if training.distillation:
-            self._check_teacher(training.distillation.digest)
+        self.leader.share(settings, files.source, training)
+        if training.loss.digest:
+            self._check_loss(training.loss.digest)
         return training
 
-    def _check_teacher(self, digest: str) -> None:
+    def _check_loss(self, digest: str) -> None:
         files = self.files
         if files.config.teacher_sha256 not in (None, digest):
-            raise InputError(
-                f"the teacher {files.settings.distillation.teacher} has changed since the run was "
-                "created; restore it"
-            )
+            models = files.settings.loss[1].models.items()
+            names = " or ".join(f"the {role} {path}" for role, path in models)
+            raise InputError(f"{names} has changed since the run was created; restore it")
         if files.config.teacher_sha256 is None:
             files.save_config(teacher_sha256=digest)
 
     def _fit_steps(self, end: float) -> tuple[pace.Pace, float] | None:
         files, training = self.files, self.fresh_training()
         config, seconds = files.settings.training, end - clock()
-        if self.group.size > 1:
-            announce(self.group, "measure", config, seconds)
+        self.leader.announce("measure", config, seconds)
         if files.config.limits_evaluations:
             config, self._asking = evaluated_in_time(training, config, seconds)
         measured = pace.measure(training, config, seconds, files.path, SAMPLE_TOKENS)
@@ -203,7 +200,7 @@ class Session:
         return decide
 
     def _steps(self, after_save: str | None) -> Generator[Record, None, Ended]:
-        files, group = self.files, self.group
+        files = self.files
         files.lock()
         try:
             if not self._time_steps():
@@ -222,8 +219,7 @@ class Session:
             command = AfterSave(after_save) if after_save else None
             saving = BackgroundSaver(files.path, config.keep, config.compress, command)
             with saving as saver:
-                if group.size > 1:
-                    announce(group, "steps", config, state=newest)
+                self.leader.announce("steps", config, state=newest)
                 records = training.steps(config, newest, saver=saver, refit=refit)
                 del newest
                 if self._is_stopping:  # since before there was a training to stop
@@ -245,7 +241,7 @@ class Session:
             if tracker:
                 memory = tracker.snapshot("After training")
                 files.directory.save_profile(training.profiler.rows(), memory)
-            self.ended = save_ending(training, files.directory, self._note_model)
+            self.ended = save_ending(training, files.directory, self._note_model, self.leader)
             return self.ended
         except FloatingPointError as error:
             self._log(FailureRecord(self.training.progress.step, str(error)))
@@ -273,7 +269,7 @@ class Session:
         """
         if not (self._asking and self.files.settings.run.init_from):
             return None
-        return training.ask(0, FEWEST_ASKED)
+        return training.evaluations.ask(0, FEWEST_ASKED)
 
     def _interrupt(self) -> None:
         """Stops, or raises KeyboardInterrupt while no step has been trained that could be saved."""
@@ -323,6 +319,7 @@ def save_ending(
     training: Training,
     directory: RunDirectory,
     note_model: Callable[[str], object] | None = None,
+    leader: Leader | None = None,
 ) -> Ended:
     """Saves the model, and of a run that has ended its final evaluation, its answers and a sample.
 
@@ -335,15 +332,17 @@ def save_ending(
         directory.save_model(training.model, training.tokenizer, step, note_model)
     if has_ended:
         with StepClock(training.progress).apart("final evaluation"):
-            if training.group.size > 1:
-                announce(training.group, "evaluate_held_out", training.config)
+            if leader:
+                leader.announce("evaluate_held_out", training.config)
             final = training.evaluate_held_out()
     if final:
         scores = final.loss, final.perplexity, final.bits_per_character, final.bits_per_byte
         record = FinalRecord(step, *scores, final.accuracy)
         directory.log(record, training.progress.seconds["total"])
         with StepClock(training.progress).apart("questions"):
-            asked = training.ask(step, seconds=_seconds_for_questions(training.progress))
+            asked = training.evaluations.ask(
+                step, seconds=_seconds_for_questions(training.progress)
+            )
         if asked:
             directory.log(asked, training.progress.seconds["total"])
     directory.flush()

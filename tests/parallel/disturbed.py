@@ -22,7 +22,7 @@ from smallmind.parallel.environment import rank
 from smallmind.runs import pace, session
 from smallmind.runs import parallel as runs_parallel
 from smallmind.text.dataset import Dataset
-from smallmind.training import clock, training
+from smallmind.training import clock, evaluations, training
 from tests.programs import start_untimed
 
 SPIKE = 1e4
@@ -153,7 +153,7 @@ def telling(tell):
 
     def evaluate_held_out(self):
         digest = hashlib.sha256(self.model.flat.data.tobytes()).hexdigest()
-        tell(self.group.rank, self.progress.step, digest)
+        tell(self.ranks.rank, self.progress.step, digest)
         return original(self)
 
     return evaluate_held_out
@@ -161,7 +161,7 @@ def telling(tell):
 
 def prepare():
     """Runs end with a short sample, and nothing is timed before they start."""
-    training.SAMPLE_TOKENS = 20
+    evaluations.SAMPLE_TOKENS = 20
     start_untimed(pytest.MonkeyPatch())
     training.Training.evaluate_held_out = telling(
         lambda *told: print("At its end, rank {} after {} steps: {}".format(*told), flush=True)

@@ -6,11 +6,15 @@ Ranks that are threads of this process are fast; those of MPI show that its mess
 import itertools
 import json
 import shlex
-from typing import NamedTuple
+import sys
+from pathlib import Path
+from typing import ClassVar, NamedTuple
 
 import pytest
 
+import smallmind
 from smallmind import Run
+from smallmind.runs.parallel import Leader
 from tests.faults.runs import TEXT, outcome, status, write_text
 from tests.parallel import in_process
 from tests.parallel.commands import disturbing
@@ -20,6 +24,7 @@ BASE = shlex.split(
     "--block-size 16 --n-embd 16 --n-layer 2 --n-head 2 --batch-size 8 --val-every 4 "
     "--val-batches 3 --warmup-steps 3 --log-every 1 --save-every 5 --threads 1"
 )
+PACKAGE = Path(smallmind.__file__).parent
 ALONE = 0  # without mpiexec
 AT_ONCE = 12  # configurations per program
 SIZES = 1, 2, 3, 5, 6, 7, 8  # numbers of ranks
@@ -252,11 +257,33 @@ def resume(path, size, until):
 
     def lead(ranks):
         run = Run.open(path)
-        run.session.join(ranks)
+        run.session.join(Leader(ranks))
         run.resume(lambda record: run.stop() if record.step >= until else None)
         ranks.end(0)
 
     in_process.on_ranks(size, lead)
+
+
+class Watched(in_process.ThreadRanks):
+    """Notes which files of the package look at anything of the group."""
+
+    files: ClassVar = set()
+
+    def __getattribute__(self, name):
+        place = Path(sys._getframe(1).f_code.co_filename)
+        if "smallmind" in place.parts and "tests" not in place.parts:
+            self.files.add(place.relative_to(PACKAGE).as_posix())
+        return super().__getattribute__(name)
+
+
+def test_nothing_looks_at_the_group_but_its_few_places(tmp_path, monkeypatch):
+    monkeypatch.setattr(in_process, "ThreadRanks", Watched)
+    flags = "--recipe gpt2 --steps 6 --shard-optimizer --optimizer muon --check-gradient-health"
+    words = "train", write_text(tmp_path), *BASE, *shlex.split(flags), "--data-shards", 3
+    assert in_process.status(2, *words, "--sample-every", 3, "--out", tmp_path / "run") == 0
+    others = {file for file in Watched.files if not file.startswith(("parallel/", "optim/"))}
+    assert others == {"cli/parallel.py", "runs/parallel.py", "training/ranks.py"}
+    assert {"parallel/gradient_sum.py", "optim/muon.py"} <= Watched.files
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -24,7 +24,7 @@ from smallmind.training.rehearsal import STEPS, rehearse
 model, training = json.loads(sys.argv[1])
 config = ModelConfig(65, 96, 3, 6, **model)
 settings = TrainingConfig(steps=STEPS, val_every=0, **training)
-rehearse(config, settings, None, "numba")
+rehearse(config, settings, "numba")
 loaded, load = [], KernelCache.load_overload
 def counted(cache, *arguments):
     loaded.append(cache._py_func.__name__)
@@ -57,7 +57,7 @@ def test_the_rehearsal_of_any_model_is_tiny(monkeypatch):
         ModelConfig(50_000, 1, 90, 64, 65_536, document_token=40_000, bigram_rows=10**6),
         ModelConfig(7, 8192, 1, 12, 17, head_size=301, n_kv_head=3, position="rope"),
     ):
-        rehearse(model, TrainingConfig(epochs=3, steps=10**6), None, "numpy")
+        rehearse(model, TrainingConfig(epochs=3, steps=10**6), "numpy")
         (tiny, settings, *_) = calls[-1]
         assert tiny.n_layer * tiny.n_embd * tiny.block_size <= 2 * 2 * 65 * 64
         assert tiny.head_channels % 2 == model.head_channels % 2
@@ -97,7 +97,7 @@ threads.USABLE = set(range(1 + helpers))
 compiling.PROGRAM = exec_instead or compiling.PROGRAM
 config = ModelConfig(65, 16, 1, 1, 16)
 settings = TrainingConfig(steps=STEPS, val_every=0)
-rehearse(config, settings, None, "numba")
+rehearse(config, settings, "numba")
 print(json.dumps(Compiled.names))
 """
 
