@@ -47,8 +47,10 @@ def names_of_parts(tree):
 
 def intrusions(source):
     """The lines that set an attribute of a part of a run from outside, or look into its dict."""
+    if not (WORDS.search(source) or "__dict__" in source):
+        return
     tree = ast.parse(source)
-    names = names_of_parts(tree) if WORDS.search(source) else set()
+    names = names_of_parts(tree)
     for node in ast.walk(tree):
         sets = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del)
         if sets and last_name(node.value) in names:
@@ -88,8 +90,8 @@ def test_nothing_asks_which_kind_of_model_or_source_it_has():
     resolving = {"runs/assembly.py", "runs/chat_recipe.py", "runs/creating.py"}
     for name, source in FILES.items():
         asked = set()
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Call) and last_name(node.func) in ("isinstance", "type"):
+        for node in ast.walk(ast.parse(source)) if "isinstance" in source else ():
+            if isinstance(node, ast.Call) and last_name(node.func) == "isinstance":
                 asked |= {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
         assert not asked & (models if name in resolving else models | sources), name
 
