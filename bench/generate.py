@@ -92,7 +92,7 @@ OURS = """
 import json, statistics, sys, time
 import numpy as np
 from smallmind import KeyValueCache
-from smallmind.runs.loading import find
+from smallmind.exchange.stored import find
 path, precision, prompt, count = *sys.argv[1:3], *map(int, sys.argv[3:])
 model, _ = find(path).load(precision=precision)
 for _ in range(2):

@@ -20,7 +20,7 @@ from smallmind import ModelConfig, TransformerModel, __version__
 from smallmind.bench.machine import Worker
 from smallmind.bench.step import AGREEMENT, installed
 from smallmind.cli.bench import saying
-from smallmind.exchange.format import find_foreign
+from smallmind.exchange.format import find_external
 from smallmind.settings.presets import ARCHITECTURES
 
 MODEL = "SmolLM2-135M"
@@ -40,10 +40,10 @@ TIMED = tuple(NAMES.values())
 def _model(weights: Path | None) -> TransformerModel:
     if weights is None:
         return TransformerModel(ModelConfig(**ARCHITECTURES["llama"] | SHAPE))
-    foreign = find_foreign(weights)
-    if foreign is None:
+    found = find_external(weights)
+    if found is None:
         raise SystemExit(f"--weights {weights}: no model of transformers or llama.cpp")
-    return foreign.model()
+    return found.model()
 
 
 def run(options: argparse.Namespace, machine: dict[str, Any]) -> list[dict[str, Any]]:

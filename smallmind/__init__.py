@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from smallmind.checks import InputError
     from smallmind.exchange.format import export
+    from smallmind.exchange.stored import load
     from smallmind.kernels.linalg import matmul, matmul_transpose_a, matmul_transpose_b
     from smallmind.losses.distillation import Distillation
     from smallmind.losses.preferences import Preferences
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from smallmind.optim.adamw import AdamW
     from smallmind.optim.loss_scaler import LossScaler
     from smallmind.optim.muon import Muon
-    from smallmind.runs.loading import load
     from smallmind.runs.run import Run
     from smallmind.runs.threads import set_threads
     from smallmind.settings.config import (
@@ -90,7 +90,7 @@ _EXPORTS = {
     "generate": "smallmind.writing.generation",
     "generate_samples": "smallmind.writing.generation",
     "gradient_check": "smallmind.nn.gradient_check",
-    "load": "smallmind.runs.loading",
+    "load": "smallmind.exchange.stored",
     "matmul": "smallmind.kernels.linalg",
     "matmul_transpose_a": "smallmind.kernels.linalg",
     "matmul_transpose_b": "smallmind.kernels.linalg",

@@ -131,6 +131,13 @@ FORMATS = {  # of models of other programs
     "html": "smallmind.exchange.html:HTML",
 }
 
+STORED = {  # kinds of models on disk, in the order in which they are looked for at a path
+    "external": "smallmind.exchange.format:find_external",
+    "peft": "smallmind.exchange.peft:find_peft",
+    "run": "smallmind.runs.loading:find_in_run",
+    "file": "smallmind.runs.loading:find_file",
+}
+
 ADAPTER_FORMATS = {
     "peft": "smallmind.exchange.peft:Peft",
     "gguf-adapter": "smallmind.exchange.gguf:GGUFAdapter",

@@ -30,7 +30,7 @@ LAYERS = [
     {"tasks"},
     {"training"},
     {"runs"},
-    {"views", "bench", "tasks.lm_eval"},
+    {"views", "bench"},
     {"serve"},
     {"lessons"},
     {"cli"},
@@ -43,10 +43,10 @@ def layer(module):
     if module.startswith("smallmind.lessons."):  # programs: they import whatever they teach
         return len(LAYERS) - 1
     _, *names = module.split(".")
-    for part in (".".join(names[:2]), *names[:1], "__init__"):  # a file apart from its folder first
-        for number, here in enumerate(LAYERS):
-            if part in here:
-                return number
+    part = names[0] if names else "__init__"
+    for number, here in enumerate(LAYERS):
+        if part in here:
+            return number
     raise AssertionError(f"{module} is in no layer")
 
 

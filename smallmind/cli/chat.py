@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Answers each question until there are no more."""
     config = generation_of(options)
-    from smallmind.runs.loading import find
+    from smallmind.exchange.stored import find
     from smallmind.writing.chat import Chat
 
     notes, path = Console(sys.stderr), run_of(options)

@@ -118,12 +118,10 @@ def model_for_minutes(settings: Settings) -> str:
 
 
 def _describe_data(console: Console, run: "Run") -> None:
-    from smallmind.runs.source import TokenSource
-
     tokenizer, dataset = run.training.tokenizer, run.training.data
     rows = [["text", shorten(run.name)], *text_rows(run.source, tokenizer, dataset)]
-    if isinstance(run.source, TokenSource):
-        rows.append(["read from", shorten(run.source.found.place)])
+    if run.source.on_disk:
+        rows.append(["read from", shorten(run.source.on_disk)])
     console.table("Data", rows)
     if run.source.report:
         describe_reading(console, run.source.report)
@@ -198,8 +196,8 @@ def describe_reading(console: Console, report: Report) -> None:
 
 def _grown(run: "Run") -> str:
     """Says which characters the model gets to know that it starts from; nothing without any."""
+    from smallmind.exchange.stored import find
     from smallmind.runs.assembly import new_characters
-    from smallmind.runs.loading import find
 
     start = run.settings.run.init_from
     if start is None or not Path(start).exists():
@@ -285,11 +283,11 @@ def _describe_run(console: Console, run: "Run") -> None:
         ["optimizer", _optimizer_of(training)],
         ["precision", f"{run.training.model.precision}"],
     ]
-    if run.leader.size > 1:
-        fewest, others = divmod(training.shards, run.leader.size)
+    if run.session.leader.size > 1:
+        fewest, others = divmod(training.shards, run.session.leader.size)
         own = f"{fewest} or {fewest + 1}" if others else f"{fewest}"
         rows.append(
-            ["processes", f"{run.leader.size}, each {own} of {training.shards} data shards"]
+            ["processes", f"{run.session.leader.size}, each {own} of {training.shards} data shards"]
         )
     if training.recompute != CheckpointStrategy.NONE:
         rows.append(["activations", f"recomputed, {training.recompute}"])

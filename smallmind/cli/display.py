@@ -214,9 +214,13 @@ def show_losses(console: Console, run: "Run") -> None:
 def show_minutes(console: Console, run: "Run") -> None:
     """Says how steps were fitted to the minutes of a run, and why these were not all taken."""
     fitted, minutes = run.training.config.fitted, run.settings.run.minutes
-    if not (fitted and minutes and run.deadline and run.final):
+    if not (fitted and minutes and run.session.deadline and run.final):
         return
-    progress, given, left = run.training.progress, 60 * minutes, run.deadline - activity.clock()
+    progress, given, left = (
+        run.training.progress,
+        60 * minutes,
+        run.session.deadline - activity.clock(),
+    )
     planned = fitted[0][1]
     if len(fitted) > 1:
         console.line(

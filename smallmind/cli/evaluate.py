@@ -14,7 +14,7 @@ from smallmind.console import activity
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
     from smallmind.nn.transformer import TransformerModel
-    from smallmind.runs.source import TextSource, TokenSource
+    from smallmind.runs.source import Source
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.evaluation import Evaluation
 
@@ -75,11 +75,11 @@ def run(options: argparse.Namespace) -> int:
         )
     from smallmind.cli.display import floor_of_stories, format_perplexity, token_name
     from smallmind.corpus.preparation import Encoding
-    from smallmind.exchange.format import find_foreign
-    from smallmind.runs.loading import find
+    from smallmind.exchange.format import find_external
+    from smallmind.exchange.stored import find
     from smallmind.runs.precisions import PrecisionLoss, PrecisionTable, losses_of
     from smallmind.runs.run import Run
-    from smallmind.runs.source import ConversationSource, read_source, recognising
+    from smallmind.runs.source import read_source, recognising
     from smallmind.text.conversations import PackedDataset
     from smallmind.training.answers import ask
     from smallmind.training.evaluation import evaluate_held_out, evaluate_tokens
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     path = run_of(options)
     given = options.precision  # one of them if it was left out
     precisions = given if isinstance(given, list) else [given]
-    is_model = path.is_file() or find_foreign(path) is not None
+    is_model = path.is_file() or find_external(path) is not None
     if is_model and not options.text:
         raise InputError(
             f"{path} is a bare model: name the text to evaluate, e.g. `evaluate MODEL book.txt`"
@@ -104,11 +104,10 @@ def run(options: argparse.Namespace) -> int:
             source is None or source.sha256 == opened.config.text_sha256
         )
         data = opened.data if opened and is_own else None
-        if isinstance(source, ConversationSource):
-            data = data or source.whole(tokenizer, model.config.block_size)
+        if source and not data:
+            data = source.whole(tokenizer, model.config.block_size)
         if not data:
-            # A file needs a text.
-            assert source and not isinstance(source, ConversationSource)
+            assert source  # a file needs a text
             source, left_out = _known(source, tokenizer, options.unknown)
             tokens = source.tokens(tokenizer)
 
@@ -161,16 +160,16 @@ def _run_tasks(options: argparse.Namespace) -> int:
         raise InputError("tasks are in files of their own: leave out TEXT, or evaluate it alone")
     if len(options.precision or ()) > 1:
         raise InputError("tasks are evaluated in one --precision at a time")
-    from smallmind.exchange.format import find_foreign
+    from smallmind.exchange.format import find_external
+    from smallmind.exchange.stored import find
     from smallmind.runs.files import TASKS as KEPT
-    from smallmind.runs.loading import find
     from smallmind.tasks.task import evaluate_task
 
     console, notes = Console(), Console(sys.stderr)
     (precision,) = options.precision or ["float32"]
     options.precision = [precision]  # other programs compute in float32 too
     path = run_of(options)
-    is_run = path.is_dir() and find_foreign(path) is None and not options.adapter
+    is_run = path.is_dir() and find_external(path) is None and not options.adapter
     with activity.showing_on(notes.activity):
         found = find(path, options.checkpoint, options.adapter)
         model, tokenizer = found.load(precision=precision)
@@ -198,20 +197,16 @@ def _run_tasks(options: argparse.Namespace) -> int:
     return 0
 
 
-def _known(
-    source: "TextSource | TokenSource", tokenizer: "Tokenizer", unknown: str
-) -> tuple["TextSource | TokenSource", str]:
+def _known(source: "Source", tokenizer: "Tokenizer", unknown: str) -> tuple["Source", str]:
     """A text -> the text without the characters that the model does not know, and a list of them.
 
     InputError if there are any, unless they are to be skipped.
     """
-    from smallmind.runs.source import TextSource
-
-    characters = tokenizer.unknown(source.text) if isinstance(source, TextSource) else ""
-    if not isinstance(source, TextSource) or not characters:
+    characters = source.unknown(tokenizer)
+    if not characters:
         return source, ""
-    text = source.text.translate(dict.fromkeys(map(ord, characters)))
-    count = len(source.text) - len(text)
+    known = source.without(characters)
+    count = source.characters - known.characters
     found = f"{count:,} character{'s' if count > 1 else ''}"
     shown = ", ".join(map(repr, characters[:5])) + (", ..." if len(characters) > 5 else "")
     if unknown != "skip":
@@ -220,4 +215,4 @@ def _known(
             f"{'them' if count > 1 else 'it'} out with --unknown skip, or train with --tokenizer "
             "bpe or byte, which encode any text"
         )
-    return TextSource(text, source.name), f"{found}: {shown}"
+    return known, f"{found}: {shown}"

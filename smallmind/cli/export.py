@@ -47,10 +47,9 @@ def _blocks() -> str:
 def run(options: argparse.Namespace) -> int:
     """Writes the model, and prints how to use it."""
     from smallmind.exchange.architectures import architecture_of
-    from smallmind.exchange.format import Foreign, check_export, export, export_adapter
-    from smallmind.exchange.peft import PeftDirectory
+    from smallmind.exchange.format import check_export, export, export_adapter
     from smallmind.exchange.published import as_learned
-    from smallmind.runs.loading import find
+    from smallmind.exchange.stored import find
     from smallmind.runs.run import Run
     from smallmind.runs.summary import history_of
 
@@ -66,9 +65,9 @@ def run(options: argparse.Namespace) -> int:
             export_adapter(adapter, path, to)
             config = adapter.config
         else:
-            is_run = trained.is_dir() and not isinstance(found.source, Foreign | PeftDirectory)
+            is_run = trained.is_dir() and not found.is_external
             run = Run.open(trained) if is_run else None
-            history = history_of(run, found.name) if run else {}
+            history = history_of(run.files, found.name) if run else {}
             model, tokenizer = found.load("numpy")
             if run and run.settings.run.chat:
                 tokenizer = as_learned(tokenizer)

@@ -182,7 +182,7 @@ def add_runs(
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """--checkpoint and --adapter, as `smallmind.runs.loading.find` takes them."""
+    """--checkpoint and --adapter, as `smallmind.exchange.stored.find` takes them."""
     parser.add_argument(
         "--checkpoint",
         type=lambda text: int(text) if text.isdecimal() else text,

@@ -25,7 +25,7 @@ from smallmind.settings.config import GenerationConfig
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
-    from smallmind.runs.loading import Loaded
+    from smallmind.exchange.stored import Loaded
     from smallmind.writing.generation import Writer
 
 
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("--template is for prompts that are typed: add --interactive")
     if options.template and "{}" not in options.template:
         raise InputError("--template needs {} in place of the prompt, as in 'Q: {}\\nA:'")
-    from smallmind.runs.loading import find
+    from smallmind.exchange.stored import find
     from smallmind.writing.generation import Writer
 
     notes, path = Console(sys.stderr), run_of(options)

@@ -27,7 +27,7 @@ def time_of_run(run: "Run") -> str:
 
     config, newest = run.settings.training, run.newest()
     done = newest.step if newest else 0
-    pace = run.pace or kept_pace(run.training, config)
+    pace = run.session.pace or kept_pace(run.training, config)
     return _time(pace, config, config.steps if run.has_ended else done)
 
 
@@ -37,7 +37,7 @@ def slower_than_float32(run: "Run") -> str:
 
     training, config = run.training, run.settings.training
     precision = training.model.precision
-    if not precision.has_16_bits or run.pace:
+    if not precision.has_16_bits or run.session.pace:
         return ""
     plain = pace_in(Precision.FLOAT32, training, config)
     if plain is None or (ratio := kept_pace(training, config).step / plain.step) < SLOWER:

@@ -97,7 +97,7 @@ def _run(options: argparse.Namespace, start: float, group: "Group") -> int:
         for name, file in new_files(choices.given).items():
             check_writable(flag_of(name), file)
         created = Run.of(choices)
-        created.leader = Leader(group)
+        created.session.join(Leader(group))
         try:
             _build(console, created)
             return _train(console, created, options, start)
@@ -144,7 +144,7 @@ def _resume(options: argparse.Namespace, start: float, group: "Group") -> int:
     opened = Run.open(find_run(Path(options.resume))) if is_chosen else Run.unfinished()
     for reason in opened.passed_over:
         console.line(f"Passing over a newer run: {reason}")
-    opened.leader = Leader(group)
+    opened.session.join(Leader(group))
     opened.lock()
     try:
         return _continue(console, opened, options, start)
@@ -162,7 +162,7 @@ def _continue(console: Console, opened: "Run", options: argparse.Namespace, star
     try:
         newest = opened.newest()
     finally:
-        for file, reason in opened.skipped_checkpoints:
+        for file, reason in opened.files.skipped_checkpoints:
             console.warning(f"Skipping {file.name}: {reason}")
     length = {name: getattr(options, name) for name in ("steps", "epochs") if name in options}
     if length:
@@ -193,7 +193,7 @@ def _build(console: Console, run: "Run") -> None:
 
     loss = outline_of(run.settings, run.data.tokenizer)
     plan = make_plan(run.settings, loss, TextSize.of(run.source.nbytes, run.data))
-    check_memory(console, plan, run.leader.neighbours)
+    check_memory(console, plan, run.session.leader.neighbours)
     run.training  # noqa: B018
 
 
@@ -240,9 +240,8 @@ def _train(
     describe(console, run)
     if resuming:
         console.line(resuming)
-    run.after_save = options.after_save
     with _profiling(console, run, options):
-        status = _show_steps(console, run)
+        status = _show_steps(console, run, options.after_save)
     for line in run.training.loss.last_words():
         console.line(line)
     is_finished = run.sample is not None  # it comes last, perhaps after a signal
@@ -265,7 +264,7 @@ def _train(
     return status
 
 
-def _show_steps(console: Console, run: "Run") -> int:
+def _show_steps(console: Console, run: "Run", after_save: str | None) -> int:
     """Trains and shows each record -> exit status."""
     from smallmind.cli.display import (
         ProgressDisplay,
@@ -281,7 +280,8 @@ def _show_steps(console: Console, run: "Run") -> int:
     token = token_name(run.training.tokenizer.kind)
     progress = ProgressDisplay(console, run.settings.training.steps, token)
     run.training.on_step = progress.during_step
-    with stopping_on_signals(run, console) as received, closing(run.steps()) as steps:
+    records = run.session.steps(after_save)
+    with stopping_on_signals(run, console) as received, closing(records) as steps:
         for record in steps:
             progress.progress.steps = run.settings.training.steps
             progress.show(record)
@@ -290,10 +290,10 @@ def _show_steps(console: Console, run: "Run") -> int:
         progress.show_health()
         show_looks(console, run.training)
         show_costs(console, run)
-        if used := str(run.energy or ""):
+        if used := str(run.session.energy or ""):
             console.line(used)
         show_usage(console, run.training)
-    if not received and (run.leader.size == 1 or run.sample is not None):
+    if not received and (run.session.leader.size == 1 or run.sample is not None):
         return 0
     if run.sample is None:
         console.line(f"Interrupted after step {run.training.progress.step}; everything is saved.")

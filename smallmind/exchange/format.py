@@ -9,6 +9,7 @@ import numpy as np
 
 from smallmind import parts
 from smallmind.checks import InputError, check_type, suggesting
+from smallmind.exchange.stored import StoredModel, check_no_run
 from smallmind.exchange.tensors import read_model, read_parameters
 from smallmind.nn.adapter import SavedAdapter
 from smallmind.nn.loading import Stored
@@ -30,38 +31,23 @@ class Exported(NamedTuple):
     history: Mapping[str, str]  # how it was trained: what -> how much
 
 
-class Foreign:
+class ExternalModel(StoredModel):
     """A model of another program on disk, of which only the description is read so far."""
 
     path: Path
     config: ModelConfig
-    name: str  # such as "the Llama in models/tiny"
+    is_external = True
     is_one_file: ClassVar[bool] = False  # a copy of `path` has all of it
-
-    def tokenizer(self) -> Tokenizer:
-        """Its tokenizer, with as many tokens as the model. InputError if it is not known here."""
-        raise NotImplementedError
 
     def tensors(self) -> tuple[Layout, Mapping[str, Stored]]:
         """Its names for our parameters, and its tensors. InputError if they cannot be read."""
         raise NotImplementedError
 
     def model(self, backend: str = "numba", precision: str | None = None) -> TransformerModel:
-        """Builds the model and reads its weights. InputError if they are not what it describes."""
         return read_model(self.config, *self.tensors(), str(self.path), backend, precision)
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Its weights as `read_parameters` reads them."""
         return read_parameters(self.config, *self.tensors(), str(self.path))
-
-    def load(
-        self, backend: str = "numba", precision: str | None = None
-    ) -> tuple[TransformerModel, Tokenizer]:
-        """The model and its tokenizer, as `smallmind.load` returns them."""
-        tokenizer = self.tokenizer()
-        model = self.model(backend, precision)
-        model.tokenizer_digest = tokenizer.digest
-        return model, tokenizer
 
 
 class Format:
@@ -82,9 +68,10 @@ class Format:
 
     def recognises(self, path: Path) -> bool:
         """True if the path looks like this format, judged by a quick look."""
-        raise NotImplementedError
+        del path
+        return False
 
-    def open(self, path: Path) -> Foreign:
+    def open(self, path: Path) -> ExternalModel:
         """The model there. InputError if it is malformed, or not known here."""
         raise NotImplementedError
 
@@ -169,8 +156,8 @@ def check_export(path: Path, to: str, type: str | None) -> str:
     return type
 
 
-def find_foreign(path: Path) -> Foreign | None:
-    """The model of another program at a path; None if there is something else."""
+def find_external(path: Path, which: int | str | None = None) -> ExternalModel | None:
+    """Finds the model of another program at a path; None if there is something else."""
     if path.suffix in PICKLES and path.is_file():
         raise InputError(
             f"{path} is a pickle, which could run any program when it is read; convert it with "
@@ -179,7 +166,9 @@ def find_foreign(path: Path) -> Foreign | None:
     for name in parts.FORMATS:
         format = open_format(name)
         if format.recognises(path):
-            return format.open(path)
+            found = format.open(path)
+            check_no_run(path, which)
+            return found
     return None
 
 

@@ -18,7 +18,7 @@ from smallmind.exchange.architectures import (
     known_architecture,
     settings_of,
 )
-from smallmind.exchange.format import AdapterFormat, Exported, Foreign, Format, padded
+from smallmind.exchange.format import AdapterFormat, Exported, ExternalModel, Format, padded
 from smallmind.exchange.gguf_tokenizer import metadata_of, tokenizer_of
 from smallmind.exchange.tensors import type_of, written_tensors
 from smallmind.files import durable
@@ -82,8 +82,8 @@ class GGUF(Format):
         # One that is damaged is recognised by its name: to open it says what is wrong.
         return (path.suffix == SUFFIX and path.is_file()) or _begins_as_gguf(path)
 
-    def open(self, path: Path) -> "ForeignFile":
-        return ForeignFile(path)
+    def open(self, path: Path) -> "GGUFFile":
+        return GGUFFile(path)
 
 
 class GGUFAdapter(AdapterFormat):
@@ -111,7 +111,7 @@ class GGUFAdapter(AdapterFormat):
         gguf_file.write(path, metadata, tensors)
 
 
-class ForeignFile(Foreign):
+class GGUFFile(ExternalModel):
     """A GGUF file."""
 
     is_one_file = True

@@ -15,7 +15,7 @@ import numpy as np
 
 from smallmind import page, parts
 from smallmind.checks import InputError
-from smallmind.exchange.format import Exported, Foreign, Format
+from smallmind.exchange.format import Exported, Format
 from smallmind.exchange.tensors import encode, type_of
 from smallmind.files import durable
 from smallmind.nn.parameters import Role
@@ -77,13 +77,6 @@ class HTML(Format):
         path.parent.mkdir(parents=True, exist_ok=True)
         encoded = (encode(values, kind) for _, values, kind in tensors)
         durable.write(path, _page(about, encoded))
-
-    def recognises(self, path: Path) -> bool:
-        del path
-        return False  # pages are run, not read
-
-    def open(self, path: Path) -> Foreign:
-        raise InputError(f"{path} is a page, which is written here but not read")
 
 
 def describe(exported: Exported) -> dict[str, Any]:

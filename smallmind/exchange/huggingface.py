@@ -23,7 +23,7 @@ from smallmind.exchange.architectures import (
     settings_of,
 )
 from smallmind.exchange.card import model_card
-from smallmind.exchange.format import PICKLES, Exported, Foreign, Format, padded
+from smallmind.exchange.format import PICKLES, Exported, ExternalModel, Format, padded
 from smallmind.exchange.published import CONFIG, TOKENIZER
 from smallmind.exchange.tensors import encode, tensors_of, written_tensors
 from smallmind.files import durable, safetensors
@@ -98,13 +98,13 @@ class HuggingFace(Format):
             return isinstance(saved, dict) and "model_type" in saved
         return False
 
-    def open(self, path: Path) -> "ForeignDirectory":
+    def open(self, path: Path) -> "HuggingFaceDirectory":
         if not path.is_dir():
             raise InputError(f"{path} is one file of a model; give its directory, {path.parent}")
-        return ForeignDirectory(path)
+        return HuggingFaceDirectory(path)
 
 
-class ForeignDirectory(Foreign):
+class HuggingFaceDirectory(ExternalModel):
     """A directory of transformers. Nothing that it names is executed."""
 
     def __init__(self, path: Path) -> None:

@@ -16,11 +16,13 @@ from smallmind.checks import InputError, from_json, number, shown_value, whole
 from smallmind.exchange.adapters import Pair, matrices_of, pairs_of, read_pairs
 from smallmind.exchange.architectures import architecture_of
 from smallmind.exchange.format import AdapterFormat
+from smallmind.exchange.stored import StoredAdapter, StoredModel, check_no_run, digest_of
 from smallmind.files import durable, safetensors
 from smallmind.kernels.number_types import BFLOAT16, to_float32
 from smallmind.nn.adapter import SavedAdapter
 from smallmind.nn.loading import Base
 from smallmind.settings.config import ModelConfig
+from smallmind.text.tokenizer import Tokenizer
 
 CONFIG = "adapter_config.json"
 MODEL = "adapter_model.safetensors"
@@ -94,8 +96,10 @@ def _found(names: set[str], end: str) -> bool:
     return any(name == end or name.endswith(f".{end}") for name in names)
 
 
-class PeftDirectory:
+class PeftDirectory(StoredAdapter):
     """An adapter of PEFT. Nothing that it names is executed or fetched."""
+
+    is_external = True
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, f"the adapter of PEFT in {path}"
@@ -110,14 +114,23 @@ class PeftDirectory:
         except ValueError as error:  # InputError is one
             raise InputError(f"{path / CONFIG}: {error}") from None
 
-    @property
-    def base(self) -> Base | None:
-        """The model that it says it belongs to, if that is a path: a name is never fetched."""
-        path = self._saved.get("base_model_name_or_path")
-        return Base(path, "") if isinstance(path, str) and path else None
+    def tokenizer(self) -> Tokenizer:
+        return self._found_base().tokenizer()
 
-    def adapter(self, config: ModelConfig, base: Base | None = None) -> SavedAdapter:
-        """The adapter for a model with this config. InputError if it belongs to another one."""
+    def adapter(self) -> SavedAdapter:
+        found = self._found_base()
+        path = self.base or Path(self._saved["base_model_name_or_path"])
+        return self.read(found.config, Base(str(path.resolve()), digest_of(found.parameters())))
+
+    def _found_base(self) -> StoredModel:
+        """Finds the model that it says it belongs to, if that is a path: no name is fetched."""
+        path = self._saved.get("base_model_name_or_path")
+        return self.stored_base(
+            Base(path, "") if isinstance(path, str) and path else None, self.name
+        )
+
+    def read(self, config: ModelConfig, base: Base | None = None) -> SavedAdapter:
+        """Reads the adapter for a model with this config. InputError if it has another one."""
         pairs = {}
         for name, found in self._tensors().items():
             a, b = (found.get(letter) for letter in "AB")
@@ -208,11 +221,13 @@ def _check(saved: Saved) -> None:
         raise ValueError("lora_dropout must be at least 0 and below 1")
 
 
-def find_peft(path: Path) -> PeftDirectory | None:
-    """The adapter of PEFT at a path; None if there is something else."""
+def find_peft(path: Path, which: int | str | None = None) -> PeftDirectory | None:
+    """Finds the adapter of PEFT at a path; None if there is something else."""
     if path.name in (MODEL, CONFIG, PICKLE) and (path.parent / CONFIG).is_file():
         raise InputError(f"{path} is one file of an adapter; give its directory, {path.parent}")
     with suppress(OSError):
         if (path / CONFIG).is_file():
-            return PeftDirectory(path)
+            found = PeftDirectory(path)
+            check_no_run(path, which)
+            return found
     return None

@@ -7,13 +7,13 @@ from typing import NamedTuple
 from smallmind import parts
 from smallmind.checks import InputError, count_of
 from smallmind.corpus.preparation import Encoding
+from smallmind.exchange.stored import StoredModel, digest_of, find
 from smallmind.losses.loss import Outline
 from smallmind.nn.growing import grown
 from smallmind.nn.loading import Base
 from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.files import TOKENIZER
-from smallmind.runs.loading import Found, digest_of, find
 from smallmind.runs.source import ConversationSource, Source, TextSource
 from smallmind.runs.threads import use_threads
 from smallmind.settings.config import ModelConfig, RunConfig
@@ -29,7 +29,7 @@ from smallmind.training.training import Training
 class Initial(NamedTuple):
     """The model that a run starts from, of which only the weights are still on disk."""
 
-    found: Found
+    found: StoredModel
     config: ModelConfig
     tokenizer: Tokenizer
     sha256: str  # of its parameters

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from smallmind import parts
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.corpus.preparation import Encoding
-from smallmind.exchange.format import find_foreign
+from smallmind.exchange.format import find_external
 from smallmind.exchange.peft import find_peft
+from smallmind.exchange.stored import find
 from smallmind.nn.backend import resolve_precision, resolve_products
 from smallmind.nn.freezing import frozen_parts
 from smallmind.nn.network import declare_parameters
@@ -27,7 +28,6 @@ from smallmind.runs import budget
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer, new_characters
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import RUNS, TEXT, Text, default_directory, is_literal, paths_of
-from smallmind.runs.loading import find
 from smallmind.runs.products import fastest_products
 from smallmind.runs.source import (
     TOKENS,
@@ -35,7 +35,6 @@ from smallmind.runs.source import (
     Source,
     TokenSource,
     about_characters,
-    about_tokens,
     read_source,
 )
 from smallmind.runs.threads import choose_threads
@@ -131,7 +130,7 @@ def create(
         packs_evenly=True,
         awaits_timing=bool(settings.run.minutes) or prepared.limits_evaluations,
         limits_evaluations=prepared.limits_evaluations,
-        template_time=source.now.isoformat() if isinstance(source, ConversationSource) else None,
+        template_time=source.now.isoformat() if source.now else None,
     )
     return *_write(path, config, prepared.tokenizer, literal), prepared
 
@@ -257,7 +256,7 @@ def about_tokens_on_disk(source: Source) -> dict[str, Any]:
 
 def _forecast(source: Source, tokenizer: Tokenizer, cache: Path | None, choices: Choices) -> Fields:
     """Chooses the model for the minutes, after all that is known of the text -> its fields."""
-    tokens, vocab_size = about_tokens(source, tokenizer), tokenizer.vocab_size
+    tokens, vocab_size = source.about_tokens(tokenizer), tokenizer.vocab_size
     if source.is_chat:
         return budget.fit(choices, tokens, vocab_size)
     folders = [*([cache.parent] if cache else []), Path(RUNS)]
@@ -375,22 +374,22 @@ def import_model(
         return _import_adapter(source, out, base)
     if base is not None:
         raise InputError(f"{source} is not an adapter of PEFT: leave out the base, {base}")
-    foreign = find_foreign(source)
-    if foreign is None:
+    found = find_external(source)
+    if found is None:
         raise InputError(
             f"{source} is neither a directory of transformers, with a config.json that names a "
             "model_type, nor an adapter of PEFT, nor a GGUF file"
         )
     if block_size is not None:
-        foreign.config = _shortened(foreign.config, block_size)
-    tokenizer = foreign.tokenizer()
+        found.config = _shortened(found.config, block_size)
+    tokenizer = found.tokenizer()
     _check_template(source, tokenizer)
-    model = None if foreign.is_one_file else foreign.model("numpy")
+    model = None if found.is_one_file else found.model("numpy")
     if model is None:  # the file is kept, with blocks of integers as they are
-        for _ in foreign.parameters():
+        for _ in found.parameters():
             pass  # checks them
     path = default_directory(source.stem) if out is None else Path(out)
-    settings = Settings(foreign.config, run=RunConfig(tokenizer=tokenizer.kind, out=str(path)))
+    settings = Settings(found.config, run=RunConfig(tokenizer=tokenizer.kind, out=str(path)))
     config = SavedConfig(settings, text_sha256="", imported=str(source.resolve().name))
     copied = source if model is None else None
     directory, config = _write(path, config, tokenizer, model=model, copied=copied)
@@ -425,7 +424,7 @@ def _import_adapter(
     source: Path, out: str | PathLike[str] | None, base: str | PathLike[str] | None
 ) -> tuple[RunDirectory, SavedConfig]:
     """Writes a run with an adapter of PEFT -> its directory and its config."""
-    found = find(source)._replace(base=None if base is None else Path(base))
+    found = find(source) if base is None else find(base, adapter=source)
     saved, tokenizer = found.adapter(), found.tokenizer()
     assert saved.base
     path = default_directory(source.stem) if out is None else Path(out)

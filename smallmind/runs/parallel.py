@@ -21,7 +21,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.group import ALONE, ORDERLY, Group
 from smallmind.runs import pace
 from smallmind.runs.assembly import new_model
-from smallmind.runs.source import Source, TokenSource, dataset_of
+from smallmind.runs.source import Source, dataset_of
 from smallmind.runs.threads import use_threads
 from smallmind.settings.config import ModelConfig, TrainingConfig
 from smallmind.settings.settings import Settings
@@ -53,9 +53,7 @@ class Leader:
         if group.size == 1:
             return
         training.ranks.check(settings.training, loss)  # before the others get anything
-        on_disk = None
-        if isinstance(source, TokenSource):
-            on_disk = str(source.found.place), source.sha256
+        on_disk = (str(source.on_disk), source.sha256) if source.on_disk else None
         facts = {  # the arguments of `_receive`
             "saved": settings.to_dict(),
             "saved_tokenizer": training.tokenizer.saved,

@@ -10,10 +10,10 @@ from typing import Any
 from smallmind import parts
 from smallmind.checks import from_json, number, whole
 from smallmind.console.table import Table, Tabular, format_bytes
+from smallmind.exchange.stored import StoredModel
 from smallmind.files import durable
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.files import PRECISIONS
-from smallmind.runs.loading import Found
 from smallmind.settings.config import Precision
 from smallmind.training.evaluation import Evaluation
 
@@ -86,7 +86,9 @@ class PrecisionTable(Tabular):
 
 
 def losses_of(
-    found: Found, evaluate: Callable[[TransformerModel], Evaluation], precisions: Iterable[str]
+    found: StoredModel,
+    evaluate: Callable[[TransformerModel], Evaluation],
+    precisions: Iterable[str],
 ) -> Iterator[PrecisionLoss]:
     """Loads a model in each precision, one at a time, and evaluates it."""
     for precision in precisions:

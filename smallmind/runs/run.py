@@ -3,33 +3,47 @@
 Nothing here prints. The command line is a caller of this class.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from smallmind import parts
 from smallmind.checks import InputError, check_type, suggesting
+from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import check_export, export, export_adapter
 from smallmind.exchange.published import as_learned
-from smallmind.runs import creating, loading, summary
-from smallmind.runs.files import CONFIG, RUNS, Text
+from smallmind.exchange.stored import find, load
+from smallmind.nn.transformer import TransformerModel
+from smallmind.runs import creating, summary
+from smallmind.runs.directory import RunDirectory, SavedConfig
+from smallmind.runs.files import CONFIG, RUNS, TASKS, Text, name_of
+from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.pace import Pace
-from smallmind.runs.saved import SavedRun
+from smallmind.runs.precisions import COMPARED, PrecisionTable, losses_of
+from smallmind.runs.saved import RunFiles
 from smallmind.runs.serving import Served
-from smallmind.runs.session import Session, fresh_training, lengthen
+from smallmind.runs.session import Ended, Session
+from smallmind.runs.source import Source, read_source, recognising
 from smallmind.runs.threads import choose_threads
 from smallmind.runs.verification import Verdict, verify_run
 from smallmind.settings.config import NEUTRAL
 from smallmind.settings.rules import Choices
 from smallmind.settings.settings import Settings
+from smallmind.tasks.results import TaskResult
+from smallmind.tasks.task import evaluate_task
+from smallmind.text.dataset import Dataset
+from smallmind.text.tokenizer import Tokenizer
+from smallmind.training.evaluation import Evaluation, evaluate_held_out, evaluate_tokens
 from smallmind.training.progress import OnRecord
-from smallmind.training.records import Record
+from smallmind.training.records import AnswersRecord, Record
+from smallmind.training.state import RunState
+from smallmind.training.training import Training
 
 CHANGEABLE = ("threads", *NEUTRAL)  # settings that do not affect the result
 
 
-class Run(SavedRun):
+class Run:
     """A run of training and its directory.
 
     `Run.create` starts a new one, `Run.open` opens an existing one. `path` is the directory,
@@ -38,16 +52,22 @@ class Run(SavedRun):
     `after_save` may be set to a command that runs after each save, as `train --after-save`.
     """
 
-    passed_over: tuple[str, ...] = ()  # newer runs, and why `unfinished` did not choose them
+    def __init__(self, files: RunFiles, passed_over: Sequence[str] = ()) -> None:
+        self.files = files
+        self.session = Session(files)
+        self.path = files.path
+        self.directory = files.directory
+        self.after_save: str | None = None
+        self.passed_over = passed_over  # newer runs, and why `unfinished` did not choose them
 
     def __repr__(self) -> str:
-        return f"<Run {self.path}: {summary.state_of(self)}>"
+        return f"<Run {self.path}: {summary.state_of(self.files)}>"
 
     def _repr_html_(self) -> str:
-        return summary.html_of(self)
+        return summary.html_of(self.files)
 
     def _repr_svg_(self) -> str | None:
-        metrics = summary.metrics_so_far(self)
+        metrics = summary.metrics_so_far(self.path)
         return metrics._repr_svg_() if metrics else None
 
     @classmethod
@@ -60,7 +80,7 @@ class Run(SavedRun):
         recipe: str | None = None,
         **fields: Any,
     ) -> "Run":
-        """A new run, whose directory `out` then holds its resolved settings.
+        """Creates a run, whose directory `out` then holds its resolved settings.
 
         `fields` override `settings`, or without them those of a recipe, by default that of the
         command line, as in `Run.create(text="book.txt", n_layer=2, steps=500)`. `size`, `arch` and
@@ -80,11 +100,9 @@ class Run(SavedRun):
     def of(
         cls, choices: Choices, text: Text = None, out: str | PathLike[str] | None = None
     ) -> "Run":
-        """A new run of what has been chosen. Other arguments and errors as `create`."""
+        """Creates a run of what has been chosen. Other arguments and errors as `create`."""
         directory, config, prepared = creating.create(choices, text, out)
-        run = cls(directory, config)
-        run.source, run.data = prepared.source, prepared.data  # read and encoded already
-        return run
+        return cls(RunFiles(directory, config, prepared.source, prepared.data))
 
     @classmethod
     def import_model(
@@ -94,7 +112,7 @@ class Run(SavedRun):
         block_size: int | None = None,
         base: str | PathLike[str] | None = None,
     ) -> "Run":
-        """A model of another program as a run, which generates and evaluates.
+        """Imports a model of another program as a run, which generates and evaluates.
 
         `source` is a directory of transformers, with safetensors, or a GGUF file; `out` is by
         default runs/<date>-<name>. `block_size` shortens the context, unless the model has learned
@@ -102,11 +120,17 @@ class Run(SavedRun):
         adapter is imported, for the model at `base`. InputError if the model is malformed or not
         known here, or the directory is in use.
         """
-        return cls(*creating.import_model(source, out, block_size, base))
+        return cls(RunFiles(*creating.import_model(source, out, block_size, base)))
+
+    @classmethod
+    def open(cls, directory: str | PathLike[str]) -> Self:
+        """Opens the run in a directory. InputError if there is none."""
+        opened = RunDirectory(Path(check_type("directory", directory, str, PathLike)))
+        return cls(RunFiles(opened, opened.load_config()))
 
     @classmethod
     def unfinished(cls, parent: str | PathLike[str] = RUNS) -> "Run":
-        """The newest run below parent that can be resumed, locked. InputError if there is none.
+        """Opens the newest run below parent that can be resumed, locked. InputError without one.
 
         That is one that has not ended, is not in use by another process, and has not failed in a
         way that would repeat itself. `passed_over` says which newer ones are.
@@ -115,7 +139,8 @@ class Run(SavedRun):
         passed_over: list[str] = []
         for config in reversed(configs):
             try:
-                run = cls.open(config.parent)
+                opened = RunDirectory(config.parent)
+                run = cls(RunFiles(opened, opened.load_config()), passed_over)
             except InputError:  # not a run that this version can resume
                 continue
             try:
@@ -123,13 +148,160 @@ class Run(SavedRun):
                 if failure := run.directory.failure():
                     raise InputError(f"{run.path} has failed: {failure}")
                 if not run.is_finished:
-                    run.passed_over = tuple(passed_over)
                     return run
             except InputError as error:
                 passed_over.append(str(error))
             run.unlock()
         reasons = f" ({'; '.join(passed_over)})" if passed_over else ""
         raise InputError(f"{parent} holds no unfinished run; name the directory of one{reasons}")
+
+    @property
+    def name(self) -> str:
+        run = self.settings.run
+        return name_of(run.text, bool(run.chat))
+
+    @property
+    def settings(self) -> Settings:
+        return self.files.settings
+
+    @property
+    def config(self) -> SavedConfig:
+        """The content of config.json."""
+        return self.files.config
+
+    @property
+    def source(self) -> Source:
+        """The text, or its tokens, read on first use. InputError if it has changed."""
+        return self.files.source
+
+    @property
+    def text(self) -> str:
+        """The text. InputError if it is no longer the one that the run was created with."""
+        if self.source.on_disk or self.source.is_chat:
+            raise InputError("the text of this run is not in memory; its tokens are in `data`")
+        return self.source.text
+
+    @property
+    def data(self) -> Dataset:
+        """The encoded text, read on first use. InputError as for `text`."""
+        return self.files.data
+
+    @property
+    def training(self) -> Training:
+        """Model, data and loss, built on first use; the state is loaded when training starts.
+
+        InputError if the text or a model of the loss has changed, or the run could not be saved.
+        """
+        return self.session.training
+
+    @property
+    def final(self) -> Evaluation | None:
+        """The evaluation on the whole held-out part, once the run has been trained to its end."""
+        return self.session.ended.final
+
+    @property
+    def asked(self) -> AnswersRecord | None:
+        """The answers to held-out questions, at the end of a run on conversations."""
+        return self.session.ended.asked
+
+    @property
+    def sample(self) -> str | None:
+        """A text that the model wrote at the end."""
+        return self.session.ended.sample
+
+    @property
+    def has_ended(self) -> bool:
+        """True if no step is left to train; what comes after the last one may be missing."""
+        return self.files.has_ended
+
+    @property
+    def is_finished(self) -> bool:
+        """True once the run has ended by itself, and its final model and its sample are saved."""
+        return self.files.is_finished
+
+    @property
+    def awaits_timing(self) -> bool:
+        """True while steps are still to follow from `minutes`, or evaluations from their time."""
+        return self.config.awaits_timing
+
+    def move_text(self, text: Text) -> None:
+        """Notes other paths of the text. InputError if it is not the run's own."""
+        self.files.move_text(text)
+
+    def check_text(self) -> None:
+        """InputError if the text has changed since the run was created, or cannot be read."""
+        self.files.check_text()
+
+    def newest(self) -> RunState | None:
+        """Reads the newest sound checkpoint. Result and errors as `RunFiles.newest`."""
+        return self.files.newest()
+
+    def metrics(self) -> MetricsTable:
+        """Reads the metrics, one row per step. InputError if nothing has been logged yet."""
+        return read_metrics(self.path)
+
+    def load(
+        self, checkpoint: int | str | None = None, backend: str = "numba"
+    ) -> tuple[TransformerModel, Tokenizer]:
+        """Loads model and tokenizer at a checkpoint: "newest", "best" or the number of a step.
+
+        Without it, the final model, or the newest checkpoint if the run has not ended yet. The
+        run may be going. InputError if there is no such checkpoint.
+        """
+        return load(self.path, backend, checkpoint)
+
+    def evaluate(
+        self, text: str | PathLike[str] | None = None, checkpoint: int | str | None = None
+    ) -> Evaluation:
+        """Measures how well the model that `load(checkpoint)` returns predicts a text.
+
+        `text` is a path or a text as in `create`, and all of it counts. Without it, or if it is the
+        run's own text, only the held-out part counts.
+        """
+        model, tokenizer = self.load(checkpoint)
+        if text is not None:
+            run = recognising(self.settings.run)
+            source = read_source(text, run, Encoding.of_run(run, tokenizer), self.files.cache)
+            if source.sha256 != self.config.text_sha256:
+                if whole := source.whole(tokenizer, model.config.block_size):
+                    return evaluate_held_out(model, whole)
+                return evaluate_tokens(model, tokenizer, source.tokens(tokenizer))
+        return evaluate_held_out(model, self.data)
+
+    def compare_precisions(
+        self, precisions: Iterable[str] = COMPARED, checkpoint: int | str | None = None
+    ) -> PrecisionTable:
+        """Measures the held-out loss with weights in each precision, and their bytes.
+
+        Of the model that `load(checkpoint)` returns. The run keeps the table for its report.
+        """
+        found = find(self.path, checkpoint)
+        losses = losses_of(found, lambda model: evaluate_held_out(model, self.data), precisions)
+        compared = PrecisionTable(found.name, tuple(losses))
+        compared.save(self.path)
+        return compared
+
+    def evaluate_task(
+        self,
+        kind: str,
+        path: str | PathLike[str],
+        group_by: str | None = None,
+        skip_unknown: bool = False,
+        checkpoint: int | str | None = None,
+        precision: str = "float32",
+    ) -> TaskResult:
+        """Measures how well the model that `load(checkpoint)` returns does on a file of items.
+
+        They are "pairs", "choices" or "exact" answers, with the fields in `smallmind guide
+        evaluating`, in groups by the field `group_by`. Items with characters that the model does
+        not know are refused, or skipped. The run keeps the result for its report and for `compare`.
+        InputError if the file is damaged or has no items.
+        """
+        found = find(self.path, checkpoint)
+        loaded = found.load(precision=precision)
+        result = evaluate_task(*loaded, kind, path, group_by, skip_unknown, found.name)
+        result.keep(self.path / TASKS)
+        return result
 
     @suggesting()
     def train(
@@ -153,7 +325,7 @@ class Run(SavedRun):
                 raise InputError(
                     f"{self.path} has been trained to step {newest.step} already: resume it"
                 )
-            return Session(self).train(on_record, progress)
+            return self.session.train(on_record, progress, self.after_save)
         finally:
             self.unlock()
 
@@ -172,7 +344,9 @@ class Run(SavedRun):
         try:
             if length:
                 self.extend(**length)
-            return [] if self.is_finished else Session(self).train(on_record, progress)
+            if self.is_finished:
+                return []
+            return self.session.train(on_record, progress, self.after_save)
         finally:
             self.unlock()
 
@@ -188,7 +362,7 @@ class Run(SavedRun):
                 )
         if fields.get("threads"):
             fields = {"adapt_threads": False, **fields}
-        self.settings = self.settings.replace(**fields)
+        self.files.change(**fields)
         if fields.get("threads"):
             choose_threads(self.settings.run)  # else it might come from a larger machine
 
@@ -198,7 +372,7 @@ class Run(SavedRun):
         It takes effect when the run resumes, also after early stopping, with the learning rate of a
         run of the new length. InputError unless that is more than the steps trained already.
         """
-        lengthen(self, steps, epochs)
+        self.files.extend(steps, epochs)
 
     def fit_steps(self, end: float) -> tuple[Pace, float] | None:
         """Sets the number of steps so that the run ends at `end`, in activity.clock's seconds.
@@ -207,9 +381,9 @@ class Run(SavedRun):
         measured, and the seconds left then; None if it was stopped and still awaits timing.
         InputError if not even one step fits.
         """
-        return Session(self).fit_steps(end)
+        return self.session.fit_steps(end)
 
-    def steps(self) -> Generator[Record, None, None]:
+    def steps(self) -> Generator[Record, None, Ended]:
         """Trains from the newest checkpoint, or the start, and yields each record.
 
         Logs records, saves checkpoints in the background, and at the end the model, the loss on
@@ -217,7 +391,19 @@ class Run(SavedRun):
         `minutes`, a few steps are timed first. After `stop`, or when the caller leaves the loop,
         everything is saved as it is then. Errors as in `train`.
         """
-        return Session(self).steps()
+        return self.session.steps(self.after_save)
+
+    def stop(self) -> None:
+        """Ends training after the current batch and saves everything; from any thread."""
+        self.session.stop()
+
+    def lock(self) -> None:
+        """Keeps other processes from training the run. Ends and errors as `RunFiles.lock`."""
+        self.files.lock()
+
+    def unlock(self) -> None:
+        """Lets other processes train the run."""
+        self.files.unlock()
 
     def export(
         self,
@@ -231,13 +417,13 @@ class Run(SavedRun):
         Of an adapter alone, with `to` "peft", a directory of that package, or "gguf-adapter".
         """
         check_export(Path(check_type("path", path, str, PathLike)), to, type)
-        found = loading.find(self.path, checkpoint)
+        found = find(self.path, checkpoint)
         if to in parts.ADAPTER_FORMATS:
             return export_adapter(found.adapter(), path, to)
         model, tokenizer = found.load("numpy")
         if self.settings.run.chat:
             tokenizer = as_learned(tokenizer)
-        history = summary.history_of(self, found.name)
+        history = summary.history_of(self.files, found.name)
         export(model, tokenizer, path, to, type, self.path.resolve().name, history)
 
     def serve(self, port: int | None = None, precision: str | None = None) -> Served:
@@ -260,7 +446,7 @@ class Run(SavedRun):
         training = None
         if not (digests_only or self.config.imported):
             self.change(threads=None)  # the run may come from another machine
-            training = fresh_training(self)
+            training = self.session.fresh_training()
         return verify_run(
             self.path,
             self.config.sha256,
@@ -275,7 +461,7 @@ class Run(SavedRun):
 
         Leaves those that another process has written or is using; unlocks the directory.
         """
-        if "training" in self.__dict__ and self.training.progress.step > 0:
+        if self.session.has_trained:
             self.unlock()
         else:
             self.directory.discard_untrained()

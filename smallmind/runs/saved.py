@@ -1,110 +1,74 @@
-"""A run as its directory holds it, and what has been read and built from that."""
+"""The files of a run, and what has been read from them."""
 
-import functools
-from collections.abc import Iterable
 from datetime import datetime
-from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, count_of
 from smallmind.corpus.preparation import Encoding
-from smallmind.nn.transformer import TransformerModel
-from smallmind.runs import assembly, loading
+from smallmind.runs import assembly
 from smallmind.runs.creating import with_paths
 from smallmind.runs.directory import RunDirectory, SavedConfig
-from smallmind.runs.files import TASKS, TOKENIZER, Text, name_of
-from smallmind.runs.metrics import MetricsTable, read_metrics
-from smallmind.runs.pace import Pace
-from smallmind.runs.parallel import Leader
-from smallmind.runs.precisions import COMPARED, PrecisionTable, losses_of
-from smallmind.runs.source import (
-    TOKENS,
-    ConversationSource,
-    Source,
-    TextSource,
-    read_source,
-    recognising,
-    reread_source,
-)
-from smallmind.tasks.results import TaskResult
-from smallmind.tasks.task import evaluate_task
+from smallmind.runs.files import TOKENIZER, Text
+from smallmind.runs.loading import tokenizer_of
+from smallmind.runs.source import TOKENS, Source, reread_source
+from smallmind.settings.settings import Settings
 from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset
+from smallmind.text.samplers import Epochs
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
-from smallmind.training.energy import EnergyMeter
-from smallmind.training.evaluation import Evaluation, evaluate_held_out, evaluate_tokens
-from smallmind.training.records import AnswersRecord
-from smallmind.training.state import RunState
-from smallmind.training.training import Training
+from smallmind.training.state import RunState, reopened
 
 
-class SavedRun:
-    """The settings, the text, the checkpoints and the training of a run, each read on first use.
+class RunFiles:
+    """The settings, the text and the checkpoints of a run in its directory.
 
-    `Run` adds what is done with them, and a `Session` trains.
+    The text and the newest checkpoint are read on first use. `settings` may have changes that
+    config.json, which is `config`, has not.
     """
 
-    def __init__(self, directory: RunDirectory, config: SavedConfig) -> None:
+    def __init__(
+        self,
+        directory: RunDirectory,
+        config: SavedConfig,
+        source: Source | None = None,
+        data: Dataset | None = None,
+    ) -> None:
         self.path = directory.path
-        self.settings = config.settings.replace(out=str(directory.path))
         self.directory = directory
         self.config = config
-        self._cache = self.path.resolve().parent / TOKENS  # of texts that are large for the memory
-        self.leader = Leader()  # of the processes that train it
-        self.final: Evaluation | None = None
-        self.asked: AnswersRecord | None = None  # the held-out questions, at the end
-        self.sample: str | None = None
-        self.energy: EnergyMeter | None = None  # of the last session
-        self.pace: Pace | None = None  # as `fit_steps` has measured it
-        self.deadline: float | None = None  # of a run by minutes, in activity.clock's seconds
+        self.settings = config.settings.replace(out=str(directory.path))
+        # Texts that are large for the memory have their tokens there.
+        self.cache = self.path.resolve().parent / TOKENS
         self.skipped_checkpoints: list[tuple[Path, str]] = []  # damaged ones, and why
-        self.is_extended = False  # and config.json does not say so yet
-        self.is_used = False  # `training` is no longer as it was built
-        self.after_save: str | None = None  # a command, as `AfterSave` takes it; never saved
-        self.is_stopping = False  # as soon as the session that is going can
-        self.kept_newest: RunState | None = None  # until training uses it
-
-    @classmethod
-    def open(cls, directory: str | PathLike[str]) -> Self:
-        """The run in a directory. InputError if there is none."""
-        opened = RunDirectory(Path(check_type("directory", directory, str, PathLike)))
-        return cls(opened, opened.load_config())
+        self._source, self._data = source, data
+        self._newest: RunState | None = None  # until training uses it
+        self._is_extended = False  # and config.json does not say so yet
 
     @property
-    def name(self) -> str:
-        run = self.settings.run
-        return name_of(run.text, bool(run.chat))
-
-    @functools.cached_property
     def source(self) -> Source:
         """The text, or its tokens. InputError if it has changed."""
-        if self.config.imported:
-            raise InputError(
-                f"{self.path} was imported and has no text of its own: name one, as in smallmind "
-                f"evaluate {self.path} TEXT or smallmind train TEXT --init-from {self.path}"
-            )
-        run, sha256 = self.settings.run, self.config.text_sha256
-        # Earlier versions kept no tokenizer before the first checkpoint.
-        saved = self._saved_tokenizer()
-        encoding = Encoding.of_run(run, saved and self._as_encoded(saved))
-        source = reread_source(self.path, run, encoding, sha256, self._cache)
-        if isinstance(source, ConversationSource) and self.config.template_time:
-            source.now = datetime.fromisoformat(self.config.template_time)
-        return source
+        if self._source is None:
+            self._source = self._read_source()
+        return self._source
 
     @property
-    def text(self) -> str:
-        """The text. InputError if it is no longer the one that the run was created with."""
-        if not isinstance(self.source, TextSource):
-            raise InputError("the text of this run is not in memory; its tokens are in `data`")
-        return self.source.text
+    def data(self) -> Dataset:
+        """The encoded text. InputError as for `source`."""
+        if self._data is None:
+            T, run = self.settings.model.block_size, self.settings.run
+            tokenizer = self.tokenizer()
+            data = self.source.dataset(self._as_encoded(tokenizer), T, run)
+            if isinstance(data, PackedDataset) and not self.config.packs_evenly:
+                data = data.filled_first()
+            data.tokenizer = tokenizer
+            self._data = data
+        return self._data
 
     def move_text(self, text: Text) -> None:
-        """The text is at other paths from now on. InputError if it is not the run's own."""
-        before = self.settings
-        self.__dict__.pop("source", None)
+        """Notes other paths of the text. InputError if it is not the run's own."""
+        before, self._source = self.settings, None
         self.settings = with_paths(before, text, before.run.out)
         try:
             self.check_text()
@@ -117,19 +81,8 @@ class SavedRun:
         """InputError if the text has changed since the run was created, or cannot be read."""
         assert self.source
 
-    @functools.cached_property
-    def data(self) -> Dataset:
-        """The encoded text, read on first use. InputError as for `text`."""
-        T, run = self.settings.model.block_size, self.settings.run
-        tokenizer = self._tokenizer()
-        data = self.source.dataset(self._as_encoded(tokenizer), T, run)
-        if isinstance(data, PackedDataset) and not self.config.packs_evenly:
-            data = data.filled_first()
-        data.tokenizer = tokenizer
-        return data
-
     def newest(self) -> RunState | None:
-        """The newest sound checkpoint; None if nothing has been saved yet.
+        """Reads the newest sound checkpoint; None if nothing has been saved yet.
 
         Damaged ones are skipped and listed in `skipped_checkpoints`. InputError if all are damaged.
         """
@@ -165,156 +118,115 @@ class SavedRun:
         newest = self.newest()
         return newest is not None and self.has_ended and self.directory.is_complete(newest.step)
 
-    @property
-    def awaits_timing(self) -> bool:
-        """True while steps are still to follow from `minutes`, or evaluations from their time."""
-        return self.config.awaits_timing
-
-    def load(
-        self, checkpoint: int | str | None = None, backend: str = "numba"
-    ) -> tuple[TransformerModel, Tokenizer]:
-        """The model and tokenizer at a checkpoint: "newest", "best" or the number of a step.
-
-        Without it, the final model, or the newest checkpoint if the run has not ended yet. The
-        run may be going. InputError if there is no such checkpoint.
-        """
-        return loading.load(self.path, backend, checkpoint)
-
-    def evaluate(
-        self, text: str | PathLike[str] | None = None, checkpoint: int | str | None = None
-    ) -> Evaluation:
-        """How well the model that `load(checkpoint)` returns predicts a text.
-
-        `text` is a path or a text as in `create`, and all of it counts. Without it, or if it is the
-        run's own text, only the held-out part counts.
-        """
-        model, tokenizer = self.load(checkpoint)
-        if text is not None:
-            run = recognising(self.settings.run)
-            source = read_source(text, run, Encoding.of_run(run, tokenizer), self._cache)
-            if source.sha256 != self.config.text_sha256:
-                if isinstance(source, ConversationSource):
-                    whole = source.whole(tokenizer, model.config.block_size)
-                    return evaluate_held_out(model, whole)
-                return evaluate_tokens(model, tokenizer, source.tokens(tokenizer))
-        return evaluate_held_out(model, self.data)
-
-    def compare_precisions(
-        self, precisions: Iterable[str] = COMPARED, checkpoint: int | str | None = None
-    ) -> PrecisionTable:
-        """The loss on the held-out text with weights in each precision, and their bytes.
-
-        Of the model that `load(checkpoint)` returns. The run keeps the table for its report.
-        """
-        found = loading.find(self.path, checkpoint)
-        losses = losses_of(found, lambda model: evaluate_held_out(model, self.data), precisions)
-        compared = PrecisionTable(found.name, tuple(losses))
-        compared.save(self.path)
-        return compared
-
-    def evaluate_task(
-        self,
-        kind: str,
-        path: str | PathLike[str],
-        group_by: str | None = None,
-        skip_unknown: bool = False,
-        checkpoint: int | str | None = None,
-        precision: str = "float32",
-    ) -> TaskResult:
-        """How well the model that `load(checkpoint)` returns does on a file of items.
-
-        They are "pairs", "choices" or "exact" answers, with the fields in `smallmind guide
-        evaluating`, in groups by the field `group_by`. Items with characters that the model does
-        not know are refused, or skipped. The run keeps the result for its report and for `compare`.
-        InputError if the file is damaged or has no items.
-        """
-        found = loading.find(self.path, checkpoint)
-        loaded = found.load(precision=precision)
-        result = evaluate_task(*loaded, kind, path, group_by, skip_unknown, found.name)
-        result.keep(self.path / TASKS)
-        return result
-
-    def metrics(self) -> MetricsTable:
-        """The metrics, one row per step. InputError if nothing has been logged yet."""
-        return read_metrics(self.path)
-
-    @functools.cached_property
-    def training(self) -> Training:
-        """Model, data and loss, built on first use; the state is loaded when training starts.
-
-        InputError if the text or a model of the loss has changed, or the run could not be saved.
-        """
-        data, tokenizer = self.data, self._tokenizer()
-        training = assembly.build_training(
-            self.settings, data, tokenizer, self._initial(), self.leader.new_training
-        )
-        checkpoint.check_size(training.state())
-        self.leader.share(self.settings, self.source, training)
-        if training.loss.digest:
-            self._check_loss(training.loss.digest)
-        return training
-
-    def stop(self) -> None:
-        """Ends training after the current batch and saves everything; from any thread."""
-        self.is_stopping = True
-        if training := self.__dict__.get("training"):
-            training.stop()
-
     def lock(self) -> None:
         """Keeps other processes from training the run, until `unlock` or the end of training.
 
         InputError naming the process that is training it.
         """
         if self.directory.lock():
-            self.kept_newest = None  # another process may have saved a newer one since
+            self._newest = None  # another process may have saved a newer one since
 
     def unlock(self) -> None:
+        """Lets other processes train the run."""
+        self._newest = None
         self.directory.unlock()
 
-    def save_config(self, **changes: Any) -> None:
-        """Saves the settings, and other fields of config.json that change."""
-        self.config = self.config._replace(settings=self.settings, **changes)
-        self.directory.save_config(self.config)
+    def change(self, **fields: Any) -> None:
+        """Changes settings, which the next `save_config` saves."""
+        self.settings = self.settings.replace(**fields)
 
-    def _read_newest(self) -> RunState | None:
-        if self.kept_newest is None:
-            self.kept_newest, self.skipped_checkpoints = checkpoint.newest(self.path)
-        return self.kept_newest
+    def save_config(self, settings: Settings | None = None, **changes: Any) -> None:
+        """Saves the settings, and other fields of config.json that change; or changes nothing."""
+        config = self.config._replace(settings=settings or self.settings, **changes)
+        self.directory.save_config(config)
+        self.settings, self.config = config.settings, config
 
-    def _tokenizer(self) -> Tokenizer:
-        """The tokenizer of the newest checkpoint, or else that of the directory.
+    def extend(self, steps: int | None, epochs: int | None) -> None:
+        """Gives the run another length. Arguments and errors as `Run.extend`."""
+        newest, config = self.newest(), self.settings.training
+        reached = newest.step if newest else 0
+        if (epochs is None) == bool(config.epochs):
+            name = "epochs" if config.epochs else "steps"
+            raise InputError(f"the length of this run is counted in {name}: give {name}")
+        length: dict[str, int | None] = {"steps": steps}
+        if epochs is not None:
+            per_epoch = Epochs(self.data, config.grad_accum_steps).steps
+            length = {"epochs": epochs, "steps": epochs * per_epoch}
+        changed = self.settings.replace(**length, lengths=None)
+        if changed.training.steps <= reached:
+            shown = ", ".join(f"{name}={value}" for name, value in length.items())
+            raise InputError(
+                f"{shown}: the run has trained {count_of(reached, 'step')} already; give more"
+            )
+        self.settings = changed
+        self.config = self.config._replace(
+            settings=self.config.settings.replace(**length, lengths=None),
+            extended_after=reached,
+            awaits_timing=False,
+        )
+        self._is_extended = True
+
+    def begin(self) -> RunState | None:
+        """Prepares them for what is trained from here on -> the state that it starts from."""
+        newest, self._newest = self.newest(), None
+        if self._is_extended:  # written only now: another process could have trained the run
+            self.directory.save_config(self.config)
+            self._is_extended = False
+        if newest and newest.step <= self.config.extended_after:
+            newest = reopened(newest)
+        step = newest.step if newest else 0
+        self.directory.cut_metrics(step)
+        self.directory.cut_samples(step)
+        if self.settings.run.tensorboard:
+            self.directory.begin_events(step)
+        return newest
+
+    def tokenizer(self) -> Tokenizer:
+        """Returns the tokenizer of the newest checkpoint, or else that of the directory.
 
         A run of an earlier version has none before its first checkpoint: it is made from the text.
         """
         if saved := self._saved_tokenizer():
             return saved
-        run, initial = self.settings.run, self._initial()
+        run, initial = self.settings.run, self.initial()
         encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
         return assembly.fit_tokenizer(run, self.source, encoding, initial)
 
-    def _saved_tokenizer(self) -> Tokenizer | None:
-        newest = self._read_newest()
-        if newest and "tokenizer" in newest.state:
-            return loading.tokenizer_of(newest)
-        return self.directory.load_tokenizer()
-
-    def _as_encoded(self, tokenizer: Tokenizer) -> Tokenizer:
-        """The tokenizer as it encodes the text of the run, which may not begin as others do."""
-        published = dict(tokenizer.published)
-        if self.config.begins_texts or not published.pop(TOKENIZER, None):
-            return tokenizer
-        return tokenizer.with_published(published)
-
-    def _initial(self) -> assembly.Initial | None:
-        """The weights that the run starts from, unless it has a checkpoint with all of them."""
+    def initial(self) -> assembly.Initial | None:
+        """Finds the weights that the run starts from; None if a checkpoint has all of them."""
         if self._read_newest() and not self.settings.training.adapter:
             return None
         return assembly.Initial.read(self.settings.run, self.config.initial_sha256)
 
-    def _check_loss(self, digest: str) -> None:
-        if self.config.teacher_sha256 not in (None, digest):
-            models = self.settings.loss[1].models.items()
-            names = " or ".join(f"the {role} {path}" for role, path in models)
-            raise InputError(f"{names} has changed since the run was created; restore it")
-        if self.config.teacher_sha256 is None:
-            self.save_config(teacher_sha256=digest)
+    def _read_source(self) -> Source:
+        if self.config.imported:
+            raise InputError(
+                f"{self.path} was imported and has no text of its own: name one, as in smallmind "
+                f"evaluate {self.path} TEXT or smallmind train TEXT --init-from {self.path}"
+            )
+        run, sha256 = self.settings.run, self.config.text_sha256
+        # Earlier versions kept no tokenizer before the first checkpoint.
+        saved = self._saved_tokenizer()
+        encoding = Encoding.of_run(run, saved and self._as_encoded(saved))
+        source = reread_source(self.path, run, encoding, sha256, self.cache)
+        if source.now and self.config.template_time:
+            source.now = datetime.fromisoformat(self.config.template_time)
+        return source
+
+    def _read_newest(self) -> RunState | None:
+        if self._newest is None:
+            self._newest, self.skipped_checkpoints = checkpoint.newest(self.path)
+        return self._newest
+
+    def _saved_tokenizer(self) -> Tokenizer | None:
+        newest = self._read_newest()
+        if newest and "tokenizer" in newest.state:
+            return tokenizer_of(newest)
+        return self.directory.load_tokenizer()
+
+    def _as_encoded(self, tokenizer: Tokenizer) -> Tokenizer:
+        """Returns the tokenizer as it encodes the run's text, which may not begin as others do."""
+        published = dict(tokenizer.published)
+        if self.config.begins_texts or not published.pop(TOKENIZER, None):
+            return tokenizer
+        return tokenizer.with_published(published)

@@ -3,19 +3,21 @@
 import dataclasses
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from typing import Any, NamedTuple
 
-from smallmind.checks import InputError, count_of
+from smallmind.checks import InputError
 from smallmind.console.activity import clock
 from smallmind.console.signals import stopping_on_interrupt
 from smallmind.memory.tracker import MemoryTracker
-from smallmind.runs import pace
+from smallmind.runs import assembly, pace
 from smallmind.runs.chat_recipe import evaluated_in_time
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.files import MODEL
 from smallmind.runs.parallel import Leader
-from smallmind.runs.saved import SavedRun
+from smallmind.runs.saved import RunFiles
 from smallmind.runs.threads import use_threads
-from smallmind.text.samplers import Epochs
+from smallmind.settings.config import TrainingConfig
+from smallmind.training import checkpoint
 from smallmind.training.after_save import AfterSave
 from smallmind.training.answers import FEWEST_ASKED
 from smallmind.training.checkpoint import BackgroundSaver
@@ -33,163 +35,231 @@ from smallmind.training.records import (
     RunProgress,
     SampleRecord,
 )
-from smallmind.training.state import RunState, reopened
 from smallmind.training.training import Training
 
 
-class Session:
-    """One training of a run, from its lock to its ending.
+class Ended(NamedTuple):
+    """The results of a training; None before its end, and `asked` unless it has questions."""
 
-    `Run` makes one for each of its methods that train. What outlives it is in the run: the
-    training as it is then, the final evaluation and the sample.
+    final: Evaluation | None = None  # on the whole held-out part
+    asked: AnswersRecord | None = None
+    sample: str | None = None
+
+
+class Session:
+    """The life of a run's training: timed, built, trained, stopped and built again.
+
+    `ended` is how it ended last, `energy` what it took, `pace` and `deadline` (in activity.clock's
+    seconds) are those of a run by minutes. Other processes may follow it; see `runs.parallel`.
     """
 
-    def __init__(self, run: SavedRun) -> None:
-        self.run = run
-        self.directory = run.directory
+    def __init__(self, files: RunFiles) -> None:
+        self.files = files
+        self.leader = Leader()  # of the processes that train it
+        self.ended = Ended()
+        self.energy: EnergyMeter | None = None
+        self.pace: pace.Pace | None = None
+        self.deadline: float | None = None
+        self._training: Training | None = None
+        self._is_used = False  # the training is no longer as it was built
+        self._is_stopping = False  # as soon as the training that is going can
         self._asking = 0.0  # seconds for questions before the first step
-        run.is_stopping = False
 
-    def train(self, on_record: OnRecord | None, progress: bool | None) -> list[Record]:
+    def join(self, leader: Leader) -> None:
+        """Trains with the other processes that follow a leader: this one."""
+        self.leader = leader
+
+    @property
+    def training(self) -> Training:
+        """The training as `Run.training`."""
+        if self._training is None:
+            self._training = self._build()
+        return self._training
+
+    @property
+    def has_trained(self) -> bool:
+        """True once a step has been trained that could be saved."""
+        return self._training is not None and self._training.progress.step > 0
+
+    def stop(self) -> None:
+        """Ends training after the current batch and saves everything; from any thread."""
+        self._is_stopping = True
+        if self._training:
+            self._training.stop()
+
+    def train(
+        self, on_record: OnRecord | None, progress: bool | None, after_save: str | None
+    ) -> list[Record]:
         """Trains to the end or an interrupt -> the records. Arguments as `Run.train`."""
+        self._start()
         with showing_progress(progress) as line:
             if not self._time_steps():
                 return []
-            records, steps = self.steps(), self.run.settings.training.steps
+            records, steps = self._steps(after_save), self.files.settings.training.steps
             with stopping_on_interrupt(self._interrupt), closing(records):
-                return follow(records, self.run.training, line, steps, on_record)
+                return follow(records, self.training, line, steps, on_record)
 
     def fit_steps(self, end: float) -> tuple[pace.Pace, float] | None:
         """Sets the number of steps. Arguments, result and errors as `Run.fit_steps`."""
-        run, training, config = self.run, fresh_training(self.run), self.run.settings.training
-        seconds = end - clock()
-        run.leader.announce("measure", config, seconds)
-        if run.config.limits_evaluations:
+        self._start()
+        return self._fit_steps(end)
+
+    def steps(self, after_save: str | None = None) -> Generator[Record, None, Ended]:
+        """Yields each record once it is written -> how it ended. Errors as `Run.steps`.
+
+        `after_save` is a command that runs after each save, as `AfterSave` takes it.
+        """
+        self._start()
+        return self._steps(after_save)
+
+    def fresh_training(self) -> Training:
+        """Returns the training as it is built: with nothing that an earlier one has changed.
+
+        An interrupt may have left any of it, such as the weights, between two states.
+        """
+        before = self._training
+        hooks = (before.on_step, before.profiler) if before else None
+        if self._is_used:
+            before = self._training = None  # two models may not fit in memory
+        training = self.training
+        self._is_used = True
+        if hooks:
+            training.on_step, training.profiler = hooks
+        return training
+
+    def _start(self) -> None:
+        self._asking, self._is_stopping = 0.0, False
+
+    def _build(self) -> Training:
+        files, settings = self.files, self.files.settings
+        training = assembly.build_training(
+            settings, files.data, files.tokenizer(), files.initial(), self.leader.new_training
+        )
+        checkpoint.check_size(training.state())
+        self.leader.share(settings, files.source, training)
+        if training.loss.digest:
+            self._check_loss(training.loss.digest)
+        return training
+
+    def _check_loss(self, digest: str) -> None:
+        files = self.files
+        if files.config.teacher_sha256 not in (None, digest):
+            models = files.settings.loss[1].models.items()
+            names = " or ".join(f"the {role} {path}" for role, path in models)
+            raise InputError(f"{names} has changed since the run was created; restore it")
+        if files.config.teacher_sha256 is None:
+            files.save_config(teacher_sha256=digest)
+
+    def _fit_steps(self, end: float) -> tuple[pace.Pace, float] | None:
+        files, training = self.files, self.fresh_training()
+        config, seconds = files.settings.training, end - clock()
+        self.leader.announce("measure", config, seconds)
+        if files.config.limits_evaluations:
             config, self._asking = evaluated_in_time(training, config, seconds)
-        measured = pace.measure(training, config, seconds, run.path, SAMPLE_TOKENS)
-        run.is_used = False  # measuring has restored it
-        if measured is None or run.is_stopping:
+        measured = pace.measure(training, config, seconds, files.path, SAMPLE_TOKENS)
+        self._is_used = False  # measuring has restored it
+        if measured is None or self._is_stopping:
             return None
         left = end - clock()
         fitted = pace.fit_steps(config, measured, left, pace.most_steps(config, training.data))
-        fitted = fitted.fitted_to(fitted.steps)
-        run.settings = dataclasses.replace(run.settings, training=fitted)
-        run.pace, run.deadline = measured, end
         timing = {"seconds": end - clock(), **dataclasses.asdict(measured)}
-        run.save_config(awaits_timing=False, timing=timing)
+        self.pace, self.deadline = measured, end
+        self._save(fitted.fitted_to(fitted.steps), awaits_timing=False, timing=timing)
         return measured, left
+
+    def _save(self, config: TrainingConfig, **changes: Any) -> None:
+        """Saves the config of the training, and other fields of config.json that change."""
+        settings = dataclasses.replace(self.files.settings, training=config)
+        self.files.save_config(settings, **changes)
 
     def _refitting(self) -> Callable[[], int | None] | None:
         """Returns what fits the length of a run by minutes again; None in any other."""
-        run, timing = self.run, self.run.config.timing or {}
+        files, timing = self.files, self.files.config.timing or {}
         names = [field.name for field in dataclasses.fields(pace.Pace)]
-        if not run.settings.training.lengths or not timing.keys() >= {"seconds", *names}:
+        if not files.settings.training.lengths or not timing.keys() >= {"seconds", *names}:
             return None
-        measured = run.pace = run.pace or pace.Pace(*(timing[name] for name in names))
+        measured = self.pace = self.pace or pace.Pace(*(timing[name] for name in names))
         refit: Callable[[], int | None] | None = None
 
         def decide() -> int | None:
             """Fits the length, and writes it to the run before the next step follows it."""
             nonlocal refit
             if refit is None:  # the training has its state by now
-                left = timing["seconds"] - run.training.progress.seconds["total"]
-                run.deadline = run.deadline or clock() + left
-                refit = pace.refitting(run.training, measured, run.deadline)
-            steps, before = refit(), run.settings
-            if steps is not None:
-                fitted = before.training.fitted_to(steps, run.training.progress.step)
-                try:
-                    run.settings = dataclasses.replace(before, training=fitted)
-                    run.save_config()
-                except OSError:  # a full disk: the length stays
-                    run.settings, run.config = before, run.config._replace(settings=before)
-                    return None
+                left = timing["seconds"] - self.training.progress.seconds["total"]
+                self.deadline = self.deadline or clock() + left
+                refit = pace.refitting(self.training, measured, self.deadline)
+            if (steps := refit()) is None:
+                return None
+            step = self.training.progress.step
+            try:
+                self._save(files.settings.training.fitted_to(steps, step))
+            except OSError:  # a full disk: the length stays
+                return None
             return steps
 
         return decide
 
-    def steps(self) -> Generator[Record, None, None]:
-        """Yields each record once it is written. Errors as `Run.steps`."""
-        run = self.run
-        run.lock()
+    def _steps(self, after_save: str | None) -> Generator[Record, None, Ended]:
+        files = self.files
+        files.lock()
         try:
             if not self._time_steps():
-                return
-            run.final = run.asked = run.sample = None
-            training, config = fresh_training(run), run.settings.training
-            use_threads(run.settings.run)
-            run.energy, tracker = EnergyMeter(), None
-            if config.enable_diagnostics:
-                tracker = MemoryTracker()
-            newest = self._begin()
+                return self.ended
+            self.ended = Ended()
+            training, config = self.fresh_training(), files.settings.training
+            use_threads(files.settings.run)
+            energy = self.energy = EnergyMeter()
+            tracker = MemoryTracker() if config.enable_diagnostics else None
+            newest = files.begin()
             yield from self._warnings(newest.step if newest else 0)
             if newest is None and (asked := self._ask_before(training)):
                 self._log(asked)
                 yield asked
             refit = self._refitting()
-            after_save = AfterSave(run.after_save) if run.after_save else None
-            saving = BackgroundSaver(run.path, config.keep, config.compress, after_save)
+            command = AfterSave(after_save) if after_save else None
+            saving = BackgroundSaver(files.path, config.keep, config.compress, command)
             with saving as saver:
-                run.leader.announce("steps", config, state=newest)
+                self.leader.announce("steps", config, state=newest)
                 records = training.steps(config, newest, saver=saver, refit=refit)
                 del newest
-                if run.is_stopping:  # since before there was a training to stop
+                if self._is_stopping:  # since before there was a training to stop
                     training.stop()
                 try:
                     for record in records:
                         self._keep(record)
-                        run.energy.update()
+                        energy.update()
                         yield record
                         yield from self._warnings(record.step)
                 except GeneratorExit:  # the caller has left the loop
                     training.stop()
                     for record in records:
                         self._keep(record)
-                finally:
-                    run.kept_newest = None  # training has saved newer ones
             if training.usage and training.usage.updates:
                 self._log(training.usage.record(training.progress.step))
-            if used := run.energy.record(training.progress.step):
+            if used := energy.record(training.progress.step):
                 self._log(used)
             if tracker:
                 memory = tracker.snapshot("After training")
-                self.directory.save_profile(training.profiler.rows(), memory)
-            run.final, run.asked, run.sample = save_ending(
-                training, self.directory, self._note_model, run.leader
-            )
+                files.directory.save_profile(training.profiler.rows(), memory)
+            self.ended = save_ending(training, files.directory, self._note_model, self.leader)
+            return self.ended
         except FloatingPointError as error:
-            self._log(FailureRecord(run.training.progress.step, str(error)))
+            self._log(FailureRecord(self.training.progress.step, str(error)))
             raise
         finally:
-            run.unlock()
-
-    def _begin(self) -> RunState | None:
-        """Prepares the files for what is trained from here on -> the state that it starts from."""
-        run, newest = self.run, self.run.newest()
-        run.kept_newest = None
-        if run.is_extended:  # written only now: another process could have trained the run
-            self.directory.save_config(run.config)
-            run.is_extended = False
-        if newest and newest.step <= run.config.extended_after:
-            newest = reopened(newest)
-        step = newest.step if newest else 0
-        self.directory.cut_metrics(step)
-        self.directory.cut_samples(step)
-        if run.settings.run.tensorboard:
-            self.directory.begin_events(step)
-        return newest
+            files.unlock()
 
     def _time_steps(self) -> bool:
         """Times a few steps if the run awaits that -> False if it was stopped meanwhile."""
-        run, minutes = self.run, self.run.settings.run.minutes
-        if not run.awaits_timing:
+        files, minutes = self.files, self.files.settings.run.minutes
+        if not files.config.awaits_timing:
             return True
         if minutes:
-            return self.fit_steps(clock() + 60 * minutes) is not None
-        config, self._asking = evaluated_in_time(fresh_training(run), run.settings.training)
-        run.is_used = False  # timing has changed nothing
-        run.settings = dataclasses.replace(run.settings, training=config)
-        run.save_config(awaits_timing=False)
+            return self._fit_steps(clock() + 60 * minutes) is not None
+        training = self.fresh_training()
+        config, self._asking = evaluated_in_time(training, files.settings.training)
+        self._is_used = False  # timing has changed nothing
+        self._save(config, awaits_timing=False)
         return True
 
     def _ask_before(self, training: Training) -> AnswersRecord | None:
@@ -197,87 +267,44 @@ class Session:
 
         Only a model that the run starts from may know an answer.
         """
-        if not (self._asking and self.run.settings.run.init_from):
+        if not (self._asking and self.files.settings.run.init_from):
             return None
         return training.evaluations.ask(0, FEWEST_ASKED)
 
     def _interrupt(self) -> None:
         """Stops, or raises KeyboardInterrupt while no step has been trained that could be saved."""
-        training = self.run.__dict__.get("training")
-        if not (training and training.progress.step):
+        if not self.has_trained:
             raise KeyboardInterrupt
-        self.run.stop()
+        self.stop()
 
     def _warnings(self, step: int) -> Iterator[Record]:
         """Reports and logs what happened to the files, each once per run. Restores the config."""
-        self.directory.restore_config(self.run.config)
-        for problem in self.directory.problems:
-            if problem not in self.directory.reported:
-                self.directory.reported.add(problem)
+        directory = self.files.directory
+        directory.restore_config(self.files.config)
+        for problem in directory.problems:
+            if problem not in directory.reported:
+                directory.reported.add(problem)
                 record = FileWarningRecord(step, problem)
                 self._log(record)
                 yield record
-        self.directory.problems.clear()
+        directory.problems.clear()
 
     def _note_model(self, digest: str) -> None:
         """Saves the digest of the model that is about to be written, beside that of the last one.
 
         A process that is killed in between leaves one of the two.
         """
-        known = self.run.config.sha256
-        self.run.save_config(sha256={**known, MODEL: [*known.get(MODEL, ())[-1:], digest]})
+        known = self.files.config.sha256
+        self.files.save_config(sha256={**known, MODEL: [*known.get(MODEL, ())[-1:], digest]})
 
     def _keep(self, record: Record) -> None:
         if isinstance(record, SampleRecord):
-            self.directory.save_sample(record.step, record.text)
+            self.files.directory.save_sample(record.step, record.text)
         else:
             self._log(record)
 
     def _log(self, record: Record) -> None:
-        self.directory.log(record, self.run.training.progress.seconds["total"])
-
-
-def fresh_training(run: SavedRun) -> Training:
-    """The training as it is built: a session begins with nothing that another has changed.
-
-    An interrupt may have left any of it, such as the weights, between two states.
-    """
-    before = run.__dict__.get("training")
-    hooks = (before.on_step, before.profiler) if before else None
-    if run.is_used:
-        before = None  # two models may not fit in memory
-        run.__dict__.pop("training", None)
-    training = run.training
-    run.is_used = True
-    if hooks:
-        training.on_step, training.profiler = hooks
-    return training
-
-
-def lengthen(run: SavedRun, steps: int | None, epochs: int | None) -> None:
-    """Gives a run another length. Arguments and errors as `Run.extend`."""
-    newest, config = run.newest(), run.settings.training
-    reached = newest.step if newest else 0
-    if (epochs is None) == bool(config.epochs):
-        name = "epochs" if config.epochs else "steps"
-        raise InputError(f"the length of this run is counted in {name}: give {name}")
-    length: dict[str, int | None] = {"steps": steps}
-    if epochs is not None:
-        per_epoch = Epochs(run.data, config.grad_accum_steps).steps
-        length = {"epochs": epochs, "steps": epochs * per_epoch}
-    changed = run.settings.replace(**length, lengths=None)
-    if changed.training.steps <= reached:
-        shown = ", ".join(f"{name}={value}" for name, value in length.items())
-        raise InputError(
-            f"{shown}: the run has trained {count_of(reached, 'step')} already; give more"
-        )
-    run.settings = changed
-    run.config = run.config._replace(
-        settings=run.config.settings.replace(**length, lengths=None),
-        extended_after=reached,
-        awaits_timing=False,
-    )
-    run.is_extended = True
+        self.files.directory.log(record, self.training.progress.seconds["total"])
 
 
 def _seconds_for_questions(progress: RunProgress) -> float:
@@ -293,10 +320,10 @@ def save_ending(
     directory: RunDirectory,
     note_model: Callable[[str], object] | None = None,
     leader: Leader | None = None,
-) -> tuple[Evaluation | None, AnswersRecord | None, str | None]:
+) -> Ended:
     """Saves the model, and of a run that has ended its final evaluation, its answers and a sample.
 
-    `note_model` gets the digest of the model before it is there. -> these three. None of them if
+    `note_model` gets the digest of the model before it is there. -> these three; none of them if
     the run has not ended, or was stopped during the evaluation.
     """
     step, final, asked = training.progress.step, None, None
@@ -320,8 +347,8 @@ def save_ending(
             directory.log(asked, training.progress.seconds["total"])
     directory.flush()
     if final is None:
-        return None, None, None
+        return Ended()
     # Last: a run with a sample is finished.
     sample = training.sample()
     directory.save_sample(step, sample)
-    return final, asked, sample
+    return Ended(final, asked, sample)

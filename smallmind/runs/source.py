@@ -48,43 +48,92 @@ LARGE = 0.1  # share of the free memory: a larger text is kept on disk
 UNSAFE = re.compile(r"[^\w.-]+")  # in names of directories, somewhere
 
 
-class TextSource:
+class Source:
+    """The text of a run, from wherever it comes. Each kind is a subclass."""
+
+    name: str  # a short one
+    characters: int
+    beginning = ""
+    nbytes = 0  # that it takes in memory
+    report: Report | None = None  # if it was read from files
+    tokenizer: Tokenizer | None = None  # that its tokens are of; None: of any
+    on_disk: str | None = None  # where its tokens are
+    now: datetime | None = None  # in templates that write the time
+    is_chat = is_built_in = False
+
+    @functools.cached_property
+    def text(self) -> str:
+        """Returns all of it, or what turns say; nothing of tokens on disk."""
+        return ""
+
+    @functools.cached_property
+    def held_out(self) -> int:
+        """Returns the size of documents, or conversations, at its end that are held out."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Returns the digest that identifies it."""
+        raise NotImplementedError
+
+    def tokens(self, tokenizer: Tokenizer) -> Tokens:
+        """Returns all of its tokens, of plain text."""
+        raise NotImplementedError
+
+    def dataset(self, tokenizer: Tokenizer, T: int, run: RunConfig) -> Dataset:
+        """Returns its tokens in two parts. InputError if they are too few for windows of T."""
+        raise NotImplementedError
+
+    def whole(self, tokenizer: Tokenizer, T: int) -> PackedDataset | None:
+        """Returns all conversations as the held-out part, for an evaluation; None of plain text."""
+        del tokenizer, T
+        return None
+
+    def about_tokens(self, tokenizer: Tokenizer) -> float:
+        """Counts its tokens in a part of it -> about how many it has."""
+        sample = self.text[:SAMPLE]
+        return self.characters * len(tokenizer.encode(sample)) / max(1, len(sample))
+
+    def unknown(self, tokenizer: Tokenizer) -> str:
+        """Returns the characters of plain text that a tokenizer does not know."""
+        return tokenizer.unknown(self.text)
+
+    def without(self, characters: str) -> "TextSource":
+        """Returns plain text without these characters."""
+        return TextSource(self.text.translate(dict.fromkeys(map(ord, characters))), self.name)
+
+
+class TextSource(Source):
     """A text in memory."""
 
-    tokenizer = None  # that its tokens are of: it has none
-    is_chat = is_built_in = False
+    text: str
 
     def __init__(
         self, text: str, name: str, held_out: int = 0, report: Report | None = None
     ) -> None:
-        self.text = text
-        self.name = name  # a short one
+        self.text, self.name, self.report = text, name, report
         self.held_out = held_out  # characters of documents at its end; 0: the last tenth of tokens
-        self.report = report  # if it was read from files
         self.characters = len(text)
         self.beginning = text[:BEGINNING]
-        self.nbytes = sys.getsizeof(text)  # that it takes in memory
+        self.nbytes = sys.getsizeof(text)
 
     @functools.cached_property
     def sha256(self) -> str:
-        """The digest that identifies it."""
         return digest(self.text)
 
     def tokens(self, tokenizer: Tokenizer) -> Tokens:
-        """All of its tokens."""
         return tokenizer.encode_documents(self.text)
 
     def dataset(self, tokenizer: Tokenizer, T: int, run: RunConfig) -> Dataset:
-        """Its tokens in two parts. InputError if they are too few for windows of T."""
         held_out = self.held_out or None
         return Dataset.from_text(self.text, tokenizer, T, run.batch_size, run.seed, held_out)
 
 
-class ConversationSource:
+class ConversationSource(Source):
     """Conversations in memory, the last tenth of which are held out."""
 
-    tokenizer = None
     is_chat = True
+    now: datetime
 
     def __init__(
         self,
@@ -96,16 +145,14 @@ class ConversationSource:
     ) -> None:
         self.is_built_in = is_built_in
         self.conversations = conversations
-        self.now = datetime.now().replace(microsecond=0)  # in templates that write the time
-        self.name = name
+        self.now = datetime.now().replace(microsecond=0)
+        self.name, self.report = name, report
         self._marked: tuple[str, list[np.ndarray]] | None = None  # of a tokenizer, by its digest
         self._held_out = held_out
-        self.report = report
         self.characters = sum(len(turn.text) for turns in conversations for turn in turns)
-        self.beginning = ""
         self.nbytes = sum(sys.getsizeof(turn.text) for turns in conversations for turn in turns)
 
-    @property
+    @functools.cached_property
     def held_out(self) -> int:
         """The number of those that are held out. InputError if there is only one conversation."""
         count = self._held_out
@@ -113,7 +160,6 @@ class ConversationSource:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """The digest that identifies them."""
         digest = ConversationDigest()
         with activity.doing("Computing the digest of the conversations", usual=True):
             for _ in digest.of(activity.parts(self.conversations)):
@@ -149,10 +195,7 @@ class ConversationSource:
         return marked
 
     def whole(self, tokenizer: Tokenizer, T: int) -> PackedDataset:
-        """All of them as the held-out part, for an evaluation.
-
-        InputError if the model has no chat template, or no answer fits into windows of T.
-        """
+        """InputError if the model has no chat template, or no answer fits into windows of T."""
         if format_of(tokenizer) is None:
             raise InputError(
                 f"{self.name} has conversations, and the model was not trained on any: evaluate it "
@@ -162,7 +205,6 @@ class ConversationSource:
         return PackedDataset(every, every, T, RunConfig.batch_size, 0, tokenizer)
 
     def dataset(self, tokenizer: Tokenizer, T: int, run: RunConfig) -> Dataset:
-        """Their tokens, packed into windows of T. InputError if there is nothing to learn."""
         run = dataclasses.replace(run, chat=True)
         marked, count = self.marked(tokenizer), self.held_out
         train, held_out = map(np.concatenate, (marked[:-count], marked[-count:]))
@@ -170,29 +212,26 @@ class ConversationSource:
         return dataset_of((train, held_out), tokenizer, T, run)
 
 
-class TokenSource:
-    """Tokens in files, which are read window by window.
+class TokenSource(Source):
+    """Tokens in files, which are read window by window. InputError for another tokenizer."""
 
-    Like a TextSource, but InputError for another tokenizer than that of the tokens.
-    """
-
-    nbytes = 0
-    is_built_in = False
+    tokenizer: Tokenizer
 
     def __init__(self, found: TokensOnDisk, name: str, is_given: bool = True) -> None:
         self.found = found
         self.is_chat = found.is_chat
         self.is_given = is_given  # rather than made from a text that was given
-        self.name = name
-        self.report = found.report
-        self.tokenizer: Tokenizer = found.tokenizer
+        self.on_disk = found.place
+        self.name, self.report = name, found.report
+        self.tokenizer = found.tokenizer
         self.held_out = found.held_out_characters
         self.characters = found.characters  # of tokens of other programs, an estimate
         self.beginning = found.beginning
 
-    @property
-    def sha256(self) -> str:
-        return self.found.sha256
+        self.sha256 = found.sha256
+
+    def about_tokens(self, tokenizer: Tokenizer) -> float:
+        return float(len(self.tokens(tokenizer)))
 
     def tokens(self, tokenizer: Tokenizer) -> Tokens:
         self._check(tokenizer)
@@ -209,17 +248,6 @@ class TokenSource:
                 f"the tokens in {self.found.place} are not those of this model; give the texts "
                 "that they were made from"
             )
-
-
-Source = TextSource | ConversationSource | TokenSource
-
-
-def about_tokens(source: Source, tokenizer: Tokenizer) -> float:
-    """About how many tokens a text has: part of it is encoded, unless it consists of tokens."""
-    if isinstance(source, TokenSource):
-        return float(len(source.tokens(tokenizer)))
-    sample = source.text[:SAMPLE]
-    return source.characters * len(tokenizer.encode(sample)) / max(1, len(sample))
 
 
 def dataset_of(

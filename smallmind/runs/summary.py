@@ -11,25 +11,25 @@ from smallmind.console.activity import duration
 from smallmind.console.table import Table
 from smallmind.nn.network import declare_parameters
 from smallmind.runs.files import name_of
-from smallmind.runs.metrics import MetricsTable
-from smallmind.runs.saved import SavedRun
+from smallmind.runs.metrics import MetricsTable, read_metrics
+from smallmind.runs.saved import RunFiles
 from smallmind.training import checkpoint
 
 
-def html_of(run: SavedRun) -> str:
+def html_of(run: RunFiles) -> str:
     """Describes a run in a table, as far as it is known, with its losses as a picture."""
-    metrics = metrics_so_far(run)
+    metrics = metrics_so_far(run.path)
     return _table(run, metrics).html() + (_image(metrics.losses_svg()) if metrics else "")
 
 
-def metrics_so_far(run: SavedRun) -> MetricsTable | None:
+def metrics_so_far(path: Path) -> MetricsTable | None:
     """Reads the metrics; None if nothing has been logged yet."""
     with suppress(InputError):
-        return run.metrics()
+        return read_metrics(path)
     return None
 
 
-def state_of(run: SavedRun) -> str:
+def state_of(run: RunFiles) -> str:
     """Tells how far a run is, from what is on disk, in a few words."""
     config = run.config
     if config.imported:
@@ -49,13 +49,13 @@ def state_of(run: SavedRun) -> str:
     return f"finished, {count_of(steps, 'step')}"
 
 
-def _table(run: SavedRun, metrics: MetricsTable | None) -> Table:
+def _table(run: RunFiles, metrics: MetricsTable | None) -> Table:
     model = run.settings.model
     shape = f"{count_of(model.n_layer, 'layer')} of {count_of(model.n_embd, 'channel')}"
     size = f"{shape}, {declare_parameters(model).count:,} parameters"
     rows = [("model", f"{model.architecture}, {size}" if model.architecture else size)]
     if not run.config.imported:
-        rows.append(("text", run.name))
+        rows.append(("text", name_of(run.settings.run.text, bool(run.settings.run.chat))))
     if metrics:
         held_out = metrics.curve("val_loss")
         if len(held_out):
@@ -78,7 +78,7 @@ def _table(run: SavedRun, metrics: MetricsTable | None) -> Table:
     return Table(f"Run {run.path}: {state_of(run)}", rows, align="<<")
 
 
-def history_of(run: SavedRun, model: str) -> dict[str, str]:
+def history_of(run: RunFiles, model: str) -> dict[str, str]:
     """Tells how one of a run's models was trained, for those who get it: name -> fact.
 
     Paths are left out: they are nobody else's business.
@@ -103,7 +103,7 @@ def history_of(run: SavedRun, model: str) -> dict[str, str]:
     with suppress(InputError):  # no metrics yet
         found = [
             (row["step"], loss, "final " * ("final_loss" in row))
-            for row in run.metrics().rows
+            for row in read_metrics(run.path).rows
             if math.isfinite(loss := number(row.get("final_loss", row.get("val_loss"))))
         ]
         if found:

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from smallmind.exchange.stored import StoredModel, find
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.files import model_in
-from smallmind.runs.loading import Found, find, precision_of
+from smallmind.runs.loading import precision_of
 from smallmind.serve.engine import Engine, Line, prompt_part
 from smallmind.text.chat import Format
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
-from smallmind.training.state import RunState
 from smallmind.views.listing import find_runs
 from smallmind.views.run_view import RunView
 from smallmind.writing.decoder import Decoder
@@ -66,10 +66,10 @@ class Entry:
         self._described = version, facts
         return facts
 
-    def step(self, found: Found) -> int | None:
+    def step(self, found: StoredModel) -> int | None:
         """The step of the weights that are served; None if it is not known."""
-        if isinstance(found.source, RunState):
-            return int(found.source.step)
+        if found.step is not None:
+            return found.step
         return RunView(self.path, fields=()).step if self.is_run else None
 
     def version(self) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from smallmind.checks import InputError
-from smallmind.runs.loading import find
+from smallmind.exchange.stored import find
 from smallmind.settings.config import GenerationConfig
 from smallmind.tasks.likelihood import Likelihood, Scored, Scorer
 from smallmind.text.chat import Turn

@@ -51,7 +51,7 @@ def copied(exported, tmp_path):
 def test_what_is_written_is_read_again(tmp_path, name, on):
     model = adapted(model_of(name, tokenizer_of("char"), tie_weights=False), on)
     export_adapter(saved(model), tmp_path / "adapter")
-    found = PeftDirectory(tmp_path / "adapter").adapter(model.config)
+    found = PeftDirectory(tmp_path / "adapter").read(model.config)
     assert found.adapter == model.adapter
     assert list(found.tensors) == model.flat.kept
     for tensor, values in found.tensors.items():
@@ -81,7 +81,7 @@ def test_pairs_of_other_ranks_and_scales_are_one_adapter(copied):
     patterns |= {"alpha_pattern": {"layers.0.self_attn.q_proj": 4.0}, "use_rslora": True}
     change(copied / "adapter", **patterns)
     model, _ = smallmind.load(copied / "base", "numpy")
-    found = PeftDirectory(copied / "adapter").adapter(model.config)
+    found = PeftDirectory(copied / "adapter").read(model.config)
     assert found.adapter.rank == 6
     sum_of = merged(found, model)
     C = model.config.n_embd
@@ -103,9 +103,9 @@ def test_pairs_of_other_ranks_and_scales_are_one_adapter(copied):
 def test_an_alpha_that_removes_or_turns_the_change_is_computed(copied, alpha):
     model, _ = smallmind.load(copied / "base", "numpy")
     change(copied / "adapter", lora_alpha=5)
-    plain = merged(PeftDirectory(copied / "adapter").adapter(model.config), model)
+    plain = merged(PeftDirectory(copied / "adapter").read(model.config), model)
     change(copied / "adapter", lora_alpha=alpha)
-    other = merged(PeftDirectory(copied / "adapter").adapter(model.config), model)
+    other = merged(PeftDirectory(copied / "adapter").read(model.config), model)
     name = "blocks.0.attention.qkv.weight"
     found, whole = (x.parameters[name] - model.parameters[name] for x in (other, plain))
     np.testing.assert_allclose(found, alpha / 5 * whole, rtol=0, atol=1e-5)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from smallmind.exchange.huggingface import ForeignDirectory
+from smallmind.exchange.huggingface import HuggingFaceDirectory
 from tests.exchange import chat
 from tests.programs import refuses
 
@@ -34,7 +34,7 @@ def divided(path, where):
 @pytest.mark.parametrize("where", ["added_tokens.json", "tokenizer_config.json"])
 def test_tokens_of_other_files_are_tokens(tmp_path, where):
     path, name, number = divided(tmp_path, where)
-    tokenizer = ForeignDirectory(path).tokenizer()
+    tokenizer = HuggingFaceDirectory(path).tokenizer()
     assert tokenizer.special[name] == number and tokenizer.special[NEW] == number + 1
     text = f"a{NEW}b {name}c{NEW}\n"
     ids = tokenizer.encode(text).tolist()
@@ -48,6 +48,6 @@ def test_tokens_of_other_files_are_tokens(tmp_path, where):
 def test_a_number_that_another_token_has_is_refused(tmp_path):
     path, name, number = divided(tmp_path, "added_tokens.json")
     (path / "added_tokens.json").write_text(json.dumps({name: number, NEW: number}))
-    refuses("have the ids of other tokens", ForeignDirectory(path).tokenizer)
+    refuses("have the ids of other tokens", HuggingFaceDirectory(path).tokenizer)
     (path / "added_tokens.json").write_text(json.dumps({name: "7"}))
-    refuses(f"its added token {name!r} is damaged", ForeignDirectory(path).tokenizer)
+    refuses(f"its added token {name!r} is damaged", HuggingFaceDirectory(path).tokenizer)

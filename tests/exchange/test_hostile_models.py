@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import smallmind
 from smallmind import InputError
 from smallmind.exchange import gguf_file
-from smallmind.exchange.format import find_foreign
+from smallmind.exchange.format import find_external
 from smallmind.files import safetensors
 from tests.exchange.models import model_of, shard, tokenizer_of
 from tests.programs import edited
@@ -59,7 +59,7 @@ def edit(model, **changes):
 def refusal(path):
     """The message to a person who imports it."""
     with pytest.raises(InputError) as caught:
-        found = find_foreign(path)
+        found = find_external(path)
         assert found
         found.load("numpy")
     message = str(caught.value)
@@ -134,12 +134,12 @@ def test_a_config_that_is_wrong_or_not_known_is_refused(model, changes, reason):
 
 
 def test_a_config_may_say_what_changes_nothing(model):
-    wanted = find_foreign(model).model("numpy").flat.data
+    wanted = find_external(model).model("numpy").flat.data
     nothing = {"logit_scale": 1.0, "residual_multiplier": 1, "sliding_window": None, "other": None}
     causal = {"is_causal": True, "num_local_experts": 0, "attn_logit_softcapping": 0.0}
     of_others = {"_name_or_path": "x", "unsloth_version": "1", "torch_dtype": "bfloat16"}
     edit(model, **nothing, **causal, **of_others, attention_dropout=0.1, pretraining_tp=2)
-    np.testing.assert_array_equal(find_foreign(model).model("numpy").flat.data, wanted)
+    np.testing.assert_array_equal(find_external(model).model("numpy").flat.data, wanted)
 
 
 def test_code_in_the_directory_is_never_executed(model):
@@ -154,7 +154,7 @@ def test_code_in_the_directory_is_never_executed(model):
 )
 def test_a_directory_without_a_config_is_no_model(model, content):
     (model / "config.json").write_bytes(content)
-    assert find_foreign(model) is None
+    assert find_external(model) is None
 
 
 class Harm:
@@ -324,7 +324,7 @@ def test_gguf_with_scaled_rotations_is_refused(sound, monkeypatch, keys, is_refu
         name = list(keys)[-1]
         assert f"its rotations (rope) are scaled, by {name}" in refusal(sound / "Llama.gguf")
     else:
-        assert find_foreign(sound / "Llama.gguf").model("numpy")
+        assert find_external(sound / "Llama.gguf").model("numpy")
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT-2"])
@@ -365,7 +365,7 @@ def test_gguf_keys_that_change_the_computation_are_refused(
                 message = refusal(sound / f"{name}.gguf")
                 assert f"'{key}' is " in message and "may change what the model computes" in message
             else:
-                assert find_foreign(sound / f"{name}.gguf").model("numpy")
+                assert find_external(sound / f"{name}.gguf").model("numpy")
 
 
 def test_every_key_that_the_gguf_package_knows_is_judged(sound, monkeypatch):
@@ -380,7 +380,7 @@ def test_every_key_that_the_gguf_package_knows_is_judged(sound, monkeypatch):
         changed = {**metadata, f"llama.{key}": 7}
         monkeypatch.setattr(gguf_file, "read", lambda _, changed=changed: (changed, tensors))
         try:
-            find_foreign(sound / "Llama.gguf").model("numpy")
+            find_external(sound / "Llama.gguf").model("numpy")
         except InputError:
             continue
         passed.add(key)
@@ -400,7 +400,7 @@ def test_a_file_that_only_says_it_is_gguf_is_refused(tmp_path):
 
 def read_or_refuse(path):
     try:
-        found = find_foreign(path)
+        found = find_external(path)
         if found:
             found.load("numpy")
     except InputError as error:

@@ -10,11 +10,11 @@ import pytest
 
 import smallmind
 from smallmind import InputError, Precision, Run, Tokenizer, Training, TransformerModel
+from smallmind.exchange.stored import find
 from smallmind.files import safetensors
 from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to, to_float32
 from smallmind.nn import loading
 from smallmind.nn.loading import Stored, read_tensor
-from smallmind.runs.loading import Found
 from tests.exchange.models import MODELS, TEXT, ids_for, model_of, tokenizer_of
 
 FORMATS = {"own": None, "hf": "f32", "hf-bf16": "bf16", "hf-f16": "f16", "gguf": "bf16"}
@@ -234,7 +234,8 @@ def test_a_run_never_holds_the_weights_that_it_starts_from_twice(tmp_path, monke
     """They are read one by one, while there is no model but the one that is trained."""
     path = written(tmp_path, "Llama", form)
     built, alive = [], []
-    unfilled, parameters = TransformerModel.unfilled, Found.parameters
+    kind = type(find(path))
+    unfilled, parameters = TransformerModel.unfilled, kind.parameters
 
     def noted(*given, **named):
         built.append(weakref.ref(model := unfilled(*given, **named)))
@@ -246,7 +247,7 @@ def test_a_run_never_holds_the_weights_that_it_starts_from_twice(tmp_path, monke
         return parameters(found)
 
     monkeypatch.setattr(TransformerModel, "unfilled", noted)
-    monkeypatch.setattr(Found, "parameters", watched)
+    monkeypatch.setattr(kind, "parameters", watched)
     settings = {"steps": 1, "val_every": 0, "batch_size": 2, "precision": "float32"}
     run = Run.create(text=TEXT, out=tmp_path / "run", init_from=str(path), **settings)
     assert run.training.model.config.n_layer == 2

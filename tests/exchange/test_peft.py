@@ -69,7 +69,7 @@ def test_peft_learns_the_same(tmp_path, name, tied):
     )  # fmt: skip
     theirs = peft.get_peft_model(theirs, settings).train()
     theirs.save_pretrained(tmp_path / "adapter")
-    start = PeftDirectory(tmp_path / "adapter").adapter(base.config)
+    start = PeftDirectory(tmp_path / "adapter").read(base.config)
     model = TransformerModel(base.config, backend="numba", adapter=start.adapter)
     model.flat.write(base.parameters)
     model.flat.write(start.tensors)
@@ -91,6 +91,6 @@ def test_peft_learns_the_same(tmp_path, name, tied):
         assert float(found) == pytest.approx(loss.item(), abs=2e-5)
         ours.step()
     theirs.save_pretrained(tmp_path / "after")
-    after = PeftDirectory(tmp_path / "after").adapter(base.config)
+    after = PeftDirectory(tmp_path / "after").read(base.config)
     for name, values in after.tensors.items():
         np.testing.assert_allclose(model.parameters[name], values, rtol=0, atol=1e-5)

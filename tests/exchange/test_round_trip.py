@@ -8,7 +8,7 @@ import pytest
 
 import smallmind
 from smallmind import InputError, Tokenizer, TransformerModel
-from smallmind.exchange.format import find_foreign, padded
+from smallmind.exchange.format import find_external, padded
 from smallmind.files import durable, safetensors
 from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to, to_float32
 from tests.exchange.full import Full
@@ -52,7 +52,7 @@ def test_every_kind_of_tokenizer_comes_back(tmp_path, kind, split, to):
     settings = {"vocab_size": 290, "split": split} if kind == "bpe" else {}
     tokenizer = Tokenizer(text, kind, **settings)
     path = sent(tmp_path, model_of("Llama", tokenizer), tokenizer, to)
-    found = find_foreign(path).tokenizer()
+    found = find_external(path).tokenizer()
     assert found.encode(text).tolist() == tokenizer.encode(text).tolist()
     assert found.vocab_size == tokenizer.vocab_size
 
@@ -137,7 +137,7 @@ def test_a_vocabulary_is_padded_to_the_rows_of_the_model():
 def test_a_padded_vocabulary_goes_out_and_comes_back(tmp_path, to):
     tokenizer = padded(tokenizer_of("bpe"), 320)
     path = sent(tmp_path, model_of("Qwen3", tokenizer), tokenizer, to)
-    assert find_foreign(path).tokenizer().state() == tokenizer.state()
+    assert find_external(path).tokenizer().state() == tokenizer.state()
 
 
 @pytest.mark.parametrize("to", PLACES)
@@ -145,7 +145,7 @@ def test_a_padded_vocabulary_goes_out_and_comes_back(tmp_path, to):
 def test_tokenizers_of_published_models_go_out_and_come_back(tmp_path, name, to):
     tokenizer = padded(Tokenizer.from_json(published.file_of(name)), 640)
     path = sent(tmp_path, model_of("Llama", tokenizer), tokenizer, to)
-    found = find_foreign(path).tokenizer()
+    found = find_external(path).tokenizer()
     # GGUF cannot say that accents are joined, nor what that takes.
     lost = ("normalizer", "late") if to == "gguf" else ()
     kept = {key: value for key, value in tokenizer.state().items() if key not in lost}
@@ -170,7 +170,7 @@ def test_export_and_import_take_no_second_copy_of_the_weights(tmp_path, to):
         del model
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
-        found = find_foreign(path).model("numpy")
+        found = find_external(path).model("numpy")
         # Its parameters and gradients, and a copy of the parameters that shrinks as they are moved.
         assert tracemalloc.get_traced_memory()[1] - before < 3.3 * size
         assert found.flat.data.nbytes == size

@@ -261,7 +261,7 @@ def resume(path, size, until):
 
     def lead(ranks):
         run = Run.open(path)
-        run.leader = Leader(ranks)
+        run.session.join(Leader(ranks))
         run.resume(lambda record: run.stop() if record.step >= until else None)
         ranks.end(0)
 

@@ -12,7 +12,7 @@ import smallmind
 from smallmind import Chat, InputError, Run, Tokenizer, TransformerModel
 from smallmind.runs import pace
 from smallmind.runs.chat_recipe import evaluated_in_time
-from smallmind.runs.saved import TOKENS
+from smallmind.runs.source import TOKENS
 from smallmind.runs.verification import fingerprint
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.text.chat import KINDS, Turn
@@ -242,9 +242,7 @@ def test_a_model_without_a_template_is_not_evaluated_on_conversations(file, tmp_
         text=CATS, out=tmp_path / "base", steps=1, n_layer=1, n_embd=16, n_head=2, block_size=16
     )
     base.train()
-    base.settings = dataclasses.replace(
-        base.settings, run=dataclasses.replace(base.settings.run, chat=None)
-    )
+    base.files.change(chat=None)
     with pytest.raises(InputError, match="was not trained on any"):
         base.evaluate(file)
 

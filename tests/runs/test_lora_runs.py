@@ -9,8 +9,8 @@ import pytest
 
 import smallmind
 from smallmind import InputError, Run
+from smallmind.exchange.stored import digest_of, find
 from smallmind.files import safetensors
-from smallmind.runs.loading import digest_of, find
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.training import checkpoint
 from smallmind.training.evaluation import evaluate_held_out
