@@ -364,9 +364,16 @@ class RunDirectory:
             durable.write(self.path / PUBLISHED, [_published(tokenizer.published)])
 
     def digests(self) -> dict[str, Sequence[str]]:
-        """Computes the SHA-256 of each file of a new run that only the run may change."""
-        paths = (self.path / name for name in (TOKENIZER, PUBLISHED, MODEL, IMPORTED))
-        return {path.name: [digest_of_file(path)] for path in paths if path.exists()}
+        """The SHA-256 of each file of a new run that nothing but the run may change."""
+        found: dict[str, Sequence[str]] = {}
+        for name in (TOKENIZER, PUBLISHED, MODEL, IMPORTED):
+            path = self.path / name
+            if path.exists():
+                is_large = name in (MODEL, IMPORTED)
+                content = b"" if is_large else path.read_bytes()
+                sha256 = digest_of_file(path) if is_large else hashlib.sha256(content).hexdigest()
+                found[name] = [sha256]
+        return found
 
     def load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the run; None if an earlier version made the directory."""
