@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from smallmind.checks import InputError
     from smallmind.exchange.format import export
+    from smallmind.forecast.threads import set_threads
     from smallmind.kernels.linalg import matmul, matmul_transpose_a, matmul_transpose_b
     from smallmind.memory.tensor_pool import TensorPool
     from smallmind.memory.tracker import MemoryTracker
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from smallmind.optim.muon import Muon
     from smallmind.runs.loading import load
     from smallmind.runs.run import Run
-    from smallmind.runs.threads import set_threads
     from smallmind.settings.config import (
         CheckpointStrategy,
         GenerationConfig,
@@ -94,7 +94,7 @@ _EXPORTS = {
     "matmul": "smallmind.kernels.linalg",
     "matmul_transpose_a": "smallmind.kernels.linalg",
     "matmul_transpose_b": "smallmind.kernels.linalg",
-    "set_threads": "smallmind.runs.threads",
+    "set_threads": "smallmind.forecast.threads",
 }
 
 __all__ = [

@@ -28,6 +28,7 @@ LAYERS = [
     {"exchange"},
     {"tasks"},
     {"training"},
+    {"forecast"},
     {"runs"},
     {"views", "bench", "tasks.lm_eval"},
     {"serve"},

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from smallmind import InputError, ModelConfig, Run, RunConfig, TrainingConfig
+from smallmind.forecast.memory import estimate
 from smallmind.nn.network import declare_parameters
 from smallmind.runs import creating
 from smallmind.settings.config import SCHEDULES
@@ -17,7 +18,6 @@ from smallmind.settings.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, R
 from smallmind.settings.settings import SECTIONS, Settings
 from smallmind.settings.sources import FIELDS, Choices, read_settings
 from smallmind.text.stories import built_in_text
-from smallmind.training.memory_estimate import estimate
 from tests.programs import CATS, edited, refusal, refuses
 
 PAGE = Path(__file__).parents[1] / "smallmind/guide/features.md"

@@ -30,12 +30,12 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.cli.describe import model_for_minutes
     from smallmind.cli.memory import free_bytes, make_plan, show_estimate
     from smallmind.cli.timing import time_of_prepared
+    from smallmind.forecast.memory import TextSize
+    from smallmind.forecast.threads import choose_threads
     from smallmind.runs.assembly import read_teacher
     from smallmind.runs.creating import outline, prepare
     from smallmind.runs.source import size_on_disk
-    from smallmind.runs.threads import choose_threads
     from smallmind.text.stories import CHARACTERS
-    from smallmind.training.memory_estimate import TextSize
 
     console = Console()
     choices, prepared, size = choices_of(options), None, None

@@ -12,7 +12,7 @@ from smallmind.settings.sources import flags_of
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
-    from smallmind.training.memory_estimate import Plan, Teacher, TextSize
+    from smallmind.forecast.memory import Plan, Teacher, TextSize
 
 NEARLY = 0.9  # share of the free memory above which there is a warning
 
@@ -21,10 +21,10 @@ def make_plan(
     settings: Settings, teacher: "Teacher | None" = None, text: "TextSize | None" = None
 ) -> "Plan":
     """The run as train would start it, in a process like this one. Loads its kernels."""
+    from smallmind.forecast.compiling import rehearse
+    from smallmind.forecast.memory import Plan, Program
+    from smallmind.forecast.threads import use_threads
     from smallmind.nn.transformer import resolve_precision
-    from smallmind.runs.threads import use_threads
-    from smallmind.training.memory_estimate import Plan, Program
-    from smallmind.training.rehearsal import rehearse
 
     run = settings.run
     if settings.training.requested_precision == Precision.AUTO:

@@ -20,10 +20,10 @@ from smallmind.runs.files import RUNS, paths_of
 from smallmind.settings.sources import FIELDS, Choices, flags_of
 
 if TYPE_CHECKING:
-    from smallmind.runs.budget import Size
+    from smallmind.forecast.budget import Size
+    from smallmind.forecast.law import Trial
+    from smallmind.forecast.memory import Plan
     from smallmind.runs.planning import Planned, Planner
-    from smallmind.runs.scaling import Trial
-    from smallmind.training.memory_estimate import Plan
 
 MINUTES = 5.0, 20.0, 60.0, 240.0  # of the table
 USUAL = 60.0
@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Makes the trials that are missing and prints the table."""
     from smallmind.cli.memory import check_memory, make_plan
+    from smallmind.forecast.memory import TextSize
     from smallmind.runs.planning import Planner
-    from smallmind.training.memory_estimate import TextSize
 
     choices = choices_of_run(options)
     _ = choices.fields  # refuses a number of minutes that is out of range
@@ -132,7 +132,7 @@ def _try(console: Console, planner: "Planner", planned: "Planned") -> "Trial":
 
 
 def _why_none(planner: "Planner", trials: float) -> str:
-    from smallmind.runs.pace import MAX_PASSES
+    from smallmind.forecast.pace import MAX_PASSES
     from smallmind.runs.planning import MIN_STEPS
 
     if planner.sizes(sys.maxsize)[0].updates < MIN_STEPS:
@@ -150,7 +150,7 @@ def _described(
     planner: "Planner", minutes: float, sizes: list["Size"], memory: "Plan"
 ) -> dict[str, Any]:
     """A row of the table: the best size for a time, what it takes, and its neighbours."""
-    from smallmind.runs.budget import best
+    from smallmind.forecast.budget import best
 
     size = best(sizes)
     place = sizes.index(size)
@@ -171,7 +171,7 @@ def _described(
 
 
 def _show(console: Console, planner: "Planner", rows: list[dict[str, Any]], minutes: float) -> None:
-    from smallmind.runs.pace import MAX_PASSES
+    from smallmind.forecast.pace import MAX_PASSES
     from smallmind.runs.planning import MIN_STEPS
 
     heads = ["minutes", "model", "tokens", "passes", "loss", "9 of 10", "memory"]

@@ -23,9 +23,12 @@ class Description:
     the most that the plain twin holds at a time, in sizes of the largest array that it writes, or a
     function of the arguments -> bytes. `division`: how the compiled one shares its work among
     threads, with the argument whose rows, elements or chunks it divides: see `bench threads`.
+    `functions` is what compiling it costs, after those that cost more have been compiled: counted
+    at a first start on AVX2. None for a kernel that a person adds.
     """
 
     module: str  # of the compiled kernel, in smallmind.kernels
+    functions: int | None = None  # that become machine code with it
     writes: int = 1
     adds: bool = False
     temporaries: float | Callable[..., int] = 0

@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 from smallmind.checks import InputError, count_of
 from smallmind.corpus.preparation import Encoding
+from smallmind.forecast.memory import Teacher
+from smallmind.forecast.threads import use_threads
 from smallmind.nn.growing import grown
 from smallmind.nn.transformer import Base, TransformerModel
 from smallmind.parallel.group import ALONE, Group
 from smallmind.runs.files import TOKENIZER
 from smallmind.runs.loading import Found, digest_of, find
 from smallmind.runs.source import ConversationSource, Source, TextSource
-from smallmind.runs.threads import use_threads
 from smallmind.settings.config import DistillationConfig, ModelConfig, RunConfig
 from smallmind.settings.settings import Settings
 from smallmind.text.char_tokenizer import CharTokenizer
@@ -20,7 +21,6 @@ from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.templates import HEADERS, Template, fit_template
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.distillation import Distillation
-from smallmind.training.memory_estimate import Teacher
 from smallmind.training.training import Training
 
 

@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 
+from smallmind.forecast import pace
 from smallmind.nn.position import position_class
-from smallmind.runs import pace
 from smallmind.runs.assembly import Initial
 from smallmind.runs.source import ConversationSource, Source
 from smallmind.settings.config import TrainingConfig

@@ -16,13 +16,14 @@ from smallmind.checks import InputError, check_field, check_type
 from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import find_foreign
 from smallmind.exchange.peft import find_peft
+from smallmind.forecast import budget
+from smallmind.forecast.threads import choose_threads
 from smallmind.nn.freezing import frozen_parts
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel, resolve_precision, resolve_products
 from smallmind.parallel import environment
 from smallmind.parallel.environment import launched
-from smallmind.runs import budget
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer, new_characters
 from smallmind.runs.chat_recipe import (
     LONGEST,
@@ -44,7 +45,6 @@ from smallmind.runs.source import (
     about_tokens,
     read_source,
 )
-from smallmind.runs.threads import choose_threads
 from smallmind.runs.trials import History
 from smallmind.settings.config import OF_BLOCKS, ModelConfig, Precision, RunConfig, TrainingConfig
 from smallmind.settings.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES

@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 from smallmind.console import activity
-from smallmind.runs.threads import use_threads
+from smallmind.forecast.threads import use_threads
 from smallmind.settings.config import Precision
 from smallmind.settings.settings import Settings
 

@@ -12,13 +12,13 @@ from smallmind import parts
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.exchange.format import check_export, export, export_adapter
 from smallmind.exchange.published import as_learned
+from smallmind.forecast.pace import Pace
+from smallmind.forecast.threads import choose_threads
 from smallmind.runs import creating, loading, summary
 from smallmind.runs.files import CONFIG, RUNS, Text
-from smallmind.runs.pace import Pace
 from smallmind.runs.saved import SavedRun
 from smallmind.runs.serving import Served
 from smallmind.runs.session import Session, fresh_training, lengthen
-from smallmind.runs.threads import choose_threads
 from smallmind.runs.verification import Verdict, verify_run
 from smallmind.settings.config import NEUTRAL
 from smallmind.settings.settings import Settings

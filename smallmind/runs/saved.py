@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from smallmind.checks import InputError, check_type
 from smallmind.corpus.preparation import Encoding
+from smallmind.forecast.pace import Pace
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.group import ALONE, Group
 from smallmind.runs import assembly, loading
@@ -16,7 +17,6 @@ from smallmind.runs.creating import with_paths
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import TASKS, TOKENIZER, Text, name_of
 from smallmind.runs.metrics import MetricsTable, read_metrics
-from smallmind.runs.pace import Pace
 from smallmind.runs.parallel import lead
 from smallmind.runs.precisions import COMPARED, PrecisionTable, losses_of
 from smallmind.runs.source import (

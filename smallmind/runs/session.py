@@ -7,14 +7,14 @@ from contextlib import closing
 from smallmind.checks import InputError, count_of
 from smallmind.console.activity import clock
 from smallmind.console.signals import stopping_on_interrupt
+from smallmind.forecast import pace
+from smallmind.forecast.threads import use_threads
 from smallmind.memory.tracker import MemoryTracker
-from smallmind.runs import pace
 from smallmind.runs.chat_recipe import evaluated_in_time
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.files import MODEL
 from smallmind.runs.parallel import announce
 from smallmind.runs.saved import SavedRun
-from smallmind.runs.threads import use_threads
 from smallmind.text.samplers import Epochs
 from smallmind.training.after_save import AfterSave
 from smallmind.training.answers import FEWEST_ASKED
@@ -33,7 +33,7 @@ from smallmind.training.records import (
     SampleRecord,
 )
 from smallmind.training.state import RunState, reopened
-from smallmind.training.training import SAMPLE_TOKENS, Training
+from smallmind.training.training import Training
 
 
 class Session:
@@ -66,7 +66,7 @@ class Session:
             announce(run.group, "measure", config, seconds)
         if run.config.limits_evaluations:
             config, self._asking = evaluated_in_time(training, config, seconds)
-        measured = pace.measure(training, config, seconds, run.path, SAMPLE_TOKENS)
+        measured = pace.measure(training, config, seconds, run.path)
         run.is_used = False  # measuring has restored it
         if measured is None or run.is_stopping:
             return None

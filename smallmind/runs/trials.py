@@ -19,14 +19,14 @@ from smallmind.checks import InputError, number, whole
 from smallmind.console import activity
 from smallmind.console.activity import clock
 from smallmind.files import durable
+from smallmind.forecast.budget import regularization, tokens_per_step
+from smallmind.forecast.law import Outcome, Trial, is_plausible, parameters_of
+from smallmind.forecast.threads import choose_threads
 from smallmind.runs.assembly import build_training
-from smallmind.runs.budget import regularization, tokens_per_step
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import CONFIG, METRICS
 from smallmind.runs.metrics_file import MetricsFile
-from smallmind.runs.scaling import Outcome, Trial, is_plausible, parameters_of
 from smallmind.runs.source import Source
-from smallmind.runs.threads import choose_threads
 from smallmind.settings.config import __version__
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import MODEL_FIELDS

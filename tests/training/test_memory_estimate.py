@@ -20,6 +20,14 @@ from smallmind import (
     TrainingConfig,
     TransformerModel,
 )
+from smallmind.forecast.memory import (
+    LATER,
+    TYPICAL,
+    Program,
+    Teacher,
+    TextSize,
+    estimate,
+)
 from smallmind.kernels import rope
 from smallmind.kernels.alignment import ALIGNMENT
 from smallmind.kernels.codegen import scratch
@@ -38,14 +46,6 @@ from smallmind.text.stories import built_in_text
 from smallmind.text.templates import fit_template
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.evaluation import evaluate, evaluate_held_out
-from smallmind.training.memory_estimate import (
-    LATER,
-    TYPICAL,
-    Program,
-    Teacher,
-    TextSize,
-    estimate,
-)
 
 LLAMA = {**ARCHITECTURES["llama"], "n_kv_head": 2, "qk_norm": True}
 EVERYTHING = {
@@ -525,7 +525,7 @@ import dataclasses
 import sys
 from smallmind.cli import main
 from smallmind.memory.tracker import peak_resident_bytes
-from smallmind.runs import pace
+from smallmind.forecast import pace
 
 # With --minutes steps are timed too, but as many are trained however busy the machine is.
 pace.fit_steps = lambda config, *_: dataclasses.replace(config, steps=12, warmup_steps=1)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel, gradient_check
+from smallmind.forecast.memory import why_not_repeated
 from smallmind.kernels import compiled, reference
 from smallmind.settings.config import ModelConfig
 from smallmind.training import preflight as module
@@ -17,7 +18,6 @@ from smallmind.training.preflight import (
     learns_at_peak,
     preflight,
     small_config,
-    why_not_repeated,
 )
 from tests.training.small import TEXT, at_each_pass, small_training
 

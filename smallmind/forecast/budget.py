@@ -15,9 +15,8 @@ import numpy as np
 from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.console import activity
-from smallmind.runs import pace
-from smallmind.runs.assembly import new_model
-from smallmind.runs.scaling import (
+from smallmind.forecast import pace
+from smallmind.forecast.law import (
     OPERATIONS,
     SIZE,
     Law,
@@ -26,7 +25,8 @@ from smallmind.runs.scaling import (
     law_of,
     parameters_of,
 )
-from smallmind.runs.threads import choose_threads, use_threads
+from smallmind.forecast.threads import choose_threads, use_threads
+from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
 from smallmind.settings.presets import CHAT_RECIPE, RECIPES, Fields
 from smallmind.settings.settings import Settings
@@ -337,5 +337,6 @@ def cost_of(settings: Settings) -> Cost:
     tokens = np.zeros(4 * run.batch_size * T, np.int32)
     bytes_ = Tokenizer(kind="byte")  # of about as many tokens as any text has
     data = Dataset(tokens, T, run.batch_size, run.seed, bytes_)
-    timed = pace.rough_pace(Training(new_model(settings), data=data), settings.training)
+    model = TransformerModel(settings.model, seed=run.seed, backend=run.backend)
+    timed = pace.rough_pace(Training(model, data=data), settings.training)
     return Cost((timed.step - timed.update) / tokens_per_step(settings.fields), timed.update)

@@ -8,7 +8,7 @@ import statistics
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,18 +18,18 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.console.activity import clock
+from smallmind.console.signals import Stopped
+from smallmind.files.checkpoint_names import TIMING
+from smallmind.forecast.law import OPERATIONS
 from smallmind.nn.transformer import resolve_precision
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.optim.schedule import WARMUP_SHARE
-from smallmind.runs.files import TIMING
-from smallmind.runs.scaling import OPERATIONS
 from smallmind.settings.config import TrainingConfig, __version__, micro_batch_sizes
 from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import save
 from smallmind.training.evaluation import MOST_HELD_OUT, evaluating_seconds
 from smallmind.training.gradients import FIRST, make_objective, set_up
-from smallmind.training.records import StepRecord
 from smallmind.training.state import split_snapshot
 from smallmind.training.step_threads import may_choose, on_one_thread
 from smallmind.training.target import LOOKING
@@ -40,25 +40,22 @@ if TYPE_CHECKING:
     from smallmind.kernels.codegen.cache import CheckedFiles
 
 CROWDED = 2.0  # times as long as on one thread: other programs use the cores
-COLD_STEPS = 2  # not timed: they wait for kernels and memory
-MIN_STEPS = 5  # timed at least
-MAX_SECONDS = 5.0  # of timing, once MIN_STEPS are done
+MAX_SECONDS = 5.0  # of timing
 MAX_SHARE = 0.05  # of the whole time spent on timing
 SLACK = 0.02  # share of the time that is left unused: steps vary
 TIMED_TOKENS = 40  # of a sample
-TIMED_BATCHES = 4  # of an evaluation, in each part
 # The length of a run is fitted again after this share of its time, or half of the time or the steps
 # that are left, to the steps since so many times before.
 LOOK, RECENT = 0.02, 10
 SOONEST = 0.2  # seconds between two times
 WORTH, LEAST_WORTH = 0.02, 0.005  # shares of the steps left, and of all, that a change must have
 LEAST_CHANGE = 0.5  # of the time of an evaluation, while none has been seen
+COLD_STEPS = 2  # wait for kernels and memory: their time tells nothing
 MAX_PASSES = 64  # over the text: more memorise it, and its held-out part is predicted worse
 
-# The slowest over the fastest try of a rough pace.
-TRIES = 3  # calls that are timed
+TRIES = 3  # calls of each part of a step that are timed, at least
 UNTIMED = 2  # calls before: one waits for memory, the next is recorded
-BUSY = 1.5  # spread from which a pace is not kept: other programs have slowed it down
+BUSY = 1.5  # usual over least time from which a pace is not kept: other programs slowed it down
 MAX_OPERATIONS = 1e10  # of a pass that is timed: some tenths of a second on two cores
 LONG = 10 * MAX_OPERATIONS  # of one window: the wait for memory is short next to it
 
@@ -103,25 +100,22 @@ class Pace:
 
 
 def measure(
-    training: Training,
-    config: TrainingConfig,
-    seconds: float,
-    directory: Path | None = None,
-    sample_tokens: int = 0,
+    training: Training, config: TrainingConfig, seconds: float, directory: Path | None = None
 ) -> Pace | None:
     """The pace of a run of about `seconds` that saves to directory; None if it was stopped.
 
-    The run ends with an evaluation of the whole held-out part and a sample of `sample_tokens`
-    tokens. Trains some steps, and restores model and training afterwards. All processes that train
-    together call it, but only the first has a directory, and only its measurement counts.
+    All processes that train together call it, but only the first has a directory, and only its
+    measurement counts. Changes nothing.
     """
-    with training.preserved(), _on_usual_threads(training, lambda: training.evaluate(0, 1)):
-        step = _step(training, config, min(MAX_SECONDS, MAX_SHARE * seconds))
-        if step is None:
+    found, saving = None, [0.0]
+    with training.preserved(config):
+        with suppress(Stopped):
+            longest = min(MAX_SECONDS, MAX_SHARE * seconds)
+            found = _timed_pace(training, config, longest, training.check_stop)
+        if not all(training.group.share(found is not None)) or found is None:
             return None
         state, _ = split_snapshot(training.state())
         training.spikes.keep(state)  # as a run does before it saves
-        saving = [0.0]
         if directory:
             # Removed by whoever next locks the directory if the program is killed meanwhile.
             with (
@@ -129,28 +123,7 @@ def measure(
                 _timed() as saving,
             ):
                 save(scratch, training.state(), best=True)
-        batches = config.val_batches if config.val_every else 1
-        batches = batches or training.data.held_out_batches
-        some = min(batches, TIMED_BATCHES)
-        warm = training.evaluate(0, 1)
-        with _timed() as evaluating:
-            evaluation = training.evaluate(0, some)
-        if not (warm and evaluation):
-            return None
-        with _timed() as sampling:
-            if sample_tokens:
-                training.sample(TIMED_TOKENS)
-    # The windows of the whole held-out part overlap by half: twice as many as its tokens need,
-    # like the windows of both parts here.
-    batch = evaluating[0] / some
-    sample = sampling[0] * sample_tokens / TIMED_TOKENS
-    return Pace(
-        step=step,
-        evaluation=batches * batch if config.val_every else 0.0,
-        save=saving[0],
-        end=batches_at_the_end(training.data) * batch + sample,
-        sample=sample,
-    )
+    return dataclasses.replace(found, save=saving[0], spread=1.0)
 
 
 def kept_pace(training: Training, config: TrainingConfig) -> Pace:
@@ -202,17 +175,31 @@ def _key(training: Training, config: TrainingConfig) -> str:
 
 
 def rough_pace(training: Training, config: TrainingConfig) -> Pace:
-    """The pace of a run, from a few passes of this process: in about a second.
+    """The pace of a run, from a few passes: in about a second."""
+    return _timed_pace(training, config)
+
+
+def _timed_pace(
+    training: Training,
+    config: TrainingConfig,
+    seconds: float = 0.0,
+    check_stop: Callable[[], object] = lambda: None,
+) -> Pace:
+    """The pace of a run, from passes of this process that take `seconds`, or about one.
 
     Leaves out what runs in the background: saves. A batch of a large model is extrapolated from
-    some of its windows. Changes nothing.
+    some of its windows. `check_stop` is called before each pass, and may raise. Changes nothing.
     """
     model, data = training.model, training.data
     B, T = data.batch_size, data.block_size
-    affordable = int(MAX_OPERATIONS / (OPERATIONS * model.flat.count * T))
+    operations = OPERATIONS * model.flat.count * T  # of a window
     largest = max(micro_batch_sizes(B, T, config.micro_batch_size))
-    windows = max(1, min(largest, affordable))
-    with activity.doing("Timing a few passes", usual=True), training.preserved():
+    windows = max(1, min(largest, int(MAX_OPERATIONS / operations)))
+    with (
+        activity.doing("Timing a few passes", usual=True),
+        training.preserved(),
+        ExitStack() as stack,
+    ):
         set_up(model, config, resolve_precision(config.requested_precision, model.backend))
         batch = data.windows(np.zeros(windows, np.int64))
         objective = make_objective(model, training.distillation)
@@ -223,20 +210,34 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
             lambda: optimizer.step(config.max_grad_norm or None),
             lambda: model.losses(batch.ids, batch.targets, right),
         )
+
+        def tries(untimed: int, count: int, seconds: float = 0.0) -> list[list[float]]:
+            """Seconds of each call, made in turn at least `count` times after untimed ones."""
+            rounds: list[list[float]] = []
+            end = clock() + seconds
+            while len(rounds) < untimed + count or clock() < end:
+                rounds.append([])
+                for call in calls:
+                    check_stop()
+                    with _timed() as taken:
+                        call()
+                    rounds[-1] += taken
+            return list(map(list, zip(*rounds[untimed:], strict=True)))
+
         model.forget_recorded(after=UNTIMED - 1)
-        is_long = OPERATIONS * model.flat.count * T > LONG
-        with ExitStack() as stack:
-            if not is_long:
-                stack.enter_context(_on_usual_threads(training, calls[2]))
-            tries = _tries(*calls, untimed=0, count=1) if is_long else _tries(*calls)
-        # Reading is never recorded: all its tries should take as long.
-        spread = statistics.median(tries[2]) / min(tries[2]) if min(tries[2]) else 1.0
-        learning, update, reading = map(statistics.median, tries)
+        is_long, alone = operations > LONG, None
         if not is_long and may_choose(model, training.group):  # as the run will
             with on_one_thread():
-                alone = [times[0] for times in _tries(*calls, untimed=1, count=1)]
-            if alone[0] + alone[1] < learning + update:
-                learning, update, reading = alone
+                alone = [min(times) for times in tries(UNTIMED, 1)]
+            if CROWDED * sum(alone) < sum(map(min, tries(1, 1))):
+                # Threads wait for each other in every kernel.
+                stack.enter_context(on_one_thread())
+        timed = tries(0, 1) if is_long else tries(UNTIMED, TRIES, seconds)
+        # Reading is never recorded: all its tries should take as long.
+        spread = statistics.median(timed[2]) / min(timed[2]) if min(timed[2]) else 1.0
+        learning, update, reading = map(statistics.median, timed)
+        if alone and alone[0] + alone[1] < learning + update:
+            learning, update, reading = alone
         training.sample(2)  # waits for kernels and memory
         with _timed() as sampling:
             training.sample(TIMED_TOKENS)
@@ -259,19 +260,6 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         update=update,
         spread=spread,
     )
-
-
-def _tries(
-    *calls: Callable[[], object], untimed: int = UNTIMED, count: int = TRIES
-) -> list[list[float]]:
-    """Seconds of `count` calls of each function, made in turn after `untimed` ones."""
-    tries: list[list[float]] = [[] for _ in calls]
-    for _ in range(untimed + count):
-        for call, times in zip(calls, tries, strict=True):
-            with _timed() as seconds:
-                call()
-            times += seconds
-    return [times[untimed:] for times in tries]
 
 
 def batches_at_the_end(data: Dataset) -> int:
@@ -392,57 +380,6 @@ def refitting(training: Training, measured: Pace, end: float) -> Callable[[], in
         return fitting if abs(fitting - config.steps) > change else None
 
     return refit
-
-
-def _step(training: Training, config: TrainingConfig, seconds: float) -> float | None:
-    """Trains for about `seconds` -> seconds per step; None if it was stopped."""
-    config = dataclasses.replace(
-        config,
-        steps=10**9,
-        lengths=None,
-        epochs=0,
-        schedule="constant",
-        val_every=0,
-        target_loss=None,
-        save_every=0,
-        log_every=1,
-        enable_diagnostics=False,
-        check_gradient_health=False,
-    )
-    ends: list[float] = []
-    # The median: in a few of them, other numbers of threads are tried.
-    with closing(training.steps(config)) as records:
-        for record in records:
-            if not isinstance(record, StepRecord):
-                continue
-            ends.append(clock())
-            steps = len(ends) - COLD_STEPS
-            if steps < MIN_STEPS:
-                continue
-            spent = ends[-1] - ends[COLD_STEPS - 1]
-            # `Training.stop` would also stop what is timed next.
-            if training.group.share(spent >= seconds)[0]:
-                return min(spent / steps, statistics.median(np.diff(ends[COLD_STEPS - 1 :])))
-    return None
-
-
-@contextmanager
-def _on_usual_threads(training: Training, call: Callable[[], object]) -> Iterator[None]:
-    """Within the block, kernels run on one thread if a call is far faster on it than on all.
-
-    On a busy machine threads wait for each other in every kernel, and a run takes one.
-    """
-    with ExitStack() as stack:
-        if may_choose(training.model, training.group):
-            with on_one_thread():
-                call()
-                with _timed() as alone:
-                    call()
-            with _timed() as together:
-                call()
-            if CROWDED * alone[0] < together[0]:
-                stack.enter_context(on_one_thread())
-        yield
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.nn.backend import Backend, NoKernels, dry_run_backend
 from smallmind.nn.cache import cache_bytes
 from smallmind.nn.network import declare_parameters
+from smallmind.nn.recorded_passes import LARGEST
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.parallel.gradient_sum import adding
@@ -43,7 +44,7 @@ from smallmind.training.evaluation import evaluate
 from smallmind.training.gradients import set_up
 from smallmind.training.prefetch import borrow_batches
 from smallmind.training.teacher_cache import TOKENS_PER_PASS, TeacherCache
-from smallmind.training.training import SAMPLE_TOKENS
+from smallmind.training.training import SAMPLE_TOKENS, Training
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,32 @@ def estimate(
         preparation=preparation,
         start=program.peak,
     )
+
+
+def why_not_repeated(training: Training, config: TrainingConfig) -> str | None:
+    """Why the passes of a run's steps are not repeated from a recording; None if they are.
+
+    See `nn.recorded_passes`. Takes no account of processes, which send gradients within a pass.
+    """
+    model, batch_size = training.model, training.data.batch_size
+    if model.backend == "numpy":
+        return "plain NumPy has no compiled kernels"
+    if config.products == "blas" and config.requested_precision == Precision.FLOAT32:
+        return "NumPy's BLAS computes the products, and its calls cannot be recorded"
+    if model.workspace.new_recording is None:
+        return "the model has a layer from another package, which may do more than call kernels"
+    if training.distillation:
+        return "the teacher computes within each pass"
+    if config.detect_anomaly:
+        return "--detect-anomaly looks at what each kernel has computed"
+    if config.enable_diagnostics:
+        return "--profile times each kernel"
+    if config.requested_precision != Precision.AUTO:
+        found = estimate(model.config, config, batch_size)
+        nbytes = found.weights + found.working_weights + found.gradients + found.activations
+        if nbytes > LARGEST:
+            return f"a pass takes {format_bytes(nbytes)}, and Python is a small part of its time"
+    return None
 
 
 FLOAT16_SETTINGS: dict[str, Any] = {"precision": Precision.FLOAT16.value}
