@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from smallmind.exchange.format import export
     from smallmind.forecast.threads import set_threads
     from smallmind.kernels.linalg import matmul, matmul_transpose_a, matmul_transpose_b
+    from smallmind.losses.distillation import Distillation
+    from smallmind.losses.preferences import Preferences
     from smallmind.memory.tensor_pool import TensorPool
     from smallmind.memory.tracker import MemoryTracker
     from smallmind.nn.cache import KeyValueCache
@@ -49,9 +51,7 @@ if TYPE_CHECKING:
     )
     from smallmind.settings.settings import Settings
     from smallmind.text.tokenizer import Tokenizer
-    from smallmind.training.distillation import Distillation
     from smallmind.training.health import GradientDiagnostics
-    from smallmind.training.preferences import Preferences
     from smallmind.training.profiler import TrainingProfiler
     from smallmind.training.training import Training
     from smallmind.writing.chat import Chat
@@ -63,7 +63,7 @@ _EXPORTS = {
     "Chat": "smallmind.writing.chat",
     "CheckpointManager": "smallmind.nn.recompute",
     "CheckpointStrategy": "smallmind.settings.config",
-    "Distillation": "smallmind.training.distillation",
+    "Distillation": "smallmind.losses.distillation",
     "GenerationConfig": "smallmind.settings.config",
     "GradientCheck": "smallmind.nn.gradient_check",
     "GradientDiagnostics": "smallmind.training.health",
@@ -75,7 +75,7 @@ _EXPORTS = {
     "ModelConfig": "smallmind.settings.config",
     "Muon": "smallmind.optim.muon",
     "Precision": "smallmind.settings.config",
-    "Preferences": "smallmind.training.preferences",
+    "Preferences": "smallmind.losses.preferences",
     "Run": "smallmind.runs.run",
     "RunConfig": "smallmind.settings.config",
     "Settings": "smallmind.settings.settings",

@@ -42,6 +42,16 @@ SCHEDULES = {
     "plateau": "smallmind.optim.schedule:ReduceOnPlateau",
 }
 
+LOSSES = {
+    "cross-entropy": "smallmind.losses.cross_entropy:CrossEntropy",
+    "distillation": "smallmind.losses.distillation:Distillation",
+    "preferences": "smallmind.losses.preferences:Preferences",
+}
+
+LOSS_SETTINGS = {  # of losses with flags; also the names of their sections in files of settings
+    "distillation": "smallmind.losses.distillation_settings:DistillationConfig",
+}
+
 TOKENIZERS = {
     "char": "smallmind.text.char_tokenizer:CharTokenizer",
     "byte": "smallmind.text.byte_tokenizer:ByteTokenizer",

@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import re
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ LAYERS = [
     {"corpus"},
     {"nn"},
     {"parallel"},
-    {"optim", "writing"},
+    {"optim", "writing", "losses"},
     {"exchange"},
     {"tasks"},
     {"training"},
@@ -160,21 +159,14 @@ def test_a_program_imports_only_what_it_needs(code, names):
     assert output_of(f"{code}\n{found}").endswith("imported:\n")
 
 
-def test_ranks_are_known_to_what_divides_work_among_them_alone():
-    word = re.compile(r"(?<!lora-)\branks?\b", re.IGNORECASE)
-    files = {
-        source.relative_to(ROOT).as_posix()
-        for source in SOURCES
-        if word.search(source.read_text(encoding="utf-8"))
+def test_the_process_group_is_handed_to_what_divides_work_among_ranks_alone():
+    used = {
+        name
+        for name, others in imports().items()
+        if others & {"smallmind.parallel.group", "smallmind.parallel.launch"}
+        and not name.startswith(("smallmind.parallel.", "smallmind.optim."))
     }
-    others = {file for file in files if not file.startswith(("parallel/", "optim/"))}
-    # Which know another kind of rank: that of a matrix.
-    matrices = {
-        "nn/lora.py",
-        "exchange/adapters.py",
-        "exchange/peft.py",
-        "cli/describe.py",
-        "cli/import_.py",
-    }
-    matrices.add("lessons/lesson10_adapting_a_model.py")
-    assert others == {"cli/parallel.py", "runs/parallel.py", "settings/config.py", *matrices}
+    # One place of a training, whose constructor takes it; one of a run; the command that joins it.
+    training = {"smallmind.training.ranks", "smallmind.training.training"}
+    commands = {"smallmind.cli.parallel", "smallmind.cli.train"}
+    assert used == {*training, "smallmind.runs.parallel", *commands}

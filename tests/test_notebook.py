@@ -16,7 +16,7 @@ import numpy as np
 import smallmind
 from smallmind.forecast.memory import estimate
 from smallmind.training.preflight import first_loss
-from smallmind.text.samplers import RandomWindows, draw
+from smallmind.training.evaluation import TEXT
 
 run = smallmind.Run.create(
     text="the cat sat on the <mat>. " * 60, out="runs/cats & dogs", backend="numpy",
@@ -38,7 +38,7 @@ CELLS = {
     "attention": "found.attention_svg(0, 1, tokens=list('<&>\"'))",
     "gradient check": "smallmind.gradient_check(lambda x: x * x, np.ones(3), "
     "backward=lambda dy, x: 2 * dy * x)",
-    "check": "first_loss(model, draw(RandomWindows(run.data), 0))",
+    "check": "first_loss(model, TEXT, run.data)",
 }
 SMALL = {"backend": "numpy", "precision": "float32", "block_size": 8, "n_embd": 8, "n_layer": 1}
 SVG = "{http://www.w3.org/2000/svg}"

@@ -17,6 +17,7 @@ from smallmind.settings.config import SCHEDULES
 from smallmind.settings.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES
 from smallmind.settings.settings import SECTIONS, Settings
 from smallmind.settings.sources import FIELDS, Choices, read_settings
+from smallmind.text.samplers import count_steps
 from smallmind.text.stories import built_in_text
 from tests.programs import CATS, edited, refusal, refuses
 
@@ -277,7 +278,7 @@ def test_a_run_keeps_its_warmup_as_a_number(tmp_path, fields):
     assert (
         saved["warmup_steps"]
         == expected
-        == run.training.with_step_count(TrainingConfig(steps=100, **fields)).warmup_steps
+        == count_steps(TrainingConfig(steps=100, **fields), run.data).warmup_steps
     )
     assert saved["warmup_share"] is saved["warmup_epochs"] is None
 

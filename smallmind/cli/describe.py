@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from smallmind.runs.source import Source
     from smallmind.text.dataset import Dataset
     from smallmind.text.tokenizer import Tokenizer
-    from smallmind.training.distillation import Distillation
 
 MOST_IN_HEAD = 0.5  # share of the arithmetic
 MOST_SKIPPED = 5  # files that are named
@@ -40,7 +39,7 @@ ENOUGH = 50_000  # characters: a small model then writes more than what it has r
 
 
 def describe(console: Console, run: "Run") -> None:
-    """Prints the model, the data, the teacher and the run, and where its files go."""
+    """Prints the model, the data, the loss and the run, and where its files go."""
     from smallmind.optim.schedule import too_short
 
     model = run.training.model
@@ -49,8 +48,9 @@ def describe(console: Console, run: "Run") -> None:
     if model.adapter:
         console.line(_adapter_of(model))
     _describe_data(console, run)
-    if run.training.distillation:
-        _describe_teacher(console, run.training.distillation)
+    loss = run.training.loss
+    if rows := loss.rows():
+        console.table(loss.name.capitalize(), rows)
     _describe_run(console, run)
     precision, backend = run.training.model.precision, run.settings.run.backend
     if slower := slower_than_float32(run) or about_precision(precision, backend):
@@ -270,22 +270,6 @@ def _advice_on_length(run: "Run") -> str:
     return ""
 
 
-def _describe_teacher(console: Console, distillation: "Distillation") -> None:
-    config, teacher = distillation.config, distillation.teacher
-    if teacher:
-        size = count_of(teacher.config.n_layer, "layer")
-        source = f"{size} of {count_of(teacher.config.n_embd, 'channel')}"
-    else:
-        source = f"the {distillation.top_k} most likely tokens, from a cache"
-    learned = ", learned" if config.learn_temperature else ""
-    rows = [
-        ["teacher", source],
-        ["weight in the loss", f"{config.alpha:g}"],
-        ["temperature", f"{distillation.temperature:g}{learned}"],
-    ]
-    console.table("Distillation", rows)
-
-
 def _describe_run(console: Console, run: "Run") -> None:
     training, config = run.settings.training, run.settings.run
     block_size = run.training.data.block_size
@@ -301,10 +285,12 @@ def _describe_run(console: Console, run: "Run") -> None:
         ["optimizer", _optimizer_of(training)],
         ["precision", f"{run.training.model.precision}"],
     ]
-    if run.group.size > 1:
-        fewest, others = divmod(training.shards, run.group.size)
+    if run.leader.size > 1:
+        fewest, others = divmod(training.shards, run.leader.size)
         own = f"{fewest} or {fewest + 1}" if others else f"{fewest}"
-        rows.append(["processes", f"{run.group.size}, each {own} of {training.shards} data shards"])
+        rows.append(
+            ["processes", f"{run.leader.size}, each {own} of {training.shards} data shards"]
+        )
     if training.recompute != CheckpointStrategy.NONE:
         rows.append(["activations", f"recomputed, {training.recompute}"])
     if config.backend == "numba":

@@ -27,6 +27,7 @@ from smallmind.training.records import (
     FileWarningRecord,
     HealthRecord,
     InstructionSetRecord,
+    LossRecord,
     OverflowRecord,
     Record,
     RollbackRecord,
@@ -35,7 +36,6 @@ from smallmind.training.records import (
     SaveRecord,
     StepRecord,
     TargetRecord,
-    TeacherRecord,
     ThreadsRecord,
 )
 from smallmind.views.run_view import RunView
@@ -94,8 +94,8 @@ class ProgressDisplay:
                 self._show_step(record)
             case EvaluationRecord():
                 self._show_evaluation(record, place)
-            case TeacherRecord(teacher_correlation=share):
-                self.console.line(f"{place}  {teacher_text(share)}")
+            case LossRecord():
+                self.console.line(f"{place}  {record.text}")
             case HealthRecord():
                 self._show_findings(record)
             case AnswersRecord(exact_match=share, asked=asked):
@@ -330,11 +330,6 @@ def show_result(console: Console, run: "Run") -> None:
 def exact(share: float, asked: int) -> str:
     """How many held-out questions were answered word for word."""
     return f"{round(share * asked):,} of {asked:,} held-out questions answered word for word"
-
-
-def teacher_text(correlation: float) -> str:
-    """The correlation of a student with its teacher, and what to make of it."""
-    return f"correlation with the teacher {correlation:.3f} (above 0.9 once it is learned)"
 
 
 def floor_of_stories(result: Evaluation) -> tuple[float, float]:

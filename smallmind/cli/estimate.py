@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.cli.timing import time_of_prepared
     from smallmind.forecast.memory import TextSize
     from smallmind.forecast.threads import choose_threads
-    from smallmind.runs.assembly import read_teacher
+    from smallmind.runs.assembly import outline_of
     from smallmind.runs.creating import outline, prepare
     from smallmind.runs.source import size_on_disk
     from smallmind.text.stories import CHARACTERS
@@ -62,8 +62,8 @@ def run(options: argparse.Namespace) -> int:
         token = 0 if settings.run.mask_documents else None  # any one takes the same memory
         settings, prepared = settings.replace(vocab_size=tokens, document_token=token), None
     settings = settings.replace(threads=choose_threads(settings.run, settings))
-    teacher = read_teacher(settings.distillation, prepared.tokenizer if prepared else None)
-    plan = make_plan(settings, teacher, size)
+    loss = outline_of(settings, prepared.tokenizer if prepared else None)
+    plan = make_plan(settings, loss, size)
     if settings.run.minutes:
         console.line(model_for_minutes(settings))
     status = show_estimate(console, plan, options.memory, options.target_batch)

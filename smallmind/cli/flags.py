@@ -60,7 +60,7 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_setting_flags(parser: argparse.ArgumentParser) -> None:
-    """TEXT, sources of settings, and a flag for every field of the four configs."""
+    """TEXT, sources of settings, and a flag for every field of the configs."""
     parser.usage = f"{parser.prog} [-h] [TEXT ...] [FLAG [VALUE]] ..."
     add_text(parser, "*", "; also what `smallmind prepare` wrote; without any, built-in stories")
     add_source_flags(parser)
@@ -112,8 +112,8 @@ def add_source_flags(parser: argparse.ArgumentParser) -> None:
         "--config",
         type=Path,
         metavar="FILE.toml",
-        help="sections [model], [training], [run], [distillation] with the names of the flags, as "
-        "in n_layer = 4; or the config.json of a run, to train again with its settings",
+        help=f"sections {', '.join(f'[{name}]' for name in SECTIONS)} with the names of the flags, "
+        "as in n_layer = 4; or the config.json of a run, to train again with its settings",
     )
 
 

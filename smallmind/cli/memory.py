@@ -12,27 +12,29 @@ from smallmind.settings.sources import flags_of
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
-    from smallmind.forecast.memory import Plan, Teacher, TextSize
+    from smallmind.forecast.memory import Plan, TextSize
+    from smallmind.losses.loss import Outline
 
 NEARLY = 0.9  # share of the free memory above which there is a warning
 
 
 def make_plan(
-    settings: Settings, teacher: "Teacher | None" = None, text: "TextSize | None" = None
+    settings: Settings, loss: "Outline | None" = None, text: "TextSize | None" = None
 ) -> "Plan":
     """The run as train would start it, in a process like this one. Loads its kernels."""
     from smallmind.forecast.compiling import rehearse
     from smallmind.forecast.memory import Plan, Program
     from smallmind.forecast.threads import use_threads
+    from smallmind.losses.loss import CROSS_ENTROPY
     from smallmind.nn.transformer import resolve_precision
 
     run = settings.run
     if settings.training.requested_precision == Precision.AUTO:
         settings = settings.replace(precision=resolve_precision(Precision.AUTO, run.backend))
     use_threads(run)
-    taught_by = teacher.model if teacher else None
-    rehearse(settings.model, settings.training, taught_by, run.backend)
-    return Plan(settings, teacher, text, Program.measured(text))
+    loss = loss or CROSS_ENTROPY
+    rehearse(settings.model, settings.training, run.backend, loss)
+    return Plan(settings, loss, text, Program.measured(text))
 
 
 def free_bytes(plan: "Plan", processes: int = 1) -> int:

@@ -18,6 +18,7 @@ from smallmind.console.activity import duration
 from smallmind.console.signals import handling, impatience
 from smallmind.console.table import GAP, Table
 from smallmind.parallel.environment import python
+from smallmind.settings.settings import LOSS_SETTINGS
 from smallmind.settings.sources import FIELDS, flag_of
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 EVERY = 0.2  # seconds between two looks at the processes
 SOURCES = ("recipe", "size", "arch", "preset", "config")
 # Settings that are paths, which must be valid from any directory.
-PATHS = ("config", "init_from", "teacher", "teacher_cache")
+PATHS = ("config", "init_from", *(x for loss in LOSS_SETTINGS.values() for x in loss.paths))
 ONE_VALUE = (
     "exclude",
     "out",

@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import functools
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -26,7 +25,8 @@ from smallmind.console.live_line import can_print
 from smallmind.console.table import BOX
 from smallmind.parallel.environment import launched
 from smallmind.settings.config import NEUTRAL
-from smallmind.settings.sources import FIELDS
+from smallmind.settings.settings import new_files
+from smallmind.settings.sources import FIELDS, flag_of
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
@@ -77,6 +77,7 @@ def _run(options: argparse.Namespace, start: float, group: "Group") -> int:
     if options.dry_run:
         return check.run(options)
     from smallmind.parallel.shards import DEFAULT_SHARDS
+    from smallmind.runs.parallel import Leader
     from smallmind.runs.run import Run
 
     console = Console(defer_errors=True)
@@ -84,11 +85,10 @@ def _run(options: argparse.Namespace, start: float, group: "Group") -> int:
         choices = choices_of_run(options)
         if launched() and choices.given.get("data_shards") is None:
             choices = choices.having(data_shards=DEFAULT_SHARDS)
-        cache = choices.given.get("teacher_cache")
-        if cache and not os.path.lexists(cache):
-            check_writable("--teacher-cache", Path(cache))
+        for name, file in new_files(choices.given).items():
+            check_writable(flag_of(name), file)
         created = Run.of(choices)
-        created.group = group
+        created.leader = Leader(group)
         try:
             _build(console, created)
             return _train(console, created, options, start)
@@ -106,6 +106,7 @@ def _resume(options: argparse.Namespace, start: float, group: "Group") -> int:
             "--resume takes all settings from the run, except --steps to make it longer and the "
             "paths of a text that has moved; leave out the other flags"
         )
+    from smallmind.runs.parallel import Leader
     from smallmind.runs.run import Run
 
     console = Console(defer_errors=True)
@@ -113,7 +114,7 @@ def _resume(options: argparse.Namespace, start: float, group: "Group") -> int:
     opened = Run.open(find_run(Path(options.resume))) if is_chosen else Run.unfinished()
     for reason in opened.passed_over:
         console.line(f"Passing over a newer run: {reason}")
-    opened.group = group
+    opened.leader = Leader(group)
     opened.lock()
     try:
         return _continue(console, opened, options, start)
@@ -158,11 +159,11 @@ def _build(console: Console, run: "Run") -> None:
     """Builds the model, unless it would not fit in memory; announces what takes long."""
     from smallmind.cli.memory import check_memory, make_plan
     from smallmind.forecast.memory import TextSize
-    from smallmind.runs.assembly import read_teacher
+    from smallmind.runs.assembly import outline_of
 
-    teacher = read_teacher(run.settings.distillation, run.data.tokenizer)
-    plan = make_plan(run.settings, teacher, TextSize.of(run.source.nbytes, run.data))
-    check_memory(console, plan, run.group.neighbours)
+    loss = outline_of(run.settings, run.data.tokenizer)
+    plan = make_plan(run.settings, loss, TextSize.of(run.source.nbytes, run.data))
+    check_memory(console, plan, run.leader.neighbours)
     run.training  # noqa: B018
 
 
@@ -212,9 +213,8 @@ def _train(
     run.after_save = options.after_save
     with _profiling(console, run, options):
         status = _show_steps(console, run)
-    distillation = run.training.distillation
-    if distillation and distillation.config.learn_temperature:
-        console.line(f"Temperature at the end: {distillation.temperature:.3f}")
+    for line in run.training.loss.last_words():
+        console.line(line)
     is_finished = run.sample is not None  # it comes last, perhaps after a signal
     if is_finished:
         show_result(console, run)
@@ -263,7 +263,7 @@ def _show_steps(console: Console, run: "Run") -> int:
         if used := str(run.energy or ""):
             console.line(used)
         show_usage(console, run.training)
-    if not received and (run.group.size == 1 or run.sample is not None):
+    if not received and (run.leader.size == 1 or run.sample is not None):
         return 0
     if run.sample is None:
         console.line(f"Interrupted after step {run.training.progress.step}; everything is saved.")

@@ -22,6 +22,7 @@ from smallmind.console import activity
 from smallmind.kernels import compiled
 from smallmind.kernels.alignment import aligned_zeros
 from smallmind.kernels.description import KERNELS, described
+from smallmind.losses.loss import CROSS_ENTROPY, Outline
 from smallmind.memory.available import available_bytes
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.backend import Backend, NoKernels, dry_run_backend
@@ -31,7 +32,6 @@ from smallmind.optim.optimizer import make_optimizer
 from smallmind.parallel.environment import launched, python
 from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.training.distillation import Distillation
 from smallmind.training.operations import multiply_add_ceiling
 from smallmind.training.step_threads import on_one_thread
 from smallmind.training.training import Training
@@ -57,19 +57,21 @@ PROGRAM = (
 
 
 def rehearse(
-    model: ModelConfig, training: TrainingConfig, teacher: ModelConfig | None, backend: str
+    model: ModelConfig, training: TrainingConfig, backend: str, loss: Outline = CROSS_ENTROPY
 ) -> None:
     """Trains, evaluates and writes with a tiny model of this kind, once in a process.
 
     training.requested_precision must not be AUTO.
     """
     with activity.doing("Loading the kernels", usual=True):
-        _rehearse(_tiny(model), _short(training), teacher and _tiny(teacher), backend)
+        models = tuple(map(_tiny, loss.models))
+        loss = dataclasses.replace(loss, models=models, config=None)
+        _rehearse(_tiny(model), _short(training), loss, backend)
 
 
 @functools.cache
 def _rehearse(
-    config: ModelConfig, training: TrainingConfig, teacher: ModelConfig | None, backend: str
+    config: ModelConfig, training: TrainingConfig, outline: Outline, backend: str
 ) -> None:
     expected = _expected(config, training) if backend == "numba" else 0
     text = ALPHABET * (20 * WINDOW // len(ALPHABET))
@@ -80,28 +82,19 @@ def _rehearse(
         if backend == "numba":  # several would wait for each other
             stack.enter_context(on_one_thread())
         pool = stack.enter_context(TensorPool())
-        models = [
-            TransformerModel(config, backend=backend, adapter=adapter)
-            for config, adapter in ((config, training.adapter), (teacher, None))
-            if config
-        ]
-        for model in models:
-            model.workspace.pool = pool
-            model.forget_recorded(after=1)
-        run = Training(
-            models[0],
-            Tokenizer(ALPHABET),
-            text,
-            batch_size=BATCH,
-            distillation=Distillation(models[1]) if teacher else None,
-        )
+        model = TransformerModel(config, backend=backend, adapter=training.adapter)
+        loss = outline.build(backend)
+        for each in (model, *loss.models):
+            each.workspace.pool = pool
+            each.forget_recorded(after=1)
+        run = Training(model, Tokenizer(ALPHABET), text, batch_size=BATCH, loss=loss)
         run.counts_operations = False
         for _ in run.steps(training):
             pass
         if backend == "numba":
-            multiply_add_ceiling(models[0].precision)  # which the real run needs
+            multiply_add_ceiling(model.precision)  # which the real run needs
         run.evaluate_held_out()
-        generate(models[0], run.tokenizer, max_tokens=TOKENS)
+        generate(model, run.tokenizer, max_tokens=TOKENS)
 
 
 def _compiled() -> int:

@@ -15,18 +15,17 @@ from typing import Any
 import numpy as np
 
 from smallmind.console.table import Table, Tabular, format_bytes
-from smallmind.files.safetensors import StoredTensor
 from smallmind.kernels.description import described
+from smallmind.losses.loss import CROSS_ENTROPY, Outline
 from smallmind.memory.tensor_pool import unbacked
 from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
-from smallmind.nn.backend import Backend, NoKernels, dry_run_backend
+from smallmind.nn.backend import NoKernels, dry_run_backend
 from smallmind.nn.cache import cache_bytes
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.recorded_passes import LARGEST
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.parallel.gradient_sum import adding
-from smallmind.parallel.group import ALONE
 from smallmind.parallel.shards import bounds
 from smallmind.settings.config import (
     MAX_BATCH,
@@ -39,12 +38,11 @@ from smallmind.settings.config import (
 from smallmind.settings.settings import Settings
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Epochs, make_sampler
-from smallmind.training.distillation import Distillation, check_teacher
 from smallmind.training.evaluation import evaluate
+from smallmind.training.evaluations import SAMPLE_TOKENS
 from smallmind.training.gradients import set_up
 from smallmind.training.prefetch import borrow_batches
-from smallmind.training.teacher_cache import TOKENS_PER_PASS, TeacherCache
-from smallmind.training.training import SAMPLE_TOKENS, Training
+from smallmind.training.training import Training
 
 
 @dataclass(frozen=True)
@@ -71,14 +69,6 @@ class Program:
 
 # For estimates by processes that measure nothing: some on AVX-512 and AVX2, with NumPy's kernels.
 TYPICAL, PLAIN = Program(134 * 2**20), Program(51 * 2**20)
-
-
-@dataclass(frozen=True)
-class Teacher:
-    """The teacher of a student; top_k if its logits are read from a cache."""
-
-    model: ModelConfig
-    top_k: int | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +102,6 @@ class TextSize:
         return self.nbytes + (0 if self.is_on_disk else 4 * self.tokens)
 
 
-CACHING = 10  # of top_k_log_probabilities, in sizes of the logits: it computes in float64
 # Memory besides arrays after a run has started: modules, records, the saver's thread. Measured.
 LATER = 4 * 2**20
 OPTIONAL = ("teacher", "text", "sample", "timing", "saving")  # parts that not every run has
@@ -159,7 +148,7 @@ def estimate(
     training: TrainingConfig,
     batch_size: int,
     threads: int = 1,
-    teacher: Teacher | None = None,
+    loss: Outline = CROSS_ENTROPY,
     text: TextSize | None = None,
     backend: str = "numba",
     timed: bool = False,
@@ -169,12 +158,10 @@ def estimate(
 
     Without a text it is assumed to be long. training.requested_precision must not be AUTO, which
     depends on the CPU. A run is timed if its number of steps follows from its minutes. Without a
-    program it is a typical one. InputError where the teacher does not fit the model.
+    program it is a typical one. InputError where the loss does not fit the model.
     """
-    if teacher:
-        check_teacher(teacher.model, model.vocab_size, model.block_size)
     ahead = training.batches_ahead(text is not None and text.is_on_disk)
-    run = _DryRun(model, training, teacher, backend, ahead)
+    run = _DryRun(model, training, loss, backend, ahead)
     if text:
         data = text.dataset(model.block_size, batch_size)
         run.train(data)
@@ -185,16 +172,15 @@ def estimate(
         held = run.held
         if training.epochs and batch_size > 1:
             # The last batch of an epoch is smaller: in other arrays, at most as large as these.
-            rest = _DryRun(model, training, teacher, backend, ahead)
+            rest = _DryRun(model, training, loss, backend, ahead)
             rest.train_batch(batch_size)
             held += rest.held
     flat = run.model.flat
-    teacher_weights = 4 * declare_parameters(teacher.model).padded_count if teacher else 0
+    of_models = sum(4 * declare_parameters(other).padded_count for other in loss.models)
     held_weights = sum(array.nbytes for array in flat.arrays)
-    preparation = 0
-    if teacher and teacher.top_k:
-        caching = _caching(teacher, backend)
-        preparation = held_weights + flat.copied_bytes + teacher_weights + caching
+    preparation = _preparation(loss, backend)
+    if preparation:
+        preparation += held_weights + flat.copied_bytes + of_models
     is_plain = backend == "numpy"
     program = program or (PLAIN if is_plain else TYPICAL)
     # In arrays of their own, without padding. What is frozen is not copied.
@@ -211,7 +197,7 @@ def estimate(
         activations=held,
         scratch=run.temporaries if is_plain else _scratch(run, threads),
         # Its gradients are never touched, so they take no memory.
-        teacher=0 if teacher and teacher.top_k else teacher_weights,
+        teacher=of_models if run.loss.models else 0,
         text=text.in_memory if text else 0,
         sample=cache_bytes(model, min(model.block_size, 1 + SAMPLE_TOKENS)),
         program=program.resident + LATER,
@@ -234,8 +220,8 @@ def why_not_repeated(training: Training, config: TrainingConfig) -> str | None:
         return "NumPy's BLAS computes the products, and its calls cannot be recorded"
     if model.workspace.new_recording is None:
         return "the model has a layer from another package, which may do more than call kernels"
-    if training.distillation:
-        return "the teacher computes within each pass"
+    if training.loss.unrecorded:
+        return training.loss.unrecorded
     if config.detect_anomaly:
         return "--detect-anomaly looks at what each kernel has computed"
     if config.enable_diagnostics:
@@ -268,7 +254,7 @@ class Plan:
     """A training run before it starts; its precision is not AUTO."""
 
     settings: Settings
-    teacher: Teacher | None = None
+    loss: Outline = CROSS_ENTROPY
     text: TextSize | None = None
     program: Program | None = None  # None: a typical one
 
@@ -280,7 +266,7 @@ class Plan:
             training,
             run.batch_size,
             threads=run.threads or 1,
-            teacher=self.teacher,
+            loss=self.loss,
             text=self.text,
             backend=run.backend,
             timed=run.minutes is not None,
@@ -363,7 +349,7 @@ class _DryRun:
         self,
         config: ModelConfig,
         training: TrainingConfig,
-        teacher: Teacher | None,
+        loss: Outline,
         name: str,
         ahead: int,
     ) -> None:
@@ -377,7 +363,9 @@ class _DryRun:
         )
         set_up(self.model, training, training.requested_precision)
         self.optimizer = make_optimizer(self.model, training)
-        self.distillation = teacher and _dry_distillation(teacher, config, backend)
+        self.loss = loss.build(backend)
+        self.loss.check(config, config.block_size)
+        self.loss.outlined(config)
 
     @property
     def held(self) -> int:
@@ -413,7 +401,7 @@ class _DryRun:
         shards, kinds = self.training.shards, (is_weighted, is_packed)
         with (
             borrow_batches(self.pool, (windows, T), self.ahead, *kinds) as (batch, *_),
-            adding(self.model, ALONE, shards, self.training.rounds_sums) as gradient_sum,
+            adding(self.model, shards, self.training.rounds_sums) as gradient_sum,
         ):
             seen: set[tuple[int, int]] = set()
             kept = 0  # about as many sums of earlier shards, which stay rented
@@ -442,13 +430,7 @@ class _DryRun:
                 part.weights[...] = 0.0  # few targets are learned, which takes the most arrays
             if part.firsts is not None:
                 part.firsts[...] = 0
-            self._pass(part)
-
-    def _pass(self, batch: Batch) -> None:
-        if self.distillation:
-            self.distillation.loss_and_gradients(self.model, batch)
-        else:
-            self.model.loss_and_gradients(batch.ids, batch.targets, **batch.weighting)
+            self.loss.loss_and_gradients(self.model, part)
 
     def _evaluate_parts(self, data: Dataset) -> None:
         """Evaluates a batch of each shape that evaluations during training have."""
@@ -507,51 +489,13 @@ def _dry_kernels(backend: str) -> NoKernels:
     return _CountedKernels() if backend == "numpy" else NoKernels()
 
 
-def _caching(teacher: Teacher, backend: str) -> int:
-    """The memory of a teacher besides its weights while its logits are cached."""
-    T, kernels = teacher.model.block_size, _dry_kernels(backend)
+def _preparation(loss: Outline, backend: str) -> int:
+    """Counts what a loss takes, besides weights, before the first step."""
+    kernels = _dry_kernels(backend)
     opened = dry_run_backend(kernels)
-    windows = max(1, TOKENS_PER_PASS // T)
-    model = TransformerModel(teacher.model, backend=opened)
-    chosen = CACHING * model.with_logits(
-        unbacked((windows, T), np.int32), lambda logits: logits.nbytes
-    )
-    held = opened.pool.statistics().bytes_held
-    return held + max(chosen, kernels.nbytes if isinstance(kernels, _CountedKernels) else 0)
-
-
-def _dry_distillation(teacher: Teacher, config: ModelConfig, backend: Backend) -> Distillation:
-    """The real objective with a teacher that computes nothing, or a cache that has no file."""
-    # Built with a tiny teacher: the digest of a large one would take long and mean nothing.
-    tiny = ModelConfig(vocab_size=1, block_size=1, n_layer=1, n_head=1, n_embd=1)
-    distillation = Distillation(TransformerModel(tiny, backend=backend))
-    if teacher.top_k:
-        distillation.cache = _CacheWithoutFile(
-            teacher.model.vocab_size, config.block_size, teacher.top_k
-        )
-    else:
-        distillation.teacher = TransformerModel(teacher.model, backend=backend)
-    return distillation
-
-
-class _CacheWithoutFile(TeacherCache):
-    """A teacher cache that has shapes and no contents."""
-
-    def __init__(self, vocab_size: int, block_size: int, top_k: int) -> None:
-        self.path = "a dry run"
-        self.vocab_size, self.block_size = vocab_size, block_size
-        K = min(top_k, vocab_size)
-        self._tensors = _WithoutRows((block_size, K)), _WithoutRows((block_size, K + 1))
-
-
-class _WithoutRows(StoredTensor):
-    """A stored tensor that has a shape and no contents."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
-
-    def read_rows(self, first: int, out: np.ndarray) -> None:
-        pass
+    nbytes = loss.build(opened).preparation(opened)
+    temporaries = kernels.nbytes if isinstance(kernels, _CountedKernels) else 0
+    return nbytes and max(nbytes, opened.pool.statistics().bytes_held + temporaries)
 
 
 def _scratch(run: _DryRun, threads: int) -> int:

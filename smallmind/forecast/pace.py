@@ -29,11 +29,12 @@ from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import save
 from smallmind.training.evaluation import MOST_HELD_OUT, evaluating_seconds
-from smallmind.training.gradients import FIRST, make_objective, set_up
+from smallmind.training.evaluations import SAMPLE_TOKENS
+from smallmind.training.gradients import FIRST, set_up
 from smallmind.training.state import split_snapshot
 from smallmind.training.step_threads import may_choose, on_one_thread
 from smallmind.training.target import LOOKING
-from smallmind.training.training import SAMPLE_TOKENS, Training
+from smallmind.training.training import Training
 
 if TYPE_CHECKING:
     # Numba takes a quarter of a second to import.
@@ -112,7 +113,7 @@ def measure(
         with suppress(Stopped):
             longest = min(MAX_SECONDS, MAX_SHARE * seconds)
             found = _timed_pace(training, config, longest, training.check_stop)
-        if not all(training.group.share(found is not None)) or found is None:
+        if training.ranks.agree(found is None):
             return None
         state, _ = split_snapshot(training.state())
         training.spikes.keep(state)  # as a run does before it saves
@@ -123,7 +124,7 @@ def measure(
                 _timed() as saving,
             ):
                 save(scratch, training.state(), best=True)
-    return dataclasses.replace(found, save=saving[0], spread=1.0)
+    return found and dataclasses.replace(found, save=saving[0], spread=1.0)
 
 
 def kept_pace(training: Training, config: TrainingConfig) -> Pace:
@@ -164,13 +165,12 @@ def _key(training: Training, config: TrainingConfig) -> str:
     """Everything that the time of a run's parts depends on, but not how long it is."""
     from smallmind.kernels.codegen.threads import are_fixed, max_threads, threads
 
-    data, distillation = training.data, training.distillation
+    data, loss = training.data, training.loss
     settings = {name: value for name, value in vars(config).items() if name not in LENGTH}
     settings["precision"] = resolve_precision(config.requested_precision, training.model.backend)
-    teacher = distillation and (distillation.config, distillation.teacher_config)
-    sizes = data.batch_size, data.block_size, data.held_out_batches, training.group.size
+    sizes = data.batch_size, data.block_size, data.held_out_batches, training.ranks.size
     machine = platform.node(), threads(), max_threads(), are_fixed()
-    parts = training.model.config, settings, teacher, type(data).__name__, sizes, machine
+    parts = training.model.config, settings, loss.pace_key(), type(data).__name__, sizes, machine
     return repr((__version__, *parts))
 
 
@@ -202,11 +202,10 @@ def _timed_pace(
     ):
         set_up(model, config, resolve_precision(config.requested_precision, model.backend))
         batch = data.windows(np.zeros(windows, np.int64))
-        objective = make_objective(model, training.distillation)
         optimizer, right = make_optimizer(model, config), np.empty(batch.ids.shape, np.bool_)
         optimizer.learning_rate *= 1e-3  # passes over one batch must not lead anywhere
         calls = (
-            lambda: objective(batch, 1.0, 1.0, FIRST),
+            lambda: training.loss.loss_and_gradients(model, batch, at=FIRST),
             lambda: optimizer.step(config.max_grad_norm or None),
             lambda: model.losses(batch.ids, batch.targets, right),
         )
@@ -226,7 +225,7 @@ def _timed_pace(
 
         model.forget_recorded(after=UNTIMED - 1)
         is_long, alone = operations > LONG, None
-        if not is_long and may_choose(model, training.group):  # as the run will
+        if not is_long and may_choose(model, training.ranks.size):  # as the run will
             with on_one_thread():
                 alone = [min(times) for times in tries(UNTIMED, 1)]
             if CROWDED * sum(alone) < sum(map(min, tries(1, 1))):
@@ -244,7 +243,7 @@ def _timed_pace(
         model.forget_recorded()
     model.workspace.pool.trim()  # a run has batches of other sizes
     # Processes divide the windows, of a step by shards; what they exchange is left out.
-    size = training.group.size
+    size = training.ranks.size
     most = math.ceil(config.shards / size) / config.shards  # that one of them has
     learning, reading = learning / windows * most, reading / windows / size
     sample = sampling[0] * SAMPLE_TOKENS / TIMED_TOKENS

@@ -79,7 +79,7 @@ def matmul_gelu(
 _SLOPE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 
-@kernel("elementwise", functions=4, temporaries=3)
+@kernel("elementwise", functions=2, temporaries=3)
 def gelu(y, x):
     """x (R, C) -> y (R, C) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Writes y.
 
@@ -103,14 +103,14 @@ def gelu_backward(dx, y, dy, x):
     dx[...] = gradient
 
 
-@kernel("elementwise", functions=4, temporaries=2, silent=0.0, division=("elements", "x"))
+@kernel("elementwise", functions=2, temporaries=2, silent=0.0, division=("elements", "x"))
 def relu2(y, x):
     """x (R, C) -> y (R, C) = max(x, 0)^2. Writes y."""
     positive = np.maximum(x, 0)
     y[...] = positive * positive
 
 
-@kernel("elementwise", functions=4, writes=2, temporaries=3, division=("elements", "x"))
+@kernel("elementwise", functions=2, writes=2, temporaries=3, division=("elements", "x"))
 def relu2_backward(dx, y, dy, x):
     """dy, x (R, C) -> dx (R, C) = dy 2 max(x, 0), y (R, C) = max(x, 0)^2.
 
@@ -123,7 +123,7 @@ def relu2_backward(dx, y, dy, x):
     dx[...] = gradient
 
 
-@kernel("elementwise", functions=8, temporaries=2, silent=1e-7, division=("rows", "y"))
+@kernel("elementwise", functions=4, temporaries=2, silent=1e-7, division=("rows", "y"))
 def swiglu(y, x):
     """x (R, 2 W), the gate and what it multiplies -> y (R, W) = silu(gate) up. Writes y.
 
@@ -152,13 +152,13 @@ def _sigmoid(x):
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
-@kernel("elementwise", functions=4, temporaries=2, division=("elements", "x"))
+@kernel("elementwise", functions=2, temporaries=2, division=("elements", "x"))
 def softcap(y, x, cap):
     """x (R, V) -> y (R, V) = cap tanh(x / cap). Writes y, which may be x."""
     y[...] = cap * np.tanh(x / cap)
 
 
-@kernel("elementwise", functions=4, temporaries=3, division=("elements", "y"))
+@kernel("elementwise", functions=2, temporaries=3, division=("elements", "y"))
 def softcap_backward(dx, dy, y, cap):
     """dy, y (R, V) -> dx (R, V) = dy (1 - (y / cap)^2). Writes dx, which may be dy."""
     # forward: y = cap tanh(x / cap)
@@ -168,7 +168,7 @@ def softcap_backward(dx, dy, y, cap):
 
 @kernel(
     "matmul",
-    functions=39,
+    functions=40,
     temporaries=2,
     division=("product", "out"),
     operations=product_operations,
@@ -289,7 +289,7 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=Non
     dx[...] = _add((dxhat - mean_dxhat - xhat * mean_dxhat_xhat) * rstd[:, None], addend)
 
 
-@kernel("norms", functions=4, writes=2, temporaries=2, division=("rows", "x"))
+@kernel("norms", functions=2, writes=2, temporaries=2, division=("rows", "x"))
 def rmsnorm(out, rstd, x, weight, epsilon=1e-5):
     """x (R, C), weight (C,) -> out (R, C) = x rstd weight; keeps rstd (R,). Writes both.
 
@@ -299,7 +299,7 @@ def rmsnorm(out, rstd, x, weight, epsilon=1e-5):
     out[...] = x * rstd[:, None] * weight
 
 
-@kernel("norms", functions=4, writes=2, temporaries=4, division=("chunks", "x"))
+@kernel("norms", functions=2, writes=2, temporaries=4, division=("chunks", "x"))
 def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None):
     """dy, x (R, C), rstd (R,) -> dx (R, C) [+ addend (R, C)].
 
@@ -316,7 +316,7 @@ def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None):
     dx[...] = _add(gradient, addend)
 
 
-@kernel("head_norm", functions=12, writes=3, adds=True, temporaries=3, division=("rows", "x"))
+@kernel("head_norm", functions=7, writes=3, adds=True, temporaries=3, division=("rows", "x"))
 def norm_heads(
     x,
     kept,
@@ -347,7 +347,7 @@ def norm_heads(
         rope(x, theta, T, heads, D, starts, positions)
 
 
-@kernel("head_norm", functions=11, writes=3, temporaries=6, division=("chunks", "kept"))
+@kernel("head_norm", functions=15, writes=3, temporaries=6, division=("chunks", "kept"))
 def norm_heads_backward(
     dx, dquery_gain, dkey_gain, kept, rstd, query_gain, key_gain, queries, T, theta=None
 ):
@@ -380,25 +380,25 @@ def _gains(query_gain, key_gain, queries, heads):
     return np.concatenate((np.tile(query_gain, queries), np.tile(key_gain, heads - queries)))
 
 
-@kernel("mix", functions=4, is_activation=False, division=("rows", "x"))
+@kernel("mix", functions=1, is_activation=False, division=("rows", "x"))
 def copy_columns(out, x, first):
     """x (R, W) -> out (R, N), its columns first..first + N. Writes out."""
     out[...] = x[:, first : first + out.shape[1]]
 
 
-@kernel(functions=4, is_activation=False, is_of_layer=False, division=("rows", "out"))
+@kernel(functions=2, is_activation=False, is_of_layer=False, division=("rows", "out"))
 def transpose(out, x, first=0):
     """x (R, C) -> out (C, W), columns first..first + R = x^T; the others stay. Writes out."""
     out[:, first : first + len(x)] = x.T
 
 
-@kernel("mix", functions=4, is_activation=False, division=("rows", "out"))
+@kernel("mix", functions=2, is_activation=False, division=("rows", "out"))
 def take_rows(out, x, rows):
     """x (R, C), rows (N,) -> out (N, C), these rows of it. Writes out."""
     out[...] = x[rows]
 
 
-@kernel("mix", functions=4, is_activation=False, division=("rows", "x"))
+@kernel("mix", functions=2, is_activation=False, division=("rows", "x"))
 def put_rows(out, x, rows):
     """x (N, C), rows (N,), no two of them the same -> writes these rows of out (R, C).
 
@@ -408,7 +408,7 @@ def put_rows(out, x, rows):
     out[rows] = x
 
 
-@kernel("mix", functions=4, is_activation=False, division=("rows", "out"))
+@kernel("mix", functions=2, is_activation=False, division=("rows", "out"))
 def spread_columns(out, x, starts, scale):
     """x (r, N), starts (n + 1,) -> out (n r, N): scale x, whose columns are in n parts.
 
@@ -421,7 +421,7 @@ def spread_columns(out, x, starts, scale):
         out[i * r : (i + 1) * r, first:last] = scale * x[:, first:last]
 
 
-@kernel("mix", functions=4, adds=True, gradient="dout", division=("rows", "dx"))
+@kernel("mix", functions=2, adds=True, gradient="dout", division=("rows", "dx"))
 def gather_columns(dx, dout, starts, scale):
     """dout (n r, N), starts (n + 1,) -> adds scale dout, where x was spread, to dx (r, N)."""
     # forward: out[i r..., first:last] = scale x[:, first:last]
@@ -430,25 +430,25 @@ def gather_columns(dx, dout, starts, scale):
         dx[:, first:last] += scale * dout[i * r : (i + 1) * r, first:last]
 
 
-@kernel("elementwise", functions=4)
+@kernel("elementwise", functions=2)
 def add_vectors(out, x, y):
     """x, y (n,) -> out (n,) = x + y in float32, rounded to the dtype of out. out may be x or y."""
     copy_vector(out, to_float32(x) + to_float32(y))
 
 
-@kernel("elementwise", functions=4)
+@kernel("elementwise", functions=2)
 def copy_vector(out, x):
     """x (n,) -> out (n,), rounded to the dtype of out."""
     out[...] = round_to(to_float32(x), out.dtype)
 
 
-@kernel("elementwise", functions=4, division=("elements", "out"))
+@kernel("elementwise", functions=2, division=("elements", "out"))
 def clear(out):
     """out of any shape -> zeros."""
     out[...] = 0
 
 
-@kernel(functions=4, temporaries=2, division=("rows", "x"))
+@kernel(functions=2, temporaries=2, division=("rows", "x"))
 def mix(out, x, other, weights, first=0):
     """x, other (R, N), weights (2,) -> out (R, W) = weights[0] x + weights[1] other.
 
@@ -457,7 +457,7 @@ def mix(out, x, other, weights, first=0):
     out[:, first : first + x.shape[1]] = weights[0] * x + weights[1] * other
 
 
-@kernel("mix", functions=4, writes=3, temporaries=1, gradient="dx", division=("chunks", "x"))
+@kernel("mix", functions=2, writes=3, temporaries=1, gradient="dx", division=("chunks", "x"))
 def mix_backward(dx, dother, dweights, x, other, weights, first=0):
     """dx (R, W), the gradient of out -> that of x, in place; adds to dother (R, N), dweights (2,).
 
@@ -470,7 +470,7 @@ def mix_backward(dx, dother, dweights, x, other, weights, first=0):
     dout *= weights[0]
 
 
-@kernel(functions=4, adds=True, temporaries=2, division=("rows", "x"))
+@kernel(functions=2, adds=True, temporaries=2, division=("rows", "x"))
 def rope(x, theta, T, heads, D, starts=None, positions=0, inverse=False):
     """x (B T, W) -> x, its first `heads` heads of D channels rotated by their position. Writes x.
 
@@ -670,7 +670,7 @@ def embedding_backward(dweight, daddend, dout, ids):
 BIGRAM_FACTOR = 0x9E3779B1  # odd: it spreads pairs over the rows of a table too small for all
 
 
-@kernel("tokens", functions=4, temporaries=6, is_activation=False)
+@kernel("tokens", functions=2, temporaries=6, is_activation=False)
 def bigrams(rows, ids, vocab_size, count, document_token, before=None, firsts=None):
     """ids (B, T) -> rows (B, T), one of `count` for each token and the one before. Writes rows.
 
@@ -691,7 +691,7 @@ def bigrams(rows, ids, vocab_size, count, document_token, before=None, firsts=No
     rows[...] = pairs
 
 
-@kernel("tokens", functions=4, temporaries=2, is_activation=False)
+@kernel("tokens", functions=2, temporaries=2, is_activation=False)
 def document_starts(firsts, ids, token, begun=None, starts=None):
     """ids (B, T) -> firsts (B, T), the last place of `token` up to each place, or 0. Writes firsts.
 
@@ -706,7 +706,7 @@ def document_starts(firsts, ids, token, begun=None, starts=None):
         begun[...] = firsts[:, -1]
 
 
-@kernel("tokens", functions=4, temporaries=2, is_activation=False)
+@kernel("tokens", functions=2, temporaries=2, is_activation=False)
 def document_positions(positions, firsts):
     """firsts (B, T), where the document of each place begins -> positions (B, T), its place there.
 
@@ -715,7 +715,7 @@ def document_positions(positions, firsts):
     positions[...] = np.arange(firsts.shape[1]) - firsts
 
 
-@kernel(functions=4, temporaries=3, division=("elements", "x"))
+@kernel(functions=2, temporaries=3, division=("elements", "x"))
 def dropout(out, x, key, probability, addend=None, first_row=0):
     """x (R, C) -> out (R, C) = x mask / (1 - probability) [+ addend (R, C)]. Writes out.
 
@@ -775,7 +775,7 @@ def cross_entropy(losses, dlogits, logits, targets, scale, weights=None):
     dlogits[...] = exponentials * (scale * weights[:, None] / sums)
 
 
-@kernel(functions=4, writes=3, temporaries=10, division=("rows", "logits"))
+@kernel(functions=2, writes=3, temporaries=10, division=("rows", "logits"))
 def distillation(
     losses,
     dlogits,
@@ -818,7 +818,7 @@ def _log_softmax(logits):
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
-@kernel("distillation", functions=4)
+@kernel("distillation", functions=2)
 def top_k_logits(logits, indices, log_probabilities):
     """indices (R, K), log_probabilities (R, K + 1) -> logits (R, V). Writes logits.
 

@@ -99,7 +99,7 @@ MIN_NORM = 1e-7  # a smaller matrix is divided by this
 
 
 @kernel(
-    functions=17,
+    functions=21,
     writes=3,
     temporaries=muon_temporaries,
     is_of_layer=False,
@@ -128,7 +128,7 @@ def muon(parameters, gradients, m, blocks, coefficients, working=None):
         working[...] = round_to(parameters, working.dtype)
 
 
-@kernel("muon", functions=4, writes=2, is_of_layer=False)
+@kernel("muon", functions=2, writes=2, is_of_layer=False)
 def average_gradient(m, gradients, coefficients):
     """m (n,) = beta m + (1 - beta) g, as `muon` does it, for matrices that others update.
 

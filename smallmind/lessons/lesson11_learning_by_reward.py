@@ -260,5 +260,5 @@ assert apart > 0.5
 # - Williams (1992), *Simple Statistical Gradient-Following Algorithms*: REINFORCE.
 # - Shao et al. (2024), *DeepSeekMath*: a group's mean as the baseline.
 # - Rafailov et al. (2023), *Direct Preference Optimization*.
-# - In this package: `training/preferences.py`, and `weights` of
+# - In this package: `losses/preferences.py`, and `weights` of
 #   `TransformerModel.loss_and_gradients`.

@@ -8,16 +8,18 @@ however many ranks there are, and the order of the sum is that of the tree.
 The parts of the vector that a backward pass finishes first can be on their way while it continues.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from smallmind.kernels.half import BFLOAT16
 from smallmind.nn.transformer import TransformerModel
-from smallmind.parallel.group import Group, Pending
+from smallmind.parallel.group import ALONE, ORDERLY, Group, Pending
 from smallmind.parallel.shards import Node, TreeSum, bounds, left_over, own_shards
+
+Result = TypeVar("Result")
 
 BLOCK = 1 << 20  # elements that are exchanged at a time: what arrives stays in the cache
 
@@ -40,6 +42,8 @@ class GradientSum:
         self, model: TransformerModel, group: Group, shards: int, rounds: bool = False
     ) -> None:
         self.group = group
+        self.is_divided = group.size > 1
+        self._shards = shards
         self.own = own_shards(group.rank, group.size, shards)
         self.early: Sequence[slice] = ()  # parts that `send_next` may send before `total`
         self._model = model
@@ -55,6 +59,34 @@ class GradientSum:
         self._sent = 0  # parts of this step
         self._on_its_way: _Exchange | None = None
         self._sums: list[Pending] = []
+
+    def together(self, compute: Callable[[], Result]) -> list[Result]:
+        """Every rank computes its part of a step -> those of all. An error discards the step."""
+        try:
+            return self.group.together(compute)
+        except ORDERLY as error:
+            if error is self.group.agreed or not self.is_divided:
+                self.discard()
+            raise
+
+    def collect(self, compute: Callable[[], Result]) -> list[Result]:
+        """Every rank computes something besides the gradient -> the results of all."""
+        return self.group.together(compute)
+
+    def poll(self) -> None:
+        """Lets what is on its way make progress."""
+        self.group.poll()
+
+    def agree(self, value: Result) -> Result:
+        """Takes the value of rank 0, on all ranks."""
+        shared: Result = self.group.share(value)[0]
+        return shared
+
+    def rank_of(self, shard: int) -> str:
+        """The name of the rank that computes a shard."""
+        ranks = range(self.group.size)
+        computing = (r for r in ranks if shard in own_shards(r, self.group.size, self._shards))
+        return self.group.names[next(computing)]
 
     def add(self, shard: int) -> None:
         """Adds the gradient of a shard of this rank, which the model holds, and clears it.
@@ -224,7 +256,7 @@ def _others(parts: Sequence[slice], size: int) -> Iterator[slice]:
 
 @contextmanager
 def adding(
-    model: TransformerModel, group: Group, shards: int, rounds: bool = False
+    model: TransformerModel, shards: int, rounds: bool = False, group: Group = ALONE
 ) -> Iterator[GradientSum]:
     """Within the block, adds up gradients, in vectors that are rented from the model's pool."""
     gradient_sum = GradientSum(model, group, shards, rounds)

@@ -1,26 +1,25 @@
-"""The parts of a run, built from its resolved settings: data, tokenizer, weights, teacher."""
+"""The parts of a run, built from its resolved settings: data, tokenizer, weights, loss."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from smallmind import parts
 from smallmind.checks import InputError, count_of
 from smallmind.corpus.preparation import Encoding
-from smallmind.forecast.memory import Teacher
 from smallmind.forecast.threads import use_threads
+from smallmind.losses.loss import Outline
 from smallmind.nn.growing import grown
 from smallmind.nn.transformer import Base, TransformerModel
-from smallmind.parallel.group import ALONE, Group
 from smallmind.runs.files import TOKENIZER
 from smallmind.runs.loading import Found, digest_of, find
 from smallmind.runs.source import ConversationSource, Source, TextSource
-from smallmind.settings.config import DistillationConfig, ModelConfig, RunConfig
+from smallmind.settings.config import ModelConfig, RunConfig
 from smallmind.settings.settings import Settings
 from smallmind.text.char_tokenizer import CharTokenizer
 from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.templates import HEADERS, Template, fit_template
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.training.distillation import Distillation
 from smallmind.training.training import Training
 
 
@@ -133,23 +132,25 @@ def build_training(
     data: Dataset,
     tokenizer: Tokenizer,
     initial: Initial | None = None,
-    group: Group = ALONE,
+    train: Callable[..., Training] = Training,
 ) -> Training:
     """The training that resolved settings describe; kernels run on its threads from now on.
 
     The model has the initial weights if there are any.
 
-    If a teacher cache is set and does not exist, the teacher runs over the text now. InputError if
-    the teacher does not fit the text.
+    Files that the loss needs and that do not exist are made now, such as a teacher's logits.
+    InputError if the loss does not fit the text. `train` makes the training of model, data, loss.
     """
     use_threads(settings.run)
-    config, distillation = settings.distillation, None
-    if config.teacher:
-        teacher, its_tokenizer = find(config.teacher).load(settings.run.backend)
-        _check_tokens(config.teacher, its_tokenizer, tokenizer)
-        distillation = Distillation.of(teacher, config)
+    kind, config = settings.loss
+    models = []
+    for role, path in config.models.items() if config else ():
+        other, its_tokenizer = find(path).load(settings.run.backend)
+        _check_tokens(role, path, its_tokenizer, tokenizer)
+        models.append(other)
+    loss = parts.load(parts.LOSSES, kind).of(models, config)
     model = new_model(settings, initial)
-    return Training(model, data=data, distillation=distillation, group=group)
+    return train(model, data=data, loss=loss)
 
 
 def new_model(settings: Settings, initial: Initial | None = None) -> TransformerModel:
@@ -171,27 +172,27 @@ def new_model(settings: Settings, initial: Initial | None = None) -> Transformer
     return model
 
 
-def _check_tokens(teacher: str, of_teacher: Tokenizer, of_text: Tokenizer) -> None:
-    if of_teacher.digest == of_text.digest:
+def _check_tokens(role: str, path: str, of_model: Tokenizer, of_text: Tokenizer) -> None:
+    if of_model.digest == of_text.digest:
         return
-    file = Path(teacher) / TOKENIZER
-    choice = str(file) if of_teacher.is_learned and file.exists() else of_teacher.kind
-    if of_teacher.is_learned or of_teacher.kind != of_text.kind:
-        raise InputError(f"the teacher {teacher} has other tokens: choose --tokenizer {choice}")
+    file = Path(path) / TOKENIZER
+    choice = str(file) if of_model.is_learned and file.exists() else of_model.kind
+    if of_model.is_learned or of_model.kind != of_text.kind:
+        raise InputError(f"the {role} {path} has other tokens: choose --tokenizer {choice}")
     raise InputError(
-        f"the tokens of the teacher {teacher} are not those of this text; use a teacher trained on "
+        f"the tokens of the {role} {path} are not those of this text; use a {role} trained on "
         "text with the same characters, or train both with --tokenizer byte"
     )
 
 
-def read_teacher(config: DistillationConfig, tokenizer: Tokenizer | None) -> Teacher | None:
-    """The shape of the teacher, from its file's metadata: enough to estimate its memory.
+def outline_of(settings: Settings, tokenizer: Tokenizer | None) -> Outline:
+    """The loss of a run with the shapes of its models, from their files' metadata.
 
-    InputError if its tokens are not those of the tokenizer, if that is known.
+    InputError if their tokens are not those of the tokenizer, if that is known.
     """
-    if not config.teacher:
-        return None
-    found = find(config.teacher)
-    if tokenizer:
-        _check_tokens(config.teacher, found.tokenizer(), tokenizer)
-    return Teacher(found.config, config.teacher_top_k if config.teacher_cache else None)
+    kind, config = settings.loss
+    found = {(role, x): find(x) for role, x in config.models.items()} if config else {}
+    for (role, path), model in found.items():
+        if tokenizer:
+            _check_tokens(role, path, model.tokenizer(), tokenizer)
+    return Outline(kind, tuple(model.config for model in found.values()), config)

@@ -17,7 +17,8 @@ from smallmind.text.packing import pack
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.answers import FEWEST_ASKED
 from smallmind.training.evaluation import EVALUATING, evaluating_seconds
-from smallmind.training.training import SAMPLE_TOKENS, Training
+from smallmind.training.evaluations import SAMPLE_TOKENS
+from smallmind.training.training import Training
 
 # Measured, see "Conversations" in bench/LOG.md: fewer of them are read more often, and drop more.
 SEEN = 10_000  # conversations, repeated ones included

@@ -5,7 +5,6 @@ A text is read and encoded first, as some settings follow from it.
 
 import dataclasses
 import importlib.util
-import os
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -48,7 +47,7 @@ from smallmind.runs.source import (
 from smallmind.runs.trials import History
 from smallmind.settings.config import OF_BLOCKS, ModelConfig, Precision, RunConfig, TrainingConfig
 from smallmind.settings.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES
-from smallmind.settings.settings import Settings
+from smallmind.settings.settings import Settings, new_files
 from smallmind.settings.sources import ALTERNATIVES, FIELDS, Choices, flag_of
 from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.samplers import count_steps
@@ -75,10 +74,8 @@ class Prepared(NamedTuple):
     limits_evaluations: bool = False  # to a share of the time of the run
 
     def training(self) -> Training:
-        """Builds the training, to look at it: no teacher cache is written."""
-        settings, cache = self.settings, self.settings.distillation.teacher_cache
-        if cache and not os.path.lexists(cache):
-            settings = settings.replace(teacher_cache=None)
+        """Builds the training, to look at it: no file of the loss is written."""
+        settings = self.settings.replace(**dict.fromkeys(new_files(self.settings.fields)))
         return build_training(settings, self.data, self.tokenizer, self.initial)
 
 
@@ -385,13 +382,11 @@ def with_paths(settings: Settings, text: Text, out: str | None) -> Settings:
 
     `out` stays as given.
     """
-    run, distillation = settings.run, settings.distillation
+    run = settings.run
     paths = {
         "init_from": run.init_from,
         "tokenizer": None if run.tokenizer in parts.TOKENIZERS else run.tokenizer,
-        "teacher": distillation.teacher,
-        "teacher_cache": distillation.teacher_cache,
-    }
+    } | {name: getattr(loss, name) for loss in settings.losses.values() for name in loss.paths}
     absolute = {name: str(Path(path).resolve()) for name, path in paths.items() if path}
     texts = tuple(str(Path(path).resolve()) for path in paths_of(text))
     return settings.replace(**absolute, text=texts or None, out=out)

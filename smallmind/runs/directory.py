@@ -242,7 +242,7 @@ class RunDirectory:
 
         While the disk is full, keeps it for the next call.
         """
-        fields = {"step": record.step, "kind": record.kind, **dataclasses.asdict(record)}
+        fields = record.fields
         fields.setdefault("elapsed_seconds", seconds)
         self._unwritten += json.dumps(fields).encode() + b"\n"
         with self._noting(f"{METRICS} cannot be written, the next record tries again"):

@@ -15,9 +15,12 @@ from smallmind.charts.svg import Svg, picture
 from smallmind.checks import InputError, count_of, number
 from smallmind.runs.files import METRICS
 from smallmind.runs.metrics_file import MetricsFile, record_of
+from smallmind.settings.settings import LOSS_RECORDS
 from smallmind.training.records import Record
 
 FIELDS = [field.name for kind in Record.__subclasses__() for field in dataclasses.fields(kind)]
+place = FIELDS.index("of")
+FIELDS[place : place + 3] = LOSS_RECORDS  # in place of the fields of a LossRecord
 FIELDS.append("kind")  # last: the columns before it are those of earlier versions
 
 

@@ -13,14 +13,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.corpus.tokens import TokensOnDisk, find_tokens
 from smallmind.forecast import pace
 from smallmind.forecast.threads import use_threads
 from smallmind.nn.transformer import TransformerModel
-from smallmind.parallel.group import ORDERLY, Group
-from smallmind.parallel.shards import check_size
+from smallmind.parallel.group import ALONE, ORDERLY, Group
 from smallmind.runs.assembly import new_model
 from smallmind.runs.source import Source, TokenSource, dataset_of
 from smallmind.settings.config import ModelConfig, TrainingConfig
@@ -28,7 +28,6 @@ from smallmind.settings.settings import Settings
 from smallmind.text.dataset import Tokens
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.checkpoint import Saver
-from smallmind.training.distillation import Distillation
 from smallmind.training.state import RunState
 from smallmind.training.training import Training
 
@@ -37,38 +36,51 @@ CHUNK = 1 << 22  # tokens that are sent at once
 Stopping = Callable[[Callable[[], None]], object]
 
 
-def lead(group: Group, settings: Settings, source: Source, training: Training) -> None:
-    """Rank 0 gives the others all that they need to follow a run. They `follow`."""
-    check_size(group.size, settings.training.shards)  # before the others get anything
-    data, distillation = training.data, training.distillation
-    if distillation and distillation.cache:
-        raise InputError("a teacher cache is for one rank: leave out --teacher-cache")
-    on_disk = None
-    if isinstance(source, TokenSource):
-        on_disk = str(source.found.place), source.sha256
-    facts = {  # the arguments of `_receive`
-        "saved": settings.to_dict(),
-        "saved_tokenizer": training.tokenizer.saved,
-        "lengths": tuple(map(len, data.stored)),
-        "on_disk": on_disk,
-        "teacher": vars(distillation.teacher_config) if distillation else None,
-    }
-    group.share({"run": facts})
-    _send_tokens(group, data.stored, has_them=True)
-    for array in training.model.flat.arrays:
-        group.send(array)
-    if distillation and distillation.teacher:
-        group.send(distillation.teacher.flat.data)
-    _check_instruction_sets(group, training, settings)
+class Leader:
+    """Rank 0 of a run, perhaps of one rank. The others `follow`."""
 
+    def __init__(self, group: Group = ALONE) -> None:
+        self._group = group
+        self.size, self.neighbours = group.size, group.neighbours
 
-def announce(
-    group: Group, call: str, config: TrainingConfig, *more: Any, state: RunState | None = None
-) -> None:
-    """Makes the others call a method of their training, which rank 0 calls next of its own."""
-    group.share({"call": call, "config": vars(config), "more": more, "resumes": bool(state)})
-    if state:
-        group.share_arrays(state.tensors, (state.step, state.state))
+    def new_training(self, model: TransformerModel, **more: Any) -> Training:
+        """Makes the training of rank 0. Arguments as `Training`."""
+        return Training(model, **more, group=self._group)
+
+    def share(self, settings: Settings, source: Source, training: Training) -> None:
+        """Gives the others all that they need to follow a run."""
+        group, data, loss = self._group, training.data, training.loss
+        if group.size == 1:
+            return
+        training.ranks.check(settings.training, loss)  # before the others get anything
+        on_disk = None
+        if isinstance(source, TokenSource):
+            on_disk = str(source.found.place), source.sha256
+        facts = {  # the arguments of `_receive`
+            "saved": settings.to_dict(),
+            "saved_tokenizer": training.tokenizer.saved,
+            "lengths": tuple(map(len, data.stored)),
+            "on_disk": on_disk,
+            "others": [vars(model.config) for model in loss.models],
+        }
+        group.share({"run": facts})
+        _send_tokens(group, data.stored, has_them=True)
+        for array in training.model.flat.arrays:
+            group.send(array)
+        for model in loss.models:
+            group.send(model.flat.data)
+        _check_instruction_sets(group, training, settings)
+
+    def announce(
+        self, call: str, config: TrainingConfig, *more: Any, state: RunState | None = None
+    ) -> None:
+        """Makes the others call a method of their training, which rank 0 calls next of its own."""
+        group = self._group
+        if group.size == 1:
+            return
+        group.share({"call": call, "config": vars(config), "more": more, "resumes": bool(state)})
+        if state:
+            group.share_arrays(state.tensors, (state.step, state.state))
 
 
 def follow(group: Group, threads: int | None, stopping: Stopping) -> NoReturn:
@@ -124,12 +136,12 @@ def _receive(
     saved_tokenizer: str,
     lengths: tuple[int, int],
     on_disk: tuple[str, str] | None,
-    teacher: dict[str, Any] | None,
+    others: list[dict[str, Any]],
 ) -> Training:
     """Builds the training that rank 0 has.
 
     `lengths` are those of the training and the held-out part, in tokens, `on_disk` the place and
-    the digest of tokens on disk, and `teacher` the fields of its ModelConfig.
+    the digest of tokens on disk, and `others` the ModelConfigs of models that the loss needs.
     """
     settings = Settings.from_dict(saved).replace(threads=threads)
     tokenizer = Tokenizer.from_saved(saved_tokenizer)
@@ -148,12 +160,12 @@ def _receive(
     for array in model.flat.arrays:
         group.send(array)
     model.flat.refresh()
-    distillation = None
-    if teacher:
-        taught_by = TransformerModel(ModelConfig(**teacher), backend=run.backend)
-        group.send(taught_by.flat.data)
-        distillation = Distillation.of(taught_by, settings.distillation)
-    training = Training(model, data=data, distillation=distillation, group=group)
+    kind, config = settings.loss
+    models = [TransformerModel(ModelConfig(**each), backend=run.backend) for each in others]
+    for each in models:
+        group.send(each.flat.data)
+    loss = parts.load(parts.LOSSES, kind).of(models, config)
+    training = Training(model, data=data, loss=loss, group=group)
     _check_instruction_sets(group, training, settings)
     return training
 

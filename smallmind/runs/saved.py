@@ -11,13 +11,12 @@ from smallmind.checks import InputError, check_type
 from smallmind.corpus.preparation import Encoding
 from smallmind.forecast.pace import Pace
 from smallmind.nn.transformer import TransformerModel
-from smallmind.parallel.group import ALONE, Group
 from smallmind.runs import assembly, loading
 from smallmind.runs.creating import with_paths
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import TASKS, TOKENIZER, Text, name_of
 from smallmind.runs.metrics import MetricsTable, read_metrics
-from smallmind.runs.parallel import lead
+from smallmind.runs.parallel import Leader
 from smallmind.runs.precisions import COMPARED, PrecisionTable, losses_of
 from smallmind.runs.source import (
     TOKENS,
@@ -53,7 +52,7 @@ class SavedRun:
         self.directory = directory
         self.config = config
         self._cache = self.path.resolve().parent / TOKENS  # of texts that are large for the memory
-        self.group: Group = ALONE  # the processes that train it, of which this is the first
+        self.leader = Leader()  # of the processes that train it
         self.final: Evaluation | None = None
         self.asked: AnswersRecord | None = None  # the held-out questions, at the end
         self.sample: str | None = None
@@ -241,19 +240,18 @@ class SavedRun:
 
     @functools.cached_property
     def training(self) -> Training:
-        """Model, data and teacher, built on first use; the state is loaded when training starts.
+        """Model, data and loss, built on first use; the state is loaded when training starts.
 
-        InputError if the text or the teacher has changed, or the run could not be saved.
+        InputError if the text or a model of the loss has changed, or the run could not be saved.
         """
         data, tokenizer = self.data, self._tokenizer()
         training = assembly.build_training(
-            self.settings, data, tokenizer, self._initial(), self.group
+            self.settings, data, tokenizer, self._initial(), self.leader.new_training
         )
         checkpoint.check_size(training.state())
-        if self.group.size > 1:
-            lead(self.group, self.settings, self.source, training)
-        if training.distillation:
-            self._check_teacher(training.distillation.digest)
+        self.leader.share(self.settings, self.source, training)
+        if training.loss.digest:
+            self._check_loss(training.loss.digest)
         return training
 
     def stop(self) -> None:
@@ -313,11 +311,10 @@ class SavedRun:
             return None
         return assembly.Initial.read(self.settings.run, self.config.initial_sha256)
 
-    def _check_teacher(self, digest: str) -> None:
+    def _check_loss(self, digest: str) -> None:
         if self.config.teacher_sha256 not in (None, digest):
-            raise InputError(
-                f"the teacher {self.settings.distillation.teacher} has changed since the run was "
-                "created; restore it"
-            )
+            models = self.settings.loss[1].models.items()
+            names = " or ".join(f"the {role} {path}" for role, path in models)
+            raise InputError(f"{names} has changed since the run was created; restore it")
         if self.config.teacher_sha256 is None:
             self.save_config(teacher_sha256=digest)

@@ -13,7 +13,7 @@ from smallmind.memory.tracker import MemoryTracker
 from smallmind.runs.chat_recipe import evaluated_in_time
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.files import MODEL
-from smallmind.runs.parallel import announce
+from smallmind.runs.parallel import Leader
 from smallmind.runs.saved import SavedRun
 from smallmind.text.samplers import Epochs
 from smallmind.training.after_save import AfterSave
@@ -62,8 +62,7 @@ class Session:
         """Sets the number of steps. Arguments, result and errors as `Run.fit_steps`."""
         run, training, config = self.run, fresh_training(self.run), self.run.settings.training
         seconds = end - clock()
-        if run.group.size > 1:
-            announce(run.group, "measure", config, seconds)
+        run.leader.announce("measure", config, seconds)
         if run.config.limits_evaluations:
             config, self._asking = evaluated_in_time(training, config, seconds)
         measured = pace.measure(training, config, seconds, run.path)
@@ -130,8 +129,7 @@ class Session:
             after_save = AfterSave(run.after_save) if run.after_save else None
             saving = BackgroundSaver(run.path, config.keep, config.compress, after_save)
             with saving as saver:
-                if run.group.size > 1:
-                    announce(run.group, "steps", config, state=newest)
+                run.leader.announce("steps", config, state=newest)
                 records = training.steps(config, newest, saver=saver, refit=refit)
                 del newest
                 if run.is_stopping:  # since before there was a training to stop
@@ -156,7 +154,7 @@ class Session:
                 memory = tracker.snapshot("After training")
                 self.directory.save_profile(training.profiler.rows(), memory)
             run.final, run.asked, run.sample = save_ending(
-                training, self.directory, self._note_model
+                training, self.directory, self._note_model, run.leader
             )
         except FloatingPointError as error:
             self._log(FailureRecord(run.training.progress.step, str(error)))
@@ -200,7 +198,7 @@ class Session:
         """
         if not (self._asking and self.run.settings.run.init_from):
             return None
-        return training.ask(0, FEWEST_ASKED)
+        return training.evaluations.ask(0, FEWEST_ASKED)
 
     def _interrupt(self) -> None:
         """Stops, or raises KeyboardInterrupt while no step has been trained that could be saved."""
@@ -293,6 +291,7 @@ def save_ending(
     training: Training,
     directory: RunDirectory,
     note_model: Callable[[str], object] | None = None,
+    leader: Leader | None = None,
 ) -> tuple[Evaluation | None, AnswersRecord | None, str | None]:
     """Saves the model, and of a run that has ended its final evaluation, its answers and a sample.
 
@@ -305,15 +304,17 @@ def save_ending(
         directory.save_model(training.model, training.tokenizer, step, note_model)
     if has_ended:
         with StepClock(training.progress).apart("final evaluation"):
-            if training.group.size > 1:
-                announce(training.group, "evaluate_held_out", training.config)
+            if leader:
+                leader.announce("evaluate_held_out", training.config)
             final = training.evaluate_held_out()
     if final:
         scores = final.loss, final.perplexity, final.bits_per_character, final.bits_per_byte
         record = FinalRecord(step, *scores, final.accuracy)
         directory.log(record, training.progress.seconds["total"])
         with StepClock(training.progress).apart("questions"):
-            asked = training.ask(step, seconds=_seconds_for_questions(training.progress))
+            asked = training.evaluations.ask(
+                step, seconds=_seconds_for_questions(training.progress)
+            )
         if asked:
             directory.log(asked, training.progress.seconds["total"])
     directory.flush()

@@ -98,8 +98,8 @@ def history_of(run: SavedRun, model: str) -> dict[str, str]:
     }
     if settings.run.init_from:
         facts["started from"] = Path(settings.run.init_from).name
-    if settings.distillation.teacher:
-        facts["teacher"] = Path(settings.distillation.teacher).name
+    for loss in settings.losses.values():
+        facts |= {role: Path(path).name for role, path in loss.models.items()}
     with suppress(InputError):  # no metrics yet
         found = [
             (row["step"], loss)

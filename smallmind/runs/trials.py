@@ -28,7 +28,7 @@ from smallmind.runs.files import CONFIG, METRICS
 from smallmind.runs.metrics_file import MetricsFile
 from smallmind.runs.source import Source
 from smallmind.settings.config import __version__
-from smallmind.settings.settings import Settings
+from smallmind.settings.settings import LOSS_SETTINGS, Settings
 from smallmind.settings.sources import MODEL_FIELDS
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.records import StepRecord
@@ -84,7 +84,7 @@ FREE |= {"bigram_vocab"}
 # Without these a run learns all weights, from its text alone, and to its end.
 PLAIN = (
     "init_from",
-    "teacher",
+    *(loss.chosen_by for loss in LOSS_SETTINGS.values()),
     "freeze",
     "lora_rank",
     "chat",

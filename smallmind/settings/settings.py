@@ -1,14 +1,30 @@
 """Everything that describes a run, as one value that is saved as `config.json` and read back."""
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from smallmind import parts
 from smallmind.checks import InputError, check_type, nearest, shown_value
-from smallmind.settings.config import DistillationConfig, ModelConfig, RunConfig, TrainingConfig
+from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
 
 FORMAT = 1  # of config.json
+
+LOSS_SETTINGS: dict[str, Any] = {
+    name: parts.load(parts.LOSS_SETTINGS, name) for name in parts.LOSS_SETTINGS
+}
+SECTIONS: dict[str, Any] = {
+    "model": ModelConfig,
+    "training": TrainingConfig,
+    "run": RunConfig,
+    **LOSS_SETTINGS,
+}
+
+# What a loss writes to the metrics -> its title in a report, and its format.
+LOSS_RECORDS = {k: x for kind in LOSS_SETTINGS.values() for k, x in kind.records.items()}
 
 # Fields that earlier versions wrote under another name: old name -> current name.
 RENAMED = {"windows_at_once": "micro_batch_size", "positions": "position"}
@@ -42,28 +58,52 @@ def check_format(saved: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that describes a run: the model, its training, the run itself, a teacher."""
+    """Everything that describes a run: the model, its training, the run itself, its loss.
+
+    `losses` are the settings of each loss that has some, by its name in `parts.LOSSES`; they are
+    attributes under this name, too.
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     run: RunConfig = field(default_factory=RunConfig)
-    distillation: DistillationConfig = field(default_factory=DistillationConfig)
+    losses: Mapping[str, Any] = field(
+        default_factory=lambda: {name: kind() for name, kind in LOSS_SETTINGS.items()}
+    )
 
     def __post_init__(self) -> None:
         for name, kind in SECTIONS.items():
-            if not isinstance(getattr(self, name), kind):
-                check_type(name, getattr(self, name), kind)  # which explains it
+            if not isinstance(self.sections[name], kind):
+                check_type(name, self.sections[name], kind)  # which explains it
+
+    def __getattr__(self, name: str) -> Any:
+        if name in LOSS_SETTINGS:
+            return self.losses[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def sections(self) -> dict[str, Any]:
+        """The configs by the names of their sections."""
+        return {name: x for name, x in vars(self).items() if name != "losses"} | {**self.losses}
+
+    @property
+    def loss(self) -> tuple[str, Any]:
+        """The name of the loss of the run, in `parts.LOSSES`, and its settings or None."""
+        for name, config in self.losses.items():
+            if getattr(config, config.chosen_by) is not None:
+                return name, config
+        return "cross-entropy", None
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> "Settings":
-        """Fields of the four configs by name -> settings. No two configs share a field name.
+        """Fields of the configs by name -> settings. No two configs share a field name.
 
         InputError for an unknown name or the first value that is out of range.
         """
         check_type("fields", fields, Mapping)
         _check_names(fields)
-        sections = {name: _own(kind, fields) for name, kind in SECTIONS.items()}
-        return cls(**{name: SECTIONS[name](**own) for name, own in sections.items()})
+        sections = {name: kind(**_own(kind, fields)) for name, kind in SECTIONS.items()}
+        return cls._of(sections)
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "Settings":
@@ -75,19 +115,23 @@ class Settings:
         """
         check_type("saved", saved, Mapping)
         check_format(saved)
-        return cls(
-            **{name: from_saved(kind, saved.get(name, {})) for name, kind in SECTIONS.items()}
-        )
+        sections = SECTIONS.items()
+        return cls._of({name: from_saved(kind, saved.get(name, {})) for name, kind in sections})
+
+    @classmethod
+    def _of(cls, sections: dict[str, Any]) -> "Settings":
+        losses = {name: sections.pop(name) for name in LOSS_SETTINGS}
+        return cls(**sections, losses=losses)
 
     def to_dict(self) -> dict[str, Any]:
         """The format number, and section -> field -> value, JSON-able."""
         return {"format": FORMAT} | {
-            name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS
+            name: dataclasses.asdict(config) for name, config in self.sections.items()
         }
 
     @property
     def fields(self) -> dict[str, Any]:
-        return {name: x for config in vars(self).values() for name, x in vars(config).items()}
+        return {name: x for config in self.sections.values() for name, x in vars(config).items()}
 
     def replace(self, **fields: Any) -> "Settings":
         """Copies the settings with other values for these fields, whichever config has them.
@@ -96,19 +140,18 @@ class Settings:
         """
         _check_names(fields)
         changed = {
-            name: dataclasses.replace(config, **own)
-            for name, config in vars(self).items()
-            if (own := _own(type(config), fields))
+            name: dataclasses.replace(config, **own) if own else config
+            for name, config in self.sections.items()
+            for own in [_own(type(config), fields)]
         }
-        return dataclasses.replace(self, **changed)
+        return self._of(changed)
 
 
-SECTIONS: dict[str, Any] = {
-    "model": ModelConfig,
-    "training": TrainingConfig,
-    "run": RunConfig,
-    "distillation": DistillationConfig,
-}
+def new_files(fields: Mapping[str, Any]) -> dict[str, Path]:
+    """Fields of settings -> the files that the loss of a run creates, by the fields for them."""
+    names = (name for kind in LOSS_SETTINGS.values() for name in kind.creates)
+    paths = {name: Path(path) for name in names if (path := fields.get(name))}
+    return {name: path for name, path in paths.items() if not os.path.lexists(path)}
 
 
 def _own(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Where the settings of a run come from: a recipe, names, a file, and flags.
 
-All are dictionaries from field to value, as no two of the four configs share a field name.
+All are dictionaries from field to value, as no two configs share a field name.
 """
 
 import dataclasses

@@ -3,26 +3,26 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smallmind.checks import InputError
 from smallmind.console import activity
+from smallmind.losses.cross_entropy import CrossEntropy
+from smallmind.losses.loss import Loss
 from smallmind.nn.transformer import TransformerModel
-from smallmind.parallel.group import ALONE
 from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.tokenizer import Spelled, Tokenizer
 from smallmind.training.records import EvaluationRecord
 
 Spells = Callable[[np.ndarray], Spelled]  # tokens, an array of any shape -> what they spell
-# Items, and what computes the result of one -> the results of all, in order. May raise Stopped.
-Divide = Callable[[Sequence[Any], Callable[[Any], Any]], list[Any]]
 # The sums that a batch adds to an evaluation: losses, tokens, characters, bytes, correct.
 _Counts = tuple[list[float], int, int, int, int]
 
 GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it, modulo 1, are spread evenly
 MOST_HELD_OUT = 1 << 18  # tokens predicted at the end of a run: the loss to 0.003 nats or so
+TEXT = CrossEntropy()  # the loss of a text, whatever a run minimises
 EVALUATING = 0.1  # share of the time of a run for evaluations and questions
 
 
@@ -68,15 +68,25 @@ class Evaluation:
         return self.correct / self.tokens
 
 
-def _summed(parts: Sequence[_Counts], divisor: int | None = None) -> Evaluation:
-    """The counts of batches, in order -> the mean of the losses, by default per token."""
-    losses, total = [loss for part in parts for loss in part[0]], 0.0
-    for loss in losses:  # one by one: the sum does not depend on who computed them
-        total += loss
-    tokens, characters, nbytes, correct = map(sum, list(zip(*parts, strict=True))[1:])
-    return Evaluation(
-        total / (divisor or tokens), tokens, max(1, characters), max(1, nbytes), correct
-    )
+class Batches(NamedTuple):
+    """The batches of an evaluation, and what computes the sums of one: on any process."""
+
+    items: Sequence[Any]
+    compute: Callable[[Any], _Counts]
+    divisor: int | None = None  # of the sum of the losses; None: the number of tokens
+
+    def total(self, parts: Sequence[_Counts]) -> Evaluation:
+        """The sums of all batches, in order -> the mean of the losses."""
+        losses, total = [loss for part in parts for loss in part[0]], 0.0
+        for loss in losses:  # one by one: the sum does not depend on who computed them
+            total += loss
+        tokens, characters, nbytes, correct = map(sum, list(zip(*parts, strict=True))[1:])
+        loss = total / (self.divisor or tokens)
+        return Evaluation(loss, tokens, max(1, characters), max(1, nbytes), correct)
+
+    def evaluate(self) -> Evaluation:
+        """Computes all of them here."""
+        return self.total([self.compute(item) for item in activity.parts(self.items)])
 
 
 def evaluate(
@@ -85,9 +95,20 @@ def evaluate(
     spells: Spells = Spelled.as_bytes,
     batch_size: int = 32,
     most: int | None = None,
-    divide: Divide = ALONE.divide,
     shift: float = 0.0,
 ) -> Evaluation:
+    """Evaluates a model on a text. Arguments and errors as `text_batches`."""
+    return text_batches(model, tokens, spells, batch_size, most, shift).evaluate()
+
+
+def text_batches(
+    model: TransformerModel,
+    tokens: Tokens,
+    spells: Spells,
+    batch_size: int,
+    most: int | None = None,
+    shift: float = 0.0,
+) -> Batches:
     """tokens (n,) -> the mean over all of them but the first, which is given, not predicted.
 
     Windows overlap by half: every token is predicted from at least block_size / 2 tokens before
@@ -115,11 +136,11 @@ def evaluate(
             counted += len(row[new])
         return losses, counted, characters, nbytes, correct
 
-    return _summed(divide(batches, compute))
+    return Batches(batches, compute)
 
 
 def count_overlapping(n: int, T: int, most: int | None = None) -> int:
-    """The number of windows `evaluate` takes for n predictions, or about `most` of them."""
+    """The number of windows `text_batches` takes for n predictions, or about `most` of them."""
     T = min(T, n)
     stride = max(1, T // 2)
     in_all = math.ceil((n - T) / stride) + 1
@@ -147,63 +168,73 @@ def _overlapping(
 
 
 def evaluate_held_out(
-    model: TransformerModel,
-    dataset: Dataset,
-    batch_size: int = 32,
-    divide: Divide = ALONE.divide,
+    model: TransformerModel, dataset: Dataset, batch_size: int = 32
 ) -> Evaluation:
     """Evaluates a model on the held-out part of a text: all of it, or about MOST_HELD_OUT."""
-    spells = dataset.spelled
     with activity.doing("Evaluating the held-out text", usual=True):
-        if dataset.is_packed:
-            most = math.ceil(MOST_HELD_OUT / (dataset.batch_size * dataset.block_size))
-            count = min(most, dataset.held_out_batches)
-            return _evaluate_batches(model, dataset, "held_out", range(count), divide)
-        return evaluate(model, dataset.held_out, spells, batch_size, MOST_HELD_OUT, divide)
+        return held_out_batches(model, dataset, batch_size).evaluate()
 
 
-def held_out_loss(
-    model: TransformerModel,
-    dataset: Dataset,
-    batches: int,
-    number: int,
-    divide: Divide = ALONE.divide,
-) -> float:
-    """The loss of `evaluate_held_out`, estimated on this many batches of its windows.
+def held_out_batches(
+    model: TransformerModel, dataset: Dataset, batch_size: int, loss: Loss = TEXT
+) -> Batches:
+    """The held-out part of a text: all of it, or about MOST_HELD_OUT."""
+    if dataset.is_packed:
+        most = math.ceil(MOST_HELD_OUT / (dataset.batch_size * dataset.block_size))
+        numbers = range(min(most, dataset.held_out_batches))
+        return _rows(model, dataset, "held_out", numbers, loss)
+    return text_batches(model, dataset.held_out, dataset.spelled, batch_size, MOST_HELD_OUT)
 
-    Estimates of different numbers take different windows.
-    """
+
+def look_batches(
+    model: TransformerModel, dataset: Dataset, batches: int, number: int, loss: Loss = TEXT
+) -> Batches:
+    """As many batches of what `held_out_batches` evaluates; other ones for each number."""
     if dataset.is_packed:
         numbers = range(number * batches, (number + 1) * batches)
-        return _evaluate_batches(model, dataset, "held_out", numbers, divide).loss
+        return _rows(model, dataset, "held_out", numbers, loss)
     B, T = dataset.batch_size, min(dataset.block_size, len(dataset.held_out) - 1)
     most = min(MOST_HELD_OUT, batches * B * max(1, T // 2))
     shift = number * GOLDEN % 1.0
-    return evaluate(model, dataset.held_out, Spelled.as_bytes, B, most, divide, shift).loss
+    return text_batches(model, dataset.held_out, Spelled.as_bytes, B, most, shift)
 
 
-def _evaluate_batches(
-    model: TransformerModel, dataset: Dataset, part: str, numbers: Sequence[int], divide: Divide
-) -> Evaluation:
-    """The mean over the learned tokens of some batches of packed conversations."""
+def _rows(
+    model: TransformerModel, dataset: Dataset, part: str, numbers: Sequence[int], loss: Loss
+) -> Batches:
+    """Some batches of a part, whose rows have learned tokens."""
     special = list(dataset.tokenizer.special.values()) if dataset.tokenizer else []
 
     def compute(number: int) -> _Counts:
-        batch = dataset.evaluation_batch(part, number)
-        assert batch.weights is not None
-        right = np.empty(batch.targets.shape, np.bool_)
-        losses = model.losses(batch.ids, batch.targets, right, batch.firsts)
-        learned = batch.weights > 0
-        sums = [
-            float(row[is_learned].sum(dtype=np.float64))
-            for row, is_learned in zip(losses, learned, strict=True)
-        ]
-        targets = batch.targets[learned]
-        spelled = dataset.spelled(targets[~np.isin(targets, special)])  # the others are no text
-        correct = int(right[learned].sum())
-        return sums, int(learned.sum()), spelled.characters, spelled.bytes, correct
+        found = loss.evaluated(model, dataset.evaluation_batch(part, number))
+        # Special tokens are no text.
+        spelled = dataset.spelled(found.targets[~np.isin(found.targets, special)])
+        return found.losses, found.predictions, spelled.characters, spelled.bytes, found.right
 
-    return _summed(divide(numbers, compute))
+    return Batches(numbers, compute)
+
+
+def part_batches(
+    model: TransformerModel, dataset: Dataset, part: str, batches: int, loss: Loss = TEXT
+) -> Batches:
+    """`batches` batches of the part "train" or "held_out": the same ones at every step.
+
+    With 0, the whole held-out part, and as many windows of the training part.
+    """
+    spells, count = dataset.spelled, batches or dataset.held_out_batches
+    if dataset.is_packed:
+        return _rows(model, dataset, part, range(min(count, dataset.batches_of(part))), loss)
+    if part == "held_out" and not batches:
+        return text_batches(model, dataset.held_out, spells, dataset.batch_size)
+
+    def compute(number: int) -> _Counts:
+        batch = dataset.evaluation_batch(part, number)
+        right = np.empty(batch.targets.shape, np.bool_)
+        mean = float(model.losses(batch.ids, batch.targets, right).mean(dtype=np.float64))
+        spelled, size = spells(batch.targets), batch.targets.size
+        return [mean], size, spelled.characters, spelled.bytes, int(right.sum())
+
+    return Batches(range(count), compute, count)
 
 
 def evaluate_tokens(model: TransformerModel, tokenizer: Tokenizer, tokens: Tokens) -> Evaluation:
@@ -211,36 +242,8 @@ def evaluate_tokens(model: TransformerModel, tokenizer: Tokenizer, tokens: Token
         return evaluate(model, tokens, tokenizer.spelled)
 
 
-def evaluate_parts(
-    step: int,
-    model: TransformerModel,
-    dataset: Dataset,
-    batches: int,
-    divide: Divide = ALONE.divide,
-) -> EvaluationRecord:
-    """`batches` batches of the training and of the held-out part: the same ones at every step.
-
-    With 0, the whole held-out part and as many windows of the training part.
-    """
-
-    def evaluate_part(part: str) -> Evaluation:
-        spells, count = dataset.spelled, batches or dataset.held_out_batches
-        if dataset.is_packed:
-            numbers = range(min(count, dataset.batches_of(part)))
-            return _evaluate_batches(model, dataset, part, numbers, divide)
-        if part == "held_out" and not batches:
-            return evaluate(model, dataset.held_out, spells, dataset.batch_size, divide=divide)
-
-        def compute(number: int) -> _Counts:
-            batch = dataset.evaluation_batch(part, number)
-            right = np.empty(batch.targets.shape, np.bool_)
-            loss = float(model.losses(batch.ids, batch.targets, right).mean(dtype=np.float64))
-            spelled, size = spells(batch.targets), batch.targets.size
-            return [loss], size, spelled.characters, spelled.bytes, int(right.sum())
-
-        return _summed(divide(range(count), compute), count)
-
-    train, held_out = map(evaluate_part, activity.parts(("train", "held_out")))
+def evaluation_record(step: int, train: Evaluation, held_out: Evaluation) -> EvaluationRecord:
+    """Reports the evaluations of both parts after a step."""
     return EvaluationRecord(
         step=step,
         train_loss=train.loss,

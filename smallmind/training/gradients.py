@@ -6,21 +6,21 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from smallmind.console import activity
+from smallmind.losses.loss import Loss
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Pass
-from smallmind.parallel.gradient_sum import GradientSum, adding
-from smallmind.parallel.group import ORDERLY, Group
-from smallmind.parallel.shards import ShardSampler, own_shards
+from smallmind.parallel.gradient_sum import GradientSum
+from smallmind.parallel.shards import ShardSampler
 from smallmind.settings.config import Precision, TrainingConfig, micro_batch_sizes
 from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
-from smallmind.training.distillation import Distillation
 from smallmind.training.live_state import LiveState
 from smallmind.training.prefetch import Batches, drawing
+from smallmind.training.ranks import Ranks
 
 # Gradients are sent during the backward pass if sending them takes more than this share of a step,
 # in the median of some steps after the first ones.
@@ -54,27 +54,11 @@ class Summed(NamedTuple):
         return self.weight / windows if self.weight else 1.0
 
 
-# (batch, scale, share, at) -> the mean loss of the batch; adds scale times its gradient to those of
-# the model. share is the batch's share of the step's windows, which scale already includes.
-LossAndGradients = Callable[[Batch, float, float, Pass], float]
-
-
-def make_objective(model: TransformerModel, distillation: Distillation | None) -> LossAndGradients:
-    """Returns the loss of a run: the cross-entropy of its text, or that of its distillation."""
-    if distillation:
-        return functools.partial(distillation.loss_and_gradients, model)
-
-    def objective(batch: Batch, scale: float, _share: float, at: Pass) -> float:
-        return model.loss_and_gradients(batch.ids, batch.targets, scale, at, **batch.weighting)
-
-    return objective
-
-
 def accumulate_gradients(
     model: TransformerModel,
     sampler: Sampler,
     step: int,
-    objective: LossAndGradients,
+    loss: Loss,
     get_batch: Callable[[int], Batch],
     loss_scale: float = 1.0,
     at: Pass = FIRST,
@@ -92,7 +76,7 @@ def accumulate_gradients(
         if len(batch.ids):  # the last update of an epoch may need fewer batches
             share = len(batch.ids) / windows
             here = at._replace(first_row=batch.first_row)
-            total += share * objective(batch, loss_scale * share, share, here)
+            total += share * loss.loss_and_gradients(model, batch, loss_scale * share, share, here)
             weight += batch.windows
         # Dropout depends on the number of the batch, whichever of its windows are here.
         at = at._replace(number=at.number + (sampler.windows_in_batch(number) > 0))
@@ -116,7 +100,6 @@ class Gradients:
         check_stop: Callable[[], object],
     ) -> None:
         self.run = run
-        self.group = gradient_sum.group
         self.losses: list[float] = []  # of each shard in the last step, as parts of the mean
         self.divisor = 1.0  # what the gradients of the last step have to be divided by
         self.learned = 0.0  # targets that the loss of the last step is a mean of, by their weights
@@ -125,7 +108,6 @@ class Gradients:
         self._batches = batches
         self._sum = gradient_sum
         self._check_stop = check_stop
-        self._objective = make_objective(run.model, run.distillation)
         self._exchange_share = 0.0  # of the time of the last step
         self._exchange_shares: list[float] = []  # of the first steps, the largest of all processes
 
@@ -135,25 +117,21 @@ class Gradients:
         All processes have the same sum then. Errors, Stopped included, are raised on all of them.
         """
         begun = time.perf_counter()
-        group = self.group
         try:
-            shared = group.together(
+            shared = self._sum.together(
                 lambda: (self._own_part(step, loss_scale), self._exchange_share)
             )
-        except ORDERLY as error:
-            if error is group.agreed or group.size == 1:
-                self._sum.discard()
-                self.run.clear_gradients()
+        except Exception:
+            self.run.clear_gradients()
             raise
         computed = [part for part, _ in shared]
         shards = [shard for part in computed for shard in part]
         self.losses = [loss for loss, _, _ in shards]
         total = Summed(sum(self.losses), sum(weight for _, weight, _ in shards))
         self.divisor = total.over(self.sampler.windows_in_step(step))
-        self.learned = total.weight * self.sampler.dataset.block_size
-        if self.run.distillation:
-            for _, _, dtemperature in shards:
-                self.run.distillation.temperature_parameter.dx += dtemperature / self.divisor
+        self.learned = total.weight * self.run.loss.terms(self.sampler.dataset.block_size)
+        for _, _, gradient in shards:
+            self.run.loss.add_gradient(gradient / self.divisor)
         exchanging = time.perf_counter()
         with self.run.model.workspace.profile("ReduceGradients"):
             self._sum.total()
@@ -164,13 +142,18 @@ class Gradients:
 
     def place_of_fault(self) -> str:
         """Where the loss of the last step is not finite, for a message; empty if it is or alone."""
-        group, shards = self.group, len(self.losses)
         bad = [shard for shard, loss in enumerate(self.losses) if not math.isfinite(loss)]
-        if group.size == 1 or not bad:
+        if not bad or not self._sum.is_divided:
             return ""
-        names = enumerate(group.names)
-        place = next(name for i, name in names if bad[0] in own_shards(i, group.size, shards))
-        return f" in data shard {bad[0]}, on {place}"
+        return f" in data shard {bad[0]}, on {self._sum.rank_of(bad[0])}"
+
+    def agree(self, steps: int | None) -> int | None:
+        """Takes what the first process has chosen."""
+        return self._sum.agree(steps)
+
+    def collect(self, compute: Callable[[], Any]) -> list[Any]:
+        """Every process computes something -> the results of all."""
+        return self._sum.collect(compute)
 
     def last_batch(self, step: int) -> Batch:
         """The windows here, perhaps none, of the last batch that the step has computed."""
@@ -189,7 +172,7 @@ class Gradients:
     def _own_shards(self, step: int, loss_scale: float) -> list[tuple[float, float, float]]:
         """Adds up the gradients of this process's shards.
 
-        -> of each shard its part of the mean loss, its weight and the temperature's gradient.
+        -> of each shard its part of the mean loss, its weight and the gradient of the loss's own.
         """
         run, sampler = self.run, self.sampler
         are_copied = len(self._sum.own) > 1 and sampler.batches > 1
@@ -213,11 +196,9 @@ class Gradients:
             if self._sum.early and shard == self._sum.own[-1]:
                 at = self._sending_early(at, step)
             summed = accumulate_gradients(
-                run.model, sampler, step, self._objective, windows, loss_scale, at
+                run.model, sampler, step, run.loss, windows, loss_scale, at
             )
-            taught = run.distillation
-            gradient = taught.temperature_parameter.take_gradient() if taught else 0.0
-            computed.append((*summed, gradient))
+            computed.append((*summed, run.loss.take_gradient()))
             self._sum.add(shard)
         return computed
 
@@ -227,7 +208,7 @@ class Gradients:
         exchange_share: the largest share that it took of the last step on any process.
         """
         shares, enough = self._exchange_shares, COLD_STEPS + TIMED_STEPS
-        if self.group.size == 1 or len(shares) == enough:
+        if not self._sum.is_divided or len(shares) == enough:
             return
         shares.append(exchange_share)
         if len(shares) < enough:
@@ -259,7 +240,7 @@ class Gradients:
 
         def poll() -> None:
             if blocks_done > 0:
-                self.group.poll()
+                self._sum.poll()
 
         return at._replace(after_block=after_block, poll=poll)
 
@@ -268,7 +249,7 @@ class Gradients:
 def computing(
     run: LiveState,
     sampler: Sampler,
-    group: Group,
+    ranks: Ranks,
     steps: int,
     check_stop: Callable[[], object],
 ) -> Iterator[Gradients]:
@@ -278,7 +259,7 @@ def computing(
     """
     config, data, pool = run.config, run.data, run.model.workspace.pool
     shards, ahead = config.shards, config.batches_ahead(data.is_on_disk)
-    with adding(run.model, group, shards, config.rounds_sums) as gradient_sum:
+    with ranks.adding(run.model, config) as gradient_sum:
         own = ShardSampler(sampler, shards, gradient_sum.own)
         with drawing(own, pool, ahead, steps * sampler.batches) as batches:
             yield Gradients(run, own, batches, gradient_sum, check_stop)

@@ -17,7 +17,6 @@ from smallmind.nn.parameters import ZEROS, Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
 from smallmind.optim.optimizer import UpdateSize
-from smallmind.parallel.group import ALONE
 from smallmind.text.dataset import Batch
 from smallmind.training.live_state import LiveState
 from smallmind.training.records import Finding, HealthRecord
@@ -145,7 +144,10 @@ def not_finite(model: TransformerModel) -> list[Finding]:
 
 
 def dead_units(
-    model: TransformerModel, ids: np.ndarray, targets: np.ndarray, collect: Collect = ALONE.together
+    model: TransformerModel,
+    ids: np.ndarray,
+    targets: np.ndarray,
+    collect: Collect = lambda compute: [compute()],
 ) -> list[Finding]:
     """ids, targets (B, T) -> the layers with hidden units that are silent for every token.
 

@@ -8,16 +8,16 @@ import numpy as np
 
 from smallmind.checks import InputError, number
 from smallmind.files import safetensors
+from smallmind.losses.loss import Loss
 from smallmind.nn.parameters import shape_of
 from smallmind.nn.transformer import WEIGHTS, TransformerModel, weights
 from smallmind.optim.loss_scaler import LossScaler
-from smallmind.optim.optimizer import Optimizer, make_optimizer
+from smallmind.optim.optimizer import Optimizer
 from smallmind.optim.schedule import Schedule, schedule
-from smallmind.parallel.group import ALONE, Group
 from smallmind.settings.config import NEUTRAL, ModelConfig, Precision, TrainingConfig, __version__
 from smallmind.settings.settings import from_saved
 from smallmind.text.dataset import Dataset
-from smallmind.training.distillation import Distillation
+from smallmind.training.ranks import Ranks
 from smallmind.training.records import RunProgress
 from smallmind.training.spikes import Spikes
 from smallmind.training.state import SNAPSHOT, TOKENIZER, RunState, split_snapshot, with_snapshot
@@ -25,7 +25,11 @@ from smallmind.training.state import SNAPSHOT, TOKENIZER, RunState, split_snapsh
 # Settings that say how numbers are stored; a state records what that was on its CPU.
 STORAGE = ("precision", "use_mixed_precision")
 
-MOMENTS = "optimizer"  # the prefix of the names of its tensors
+# Prefixes of the names of tensors.
+MOMENTS, OF_LOSS = "optimizer", "loss."
+
+# What the loss keeps, under the names of the first loss that kept something.
+LOSS, LOSS_STATE = "teacher", "temperature"
 
 # Parts of a state that never change during a run, and what an error calls a different one.
 FIXED = {
@@ -33,7 +37,7 @@ FIXED = {
     "data": "a different batch size or seed",
     TOKENIZER: "a different tokenizer",
     "config": "different training settings",
-    "teacher": "a different teacher",
+    LOSS: "another loss",
     "adapter": "another adapter",
 }
 
@@ -46,16 +50,16 @@ class LiveState:
         config: TrainingConfig,
         model: TransformerModel,
         data: Dataset,
-        distillation: Distillation | None,
-        group: Group = ALONE,
+        loss: Loss,
+        ranks: Ranks,
     ) -> None:
         self.config = config
         self.model = model
         self.data = data
-        self.distillation = distillation
+        self.loss = loss
         self.progress = RunProgress()
         self.passes = 0  # batches trained on so far: dropout masks depend on it
-        self.optimizer: Optimizer = make_optimizer(model, config, group)
+        self.optimizer: Optimizer = ranks.optimizer(model, config)
         self.schedule: Schedule = schedule(config)
         self.scaler = LossScaler() if model.precision == Precision.FLOAT16 else None
         self.spikes = Spikes(config.max_rollbacks)
@@ -72,23 +76,21 @@ class LiveState:
         self.schedule.load_state(state)
 
     def clear_gradients(self) -> None:
-        """Sets all gradients to zero, the temperature's included."""
+        """Sets all gradients to zero, those of the loss included."""
         self.model.zero_gradients()
-        if self.distillation:
-            self.distillation.temperature_parameter.zero_gradient()
+        self.loss.take_gradient()
 
     def capture_model(self) -> RunState:
-        """The state that outlives a run: weights, dropout counter, temperature. Copies nothing."""
+        """The state that outlives a run: weights, dropout counter, loss. Copies nothing."""
         flat = self.model.flat
         tensors = {f"{WEIGHTS}{name}": flat.stored[name] for name in flat.kept}
-        temperature = self.distillation and self.distillation.temperature_parameter.state()
-        state = {"passes": self.passes, "temperature": temperature}
+        tensors |= {f"{OF_LOSS}{name}": value for name, value in self.loss.tensors().items()}
+        state = {"passes": self.passes, LOSS_STATE: self.loss.state()}
         return RunState(self.progress.step, tensors, state)
 
     def capture(self) -> RunState:
         """The whole state except the snapshot. Its tensors are the live ones, not copies."""
-        tokenizer, distillation = self.data.tokenizer, self.distillation
-        model = self.capture_model()
+        tokenizer, model = self.data.tokenizer, self.capture_model()
         moments = self.optimizer.tensors()
         config = dataclasses.asdict(self.config.as_of(self.progress.step))
         state = {
@@ -102,7 +104,7 @@ class LiveState:
             "model": dataclasses.asdict(self.model.config),
             "data": {"batch_size": self.data.batch_size, "seed": self.data.seed},
             TOKENIZER: tokenizer and tokenizer.saved,
-            "teacher": distillation and distillation.settings(),
+            LOSS: self.loss.settings(),
             "smallmind": __version__,
             "precision": self.model.precision.value,
             "instruction_set": self.model.instruction_set,
@@ -136,8 +138,9 @@ class LiveState:
     def load_model(self, state: RunState) -> None:
         self.model.flat.write(weights(state.tensors))
         self.passes = int(state.state["passes"])
-        if self.distillation:
-            self.distillation.temperature_parameter.load_state(state.state["temperature"])
+        self.loss.load_state(state.state[LOSS_STATE])
+        own = ((name.removeprefix(OF_LOSS), x) for name, x in state.tensors.items())
+        self.loss.load_tensors({name: x for name, x in own if name in self.loss.tensors()})
 
     def load(self, state: RunState) -> None:
         """Restores what capture returned, except what is known about spikes."""
@@ -161,7 +164,8 @@ class LiveState:
         saved_parts = _fixed_parts(now.state)
         for part, value in _fixed_parts(here.state).items():
             if saved_parts[part] != value:
-                raise InputError(f"{place} was saved with {FIXED[part]}")
+                other = self.loss.differs if part == LOSS else FIXED[part]
+                raise InputError(f"{place} was saved with {other}")
         if (precision := saved_precision(state)) not in (Precision.AUTO, self.model.precision):
             raise InputError(
                 f"{place} was saved in {precision}, and this run is in {self.model.precision}: "

@@ -13,13 +13,13 @@ from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.optim.optimizer import rate_settings
 from smallmind.training.checkpoint import Saver
 from smallmind.training.clock import StepClock
+from smallmind.training.evaluations import Evaluations
 from smallmind.training.gradients import Gradients, passes_in_step
 from smallmind.training.health import checked_update, largest_gradients, not_finite
 from smallmind.training.live_state import LiveState
 from smallmind.training.operations import Usage
 from smallmind.training.records import (
     EarlyStopRecord,
-    EvaluationRecord,
     FallingScaleRecord,
     OverflowRecord,
     Record,
@@ -28,11 +28,10 @@ from smallmind.training.records import (
     SaveFailedRecord,
     StepRecord,
     TargetRecord,
-    TeacherRecord,
 )
 from smallmind.training.state import Snapshot
 from smallmind.training.step_threads import StepThreads
-from smallmind.training.target import HeldOutLoss, Target
+from smallmind.training.target import Target
 
 FAR = 1000  # times max_grad_norm: there AdamW's epsilon begins to count beside clipped gradients
 
@@ -42,12 +41,10 @@ class Loop:
     """Takes a run through its steps, and yields a record of whatever happens.
 
     `gradients` computes those of its steps, on the threads that `threads` chooses; `saver` gets the
-    state when a save is due. `evaluate` takes a step and a number of batches -> the record, or None
-    if it was stopped; `correlate` takes the same, with None too if there is no teacher to compare
-    with; `held_out_loss` is for looks at a target (`training.target`); `sample`
-    returns a text that the model writes; `on_step` is called about once a second with the number of
-    the step, and how far it is if it takes long: "17%, 0:12 left"; `usage` counts the steps;
-    `refit` returns another length for the run, if it should have one from here on.
+    state when a save is due; `evaluations` are what it does between steps; `on_step` is called
+    about once a second with the number of the step, and how far it is if it takes long: "17%, 0:12
+    left"; `usage` counts the steps; `refit` returns another length for the run, if it should have
+    one from here on.
     """
 
     run: LiveState
@@ -55,10 +52,7 @@ class Loop:
     threads: StepThreads
     saver: Saver | None
     snapshot_every: int
-    evaluate: Callable[[int, int], EvaluationRecord | None]
-    correlate: Callable[[int, int], TeacherRecord | None]
-    held_out_loss: HeldOutLoss
-    sample: Callable[[], str]
+    evaluations: Evaluations
     on_step: Callable[[int, str], object] | None
     usage: Usage
     refit: Callable[[], int | None] | None = None
@@ -103,13 +97,11 @@ class Loop:
 
     def _refit(self) -> None:
         """Gives a run by minutes another length from here on, if that is due; in all processes."""
-        run, group = self.run, self.gradients.group
+        run = self.run
         fitted, step = run.config.fitted, run.progress.step
         if not fitted or step <= fitted[-1][0]:
             return  # a step that has been trained before: its lengths are known
-        steps = self.refit() if self.refit else None
-        if group.size > 1:
-            steps = group.share(steps)[0]
+        steps = self.gradients.agree(self.refit() if self.refit else None)
         if steps is not None:
             run.refit(steps)
 
@@ -123,8 +115,8 @@ class Loop:
         run, config, progress = self.run, self.run.config, self.run.progress
         rate = run.schedule.lr(step - 1) * run.spikes.lr_factor
         run.optimizer.learning_rate = rate
-        batch, collect = self.gradients.last_batch(step), self.gradients.group.together
-        with checked_update(run, step, batch, collect) as health:
+        batch = self.gradients.last_batch(step)
+        with checked_update(run, step, batch, self.gradients.collect) as health:
             limits = config.max_grad_norm or None, config.max_grad_value or None
             divisor = run.loss_scale * self.gradients.divisor
             norm = run.optimizer.step(limits[0], divisor, limits[1])
@@ -138,9 +130,9 @@ class Loop:
         is_updated, largest = math.isfinite(norm), None
         if run.scaler and run.scaler.keeps_falling:
             largest = largest_gradients(run.model, divisor)
-        if is_updated and run.distillation:
-            run.distillation.temperature_parameter.step(rate)
-        if not is_updated:
+        if is_updated:
+            run.loss.step(rate)
+        else:
             run.clear_gradients()
         clock.count(windows)
         usage, waiting = self.usage, self.gradients.waiting
@@ -206,7 +198,8 @@ class Loop:
                 return
         if self._target.is_due():
             with clock.apart("looks"):
-                found = self._target.look(self.held_out_loss)
+                look = functools.partial(self.evaluations.look, progress.step, progress.looks)
+                found = self._target.look(look)
             if found is None:
                 return
             yield found
@@ -215,7 +208,7 @@ class Loop:
         is_last = progress.ended or step == config.steps
         if config.sample_every and step % config.sample_every == 0 and not is_last:
             with clock.apart("samples"):
-                text = self.sample()
+                text = self.evaluations.sample()
             yield SampleRecord(step, text)
         best = progress.best_step == progress.evaluated == step
         is_save_due = best or bool(config.save_every and step % config.save_every == 0)
@@ -243,11 +236,11 @@ class Loop:
     def _evaluation(self) -> Iterator[Record]:
         """Evaluates -> the record, and another one if the run ends."""
         config, progress = self.run.config, self.run.progress
-        record = self.evaluate(progress.step, config.val_batches)
+        record = self.evaluations.evaluate(progress.step, config.val_batches)
         if not record:
             return
         yield record
-        if compared := self.correlate(progress.step, config.val_batches):
+        if compared := self.evaluations.compare(progress.step, config.val_batches):
             yield compared
         best, loss = progress.best_loss, record.val_loss
         self.run.schedule.observe(loss)

@@ -4,6 +4,7 @@ A dry run counts them: kernels do nothing but add up the multiplications and add
 products, which their descriptions know. What a backward pass computes again is counted apart.
 """
 
+import dataclasses
 import functools
 import platform
 import statistics
@@ -17,6 +18,7 @@ import numpy as np
 
 from smallmind.checks import number
 from smallmind.kernels.description import described
+from smallmind.losses.loss import Loss
 from smallmind.memory.tensor_pool import unbacked
 from smallmind.nn.backend import NoKernels, dry_run_backend
 from smallmind.nn.transformer import TransformerModel, learned_rows
@@ -70,10 +72,10 @@ class _Counted(NoKernels):
 def count_operations(
     config: ModelConfig,
     training: TrainingConfig | None = None,
-    teacher: ModelConfig | None = None,
+    others: tuple[ModelConfig, ...] = (),
     learned: float = 1.0,
 ) -> Operations:
-    """Counts the operations of a step, perhaps with a teacher that computes its logits.
+    """Counts the operations of a step, with those of other models that compute their logits.
 
     `learned` is the share of targets that have a weight: the head computes little else.
     """
@@ -92,9 +94,9 @@ def count_operations(
             call()
         return kernels.total - before
 
-    taught = 0
-    if teacher:
-        taught = counted(lambda: TransformerModel(teacher, backend=backend).loss(ids, ids))
+    of_others = 0
+    for other in others:
+        of_others += counted(lambda: TransformerModel(other, backend=backend).loss(ids, ids))  # noqa: B023
     adapter = training.adapter if training else None
     model = TransformerModel(config, backend=backend, adapter=adapter)
     if training and training.freeze is not None:
@@ -110,7 +112,23 @@ def count_operations(
         whole = counted(lambda: model.loss_and_gradients(ids, ids, **weighting))
         update = counted(lambda: make_optimizer(model, training).step())
     backward = both - repeated - forward
-    return Operations(forward + taught, backward, whole - forward - backward, update)
+    return Operations(forward + of_others, backward, whole - forward - backward, update)
+
+
+def usage_of(
+    model: TransformerModel, training: TrainingConfig, loss: Loss, learned: float, processes: int
+) -> "Usage":
+    """Counts the operations of a step, and measures what the machine can do at most."""
+    training = dataclasses.replace(training, freeze=model.frozen)  # perhaps by hand
+    others = tuple(other.config for other in loss.models)
+    one = count_operations(model.config, training, others, 1.0 if others else learned)
+    forward = one.forward * loss.sequences * loss.forward_passes
+    backward, again = one.backward * loss.sequences, one.recompute * loss.sequences
+    counted = Operations(forward, backward, again, one.update)
+    if model.backend != "numba":
+        return Usage(counted, None)
+    rate, precision = multiply_add_ceiling(model.precision)
+    return Usage(counted, processes * rate, precision)
 
 
 def multiply_add_ceiling(precision: Precision) -> tuple[float, str]:

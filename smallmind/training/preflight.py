@@ -10,6 +10,7 @@ import numpy as np
 
 from smallmind.checks import count_of
 from smallmind.console.table import Table, Tabular
+from smallmind.losses.loss import Loss
 from smallmind.nn.gradient_check import gradient_check
 from smallmind.nn.linear import INITIAL_DEVIATION
 from smallmind.nn.transformer import TransformerModel
@@ -19,11 +20,11 @@ from smallmind.optim.schedule import schedule
 from smallmind.settings.config import Adapter, ModelConfig, Precision, TrainingConfig
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import RandomWindows, draw
+from smallmind.training.evaluation import TEXT
 from smallmind.training.gradients import FIRST
 from smallmind.training.health import check_model
 from smallmind.training.training import Training
 
-FIRST_LOSS_SLACK = 0.2  # nats by which a batch may differ by chance
 SAMPLES, SAMPLE_TOKENS = 8, 16  # windows to memorise, and their length
 MEMORISED = 0.1  # nats per token
 MEMORISING_STEPS, WARMUP = 100, 10
@@ -69,9 +70,9 @@ def preflight(
         data = training.data.as_text()
         batch = draw(RandomWindows(data), 0)
         if untrained:
-            yield first_loss(model, batch)
-        if untrained and training.distillation:
-            yield first_loss_of_distillation(model, training)
+            yield first_loss(model, TEXT, data)
+        if untrained and training.loss.name:
+            yield first_loss(model, training.loss, training.data)
         yield every_gradient(model, batch)
         samples = distinct_samples(data)
         if model.backend != "numpy":
@@ -94,42 +95,16 @@ def copy_model(
     return copy
 
 
-def first_loss(model: TransformerModel, batch: Batch) -> Check:
-    """An untrained model guesses among all V tokens.
-
-    Logits are sums of C products with weights of deviation 0.02, which raises the loss above ln V
-    by half their variance, C 0.02^2 / 2; twice that is allowed.
-    """
-    expected = math.log(model.config.vocab_size)
-    slack = FIRST_LOSS_SLACK + model.config.n_embd * INITIAL_DEVIATION**2
-    loss = model.loss(batch.ids, batch.targets)
+def first_loss(model: TransformerModel, loss: Loss, data: Dataset) -> Check:
+    """An untrained model guesses: its loss on a batch is what the loss expects."""
+    batch = draw(RandomWindows(data, stride=max(data.stride, loss.stride)), 0)
+    expected = loss.first_loss(model, batch)
+    value = loss.loss_and_gradients(copy_model(model, dropout=0.0), batch, 1.0, 0.0)
     return Check(
-        "loss at the start",
-        abs(loss - expected) <= slack,
-        f"{loss:.3f} nats per token",
-        f"ln {model.config.vocab_size} = {expected:.3f} +/- {slack:.2f}",
-    )
-
-
-def first_loss_of_distillation(model: TransformerModel, training: Training) -> Check:
-    """An untrained student guesses, and the teacher's entropy says how far off that is.
-
-    The slack of the KL grows with the temperature, which multiplies what is left of its gradient.
-    """
-    distillation = training.distillation
-    assert distillation
-    batch = draw(RandomWindows(training.data, stride=distillation.stride), 0)
-    expected = distillation.expected_at_the_start(model, batch)
-    alpha, temperature = distillation.config.alpha, distillation.temperature
-    slack = FIRST_LOSS_SLACK + model.config.n_embd * INITIAL_DEVIATION**2
-    slack *= 1 - alpha + alpha * max(1.0, temperature)
-    loss = distillation.loss_and_gradients(copy_model(model, dropout=0.0), batch, share=0.0)
-    return Check(
-        "loss of distillation at the start",
-        abs(loss - expected) <= slack,
-        f"{loss:.3f} nats per token",
-        f"{1 - alpha:g} ln {distillation.vocab_size} + {alpha:g} x {temperature:g}^2 x the KL from "
-        f"guessing = {expected:.3f} +/- {slack:.2f}",
+        f"loss{loss.name and f' of {loss.name}'} at the start",
+        abs(value - expected.value) <= expected.slack,
+        f"{value:.3f} nats per token",
+        f"{expected.formula} = {expected.value:.3f} +/- {expected.slack:.2f}",
     )
 
 

@@ -4,8 +4,8 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,11 @@ class Record:
 
     kind: ClassVar[str]
     step: int
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What the metrics keep of it, by name."""
+        return {"step": self.step, "kind": self.kind, **asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -61,15 +66,18 @@ class EvaluationRecord(Record):
 
 
 @dataclass(frozen=True)
-class TeacherRecord(Record):
-    """The correlation of a student's logits with its teacher's, over held-out windows.
+class LossRecord(Record):
+    """What the loss of a run compares at an evaluation: numbers by name, and a line for people."""
 
-    Above 0.9 the student orders tokens much as the teacher does. The mean over the vocabulary is
-    subtracted at each position, so logits and log-probabilities give the same number.
-    """
+    kind = "loss"
+    of: str  # the kind that the metrics keep
+    numbers: Mapping[str, float]
+    text: str
 
-    kind = "teacher"
-    teacher_correlation: float
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The numbers, each by its name."""
+        return {"step": self.step, "kind": self.of, **self.numbers}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from smallmind.console.activity import clock_ns
 from smallmind.nn.recorded_passes import AFTER
 from smallmind.nn.transformer import TransformerModel
-from smallmind.parallel.group import Group
 from smallmind.training.records import ThreadsRecord
 
 COLD_STEPS = AFTER + 1  # in the last one, passes are recorded
@@ -70,12 +69,12 @@ class FastestThreads(StepThreads):
             self._threads.set_threads(self._most, are_fixed=False)
 
 
-def may_choose(model: TransformerModel, group: Group) -> bool:
+def may_choose(model: TransformerModel, processes: int) -> bool:
     """True unless the user has set the number of threads, or it is one.
 
     Not for several processes: they would wait for the slowest all the same.
     """
-    if model.backend != "numba" or group.size > 1 or model.workspace.threads() == 1:
+    if model.backend != "numba" or processes > 1 or model.workspace.threads() == 1:
         return False
     from smallmind.kernels.codegen.threads import are_fixed
 
@@ -83,9 +82,9 @@ def may_choose(model: TransformerModel, group: Group) -> bool:
 
 
 @contextmanager
-def choosing_threads(model: TransformerModel, group: Group) -> Iterator[StepThreads]:
+def choosing_threads(model: TransformerModel, processes: int) -> Iterator[StepThreads]:
     """Within the block, steps run on the number of threads that is fastest, if it may be chosen."""
-    if not may_choose(model, group):
+    if not may_choose(model, processes):
         yield StepThreads()
         return
     chosen = FastestThreads()

@@ -3,30 +3,29 @@
 import dataclasses
 import math
 import numbers
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from smallmind import parts
 from smallmind.checks import InputError, check_field, check_type, suggesting
-from smallmind.console import activity
 from smallmind.console.signals import Stopped, stopping_on_interrupt
 from smallmind.files.lock import RunLock
+from smallmind.losses.cross_entropy import CrossEntropy
+from smallmind.losses.loss import Loss
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer
 from smallmind.optim.schedule import Schedule
 from smallmind.parallel.group import ALONE, Group
-from smallmind.parallel.shards import check_size
 from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
-from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import count_steps, make_sampler
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.after_save import AfterSave
 from smallmind.training.anomaly import detect_anomaly
-from smallmind.training.answers import MOST_ASKED, SHORT, answer, ask
 from smallmind.training.checkpoint import (
     CHECKPOINTS,
     BackgroundSaver,
@@ -35,41 +34,22 @@ from smallmind.training.checkpoint import (
     exist,
     newest,
 )
-from smallmind.training.distillation import Distillation, correlation
-from smallmind.training.evaluation import (
-    Evaluation,
-    evaluate_held_out,
-    evaluate_parts,
-    held_out_loss,
-)
+from smallmind.training.evaluation import Evaluation
+from smallmind.training.evaluations import Evaluations
 from smallmind.training.gradients import computing, set_up
 from smallmind.training.live_state import LiveState, saved_precision
 from smallmind.training.loop import Loop
-from smallmind.training.operations import (
-    Operations,
-    Usage,
-    count_operations,
-    multiply_add_ceiling,
-)
+from smallmind.training.operations import Operations, Usage, usage_of
 from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.progress import follow, showing_progress
-from smallmind.training.records import (
-    AnswersRecord,
-    EvaluationRecord,
-    InstructionSetRecord,
-    Record,
-    RunProgress,
-    TeacherRecord,
-)
+from smallmind.training.ranks import Ranks
+from smallmind.training.records import InstructionSetRecord, Record, RunProgress
 from smallmind.training.spikes import Spikes
 from smallmind.training.state import RunState, StateCopy
 from smallmind.training.step_threads import choosing_threads
-from smallmind.writing.generation import generate
 
 SNAPSHOT_EVERY = 100  # steps
-SAMPLE_TOKENS = 400
-MOST_STEPS = 2**40  # of a run whose length may change
-COMPARED = 4  # held-out batches on which a student is compared with its teacher
+MAX_STEPS = 2**40  # of a run whose length may change
 
 
 @suggesting()
@@ -77,13 +57,13 @@ class Training:
     """Trains a model on data: `Training(model, tokenizer, text)` or `Training(model, data=data)`.
 
     A text is divided by Dataset, which holds out its last tenth; batch_size windows of block_size
-    tokens are drawn by seed. With distillation the model also learns from a teacher, and steps
-    minimise the loss of Distillation. Every snapshot_every steps the state is copied in memory, to
-    return to if the loss spikes. Each of the processes of a group calls the same methods of its own
-    training, and all of them reach the same weights.
+    tokens are drawn by seed. Steps minimise the cross-entropy, or another loss, which may bring its
+    data; one in `parts.LOSSES` may also be an argument by its name there. Every snapshot_every
+    steps the state is copied in memory, to return to if the loss spikes. Each of the processes of
+    a group calls the same methods of its own training, and all of them reach the same weights.
 
     InputError if the text is shorter than a window or has characters that the tokenizer does not
-    know, or if the teacher does not fit the model.
+    know, or if the loss does not fit the model.
     """
 
     def __init__(
@@ -94,18 +74,25 @@ class Training:
         block_size: int | None = None,
         batch_size: int = 12,
         seed: int = 1337,
-        distillation: Distillation | None = None,
+        loss: Loss | None = None,
         *,
         data: Dataset | None = None,
         snapshot_every: int = SNAPSHOT_EVERY,
         group: Group = ALONE,
+        **named: Loss | None,
     ) -> None:
         check_type("model", model, TransformerModel).check_trains()
         check_type("tokenizer", tokenizer, Tokenizer, None)
         check_type("text", text, str, None)
-        check_type("distillation", distillation, Distillation, None)
+        for name, value in named.items():
+            if name not in parts.LOSSES:
+                raise TypeError(f"unknown argument {name!r}; did you mean loss?")
+            loss = check_type(name, value, parts.load(parts.LOSSES, name), None) or loss
+        self.loss = check_type("loss", loss, Loss, None) or CrossEntropy()
         check_type("data", data, Dataset, None)
         check_type("snapshot_every", snapshot_every, numbers.Integral)
+        if data is None and tokenizer and not text:
+            data = self.loss.dataset(tokenizer, batch_size, seed)
         if data is None:
             if tokenizer is None or text is None:
                 raise InputError("give a tokenizer and a text, or data")
@@ -116,18 +103,17 @@ class Training:
             data = Dataset.from_text(text, tokenizer, block_size, batch_size, seed)
         if data.tokenizer is None:
             raise InputError("the data has no tokenizer; build the Dataset with one")
-        _check_fit(model, data.block_size, data.tokenizer)
+        _check_fit(model, data.block_size // self.loss.sequences, data.tokenizer)
         self.model = model
         self.data = data
         self.tokenizer: Tokenizer = data.tokenizer
         model.tokenizer_digest = data.tokenizer.digest
-        self.distillation = distillation
-        if distillation:
-            distillation.prepare(model, data)
+        self.loss.prepare(model, data)
         self.snapshot_every = snapshot_every
-        self.group = group
+        self.ranks = Ranks(group, self.check_stop)
+        self.evaluations = Evaluations(model, data, self.loss, self.ranks, self.check_stop)
         self.profiler = TrainingProfiler()  # used with enable_diagnostics
-        self._run = self._new_run(TrainingConfig())
+        self._run = _new_run(self, TrainingConfig())
         self.on_step: Callable[[int, str], object] | None = None  # see Loop
         self.counts_operations = True  # what steps use of the machine is in their records
         self.usage: Usage | None = None  # what the steps of the last call of `steps` have used
@@ -209,7 +195,7 @@ class Training:
         saver: Saver | None,
         refit: Callable[[], int | None] | None,
     ) -> Generator[Record, None, None]:
-        self.group.together(lambda: self._begin(config, state))  # all of them do, or none
+        self.ranks.together(lambda: _begin(self, config, state))  # all of them do, or none
         if state:
             saved, here = state.state.get("instruction_set"), self.model.instruction_set
             if isinstance(saved, str) and saved != here:
@@ -217,39 +203,34 @@ class Training:
         state = None  # its arrays are not needed during the run
         config = self.config  # with everything in it resolved
         end = math.inf if until is None else until
-        last = min(end, MOST_STEPS if config.lengths else config.steps)
-        stride = max(self.data.stride, self.distillation.stride if self.distillation else 1)
+        last = min(end, MAX_STEPS if config.lengths else config.steps)
+        stride = max(self.data.stride, self.loss.stride)
         sampler = make_sampler(self.data, config.epochs, config.grad_accum_steps, stride)
-        self.usage = self._new_usage()
+        self.usage = Usage(Operations(0, 0, 0, 0), None)
+        if self.counts_operations:
+            share, processes = self.data.learned_share, self.ranks.size
+            self.usage = usage_of(self.model, config, self.loss, share, processes)
         with ExitStack() as stack:
             gradients = stack.enter_context(
-                computing(self._run, sampler, self.group, int(last), self.check_stop)
+                computing(self._run, sampler, self.ranks, int(last), self.check_stop)
             )
             if config.enable_diagnostics:
                 stack.enter_context(self.profiler.watch(self.model))
             if config.detect_anomaly:
                 stack.enter_context(detect_anomaly(self.model))
-            threads = stack.enter_context(choosing_threads(self.model, self.group))
-            calls = self.evaluate, self.correlate, self.held_out_loss, self.sample, self.on_step
-            parts = self._run, gradients, threads, saver, self.snapshot_every, *calls
-            yield from Loop(*parts, self.usage, refit).records(end)
-
-    def _new_usage(self) -> Usage:
-        """Counts the operations of a step, and measures what the machine can do at most."""
-        if not self.counts_operations:
-            return Usage(Operations(0, 0, 0, 0), None)
-        teacher = self.distillation and self.distillation.teacher
-        config = dataclasses.replace(self.config, freeze=self.model.frozen)  # perhaps by hand
-        facts = config, teacher and teacher.config, 1.0 if teacher else self.data.learned_share
-        counted = count_operations(self.model.config, *facts)
-        if self.model.backend != "numba":
-            return Usage(counted, None)
-        rate, precision = multiply_add_ceiling(self.model.precision)
-        return Usage(counted, self.group.size * rate, precision)
-
-    def with_step_count(self, config: TrainingConfig) -> TrainingConfig:
-        """The config with its length and its warmup in steps, if it has them in epochs."""
-        return count_steps(config, self.data)
+            threads = stack.enter_context(choosing_threads(self.model, self.ranks.size))
+            loop = Loop(
+                self._run,
+                gradients,
+                threads,
+                saver,
+                self.snapshot_every,
+                self.evaluations,
+                self.on_step,
+                self.usage,
+                refit,
+            )
+            yield from loop.records(end)
 
     def stop(self) -> None:
         """Ends the current run before its next batch; may be called from any thread."""
@@ -278,7 +259,7 @@ class Training:
         products = model.products
         micro_batch_size = model.micro_batch_size
         before = StateCopy().take(run.capture_model())
-        self._run = self._new_run(run.config)
+        self._run = _new_run(self, run.config)
         self._stopping = False
         try:
             if config:
@@ -294,85 +275,13 @@ class Training:
             run.load_model(before)
             self._run.clear_gradients()
 
-    def evaluate(self, step: int, batches: int) -> EvaluationRecord | None:
-        """Evaluates `batches` batches per part, or with 0 all held-out text; None if stopped."""
-        with self._evaluating(f"Evaluating after step {step}"):
-            return evaluate_parts(step, self.model, self.data, batches, self._divide)
-        return None
-
-    def correlate(self, step: int, batches: int) -> TeacherRecord | None:
-        """Compares the student with its teacher on some held-out batches.
-
-        None without a teacher, with a cache in its place, or if it was stopped.
-        """
-        distillation = self.distillation
-        if not distillation or not distillation.teacher:
-            return None
-
-        def compute(number: int) -> list[float]:
-            batch = self.data.evaluation_batch("held_out", number)
-            sums: list[float] = distillation.sums_of_correlation(self.model, batch).tolist()
-            return sums
-
-        with self._evaluating(f"Comparing with the teacher after step {step}"):
-            available = batches or self.data.batches_of("held_out")
-            numbers = range(min(COMPARED, available))
-            return TeacherRecord(step, correlation(self._divide(numbers, compute)))
-        return None
-
-    def held_out_loss(self, batches: int) -> float | None:
-        """The loss on some windows from all over the held-out part; None if it was stopped."""
-        with self._evaluating(f"Looking at the held-out loss after step {self.progress.step}"):
-            looks = self.progress.looks
-            return held_out_loss(self.model, self.data, batches, looks, self._divide)
-        return None
-
     def evaluate_held_out(self) -> Evaluation | None:
         """Evaluates the whole held-out part, as at the end of a run; None if it was stopped."""
-        with suppress(Stopped):
-            # In batches of the run, for which there are arrays in the pool already.
-            return evaluate_held_out(self.model, self.data, self.data.batch_size, self._divide)
-        return None
-
-    @contextmanager
-    def _evaluating(self, phrase: str) -> Iterator[None]:
-        """Announces and times an evaluation. The block ends early if it is stopped."""
-        profile = self.model.workspace.profile
-        with activity.doing(phrase, usual=True), profile("Evaluate"), suppress(Stopped):
-            yield
-
-    def _divide(self, items: Sequence[Any], compute: Callable[[Any], Any]) -> list[Any]:
-        """Computes the result of each item, with the other processes, unless it is stopped."""
-
-        def checked(item: Any) -> Any:
-            self.check_stop()
-            return compute(item)
-
-        return self.group.divide(items, checked)
-
-    def ask(
-        self, step: int, most: int = MOST_ASKED, seconds: float | None = None
-    ) -> AnswersRecord | None:
-        """Asks the held-out questions of conversations; None if there are none, or it was stopped.
-
-        With `seconds`, some of them if all would take longer. Only the first process asks.
-        """
-        if not isinstance(self.data, PackedDataset) or not self.group.is_first:
-            return None
-        with self._evaluating("Asking the held-out questions"):
-            return ask(step, self.model, self.data, most, self.check_stop, seconds)
-        return None
+        return self.evaluations.evaluate_held_out()
 
     def sample(self, tokens: int | None = None) -> str:
         """A text that the model writes; the same for the same weights. Only the first has one."""
-        if not self.group.is_first:
-            return ""
-        with activity.doing("Writing a sample", usual=True):
-            if isinstance(self.data, PackedDataset):
-                (question,) = self.data.questions(1, SHORT)
-                return str(answer(self.model, self.tokenizer, question))
-            tokens = SAMPLE_TOKENS if tokens is None else tokens
-            return generate(self.model, self.tokenizer, max_tokens=tokens, seed=self.data.seed)
+        return self.evaluations.sample(tokens)
 
     @suggesting(TrainingConfig)
     def train(
@@ -412,16 +321,16 @@ class Training:
         check_type("checkpoint_dir", checkpoint_dir, str, PathLike, None)
         check_type("after_save", after_save, str, None)
         check_type("on_record", on_record, Callable, None)  # type: ignore[arg-type]
-        given: dict[str, Any] = {
-            "steps": steps,
-            "learning_rate": learning_rate,
-            "log_every": log_every,
-            "save_every": save_every,
+        fields = dict(
+            steps=steps,
+            learning_rate=learning_rate,
+            log_every=log_every,
+            save_every=save_every,
             **settings,
-        }
-        changes = {name: value for name, value in given.items() if value is not None}
+        )
+        changes: dict[str, Any] = {name: x for name, x in fields.items() if x is not None}
         config = dataclasses.replace(config or TrainingConfig(), **changes)
-        length = self.with_step_count(config).steps
+        length = count_steps(config, self.data).steps
         with ExitStack() as stack:
             saver = state = None
             if checkpoint_dir is not None:
@@ -438,11 +347,12 @@ class Training:
                             f"{directory / CHECKPOINTS} holds checkpoints of another run; choose "
                             "another directory, or resume=True to continue that run"
                         )
-                    self._check_fresh(directory.resolve(), resume)
+                    _check_fresh(self, directory.resolve(), resume)
+                    self._begun_in = directory.resolve()
                 command = AfterSave(after_save) if after_save else None
                 saving = BackgroundSaver(directory, config.keep, config.compress, command)
                 saver = stack.enter_context(saving)
-                stack.enter_context(stopping_on_interrupt(self._interrupt))
+                stack.enter_context(stopping_on_interrupt(lambda: _interrupt(self)))
             line = stack.enter_context(showing_progress(progress))
             return follow(self.steps(config, state, saver=saver), self, line, length, on_record)
 
@@ -480,47 +390,45 @@ class Training:
             resume=resume,
         )
 
-    def _interrupt(self) -> None:
-        """Stops, or raises KeyboardInterrupt while no step has been trained that could be saved."""
-        if not self.progress.step:
-            raise KeyboardInterrupt
-        self.stop()
 
-    def _check_fresh(self, directory: Path, resume: bool) -> None:
-        """InputError for a run that resumes from nothing, with weights that it has changed."""
-        if resume and directory == self._begun_in and self.optimizer.steps:
-            raise InputError(
-                f"the run was interrupted before its first checkpoint in {directory}: build the "
-                "model and its Training anew to start over, or leave out resume=True to begin "
-                f"another run with the weights that it has reached, at step {self.progress.step}"
-            )
-        self._begun_in = directory
+def _interrupt(training: Training) -> None:
+    """Stops, or raises KeyboardInterrupt while no step has been trained that could be saved."""
+    if not training.progress.step:
+        raise KeyboardInterrupt
+    training.stop()
 
-    def _new_run(self, config: TrainingConfig) -> LiveState:
-        return LiveState(config, self.model, self.data, self.distillation, self.group)
 
-    def _begin(self, config: TrainingConfig, state: RunState | None = None) -> None:
-        """Sets up the model and a new run for a config, and resolves its open settings.
+def _check_fresh(training: Training, directory: Path, resume: bool) -> None:
+    """InputError for a run that resumes from nothing, with weights that it has changed."""
+    if resume and directory == training._begun_in and training.optimizer.steps:
+        raise InputError(
+            f"the run was interrupted before its first checkpoint in {directory}: build the "
+            "model and its Training anew to start over, or leave out resume=True to begin "
+            f"another run with the weights that it has reached, at step {training.progress.step}"
+        )
 
-        The precision AUTO is that of the state which the run resumes, or suits the CPU.
-        """
-        config = self.with_step_count(config).with_min_lr()
-        precision = config.requested_precision
-        if precision == Precision.AUTO and state:
-            precision = saved_precision(state)
-        set_up(self.model, config, precision)
-        passes = self._run.passes  # so that another run drops other elements
-        self._run = self._new_run(config)
-        self._run.passes = passes
-        check_size(self.group.size, config.shards)
-        if self.group.size > 1 and config.products == "blas":
-            raise InputError(
-                "products='blas' is for one process: with several, the bits of the results must "
-                "not depend on the machine; use products='numba'"
-            )
-        self._run.clear_gradients()
-        if state:
-            self.load_state(state)
+
+def _new_run(training: Training, config: TrainingConfig) -> LiveState:
+    return LiveState(config, training.model, training.data, training.loss, training.ranks)
+
+
+def _begin(training: Training, config: TrainingConfig, state: RunState | None = None) -> None:
+    """Sets up the model and a new run for a config, and resolves its open settings.
+
+    The precision AUTO is that of the state which the run resumes, or suits the CPU.
+    """
+    config = count_steps(config, training.data).with_min_lr()
+    precision = config.requested_precision
+    if precision == Precision.AUTO and state:
+        precision = saved_precision(state)
+    set_up(training.model, config, precision)
+    passes = training._run.passes  # so that another run drops other elements
+    training._run = run = _new_run(training, config)
+    run.passes = passes
+    training.ranks.check(config, training.loss)
+    run.clear_gradients()
+    if state:
+        run.resume(state)
 
 
 def _check_fit(model: TransformerModel, block_size: int, tokenizer: Tokenizer) -> None:

@@ -14,7 +14,7 @@ from smallmind.console.table import Table, escape
 from smallmind.files import durable
 from smallmind.runs.files import PROFILE, TASKS
 from smallmind.runs.precisions import PrecisionTable
-from smallmind.settings.settings import SECTIONS
+from smallmind.settings.settings import LOSS_RECORDS, SECTIONS
 from smallmind.tasks.results import read_results
 from smallmind.training.energy import energy_text
 from smallmind.training.operations import usage_text
@@ -144,8 +144,9 @@ def _evaluations(view: RunView) -> str:
         "bits/byte": ("bits_per_byte", ".3f"),
         "next token right": ("accuracy", ".1%"),
     }
-    if any(_is_number(row.get("teacher_correlation")) for row in rows):
-        columns["correlation with the teacher"] = ("teacher_correlation", ".3f")
+    for name, (title, kind) in LOSS_RECORDS.items():
+        if any(_is_number(row.get(name)) for row in rows):
+            columns[title] = (name, kind)
     shown = [row for i, row in enumerate(rows) if i in chosen]
     cells = [
         [

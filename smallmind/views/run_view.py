@@ -18,7 +18,7 @@ from smallmind.files.lock import is_held
 from smallmind.files.safetensors_header import read_header
 from smallmind.runs.files import CONFIG, METRICS, MODEL, SAMPLE, SAMPLES, model_in, name_of
 from smallmind.runs.metrics_file import MetricsFile
-from smallmind.settings.settings import Settings
+from smallmind.settings.settings import LOSS_RECORDS, Settings
 
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 3,000
 NOTES = 1000  # kept: the last ones
@@ -235,10 +235,10 @@ class RunView:
             self.energy = record
         elif "used_gflops" in record:
             self.usage = record
-        elif "teacher_correlation" in record and self.evaluations:
+        elif (numbers := LOSS_RECORDS.keys() & record.keys()) and self.evaluations:
             if self.evaluations[-1]["step"] == step:
-                correlation = {"teacher_correlation": record["teacher_correlation"]}
-                self.evaluations[-1] = {**self.evaluations[-1], **correlation}
+                found = {name: record[name] for name in numbers}
+                self.evaluations[-1] = {**self.evaluations[-1], **found}
         elif "val_loss" in record:
             self._cut_evaluations(step - 1)
             self.evaluations.append(record)

@@ -12,12 +12,12 @@ from smallmind.corpus.preparation import Encoding, prepare
 from smallmind.exchange import gguf_file
 from smallmind.exchange.format import Exported, padded
 from smallmind.exchange.html import describe
+from smallmind.losses.preferences import encode_pairs
 from smallmind.tasks.likelihood import Scorer
 from smallmind.text.chat import TEXT as DOCUMENT
 from smallmind.text.chat import Turn
 from smallmind.text.dataset import Dataset
 from smallmind.text.templates import fit_template, format_of
-from smallmind.training.preferences import encode_pairs
 from tests.exchange.models import model_of
 from tests.exchange.test_html import asked, needs_node, page_of
 from tests.programs import edited, refuses

@@ -19,7 +19,7 @@ from smallmind.parallel import launch
 from smallmind.parallel.environment import rank
 from smallmind.runs import parallel as runs_parallel
 from smallmind.text.dataset import Dataset
-from smallmind.training import training
+from smallmind.training import evaluations
 from tests.programs import start_untimed
 
 SPIKE = 1e4
@@ -115,7 +115,7 @@ FAULTS = {
 
 def prepare():
     """Runs end with a short sample, and nothing is timed before they start."""
-    training.SAMPLE_TOKENS = 20
+    evaluations.SAMPLE_TOKENS = 20
     start_untimed(pytest.MonkeyPatch())
 
 

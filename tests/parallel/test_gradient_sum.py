@@ -9,7 +9,6 @@ from smallmind import TransformerModel
 from smallmind.kernels.alignment import ALIGNMENT
 from smallmind.kernels.half import BFLOAT16, round_to, to_float32
 from smallmind.parallel.gradient_sum import adding
-from smallmind.parallel.group import ALONE
 from tests.parallel.in_process import on_ranks
 
 NO_ROUNDING = np.float32
@@ -61,7 +60,7 @@ def test_the_sum_is_that_of_the_tree(model, shards, rounds):
     # A single shard stays as it is.
     dtype = BFLOAT16 if rounds and shards > 1 else NO_ROUNDING
     expected = plain_sum(gradients, dtype)
-    with adding(model, ALONE, shards, rounds) as gradient_sum:
+    with adding(model, shards, rounds) as gradient_sum:
         for _ in range(2):  # in the same vectors
             actual = add_all(model, gradient_sum, gradients)
             np.testing.assert_array_equal(actual, expected)
@@ -79,7 +78,7 @@ def test_the_order_matters():
 def test_shards_that_are_discarded_leave_nothing_behind(shards, discarded, rounds):
     model = TransformerModel(11, 8, 8, 2, 1, backend="numpy")
     gradients = gradients_of(model, shards)
-    with adding(model, ALONE, shards, rounds) as gradient_sum:
+    with adding(model, shards, rounds) as gradient_sum:
         expected = add_all(model, gradient_sum, gradients)
         for shard in range(min(discarded, shards)):
             model.flat.grad[...] = 7
@@ -111,7 +110,7 @@ def test_ranks_add_up_the_tree_of_all_shards(shards_size, early, sent, rounds):
 
     def add(ranks):
         model = models[ranks.rank]
-        with adding(model, ranks, shards, rounds) as gradient_sum:
+        with adding(model, shards, rounds, ranks) as gradient_sum:
             gradient_sum.early = parts[::-1]
             for _ in range(2):  # in the same vectors
                 for shard in gradient_sum.own:
@@ -136,7 +135,7 @@ def test_ranks_add_up_the_tree_of_all_shards(shards_size, early, sent, rounds):
 def test_few_vectors_are_held_however_many_shards_there_are(shards, rounds):
     model = TransformerModel(11, 8, 8, 2, 1, backend="numpy")
     before = model.workspace.pool.statistics().bytes_held
-    with adding(model, ALONE, shards, rounds) as gradient_sum:
+    with adding(model, shards, rounds) as gradient_sum:
         add_all(model, gradient_sum, gradients_of(model, shards))
     held = model.workspace.pool.statistics().bytes_held - before
     vector = model.flat.grad.nbytes // (2 if rounds else 1) + ALIGNMENT

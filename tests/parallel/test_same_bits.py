@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from smallmind import Run
+from smallmind.runs.parallel import Leader
 from tests.faults.runs import TEXT, outcome, status, write_text
 from tests.parallel import in_process
 from tests.parallel.commands import disturbing
@@ -252,7 +253,7 @@ def resume(path, size, until):
 
     def lead(ranks):
         run = Run.open(path)
-        run.group = ranks
+        run.leader = Leader(ranks)
         run.resume(lambda record: run.stop() if record.step >= until else None)
         ranks.end(0)
 

@@ -19,8 +19,8 @@ from smallmind.text.conversations import PackedDataset
 from smallmind.text.packing import pack
 from smallmind.text.templates import TEMPLATES
 from smallmind.training import answers, checkpoint
+from smallmind.training.evaluations import SAMPLE_TOKENS
 from smallmind.training.records import AnswersRecord, EvaluationRecord, StepRecord
-from smallmind.training.training import SAMPLE_TOKENS
 from tests.programs import CATS
 from tests.runs.small import left
 
@@ -366,7 +366,7 @@ def test_as_many_questions_are_asked_as_there_is_time_for(
     run = Run.create(text=path, out=tmp_path / "run", init_from=str(whole[0].path), steps=1)
     times = iter([0.0, 12.0])  # a second for each
     monkeypatch.setattr(answers, "clock", lambda: next(times))
-    found = run.training.ask(3, seconds=seconds)
+    found = run.training.evaluations.ask(3, seconds=seconds)
     assert found.asked == asked and found.step == 3
     questions = [question for question, _, _ in found.answers]
     assert len(set(questions)) == len(questions) == 12

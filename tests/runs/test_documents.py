@@ -9,9 +9,9 @@ import pytest
 
 from smallmind import Run, Tokenizer, TransformerModel
 from smallmind.files import safetensors
+from smallmind.losses.distillation import model_digest
 from smallmind.settings.sources import read_settings
 from smallmind.text.bpe_tokenizer import BPETokenizer
-from smallmind.training.distillation import model_digest
 from tests.programs import refusal, refuses
 from tests.runs.small import FIELDS, TEXT, create, left
 

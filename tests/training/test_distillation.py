@@ -17,8 +17,8 @@ from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn import network
 from smallmind.nn.workspace import Pass
 from smallmind.text.samplers import RandomWindows, draw
-from smallmind.training.preflight import copy_model, first_loss_of_distillation
-from smallmind.training.records import OverflowRecord, StepRecord, TeacherRecord
+from smallmind.training.preflight import copy_model, first_loss
+from smallmind.training.records import LossRecord, OverflowRecord, StepRecord
 from tests.gradcheck import assert_gradients
 from tests.programs import CATS
 from tests.threads import on_threads
@@ -67,7 +67,7 @@ def test_the_loss_by_hand(micro_batch_size):
     p, q = log_softmax(teacher.forward(ids) / 2.5), log_softmax(model.forward(ids) / 2.5)
     divergence = (np.exp(p) * (p - q)).sum(axis=-1).mean()
     expected = 0.7 * model.loss(ids, targets) + 0.3 * 2.5**2 * divergence
-    actual = training.distillation.loss_and_gradients(model, batch)
+    actual = training.loss.loss_and_gradients(model, batch)
     assert actual == pytest.approx(expected, rel=1e-5)
     assert divergence > 0.1
 
@@ -103,7 +103,7 @@ def test_alpha_0_is_training_without_a_teacher():
         for d in (None, Distillation(new_teacher(), alpha=0.0))
     )
     assert [getattr(r, "loss", r.step) for r in alone] == pytest.approx(
-        [getattr(r, "loss", r.step) for r in taught if not isinstance(r, TeacherRecord)], rel=1e-4
+        [getattr(r, "loss", r.step) for r in taught if not isinstance(r, LossRecord)], rel=1e-4
     )
 
 
@@ -164,7 +164,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, precision, cached):
         return new_training(Distillation(teacher, 3.0, 0.5, True, cache, top_k=4))
 
     _, resumed, _ = assert_resumes_whole(build, config, [5], tmp_path)
-    assert 1 < resumed.distillation.temperature < 2.99  # it was learnt
+    assert 1 < resumed.loss.temperature < 2.99  # it was learnt
 
 
 def test_an_update_that_overflows_leaves_the_temperature_alone():
@@ -239,9 +239,7 @@ def test_an_epoch_teaches_the_same_in_batches_of_any_size(tmp_path, cached):
     for batch_size, accumulated in ((6, 1), (2, 3)):
         distillation = Distillation(sharp(new_teacher()), 3.0, **settings)
         training = new_training(distillation, 0.0, batch_size, TEXT[: 16 * 24])
-        config = training.with_step_count(
-            TrainingConfig(epochs=1, grad_accum_steps=accumulated, val_every=0, log_every=1)
-        )
+        config = TrainingConfig(epochs=1, grad_accum_steps=accumulated, val_every=0, log_every=1)
         records = [r for r in training.steps(config) if isinstance(r, StepRecord)]
         assert records[-1].windows % 2  # the last update does not consist of whole batches of two
         losses.append([record.loss for record in records])
@@ -286,8 +284,12 @@ def test_a_checkpoint_of_another_teacher_is_refused():
     training = new_training(Distillation(new_teacher()))
     list(training.steps(config))
     saved = training.state()
-    for other in (None, Distillation(new_teacher(seed=2)), Distillation(new_teacher(), alpha=0.6)):
-        with pytest.raises(InputError, match="was saved with a different teacher"):
+    others = [Distillation(new_teacher(seed=2)), Distillation(new_teacher(), alpha=0.6)]
+    for other, name in (
+        (None, "another loss"),
+        *((other, "a different teacher") for other in others),
+    ):
+        with pytest.raises(InputError, match=f"was saved with {name}"):
             list(new_training(other).steps(config, saved))
 
 
@@ -322,29 +324,32 @@ def test_the_correlation_with_the_teacher_by_hand(micro_batch_size):
     pairs = [(logits_of(training.model, b.ids), logits_of(teacher, b.ids)) for b in batches]
     student, taught = (np.concatenate(side).ravel() for side in zip(*pairs, strict=True))
     expected = np.corrcoef(student, taught)[0, 1]
-    found = training.correlate(7, 2)
-    assert found.step == 7 and found.teacher_correlation == pytest.approx(expected, abs=1e-6)
-    assert abs(found.teacher_correlation) < 0.9  # nothing has been learned
+    found = training.evaluations.compare(7, 2)
+    assert found.step == 7 and found.numbers["teacher_correlation"] == pytest.approx(
+        expected, abs=1e-6
+    )
+    assert abs(found.numbers["teacher_correlation"]) < 0.9  # nothing has been learned
 
 
 def test_a_student_comes_to_agree_with_its_teacher():
     teacher = sharp(new_teacher())
     training = new_training(Distillation(teacher, alpha=1.0), dropout=0.0)
     config = TrainingConfig(steps=120, val_every=60, val_batches=2, learning_rate=1e-2)
-    records = [r for r in training.steps(config) if isinstance(r, TeacherRecord)]
+    records = [r for r in training.steps(config) if isinstance(r, LossRecord)]
     assert [record.step for record in records] == [60, 120]
-    assert records[-1].teacher_correlation > max(0.3, records[0].teacher_correlation)
+    shares = [record.numbers["teacher_correlation"] for record in records]
+    assert shares[1] > max(0.3, shares[0])
     alike = Distillation(copy_model(training.model))
     same = Training(training.model, TOKENIZER, TEXT, batch_size=3, distillation=alike)
-    assert same.correlate(0, 1).teacher_correlation == pytest.approx(1.0)
+    assert same.evaluations.compare(0, 1).numbers["teacher_correlation"] == pytest.approx(1.0)
 
 
 def test_without_a_teacher_nothing_is_compared(tmp_path):
-    assert new_training(None).correlate(1, 1) is None
+    assert new_training(None).evaluations.compare(1, 1) is None
     cached = new_training(Distillation(new_teacher(), cache=tmp_path / "cache", top_k=5))
-    assert cached.correlate(1, 1) is None
+    assert cached.evaluations.compare(1, 1) is None
     config = TrainingConfig(steps=2, val_every=2, val_batches=1)
-    assert not any(isinstance(record, TeacherRecord) for record in cached.steps(config))
+    assert not any(isinstance(record, LossRecord) for record in cached.steps(config))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
@@ -353,11 +358,11 @@ def test_the_first_loss_of_distillation_is_as_expected(tmp_path, temperature, ca
     cache = {"cache": tmp_path / "cache", "top_k": V} if cached else {}
     settings = {"temperature": temperature, "alpha": 0.7, **cache}
     training = new_training(Distillation(sharp(new_teacher()), **settings))
-    check = first_loss_of_distillation(training.model, training)
+    check = first_loss(training.model, training.loss, training.data)
     assert check.passed, check
     # A student that is sure of something is far off.
     training.model.parameters["token_embedding.weight"][...] *= 100
-    check = first_loss_of_distillation(training.model, training)
+    check = first_loss(training.model, training.loss, training.data)
     assert not check.passed, check
 
 

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smallmind import TrainingConfig
+from smallmind.losses.cross_entropy import CrossEntropy
 from smallmind.randomness import permuted
 from smallmind.text import samplers
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, draw
-from smallmind.training.gradients import accumulate_gradients, make_objective
+from smallmind.training.gradients import accumulate_gradients
 from smallmind.training.records import StepRecord
 from tests.training import small
 from tests.training.test_resume import assert_resumes_whole
@@ -86,7 +87,7 @@ def test_uneven_micro_batches_equal_one_large_batch():
     sampler = Epochs(training.data, batches=3)
     last = sampler.steps
     loss, weight = accumulate_gradients(
-        model, sampler, last, make_objective(model, None), partial(draw, sampler)
+        model, sampler, last, CrossEntropy(), partial(draw, sampler)
     )
     batches = [draw(sampler, 3 * (last - 1) + i) for i in range(3)]
     assert [len(batch.ids) for batch in batches] == [4, 4, 3]

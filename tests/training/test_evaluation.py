@@ -27,7 +27,7 @@ def small_training(kind="char", **settings):
 @pytest.mark.parametrize("kind", ["char", "byte"])
 def test_evaluations_use_fixed_windows(kind):
     training = small_training(kind)
-    record = training.evaluate(30, 4)
+    record = training.evaluations.evaluate(30, 4)
     batches = [training.dataset.evaluation_batch("held_out", i) for i in range(4)]
     ids, targets = (np.concatenate(parts) for parts in list(zip(*batches, strict=True))[:2])
     loss = float(training.model.losses(ids, targets).mean(dtype=np.float64))
@@ -43,21 +43,23 @@ def test_evaluations_use_fixed_windows(kind):
     assert record.bits_per_character == pytest.approx(expected, rel=1e-6)
     right = training.model.forward(ids).argmax(axis=-1) == targets
     assert record.accuracy == right.mean() and 0.1 < record.accuracy < 1
-    assert training.evaluate(31, 4).val_loss == record.val_loss  # always the same windows
+    assert (
+        training.evaluations.evaluate(31, 4).val_loss == record.val_loss
+    )  # always the same windows
 
 
 def test_zero_batches_evaluate_the_whole_held_out_part():
     training = small_training()
     held_out = training.dataset.held_out
-    record = training.evaluate(30, 0)
+    record = training.evaluations.evaluate(30, 0)
     whole = evaluate(training.model, held_out, batch_size=3)
     assert record.val_loss == whole.loss and whole.tokens == len(held_out) - 1
     assert record.accuracy == whole.accuracy
     assert record.bits_per_character == whole.bits_per_character
-    assert record.val_loss != pytest.approx(training.evaluate(30, 4).val_loss, rel=1e-4)
+    assert record.val_loss != pytest.approx(training.evaluations.evaluate(30, 4).val_loss, rel=1e-4)
     # Windows of the training text, as many as above.
     batches = math.ceil(len(held_out) / (3 * 16))
-    assert record.train_loss == training.evaluate(30, batches).train_loss
+    assert record.train_loss == training.evaluations.evaluate(30, batches).train_loss
 
 
 def test_a_whole_text_counts_exactly_the_characters_predicted():
@@ -77,7 +79,7 @@ def test_a_stop_ends_the_evaluation_of_the_whole_part_too():
             training.stop()
 
     at_each_pass(training.model, before=stop, name="losses")
-    assert training.evaluate(30, 0) is None
+    assert training.evaluations.evaluate(30, 0) is None
     assert calls[-1] == training.dataset.held_out_batches + 2
 
 
@@ -185,7 +187,7 @@ def test_the_held_out_part_of_a_long_text_is_sampled(monkeypatch):
     some = evaluation.evaluate_held_out(training.model, training.dataset)
     assert 48 <= some.tokens <= 80 and some.loss == pytest.approx(whole.loss, rel=0.3)
     assert (
-        training.evaluate(30, 0).val_loss
+        training.evaluations.evaluate(30, 0).val_loss
         == evaluate(training.model, training.dataset.held_out, batch_size=3).loss
     )  # all of it where that was asked for
 

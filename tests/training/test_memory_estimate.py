@@ -24,7 +24,6 @@ from smallmind.forecast.memory import (
     LATER,
     TYPICAL,
     Program,
-    Teacher,
     TextSize,
     estimate,
 )
@@ -33,6 +32,8 @@ from smallmind.kernels.alignment import ALIGNMENT
 from smallmind.kernels.codegen import scratch
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gemm import blocked
+from smallmind.losses.distillation_settings import DistillationConfig
+from smallmind.losses.loss import CROSS_ENTROPY, Outline
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn import network
 from smallmind.nn.cache import KeyValueCache
@@ -61,6 +62,12 @@ STRATEGIES = [
     {"use_gradient_checkpointing": True},
     {"use_gradient_checkpointing": True, "checkpoint_strategy": "custom", "checkpoint_interval": 2},
 ]
+
+
+def taught_by(teacher, top_k=None):
+    """The loss of a student, with a cache of the teacher's logits if top_k is set."""
+    cached = {"teacher_cache": "cache", "teacher_top_k": top_k} if top_k else {}
+    return Outline("distillation", (teacher,), DistillationConfig(teacher="teacher", **cached))
 
 
 class SmallRun:
@@ -282,7 +289,7 @@ def test_a_teacher_is_counted(tmp_path, lesson, top_k, precision):
     student, teacher, length = lesson
     config = TrainingConfig(precision=precision, val_batches=1, **length)
     size = TextSize(700, 700)
-    expected = estimate(student, config, 4, teacher=Teacher(teacher, top_k), text=size)
+    expected = estimate(student, config, 4, loss=taught_by(teacher, top_k), text=size)
     cache = tmp_path / "cache" if top_k else None
     run = SmallRun(student, config, 4, 700, teacher, cache=cache, top_k=top_k or 16)
     assert expected.activations == run.held_by_pool
@@ -353,9 +360,9 @@ def test_the_total_is_the_sum():
 
 
 def test_a_large_teacher_counts_while_its_logits_are_cached():
-    teacher = Teacher(ModelConfig(n_embd=1024), top_k=16)
+    teacher = taught_by(ModelConfig(n_embd=1024), top_k=16)
     taught = estimate(ModelConfig(n_embd=1024), TrainingConfig(), 12)
-    alone = estimate(ModelConfig(), TrainingConfig(), 12, teacher=teacher)
+    alone = estimate(ModelConfig(), TrainingConfig(), 12, loss=teacher)
     program = TYPICAL.resident + LATER
     assert alone.total == program + alone.preparation > program + taught.weights > 2e8
 
@@ -405,7 +412,7 @@ def test_a_teacher_that_does_not_fit_is_refused():
         (ModelConfig(vocab_size=7), "the teacher has 7 tokens"),
     ]:
         with pytest.raises(InputError, match=message):
-            estimate(ModelConfig(block_size=64), TrainingConfig(), 12, teacher=Teacher(model))
+            estimate(ModelConfig(block_size=64), TrainingConfig(), 12, loss=taught_by(model))
 
 
 def test_batches_that_are_drawn_ahead_are_counted():
@@ -443,8 +450,8 @@ def test_a_run_by_minutes_copies_its_weights():
 @pytest.mark.parametrize("teacher", [False, True])
 def test_the_temporary_arrays_of_numpy_are_counted(model, batch_size, teacher, optimizer):
     config = TrainingConfig(micro_batch_size=batch_size, optimizer=optimizer)
-    taught = Teacher(model) if teacher else None
-    expected = estimate(model, config, batch_size, backend="numpy", teacher=taught).scratch
+    loss = taught_by(model) if teacher else CROSS_ENTROPY
+    expected = estimate(model, config, batch_size, backend="numpy", loss=loss).scratch
     built = TransformerModel(model, backend="numpy")
     built.micro_batch_size = batch_size
     peaks = {}

@@ -75,7 +75,7 @@ def test_frozen_parts_have_fewer_operations_and_a_teacher_has_its_own():
     plain = count_operations(config)
     frozen = count_operations(config, TrainingConfig(steps=1, freeze="embedding,blocks.0-1"))
     assert frozen.forward == plain.forward and frozen.backward < plain.backward
-    taught = count_operations(config, None, teacher)
+    taught = count_operations(config, None, (teacher,))
     assert taught.forward == plain.forward + count_operations(teacher).forward
     assert count_operations(config, TrainingConfig(steps=1, optimizer="muon")).update > 0
 

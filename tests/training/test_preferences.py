@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from smallmind import AdamW, InputError, Preferences, Tokenizer, TransformerModel
+from smallmind.losses.preferences import encode_pairs
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.text.dataset import Batch
 from smallmind.text.templates import fit_template
-from smallmind.training.preferences import encode_pairs
 
 V, T, N, BETA = 11, 12, 5, 0.3
 

@@ -11,6 +11,7 @@ from smallmind import ModelConfig, TrainingConfig
 from smallmind.forecast import compiling
 from smallmind.forecast.compiling import STEPS, rehearse  # conftest.py replaces it
 from smallmind.kernels.codegen import cache_directory, threads
+from smallmind.kernels.description import KERNELS
 from smallmind.settings.presets import ARCHITECTURES
 from tests.programs import started
 
@@ -24,7 +25,7 @@ from smallmind.forecast.compiling import STEPS, rehearse
 model, training = json.loads(sys.argv[1])
 config = ModelConfig(65, 96, 3, 6, **model)
 settings = TrainingConfig(steps=STEPS, val_every=0, **training)
-rehearse(config, settings, None, "numba")
+rehearse(config, settings, "numba")
 loaded, load = [], KernelCache.load_overload
 def counted(cache, *arguments):
     loaded.append(cache._py_func.__name__)
@@ -57,7 +58,7 @@ def test_the_rehearsal_of_any_model_is_tiny(monkeypatch):
         ModelConfig(50_000, 1, 90, 64, 65_536, document_token=40_000, bigram_rows=10**6),
         ModelConfig(7, 8192, 1, 12, 17, head_size=301, n_kv_head=3, position="rope"),
     ):
-        rehearse(model, TrainingConfig(epochs=3, steps=10**6), None, "numpy")
+        rehearse(model, TrainingConfig(epochs=3, steps=10**6), "numpy")
         (tiny, settings, *_) = calls[-1]
         assert tiny.n_layer * tiny.n_embd * tiny.block_size <= 2 * 2 * 65 * 64
         assert tiny.head_channels % 2 == model.head_channels % 2
@@ -72,6 +73,13 @@ def test_a_first_start_expects_the_kernels_of_its_configuration(monkeypatch, tmp
     assert 150 < plain < 200 < modern < 320
     (tmp_path / "kernel.nbc").touch()  # later ones lack fewer, nobody knows how many
     assert compiling._expected(ModelConfig(65, 64), adamw) == 0
+
+
+def test_every_kernel_says_what_compiling_it_costs():
+    costs = {name: about.functions for name, about in KERNELS.items()}
+    assert all(isinstance(count, int) and 0 <= count < 100 for count in costs.values())
+    slowest = sorted(costs, key=lambda name: -costs[name])
+    assert slowest[:2] == ["attention_backward", "matmul_transpose_a"]
 
 
 # Rehearses with an empty cache -> the functions that this process has compiled.
@@ -97,7 +105,7 @@ threads.USABLE = set(range(1 + helpers))
 compiling.PROGRAM = exec_instead or compiling.PROGRAM
 config = ModelConfig(65, 16, 1, 1, 16)
 settings = TrainingConfig(steps=STEPS, val_every=0)
-rehearse(config, settings, None, "numba")
+rehearse(config, settings, "numba")
 print(json.dumps(Compiled.names))
 """
 

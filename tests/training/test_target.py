@@ -116,15 +116,15 @@ def test_a_resumed_run_looks_where_the_whole_one_does(tmp_path):
 def test_a_run_stopped_within_a_look_takes_it_when_it_resumes():
     records, whole = trained()
     training, stops = new_training(dropout=0.0), []
-    look = training.held_out_loss
+    look = training.evaluations.look
 
-    def stopped(batches):
+    def stopped(*arguments):
         if not stops:
             stops.append(training.progress.step)
             training.stop()
-        return look(batches)
+        return look(*arguments)
 
-    training.held_out_loss = stopped
+    training.evaluations.look = stopped
     first = list(training.steps(CONFIG, saver=Saves(training)))
     assert training.progress.step == stops[0] and not training.progress.looks
     rest, resumed = trained(training.state())

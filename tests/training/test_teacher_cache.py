@@ -5,16 +5,16 @@ import pytest
 
 from smallmind import Distillation, InputError
 from smallmind.files import safetensors
+from smallmind.losses import teacher_cache
+from smallmind.losses.distillation import model_digest
+from smallmind.losses.teacher_cache import make_cache, top_k_log_probabilities
 from smallmind.text.samplers import RandomWindows, draw
-from smallmind.training import teacher_cache
-from smallmind.training.distillation import model_digest
-from smallmind.training.teacher_cache import make_cache, top_k_log_probabilities
 from tests.training.test_distillation import TEXT, T, V, new_teacher, new_training, sharp
 
 
 def losses_and_gradients(training, batches=4, stride=None):
     """The losses of some batches and their gradients, with the teacher or its cache."""
-    model, distillation, losses = training.model, training.distillation, []
+    model, distillation, losses = training.model, training.loss, []
     sampler = RandomWindows(training.data, stride=stride or distillation.stride)
     for number in range(batches):
         losses.append(distillation.loss_and_gradients(model, draw(sampler, number)))
@@ -76,9 +76,9 @@ def test_a_cached_window_is_what_the_teacher_computes_for_it(tmp_path):
     for start in (0, 7 * T, last):
         expected = teacher.forward(dataset.train[None, start : start + T])[0]
         expected -= np.log(np.exp(expected).sum(axis=1, keepdims=True))
-        with training.distillation.cache.logits(np.array([start]), workspace) as logits:
+        with training.loss.cache.logits(np.array([start]), workspace) as logits:
             np.testing.assert_allclose(logits, expected, rtol=6e-4, atol=1e-6)
-    sampler = RandomWindows(dataset, stride=training.distillation.stride)
+    sampler = RandomWindows(dataset, stride=training.loss.stride)
     starts = {int(s) for number in range(2000) for s in sampler.starts(number)}
     assert starts == set(range(0, last + 1, T))
     ids, targets, places, *_ = draw(sampler, 5)
@@ -153,13 +153,13 @@ def test_a_cache_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_run_with_a_cache_draws_only_its_windows(tmp_path, monkeypatch):
     training = new_training(Distillation(new_teacher(), cache=tmp_path / "cache", top_k=3))
-    original, starts = training.distillation.loss_and_gradients, []
+    original, starts = training.loss.loss_and_gradients, []
 
     def loss_and_gradients(model, batch, *arguments):
         starts.extend(batch.starts)
         return original(model, batch, *arguments)
 
-    monkeypatch.setattr(training.distillation, "loss_and_gradients", loss_and_gradients)
+    monkeypatch.setattr(training.loss, "loss_and_gradients", loss_and_gradients)
     training.train(4, val_every=0)
     training.train(4, epochs=1, val_every=0)
     assert len(starts) > 100 and all(start % T == 0 for start in starts)

@@ -248,7 +248,7 @@ def test_train_and_held_out_losses_are_not_confused():
     training.dataset.held_out[:] = 0  # one character throughout: far easier than the text
     for _ in training.steps(TrainingConfig(steps=40, learning_rate=3e-3, val_every=0)):
         pass
-    record = training.evaluate(40, 4)
+    record = training.evaluations.evaluate(40, 4)
     expected = np.mean(
         [training.model.loss(*training.data.evaluation_batch("train", i)[:2]) for i in range(4)]
     )
@@ -266,5 +266,5 @@ def test_shakespeare_is_learnt():
     )
     training = Training(model, tokenizer, text)
     records = training.train(steps=250, val_every=0, learning_rate=1e-3, min_lr=1e-4)
-    assert training.evaluate(250, 20).val_loss < 2.45
+    assert training.evaluations.evaluate(250, 20).val_loss < 2.45
     assert records[-1].step == 250

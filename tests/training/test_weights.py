@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind.losses.distillation import Distillation
 from smallmind.parallel.group import ALONE
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import RandomWindows, draw
-from smallmind.training.distillation import Distillation
+from smallmind.training.ranks import Ranks
 from tests.parallel import in_process
 from tests.training.small import TEXT
 
@@ -204,7 +205,7 @@ def test_weighted_runs_have_the_same_bits_on_any_number_of_ranks(size):
 
     def training_on(ranks):
         training = training_with(some_weights("masks"), teacher=True, dropout=0.1)
-        training.group = ranks
+        training.ranks = Ranks(ranks, training.check_stop)
         return training
 
     def steps(training):

@@ -21,6 +21,7 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.files import safetensors
+from smallmind.files.safetensors import StoredTensor
 from smallmind.kernels.half import FLOAT16
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Workspace
@@ -95,6 +96,26 @@ class TeacherCache:
                 raise InputError(f"{self.path} was changed while it was read; remove it")
             workspace.kernels.top_k_logits(logits, indices, log_probabilities)
             yield logits
+
+
+class CacheOutline(TeacherCache):
+    """A cache that has shapes and no contents."""
+
+    def __init__(self, vocab_size: int, block_size: int, top_k: int) -> None:
+        self.path = "a dry run"
+        self.vocab_size, self.block_size = vocab_size, block_size
+        K = min(top_k, vocab_size)
+        self._tensors = _WithoutRows((block_size, K)), _WithoutRows((block_size, K + 1))
+
+
+class _WithoutRows(StoredTensor):
+    """A stored tensor that has a shape and no contents."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    def read_rows(self, first: int, out: np.ndarray) -> None:
+        pass
 
 
 def make_cache(

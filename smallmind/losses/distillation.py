@@ -8,30 +8,36 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from os import PathLike
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from smallmind.checks import InputError, check_type, suggesting
+from smallmind.checks import InputError, check_type, count_of, suggesting
 from smallmind.console import activity
 from smallmind.files import safetensors
+from smallmind.losses.cross_entropy import slack_of
+from smallmind.losses.distillation_settings import DistillationConfig
+from smallmind.losses.loss import Comparison, FirstLoss, Loss
+from smallmind.losses.teacher_cache import (
+    TOKENS_PER_PASS,
+    CacheOutline,
+    TeacherCache,
+    make_cache,
+)
+from smallmind.losses.temperature import Temperature
+from smallmind.memory.tensor_pool import unbacked
+from smallmind.nn.backend import Backend
 from smallmind.nn.transformer import Part, TransformerModel
 from smallmind.nn.workspace import Pass
-from smallmind.settings.config import (
-    DistillationConfig,
-    ModelConfig,
-    Precision,
-    micro_batch_sizes,
-)
+from smallmind.settings.config import ModelConfig, Precision, micro_batch_sizes
 from smallmind.text.dataset import Batch, Dataset
-from smallmind.training.teacher_cache import TeacherCache, make_cache
-from smallmind.training.temperature import Temperature
 
 ROWS = 64  # positions whose logits are compared at a time
+CACHING = 10  # memory of top_k_log_probabilities, in sizes of the logits: it computes in float64
 
 
 @suggesting()
-class Distillation:
+class Distillation(Loss):
     """A student's loss against a teacher of the same vocabulary, in nats per token:
 
         (1 - alpha) cross-entropy + alpha temperature^2 KL(teacher || student)
@@ -50,6 +56,10 @@ class Distillation:
     The teacher runs in float32, without dropout. InputError if a setting is out of range.
     """
 
+    name = "distillation"
+    differs = "a different teacher"
+    unrecorded = "the teacher computes within each pass"
+
     def __init__(
         self,
         teacher: TransformerModel,
@@ -67,7 +77,6 @@ class Distillation:
             teacher_top_k=top_k,
         )
         check_type("teacher", teacher, TransformerModel)
-        self.digest = model_digest(teacher)
         self.teacher: TransformerModel | None = teacher
         self.teacher_config = teacher.config
         self.vocab_size = teacher.config.vocab_size
@@ -77,8 +86,9 @@ class Distillation:
         self.temperature_parameter = Temperature(self.config.temperature, learn_temperature)
 
     @classmethod
-    def of(cls, teacher: TransformerModel, config: DistillationConfig) -> "Distillation":
+    def of(cls, models: Sequence[TransformerModel], config: DistillationConfig | None) -> Self:
         """Distils a teacher with these settings."""
+        (teacher,), config = models, config or DistillationConfig()
         learning = config.temperature, config.alpha, config.learn_temperature
         return cls(teacher, *learning, config.teacher_cache, config.teacher_top_k)
 
@@ -93,23 +103,67 @@ class Distillation:
     def temperature(self) -> float:
         return self.temperature_parameter.value
 
+    @functools.cached_property
+    def digest(self) -> str:
+        """The digest of the teacher."""
+        assert self.teacher
+        return model_digest(self.teacher)
+
+    @property
+    def models(self) -> Sequence[TransformerModel]:
+        """The teacher, unless its logits are read from a cache."""
+        return [self.teacher] if self.teacher else []
+
+    @property
+    def one_process(self) -> str:
+        """Why a cache is in the way of several processes."""
+        return "a teacher cache is for one rank: leave out --teacher-cache" if self.cache else ""
+
+    def check(self, model: ModelConfig, block_size: int) -> None:
+        """InputError if the teacher cannot teach such a student on windows of this size."""
+        teacher = self.teacher_config
+        if teacher.vocab_size != model.vocab_size:
+            raise InputError(
+                f"the teacher has {teacher.vocab_size} tokens, the student "
+                f"vocab_size={model.vocab_size}; use a teacher with the same vocabulary"
+            )
+        if teacher.block_size < block_size:
+            raise InputError(
+                f"the teacher sees {teacher.block_size} tokens, a window has "
+                f"block_size={block_size}; lower it, or use a teacher that sees more"
+            )
+
     def prepare(self, model: TransformerModel, dataset: Dataset) -> None:
         """Opens the cache, creating it first if it does not exist.
 
         InputError if model, dataset and teacher, or the cache, do not belong together.
         """
-        check_teacher(self.teacher_config, model.config.vocab_size, dataset.block_size)
+        self.check(model.config, dataset.block_size)
         if self.teacher:
             _check_precision(self.teacher, model)
         if self.cache_file is None:
             return
+        digest = self.digest
         if self.teacher and not os.path.lexists(self.cache_file):
             with activity.doing(f"Running the teacher over the text once, for {self.cache_file}"):
-                make_cache(self.cache_file, self.teacher, self.digest, self.top_k, dataset)
-        self.cache = TeacherCache(
-            self.cache_file, self.digest, self.vocab_size, self.top_k, dataset
-        )
+                make_cache(self.cache_file, self.teacher, digest, self.top_k, dataset)
+        self.cache = TeacherCache(self.cache_file, digest, self.vocab_size, self.top_k, dataset)
         self.teacher = None
+
+    def outlined(self, config: ModelConfig) -> None:
+        """Has a cache without a file instead of the teacher, if it has one."""
+        if self.cache_file is not None:
+            self.cache = CacheOutline(self.vocab_size, config.block_size, self.top_k)
+            self.teacher = None
+
+    def preparation(self, backend: Backend) -> int:
+        """Counts the bytes that the teacher takes to fill the cache, besides its weights."""
+        if self.cache_file is None or not self.teacher:
+            return 0
+        T = self.teacher_config.block_size
+        ids = unbacked((max(1, TOKENS_PER_PASS // T), T), np.int32)
+        chosen = CACHING * self.teacher.with_logits(ids, lambda logits: logits.nbytes)
+        return backend.pool.statistics().bytes_held + chosen
 
     @property
     def stride(self) -> int:
@@ -147,14 +201,37 @@ class Distillation:
                 batch.ids, batch.targets, scale, at, objective, **weighting
             )
 
-    def sums_of_correlation(self, model: TransformerModel, batch: Batch) -> np.ndarray:
-        """A batch -> float64 (3,), to be added to those of others for `correlation`.
+    def take_gradient(self) -> float:
+        """Returns the gradient of the temperature so far, and clears it."""
+        return self.temperature_parameter.take_gradient()
+
+    def add_gradient(self, gradient: float) -> None:
+        """Adds to the gradient of the temperature."""
+        self.temperature_parameter.dx += gradient
+
+    def step(self, learning_rate: float) -> None:
+        """Updates the temperature, if it is learnt."""
+        self.temperature_parameter.step(learning_rate)
+
+    def state(self) -> dict[str, Any]:
+        """Returns that of the temperature."""
+        return self.temperature_parameter.state()
+
+    def load_state(self, state: Any) -> None:
+        """Restores the temperature."""
+        self.temperature_parameter.load_state(state)
+
+    @property
+    def comparing(self) -> str:
+        """What to call a comparison; a cache has nothing about held-out text."""
+        return "Comparing with the teacher" if self.teacher else ""
+
+    def sums(self, model: TransformerModel, batch: Batch) -> list[float]:
+        """A batch -> three sums, to be added to those of others for the correlation.
 
         They are sums of products of logits, of student and teacher, student and student, teacher
-        and teacher; from each is subtracted the mean of its position, which softmax ignores. Only
-        with the teacher itself: a cache has nothing about held-out text.
+        and teacher; from each is subtracted the mean of its position, which softmax ignores.
         """
-        assert self.teacher
         sums, first = np.zeros(3), 0
         B, T = batch.ids.shape
         for size in micro_batch_sizes(B, T, model.micro_batch_size):
@@ -167,12 +244,25 @@ class Distillation:
                 return self.teacher.with_logits(part.ids, use, part.firsts)
 
             sums += model.with_logits(part.ids, compare, part.firsts)
-        return sums
+        found: list[float] = sums.tolist()
+        return found
 
-    def expected_at_the_start(self, model: TransformerModel, batch: Batch) -> float:
-        """The loss of a student that guesses among all tokens, against the teacher on this batch.
+    def compared(self, sums: Sequence[Sequence[float]]) -> Comparison:
+        """The sums of some batches -> the correlation of student and teacher; 0 if one is constant.
 
-        Its cross-entropy is ln V, and its KL from the teacher ln V less the teacher's entropy.
+        Above 0.9 the student orders tokens much as the teacher does.
+        """
+        products, student, teacher = np.sum(sums, axis=0)
+        scale = math.sqrt(student * teacher)
+        share = float(products / scale) if scale > 0 else 0.0
+        text = f"correlation with the teacher {share:.3f} (above 0.9 once it is learned)"
+        return Comparison("teacher", {"teacher_correlation": share}, text)
+
+    def first_loss(self, model: TransformerModel, batch: Batch) -> FirstLoss:
+        """Guesses among all tokens, against the teacher on this batch.
+
+        Its cross-entropy is ln V, and its KL from the teacher ln V less the teacher's entropy. The
+        slack of the KL grows with the temperature, which multiplies what is left of its gradient.
         """
         entropies: list[float] = []
 
@@ -188,8 +278,35 @@ class Distillation:
             with ExitStack() as kept:
                 self._with_teacher_logits(model, batch, part, add, kept)
         guess, alpha = math.log(self.vocab_size), self.config.alpha
-        kl = guess - float(np.mean(entropies))
-        return (1 - alpha) * guess + alpha * self.temperature**2 * kl
+        kl, temperature = guess - float(np.mean(entropies)), self.temperature
+        return FirstLoss(
+            (1 - alpha) * guess + alpha * temperature**2 * kl,
+            slack_of(model) * (1 - alpha + alpha * max(1.0, temperature)),
+            f"{1 - alpha:g} ln {self.vocab_size} + {alpha:g} x {temperature:g}^2 x the KL from "
+            "guessing",
+        )
+
+    def pace_key(self) -> Any:
+        """Returns the settings and the shape of the teacher."""
+        return self.config, self.teacher_config
+
+    def rows(self) -> list[list[str]]:
+        """Names and values for the description of a run."""
+        source = f"the {self.top_k} most likely tokens, from a cache"
+        if self.teacher:
+            size = count_of(self.teacher.config.n_layer, "layer")
+            source = f"{size} of {count_of(self.teacher.config.n_embd, 'channel')}"
+        learned = ", learned" if self.config.learn_temperature else ""
+        return [
+            ["teacher", source],
+            ["weight in the loss", f"{self.config.alpha:g}"],
+            ["temperature", f"{self.temperature:g}{learned}"],
+        ]
+
+    def last_words(self) -> list[str]:
+        """Tells the temperature that was learned."""
+        learned = self.config.learn_temperature
+        return [f"Temperature at the end: {self.temperature:.3f}"] if learned else []
 
     def settings(self) -> dict[str, Any]:
         """The settings that a resumed run must share with the run that it resumes."""
@@ -242,17 +359,10 @@ class Distillation:
             self.teacher.with_logits_of(self._hidden, rows, use_after_teacher)
 
 
-def correlation(sums: Sequence[Sequence[float]]) -> float:
-    """The sums of some batches -> the correlation of student and teacher; 0 if one is constant."""
-    products, student, teacher = np.sum(sums, axis=0)
-    scale = math.sqrt(student * teacher)
-    return float(products / scale) if scale > 0 else 0.0
-
-
 def _sums_of_products(
     student: np.ndarray, teacher: np.ndarray, weights: np.ndarray | None
 ) -> np.ndarray:
-    """Logits (R, V), weights of the positions -> what `sums_of_correlation` adds up."""
+    """Logits (R, V), weights of the positions -> what `sums` adds up."""
     sums = np.zeros(3)
     learned = np.arange(len(student)) if weights is None else np.flatnonzero(weights)
     for first in range(0, len(learned), ROWS):
@@ -262,20 +372,6 @@ def _sums_of_products(
         t -= t.mean(axis=1, keepdims=True)
         sums += np.vdot(s, t), np.vdot(s, s), np.vdot(t, t)
     return sums
-
-
-def check_teacher(teacher: ModelConfig, vocab_size: int, block_size: int) -> None:
-    """InputError if a teacher cannot teach a student of this vocabulary on these windows."""
-    if teacher.vocab_size != vocab_size:
-        raise InputError(
-            f"the teacher has {teacher.vocab_size} tokens, the student "
-            f"vocab_size={vocab_size}; use a teacher with the same vocabulary"
-        )
-    if teacher.block_size < block_size:
-        raise InputError(
-            f"the teacher sees {teacher.block_size} tokens, a window has "
-            f"block_size={block_size}; lower it, or use a teacher that sees more"
-        )
 
 
 def _check_precision(teacher: TransformerModel, model: TransformerModel) -> None:

@@ -1,0 +1,227 @@
+"""What every loss is to a run, and how one is described before it is built."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+
+from smallmind import parts
+from smallmind.nn.backend import Backend
+from smallmind.nn.transformer import TransformerModel
+from smallmind.nn.workspace import Pass
+from smallmind.settings.config import ModelConfig
+from smallmind.text.dataset import Batch, Dataset
+from smallmind.text.tokenizer import Tokenizer
+
+
+class FirstLoss(NamedTuple):
+    """The loss of an untrained model, by how much it may differ, and the formula as text."""
+
+    value: float
+    slack: float
+    formula: str
+
+
+class Evaluated(NamedTuple):
+    """The losses of a held-out batch: one for each prediction, and which of these were right.
+
+    The sums of `losses` are those of its rows, one after the other. `targets` are the predicted
+    tokens, whose text is counted.
+    """
+
+    losses: list[float]
+    predictions: int
+    right: int
+    targets: np.ndarray
+
+
+class Comparison(NamedTuple):
+    """What a loss measures at an evaluation: numbers for the metrics, and a line for people."""
+
+    kind: str  # of the record
+    numbers: Mapping[str, float]
+    text: str
+
+
+class Loss:
+    """A loss of a model on batches of its data. Subclasses say which, in `loss_and_gradients`.
+
+    A run treats all of them alike. `Training` prepares it for a model and data, and the steps call
+    `loss_and_gradients` for each shard of each batch. A loss may have parameters of its own: their
+    gradient is a number, which the processes of a run add up, and `step` follows each update of the
+    model. Checkpoints keep its `settings`, which never change, and its `state`. Evaluations call
+    `evaluated` and `compare`, the preflight `first_loss`, estimates `outlined` and `preparation`.
+
+    One with flags has a frozen dataclass of settings, named in `parts.LOSS_SETTINGS`, whose file
+    must not import NumPy. It has a mapping `models` from roles to the paths of models that the loss
+    needs, and four class variables: `chosen_by`, the field that is not None in a run with this
+    loss; `paths`, the fields that are paths, and `creates`, those of files that it writes if they
+    are missing; `records`, the names of its numbers in the metrics -> their title in a report, and
+    their format.
+    """
+
+    name: ClassVar[str] = ""  # in messages
+    differs: ClassVar[str] = "another loss"  # what a checkpoint with other settings was saved with
+    unrecorded: ClassVar[str] = ""  # why its passes cannot be repeated from a recording
+    sequences: ClassVar[int] = 1  # that the model sees of each window of the data, side by side
+    forward_passes: ClassVar[int] = 1  # over each of them in a step
+
+    @property
+    def stride(self) -> int:
+        """Windows start at multiples of this."""
+        return 1
+
+    @property
+    def models(self) -> Sequence[TransformerModel]:
+        """The models that compute in each pass, besides the one that learns."""
+        return ()
+
+    @property
+    def digest(self) -> str | None:
+        """The digest of what the loss depends on besides its settings: models."""
+        return None
+
+    @property
+    def one_process(self) -> str:
+        """Why a run cannot have several processes, and what to do; empty if it can."""
+        return ""
+
+    def terms(self, T: int) -> int:
+        """Counts what the loss of a window of T tokens is the mean of."""
+        return T
+
+    @classmethod
+    def of(cls, models: Sequence[TransformerModel], _config: Any) -> Self:
+        """Builds the loss that its settings describe, with the models that these name."""
+        return cls(*models)
+
+    def dataset(self, _tokenizer: Tokenizer, _batch_size: int, _seed: int) -> Dataset | None:
+        """Returns the data of a loss that has some of its own, else None."""
+        return None
+
+    def check(self, model: ModelConfig, block_size: int) -> None:
+        """InputError if a model cannot learn by this loss from windows of this size."""
+
+    def prepare(self, model: TransformerModel, data: Dataset) -> None:
+        """Reads or creates what the steps need. InputError if that does not fit model and data."""
+        self.check(model.config, data.block_size)
+
+    def loss_and_gradients(
+        self,
+        model: TransformerModel,
+        batch: Batch,
+        scale: float = 1.0,
+        share: float = 1.0,
+        at: Pass | None = None,
+    ) -> float:
+        """Computes the mean loss of a batch; adds scale times its gradient to those of the model.
+
+        `share` is the batch's share of the step's windows, which scale already includes.
+        """
+        raise NotImplementedError
+
+    # Parameters of its own.
+
+    def take_gradient(self) -> float:
+        """Returns the gradient of its own parameters so far, and clears it."""
+        return 0.0
+
+    def add_gradient(self, gradient: float) -> None:
+        """Adds to the gradient of its own parameters."""
+
+    def step(self, learning_rate: float) -> None:
+        """Updates its own parameters, and clears their gradient."""
+
+    # What a checkpoint keeps, JSON-able.
+
+    def settings(self) -> dict[str, Any] | None:
+        """Returns what a resumed run must share with the run that it resumes."""
+        return None
+
+    def state(self) -> dict[str, Any] | None:
+        """Returns what its steps change."""
+        return None
+
+    def load_state(self, state: Any) -> None:
+        """Restores what `state` returned."""
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Returns the arrays that belong to it, by name."""
+        return {}
+
+    def load_tensors(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Restores what `tensors` returned."""
+
+    # Evaluations and checks.
+
+    def evaluated(self, model: TransformerModel, batch: Batch) -> Evaluated:
+        """Evaluates a batch whose targets have weights, without dropout: on its learned targets."""
+        right = np.empty(batch.targets.shape, np.bool_)
+        losses = model.losses(batch.ids, batch.targets, right, batch.firsts)
+        assert batch.weights is not None
+        learned = batch.weights > 0
+        sums = [
+            float(row[is_learned].sum(dtype=np.float64))
+            for row, is_learned in zip(losses, learned, strict=True)
+        ]
+        predictions, correct = int(learned.sum()), int(right[learned].sum())
+        return Evaluated(sums, predictions, correct, batch.targets[learned])
+
+    @property
+    def comparing(self) -> str:
+        """What to call a comparison, of `sums` of held-out batches; empty if there is none."""
+        return ""
+
+    def sums(self, model: TransformerModel, batch: Batch) -> list[float]:
+        """Returns what a held-out batch adds to a comparison at an evaluation."""
+        raise NotImplementedError
+
+    def compared(self, sums: Sequence[Sequence[float]]) -> Comparison:
+        """The sums of some held-out batches -> what an evaluation reports."""
+        raise NotImplementedError
+
+    def first_loss(self, model: TransformerModel, batch: Batch) -> FirstLoss:
+        """Computes what an untrained model should lose on a batch."""
+        raise NotImplementedError
+
+    # Memory, from an `Outline`.
+
+    def outlined(self, config: ModelConfig) -> None:
+        """Does without data and files: afterwards passes of a model compute nothing real."""
+
+    def preparation(self, _backend: Backend) -> int:
+        """Counts the bytes that `prepare` takes besides weights. Before `outlined`."""
+        return 0
+
+    def pace_key(self) -> Any:
+        """Returns what the time of its passes depends on, as something with a `repr`."""
+        return None
+
+    # Words.
+
+    def rows(self) -> list[list[str]]:
+        """Names and values for the description of a run."""
+        return []
+
+    def last_words(self) -> list[str]:
+        """Lines at the end of a training."""
+        return []
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A loss of which only shapes are known: enough to count its memory and to rehearse it."""
+
+    kind: str = "cross-entropy"  # in parts.LOSSES
+    models: tuple[ModelConfig, ...] = ()
+    config: Any = None
+
+    def build(self, backend: Backend | str) -> Loss:
+        """Builds the loss with models whose weights mean nothing."""
+        models = [TransformerModel(model, backend=backend) for model in self.models]
+        loss: Loss = parts.load(parts.LOSSES, self.kind).of(models, self.config)
+        return loss
+
+
+CROSS_ENTROPY = Outline()
