@@ -1,1 +1,1 @@
-"""Forecasts of a run: its memory, time, compiling and loss, before it has been trained."""
+"""How much memory and time a run takes, compiling included, and how well it learns."""

@@ -1,7 +1,7 @@
 """The model and the batch that learn most in a given time: what `--minutes` and `plan` choose.
 
 A small model has too few parameters, a large one sees too few tokens: a few passes tell how many,
-and the law of the text which model ends at the lowest loss, see `scaling`. Constants are measured,
+and the law of the text which model ends at the lowest loss, see `law`. Constants are measured,
 see `bench/LOG.md`.
 """
 
@@ -72,30 +72,16 @@ HEAD, SMALL_HEAD = 32, 16  # channels of a head, and of one in a model that is n
 WIDE = 128
 WINDOW, LONG_WINDOW = 128, 256  # tokens; long ones teach less at first
 LONG = 1e7  # tokens that a run sees, from which on its windows are long
+WIDTHS = {  # in channels, by the number of layers
+    2: (32,),
+    3: (32,),
+    4: (32, 48, 64, 80, 96, 112, 128, 160, 192),
+    6: (192, 224, 256, 320),
+    8: (320, 384, 448, 512),
+    12: (512, 640),
+}
 # From the smallest to the largest.
-SHAPES = [
-    Shape(2, 32),
-    Shape(3, 32),
-    Shape(4, 32),
-    Shape(4, 48),
-    Shape(4, 64),
-    Shape(4, 80),
-    Shape(4, 96),
-    Shape(4, 112),
-    Shape(4, 128),
-    Shape(4, 160),
-    Shape(4, 192),
-    Shape(6, 192),
-    Shape(6, 224),
-    Shape(6, 256),
-    Shape(6, 320),
-    Shape(8, 320),
-    Shape(8, 384),
-    Shape(8, 448),
-    Shape(8, 512),
-    Shape(12, 512),
-    Shape(12, 640),
-]
+SHAPES = [Shape(layers, width) for layers, widths in WIDTHS.items() for width in widths]
 TIMED = [SHAPES[2], SHAPES[8], SHAPES[14]]  # small ones multiply less in a second
 MOST_TIMED = 10_000_000  # parameters: larger ones take long, and as long for each
 

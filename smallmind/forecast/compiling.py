@@ -117,7 +117,7 @@ def _expected(config: ModelConfig, training: TrainingConfig) -> int:
     for call in _calls(config, training, dry_run_backend(kernels)):
         call()
     is_half = training.requested_precision.of_trained != Precision.FLOAT32
-    new = sum(KERNELS[name].functions for name in kernels.names & KERNELS.keys() if _is_new(name))
+    new = sum(KERNELS[x].functions for x in kernels.names & KERNELS.keys() if _is_new(x))
     return new + is_half * HALF
 
 
@@ -187,16 +187,6 @@ def _end(process: "subprocess.Popen[str]") -> None:
         pass
 
 
-class _OneKernel(NoKernels):
-    """Kernels that do nothing, but for the one of this name."""
-
-    name = ""
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        nothing = super().__getattr__(name)
-        return getattr(compiled, name) if name == self.name else nothing
-
-
 def compile_kernels(
     model_fields: dict[str, Any], training_fields: dict[str, Any], cpus: list[int]
 ) -> None:
@@ -210,14 +200,19 @@ def compile_kernels(
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
     skip_what_others_compile()
-    kernels = _OneKernel()
+    now = ""  # the kernel that is not left out
+
+    def call_one(name: str, *arguments: Any, **named: Any) -> None:
+        if name == now:
+            getattr(compiled, name)(*arguments, **named)
+
+    kernels = NoKernels(call_one)
     backend = Backend("numba", kernels, TensorPool(), aligned_zeros, None, threads)
     calls = _calls(ModelConfig(**model_fields), TrainingConfig(**training_fields), backend)
     for call in calls:
         call()
-    slowest = sorted(kernels.names, key=lambda name: (-described(name).functions, name))
-    for name in slowest:
-        kernels.name = name
+    for name in sorted(kernels.names, key=lambda name: (-described(name).functions, name)):
+        now = name
         for call in calls:
             with suppress(BusyError):
                 call()

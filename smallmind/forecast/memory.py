@@ -19,7 +19,7 @@ from smallmind.kernels.description import described
 from smallmind.losses.loss import CROSS_ENTROPY, Outline
 from smallmind.memory.tensor_pool import unbacked
 from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
-from smallmind.nn.backend import NoKernels, dry_run_backend
+from smallmind.nn.backend import Backend, NoKernels, dry_run_backend
 from smallmind.nn.cache import cache_bytes
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.recorded_passes import LARGEST
@@ -195,7 +195,7 @@ def estimate(
         moments=moments,
         snapshot=trained + moments,
         activations=held,
-        scratch=run.temporaries if is_plain else _scratch(run, threads),
+        scratch=max(run.temporaries) if is_plain else _scratch(run, threads),
         # Its gradients are never touched, so they take no memory.
         teacher=of_models if run.loss.models else 0,
         text=text.in_memory if text else 0,
@@ -353,8 +353,7 @@ class _DryRun:
         name: str,
         ahead: int,
     ) -> None:
-        self.kernels = _dry_kernels(name)
-        backend = dry_run_backend(self.kernels)
+        backend, self.temporaries = _dry_run(name)
         self.training = training
         self.ahead = ahead
         self.pool = backend.pool
@@ -370,12 +369,6 @@ class _DryRun:
     @property
     def held(self) -> int:
         return self.pool.statistics().bytes_held
-
-    @property
-    def temporaries(self) -> int:
-        """The most bytes that a kernel of NumPy allocates."""
-        assert isinstance(self.kernels, _CountedKernels)
-        return self.kernels.nbytes
 
     def train(self, data: Dataset) -> None:
         """Trains on a batch of every size that a run on this data has."""
@@ -468,34 +461,22 @@ class _DryRun:
             evaluate(self.model, held_out, batch_size=data.batch_size)
 
 
-class _CountedKernels(NoKernels):
-    """Kernels that do nothing but note the temporary arrays that NumPy's would need.
+def _dry_run(backend: str) -> tuple[Backend, list[int]]:
+    """Returns a back end that computes nothing, and what its calls add to: temporary bytes."""
+    temporaries = [0]
 
-    `nbytes` is what the hungriest call so far needs.
-    """
+    def note(name: str, *arguments: Any, **named: Any) -> None:
+        temporaries.append(described(name).temporary_bytes(*arguments, **named))
 
-    def __init__(self) -> None:
-        self.nbytes = 0
-
-    def __getattr__(self, name: str) -> Callable[..., float]:
-        def count(*arguments: Any, **named: Any) -> float:
-            self.nbytes = max(self.nbytes, described(name).temporary_bytes(*arguments, **named))
-            return 0.0
-
-        return count
-
-
-def _dry_kernels(backend: str) -> NoKernels:
-    return _CountedKernels() if backend == "numpy" else NoKernels()
+    is_plain = backend == "numpy"  # whose kernels allocate arrays
+    return dry_run_backend(NoKernels(note) if is_plain else NoKernels()), temporaries
 
 
 def _preparation(loss: Outline, backend: str) -> int:
     """Counts what a loss takes, besides weights, before the first step."""
-    kernels = _dry_kernels(backend)
-    opened = dry_run_backend(kernels)
+    opened, temporaries = _dry_run(backend)
     nbytes = loss.build(opened).preparation(opened)
-    temporaries = kernels.nbytes if isinstance(kernels, _CountedKernels) else 0
-    return nbytes and max(nbytes, opened.pool.statistics().bytes_held + temporaries)
+    return nbytes and max(nbytes, opened.pool.statistics().bytes_held + max(temporaries))
 
 
 def _scratch(run: _DryRun, threads: int) -> int:
