@@ -263,7 +263,7 @@ class Training:
         self._stopping = False
         try:
             if config:
-                self._begin(config)
+                _begin(self, config)
             yield
         finally:
             self._run = run
