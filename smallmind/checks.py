@@ -263,10 +263,10 @@ def nearest(word: str, known: Collection[str], cutoff: float = 0.0) -> str | Non
 Public = TypeVar("Public", bound=Callable[..., Any])
 
 
-def suggesting(*configs: type) -> Callable[[Public], Public]:
+def suggesting(*configs: type, names: Collection[str] = ()) -> Callable[[Public], Public]:
     """A decorator of functions and classes: for an unknown argument, TypeError names the nearest.
 
-    `configs` are those whose fields a function takes as keywords, too.
+    `configs` are those whose fields a function takes as keywords, too, and `names` other ones.
     """
 
     def decorate(public: Public) -> Public:
@@ -277,7 +277,7 @@ def suggesting(*configs: type) -> Callable[[Public], Public]:
             try:
                 return function(*arguments, **named)
             except TypeError:
-                _check_arguments(public, configs, named)
+                _check_arguments(public, configs, names, named)
                 raise
 
         if not isinstance(public, type):
@@ -289,11 +289,15 @@ def suggesting(*configs: type) -> Callable[[Public], Public]:
 
 
 def _check_arguments(
-    public: Callable[..., Any], configs: tuple[type, ...], named: Collection[str]
+    public: Callable[..., Any],
+    configs: tuple[type, ...],
+    names: Collection[str],
+    named: Collection[str],
 ) -> None:
     """TypeError for the first name that neither the function nor a config has."""
     parameters = inspect.signature(public).parameters.values()
     known = [x.name for x in parameters if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
+    known += names
     known += [field.name for config in configs for field in dataclasses.fields(config)]
     for name in named:
         if name not in known:

@@ -49,7 +49,7 @@ LOSSES = {
 }
 
 LOSS_SETTINGS = {  # of losses with flags; also the names of their sections in files of settings
-    "distillation": "smallmind.losses.distillation_settings:DistillationConfig",
+    "distillation": "smallmind.losses.teacher_settings:DistillationConfig",
 }
 
 TOKENIZERS = {

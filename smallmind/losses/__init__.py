@@ -1,1 +1,1 @@
-"""What training minimises: each loss is a file, and a line in `parts.LOSSES`."""
+"""Losses that training minimises: each is a file, and a line in `parts.LOSSES`."""

@@ -16,7 +16,6 @@ from smallmind.checks import InputError, check_type, count_of, suggesting
 from smallmind.console import activity
 from smallmind.files import safetensors
 from smallmind.losses.cross_entropy import slack_of
-from smallmind.losses.distillation_settings import DistillationConfig
 from smallmind.losses.loss import Comparison, FirstLoss, Loss
 from smallmind.losses.teacher_cache import (
     TOKENS_PER_PASS,
@@ -24,6 +23,7 @@ from smallmind.losses.teacher_cache import (
     TeacherCache,
     make_cache,
 )
+from smallmind.losses.teacher_settings import DistillationConfig
 from smallmind.losses.temperature import Temperature
 from smallmind.memory.tensor_pool import unbacked
 from smallmind.nn.backend import Backend
@@ -223,7 +223,7 @@ class Distillation(Loss):
 
     @property
     def comparing(self) -> str:
-        """What to call a comparison; a cache has nothing about held-out text."""
+        """Names a comparison; a cache has nothing about held-out text."""
         return "Comparing with the teacher" if self.teacher else ""
 
     def sums(self, model: TransformerModel, batch: Batch) -> list[float]:

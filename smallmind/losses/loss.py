@@ -1,4 +1,4 @@
-"""What every loss is to a run, and how one is described before it is built."""
+"""The base class of all losses, and an outline of one before it is built."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Evaluated(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What a loss measures at an evaluation: numbers for the metrics, and a line for people."""
+    """Numbers that a loss measures at an evaluation, for the metrics, and a line for people."""
 
     kind: str  # of the record
     numbers: Mapping[str, float]
@@ -107,6 +107,10 @@ class Loss:
         """Reads or creates what the steps need. InputError if that does not fit model and data."""
         self.check(model.config, data.block_size)
 
+    def seen(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Returns ids and targets (B, T) of a batch as the model sees them."""
+        return batch.ids, batch.targets
+
     def loss_and_gradients(
         self,
         model: TransformerModel,
@@ -133,7 +137,7 @@ class Loss:
     def step(self, learning_rate: float) -> None:
         """Updates its own parameters, and clears their gradient."""
 
-    # What a checkpoint keeps, JSON-able.
+    # State, JSON-able, and arrays: checkpoints keep them.
 
     def settings(self) -> dict[str, Any] | None:
         """Returns what a resumed run must share with the run that it resumes."""
@@ -170,7 +174,7 @@ class Loss:
 
     @property
     def comparing(self) -> str:
-        """What to call a comparison, of `sums` of held-out batches; empty if there is none."""
+        """Names a comparison of `sums` of held-out batches; empty if there is none."""
         return ""
 
     def sums(self, model: TransformerModel, batch: Batch) -> list[float]:

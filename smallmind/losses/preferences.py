@@ -88,6 +88,11 @@ class Preferences(Loss):
         """Why a run cannot have several processes."""
         return "pairs are learned by one process: start the program without mpiexec"
 
+    def seen(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Returns ids and targets (2 B, T) of the answers."""
+        T = batch.ids.shape[1] // 2
+        return batch.ids.reshape(-1, T), batch.targets.reshape(-1, T)
+
     def terms(self, _T: int) -> int:
         """Counts the pair of a window."""
         return 1
@@ -119,6 +124,9 @@ class Preferences(Loss):
         margins = self._margins(model, part, reference)
         N = len(margins)
         # forward: loss = mean(log(1 + exp(-margin)))
+        if not np.isfinite(margins).all():
+            model.flat.grad[...] = np.nan  # so that no update follows
+            return math.nan
         dmargins = -np.exp(-np.logaddexp(0, margins))  # times N
         # forward: margin = beta (log p(chosen) - log p(rejected) - those of the reference)
         each = self.beta * np.concatenate([-dmargins, dmargins])

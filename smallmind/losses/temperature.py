@@ -7,7 +7,7 @@ import numpy as np
 
 from smallmind.kernels import reference
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
-from smallmind.losses.distillation_settings import LEARNT_TEMPERATURES
+from smallmind.losses.teacher_settings import LEARNT_TEMPERATURES
 
 BETA1, BETA2, EPSILON = 0.9, 0.99, 1e-8  # of Adam
 

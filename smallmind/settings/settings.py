@@ -23,7 +23,7 @@ SECTIONS: dict[str, Any] = {
     **LOSS_SETTINGS,
 }
 
-# What a loss writes to the metrics -> its title in a report, and its format.
+# Names of the numbers of losses in the metrics -> title in a report, and format.
 LOSS_RECORDS = {k: x for kind in LOSS_SETTINGS.values() for k, x in kind.records.items()}
 
 # Fields that earlier versions wrote under another name: old name -> current name.

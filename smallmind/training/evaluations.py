@@ -1,4 +1,4 @@
-"""What a training finds out about its model between steps: losses, answers, samples."""
+"""Evaluations of a training between its steps: losses, answers, samples."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

@@ -243,7 +243,7 @@ def checked_update(
     if due:
         with profile("CheckHealth"):
             findings = check_model(model, run.loss_scale)
-            findings += dead_units(model, batch.ids, batch.targets, collect)
+            findings += dead_units(model, *run.loss.seen(batch), collect)
             if step == 1 and model.config.zero_init:
                 # The first gradients stop at the projections, which are zero.
                 findings = [finding for finding in findings if finding.problem != "zero"]

@@ -28,7 +28,7 @@ STORAGE = ("precision", "use_mixed_precision")
 # Prefixes of the names of tensors.
 MOMENTS, OF_LOSS = "optimizer", "loss."
 
-# What the loss keeps, under the names of the first loss that kept something.
+# Settings and state of the loss, under the names of the first loss that had some.
 LOSS, LOSS_STATE = "teacher", "temperature"
 
 # Parts of a state that never change during a run, and what an error calls a different one.

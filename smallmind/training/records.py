@@ -17,7 +17,7 @@ class Record:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What the metrics keep of it, by name."""
+        """The fields that the metrics keep, by name."""
         return {"step": self.step, "kind": self.kind, **asdict(self)}
 
 
@@ -67,7 +67,7 @@ class EvaluationRecord(Record):
 
 @dataclass(frozen=True)
 class LossRecord(Record):
-    """What the loss of a run compares at an evaluation: numbers by name, and a line for people."""
+    """A comparison by the loss of a run at an evaluation: numbers, and a line for people."""
 
     kind = "loss"
     of: str  # the kind that the metrics keep

@@ -52,7 +52,7 @@ SNAPSHOT_EVERY = 100  # steps
 MAX_STEPS = 2**40  # of a run whose length may change
 
 
-@suggesting()
+@suggesting(names=parts.LOSSES)
 class Training:
     """Trains a model on data: `Training(model, tokenizer, text)` or `Training(model, data=data)`.
 
@@ -86,7 +86,7 @@ class Training:
         check_type("text", text, str, None)
         for name, value in named.items():
             if name not in parts.LOSSES:
-                raise TypeError(f"unknown argument {name!r}; did you mean loss?")
+                raise TypeError(f"unknown argument {name!r}")
             loss = check_type(name, value, parts.load(parts.LOSSES, name), None) or loss
         self.loss = check_type("loss", loss, Loss, None) or CrossEntropy()
         check_type("data", data, Dataset, None)

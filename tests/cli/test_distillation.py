@@ -123,7 +123,7 @@ def test_unsuitable_teachers_are_refused(root, tmp_path, monkeypatch, cli):
         assert not (tmp_path / "run").exists()
 
 
-def test_distillation_settings_are_saved_and_reused(root, tmp_path, cli, learn):
+def test_teacher_settings_are_saved_and_reused(root, tmp_path, cli, learn):
     first, second = tmp_path / "first", tmp_path / "second"
     learn(first, LEARNT)
     config = json.loads((first / "config.json").read_text(encoding="utf-8"))

@@ -32,8 +32,8 @@ from smallmind.kernels.alignment import ALIGNMENT
 from smallmind.kernels.codegen import scratch
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gemm import blocked
-from smallmind.losses.distillation_settings import DistillationConfig
 from smallmind.losses.loss import CROSS_ENTROPY, Outline
+from smallmind.losses.teacher_settings import DistillationConfig
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn import network
 from smallmind.nn.cache import KeyValueCache

@@ -1,13 +1,31 @@
 """Preference pairs: the loss of DPO and its gradient, and the windows that texts become."""
 
+import functools
+
 import numpy as np
 import pytest
 
-from smallmind import AdamW, InputError, Preferences, Tokenizer, TransformerModel
+import smallmind
+from smallmind import (
+    AdamW,
+    InputError,
+    Preferences,
+    Tokenizer,
+    Training,
+    TrainingConfig,
+    TransformerModel,
+)
 from smallmind.losses.preferences import encode_pairs
+from smallmind.parallel.group import Group
+from smallmind.runs.verification import fingerprint
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.text.dataset import Batch
+from smallmind.text.samplers import RandomWindows, draw
 from smallmind.text.templates import fit_template
+from smallmind.training import checkpoint
+from smallmind.training.preflight import preflight, why_not_repeated
+from smallmind.training.records import HealthRecord, RollbackRecord
+from tests.training.test_resume import assert_resumes_whole, digest
 
 V, T, N, BETA = 11, 12, 5, 0.3
 
@@ -192,3 +210,152 @@ def test_wrong_arguments_are_refused():
         with pytest.raises(InputError, match=words):
             wrong()
     assert repr(Preferences(model, batch)) == "<Preferences: 5 pairs, beta=0.1>"
+
+
+# In a training: through the same loop as any other loss.
+
+MANY = [(f"{a}+{b}=", str(a + b), f"?{a}") for a in range(6) for b in range(4)]
+TOKENIZER = Tokenizer("".join(map("".join, MANY)), "char")
+SETTINGS = {"warmup_steps": 2, "log_every": 1, "learning_rate": 5e-3, "val_every": 5}
+ADAPTED = {"lora_rank": 2, "lora_on": "attention,mlp"}
+
+
+def new_training(reference=None, batch_size=4, config=TrainingConfig(), beta=0.5, **settings):  # noqa: B008
+    shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "seed": 3, **settings}
+    model = TransformerModel(TOKENIZER.vocab_size, 16, adapter=config.adapter, **shape)
+    preferences = Preferences.of_texts(reference or model, TOKENIZER, MANY, beta)
+    return Training(model, TOKENIZER, batch_size=batch_size, seed=5, loss=preferences)
+
+
+def test_a_training_learns_pairs_and_holds_some_out():
+    training = new_training()
+    assert len(training.data.train) - 1 == 22 * training.data.block_size
+    records = training.train(60, **SETTINGS)
+    losses = [record.loss for record in records if hasattr(record, "lr")]
+    assert losses[0] == pytest.approx(np.log(2)) and losses[-1] < 0.3
+    evaluation = [record for record in records if hasattr(record, "val_loss")][-1]
+    margins = training.loss.margins(training.model)
+    assert evaluation.val_loss == pytest.approx(np.logaddexp(0, -margins[22:]).mean())
+    assert evaluation.accuracy == (margins[22:] > 0).mean()
+    assert evaluation.train_loss == pytest.approx(
+        np.logaddexp(0, -margins[:22]).mean(), abs=0.5 / 22
+    )
+    whole = training.evaluate_held_out()
+    assert (whole.loss, whole.tokens) == (evaluation.val_loss, 2)
+
+
+@pytest.mark.parametrize("more", [{}, {"micro_batch_size": 3}, {"data_shards": 3}], ids=str)
+def test_a_step_is_that_of_the_formula(more):
+    training = new_training(batch_size=22)
+    loss = training.loss
+    twin = TransformerModel(TOKENIZER.vocab_size, 16, n_embd=16, n_layer=2, n_head=2, seed=3)
+    other = Preferences(twin, loss.pairs, 0.5)
+    optimizer = AdamW(twin, 5e-3, weight_decay=0.0)
+    records = training.train(
+        3, weight_decay=0.0, warmup_steps=0, schedule="constant", optimizer="adamw",
+        max_grad_norm=0.0, learning_rate=5e-3, val_every=0, log_every=1, **more,
+    )  # fmt: skip
+    for number, record in enumerate(records):
+        starts = draw(RandomWindows(training.data, stride=training.data.stride), number).starts
+        expected = other.loss_and_gradients(twin, starts // training.data.block_size)
+        assert record.loss == pytest.approx(expected, rel=1e-3)
+        assert record.grad_norm == pytest.approx(optimizer.step(), rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, precision, adapted):
+    config = TrainingConfig(
+        steps=12, precision=precision, grad_accum_steps=2, data_shards=2,
+        **(SETTINGS | {"save_every": 5}), **(ADAPTED if adapted else {}),
+    )  # fmt: skip
+    build = functools.partial(new_training, config=config)
+    whole, _, records = assert_resumes_whole(build, config, [5, 7], tmp_path)
+    assert whole.model.precision == precision and records[-1].step == 12
+    assert all(spec.is_adapter for spec in whole.model.flat.trained) == adapted
+
+
+def test_a_resumed_training_keeps_the_reference_of_its_checkpoint(tmp_path):
+    config = TrainingConfig(steps=8, **SETTINGS)
+    whole, first = new_training(), new_training()
+    list(whole.steps(config))
+    list(first.steps(config, until=4))
+    checkpoint.save(tmp_path, first.state())
+    state, _ = checkpoint.newest(tmp_path)
+    resumed = new_training(reference=first.model)  # all that a person may still have
+    list(resumed.steps(config, state))
+    assert digest(resumed) == digest(whole)
+    assert fingerprint(resumed.state()) == fingerprint(whole.state())
+    with pytest.raises(InputError, match="was saved with other pairs, or another beta"):
+        list(new_training(beta=0.1).steps(config, state))
+
+
+def test_checkpoints_of_a_training_are_loaded_and_continued(tmp_path):
+    new_training().train(6, checkpoint_dir=tmp_path, schedule="constant", **SETTINGS)
+    again = new_training()
+    again.train(12, checkpoint_dir=tmp_path, resume=True, schedule="constant", **SETTINGS)
+    whole = new_training()
+    whole.train(12, schedule="constant", **SETTINGS)
+    model, _ = smallmind.load(tmp_path)
+    assert model.flat.data.tobytes() == whole.model.flat.data.tobytes()
+
+
+def test_a_spike_of_the_loss_is_undone():
+    training, planted = new_training(), []
+
+    def plant(number):
+        if number == 13 and not planted:
+            planted.append(number)
+            return np.nan
+
+    original = training.loss.loss_and_gradients
+
+    def loss_and_gradients(*arguments):
+        plain = original(*arguments)
+        return plant(training.progress.step) or plain
+
+    training.loss.loss_and_gradients = loss_and_gradients
+    training.snapshot_every = 5
+    records = training.train(20, max_rollbacks=1, **SETTINGS)
+    rollbacks = [record for record in records if isinstance(record, RollbackRecord)]
+    assert [(record.step, record.spike_step) for record in rollbacks] == [(10, 14)]
+    assert training.progress.step == 20 and training.spikes.lr_factor == 0.5
+    assert (training.loss.margins(training.model) > 0).mean() > 0.7
+
+
+def test_its_health_is_checked():
+    config = TrainingConfig(steps=2, check_gradient_health=True, diagnostic_interval=1, **SETTINGS)
+    records = [r for r in new_training(mlp="relu2").steps(config) if isinstance(r, HealthRecord)]
+    assert [record.step for record in records] == [1, 2]
+    broken = new_training()
+    broken.model.parameters["final_norm.bias"][0] = np.nan
+    with pytest.raises(FloatingPointError, match="became nan at step 1"):
+        list(broken.steps(config))
+
+
+def test_a_preflight_expects_a_margin_of_zero():
+    training = new_training()
+    checks = list(preflight(training, TrainingConfig(steps=20, **SETTINGS)))
+    first = next(check for check in checks if "preferences" in check.name)
+    assert first.passed and "ln 2 = 0.693" in first.expected
+    assert [check.name for check in checks if not check.passed] == []
+    assert "weight of each answer" in why_not_repeated(training, TrainingConfig())
+
+
+def test_trainings_on_pairs_are_refused_that_cannot_be():
+    few = Preferences.of_texts(make(1), Tokenizer("2+=4501-37!", "char"), TEXTS[:1])
+    with pytest.raises(InputError, match="at least 2 pairs"):
+        Training(make(1), Tokenizer("2+=4501-37!", "char"), loss=few)
+    training, group = new_training(), Group()
+    group.size = 2
+    two = Training(training.model, TOKENIZER, loss=training.loss, group=group)
+    group.together = lambda compute: [compute()]
+    with pytest.raises(InputError, match="pairs are learned by one process"):
+        next(two.steps(TrainingConfig(steps=2, data_shards=2)))
+    short = TransformerModel(TOKENIZER.vocab_size, 3, 16, 2, 2)
+    with pytest.raises(InputError, match="must be at most the model's, 3"):
+        Training(short, TOKENIZER, loss=training.loss)
+    with pytest.raises(TypeError, match="of Training; did you mean loss"):
+        Training(training.model, TOKENIZER, los=training.loss)
+    named = Training(training.model, TOKENIZER, preferences=training.loss)
+    assert named.loss is training.loss
