@@ -11,7 +11,7 @@ from smallmind.settings.sources import FIELDS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind estimate`: those of train, and a memory budget.
+    """Adds the flags of `smallmind estimate`: those of train, and a memory budget.
 
     --vocab-size stands for a text with so many distinct tokens, unless they are learned from one.
     """

@@ -21,7 +21,7 @@ NEARLY = 0.9  # share of the free memory above which there is a warning
 def make_plan(
     settings: Settings, loss: "Outline | None" = None, text: "TextSize | None" = None
 ) -> "Plan":
-    """The run as train would start it, in a process like this one. Loads its kernels."""
+    """Plans the run as train would start it, in a process like this one. Loads its kernels."""
     from smallmind.forecast.compiling import rehearse
     from smallmind.forecast.memory import Plan, Program
     from smallmind.forecast.threads import use_threads
@@ -38,7 +38,7 @@ def make_plan(
 
 
 def free_bytes(plan: "Plan", processes: int = 1) -> int:
-    """The memory for a run: what is free, and what this process already holds of its own.
+    """Returns the memory for a run: what is free, and what this process already holds of its own.
 
     What is free is divided among the processes of the run on this machine.
     """
@@ -85,7 +85,7 @@ def show_estimate(console: Console, plan: "Plan", memory: int | None, target: in
 
 
 def _show_what_fits(console: Console, plan: "Plan", memory: int, target: int) -> None:
-    """The largest batch that fits and ways to reach the target batch, or what to change."""
+    """Shows the largest batch that fits and ways to reach the target, or what to change."""
     largest = plan.largest_batch(memory)
     if not largest:
         _show_changes(console, plan, memory)

@@ -22,7 +22,7 @@ UNITS = ((36 * 3600, 24 * 3600, "days"), (90 * 60, 3600, "h"), (90, 60, "min"), 
 
 
 def time_of_run(run: "Run") -> str:
-    """The time left for a run that is about to start or resume: "about 2 min"."""
+    """Returns the time left for a run that is about to start or resume: "about 2 min"."""
     from smallmind.forecast.pace import kept_pace
 
     config, newest = run.settings.training, run.newest()
@@ -49,7 +49,7 @@ def slower_than_float32(run: "Run") -> str:
 
 
 def time_of_prepared(prepared: "Prepared") -> str | None:
-    """The time of a run that is prepared, and its steps; None if timing it would take long."""
+    """Times a run that is prepared, and its steps; None if that would take long."""
     from smallmind.forecast.pace import most_steps, rough_pace
     from smallmind.nn.network import declare_parameters
 
@@ -67,7 +67,7 @@ def time_of_prepared(prepared: "Prepared") -> str | None:
 
 
 def _time(pace: "Pace", config: TrainingConfig, done: int = 0, most: float = math.inf) -> str:
-    """The time left after `done` steps, in words, if the run may take at most `most` seconds."""
+    """Says the time left after `done` steps, if the run may take at most `most` seconds."""
     may_end_early = config.early_stopping_patience or config.target_loss is not None
     bound = "at most " if may_end_early and done < config.steps else ""
     # Other programs that slowed down what was timed may end sooner than the run.

@@ -39,10 +39,10 @@ from smallmind.writing.generation import generate
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 STEPS = 3  # the second is recorded, the third repeated
-TOKENS = 40  # of a sample
+SAMPLE_TOKENS = 40
 # The largest sizes of the tiny model: beyond these, kernels call no others.
 WINDOW, HEAD, WIDTH, LAYERS, BATCH, VOCABULARY = 64, 64, 128, 2, 4, 1024
-HALF = 49  # functions more that products and attention of 16-bit numbers compile
+HALF_FUNCTIONS = 49  # more that products and attention of 16-bit numbers compile
 MOST_HELPERS = 7  # the slowest function takes a tenth of the time of all
 BYTES_PER_HELPER = 600e6
 # A helper ends when nobody holds the other end of its standard input any more.
@@ -94,11 +94,11 @@ def _rehearse(
         if backend == "numba":
             multiply_add_ceiling(model.precision)  # which the real run needs
         run.evaluate_held_out()
-        generate(model, run.tokenizer, max_tokens=TOKENS)
+        generate(model, run.tokenizer, max_tokens=SAMPLE_TOKENS)
 
 
 def _compiled() -> int:
-    """How many functions are compiled, by any process, of the modules that this one has loaded."""
+    """Counts the functions that any process has compiled of modules that this one has loaded."""
     from smallmind.kernels.codegen.cache_directory import cache_directory, kernels_in
     from smallmind.kernels.codegen.sources import modules
 
@@ -107,7 +107,7 @@ def _compiled() -> int:
 
 
 def _expected(config: ModelConfig, training: TrainingConfig) -> int:
-    """About how many functions a first start compiles; 0 if it is not the first one.
+    """Estimates how many functions a first start compiles; 0 if it is not the first one.
 
     Which of them a later one lacks is not known before it has asked for them.
     """
@@ -118,11 +118,11 @@ def _expected(config: ModelConfig, training: TrainingConfig) -> int:
         call()
     is_half = training.requested_precision.of_trained != Precision.FLOAT32
     new = sum(KERNELS[x].functions for x in kernels.names & KERNELS.keys() if _is_new(x))
-    return new + is_half * HALF
+    return new + is_half * HALF_FUNCTIONS
 
 
 def _is_new(kernel: str) -> bool:
-    """True if nothing of a kernel's module has been compiled, and what is compiled is kept."""
+    """Returns True if nothing of a kernel's module is compiled, and what is compiled is kept."""
     from smallmind.kernels.codegen.cache_directory import cache_directory, kernels_in
     from smallmind.kernels.codegen.sources import PACKAGE
 
@@ -133,7 +133,7 @@ def _is_new(kernel: str) -> bool:
 def _calls(
     config: ModelConfig, training: TrainingConfig, backend: Backend
 ) -> list[Callable[[], object]]:
-    """Calls that together call all kernels of training, evaluating and writing with a model."""
+    """Lists calls that together call all kernels of training, evaluating and writing."""
     model = TransformerModel(config, backend=backend, adapter=training.adapter)
     model.use_precision(training.requested_precision)
     optimizer = make_optimizer(model, training)
@@ -154,7 +154,7 @@ def _calls(
 
 @contextmanager
 def helpers(model: ModelConfig, training: TrainingConfig) -> Iterator[None]:
-    """Within the block, other processes compile kernels of this tiny model too."""
+    """Starts processes that compile kernels of this tiny model too, within the block."""
     from smallmind.kernels.codegen import cache_directory
     from smallmind.kernels.codegen.threads import USABLE
 
@@ -219,7 +219,7 @@ def compile_kernels(
 
 
 def _tiny(config: ModelConfig) -> ModelConfig:
-    """A small model whose layers call the kernels that those of a model call."""
+    """Returns a small model whose layers call the kernels that those of a model call."""
     shared = min(2, config.n_head // config.kv_heads)  # heads that share their keys and values
     D = min(config.head_channels, HEAD + config.head_channels % 2)
     return dataclasses.replace(
@@ -239,7 +239,7 @@ def _tiny(config: ModelConfig) -> ModelConfig:
 
 
 def _short(training: TrainingConfig) -> TrainingConfig:
-    """The settings of a few steps, after which nothing but the end of a run follows."""
+    """Returns the settings of a few steps, after which nothing but the end of a run follows."""
     precision = training.precision
     if precision and training.adapter is None:  # all of the tiny model is trained
         precision = Precision(precision).of_trained

@@ -54,7 +54,7 @@ class Program:
 
     @classmethod
     def measured(cls, text: "TextSize | None" = None) -> "Program":
-        """The memory of this process before its model is built, perhaps with its text in memory.
+        """Measures this process before its model is built, perhaps with its text in memory.
 
         After a rehearsal it includes all kernels, and what compiling has left behind.
         """
@@ -87,7 +87,7 @@ class TextSize:
         return cls(nbytes, sum(sizes), data.is_on_disk, rows if data.is_packed else None)
 
     def dataset(self, T: int, batch_size: int) -> Dataset:
-        """A dataset of this size that takes no memory."""
+        """Returns a dataset of this size that takes no memory."""
         if self.rows is None:
             return Dataset(unbacked(self.tokens, np.int32), T, batch_size, seed=0)
         parts = (unbacked(rows * T + 1, np.int32) for rows in self.rows)
@@ -103,7 +103,7 @@ class TextSize:
 
 
 # Memory besides arrays after a run has started: modules, records, the saver's thread. Measured.
-LATER = 4 * 2**20
+STARTED_BYTES = 4 * 2**20
 OPTIONAL = ("teacher", "text", "sample", "timing", "saving")  # parts that not every run has
 
 
@@ -154,7 +154,7 @@ def estimate(
     timed: bool = False,
     program: Program | None = None,
 ) -> MemoryEstimate:
-    """The memory of training on batches of batch_size windows of model.block_size tokens.
+    """Counts the memory of training on batches of batch_size windows of block_size tokens.
 
     Without a text it is assumed to be long. training.requested_precision must not be AUTO, which
     depends on the CPU. A run is timed if its number of steps follows from its minutes. Without a
@@ -200,7 +200,7 @@ def estimate(
         teacher=of_models if run.loss.models else 0,
         text=text.in_memory if text else 0,
         sample=cache_bytes(model, min(model.block_size, 1 + SAMPLE_TOKENS)),
-        program=program.resident + LATER,
+        program=program.resident + STARTED_BYTES,
         timing=trained if timed else 0,
         saving=converted + (trained + moments if training.compress else 0),
         preparation=preparation,
@@ -209,7 +209,7 @@ def estimate(
 
 
 def why_not_repeated(training: Training, config: TrainingConfig) -> str | None:
-    """Why the passes of a run's steps are not repeated from a recording; None if they are.
+    """Says why the passes of a run's steps are not repeated from a recording; None if they are.
 
     See `nn.recorded_passes`. Takes no account of processes, which send gradients within a pass.
     """
@@ -280,7 +280,7 @@ class Plan:
         return held + (self.text.in_memory if held and self.text else 0)
 
     def largest_batch(self, memory: int) -> int:
-        """The largest batch that fits in memory if it goes through the model at once; 0: none."""
+        """Finds the largest batch that fits in memory in one pass of the model; 0: none."""
 
         def fits(windows: int) -> bool:
             return self.change(batch_size=windows, micro_batch_size=windows).total <= memory
@@ -295,11 +295,11 @@ class Plan:
         return dataclasses.replace(self, settings=self.settings.replace(**settings))
 
     def change(self, **settings: Any) -> Change:
-        """The change to these settings, with the memory that it leads to."""
+        """Returns the change to these settings, with the memory that it leads to."""
         return Change(settings, self.changed(**settings).estimate.total)
 
     def max_micro_batch(self, memory: int) -> int:
-        """The largest micro-batch of this batch that fits in memory; 0: not even one sequence.
+        """Finds the largest micro-batch of this batch that fits; 0: not even one sequence.
 
         Considers the sizes that split the batch into equal parts, apart from a smaller last one: a
         pool keeps arrays for each size.
@@ -311,7 +311,7 @@ class Plan:
         return next((change.settings["micro_batch_size"] for change in fitting), 0)
 
     def changes_to_fit(self, memory: int) -> list[Change]:
-        """Changes that make the run fit, or bring it closer; the least costly one comes first."""
+        """Lists changes that make the run fit, or bring it closer; the least costly comes first."""
         largest = self.max_micro_batch(memory)
         if largest:
             return [self.change(micro_batch_size=largest)]
@@ -325,7 +325,7 @@ class Plan:
         return changes
 
     def _savings(self) -> list[dict[str, Any]]:
-        """Settings that save memory and are not used yet: 16 bits, recompute, both."""
+        """Lists settings that save memory and are not used yet: 16 bits, recompute, both."""
         training, backend = self.settings.training, self.settings.run.backend
         may_halve = training.requested_precision == Precision.FLOAT32 and backend == "numba"
         settings = [FLOAT16_SETTINGS] if may_halve else []
@@ -335,7 +335,7 @@ class Plan:
         return settings
 
     def _halved_sizes(self, name: str, multiple: int) -> Iterator[int]:
-        """A size of the model, halved again and again and rounded down to a multiple."""
+        """Yields a size of the model, halved again and again and rounded down to a multiple."""
         size = getattr(self.settings.model, name)
         while size >= 2 * multiple:
             size = size // 2 // multiple * multiple
@@ -480,7 +480,7 @@ def _preparation(loss: Outline, backend: str) -> int:
 
 
 def _scratch(run: _DryRun, threads: int) -> int:
-    """The memory that kernels keep: the scratch of the hungriest one, and tables of positions."""
+    """Counts what kernels keep: the scratch of the hungriest one, and tables of positions."""
     from smallmind.kernels import muon
     from smallmind.kernels.attention import backward
     from smallmind.kernels.gemm import blocked

@@ -46,11 +46,12 @@ MAX_SHARE = 0.05  # of the whole time spent on timing
 SLACK = 0.02  # share of the time that is left unused: steps vary
 TIMED_TOKENS = 40  # of a sample
 # The length of a run is fitted again after this share of its time, or half of the time or the steps
-# that are left, to the steps since so many times before.
-LOOK, RECENT = 0.02, 10
-SOONEST = 0.2  # seconds between two times
-WORTH, LEAST_WORTH = 0.02, 0.005  # shares of the steps left, and of all, that a change must have
-LEAST_CHANGE = 0.5  # of the time of an evaluation, while none has been seen
+# that are left, to the steps since so many fits before.
+REFIT_SHARE, REFITS_BACK = 0.02, 10
+REFIT_SECONDS = 0.2  # between two fits, at least
+# Shares of the steps left, and of all, by which a fit must change the length.
+CHANGE_OF_REST, CHANGE_OF_ALL = 0.02, 0.005
+LEAST_RATIO = 0.5  # of the time of an evaluation, while none has been seen
 COLD_STEPS = 2  # wait for kernels and memory: their time tells nothing
 MAX_PASSES = 64  # over the text: more memorise it, and its held-out part is predicted worse
 
@@ -78,7 +79,7 @@ class Pace:
     spread: float = 1.0  # usual time / least time of what was timed: more on a busy machine
 
     def total(self, config: TrainingConfig, done: int = 0, steps: int | None = None) -> float:
-        """The time of `steps` steps, by default those of the config, of which some are done.
+        """Adds up the time of `steps` steps, by default those of the config; some are done.
 
         As if every evaluation is the best so far and therefore saved, and with a target as if the
         run looks at its held-out loss as often as it may.
@@ -103,7 +104,7 @@ class Pace:
 def measure(
     training: Training, config: TrainingConfig, seconds: float, directory: Path | None = None
 ) -> Pace | None:
-    """The pace of a run of about `seconds` that saves to directory; None if it was stopped.
+    """Times a run of about `seconds` that saves to directory; None if it was stopped.
 
     All processes that train together call it, but only the first has a directory, and only its
     measurement counts. Changes nothing.
@@ -128,7 +129,7 @@ def measure(
 
 
 def kept_pace(training: Training, config: TrainingConfig) -> Pace:
-    """The rough pace of a run, from an earlier start of a run like it on this machine, or timed.
+    """Returns the rough pace of a run, from an earlier start of one like it here, or timed.
 
     It is kept beside the compiled kernels, unless other programs have slowed it down.
     """
@@ -145,7 +146,7 @@ def kept_pace(training: Training, config: TrainingConfig) -> Pace:
 
 
 def pace_in(precision: str, training: Training, config: TrainingConfig) -> Pace | None:
-    """The kept pace of a run like this one in another precision; None if none has been timed."""
+    """Returns the kept pace of a run like this one in another precision; None if there is none."""
     files = _files(training)
     other = dataclasses.replace(config, precision=precision, use_mixed_precision=False)
     kept = files and files.load(_key(training, other))
@@ -153,7 +154,7 @@ def pace_in(precision: str, training: Training, config: TrainingConfig) -> Pace 
 
 
 def _files(training: Training) -> "CheckedFiles | None":
-    """Where paces are kept; None where they cannot be."""
+    """Opens the files that paces are kept in; None where they cannot be."""
     from smallmind.kernels.codegen.cache import CheckedFiles
     from smallmind.kernels.codegen.cache_directory import cache_directory
 
@@ -162,7 +163,7 @@ def _files(training: Training) -> "CheckedFiles | None":
 
 
 def _key(training: Training, config: TrainingConfig) -> str:
-    """Everything that the time of a run's parts depends on, but not how long it is."""
+    """Describes all that the time of a run's parts depends on, but not how long it is."""
     from smallmind.kernels.codegen.threads import are_fixed, max_threads, threads
 
     data, loss = training.data, training.loss
@@ -175,7 +176,7 @@ def _key(training: Training, config: TrainingConfig) -> str:
 
 
 def rough_pace(training: Training, config: TrainingConfig) -> Pace:
-    """The pace of a run, from a few passes: in about a second."""
+    """Times a few passes of a run: in about a second."""
     return _timed_pace(training, config)
 
 
@@ -185,7 +186,7 @@ def _timed_pace(
     seconds: float = 0.0,
     check_stop: Callable[[], object] = lambda: None,
 ) -> Pace:
-    """The pace of a run, from passes of this process that take `seconds`, or about one.
+    """Times passes of this process for `seconds`, or about one.
 
     Leaves out what runs in the background: saves. A batch of a large model is extrapolated from
     some of its windows. `check_stop` is called before each pass, and may raise. Changes nothing.
@@ -211,7 +212,7 @@ def _timed_pace(
         )
 
         def tries(untimed: int, count: int, seconds: float = 0.0) -> list[list[float]]:
-            """Seconds of each call, made in turn at least `count` times after untimed ones."""
+            """Makes each call in turn at least `count` times after untimed ones -> seconds."""
             rounds: list[list[float]] = []
             end = clock() + seconds
             while len(rounds) < untimed + count or clock() < end:
@@ -262,13 +263,13 @@ def _timed_pace(
 
 
 def batches_at_the_end(data: Dataset) -> int:
-    """As many batches as have the tokens that the evaluation after training predicts."""
+    """Counts batches that have the tokens that the evaluation after training predicts."""
     tokens = data.batch_size * data.block_size
     return min(data.held_out_batches, math.ceil(MOST_HELD_OUT / tokens))
 
 
 def most_steps(config: TrainingConfig, data: Dataset) -> int:
-    """How many steps a run by minutes trains at most: MAX_PASSES over the text."""
+    """Counts the steps that a run by minutes trains at most: MAX_PASSES over the text."""
     tokens = config.grad_accum_steps * data.batch_size * data.block_size
     return max(1, MAX_PASSES * len(data.train) // tokens)
 
@@ -276,7 +277,7 @@ def most_steps(config: TrainingConfig, data: Dataset) -> int:
 def fit_steps(
     config: TrainingConfig, pace: Pace, seconds: float, most: float = math.inf
 ) -> TrainingConfig:
-    """The config with the number of steps that fit, at most `most`.
+    """Returns the config with the number of steps that fit, at most `most`.
 
     At most a tenth of them is warmup, unless the config says which share.
 
@@ -306,7 +307,7 @@ def _most_that_fit(
     most: int,
     more: Callable[[int], float] = lambda _: 0.0,
 ) -> int:
-    """The steps in all that fit in so many seconds if some are done: at least one more.
+    """Returns the steps in all that fit in so many seconds if some are done: at least one more.
 
     `more` takes a number of steps -> the seconds of what else a run of that length does.
     """
@@ -327,7 +328,7 @@ def refitting(training: Training, measured: Pace, end: float) -> Callable[[], in
     """
     asks = isinstance(training.data, PackedDataset)
     begun = clock()
-    looks: deque[tuple[int, float]] = deque(maxlen=RECENT)  # steps and their seconds until then
+    looks: deque[tuple[int, float]] = deque(maxlen=REFITS_BACK)  # steps, seconds until then
     evaluations: list[int] = []  # after which steps
     calls = next_step = 0
     next_time = begun
@@ -344,14 +345,14 @@ def refitting(training: Training, measured: Pace, end: float) -> Callable[[], in
         apart = sum(x for name, x in progress.seconds.items() if name != "total")
         looks.append((calls, progress.seconds["total"] - apart))
         left, remaining = end - now, config.steps - progress.step
-        next_time = now + max(SOONEST, min(LOOK * (end - begun), left / 2))
+        next_time = now + max(REFIT_SECONDS, min(REFIT_SHARE * (end - begun), left / 2))
         next_step = calls + math.ceil(remaining / 2)
         steps, seconds = (last - first for first, last in zip(looks[0], looks[-1], strict=True))
         if not (steps and seconds > 0):
             return None
         step = seconds / steps
         # Evaluations and the end are slower or faster as steps are, until there is one to measure.
-        ratio = max(LEAST_CHANGE, step / measured.step)
+        ratio = max(LEAST_RATIO, step / measured.step)
         if measured.evaluation and evaluations:
             spent = progress.seconds["evaluations"] - before
             ratio = spent / len(evaluations) / measured.evaluation
@@ -365,7 +366,7 @@ def refitting(training: Training, measured: Pace, end: float) -> Callable[[], in
         )
 
         def asking(steps: int) -> float:
-            """The seconds of questions at the end: what evaluations leave of their share."""
+            """Returns the seconds of questions at the end: what is left by evaluations."""
             to_come = (steps - progress.step) * step
             others = pace.total(config, progress.step, steps) - to_come
             evaluating = progress.seconds["evaluations"] + others
@@ -375,7 +376,7 @@ def refitting(training: Training, measured: Pace, end: float) -> Callable[[], in
         fitting = _most_that_fit(
             config, pace, left, progress.step, most, asking if asks else lambda _: 0.0
         )
-        change = max(WORTH * remaining, LEAST_WORTH * config.steps)
+        change = max(CHANGE_OF_REST * remaining, CHANGE_OF_ALL * config.steps)
         return fitting if abs(fitting - config.steps) > change else None
 
     return refit
@@ -383,7 +384,7 @@ def refitting(training: Training, measured: Pace, end: float) -> Callable[[], in
 
 @contextmanager
 def _timed() -> Iterator[list[float]]:
-    """A list that holds the seconds of the block once it has ended."""
+    """Yields a list that holds the seconds of the block once it has ended."""
     seconds: list[float] = []
     start = clock()
     yield seconds

@@ -21,7 +21,7 @@ from smallmind import (
     TransformerModel,
 )
 from smallmind.forecast.memory import (
-    LATER,
+    STARTED_BYTES,
     TYPICAL,
     Program,
     TextSize,
@@ -352,7 +352,7 @@ def test_the_total_is_the_sum():
     total = estimate(ModelConfig(), TrainingConfig(), 12)
     names = *set(VECTORS) - {"working_weights"}, "activations", "scratch", "sample"
     parts = [getattr(total, name) for name in names]
-    assert total.total == sum(parts) + TYPICAL.resident + LATER
+    assert total.total == sum(parts) + TYPICAL.resident + STARTED_BYTES
     assert total.gradients == total.weights == total.moments / 2 == total.snapshot / 3
     # Without rollbacks it is the saver that makes this copy.
     assert estimate(ModelConfig(), TrainingConfig(max_rollbacks=0), 12).snapshot == total.snapshot
@@ -363,7 +363,7 @@ def test_a_large_teacher_counts_while_its_logits_are_cached():
     teacher = taught_by(ModelConfig(n_embd=1024), top_k=16)
     taught = estimate(ModelConfig(n_embd=1024), TrainingConfig(), 12)
     alone = estimate(ModelConfig(), TrainingConfig(), 12, loss=teacher)
-    program = TYPICAL.resident + LATER
+    program = TYPICAL.resident + STARTED_BYTES
     assert alone.total == program + alone.preparation > program + taught.weights > 2e8
 
 
