@@ -660,6 +660,37 @@ def test_the_command_measures_and_compares(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
+    ("spread", "share", "shown", "is_marked"),
+    [
+        (0.2, 0.5, "20 %", False),
+        (0.21, 0.5, "21 % !", True),
+        (1.0, 0.5, "100 % !", True),
+        (32.16, 0.5, "> 100 % !", True),
+        (0.05, 1.0, "100 %", False),
+        (0.05, 4.32, "!", True),
+    ],
+)
+def test_what_other_programs_disturbed_is_marked(monkeypatch, spread, share, shown, is_marked, cli):
+    """No share and no spread above 100 % is printed."""
+    ask = machine.Worker.ask
+
+    def disturbed(worker, **asked):
+        answer = ask(worker, **asked)
+        if "measure" in asked:
+            answer["share_of_limit"] = share
+            for times in answer["times"].values():
+                times["spread"] = spread
+        return answer
+
+    monkeypatch.setattr(machine.Worker, "ask", disturbed)
+    printed = cli("bench kernels sum_of_squares --shapes 9 --rounds 1 --threads 1")
+    (row,) = re.findall(r"^ *9 .*$", printed.out, re.MULTILINE)
+    assert re.search(rf"(^|\s){re.escape(shown)}(\s|$)", row)
+    assert not [x for x in re.findall(r"(?<!> )(\d+) %", row) if int(x) > 100]
+    assert ("! marks what other programs disturbed" in printed.flat) == is_marked
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         (None, "cannot read a.json: No such file"),

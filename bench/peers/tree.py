@@ -20,7 +20,7 @@ PAGE = 4096  # bytes
 ALPHABET = "".join(map(chr, range(ord("0"), ord("0") + 65)))  # 65, as in Shakespeare
 Shape = tuple[int, ...]
 # This tree has it; the one that is timed may have none, or another one.
-TIMING = runpy.run_path(str(Path(__file__).parents[2] / "smallmind" / "bench" / "timing.py"))
+TIMING = runpy.run_path(str(Path(__file__).parents[2] / "smallmind" / "kernels" / "timing.py"))
 Contestant, serve, turn = (TIMING[name] for name in ("Contestant", "serve", "turn"))
 
 

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_runs(parser, "directories of two or more runs, or their names in runs/")
     parser.epilog = (
         "Losses are compared at steps and times that all runs have reached, interpolated between "
-        "evaluations; where there are none, the lowest held-out loss of each run is shown. * marks "
+        "evaluations; where there are none, the best held-out loss of each run is shown. * marks "
         "the lowest. Times include evaluations. Runs whose tokens differ are compared by bits per "
         "byte. Runs may still be training. Results of tasks (`evaluate --pairs` and the like) are "
         "compared item by item; runs that differ in their seed alone are of one kind, and what "
@@ -120,7 +120,7 @@ def _show_lowest(
         mark = "*" * (loss == best and len(points) > 1)
         cells = f"{mark}{loss:.4f}", f"{step:,}", _place(seconds, "time", last)
         columns.append(cells if point else (UNKNOWN, UNKNOWN, UNKNOWN))
-    console.line(f"{TITLES[field]}, the lowest of each run")
+    console.line(f"Best {TITLES[field][0].lower()}{TITLES[field][1:]}, of each run")
     _show(console, "", list(zip(*columns, strict=True)))
 
 

@@ -144,7 +144,7 @@ class ProgressDisplay:
                 self.console.line(f"{place}  {text}")
             case EarlyStopRecord():
                 self.console.line(
-                    f"{place}  stopped early: the lowest held-out loss was "
+                    f"{place}  stopped early: the best held-out loss was "
                     f"{record.best_loss:.4f}, after step {record.best_step}"
                 )
             case TargetRecord():
@@ -176,7 +176,8 @@ class ProgressDisplay:
     def _show_evaluation(self, record: EvaluationRecord, place: str) -> None:
         """The loss on both parts of the text; the rest is about the held-out part."""
         self.progress.update(record)
-        losses = f"training loss {record.train_loss:.4f}  held-out loss {record.val_loss:.4f}"
+        # The training loss is that of steps, on other windows.
+        losses = f"held-out loss {record.val_loss:.4f}  on training text {record.train_loss:.4f}"
         scores = _scores(record, self.token)
         self.console.line(f"{place}  {losses}")
         below = " " * len(place) + GAP

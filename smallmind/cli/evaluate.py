@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
         *([["left out", left_out]] if left_out else []),
         *([["precision", losses[0].precision]] if precisions != ["float32"] else []),
         ["tokens predicted", f"{result.tokens:,}"],
-        ["loss", f"{result.loss:.4f} nats per token"],
+        ["held-out loss" if is_own else "loss", f"{result.loss:.4f} nats per token"],
         ["", f"{result.bits_per_character:.4f} bits/char"],
         ["", f"{result.bits_per_byte:.4f} bits/byte"],
         ["perplexity", format_perplexity(result.perplexity)],

@@ -126,7 +126,7 @@ def _try(console: Console, planner: "Planner", planned: "Planned") -> "Trial":
     drops = f", dropout {fields.dropout:g}" if fields.dropout else ""
     console.line(
         f"Trial {planned.number}: {size}{drops}, {count_of(config.steps, 'step')}, "
-        f"{_count(trial.outcome.tokens)} tokens: loss {trial.outcome.loss:.4f}, "
+        f"{_count(trial.outcome.tokens)} tokens: final held-out loss {trial.outcome.loss:.4f}, "
         f"{duration(trial.seconds)}"
     )
     return trial
@@ -198,7 +198,7 @@ def _show(console: Console, planner: "Planner", rows: list[dict[str, Any]], minu
     if not planner.outcomes:
         known = "Nothing is known of this text: these are guesses, from other texts"
     console.line(
-        "Losses on held-out text in nats per token, and between which losses 9 of 10 runs end; "
+        "Final held-out losses in nats per token, and between which 9 of 10 runs end; "
         f"smaller, larger: with the next sizes. {known}. For N parameters and D "
         f"tokens, in {count_of(minutes, 'minute')}:"
     )

@@ -116,13 +116,15 @@ def draw_text(
 def _described(losses: "Panel", run: int, name: str, width: int) -> str:
     """The name of a run and its last losses, as far as they fit."""
     shown = [line for line in losses.lines if line.run == run and not line.faint]
-    last = ", ".join(
-        f"{'held-out' if line.dots else 'training'} {line.points.values[-1]:.4f}"
-        for line in shown
-        if len(line.points)
-    )
-    fits = last and len(name) + len(last) + 2 <= width
-    return f"{name}: {last}" if fits else shorten(name, width)
+    for loss in (" loss", ""):
+        last = ", ".join(
+            f"{'held-out' if line.dots else 'training'}{loss} {line.points.values[-1]:.4f}"
+            for line in shown
+            if len(line.points)
+        )
+        if last and len(name) + len(last) + 2 <= width:
+            return f"{name}: {last}"
+    return shorten(name, width)
 
 
 def _titles(panel: "Panel", several: bool) -> tuple[str, ...]:

@@ -52,10 +52,11 @@ COLUMNS = (
     Column("name", lambda row: row["name"], 0, side="<"),
     Column("text", lambda row: shorten(row["text"] or UNKNOWN, 20), 2, side="<"),
     Column("model", lambda row: row["architecture"] or UNKNOWN, 3, side="<"),
-    Column("parameters", lambda row: format_count(row["parameters"]), 7),
+    Column("parameters", lambda row: format_count(row["parameters"]), 8),
     Column("steps", steps_of, 4),
-    Column("loss", lambda row: _number(row["best_loss"], 4), 1),
-    Column("bits/byte", lambda row: _number(row["bits_per_byte"], 3), 6),
+    Column("best held-out", lambda row: _number(row["best_loss"], 4), 1),
+    Column("final held-out", lambda row: _number(row["final_loss"], 4), 6),
+    Column("bits/byte", lambda row: _number(row["bits_per_byte"], 3), 7),
     Column("time", lambda row: duration(row["seconds"]), 5),
     Column("state", lambda row: row["state"], 0, side="<"),
 )
@@ -83,8 +84,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reverse", action="store_true", help="sort in descending order")
     parser.add_argument("--json", action="store_true", help="print a JSON array, for programs")
     parser.epilog = (
-        "loss is the lowest on held-out text, in nats per token, and bits/byte are those of the "
-        "same evaluation. Compare losses only between runs with the same text and the same tokens, "
+        "best held-out is the lowest held-out loss of the evaluations of a run, on some batches, "
+        "and final held-out the one on the whole held-out text at its end, both in nats per token; "
+        "bits/byte are the final ones, before the end those of the best evaluation. Compare "
+        "losses only between runs with the same text and the same tokens, "
         "bits per byte between runs with the same text. A run that was killed or stopped is "
         "interrupted: smallmind train --resume RUN continues it."
     )

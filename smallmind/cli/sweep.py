@@ -296,7 +296,7 @@ class _Job:
         taken = duration(time.monotonic() - self.start)
         if not losses:
             return f"   0%, {taken}, starting   {self.run.name}"
-        return f"{self.share:5.0%}, {taken}, loss {losses[-1]:.4f}  {self.run.name}"
+        return f"{self.share:5.0%}, {taken}, training loss {losses[-1]:.4f}  {self.run.name}"
 
 
 @contextmanager
@@ -427,7 +427,7 @@ def _told(result: "Result") -> str:
         return f"{result.name}: not begun yet"
     if result.loss is None:
         return f"{result.name}: {result.state} after {place}"
-    return f"{result.name}: loss {result.loss:.4f}, {place}"
+    return f"{result.name}: final held-out loss {result.loss:.4f}, {place}"
 
 
 def _show(console: Console, folder: Path, plan: "Plan", results: "list[Result]") -> None:
@@ -438,7 +438,7 @@ def _show(console: Console, folder: Path, plan: "Plan", results: "list[Result]")
     save(folder, plan, results)
     measure, groups = measure_of(plan), groups_of(plan, results)
     names = list(groups[0].settings)
-    heads = [*names, UNITS[measure], "spread", "runs", "time"]
+    heads = [*names, "final held-out loss", "spread", "runs", "time"]
     has_notes = any(_note(group) for group in groups)
     rows = []
     for group in groups:
@@ -458,7 +458,7 @@ def _show(console: Console, folder: Path, plan: "Plan", results: "list[Result]")
     console.line()
     console.drawing(Table("", rows, heads, sides).columns())
     console.line(
-        "Held-out loss at the end of the runs, the lowest first"
+        f"Final held-out loss in {UNITS[measure]}, the lowest first"
         + ("; spread: standard deviation over the seeds" if "seed" in plan.varied else "")
     )
     if len({result.text for result in results} - {None}) > 1:

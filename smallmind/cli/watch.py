@@ -1,12 +1,14 @@
 """Watch a run from another process until it ends: curve, speed, samples."""
 
 import argparse
+import math
 import shutil
 import time
 from typing import TYPE_CHECKING
 
 from smallmind.charts.figure import losses_of
 from smallmind.charts.text import SAMPLES, draw
+from smallmind.checks import number
 from smallmind.cli.console import INDENT, Console, full_width, line_width, wrap
 from smallmind.cli.flags import add_run, run_of
 from smallmind.console.activity import duration
@@ -133,11 +135,13 @@ def _numbers(view: "RunView") -> list[str]:
     latest = {name: curve.values[-1] for name, curve in curves.items() if len(curve)}
     parts = []
     if "loss" in latest:
-        parts.append(f"loss {latest['loss']:.4f}")
+        parts.append(f"training loss {latest['loss']:.4f}")
     if "val_loss" in latest:
         best = view.best
         lowest = f" (best {best['val_loss']:.4f}, step {best['step']:,})" if best else ""
-        parts.append(f"held-out {latest['val_loss']:.4f}{lowest}")
+        parts.append(f"held-out loss {latest['val_loss']:.4f}{lowest}")
+    if math.isfinite(final := number((view.final or {}).get("final_loss"))):
+        parts.append(f"final held-out loss {final:.4f}")
     if "lr" in latest:
         parts.append(f"lr {latest['lr']:.1e}")
     if "tokens_per_second" in latest:

@@ -140,6 +140,8 @@ def prepare(
     if plan:
         try:  # what a process that was killed had chosen or learned
             tokenizer = Tokenizer.load(directory / TOKENIZER)
+            if isinstance(encoding.tokenizer, Tokenizer):  # with its template
+                tokenizer = tokenizer.with_published(encoding.tokenizer.published)
             if plan.conversations:
                 tokenizer, _ = fit_template(tokenizer, encoding.template)
         except InputError as error:
@@ -236,6 +238,17 @@ def _read_plan(directory: Path, wanted: dict[str, Any]) -> Plan | None:
     return plan
 
 
+def _template_time(path: Path) -> datetime:
+    """The time that templates write: that of the plan, also in a process that resumes.
+
+    Earlier versions saved none, and took that of its file.
+    """
+    with read_record(path) as fields:
+        if "template_time" not in fields:
+            return datetime.fromtimestamp(os.stat(path).st_mtime)
+        return datetime.fromisoformat(fields["template_time"])
+
+
 def _tidy(directory: Path, index: Index) -> None:
     """Removes what is left of a process that was killed once the directory was complete."""
     kept, records = described(index.parts), (PROGRESS, PLAN)
@@ -313,13 +326,18 @@ def _write(
         durable.clear_stale(directory, 0, (TOKENIZER, PLAN))
         if not os.path.lexists(directory / PLAN):
             tokenizer.save(directory / TOKENIZER)
-            write_record(directory / PLAN, {"made_from": wanted, "plan": plan._asdict()})
+            time = datetime.now().isoformat(timespec="seconds")
+            record = {"made_from": wanted, "plan": plan._asdict(), "template_time": time}
+            write_record(directory / PLAN, record)
         if append(writer, corpus, plan, tokenizer) != plan.sha256:
             raise InputError(
                 f"the texts have changed since {directory} was begun; remove it to begin again"
             )
         report = corpus.report
         assert report  # the corpus has been read to its end
+        template = format_of(tokenizer) if plan.conversations else None
+        if template and not template.thinks:
+            report = report.leaving_out(plan.thoughts)
         shown = dataclasses.replace(report, skipped=report.skipped[:MOST_SKIPPED])
         writer.state.update(made_from=wanted, report=dataclasses.asdict(shown), **plan._asdict())
         if plan.conversations:  # the template, which tokenizer.json has no place for
@@ -366,8 +384,7 @@ def _append_conversations(
     """Writes the marked tokens of all conversations that are missing -> SHA-256 of all of them."""
     template, digest = format_of(tokenizer), ConversationDigest()
     assert template
-    # A template may write the time: that of the plan, also in a process that resumes.
-    planned = datetime.fromtimestamp(os.stat(writer.directory / PLAN).st_mtime)
+    planned = _template_time(writer.directory / PLAN)
     done = begun = int((writer.position or {"conversations": 0})["conversations"])
     trained_on = plan.conversations - plan.held_out
     batch: list[np.ndarray] = []

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,6 +70,13 @@ class Report:
     conversations: int = 0  # of the documents
     turns: int = 0  # of all conversations
     unanswered: int = 0  # conversations without an answer, which are not among the documents
+
+    def leaving_out(self, thoughts: int) -> "Report":
+        """Adds the note that a chat template cannot write these thoughts, if there are any."""
+        note = f"Left out: {count_of(thoughts, 'thought')}, which the chat template cannot write"
+        if not thoughts or note in self.notes:
+            return self
+        return replace(self, notes=(*self.notes, note))
 
 
 class Reading:

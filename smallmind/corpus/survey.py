@@ -93,6 +93,7 @@ class Plan(NamedTuple):
     separator: str  # of documents
     train_tokens: int = 0  # if tokens are held out
     conversations: int = 0  # 0: a text; else held_out counts conversations, not characters
+    thoughts: int = 0  # turns that have one
 
 
 def joined(
@@ -132,15 +133,16 @@ def survey(pieces: Iterable[Piece], separator: str) -> tuple[Plan, str]:
 def survey_conversations(conversations: Iterable[Conversation]) -> tuple[Plan, str]:
     """Reads conversations once -> the plan, the characters of their turns, sorted."""
     seen, digest = np.zeros(CODE_POINTS, bool), ConversationDigest()
-    count = characters = nbytes = 0
+    count = characters = nbytes = thoughts = 0
     for conversation in digest.of(conversations):
         count += 1
         text = "".join(turn.text for turn in conversation)
         characters, nbytes = characters + len(text), nbytes + len(text.encode())
+        thoughts += sum(bool(turn.thought) for turn in conversation)
         seen[np.frombuffer(text.encode("utf-32-le"), np.uint32)] = True
     distinct = "".join(map(chr, np.flatnonzero(seen)))
-    held_out = held_out_of(count)
-    plan = Plan(characters, nbytes, held_out, digest.hexdigest(), "", "", conversations=count)
+    counts = characters, nbytes, held_out_of(count)
+    plan = Plan(*counts, digest.hexdigest(), "", "", conversations=count, thoughts=thoughts)
     return plan, distinct
 
 

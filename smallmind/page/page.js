@@ -821,10 +821,11 @@ function showRun(run) {
   const hasFocus = $("course").querySelector("button.main") === document.activeElement;
   const facts = [["State", run.state], ["Step", run.steps ? `${whole(run.step)} of ${whole(run.steps)}` : whole(run.step)]];
   if (run.loss !== null) facts.push(["Best held-out loss", run.loss.toFixed(4)]);
+  if (run.final_loss !== null) facts.push(["Final held-out loss", run.final_loss.toFixed(4)]);
   if (run.seconds) facts.push(["Trained for", duration(run.seconds)]);
   if (run.left_seconds !== null) facts.push(["Left", duration(run.left_seconds)]);
-  if (run.tokens_per_second) facts.push(["Tokens per second", whole(Math.round(run.tokens_per_second))]);
-  if (run.share !== null) facts.push(["Share of the machine", `${Math.round(100 * run.share)} %`]);
+  if (run.tokens_per_second) facts.push(["Tokens/s", whole(Math.round(run.tokens_per_second))]);
+  if (run.share !== null) facts.push(["Share of the multiply-adds", `${Math.round(100 * run.share)} %`]);
   const list = make("dl", { className: "facts" }, ...facts.map(
     ([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
   const talkTo = action("Talk to its newest checkpoint", `Talk to ${run.name}`, () => {
@@ -835,7 +836,7 @@ function showRun(run) {
   talkTo.className = "main";
   talkTo.disabled = !run.model;
   const legend = make("p", { className: "note curves", "aria-hidden": "true" },
-    make("span", {}, "loss of training"), make("span", { className: "held" }, "of held-out text"));
+    make("span", {}, "training loss"), make("span", { className: "held" }, "held-out loss"));
   const head = make("div", { className: "row" }, make("h3", {}, run.name), make("span", { className: "grow" }), talkTo);
   const parts = [head, list, make("figure", {}, lossChart(run.curves), legend)];
   parts.push(...run.notes.map((note) => make("p", { className: "note" }, note)));

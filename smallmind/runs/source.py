@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from smallmind.checks import InputError, count_of
+from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, identity, prepare
@@ -144,12 +144,8 @@ class ConversationSource:
             marked = list(encode_each(tokenizer, template.at(self.now), parts))
         self._marked = tokenizer.digest, marked
         thoughts = sum(bool(turn.thought) for turns in self.conversations for turn in turns)
-        if self.report and thoughts and not template.thinks:
-            note = (
-                f"Left out: {count_of(thoughts, 'thought')}, which the chat template cannot write"
-            )
-            notes = dict.fromkeys([*self.report.notes, note])
-            self.report = dataclasses.replace(self.report, notes=tuple(notes))
+        if self.report and not template.thinks:
+            self.report = self.report.leaving_out(thoughts)
         return marked
 
     def whole(self, tokenizer: Tokenizer, T: int) -> PackedDataset:

@@ -67,7 +67,7 @@ def _table(run: SavedRun, metrics: MetricsTable | None) -> Table:
             (
                 "final_loss",
                 "final held-out loss",
-                "{:.4f} nats per token, on all of it",
+                "{:.4f} nats per token, on the whole held-out text",
             ),
             ("final_bits_per_byte", "bits per byte", "{:.3f}"),
         ):
@@ -102,13 +102,13 @@ def history_of(run: SavedRun, model: str) -> dict[str, str]:
         facts |= {role: Path(path).name for role, path in loss.models.items()}
     with suppress(InputError):  # no metrics yet
         found = [
-            (row["step"], loss)
+            (row["step"], loss, "final " * ("final_loss" in row))
             for row in run.metrics().rows
             if math.isfinite(loss := number(row.get("final_loss", row.get("val_loss"))))
         ]
         if found:
-            step, loss = found[-1]
-            facts["held-out loss"] = f"{loss:.4f} nats per token, after step {step:,}"
+            step, loss, final = found[-1]
+            facts[f"{final}held-out loss"] = f"{loss:.4f} nats per token, after step {step:,}"
     return facts
 
 

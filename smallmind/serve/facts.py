@@ -150,7 +150,7 @@ class Facts:
                 {"step": step, "text": text} for step, text in view.samples()[-MOST_SAMPLES:]
             ],
             "tokens_per_second": speeds[-1] if len(speeds) else None,
-            "share": share if math.isfinite(share) else None,
+            "share": share if 0 <= share <= 1 else None,  # earlier versions measured it badly
             "notes": view.notes[-5:],
             "problem": view.problem,
         }
@@ -214,13 +214,14 @@ def _model(entry: Entry) -> dict[str, Any]:
 
 def _row(view: RunView, ids: dict[Any, str]) -> dict[str, Any]:
     best = view.best or {}
-    loss = number(best.get("val_loss"))
+    loss, final = number(best.get("val_loss")), number((view.final or {}).get("final_loss"))
     return {
         "name": view.name,
         "state": view.state.value,
         "step": view.step,
         "steps": view.steps,
         "loss": loss if math.isfinite(loss) else None,
+        "final_loss": final if math.isfinite(final) else None,
         "model": ids.get(view.path.resolve()),
     }
 

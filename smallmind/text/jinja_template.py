@@ -82,6 +82,7 @@ class JinjaTemplate(Format):
     text: str
     special: tuple[str, ...]
     roles: Mapping[str, str]  # what the template calls tokens by: bos_token ...
+    ends: tuple[str, ...]  # at which the model stops, besides `end`
     process: "_Process" = field(repr=False)
     now: datetime | None = None  # the time for templates that write it; None: the current one
     parts: bool = False  # it takes a text as a list of parts
@@ -108,7 +109,8 @@ class JinjaTemplate(Format):
             content = token.get("content") if isinstance(token, dict) else token
             if isinstance(content, str):
                 roles[name] = content
-        return cls(text, tuple(tokenizer.special), roles, _shared_process())._studied()
+        ends = tuple(name for name, i in tokenizer.special.items() if i in tokenizer.ends)
+        return cls(text, tuple(tokenizer.special), roles, ends, _shared_process())._studied()
 
     @property
     def jinja(self) -> str:
@@ -121,32 +123,39 @@ class JinjaTemplate(Format):
         self, conversation: Conversation, answers: bool = False, **variables: Any
     ) -> Rendered:
         (written,) = self._write([conversation], answers, variables)
-        return self._rendered(conversation, written)
+        return self._rendered(conversation, written, answers)
 
     def render_all(self, conversations: Sequence[Conversation]) -> list[Rendered]:
         written = self._write(conversations, False, {})
         return list(map(self._rendered, conversations, written))
 
-    def _rendered(self, conversation: Conversation, written: Written) -> Rendered:
+    def _rendered(
+        self, conversation: Conversation, written: Written, answers: bool = False
+    ) -> Rendered:
         if written.error:
             problem = f"the chat template refuses the conversation: {written.error}"
             if where := getattr(conversation, "where", ""):
                 problem = f"{where}: {problem}; correct or remove it"
             raise InputError(problem)
-        learned, cuts, places = [], [], written.turns()
+        text, learned, cuts, places = written.text, [], [], written.turns()
         for number, turn in enumerate(conversation):
             if turn.role != ASSISTANT or number not in places:
                 continue
             before, begin, end, after = places[number]
             begin -= len(before) - _prompt_in(before, self.prompting)
+            is_last = number + 1 == len(conversation)
+            if is_last and is_learned(turn) and not answers and not self._tokens(after):
+                # In some templates an answer ends with the token that begins the next turn.
+                text, after = text + self.end, after + self.end
             ended, cut = self._ends(after)
             if is_learned(turn):
-                learned.append((begin, end + ended))
-            is_last = number + 1 == len(conversation)
+                # Some templates end an earlier answer with a token at which a model does not stop.
+                stops = is_last or after[:ended].endswith((self.end, *self.ends))
+                learned.append((begin, end + ended if stops else end))
             if cut is not None and not is_last and conversation[number + 1].role != ASSISTANT:
                 cuts.append(end + cut)
         said = tuple((begin, end) for _, begin, end in written.said)
-        return Rendered(written.text, tuple(learned), tuple(cuts), said)
+        return Rendered(text, tuple(learned), tuple(cuts), said)
 
     def _ends(self, after: str) -> tuple[int, int | None]:
         """The text after an answer -> where the answer's last token ends and the next turn begins.

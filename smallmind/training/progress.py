@@ -31,7 +31,7 @@ class StatusText:
             self._first = self._first or record
             self._record = record
         elif isinstance(record, EvaluationRecord):
-            self._held_out = f"held-out {record.val_loss:.4f}"
+            self._held_out = f"{record.val_loss:.4f}"
 
     def variants(self, is_live: bool, step: int | None = None, so_far: str = "") -> tuple[str, ...]:
         """The line, longest variant first: step, loss and time left stay longest.
@@ -61,12 +61,16 @@ class StatusText:
         if record is None or first is None:
             return (place,)
         loss, rate = f"loss {record.loss:.4f}", f"lr {record.lr:.1e}"
+        whole = f"training {loss}", held_out and f"held-out loss {held_out}", rate
+        held_out = held_out and f"held-out {held_out}"
         elapsed = record.elapsed_seconds - first.elapsed_seconds
         if not elapsed:
-            return _joined(bar, place, loss, held_out, rate), _joined(place, loss)
+            short = _joined(bar, place, loss, held_out, rate), _joined(place, loss)
+            return _joined(bar, place, *whole), *short
         left = elapsed / max(1, record.step - first.step) * (self.steps - record.step)
         speed, end = f"{record.tokens_per_second:,.0f} tokens/s", f"{duration(left)} left"
         return (
+            _joined(bar, place, *whole, speed, end),
             _joined(bar, place, loss, held_out, rate, speed, end),
             _joined(bar, numbers, loss, held_out, speed, end),
             _joined(place, loss, held_out, speed, end),

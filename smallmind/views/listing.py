@@ -47,9 +47,9 @@ def find_runs(parent: str | PathLike[str]) -> list[RunView]:
 def row_of(view: RunView) -> Row:
     """Returns the row of a run: its fields by name, None for what is unknown, or not yet known."""
     best = view.best or {}
-    loss, bits = best.get("val_loss"), best.get("bits_per_byte")
-    if not best and view.final:
-        loss, bits = view.final.get("final_loss"), view.final.get("final_bits_per_byte")
+    final = view.final or {}
+    loss = best.get("val_loss", final.get("final_loss"))
+    bits = final.get("final_bits_per_byte", best.get("bits_per_byte"))
     state = view.state
     return {
         "name": view.name,
@@ -61,9 +61,11 @@ def row_of(view: RunView) -> Row:
         "parameters": view.parameters,
         "step": view.step,  # done
         "steps": view.steps,  # planned
-        "best_loss": _finite(loss),  # the lowest on held-out text, in nats per token
+        # The lowest held-out loss, in nats per token; without evaluations, the final one.
+        "best_loss": _finite(loss),
         "best_step": best.get("step"),
-        "bits_per_byte": _finite(bits),  # of that evaluation
+        "final_loss": _finite(final.get("final_loss")),  # on the whole held-out text
+        "bits_per_byte": _finite(bits),  # the final ones, before the end those of the best
         "seconds": view.seconds,  # of training
         "failure": view.failure if state == State.FAILED else None,  # why it has failed
         "problem": view.problem,  # why fields are missing

@@ -93,13 +93,13 @@ def _cards(view: RunView) -> list[tuple[str, str, str]]:
         cards.append(("Best held-out loss", f"{best['val_loss']:.4f}", unit))
     bits = end.get("final_bits_per_byte", best.get("bits_per_byte"))
     if _is_number(bits):
-        cards.append(("Compression", f"{bits:.3f}", "bits per byte of held-out text"))
+        cards.append(("Compression", f"{bits:.3f}", "bits/byte of held-out text"))
     if view.steps is not None:
         cards.append(("Length", f"{view.step:,}", f"of {view.steps:,} steps"))
     if view.seconds:
         cards.append(("Time", *_time(view.seconds)))
     if rates := sorted(_curve(view, "tokens_per_second").values):
-        cards.append(("Speed", f"{rates[len(rates) // 2]:,.0f}", "tokens per second"))
+        cards.append(("Speed", f"{rates[len(rates) // 2]:,.0f}", "tokens/s"))
     if peaks := _curve(view, "peak_memory").values:
         cards.append(("Memory", f"{max(peaks) / 1e6:,.0f} MB", "at the peak of the process"))
     return cards
@@ -137,8 +137,8 @@ def _evaluations(view: RunView) -> str:
     chosen = {round(i * (len(rows) - 1) / (SHOWN - 1)) for i in range(SHOWN)}
     chosen |= {rows.index(best)}
     columns = {
-        "training loss": ("train_loss", ".4f"),
         "held-out loss": ("val_loss", ".4f"),
+        "on training text": ("train_loss", ".4f"),
         "perplexity": ("perplexity", ",.3f"),
         "bits/char": ("bits_per_character", ".3f"),
         "bits/byte": ("bits_per_byte", ".3f"),
@@ -199,7 +199,7 @@ def _course(view: RunView) -> str:
     panels = [
         Panel("Learning rate", "", [Line("", rate)], from_zero=True),
         Panel("Norm of the gradient", "before clipping", noisy("", norm)),
-        Panel("Speed", "tokens per second", [Line("", speed)], from_zero=True),
+        Panel("Speed", "tokens/s", [Line("", speed)], from_zero=True),
         Panel("Memory of the process", "MB", [Line("", megabytes)], from_zero=True),
     ]
     charts = [Figure(f"{panel.label} by step", [panel]) for panel in panels]

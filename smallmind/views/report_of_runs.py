@@ -105,6 +105,14 @@ def loss_of(view: RunView, field: str) -> float:
     return min(curve.values, default=math.nan)
 
 
+def _compared(groups: Sequence[Group], field: str) -> str:
+    """The name of the losses that `loss_of` finds: final ones if any run has ended."""
+    if FINAL[field] is None:
+        return NAMES[field]
+    has_ended = any(view.final for group in groups for view in group.runs)
+    return f"{'final' if has_ended else 'best'} {NAMES[field]}"
+
+
 def _names(views: Sequence[RunView]) -> str:
     """The names of a few runs, or of the sweep that they are from."""
     folders = {view.path.resolve().parent for view in views}
@@ -187,8 +195,8 @@ def _means(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
         rows.append([f"{place}", *settings, mean, spread, *ends, count])
     heads = ["place", *varied, "mean", "spread", "lowest", "highest", "runs"]
     note = (
-        f"<p>{NAMES[field].capitalize()} in {UNITS[field]}, the lowest mean first. The spread is "
-        "the standard deviation over runs that differ by their seed only.</p>"
+        f"<p>{_compared(groups, field).capitalize()} in {UNITS[field]}, the lowest mean first. "
+        "The spread is the standard deviation over runs that differ by their seed only.</p>"
     )
     return section("Mean and spread over seeds", note + table(rows, heads, best=0))
 
@@ -261,8 +269,12 @@ def _runs(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
             row.insert(-1, f"{rates[len(rates) // 2]:,.0f}" if rates else "")
             rows.append((loss if math.isfinite(loss) else math.inf, row))
     rows.sort(key=lambda pair: pair[0])
-    heads = ["run", *varied, "seed", NAMES[field], "steps", "time", "tokens/s", "state"]
-    note = f"<p>Losses in {UNITS[field]}, times of training in minutes:seconds.</p>"
+    name = _compared(groups, field)
+    heads = ["run", *varied, "seed", name, "steps", "time", "tokens/s", "state"]
+    note = f"Losses in {UNITS[field]}, times of training in minutes:seconds."
+    if name.startswith("final") and not all(x.final for group in groups for x in group.runs):
+        note += f" Runs that have not ended have their best {NAMES[field]} so far."
+    note = f"<p>{note}</p>"
     return section("Runs", note + table([row for _, row in rows], heads, best=0))
 
 

@@ -4,10 +4,12 @@ import re
 
 import pytest
 
+from smallmind import Run
 from smallmind.charts.text import ASCII_BLOCKS, BLOCKS
 from smallmind.cli.console import Console
 from smallmind.cli.display import show_losses
 from smallmind.training.training import Training
+from smallmind.views.report import report
 from tests.cli.test_cli import SMALL
 from tests.faults.test_consoles import Recorded
 from tests.views.written import append, rollback, step, write
@@ -67,3 +69,29 @@ def test_an_interrupted_run_shows_what_it_has(text, tmp_path, monkeypatch, cli):
     monkeypatch.setattr(Training, "evaluate", evaluate)
     printed = cli("train", text, SMALL, "--log-every 2 --out", tmp_path / "run").out
     assert LINE.search(printed) and "step 30/30" not in printed
+
+
+def test_a_loss_has_one_name_wherever_it_is_shown(text, tmp_path, monkeypatch, cli):
+    monkeypatch.setenv("COLUMNS", "160")
+    run = tmp_path / "run"
+    flags = "--recipe gpt2 --log-every 2 --val-every 15 --val-batches 1 --out"
+    printed = cli("train", text, SMALL, flags, run)
+    final = re.search(r"Final held-out loss: (\d\.\d{4}) nats per token", printed.flat)[1]
+    evaluated = re.findall(r"held-out loss (\d\.\d{4})  on training text \d", printed.out)
+    (best,) = {min(evaluated)} - {final}
+    last = re.findall(r"training loss (\d\.\d{4})", printed.out)[-1]
+    rows = [re.split(" {2,}", line.strip()) for line in cli("runs", run).out.splitlines()]
+    row = dict(zip(rows[0], rows[2], strict=True))
+    assert (row["best held-out"], row["final held-out"]) == (best, final)
+    watched = cli("watch", run, "--once").flat
+    for name in (f"training loss {last}", f"(best {best}", f"final held-out loss {final}"):
+        assert name in watched
+    page = re.sub(r"<[^>]*>", " ", report(run))
+    assert re.search(rf"Final held-out loss\s+{final}", page)
+    shown = re.sub(r"<[^>]*>", " ", Run.open(run)._repr_html_())
+    assert re.search(rf"best held-out loss\s+{best}", shown)
+    assert re.search(rf"final held-out loss\s+{final}", shown)
+    assert re.search(rf"held-out loss[│ ]+{final} nats per token", cli("evaluate", run).out)
+    cli("export", run, "--to hf", tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert f"| final held-out loss | {final} nats per token" in card

@@ -42,7 +42,7 @@ def show(monkeypatch, cli):
 def test_the_newest_run_is_drawn_if_none_is_named(runs, show):
     printed = show()
     assert "The newest run is runs/two" in printed.err
-    assert printed.out.startswith("runs/two: training 1.0001, held-out 3.5150\n")
+    assert printed.out.startswith("runs/two: training loss 1.0001, held-out loss 3.5150\n")
     titles = [line for line in printed.out.splitlines() if line[:1].isupper()]
     assert titles == [
         "Loss (nats per token); line: training, smoothed; o: held-out",
@@ -104,7 +104,7 @@ def test_a_run_that_is_going_was_killed_or_is_old_is_drawn(runs, show):
     for name in ("float32", "muon"):
         assert "held-out 3.7" in show(OLD_RUNS / name).out or name == "muon"
     write(runs / "early", step(1))  # one point, no evaluation
-    assert "training 3.85" in show("runs/early").out
+    assert "training loss 3.85" in show("runs/early").out
 
 
 def test_a_run_without_steps_is_refused(runs, show, cli):

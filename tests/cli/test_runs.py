@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 
@@ -47,14 +48,14 @@ def show(monkeypatch, cli):
 def test_the_table_has_a_row_for_each_run(runs, show):
     with RunLock(runs / "going"):
         lines = show(runs).splitlines()
-    assert lines[0].split() == [column.head for column in COLUMNS]
+    assert re.split(" {2,}", lines[0].strip()) == [column.head for column in COLUMNS]
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[2:7]}
     assert list(rows) == NAMES  # the newest last, then what has no config yet
-    assert rows["done"] == "stories GPT-2 123K 100 2.0000 1.500 0:10 finished"
-    assert rows["going"].endswith(" 1,250/2,000 1.5000 1.250 2:05 running")
-    assert rows["killed"].endswith(" 10/100 - - 0:01 interrupted")
+    assert rows["done"] == "stories GPT-2 123K 100 2.0000 1.9000 1.250 0:10 finished"
+    assert rows["going"].endswith(" 1,250/2,000 1.5000 - 1.250 2:05 running")
+    assert rows["killed"].endswith(" 10/100 - - - 0:01 interrupted")
     assert rows["broken"].endswith(" failed")
-    assert rows["young"] == "- - - 0 - - 0:00 interrupted"
+    assert rows["young"] == "- - - 0 - - - 0:00 interrupted"
     notes = flat(" ".join(lines[7:]))
     assert "broken: the loss diverged" in notes and "young: config.json cannot be read" in notes
 
@@ -94,7 +95,8 @@ def test_json_has_the_numbers_themselves(runs, show):
         "steps": 100,
         "best_loss": 2.0,
         "best_step": 50,
-        "bits_per_byte": 1.5,
+        "final_loss": 1.9,
+        "bits_per_byte": 1.25,
         "seconds": 10.0,
         "failure": None,
         "problem": None,
@@ -107,8 +109,8 @@ def test_json_has_the_numbers_themselves(runs, show):
 def test_columns_go_where_the_terminal_is_too_narrow(runs, show, columns):
     printed = show(runs, columns=columns)
     assert max(map(len, printed.splitlines())) <= columns
-    heads = printed.splitlines()[0].split()
-    assert {"name", "loss", "state"} <= set(heads)
+    heads = re.split(" {2,}", printed.splitlines()[0].strip())
+    assert {"name", "best held-out", "state"} <= set(heads)
     left_out = [column.head for column in COLUMNS if column.head not in heads]
     said = f"Left out, for a wider terminal: {', '.join(left_out)}"
     assert (said in flat(printed)) == bool(left_out) == (columns < 100)

@@ -36,7 +36,8 @@ def test_once_shows_everything_within_the_width(run, columns, encoding, monkeypa
     monkeypatch.setattr(type(__import__("sys").stdout), "encoding", encoding, raising=False)
     printed = cli("watch", run, "--once")
     assert all(len(line) <= columns for line in printed.out.splitlines())
-    for part in ("novel: interrupted", "step 200", "loss 2.0000", "held-out 2.2500", "12,345"):
+    losses = "training loss 2.0000", "held-out loss 2.2500"
+    for part in ("novel: interrupted", "step 200", *losses, "12,345"):
         assert part in printed.flat
     assert "the disk is nearly full" in printed.flat
     assert "Sample after step 150: It was a" in printed.flat
@@ -48,7 +49,8 @@ def test_a_number_stays_with_its_name_and_unit(run, columns):
     lines = watch._packed(numbers, columns)
     assert " ".join(" ".join(lines).split()) == " ".join(numbers)
     whole = [number for number in numbers if len(number) <= columns - 2]
-    assert len(whole) >= 3 and all(any(part in line for line in lines) for part in whole)
+    assert len(whole) >= 3 - (columns == 20)
+    assert all(any(part in line for line in lines) for part in whole)
     assert columns == 20 or max(map(len, lines)) <= columns
 
 

@@ -163,9 +163,9 @@ ADDED = re.compile(
 )
 BELONGING = re.compile("think|tool")  # in the names of those that are `special: false`
 # transformers' mask of `{% generation %}` also has the end of a prompt, which a model never writes,
-# and white space after the token that ends a turn.
+# white space after the token that ends a turn, and that token where the model goes on after it.
 NEVER_WRITTEN = re.compile(
-    r"(\s|<think>|</think>|<eos>|<[|\uff5c](start|Assistant)[|\uff5c]>|assistant)*"
+    r"(\s|<think>|</think>|<eos>|<[|\uff5c](start|end|Assistant)[|\uff5c]>|assistant)*"
 )
 
 
@@ -234,6 +234,8 @@ def test_a_published_template_gives_the_ids_of_transformers(name):
             continue
         rendered += 1
         marked = template.encode(ours, turns)
+        if name == "glm4moe":  # the last answer ends as the others do, and as trl's training does
+            wanted = [*wanted, ours.special["<|user|>"]]
         assert (marked // MARKS).tolist() == wanted
         asked = {"add_generation_prompt": True, "return_dict": False}
         for count in range(len(turns) % 2 + 1, len(turns), 2):
@@ -243,10 +245,9 @@ def test_a_published_template_gives_the_ids_of_transformers(name):
         answers = [turn.text.strip() for turn in turns if turn.role == "assistant"]
         assert all(answer.rpartition("</think>")[2].strip() in said for answer in answers)
         assert not any(turn.text in said for turn in turns if turn.role != "assistant")
-        # The last answer of a few ends with the next question.
+        # Earlier answers of one have another end, which its model also writes before an answer.
         ends = (marked == ours.special[template.end] * MARKS + LEARNED).sum()
-        others = ("glm4moe", "gptoss")
-        assert ends == len(answers) or name.startswith(others)
+        assert ends == (1 if name.startswith("gptoss") else len(answers))
     assert rendered >= 2
 
 
@@ -266,7 +267,7 @@ def test_names_in_a_published_template_are_tokens_only_where_it_writes_them(name
 
     assert special(marked) == special(expected)
     wanted = theirs.apply_chat_template(talk_of(template, turns), tokenize=False)
-    assert ours.decode(marked // MARKS) == wanted
+    assert ours.decode(marked // MARKS) == wanted + "<|user|>" * (name == "glm4moe")
 
 
 @pytest.mark.parametrize(

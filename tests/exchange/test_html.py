@@ -279,6 +279,22 @@ def test_tokens_are_the_same(tmp_path, kind):
 
 
 @needs_node
+def test_characters_that_a_vocabulary_has_grown_by_are_tokens_of_the_page(tmp_path):
+    """They follow all other tokens, also those of a chat template."""
+    base = Tokenizer("The cat sat.").with_special(["<|im_start|>", "<|im_end|>"])
+    grown = base.with_characters("?ä🐈")
+    page = page_of(tmp_path, varied_model("Llama", grown, n_layer=1), grown)
+    known = "?The 🐈 sät<|im_end|>?"
+    ids = grown.encode(known).tolist()
+    new = range(base.vocab_size, grown.vocab_size)
+    assert {grown.encode(c)[0] for c in "?ä🐈"} == {*new} and base.unknown("?ä🐈")
+    answers = asked(page, ["encode", known], ["decode", ids], ["pieces", ids], ["encode", "ö"])
+    assert answers[:2] == [ids, grown.decode(ids)]
+    assert answers[2] == [*grown.stream(ids), ""][: len(ids) + 1]
+    assert "never seen the character" in answers[3]["error"]
+
+
+@needs_node
 def test_every_character_is_of_its_class(tmp_path):
     """Words end where they end here, whatever version of Unicode a browser knows."""
     tokenizer = Tokenizer("ab" * 9, "bpe", vocab_size=258)

@@ -5,6 +5,7 @@
 BATCH is the number of the batch, from 0, in which the fault comes.
 """
 
+import hashlib
 import os
 import signal
 import sys
@@ -14,12 +15,15 @@ import pytest
 from smallmind.checks import InputError
 from smallmind.cli import main
 from smallmind.cli import parallel as cli_parallel
+from smallmind.console import activity
+from smallmind.forecast import pace
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel import launch
 from smallmind.parallel.environment import rank
 from smallmind.runs import parallel as runs_parallel
+from smallmind.runs import session
 from smallmind.text.dataset import Dataset
-from smallmind.training import evaluations
+from smallmind.training import clock, evaluations, training
 from tests.programs import start_untimed
 
 SPIKE = 1e4
@@ -96,7 +100,35 @@ def without_mpi4py(_):
     sys.modules["mpi4py"] = None
 
 
+def on_a_clock(patch, planned=0.5, each=0.05):
+    """Passes take `each` second on a clock that else stands still; a step was timed at `planned`.
+
+    So a run by minutes gets other lengths as it goes, however busy the machine is.
+    """
+    now = activity.clock()
+    original, measure = TransformerModel.loss_and_gradients, pace.measure
+
+    def passing(self, *arguments, **named):
+        nonlocal now
+        now += each * (self.backend != "none")
+        return original(self, *arguments, **named)
+
+    patch.setattr(TransformerModel, "loss_and_gradients", passing)
+    for module in (pace, session, clock):
+        patch.setattr(module, "clock", lambda: now)
+    # All ranks time steps together.
+    patch.setattr(pace, "measure", lambda *given: measure(*given) and pace.Pace(planned, 0, 0, 0))
+    patch.setattr(pace, "most_steps", lambda *_: 10**6)  # a short text must not end the run
+
+
+def clocked(number):
+    """A run by minutes on a clock, whose rank is killed in a batch."""
+    on_a_clock(pytest.MonkeyPatch())
+    in_batch(number, signalling(signal.SIGKILL))
+
+
 FAULTS = {
+    "clock": clocked,
     "memory": lambda n: in_batch(n, raising(MemoryError("12 GB for activations"))),
     "bug": lambda n: in_batch(n, raising(ZeroDivisionError("a planted bug"))),
     "kill": lambda n: in_batch(n, signalling(signal.SIGKILL)),
@@ -113,10 +145,28 @@ FAULTS = {
 }
 
 
+def telling(tell):
+    """Calls tell(rank, steps, digest of the weights) in each rank that evaluates them at the end.
+
+    Returns what takes the place of `Training.evaluate_held_out`.
+    """
+    original = training.Training.evaluate_held_out
+
+    def evaluate_held_out(self):
+        digest = hashlib.sha256(self.model.flat.data.tobytes()).hexdigest()
+        tell(rank(), self.progress.step, digest)
+        return original(self)
+
+    return evaluate_held_out
+
+
 def prepare():
     """Runs end with a short sample, and nothing is timed before they start."""
     evaluations.SAMPLE_TOKENS = 20
     start_untimed(pytest.MonkeyPatch())
+    training.Training.evaluate_held_out = telling(
+        lambda *told: print("At its end, rank {} after {} steps: {}".format(*told), flush=True)
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Faults of one rank: all end soon, with one clear message, and the run can be resumed."""
 
+import hashlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import time
 import psutil
 import pytest
 
+from smallmind import Run
 from smallmind.checks import InputError
 from smallmind.console import signals
 from smallmind.files.lock import RunLock
@@ -28,6 +30,7 @@ from tests.parallel.launching import (
     started,
     train_words,
 )
+from tests.programs import last_of_each
 
 pytestmark = [needs_mpi, pytest.mark.skipif(os.name == "nt", reason="no signals on Windows")]
 SLOW = pytest.mark.slow
@@ -370,6 +373,29 @@ def test_a_rank_that_is_told_to_stop_while_steps_are_timed_ends_all(tmp_path):
     assert code == 128 + signal.SIGTERM and not errors
     assert "Interrupted while its steps were timed; nothing has been trained." in printed
     assert not (tmp_path / "run").exists()
+
+
+@on_every_mpi
+def test_a_run_by_minutes_that_is_killed_has_the_bits_of_its_lengths(tmp_path, launcher):
+    """All ranks take each new length together, and go on with those of a killed run."""
+    flags = [*MINUTES, "--minutes", "1", "--log-every", "1", "--save-every", "20"]
+    flags = last_of_each(write_text(tmp_path), *flags, "--out", tmp_path / "run")
+    killed = run(launcher.command((2, train_words(*flags, fault=("clock", 0, 150)))))
+    assert killed[0] != 0
+    before = Run.open(tmp_path / "run").settings.training
+    assert len(before.fitted) > 1 and before.steps > 150 > newest(tmp_path / "run")[0].step
+    program = ["-m", "tests.parallel.disturbed", "clock", "0", str(10**9), "--", "train"]
+    program += ["--resume", tmp_path / "run", *ONE_THREAD]
+    code, printed, errors = run(launcher.command((2, program)))
+    assert code == 0, errors
+    ends = re.findall(r"At its end, rank (\d) after (\d+) steps: (\w{64})", printed)
+    again = Run.open(tmp_path / "run")
+    training, settings = again.training, again.settings.training
+    assert settings.fitted[: len(before.fitted)] == before.fitted
+    for _ in training.steps(settings):  # alone and at once
+        pass
+    digest = hashlib.sha256(training.model.flat.data.tobytes()).hexdigest()
+    assert sorted(ends) == [(rank, str(settings.steps), digest) for rank in "01"]
 
 
 def test_a_run_by_minutes_ends_on_ranks(tmp_path):

@@ -14,6 +14,7 @@ from smallmind.forecast import pace
 from smallmind.runs.chat_recipe import evaluated_in_time
 from smallmind.runs.saved import TOKENS
 from smallmind.runs.verification import fingerprint
+from smallmind.settings.presets import ARCHITECTURES
 from smallmind.text.chat import KINDS, Turn
 from smallmind.text.conversations import PackedDataset
 from smallmind.text.packing import pack
@@ -441,3 +442,29 @@ def test_a_run_of_an_earlier_version_keeps_its_windows(file, tmp_path):
     again.resume()
     assert again.config.packs_evenly is False
     assert all(verdict.fault is None for verdict in again.verify())
+
+
+@pytest.mark.parametrize("last", ["", "{{ '<s>' if loop.last and m.role == 'assistant' }}"])
+def test_a_model_ends_its_answers_where_its_template_writes_no_end(tmp_path, last):
+    """Or writes one after the last answer only, whatever is learned of earlier ones."""
+    pytest.importorskip("jinja2")
+    template = (
+        "{% for m in messages %}{{ ('<u>' if m.role == 'user' else '<a>') + m.content }}"
+        + last
+        + "{% endfor %}{% if add_generation_prompt %}{{ '<a>' }}{% endif %}"
+    )
+    tokenizer = Tokenizer(kind="byte").with_special(["<u>", "<a>", "<s>"])
+    tokenizer = tokenizer.with_published({"tokenizer_config.json": {"chat_template": template}})
+    model = TransformerModel(tokenizer.vocab_size, 64, 32, 2, 1, **ARCHITECTURES["llama"])
+    smallmind.export(model, tokenizer, tmp_path / "model")
+    pair = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Tim."}]
+    rows = [json.dumps({"messages": pair * (i % 2 + 1)}) + "\n" for i in range(20)]
+    (tmp_path / "chats.jsonl").write_text("".join(rows))
+    fields = {**FIELDS, "block_size": 64, "epochs": 40, "learning_rate": 1e-2, "val_every": 0}
+    del fields["n_embd"], fields["n_layer"], fields["n_head"], fields["block_size"]
+    fields["init_from"] = str(tmp_path / "model")
+    run = Run.create(text=tmp_path / "chats.jsonl", out=tmp_path / "run", **fields)
+    run.train()
+    chat = Chat(*run.load(), temperature=0, max_tokens=20)
+    for _ in range(2):
+        assert [chat.say("Who?"), chat.ended] == ["Tim.", "end"]

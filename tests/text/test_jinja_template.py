@@ -1,6 +1,7 @@
 """Templates of other programs: rendered as transformers does, and harmless whatever they try."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smallmind import InputError, Tokenizer
+from smallmind.corpus import preparation
 from smallmind.corpus.corpus import Corpus
-from smallmind.corpus.preparation import Encoding, prepare
+from smallmind.corpus.preparation import PLAN, Encoding, prepare
 from smallmind.corpus.reading import Report
+from smallmind.corpus.tokens import TokensOnDisk
 from smallmind.runs.source import ConversationSource, read_source
 from smallmind.text import jinja_template
 from smallmind.text.chat import KINDS, LEARNED, Turn
@@ -315,6 +318,100 @@ def test_thoughts_that_a_template_cannot_write_are_counted():
         assert notes == 1 or source.report.notes[1] == (
             "Left out: 2 thoughts, which the chat template cannot write"
         )
+
+
+OPENING = (  # as that of GLM-4: an answer ends where the next turn begins
+    "{% for m in messages %}{{ ('<s>' if m.role == 'user' else '<|im_start|>') + m.content }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>' }}{% endif %}"
+)
+TWO_ENDS = (  # as that of gpt-oss: only the last answer has the end that a model writes
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
+    "{{ '<s>' if loop.last and m.role == 'assistant' else '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "single", "several"),
+    [(OPENING, "b<s>", "b<s>d<s>"), (TWO_ENDS, "b<s>", "bd<s>")],
+)
+def test_the_last_answer_ends_with_a_token_at_which_the_model_stops(template, single, several):
+    """Nothing is learned after which it would go on."""
+    turns = [Turn("user", "a"), Turn("assistant", "b"), Turn("user", "c"), Turn("assistant", "d")]
+    assert learned_by(template, turns[:2]) == single
+    assert learned_by(template, turns) == several
+    tokenizer, found = fit_template(carrying(template), None)
+    assert found.end == "<s>" and tokenizer.special["<s>"] in tokenizer.ends
+    # A prompt and an answer that is only context are as the template writes them.
+    for count in (2, 4):
+        context = [*turns[: count - 1], turns[count - 1]._replace(learned=False)]
+        assert found.render(context).text == found.render(turns[:count]).text.removesuffix(
+            "<s>" if template == OPENING else ""
+        )
+
+
+@pytest.mark.parametrize("name", ["<s>", "<|im_end|>"])
+def test_an_earlier_answer_keeps_an_end_at_which_the_model_stops(name):
+    turns = [Turn("user", "a"), Turn("assistant", "b"), Turn("user", "c"), Turn("assistant", "d")]
+    tokenizer = carrying(TWO_ENDS)
+    end = {"generation_config.json": {"eos_token_id": tokenizer.special[name]}}
+    tokenizer = tokenizer.with_published({**tokenizer.published, **end})
+    marked = format_of(tokenizer).encode(tokenizer, turns)
+    learned = tokenizer.decode(marked[marked % KINDS == LEARNED] // KINDS)
+    assert learned == ("b<|im_end|>d<s>" if name == END else "bd<s>")
+
+
+@pytest.mark.parametrize(("template", "count"), [(ODD, 1), (THINKING, 0)])
+def test_thoughts_left_out_are_counted_in_prepared_conversations(
+    tmp_path, monkeypatch, template, count
+):
+    """In the report of a preparation, also of one that was killed and resumed."""
+    rows = [{"question": "a", "answer": "b", "reasoning_content": x} for x in ("h", "", "hm")]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 3))
+    killed_while_encoding(tmp_path, monkeypatch, template)
+    shards = prepare(Corpus([tmp_path / "a.jsonl"]), tmp_path / "tokens", encoding(template))
+    report = TokensOnDisk.of_shards(shards).report
+    note = "Left out: 6 thoughts, which the chat template cannot write"
+    assert report.notes.count(note) == count
+    assert "Read: 6 thoughts before an answer" in report.notes
+    in_memory = read_source(tmp_path / "a.jsonl")
+    in_memory.marked(carrying(template))
+    assert in_memory.report == report
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_prepared_conversations_have_one_time_whenever_they_are_resumed(
+    tmp_path, monkeypatch, is_old
+):
+    """The plan says when; of one without it, the file does."""
+    template = "{{ strftime_now('%d %b %Y') }}" + chatml()
+    (tmp_path / "a.jsonl").write_text('{"question": "a", "answer": "b"}\n' * 5)
+    before = datetime.now().replace(microsecond=0)
+    killed_while_encoding(tmp_path, monkeypatch, template)
+    path, then = tmp_path / "tokens" / PLAN, datetime(2020, 2, 29, 12)
+    plan = json.loads(path.read_text())
+    assert before <= datetime.fromisoformat(plan.pop("template_time")) <= datetime.now()
+    if not is_old:
+        plan["template_time"] = then.isoformat()
+    path.write_text(json.dumps(plan))
+    if is_old:
+        os.utime(path, (then.timestamp(),) * 2)
+    corpus = Corpus([tmp_path / "a.jsonl"])
+    tokens = TokensOnDisk.of_shards(prepare(corpus, tmp_path / "tokens", encoding(template)))
+    text = tokens.tokenizer.decode(tokens.tokens[:] // KINDS)
+    assert text.count("29 Feb 2020<|im_start|>user") == 5
+
+
+def encoding(template):
+    return Encoding(carrying(template))
+
+
+def killed_while_encoding(folder, monkeypatch, template):
+    """Begins to prepare a.jsonl in tokens/, up to the plan."""
+    with monkeypatch.context() as patched:
+        patched.setattr(preparation, "encode_each", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare(Corpus([folder / "a.jsonl"]), folder / "tokens", encoding(template))
 
 
 @pytest.mark.parametrize("template", [ODD, THINKING, chatml()])

@@ -21,7 +21,7 @@ def test_progress_is_a_line_on_standard_error(capsys):
     assert capsys.readouterr() == ("", "")
     shown = new_training().train(steps=3, val_every=0, log_every=1, progress=True)
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("step 1/3  loss ")
+    assert out == "" and err.startswith("step 1/3  training loss ")
     assert [r.loss for r in shown] == [r.loss for r in plain]
 
 

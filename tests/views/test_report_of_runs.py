@@ -58,7 +58,7 @@ def test_a_run_that_failed_is_on_the_page_with_its_reason_and_without_a_loss(run
     assert "failed: failed: the loss <diverged>" in page.text
     assert "compared in training" not in page.text
     heads, *rows = rows_of(content, "Runs")
-    assert rows[-1][heads.index("held-out loss")] == ""
+    assert rows[-1][heads.index("final held-out loss")] == ""
 
 
 def test_runs_with_many_other_settings_have_a_table_of_these(runs, tmp_path):
@@ -67,7 +67,7 @@ def test_runs_with_many_other_settings_have_a_table_of_these(runs, tmp_path):
     content = report_of_runs([runs[0], tmp_path / "other"])
     differing = {row[0]: row[1:] for row in rows_of(content, "What differs")}
     assert differing["n_embd"] == ["64", "128"] and differing["bias"] == ["no", "yes"]
-    assert rows_of(content, "Runs")[0][:3] == ["run", "seed", "held-out loss"]
+    assert rows_of(content, "Runs")[0][:3] == ["run", "seed", "final held-out loss"]
 
 
 def test_names_and_settings_stay_text(tmp_path):
