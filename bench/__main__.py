@@ -33,7 +33,6 @@ from smallmind.cli.bench import (
 from smallmind.cli.bench import COMMANDS as OWN
 
 MEMORY = ("example", "layers", "limit", "long", "accumulation", "runs")
-ADAPTED = ("smollm2-135m", "smollm2-135m-lora", "qwen3-0.6b", "gpt2-124m")
 TYPES = ("float32", "bfloat16", "q8_0", "q4_0")
 AGAINST = ("start", "products", "attention", "steps", "generation")
 FAULTS = ("operations", "saves", "runs", "writers", "starts", "pairs", "terminals")
@@ -46,10 +45,6 @@ def _size(text: str) -> str:
     return one_of("size", SIZES)(text)
 
 
-def _number(text: str) -> int:
-    return 0 if text == "0" else count(text)
-
-
 def _text_or_stories() -> Flag:
     return flag("text", "TEXT", "a UTF-8 text file; default: built-in stories", nargs="?")
 
@@ -57,11 +52,6 @@ def _text_or_stories() -> Flag:
 def _only(parts: Collection[str]) -> Flag:
     check = one_of("part", parts)
     return several("--only", "P,P", check, f"some of {', '.join(parts)}; default: all")
-
-
-def _folder(help: str) -> Flag:
-    help += "; default: that of temporary files"
-    return flag("folder", "FOLDER", help, nargs="?", type=Path)
 
 
 # Each names a module of this package: its help and its flags.
@@ -129,27 +119,8 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
             counted("--steps", 5, "steps to time"),
         ],
     ),
-    "prefetch": (
-        "measure how long steps wait for batches",
-        [
-            _folder("on the disk to read from"),
-            several("--ahead", "N,N", _number, "batches drawn ahead (0,1,2,4)", [0, 1, 2, 4]),
-            counted("--megabytes", 256, "size of the file"),
-            counted("--steps", 30, "in a turn"),
-            counted("--rounds", 7, "turns each"),
-        ],
-    ),
-    "corpus": (
-        "measure preparing a large corpus, and training",
-        [
-            _folder("with room for seven times the corpus"),
-            counted("--megabytes", 1000, "size of the corpus"),
-            counted("--steps", 50, "in a turn"),
-            counted("--rounds", 15, "turns each"),
-        ],
-    ),
     "against": (
-        "compare with another commit: status 1 if this tree is more than 3 % slower",
+        "compare with another commit: status 1 if this tree is more than 3 %% slower",
         [
             flag("commit", "COMMIT", "as git names it"),
             _only(AGAINST),
@@ -171,29 +142,6 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
             flag("--out", "FILE", "also write the line of JSON to FILE", type=Path),
         ],
     ),
-    "instruct": (
-        "measure instruction tuning as a book does it, beside PyTorch",
-        [
-            flag("pairs", "PAIRS.json", "objects with instruction, input and output", type=Path),
-            peers("torch"),
-            counted("--rounds", 6, "steps of each"),
-        ],
-    ),
-    "adapt": (
-        "measure steps that adapt models of others, beside transformers and PEFT",
-        [
-            ("case", {"choices": ADAPTED, "help": "the shape of the model"}),
-            peers("torch"),
-            flag(
-                "--windows",
-                "N",
-                "that go through the model at once; 0: as many as usual (0)",
-                type=_number,
-                default=0,
-            ),
-            counted("--rounds", 3, "steps of each"),
-        ],
-    ),
     "generate": (
         "measure tokens per second",
         [
@@ -212,10 +160,6 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
             counted("--rounds", 5, "turns of each case"),
             flag("--soak", "MINUTES", "of 50 clients, a third of whom misbehave", type=float),
         ],
-    ),
-    "ranks": (
-        "measure training on several ranks of MPI",
-        [counted("--rounds", 5, "turns each")],
     ),
     "faults": (
         "count the faults that runs survive",

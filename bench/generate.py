@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from bench.adapt import SHAPES as SHAPES_ADAPTED
+from bench.inferena import SHAPE as SMOLLM2
 from smallmind import KeyValueCache, ModelConfig, Tokenizer, TransformerModel, export
 from smallmind.bench.ceilings import copy_rate
 from smallmind.bench.machine import answer_of
@@ -41,7 +41,12 @@ LARGE = {
         "n_layer": 8,
         "n_head": 12,
     },
-    "SmolLM2-135M": SHAPES_ADAPTED["smollm2-135m"],
+    "SmolLM2-135M": {
+        **ARCHITECTURES["llama"],
+        **SMOLLM2,
+        "rope_theta": 1e5,
+        "tie_weights": True,
+    },
 }
 READ = 512  # tokens of the prompt of a large model
 GGUF_TYPES = {"float32": "f32", "bfloat16": "bf16"}

@@ -19,19 +19,15 @@ from bench import __main__ as program
 from bench import (
     against,
     busy,
-    corpus,
     faults,
     inferena,
-    instruct,
     memory,
-    prefetch,
     recipe,
     start,
     threads,
     trial,
 )
 from bench.__main__ import parse
-from bench.peers.instruct import NAMES
 from smallmind import Tokenizer, TransformerModel, export
 from smallmind.bench import cases, kernels, machine, step
 from smallmind.bench.machine import ROOT
@@ -439,40 +435,6 @@ def test_a_recipe_is_measured_over_seeds(tmp_path, capsys):
     assert "default" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_waiting_for_batches_is_measured_for_each_number_ahead(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(prefetch, "MODEL", TINY)
-    monkeypatch.setattr(prefetch, "BATCH", 2)
-    flags = ["--ahead", "0,2", "--steps", "4", "--rounds", "2", "--megabytes", "2"]
-    records = prefetch.run(parse(["prefetch", str(tmp_path), *flags]), {"threads": 1})
-    tokens = list(dict.fromkeys(record["tokens"] for record in records))
-    assert tokens[:3] == ["in memory", "slow: 0.5 of a step", "slow: 1.5 of a step"]
-    assert [record["ahead"] for record in records] == [0, 2] * len(tokens)
-    assert len(tokens) == 4 + hasattr(os, "posix_fadvise")
-    for record in records:
-        assert 0 <= record["waiting"] <= record["step"] and 0 <= record["share"] < 1
-    assert not list(tmp_path.iterdir())
-    capsys.readouterr()
-    for unavoidable, count in ((0.25, 1), (0.0, 0)):
-        prefetch._show([{**record, "unavoidable": unavoidable} for record in records[:2]])
-        warning = "in memory: reading a batch takes longer than computing a step"
-        assert capsys.readouterr().out.count(warning) == count
-
-
-@pytest.mark.slow
-def test_a_small_corpus_is_prepared_and_trained_from(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(corpus, "FILE", 0.1)
-    monkeypatch.setattr(corpus, "SHAPE", TINY)
-    flags = ["--megabytes", "1", "--steps", "2", "--rounds", "2"]
-    records = corpus.run(parse(["corpus", str(tmp_path), *flags]), {"threads": 1})
-    prepared = [record for record in records if record["measured"] == "prepare"]
-    assert [record["kind"] for record in prepared] == list(corpus.KINDS)
-    assert all(record["bytes"] > record["tokens"] * 0.9 > 0 for record in prepared)
-    assert {record["measured"] for record in records} == {"prepare", "peak", "step"}
-    assert "tokens on disk" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
-
-
 MACHINE = {"cpu": "Ours", "llvm_cpu": "znver9", "compiled_for": "host", "threads": 1}
 in_a_clone = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="compares commits")
 
@@ -615,34 +577,6 @@ def test_a_case_of_the_neutral_table_is_measured(weights, tmp_path, monkeypatch,
     assert len(line["outputs"]["logits_sample"]) == 16
     wrong = [records[0], records[1] | {"loss": records[0]["loss"] + 0.01}]
     assert "torch's loss is" in inferena.failures(wrong)[0]
-
-
-@pytest.mark.parametrize("peers", [pytest.param(["torch"], marks=pytest.mark.slow), []])
-def test_instruction_pairs_are_measured(peers, tmp_path, monkeypatch, capsys):
-    if peers:
-        pytest.importorskip("torch", exc_type=ImportError)
-    small = {"vocab_size": 600, "n_embd": 36, "n_layer": 1, "n_head": 2}
-    monkeypatch.setattr(instruct, "SHAPE", small)
-    monkeypatch.setattr(instruct, "VOCABULARY", 500)
-    pairs = [
-        {"instruction": f"Say {i}.", "input": "Twice." * (i % 2), "output": f"{i}" * (1 + i % 9)}
-        for i in range(40)
-    ]
-    (tmp_path / "pairs.json").write_text(json.dumps(pairs), encoding="utf-8")
-    flags = ["--rounds", "1", "--peers", ",".join(peers)]
-    records = instruct.run(parse(["instruct", str(tmp_path / "pairs.json"), *flags]), MACHINE)
-    assert [record["name"] for record in records] == [*NAMES][: 5 if peers else 2]
-    assert instruct.failures(records) == []
-    assert all(record["peak_bytes"] > 1e7 and record["seconds"] > 0 for record in records)
-    assert "34 pairs of" in capsys.readouterr().out
-    if peers:
-        ours, _, padded, book, packed = records
-        assert padded["padding"] == book["padding"] > 0
-        assert ours["padding"] == packed["padding"]
-        for number, name in ((3, "torch as in the book"), (4, "torch, packed")):
-            wrong = [*records]
-            wrong[number] = records[number] | {"loss": records[number]["loss"] + 0.01}
-            assert f"{name}: its first loss is" in instruct.failures(wrong)[0]
 
 
 def test_the_command_measures_and_compares(tmp_path, monkeypatch, capsys):

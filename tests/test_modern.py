@@ -57,13 +57,6 @@ def test_recompute_and_threads_change_no_bit(unbroken, tmp_path, changes):
     np.testing.assert_array_equal(final_weights(run), final_weights(unbroken))
 
 
-@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
-def test_a_run_in_16_bits_learns(tmp_path, precision):
-    run = create(tmp_path / "run", **MODERN, precision=precision)
-    run.train()
-    assert run.final.loss < np.log(len(set(TEXT)))
-
-
 def test_a_student_learns_from_a_teacher_of_the_same_kind(unbroken, tmp_path):
     cache = str(tmp_path / "cache")
     for fields in ({}, {"teacher_cache": cache}):

@@ -21,7 +21,7 @@ from smallmind.text.samplers import count_steps
 from smallmind.text.stories import built_in_text
 from tests.programs import CATS, edited, refusal, refuses
 
-PAGE = Path(__file__).parents[1] / "smallmind/guide/features.md"
+PAGE = Path(__file__).parents[1] / "smallmind/guide/sizes.md"
 
 
 @pytest.fixture
@@ -50,17 +50,19 @@ def configure(settings):
 
 
 def rows_of_page(first_heading):
-    """The rows of the guide's table whose first column has this heading, as dictionaries."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    start = next(n for n, line in enumerate(lines) if line.startswith(f"| {first_heading} |"))
-    heads = [cell.strip() for cell in lines[start].strip("|").split("|")]
-    rows = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        cells = (cell.strip(" `") for cell in line.strip("|").split("|"))
-        rows.append(dict(zip(heads, cells, strict=True)))
-    return rows
+    """-> the rows of the guide's tables whose first column has this heading, as dictionaries."""
+    rows = {}
+    for block in PAGE.read_text(encoding="utf-8").split("\n\n"):
+        if block.startswith(f"| {first_heading} |"):
+            heads, _, *lines = (line.strip("|").split("|") for line in block.splitlines())
+            for cells in lines:
+                names, values = (
+                    (text.strip() for text in heads),
+                    (text.strip(" `") for text in cells),
+                )
+                row = dict(zip(names, values, strict=True))
+                rows.setdefault(row[first_heading], {}).update(row)
+    return [*rows.values()]
 
 
 def test_no_two_configs_share_a_field_name():

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-# The pages in the order in which they are listed.
+# The pages in the order in which they are listed; `settings` is made from the fields.
 NAMES = (
     "start",
     "your-text",
@@ -18,6 +18,7 @@ NAMES = (
     "adapting",
     "serving",
     "features",
+    "sizes",
     "settings",
     "speed",
     "memory",

@@ -515,21 +515,6 @@ def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, monkeypatch, 
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_every_field_of_the_configs_is_a_flag(cli):
-    printed = cli("train --help").out
-    for flag in shlex.split(
-        "--block-size --batch-size --n-layer --n-head --n-embd --dropout --steps "
-        "--learning-rate --min-lr --warmup-steps --weight-decay --beta1 --beta2 "
-        "--max-grad-norm --grad-accum-steps --val-every --val-batches --seed "
-        "--tie-weights --no-tie-weights --bias --no-bias --threads --backend --tokenizer "
-        "--out --log-every --schedule --lr-decay-factor --lr-decay-every --lr-decay-share "
-        "--plateau-patience --size --preset --config --epochs --minutes --max-grad-value "
-        "--max-rollbacks --check-gradient-health --diagnostic-interval --detect-anomaly "
-        "--profile --dry-run"
-    ):
-        assert flag in printed, flag
-
-
 def errors_after_a_closed_pipe(*words):
     """The errors and the exit status of a command, of whose output nobody reads the rest."""
     with started([sys.executable, "-m", "smallmind", *words], stderr=subprocess.PIPE) as process:
@@ -603,15 +588,6 @@ def test_seed_and_threads_are_those_of_the_flags(tmp_path, text, cli):
         assert printed.cells["threads"] == "1"
         losses.append(metrics(out)[-1]["final_loss"])
     assert losses[0] != losses[1]
-
-
-def test_a_control_character_never_reaches_a_terminal():
-    stream = io.StringIO()
-    console = Console(stream)
-    console.is_terminal = True
-    console.piece("a\x1b[2Jb\u3000c\r\n")  # a terminal adds the carriage return itself
-    console.quote("d\x00e")
-    assert stream.getvalue() == "a\ufffd[2Jb\u3000c\n  | d\ufffde\n\n"
 
 
 @pytest.fixture
@@ -713,20 +689,6 @@ def saved(directory):
     """The settings of a run, all sections in one."""
     config = config_of(directory)
     return {**config["model"], **config["training"], **config["run"]}
-
-
-def test_sizes_presets_and_files_set_what_no_flag_sets(text, out, tmp_path, cli):
-    file = tmp_path / "run.toml"
-    file.write_text(
-        f"[model]\nbias = false\nblock_size = 16\n[training]\nval_every = 2\nsteps = 3\n"
-        f"[run]\ntext = {json.dumps(text)}\nseed = 3\n",
-        encoding="utf-8",
-    )
-    sources = "--size nano --preset test --config", file
-    assert "4 windows of 16" in cli("train", *sources, "--steps 4 --out", out).out
-    expected = {"n_layer": 2, "n_embd": 64, "batch_size": 2, "warmup_steps": 10, "block_size": 16}
-    expected |= {"bias": False, "val_every": 2, "seed": 3, "text": text, "steps": 4, "n_head": 2}
-    assert saved(out).items() >= expected.items()
 
 
 def test_a_flag_overrides_a_file_even_with_the_default_value(text, out, tmp_path, cli):

@@ -1,6 +1,5 @@
 """`smallmind prepare`, and the other commands on what it writes."""
 
-import errno
 import json
 import os
 import re
@@ -13,13 +12,10 @@ import pytest
 from smallmind import Tokenizer
 from smallmind.corpus import preparation
 from smallmind.corpus.shards import open_shards
-from smallmind.files import durable
 from smallmind.runs import source
-from tests.corpus.files import header
 from tests.corpus.reading import written
 from tests.corpus.test_shards import flipped
 from tests.corpus.writing import contents
-from tests.faults.disk import Quick
 from tests.faults.runs import outcome
 from tests.programs import CATS, finished, flat, status
 
@@ -156,15 +152,6 @@ def test_wrong_flags_are_refused_before_anything_is_read(text, tmp_path, cli, re
     assert "--out" in cli("prepare", text, ends=2).err
 
 
-def test_a_directory_that_cannot_be_written_to_is_refused(text, tmp_path, refused, monkeypatch):
-    assert "cannot make" in refused("prepare", text, "--out", text)
-    assert "cannot make" in refused("prepare", text, "--out", text + "/below")
-    (tmp_path / "closed").mkdir()
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    message = refused("prepare", text, "--out", tmp_path / "closed")
-    assert "cannot write to" in message and "choose another directory" in message
-
-
 @pytest.fixture
 def continued(cli, tmp_path):
     """Repeats a command that prepares tokens, and compares them with those of a new directory."""
@@ -175,22 +162,6 @@ def continued(cli, tmp_path):
         assert contents(tmp_path / "shards") == contents(tmp_path / "other")
 
     return continued
-
-
-def test_a_full_disk_is_said_and_the_same_command_goes_on(
-    text, tmp_path, cli, continued, monkeypatch
-):
-    class Full(Quick):
-        def write(self, file, data):
-            if bytes(data[:4]) == header(1)[:4]:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return super().write(file, data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(durable, "files", Full())
-        printed = cli("prepare", text, "--out", tmp_path / "shards", ends=1).err
-    assert "No space left on device; make room and start again" in flat(printed)
-    continued("prepare", text)
 
 
 @pytest.mark.parametrize("moment", ["survey", "_fitted", "_train_tokens", "_append"])
@@ -235,10 +206,8 @@ sys.exit(main(arguments))
 @pytest.mark.parametrize(
     ("number", "place", "ends"),
     [
-        (signal.SIGKILL, "survey", -signal.SIGKILL),
         (signal.SIGKILL, "append", -signal.SIGKILL),
         (signal.SIGTERM, "append", 128 + signal.SIGTERM),
-        (signal.SIGINT, "append", 130),
     ],
 )
 def test_a_process_that_a_signal_ends_is_continued(text, tmp_path, continued, number, place, ends):
@@ -258,42 +227,6 @@ def half_prepared(monkeypatch, cli, *command):
 
 def _interrupt(*_, **__):
     raise KeyboardInterrupt
-
-
-def test_what_is_not_finished_is_finished_as_the_message_says(
-    text, tmp_path, cli, refused, monkeypatch
-):
-    out = str(tmp_path / "shards")
-    command = "prepare", text, BPE, "--out", out
-    half_prepared(monkeypatch, cli, *command)
-    for name in ("train", "check", "estimate"):
-        message = refused(name, out, SMALL)
-        assert f"run `smallmind prepare ... --out {out}` again, as before" in message
-    cli(*command)
-    cli("train", out, SMALL, "--out", tmp_path / "run")
-
-
-@pytest.mark.parametrize("is_complete", [True, False])
-def test_other_texts_or_settings_are_refused_with_advice_that_works(
-    text, tmp_path, cli, refused, monkeypatch, is_complete
-):
-    out = str(tmp_path / "shards")
-    command = "prepare", text, BPE, "--out"
-    if is_complete:
-        cli(*command, out)
-    else:
-        half_prepared(monkeypatch, cli, *command, out)
-    message = refused("prepare", text, "--tokenizer char --out", out)
-    assert "(tokenizer); choose another directory, or remove it" in message
-    message = refused("prepare", text, "--tokenizer bpe --vocab-size 280 --out", out)
-    assert "(vocab_size); choose another directory, or remove it" in message
-    written(tmp_path / "texts" / "cats.txt", TEXT + "more")
-    message = refused(*command, out)
-    assert "(files); choose another directory, or remove it to begin again" in message
-    cli(*command, out + "2")
-    shutil.rmtree(out)
-    cli(*command, out)
-    assert contents(out) == contents(out + "2")
 
 
 def test_a_large_text_is_kept_beside_the_run_by_itself(text, tmp_path, cli, refused, monkeypatch):
@@ -338,28 +271,6 @@ def test_the_token_files_of_others_are_trained_on(tmp_path, cli, refused):
     assert "the held-out part" in cli("evaluate", run, file).flat
     timed = SMALL.replace("--steps 4", "--minutes 1")
     assert "For 1 minute:" in cli("estimate", *with_file[:-1], timed).out
-
-
-def test_tokens_and_texts_are_not_mixed(shards, text, tmp_path, cli, refused):
-    for paths in (f"{shards} {text}", f"{text} {shards}"):
-        message = f"smallmind: {shards} holds tokens: give it alone, without other texts"
-        assert refused("train", paths, SMALL) == message
-    inside = str(shutil.move(shards, tmp_path / "texts" / "shards"))
-    printed = cli("train", tmp_path / "texts", SMALL, "--out", tmp_path / "run").flat
-    assert f"Skipped: {inside} holds tokens" in printed
-
-
-@pytest.mark.parametrize("name", ["train_000000.bin", "tokenizer.json"])
-def test_a_directory_that_lacks_a_file_says_what_to_do(shards, text, tmp_path, cli, refused, name):
-    run = tmp_path / "run"
-    cli("train", shards, SMALL, "--out", run)
-    os.unlink(os.path.join(shards, name))
-    advice = "restore it, or remove the directory and prepare it again"
-    assert advice in refused("train", shards, SMALL)
-    assert advice in refused("train --resume", run, "--steps 6")
-    shutil.rmtree(shards)
-    cli("prepare", text, BPE, "--out", shards)
-    cli("train --resume", run, "--steps 6")
 
 
 def test_prepared_files_are_verified(text, tmp_path, cli):

@@ -10,7 +10,6 @@ from smallmind.cli.runs import COLUMNS, format_count
 from smallmind.files.lock import RunLock
 from tests.faults.test_consoles import Recorded
 from tests.programs import flat
-from tests.test_old_runs import OLD_RUNS
 from tests.views.written import evaluation, final, finish, step, write
 
 NAMES = ["done", "going", "killed", "broken", "young"]
@@ -137,12 +136,6 @@ def test_the_table_prints_in_every_encoding(runs, cli, encoding, is_terminal):
 
 def test_a_run_itself_may_be_named(runs, show):
     assert [row["name"] for row in json.loads(show(runs / "done", "--json"))] == ["done"]
-
-
-def test_old_runs_are_listed(show):
-    rows = {row["name"]: row for row in json.loads(show(OLD_RUNS, "--json"))}
-    assert rows["float32"]["state"] == "finished" and rows["float32"]["bits_per_byte"] is None
-    assert rows["float32"]["best_loss"] == pytest.approx(3.7005671709775925)
 
 
 def test_no_run_is_said_and_no_directory_is_refused(tmp_path, show, cli, monkeypatch):

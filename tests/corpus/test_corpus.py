@@ -146,7 +146,10 @@ def large(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    "suffix",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each == "jsonl")) for each in SUFFIXES],
+)
 def test_a_large_file_takes_little_memory(suffix, large):
     texts = Corpus(large / f"a.{suffix}")
     next(texts.pieces())  # loads what is loaded when it is first used

@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import os
 import tracemalloc
 
 import numpy as np
@@ -237,6 +238,7 @@ def test_a_prepared_directory_costs_no_second_pass(tmp_path, monkeypatch):
     assert contents(tmp_path / "shards") == before
 
 
+@pytest.mark.parametrize("is_complete", [True, False])
 @pytest.mark.parametrize(
     ("changed", "name"),
     [
@@ -246,10 +248,15 @@ def test_a_prepared_directory_costs_no_second_pass(tmp_path, monkeypatch):
         ({"shard_tokens": 77}, "shard_tokens"),
     ],
 )
-def test_other_settings_are_refused_and_change_nothing(tmp_path, changed, name):
+def test_other_settings_are_refused_and_change_nothing(
+    tmp_path, monkeypatch, changed, name, is_complete
+):
     paths = one_document(tmp_path / "texts")
     fields = {"tokenizer": "bpe", "bpe_vocab_size": 300}
-    on_disk(paths, tmp_path / "shards", **fields)
+    if is_complete:
+        on_disk(paths, tmp_path / "shards", **fields)
+    else:
+        half_prepare(monkeypatch, paths, tmp_path / "shards", 30, **fields)
     before = contents(tmp_path / "shards")
     message = refusal(on_disk, paths, tmp_path / "shards", **{**fields, **changed})
     for words in ("was made from other texts or settings", name, "remove it to begin again"):
@@ -358,13 +365,17 @@ def test_nothing_is_left_behind_where_nothing_could_be_prepared(tmp_path):
     assert not (tmp_path / "shards").exists()
 
 
-def test_a_directory_that_cannot_be_made_or_is_in_use_is_refused(tmp_path):
+def test_a_directory_that_cannot_be_made_or_is_in_use_is_refused(tmp_path, monkeypatch):
     path = written(tmp_path / "a.txt", "the cat sat ")
     for out in (path, path / "below"):
         refuses("cannot make", on_disk, [path], out, tokenizer="char")
     written(tmp_path / "taken" / "train_000000.bin", "mine")
     refuses("already holds train", on_disk, [path], tmp_path / "taken", tokenizer="char")
     assert contents(tmp_path / "taken") == {"train_000000.bin": b"mine"}
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    advice = "cannot write to .*choose another directory"
+    refuses(advice, on_disk, [path], tmp_path / "closed", tokenizer="char")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from smallmind.text import chat
 from smallmind.text.chat import CUT, KINDS, LEARNED, START
 from smallmind.text.templates import TEMPLATES, format_of
 from tests.corpus.reading import conversations, written
+from tests.corpus.test_preparation import end_after
 from tests.corpus.texts import write_conversations
 from tests.corpus.writing import contents
 from tests.peaks import traced
@@ -132,18 +133,9 @@ def test_a_preparation_that_ended_anywhere_is_continued(
     folder, tmp_path, monkeypatch, fields, share
 ):
     expected = on_disk([folder], tmp_path / "unbroken", **fields)
-    appended, append = 0, preparation.ShardWriter.append
-
-    def append_some(self, ids, *arguments, **more):
-        nonlocal appended
-        append(self, ids, *arguments, **more)
-        appended += len(ids)
-        if appended >= share * len(expected.tokens):
-            raise EOFError
-
     monkeypatch.setattr(preparation, "TOGETHER", 20)
     with monkeypatch.context() as patch:
-        patch.setattr(preparation.ShardWriter, "append", append_some)
+        end_after(patch, share * len(expected.tokens))
         with pytest.raises(EOFError):
             on_disk([folder], tmp_path / "shards", **fields)
     with monkeypatch.context() as patch:
@@ -205,11 +197,11 @@ def test_preparing_many_takes_memory_that_does_not_grow_with_them(tmp_path, monk
     monkeypatch.setattr(chat, "LONGEST", 1 << 12)
     monkeypatch.setattr(preparation, "TOGETHER", 1 << 12)
     peaks = {}
-    for count in (500, 5_000):
+    for count in (250, 2_500):
         line = json.dumps({"question": "Who sat on the mat?", "answer": "The cat, " * 9})
         path = written(tmp_path / f"{count}.jsonl", f"{line}\n" * count)
         with traced():
             found = on_disk([path], tmp_path / f"{count}", 1 << 12, None, 10**6, tokenizer="byte")
             peaks[count] = tracemalloc.get_traced_memory()[1]
         assert len(found.tokens) > 100 * count
-    assert peaks[5_000] < peaks[500] + 100 * 5_000 // 4
+    assert peaks[2_500] < peaks[250] + 100 * 2_500 // 4

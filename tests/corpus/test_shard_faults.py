@@ -19,6 +19,8 @@ from tests.faults.disk import Faulty, PowerCut, Quick, Volatile
 from tests.programs import printed_by
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="children are made by fork")
+# Every so many operations meet the fault; all of them take minutes.
+some_or_all = pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 5])
 
 
 def undisturbed(tmp_path, monkeypatch, prepare):
@@ -42,7 +44,7 @@ def kills(directory, moments, what, number):
 
 
 @needs_fork
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 3])
+@some_or_all
 @pytest.mark.parametrize(("what", "least"), [("ids", 101), ("texts", 51), ("conversations", 51)])
 def test_a_writer_killed_at_any_operation_is_continued(tmp_path, what, least, every):
     assert kills(tmp_path, "operations", what, every) >= least
@@ -52,8 +54,8 @@ def test_a_writer_killed_at_any_operation_is_continued(tmp_path, what, least, ev
 @pytest.mark.parametrize(
     ("what", "number"),
     [
-        ("ids", 50),
-        ("texts", 25),
+        ("ids", 20),
+        ("texts", 10),
         pytest.param("ids", 2000, marks=pytest.mark.slow),
         pytest.param("texts", 1000, marks=pytest.mark.slow),
         pytest.param("conversations", 1000, marks=pytest.mark.slow),
@@ -74,9 +76,9 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def each_operation(tmp_path, monkeypatch, prepare, fault, lasting=False):
-    """A directory for each operation, and what a writer raised that met the fault there."""
-    for operation in itertools.count():
+def each_operation(tmp_path, monkeypatch, prepare, fault, every, lasting=False):
+    """Yields a directory for an operation, and what a writer raised that met the fault there."""
+    for operation in itertools.count(step=every):
         directory = tmp_path / str(operation)
         disk = Faulty(operation, fault, lasting)
         monkeypatch.setattr(durable, "files", disk)
@@ -95,20 +97,21 @@ def temporary(directory):
     return [name for name in contents(directory) if name.endswith(".smallmind")]
 
 
+@some_or_all
 @pytest.mark.parametrize(
     "lasting", [pytest.param(False, marks=pytest.mark.slow), True], ids=["once", "from then on"]
 )
-def test_a_preparation_on_a_full_disk_is_continued(tmp_path, monkeypatch, lasting):
-    failures, fault = 0, refuse(errno.ENOSPC)
+def test_a_preparation_on_a_full_disk_is_continued(tmp_path, monkeypatch, lasting, every):
+    failures, work = 0, (prepare_texts, refuse(errno.ENOSPC), every, lasting)
     expected = undisturbed(tmp_path, monkeypatch, prepare_texts)
-    for directory, raised in each_operation(tmp_path, monkeypatch, prepare_texts, fault, lasting):
+    for directory, raised in each_operation(tmp_path, monkeypatch, *work):
         if isinstance(raised, OSError):
             failures += 1
             assert "No space left on device" in str(raised) and str(directory) in str(raised)
         prepare_texts(directory)
         assert contents(directory) == expected
         open_shards(directory).verify()
-    assert failures > 40
+    assert failures > 40 / every
 
 
 @pytest.mark.parametrize(
@@ -120,13 +123,12 @@ def test_a_preparation_on_a_full_disk_is_continued(tmp_path, monkeypatch, lastin
         pytest.param(errno.EIO, False, marks=pytest.mark.slow),
     ],
 )
+@some_or_all
 def test_a_writer_that_the_disk_refuses_is_continued(
-    tmp_path, monkeypatch, expected, number, lasting
+    tmp_path, monkeypatch, expected, number, lasting, every
 ):
-    failures = 0
-    for directory, raised in each_operation(
-        tmp_path, monkeypatch, prepare, refuse(number), lasting
-    ):
+    failures, work = 0, (prepare, refuse(number), every, lasting)
+    for directory, raised in each_operation(tmp_path, monkeypatch, *work):
         if raised is not None and directory.exists():
             failures += 1
             assert "\n" not in str(raised) and str(directory) in str(raised)
@@ -136,13 +138,14 @@ def test_a_writer_that_the_disk_refuses_is_continued(
             assert lasting or not temporary(directory)
         prepare(directory)
         assert contents(directory) == expected
-    assert failures > 100
+    assert failures > 100 / every
 
 
+@some_or_all
 @pytest.mark.parametrize("write", [prepare, prepare_texts, prepare_conversations])
-def test_an_interrupted_writer_loses_no_position(tmp_path, monkeypatch, write):
+def test_an_interrupted_writer_loses_no_position(tmp_path, monkeypatch, write, every):
     expected = undisturbed(tmp_path, monkeypatch, write)
-    for directory, raised in each_operation(tmp_path, monkeypatch, write, interrupt):
+    for directory, raised in each_operation(tmp_path, monkeypatch, write, interrupt, every):
         assert isinstance(raised, KeyboardInterrupt)
         if directory.exists() and write is prepare:
             assert not temporary(directory)
@@ -253,7 +256,11 @@ class Failing(Volatile):
 
 @pytest.mark.parametrize(
     ("failing", "step", "states"),
-    [(Volatile, 1, 2), (Failing, 3, 2), pytest.param(Failing, 1, 4, marks=pytest.mark.slow)],
+    [
+        (Volatile, 5, 2),
+        (Failing, 5, 2),
+        *(pytest.param(disk, 1, 4, marks=pytest.mark.slow) for disk in (Volatile, Failing)),
+    ],
 )
 def test_a_power_loss_leaves_what_can_be_continued(
     tmp_path, monkeypatch, expected, failing, step, states

@@ -48,11 +48,11 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize(
     ("encoding", "is_terminal"),
     [
-        ("cp1252", False),
+        pytest.param("cp1252", False, marks=pytest.mark.slow),
         ("cp437", True),
         ("ascii", False),
         ("ascii", True),
-        ("utf-8", True),
+        pytest.param("utf-8", True, marks=pytest.mark.slow),
         ("utf-16", False),
     ],
 )

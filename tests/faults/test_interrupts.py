@@ -131,7 +131,7 @@ def moments(tmp_path_factory):
 # An interrupt between opening a file and `with` leaves it to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("is_reopened", [False, True], ids=["same object", "reopened"])
-@pytest.mark.parametrize("times", [20, pytest.param(200, marks=SLOW)])
+@pytest.mark.parametrize("times", [8, pytest.param(200, marks=SLOW)])
 def test_a_run_interrupted_anywhere_ends_as_if_undisturbed(
     tmp_path, quick_disk, moments, is_reopened, times
 ):
@@ -153,9 +153,10 @@ def test_a_run_interrupted_anywhere_ends_as_if_undisturbed(
     assert interrupts > times
 
 
+@pytest.mark.parametrize("every", [pytest.param(1, marks=SLOW), 4])
 @pytest.mark.parametrize("name", ["creating.py", "directory.py", "durable.py", "lock.py"])
-def test_a_creation_interrupted_anywhere_can_be_repeated(tmp_path, quick_disk, name):
-    for number in itertools.count():
+def test_a_creation_interrupted_anywhere_can_be_repeated(tmp_path, quick_disk, name, every):
+    for number in itertools.count(step=every):
         out = tmp_path / str(number)
         if not interrupted(lambda out=out: small_run(out), number, name):
             break

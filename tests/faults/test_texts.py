@@ -1,7 +1,6 @@
 """Texts that are odd, too short, not regular files, or change while they are trained on."""
 
 import json
-import os
 
 import pytest
 
@@ -62,35 +61,6 @@ def test_a_text_that_is_too_short_is_refused(tmp_path, capsys, tokens):
 
 def test_a_text_that_is_just_long_enough_is_trained_on(tmp_path):
     assert trained(tmp_path, (b"ab" * ENOUGH)[:ENOUGH], "--block-size", T) == 0
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"\xff\xfe" + "abc".encode("utf-16-le") + b"x", "not UTF-16: byte 0x78 at offset 8"),
-        (TEXT.encode() + b"\xc3", f"not UTF-8: byte 0xc3 at offset {len(TEXT):,}"),
-        (TEXT.encode() + b"\xed\xa0\x80", "not UTF-8"),  # half a pair of surrogates
-        (b"\x80\x04\x95" + TEXT.encode(), "not UTF-8: byte 0x80 at offset 0"),  # a pickle
-    ],
-)
-def test_a_text_that_is_not_utf8_is_refused(tmp_path, capsys, content, message):
-    assert trained(tmp_path, content) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
-def test_pipes_and_devices_are_refused_without_waiting(tmp_path, cli):
-    os.mkfifo(tmp_path / "pipe")
-    run = tmp_path / "run"
-    assert train(tmp_path) == 0
-    for path in (tmp_path / "pipe", "/dev/null", "/dev/zero"):
-        message = f"{path} is not a regular file"
-        cli.refuses(message, "train", path, "--out", tmp_path / "out")
-        cli.refuses(message, "evaluate", run, path)
-    (run / "config.json").unlink()
-    os.mkfifo(run / "config.json")
-    for command in ("train --resume", "verify"):
-        cli.refuses("not a regular file", command, run)
 
 
 @pytest.mark.parametrize("change", ["append", "truncate", "remove", "replace"])

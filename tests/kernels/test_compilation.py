@@ -1,5 +1,6 @@
 """The cache of compiled kernels: it is reused, never stale, and never causes a failure."""
 
+import itertools
 import os
 import shutil
 import sys
@@ -70,7 +71,12 @@ def test_kernels_are_compiled_once_and_again_after_an_edit_to_another_file(packa
 
 
 @pytest.mark.parametrize(
-    ("edited", "again"), [("gemm/blocked", False), ("elementwise", True), ("gelu", True)]
+    ("edited", "again"),
+    [
+        ("gemm/blocked", False),
+        ("elementwise", True),
+        pytest.param("gelu", True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_comment_recompiles_what_its_file_has_or_lends_and_nothing_else(package, edited, again):
     source = package / "smallmind" / "kernels" / f"{edited}.py"
@@ -120,6 +126,7 @@ def test_loading_cached_kernels_does_not_initialise_the_compiler(package):
     assert not compiler_loaded()
 
 
+@pytest.mark.slow  # test_cache.py looks for the directory without compiling anything
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="permissions are those of POSIX")
 def test_the_cache_moves_if_home_is_not_a_directory(package):
     (package / "file").touch()
@@ -135,12 +142,11 @@ def test_the_cache_moves_if_home_is_not_a_directory(package):
     assert cache.is_relative_to(package)
 
 
-@pytest.mark.parametrize("share", [0.5, 0])
-def test_a_kernel_is_recompiled_if_its_cache_file_is_truncated(package, share):
+def test_a_kernel_is_recompiled_if_its_cache_file_is_truncated(package):
     environment = {"SMALLMIND_CACHE_DIR": str(package / "cache")}
     files = list((package / "cache").rglob("*.nbc"))
     assert files
-    for path in files:
+    for path, share in zip(files, itertools.cycle([0.5, 0])):
         path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
     assert run_kernel(package, **environment)[:2] == (VALUE, True)
     assert run_kernel(package, **environment)[:2] == (VALUE, False)

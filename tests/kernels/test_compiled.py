@@ -154,14 +154,6 @@ def test_columns_of_a_product_do_not_depend_on_how_many_there_are(random):
     np.testing.assert_array_equal(narrow, wide[:, :128])
 
 
-@pytest.mark.parametrize("N", [40, 300])
-def test_products_with_many_rows_match_the_reference(random, N):
-    M, K = 1000, 33  # several strips
-    a, b = normal(random, M, K), normal(random, K, N)
-    assert_close(run_both("matmul", [(M, N)], a, b))
-    assert_close(run_both("matmul_transpose_a", [(M, N)], np.ascontiguousarray(a.T), b))
-
-
 def test_rows_of_a_large_matrix_give_the_bits_that_they_give_in_a_small_one(random):
     """A large one is read row by row, a small one four rows at a time."""
     N, step = 16_310, 3262
@@ -327,9 +319,12 @@ def test_losses_with_weights_match_the_reference(random, R):
             np.testing.assert_array_equal(found, expected)
 
 
-def test_cross_entropy_is_exact_for_logits_of_very_different_sizes():
-    logits = np.array([[-1e10, 0, 200, 500]], np.float32)
-    pairs = run_both("cross_entropy", [(1,), (1, 4), logits], np.array([0], np.int32), 1.0)
+@pytest.mark.parametrize(
+    "logits", [[-1e10, 0, 200, 500], [3e4, -3e4, 0.0], [-3e4, -3e4, -3e4]], ids=str
+)
+def test_cross_entropy_is_exact_for_logits_of_very_different_sizes(logits):
+    given = np.array([logits], np.float32)
+    pairs = run_both("cross_entropy", [(1,), given.shape, given], np.array([0], np.int32), 1.0)
     assert_close(pairs[:2])
 
 
@@ -383,14 +378,6 @@ def test_attention_is_exact_for_scores_of_very_different_sizes(random):
     qkv = normal(random, T, 3 * D)
     qkv[0, D : 2 * D] = -1e11 * qkv[3, :D]
     assert_close(run_both("attention", [(T, D), (1, 1, T)], qkv))
-
-
-def test_cross_entropy_is_exact_for_huge_logits(random):
-    logits = np.array([[3e4, -3e4, 0.0], [-3e4, -3e4, -3e4]], np.float32)
-    targets = np.array([1, 0], np.int32)
-    pairs = run_both("cross_entropy", [(2,), (2, 3), logits], targets, 1.0)
-    np.testing.assert_allclose(*pairs[0], rtol=1e-6)
-    np.testing.assert_allclose(*pairs[1], atol=1e-6)
 
 
 def attention_of(qkv, dout, shape, *mask):

@@ -12,7 +12,6 @@ from smallmind import (
     AdamW,
     InputError,
     Muon,
-    Run,
     Tokenizer,
     Training,
     TrainingConfig,
@@ -322,15 +321,6 @@ def test_a_check_at_the_peak_rates_uses_muon():
         assert check.passed == passed, check
     advice = "lower --learning-rate, for example to .*, and --matrix-learning-rate in proportion"
     assert re.search(advice, check.expected)
-
-
-def test_a_run_on_disk_is_verified(tmp_path):
-    shape = {"n_layer": 1, "n_embd": 16, "n_head": 2, "block_size": 16, "batch_size": 4}
-    lengths = {"steps": 4, "save_every": 2, "val_every": 0, "warmup_steps": 1}
-    run = Run.create(text=TEXT, out=tmp_path / "run", optimizer="muon", **shape, **lengths)
-    run.train()
-    verdicts = Run.open(run.path).verify()
-    assert len(verdicts) > 1 and all(verdict.fault is None for verdict in verdicts)
 
 
 def test_the_pace_of_a_run_is_that_of_its_optimizer():
