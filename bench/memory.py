@@ -19,9 +19,9 @@ from tabulate import tabulate
 
 from bench.trial import ALPHABET
 from smallmind.bench.machine import ROOT, answer_of, environment
+from smallmind.forecast.memory import MemoryEstimate, Plan, estimate
 from smallmind.settings.config import ModelConfig, TrainingConfig
 from smallmind.settings.rules import Choices
-from smallmind.training.memory_estimate import MemoryEstimate, Plan, estimate
 
 Settings = dict[str, Any]
 Record = dict[str, Any]

@@ -61,7 +61,7 @@ def train(flags: list[str]) -> dict[str, Any]:
     Units: bytes and seconds; these without compiling, from the start's table to the end.
     """
     from smallmind.cli import main, memory
-    from smallmind.runs import pace
+    from smallmind.forecast import pace
 
     said: dict[str, Any] = {}
     check_memory, rough_pace = memory.check_memory, pace.rough_pace

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from smallmind.optim.loss_scaler import LossScaler
     from smallmind.optim.muon import Muon
     from smallmind.runs.run import Run
-    from smallmind.runs.threads import set_threads
     from smallmind.settings.config import (
         CheckpointStrategy,
         GenerationConfig,
@@ -94,7 +93,7 @@ _EXPORTS = {
     "matmul": "smallmind.kernels.linalg",
     "matmul_transpose_a": "smallmind.kernels.linalg",
     "matmul_transpose_b": "smallmind.kernels.linalg",
-    "set_threads": "smallmind.runs.threads",
+    "set_threads": "smallmind.forecast.threads",
 }
 
 __all__ = [

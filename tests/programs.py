@@ -13,8 +13,7 @@ import pytest
 
 from smallmind import InputError
 from smallmind.cli import main
-from smallmind.runs import budget, pace
-from smallmind.training import rehearsal
+from smallmind.forecast import budget, compiling, pace
 
 CATS = "the cat sat on the mat. the dog sat on the log.\n" * 60
 
@@ -67,7 +66,7 @@ def start_untimed(patch):
     def kept_pace(training, config):  # none is kept
         return pace.rough_pace(training, config)
 
-    patch.setattr(rehearsal, "rehearse", lambda *_: None)
+    patch.setattr(compiling, "rehearse", lambda *_: None)
     patch.setattr(pace, "rough_pace", lambda *_: pace.Pace(0.01, 0.01, 0.0, 0.01))
     patch.setattr(pace, "kept_pace", kept_pace)
 

@@ -29,6 +29,7 @@ LAYERS = [
     {"exchange"},
     {"tasks"},
     {"training"},
+    {"forecast"},
     {"runs"},
     {"views", "bench"},
     {"serve"},

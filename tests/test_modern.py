@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from smallmind import Run
-from smallmind.runs.threads import set_threads
+from smallmind.forecast.threads import set_threads
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.training.records import HealthRecord
 from tests.runs.small import TEXT, create, left

@@ -14,7 +14,7 @@ from smallmind import Run
 SETUP = """
 import numpy as np
 import smallmind
-from smallmind.training.memory_estimate import estimate
+from smallmind.forecast.memory import estimate
 from smallmind.training.preflight import first_loss
 from smallmind.training.evaluation import TEXT
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from smallmind import InputError, ModelConfig, Run, RunConfig, TrainingConfig
+from smallmind.forecast.memory import estimate
 from smallmind.nn.network import declare_parameters
 from smallmind.runs import creating
 from smallmind.settings.config import SCHEDULES
@@ -19,7 +20,6 @@ from smallmind.settings.settings import SECTIONS, Settings
 from smallmind.settings.sources import FIELDS, read_settings
 from smallmind.text.samplers import count_steps
 from smallmind.text.stories import built_in_text
-from smallmind.training.memory_estimate import estimate
 from tests.programs import CATS, edited, refusal, refuses
 
 PAGE = Path(__file__).parents[1] / "smallmind/guide/sizes.md"

@@ -56,16 +56,16 @@ PARSED = {
 RUNNER = """
 import importlib.util, json, sys
 from smallmind.cli import main
-from smallmind.runs import pace
+from smallmind.forecast import pace
 from smallmind.text import questions
-from smallmind.training import rehearsal
+from smallmind.forecast import compiling
 
 # A tenth of the built-in conversations.
 every = questions.built_in_conversations
 questions.built_in_conversations = lambda seed: every(questions.COUNT // 10, seed)
 
 # Nothing is trained to predict how long a run takes.
-rehearsal.rehearse = lambda *_: None
+compiling.rehearse = lambda *_: None
 pace.rough_pace = pace.kept_pace = lambda *_: pace.Pace(0.01, 0.01, 0.0, 0.01)
 names = {}
 for kind, code in json.load(sys.stdin):

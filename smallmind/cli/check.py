@@ -17,10 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints a line per check and the verdict -> exit status."""
     from smallmind.cli.describe import about_precision
+    from smallmind.forecast.memory import why_not_repeated
     from smallmind.nn.backend import resolve_precision
     from smallmind.optim.schedule import too_short
     from smallmind.runs.creating import prepare
-    from smallmind.training.preflight import preflight, why_not_repeated
+    from smallmind.training.preflight import preflight
 
     console = Console()
     failed = count = 0

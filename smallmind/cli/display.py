@@ -11,8 +11,8 @@ from smallmind.cli.console import INDENT, Console, line_width
 from smallmind.console import activity
 from smallmind.console.live_line import can_print
 from smallmind.console.table import GAP, format_bytes
+from smallmind.forecast.pace import MAX_PASSES
 from smallmind.optim.loss_scaler import FALLS, PERIOD
-from smallmind.runs.pace import MAX_PASSES
 from smallmind.settings.config import TrainingConfig
 from smallmind.settings.presets import PRESETS
 from smallmind.text import questions, stories

@@ -11,7 +11,7 @@ from smallmind.settings.sources import FIELDS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind estimate`: those of train, and a memory budget.
+    """Adds the flags of `smallmind estimate`: those of train, and a memory budget.
 
     --vocab-size stands for a text with so many distinct tokens, unless they are learned from one.
     """
@@ -30,12 +30,12 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.cli.describe import model_for_minutes
     from smallmind.cli.memory import free_bytes, make_plan, show_estimate
     from smallmind.cli.timing import time_of_prepared
+    from smallmind.forecast.memory import TextSize
+    from smallmind.forecast.threads import choose_threads
     from smallmind.runs.assembly import outline_of
     from smallmind.runs.creating import outline, prepare
     from smallmind.runs.source import size_on_disk
-    from smallmind.runs.threads import choose_threads
     from smallmind.text.stories import CHARACTERS
-    from smallmind.training.memory_estimate import TextSize
 
     console = Console()
     choices, prepared, size = choices_of(options), None, None

@@ -12,8 +12,8 @@ from smallmind.settings.sources import flags_of
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
+    from smallmind.forecast.memory import Plan, TextSize
     from smallmind.losses.loss import Outline
-    from smallmind.training.memory_estimate import Plan, TextSize
 
 NEARLY = 0.9  # share of the free memory above which there is a warning
 
@@ -21,12 +21,12 @@ NEARLY = 0.9  # share of the free memory above which there is a warning
 def make_plan(
     settings: Settings, loss: "Outline | None" = None, text: "TextSize | None" = None
 ) -> "Plan":
-    """The run as train would start it, in a process like this one. Loads its kernels."""
+    """Plans the run as train would start it, in a process like this one. Loads its kernels."""
+    from smallmind.forecast.compiling import rehearse
+    from smallmind.forecast.memory import Plan, Program
+    from smallmind.forecast.threads import use_threads
     from smallmind.losses.loss import CROSS_ENTROPY
     from smallmind.nn.backend import resolve_precision
-    from smallmind.runs.threads import use_threads
-    from smallmind.training.memory_estimate import Plan, Program
-    from smallmind.training.rehearsal import rehearse
 
     run = settings.run
     if settings.training.requested_precision == Precision.AUTO:
@@ -38,7 +38,7 @@ def make_plan(
 
 
 def free_bytes(plan: "Plan", processes: int = 1) -> int:
-    """The memory for a run: what is free, and what this process already holds of its own.
+    """Returns the memory for a run: what is free, and what this process already holds of its own.
 
     What is free is divided among the processes of the run on this machine.
     """
@@ -85,7 +85,7 @@ def show_estimate(console: Console, plan: "Plan", memory: int | None, target: in
 
 
 def _show_what_fits(console: Console, plan: "Plan", memory: int, target: int) -> None:
-    """The largest batch that fits and ways to reach the target batch, or what to change."""
+    """Shows the largest batch that fits and ways to reach the target, or what to change."""
     largest = plan.largest_batch(memory)
     if not largest:
         _show_changes(console, plan, memory)

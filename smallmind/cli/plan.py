@@ -21,19 +21,20 @@ from smallmind.settings.rules import Choices
 from smallmind.settings.sources import FIELDS, flags_of
 
 if TYPE_CHECKING:
-    from smallmind.runs.budget import Size
+    from smallmind.forecast.budget import Size
+    from smallmind.forecast.law import Trial
+    from smallmind.forecast.memory import Plan
     from smallmind.runs.planning import Planned, Planner
-    from smallmind.runs.scaling import Trial
-    from smallmind.training.memory_estimate import Plan
 
 MINUTES = 5.0, 20.0, 60.0, 240.0  # of the table
-USUAL = 60.0
-MANY = 0.99  # of the passes that a run makes at most
-TRIALS, FEWEST, MOST = 0.1, 1.0, 10.0  # minutes of trials: a share of those of the run, limits
+DEFAULT_MINUTES = 60.0
+NEARLY_ALL = 0.99  # of the passes that a run makes at most
+TRIAL_SHARE = 0.1  # of the minutes of a run, for trials
+MIN_TRIAL_MINUTES, MAX_TRIAL_MINUTES = 1.0, 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind plan`: those of train, and how long the trials may take."""
+    """Adds the flags of `smallmind plan`: those of train, and how long the trials may take."""
     add_training_flags(parser)
     group = parser.add_argument_group("Plan")
     group.add_argument(
@@ -52,15 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Makes the trials that are missing and prints the table."""
     from smallmind.cli.memory import check_memory, make_plan
+    from smallmind.forecast.memory import TextSize
     from smallmind.runs.planning import Planner
-    from smallmind.training.memory_estimate import TextSize
 
     choices = choices_of_run(options)
     _ = choices.fields  # refuses a number of minutes that is out of range
-    minutes = choices.given.get("minutes") or USUAL
+    minutes = choices.given.get("minutes") or DEFAULT_MINUTES
     trials = options.trials
     if trials is None:
-        trials = min(minutes, MOST, max(FEWEST, TRIALS * minutes))
+        trials = min(minutes, MAX_TRIAL_MINUTES, max(MIN_TRIAL_MINUTES, TRIAL_SHARE * minutes))
     if not 0 <= trials <= minutes:
         most = count_of(minutes, "minute")
         raise InputError(f"--trials {trials:g} must be from 0 to the {most} of a run")
@@ -92,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _next(options: argparse.Namespace, choices: Choices, minutes: float) -> list[str]:
-    """The command line that trains for this time, with the flags of this one."""
+    """Returns the command line that trains for this time, with the flags of this one."""
     words = ["smallmind", "train", *map(str, paths_of(choices.given.get("text")))]
     for name in ("config", "preset", "arch", "size", "recipe"):
         if value := getattr(options, name):
@@ -133,7 +134,7 @@ def _try(console: Console, planner: "Planner", planned: "Planned") -> "Trial":
 
 
 def _why_none(planner: "Planner", trials: float) -> str:
-    from smallmind.runs.pace import MAX_PASSES
+    from smallmind.forecast.pace import MAX_PASSES
     from smallmind.runs.planning import MIN_STEPS
 
     if planner.sizes(sys.maxsize)[0].updates < MIN_STEPS:
@@ -150,8 +151,8 @@ def _why_none(planner: "Planner", trials: float) -> str:
 def _described(
     planner: "Planner", minutes: float, sizes: list["Size"], memory: "Plan"
 ) -> dict[str, Any]:
-    """A row of the table: the best size for a time, what it takes, and its neighbours."""
-    from smallmind.runs.budget import best
+    """Returns a row of the table: the best size for a time, what it takes, and its neighbours."""
+    from smallmind.forecast.budget import best
 
     size = best(sizes)
     place = sizes.index(size)
@@ -172,7 +173,7 @@ def _described(
 
 
 def _show(console: Console, planner: "Planner", rows: list[dict[str, Any]], minutes: float) -> None:
-    from smallmind.runs.pace import MAX_PASSES
+    from smallmind.forecast.pace import MAX_PASSES
     from smallmind.runs.planning import MIN_STEPS
 
     heads = ["minutes", "model", "tokens", "passes", "loss", "9 of 10", "memory"]
@@ -209,7 +210,7 @@ def _show(console: Console, planner: "Planner", rows: list[dict[str, Any]], minu
             f"{count_of(rows[0]['steps'], 'step')} here: it ends "
             f"higher, as all do that have fewer than {MIN_STEPS}"
         )
-    if rows[-1]["passes"] > MANY * MAX_PASSES:
+    if rows[-1]["passes"] > NEARLY_ALL * MAX_PASSES:
         console.line(
             f"A run ends after {MAX_PASSES} passes over the text: then only more text helps"
         )

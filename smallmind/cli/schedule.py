@@ -34,7 +34,7 @@ CURVE_POINTS = 2000  # of a plot, besides the last step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind schedule`."""
+    """Adds the flags of `smallmind schedule`."""
     parser.usage = f"{parser.prog} [-h] [FLAG [VALUE]] ..."
     parser.add_argument(
         "--schedule",
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Tables of the schedules side by side, and their plot."""
+    """Shows tables of the schedules side by side, and their plot."""
     choices = choices_of(options)
     given = choices.given
     names = [str(given["schedule"])] if "schedule" in given else SCHEDULES
@@ -121,7 +121,7 @@ def _show(
 
 
 def _steps(schedules: "dict[str, Schedule]", config: TrainingConfig) -> list[int]:
-    """The steps to show, from 1: the warmups, the peaks, every tenth of the run, 95 % of it."""
+    """Lists the steps to show, from 1: warmups, peaks, every tenth of the run, 95 % of it."""
     steps = {1, config.steps * 19 // 20, *(config.steps * tenth // 10 for tenth in range(1, 11))}
     for s in schedules.values():
         steps |= {s.warmup // 2, s.warmup + 1}

@@ -96,8 +96,8 @@ def _several(parser: argparse.ArgumentParser) -> set[str]:
 def run(options: argparse.Namespace) -> int:
     """Trains what is left of the sweep, and shows the table -> exit status."""
     from smallmind.files.lock import RunLock
+    from smallmind.forecast.threads import divided_cpus
     from smallmind.runs.sweep import PLAN, Plan
-    from smallmind.runs.threads import divided_cpus
     from smallmind.views.sweep import result_of
 
     if options.jobs < 1:

@@ -10,8 +10,8 @@ from smallmind.settings.config import Precision, TrainingConfig
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
+    from smallmind.forecast.pace import Pace
     from smallmind.runs.creating import Prepared
-    from smallmind.runs.pace import Pace
     from smallmind.runs.run import Run
 
 MAX_PARAMETERS = 500_000_000  # a larger model takes long to initialise
@@ -22,8 +22,8 @@ UNITS = ((36 * 3600, 24 * 3600, "days"), (90 * 60, 3600, "h"), (90, 60, "min"), 
 
 
 def time_of_run(run: "Run") -> str:
-    """The time left for a run that is about to start or resume: "about 2 min"."""
-    from smallmind.runs.pace import kept_pace
+    """Returns the time left for a run that is about to start or resume: "about 2 min"."""
+    from smallmind.forecast.pace import kept_pace
 
     config, newest = run.settings.training, run.newest()
     done = newest.step if newest else 0
@@ -33,7 +33,7 @@ def time_of_run(run: "Run") -> str:
 
 def slower_than_float32(run: "Run") -> str:
     """Says that float32 is faster here, if runs like this one were timed in both; else nothing."""
-    from smallmind.runs.pace import kept_pace, pace_in
+    from smallmind.forecast.pace import kept_pace, pace_in
 
     training, config = run.training, run.settings.training
     precision = training.model.precision
@@ -49,9 +49,9 @@ def slower_than_float32(run: "Run") -> str:
 
 
 def time_of_prepared(prepared: "Prepared") -> str | None:
-    """The time of a run that is prepared, and its steps; None if timing it would take long."""
+    """Times a run that is prepared, and its steps; None if that would take long."""
+    from smallmind.forecast.pace import most_steps, rough_pace
     from smallmind.nn.network import declare_parameters
-    from smallmind.runs.pace import most_steps, rough_pace
 
     settings, config = prepared.settings, prepared.settings.training
     seconds = 60 * settings.run.minutes if settings.run.minutes else None
@@ -67,7 +67,7 @@ def time_of_prepared(prepared: "Prepared") -> str | None:
 
 
 def _time(pace: "Pace", config: TrainingConfig, done: int = 0, most: float = math.inf) -> str:
-    """The time left after `done` steps, in words, if the run may take at most `most` seconds."""
+    """Says the time left after `done` steps, if the run may take at most `most` seconds."""
     may_end_early = config.early_stopping_patience or config.target_loss is not None
     bound = "at most " if may_end_early and done < config.steps else ""
     # Other programs that slowed down what was timed may end sooner than the run.

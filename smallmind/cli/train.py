@@ -188,8 +188,8 @@ def _continue(console: Console, opened: "Run", options: argparse.Namespace, star
 def _build(console: Console, run: "Run") -> None:
     """Builds the model, unless it would not fit in memory; announces what takes long."""
     from smallmind.cli.memory import check_memory, make_plan
+    from smallmind.forecast.memory import TextSize
     from smallmind.runs.assembly import outline_of
-    from smallmind.training.memory_estimate import TextSize
 
     loss = outline_of(run.settings, run.data.tokenizer)
     plan = make_plan(run.settings, loss, TextSize.of(run.source.nbytes, run.data))
@@ -333,7 +333,7 @@ def _profiling(console: Console, run: "Run", options: argparse.Namespace) -> Ite
 
 def _about_recording(run: "Run") -> str:
     """Why the steps of a profile were not repeated, and whether they are without it."""
-    from smallmind.training.preflight import why_not_repeated
+    from smallmind.forecast.memory import why_not_repeated
 
     config = dataclasses.replace(run.settings.training, enable_diagnostics=False)
     reason = why_not_repeated(run.training, config)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
+TIMING = ".timing-"  # how a directory begins that is there while a save is timed
 NAME = re.compile(r"step-([0-9]{8,18})\.safetensors")
 
 

@@ -23,9 +23,12 @@ class Description:
     the most that the plain twin holds at a time, in sizes of the largest array that it writes, or a
     function of the arguments -> bytes. `division`: how the compiled one shares its work among
     threads, with the argument whose rows, elements or chunks it divides: see `bench threads`.
+    `functions` is what compiling it costs, after those that cost more have been compiled: counted
+    at a first start on AVX2.
     """
 
     module: str  # of the compiled kernel, in smallmind.kernels
+    functions: int = 0  # that become machine code with it
     writes: int = 1
     adds: bool = False
     temporaries: float | Callable[..., int] = 0
@@ -51,12 +54,12 @@ KERNELS: dict[str, Description] = {}  # by name
 UNKNOWN = Description("")  # of a kernel that a person adds
 
 
-def kernel(module: str = "", **facts: Any) -> Callable[[Function], Function]:
+def kernel(module: str = "", *, functions: int, **facts: Any) -> Callable[[Function], Function]:
     """Describes a kernel, by default compiled in the module of its own name."""
 
     def describe(function: Function) -> Function:
         name = function.__name__
-        KERNELS[name] = Description(module or name, **facts)
+        KERNELS[name] = Description(module or name, functions, **facts)
         return function
 
     return describe

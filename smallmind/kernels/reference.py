@@ -37,7 +37,13 @@ def _add(y, *terms):
     return y
 
 
-@kernel(temporaries=2, gradient="a", division=("product", "out"), operations=product_operations)
+@kernel(
+    functions=4,
+    temporaries=2,
+    gradient="a",
+    division=("product", "out"),
+    operations=product_operations,
+)
 def matmul(out, a, b, bias=None, addend=None, by_rows=False, outputs_first=False):  # noqa: ARG001
     """a (M, K), b (K, N) -> out (M, N) = a b [+ bias (N,)] [+ addend (M, N), may be out].
 
@@ -49,6 +55,7 @@ def matmul(out, a, b, bias=None, addend=None, by_rows=False, outputs_first=False
 
 @kernel(
     "matmul",
+    functions=0,
     writes=2,
     temporaries=3,
     silent=1e-4,
@@ -71,7 +78,7 @@ def matmul_gelu(
 _SLOPE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 
-@kernel("elementwise", temporaries=3)
+@kernel("elementwise", functions=2, temporaries=3)
 def gelu(y, x):
     """x (R, C) -> y (R, C) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Writes y.
 
@@ -80,7 +87,7 @@ def gelu(y, x):
     y[...] = 0.5 * x * (1 + np.tanh(_SLOPE * (x + _CUBIC * x * x * x)))
 
 
-@kernel("elementwise", writes=2, temporaries=7, division=("elements", "x"))
+@kernel("elementwise", functions=5, writes=2, temporaries=7, division=("elements", "x"))
 def gelu_backward(dx, y, dy, x):
     """dy, x (R, C) -> dx (R, C) = dy gelu'(x), y (R, C) = gelu(x).
 
@@ -95,14 +102,14 @@ def gelu_backward(dx, y, dy, x):
     dx[...] = gradient
 
 
-@kernel("elementwise", temporaries=2, silent=0.0, division=("elements", "x"))
+@kernel("elementwise", functions=2, temporaries=2, silent=0.0, division=("elements", "x"))
 def relu2(y, x):
     """x (R, C) -> y (R, C) = max(x, 0)^2. Writes y."""
     positive = np.maximum(x, 0)
     y[...] = positive * positive
 
 
-@kernel("elementwise", writes=2, temporaries=3, division=("elements", "x"))
+@kernel("elementwise", functions=2, writes=2, temporaries=3, division=("elements", "x"))
 def relu2_backward(dx, y, dy, x):
     """dy, x (R, C) -> dx (R, C) = dy 2 max(x, 0), y (R, C) = max(x, 0)^2.
 
@@ -115,7 +122,7 @@ def relu2_backward(dx, y, dy, x):
     dx[...] = gradient
 
 
-@kernel("elementwise", temporaries=2, silent=1e-7, division=("rows", "y"))
+@kernel("elementwise", functions=4, temporaries=2, silent=1e-7, division=("rows", "y"))
 def swiglu(y, x):
     """x (R, 2 W), the gate and what it multiplies -> y (R, W) = silu(gate) up. Writes y.
 
@@ -125,7 +132,7 @@ def swiglu(y, x):
     y[...] = gate * _sigmoid(gate) * up
 
 
-@kernel("elementwise", writes=2, temporaries=3, division=("rows", "dy"))
+@kernel("elementwise", functions=4, writes=2, temporaries=3, division=("rows", "dy"))
 def swiglu_backward(dx, y, dy, x):
     """dy (R, W), x (R, 2 W) -> dx (R, 2 W), y (R, W) = swiglu(x).
 
@@ -144,13 +151,13 @@ def _sigmoid(x):
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
-@kernel("elementwise", temporaries=2, division=("elements", "x"))
+@kernel("elementwise", functions=2, temporaries=2, division=("elements", "x"))
 def softcap(y, x, cap):
     """x (R, V) -> y (R, V) = cap tanh(x / cap). Writes y, which may be x."""
     y[...] = cap * np.tanh(x / cap)
 
 
-@kernel("elementwise", temporaries=3, division=("elements", "y"))
+@kernel("elementwise", functions=2, temporaries=3, division=("elements", "y"))
 def softcap_backward(dx, dy, y, cap):
     """dy, y (R, V) -> dx (R, V) = dy (1 - (y / cap)^2). Writes dx, which may be dy."""
     # forward: y = cap tanh(x / cap)
@@ -158,7 +165,13 @@ def softcap_backward(dx, dy, y, cap):
     dx[...] = dy * (1 - tanh * tanh)
 
 
-@kernel("matmul", temporaries=2, division=("product", "out"), operations=product_operations)
+@kernel(
+    "matmul",
+    functions=40,
+    temporaries=2,
+    division=("product", "out"),
+    operations=product_operations,
+)
 def matmul_transpose_a(out, a, b, addend=None):
     """a (K, M), b (K, N) -> out (M, N) = a^T b [+ addend (M, N), may be out]. Writes out."""
     out[...] = _add(a.T @ b, addend)
@@ -166,6 +179,7 @@ def matmul_transpose_a(out, a, b, addend=None):
 
 @kernel(
     "matmul",
+    functions=0,
     temporaries=2,
     gradient="a",
     division=("product", "out"),
@@ -180,6 +194,7 @@ SMALLEST = 2.0**-100  # magnitude of a block's largest value, below which it is 
 
 
 @kernel(
+    functions=4,
     temporaries=quantised_product_temporaries,
     gradient="a",
     division=("rows", "w"),
@@ -226,6 +241,7 @@ def _rounded(a):
 
 @kernel(
     "matmul_quantised",
+    functions=4,
     temporaries=quantised_product_temporaries,
     division=("product", "out"),
     operations=product_operations,
@@ -235,13 +251,13 @@ def matmul_quantised_transpose(out, a, w):
     out[...] = a @ to_float32(w)
 
 
-@kernel("reduce", adds=True, division=("chunks", "x"))
+@kernel("reduce", functions=2, adds=True, division=("chunks", "x"))
 def column_sum(out, x):
     """x (R, C) -> out (C,) += the sum over rows. Adds to out."""
     out += x.sum(axis=0)
 
 
-@kernel("norms", writes=3, temporaries=3, division=("rows", "x"))
+@kernel("norms", functions=2, writes=3, temporaries=3, division=("rows", "x"))
 def layernorm(out, mean, rstd, x, weight, bias=None, epsilon=1e-5):
     """x (R, C) -> out (R, C) = (x - mean) rstd weight [+ bias]; keeps mean, rstd (R,).
 
@@ -253,7 +269,7 @@ def layernorm(out, mean, rstd, x, weight, bias=None, epsilon=1e-5):
     out[...] = _add(xhat * weight, bias)
 
 
-@kernel("norms", writes=3, temporaries=4, division=("chunks", "x"))
+@kernel("norms", functions=6, writes=3, temporaries=4, division=("chunks", "x"))
 def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=None):
     """dy, x (R, C), mean, rstd (R,) -> dx (R, C) [+ addend (R, C), which may be dx].
 
@@ -272,7 +288,7 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=Non
     dx[...] = _add((dxhat - mean_dxhat - xhat * mean_dxhat_xhat) * rstd[:, None], addend)
 
 
-@kernel("norms", writes=2, temporaries=2, division=("rows", "x"))
+@kernel("norms", functions=2, writes=2, temporaries=2, division=("rows", "x"))
 def rmsnorm(out, rstd, x, weight, epsilon=1e-5):
     """x (R, C), weight (C,) -> out (R, C) = x rstd weight; keeps rstd (R,). Writes both.
 
@@ -282,7 +298,7 @@ def rmsnorm(out, rstd, x, weight, epsilon=1e-5):
     out[...] = x * rstd[:, None] * weight
 
 
-@kernel("norms", writes=2, temporaries=4, division=("chunks", "x"))
+@kernel("norms", functions=2, writes=2, temporaries=4, division=("chunks", "x"))
 def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None):
     """dy, x (R, C), rstd (R,) -> dx (R, C) [+ addend (R, C)].
 
@@ -299,7 +315,7 @@ def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None):
     dx[...] = _add(gradient, addend)
 
 
-@kernel("head_norm", writes=3, adds=True, temporaries=3, division=("rows", "x"))
+@kernel("head_norm", functions=7, writes=3, adds=True, temporaries=3, division=("rows", "x"))
 def norm_heads(
     x,
     kept,
@@ -330,7 +346,7 @@ def norm_heads(
         rope(x, theta, T, heads, D, starts, positions)
 
 
-@kernel("head_norm", writes=3, temporaries=6, division=("chunks", "kept"))
+@kernel("head_norm", functions=15, writes=3, temporaries=6, division=("chunks", "kept"))
 def norm_heads_backward(
     dx, dquery_gain, dkey_gain, kept, rstd, query_gain, key_gain, queries, T, theta=None
 ):
@@ -363,25 +379,25 @@ def _gains(query_gain, key_gain, queries, heads):
     return np.concatenate((np.tile(query_gain, queries), np.tile(key_gain, heads - queries)))
 
 
-@kernel("mix", is_activation=False, division=("rows", "x"))
+@kernel("mix", functions=1, is_activation=False, division=("rows", "x"))
 def copy_columns(out, x, first):
     """x (R, W) -> out (R, N), its columns first..first + N. Writes out."""
     out[...] = x[:, first : first + out.shape[1]]
 
 
-@kernel(is_activation=False, is_of_layer=False, division=("rows", "out"))
+@kernel(functions=2, is_activation=False, is_of_layer=False, division=("rows", "out"))
 def transpose(out, x, first=0):
     """x (R, C) -> out (C, W), columns first..first + R = x^T; the others stay. Writes out."""
     out[:, first : first + len(x)] = x.T
 
 
-@kernel("mix", is_activation=False, division=("rows", "out"))
+@kernel("mix", functions=2, is_activation=False, division=("rows", "out"))
 def take_rows(out, x, rows):
     """x (R, C), rows (N,) -> out (N, C), these rows of it. Writes out."""
     out[...] = x[rows]
 
 
-@kernel("mix", is_activation=False, division=("rows", "x"))
+@kernel("mix", functions=2, is_activation=False, division=("rows", "x"))
 def put_rows(out, x, rows):
     """x (N, C), rows (N,), no two of them the same -> writes these rows of out (R, C).
 
@@ -391,7 +407,7 @@ def put_rows(out, x, rows):
     out[rows] = x
 
 
-@kernel("mix", is_activation=False, division=("rows", "out"))
+@kernel("mix", functions=2, is_activation=False, division=("rows", "out"))
 def spread_columns(out, x, starts, scale):
     """x (r, N), starts (n + 1,) -> out (n r, N): scale x, whose columns are in n parts.
 
@@ -404,7 +420,7 @@ def spread_columns(out, x, starts, scale):
         out[i * r : (i + 1) * r, first:last] = scale * x[:, first:last]
 
 
-@kernel("mix", adds=True, gradient="dout", division=("rows", "dx"))
+@kernel("mix", functions=2, adds=True, gradient="dout", division=("rows", "dx"))
 def gather_columns(dx, dout, starts, scale):
     """dout (n r, N), starts (n + 1,) -> adds scale dout, where x was spread, to dx (r, N)."""
     # forward: out[i r..., first:last] = scale x[:, first:last]
@@ -413,25 +429,25 @@ def gather_columns(dx, dout, starts, scale):
         dx[:, first:last] += scale * dout[i * r : (i + 1) * r, first:last]
 
 
-@kernel("elementwise")
+@kernel("elementwise", functions=2)
 def add_vectors(out, x, y):
     """x, y (n,) -> out (n,) = x + y in float32, rounded to the dtype of out. out may be x or y."""
     copy_vector(out, to_float32(x) + to_float32(y))
 
 
-@kernel("elementwise")
+@kernel("elementwise", functions=2)
 def copy_vector(out, x):
     """x (n,) -> out (n,), rounded to the dtype of out."""
     out[...] = round_to(to_float32(x), out.dtype)
 
 
-@kernel("elementwise", division=("elements", "out"))
+@kernel("elementwise", functions=2, division=("elements", "out"))
 def clear(out):
     """out of any shape -> zeros."""
     out[...] = 0
 
 
-@kernel(temporaries=2, division=("rows", "x"))
+@kernel(functions=2, temporaries=2, division=("rows", "x"))
 def mix(out, x, other, weights, first=0):
     """x, other (R, N), weights (2,) -> out (R, W) = weights[0] x + weights[1] other.
 
@@ -440,7 +456,7 @@ def mix(out, x, other, weights, first=0):
     out[:, first : first + x.shape[1]] = weights[0] * x + weights[1] * other
 
 
-@kernel("mix", writes=3, temporaries=1, gradient="dx", division=("chunks", "x"))
+@kernel("mix", functions=2, writes=3, temporaries=1, gradient="dx", division=("chunks", "x"))
 def mix_backward(dx, dother, dweights, x, other, weights, first=0):
     """dx (R, W), the gradient of out -> that of x, in place; adds to dother (R, N), dweights (2,).
 
@@ -453,7 +469,7 @@ def mix_backward(dx, dother, dweights, x, other, weights, first=0):
     dout *= weights[0]
 
 
-@kernel(adds=True, temporaries=2, division=("rows", "x"))
+@kernel(functions=2, adds=True, temporaries=2, division=("rows", "x"))
 def rope(x, theta, T, heads, D, starts=None, positions=0, inverse=False):
     """x (B T, W) -> x, its first `heads` heads of D channels rotated by their position. Writes x.
 
@@ -484,6 +500,7 @@ def rotary_angles(positions, D, theta):
 
 @kernel(
     "attention.forward",
+    functions=12,
     writes=2,
     temporaries=attention_temporaries,
     division=("heads", "logsumexp"),
@@ -507,6 +524,7 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=N
 
 @kernel(
     "attention.backward",
+    functions=53,
     temporaries=attention_backward_temporaries,
     division=("heads", "logsumexp"),
     operations=attention_backward_operations,
@@ -542,7 +560,7 @@ def attention_backward(
 PANEL = 16  # positions whose keys are kept together, channel by channel
 
 
-@kernel("attention.decoding", writes=2)
+@kernel("attention.decoding", functions=2, writes=2)
 def keep_keys_values(keys, values, qkv, starts, slots):
     """qkv (B T, (H + 2 G) D) -> keys (N, G, S / PANEL, D, PANEL) and values (N, G, S, D).
 
@@ -559,7 +577,7 @@ def keep_keys_values(keys, values, qkv, starts, slots):
         keys[slot][:, places // PANEL, :, places % PANEL] = k
 
 
-@kernel("attention.decoding")
+@kernel("attention.decoding", functions=11)
 def cached_attention(out, qkv, keys, values, starts, slots, firsts=None):
     """qkv (B T, (H + 2 G) D) -> out (B T, H D), for new tokens whose keys and values are kept.
 
@@ -623,7 +641,7 @@ def attention_probabilities(q, k, firsts=None):
     return p, (top + np.log(sums))[..., 0]
 
 
-@kernel(temporaries=2, division=("rows", "out"))
+@kernel(functions=7, temporaries=2, division=("rows", "out"))
 def embedding(out, weight, ids, addend=None, starts=None):
     """ids (B, T), weight (V, C) -> out (B T, C) = weight[ids] [+ addend]. Writes out.
 
@@ -638,7 +656,7 @@ def embedding(out, weight, ids, addend=None, starts=None):
     out[...] = _add(to_float32(weight[ids]), addend).reshape(out.shape)
 
 
-@kernel("embedding", writes=2, adds=True, division=("columns", "dout"))
+@kernel("embedding", functions=4, writes=2, adds=True, division=("columns", "dout"))
 def embedding_backward(dweight, daddend, dout, ids):
     """dout (B T, C), ids (B, T) -> adds to dweight (V, C) and, unless None, daddend (T, C)."""
     # forward: out = weight[ids] + addend
@@ -650,7 +668,7 @@ def embedding_backward(dweight, daddend, dout, ids):
 BIGRAM_FACTOR = 0x9E3779B1  # odd: it spreads pairs over the rows of a table too small for all
 
 
-@kernel("tokens", temporaries=6, is_activation=False)
+@kernel("tokens", functions=2, temporaries=6, is_activation=False)
 def bigrams(rows, ids, vocab_size, count, document_token, before=None, firsts=None):
     """ids (B, T) -> rows (B, T), one of `count` for each token and the one before. Writes rows.
 
@@ -671,7 +689,7 @@ def bigrams(rows, ids, vocab_size, count, document_token, before=None, firsts=No
     rows[...] = pairs
 
 
-@kernel("tokens", temporaries=2, is_activation=False)
+@kernel("tokens", functions=2, temporaries=2, is_activation=False)
 def document_starts(firsts, ids, token, begun=None, starts=None):
     """ids (B, T) -> firsts (B, T), the last place of `token` up to each place, or 0. Writes firsts.
 
@@ -686,7 +704,7 @@ def document_starts(firsts, ids, token, begun=None, starts=None):
         begun[...] = firsts[:, -1]
 
 
-@kernel("tokens", temporaries=2, is_activation=False)
+@kernel("tokens", functions=2, temporaries=2, is_activation=False)
 def document_positions(positions, firsts):
     """firsts (B, T), where the document of each place begins -> positions (B, T), its place there.
 
@@ -695,7 +713,7 @@ def document_positions(positions, firsts):
     positions[...] = np.arange(firsts.shape[1]) - firsts
 
 
-@kernel(temporaries=3, division=("elements", "x"))
+@kernel(functions=2, temporaries=3, division=("elements", "x"))
 def dropout(out, x, key, probability, addend=None, first_row=0):
     """x (R, C) -> out (R, C) = x mask / (1 - probability) [+ addend (R, C)]. Writes out.
 
@@ -737,7 +755,7 @@ def dropout_mask(shape, key, probability, dtype, first=0):
     return factors.reshape(shape)
 
 
-@kernel(writes=2, temporaries=2, division=("rows", "logits"))
+@kernel(functions=7, writes=2, temporaries=2, division=("rows", "logits"))
 def cross_entropy(losses, dlogits, logits, targets, scale, weights=None):
     """logits (R, V), targets (R,) -> losses (R,) = log sum exp(logits) - logits[target], in nats.
 
@@ -755,7 +773,7 @@ def cross_entropy(losses, dlogits, logits, targets, scale, weights=None):
     dlogits[...] = exponentials * (scale * weights[:, None] / sums)
 
 
-@kernel(writes=3, temporaries=10, division=("rows", "logits"))
+@kernel(functions=2, writes=3, temporaries=10, division=("rows", "logits"))
 def distillation(
     losses,
     dlogits,
@@ -798,7 +816,7 @@ def _log_softmax(logits):
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
-@kernel("distillation")
+@kernel("distillation", functions=2)
 def top_k_logits(logits, indices, log_probabilities):
     """indices (R, K), log_probabilities (R, K + 1) -> logits (R, V). Writes logits.
 

@@ -9,7 +9,7 @@ from smallmind.kernels.description import kernel, muon_operations, muon_temporar
 from smallmind.kernels.number_types import round_to
 
 
-@kernel("reduce", writes=0, is_of_layer=False, division=("chunks", "x"))
+@kernel("reduce", functions=2, writes=0, is_of_layer=False, division=("chunks", "x"))
 def sum_of_squares(x):
     """x (n,) -> the sum of the squares of its elements, as a float."""
     x = x.ravel()
@@ -30,7 +30,14 @@ class AdamWCoefficients(NamedTuple):
     max_gradient: float = math.inf  # limit for each element of the scaled gradient
 
 
-@kernel(writes=4, adds=True, temporaries=4, is_of_layer=False, division=("elements", "parameters"))
+@kernel(
+    functions=6,
+    writes=4,
+    adds=True,
+    temporaries=4,
+    is_of_layer=False,
+    division=("elements", "parameters"),
+)
 def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
     """One update of parameters (n,) by gradients (n,) and moments m, v (n,). Writes all four.
 
@@ -91,7 +98,13 @@ LINEAR, CUBIC, QUINTIC, ITERATIONS = 3.4445, -4.7750, 2.0315, 5
 MIN_NORM = 1e-7  # a smaller matrix is divided by this
 
 
-@kernel(writes=3, temporaries=muon_temporaries, is_of_layer=False, operations=muon_operations)
+@kernel(
+    functions=21,
+    writes=3,
+    temporaries=muon_temporaries,
+    is_of_layer=False,
+    operations=muon_operations,
+)
 def muon(parameters, gradients, m, blocks, coefficients, working=None):
     """One update of the matrices in parameters (n,) by gradients and their mean m (n,). Writes all.
 
@@ -115,7 +128,7 @@ def muon(parameters, gradients, m, blocks, coefficients, working=None):
         working[...] = round_to(parameters, working.dtype)
 
 
-@kernel("muon", writes=2, is_of_layer=False)
+@kernel("muon", functions=2, writes=2, is_of_layer=False)
 def average_gradient(m, gradients, coefficients):
     """m (n,) = beta m + (1 - beta) g, as `muon` does it, for matrices that others update.
 

@@ -248,7 +248,7 @@ print(f"weights  {model.flat.data.nbytes / 1e6:6.2f} MB, and as much for their g
 # another.)
 
 # %%
-from smallmind.training.memory_estimate import estimate
+from smallmind.forecast.memory import estimate
 
 settings = smallmind.TrainingConfig(steps=1, val_every=0)
 trained = smallmind.TransformerModel(model.config)

@@ -42,18 +42,23 @@ class Backend:
 
 
 class NoKernels:
-    """Kernels that do nothing. `names` are those that were asked for."""
+    """Kernels that do nothing, but `called` gets the name and the arguments of each call.
 
-    def __init__(self) -> None:
+    `names` are those that were asked for.
+    """
+
+    def __init__(self, called: Callable[..., object] = lambda *_, **__: None) -> None:
         self.names: set[str] = set()
+        self._called = called
 
-    def __getattr__(self, name: str) -> Callable[..., float]:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         self.names.add(name)
-        return _no_kernel
 
+        def kernel(*arguments: Any, **named: Any) -> float:
+            self._called(name, *arguments, **named)
+            return 0.0
 
-def _no_kernel(*_arguments: Any, **_named: Any) -> float:
-    return 0.0
+        return kernel
 
 
 def dry_run_backend(kernels: NoKernels | None = None) -> Backend:

@@ -8,6 +8,7 @@ from smallmind import parts
 from smallmind.checks import InputError, count_of
 from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.stored import StoredModel, digest_of, find
+from smallmind.forecast.threads import use_threads
 from smallmind.losses.loss import Outline
 from smallmind.nn.growing import grown
 from smallmind.nn.loading import Base
@@ -15,7 +16,6 @@ from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.files import TOKENIZER
 from smallmind.runs.source import ConversationSource, Source, TextSource
-from smallmind.runs.threads import use_threads
 from smallmind.settings.config import ModelConfig, RunConfig
 from smallmind.settings.rules import Start
 from smallmind.settings.settings import Settings

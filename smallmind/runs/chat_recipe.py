@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from smallmind.runs import pace
+from smallmind.forecast import pace
 from smallmind.settings.config import TrainingConfig
 from smallmind.settings.rules import EVALUATIONS
 from smallmind.training.answers import FEWEST_ASKED

@@ -17,6 +17,8 @@ from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import find_external
 from smallmind.exchange.peft import find_peft
 from smallmind.exchange.stored import find
+from smallmind.forecast import budget
+from smallmind.forecast.threads import choose_threads
 from smallmind.nn.backend import resolve_precision, resolve_products
 from smallmind.nn.freezing import frozen_parts
 from smallmind.nn.network import declare_parameters
@@ -24,7 +26,6 @@ from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel import environment
 from smallmind.parallel.environment import launched
-from smallmind.runs import budget
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer, new_characters
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import RUNS, TEXT, Text, default_directory, is_literal, paths_of
@@ -37,7 +38,6 @@ from smallmind.runs.source import (
     about_characters,
     read_source,
 )
-from smallmind.runs.threads import choose_threads
 from smallmind.runs.trials import History
 from smallmind.settings.config import OF_BLOCKS, ModelConfig, Precision, RunConfig, TrainingConfig
 from smallmind.settings.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, SIZES, Fields

@@ -19,6 +19,7 @@ import numpy as np
 from smallmind.checks import InputError, check_type, from_json, number, whole
 from smallmind.console import activity
 from smallmind.files import durable, safetensors
+from smallmind.files.checkpoint_names import TIMING
 from smallmind.files.lock import NAME as LOCK
 from smallmind.files.lock import RunLock, is_held
 from smallmind.memory.tracker import MemorySnapshot
@@ -36,7 +37,6 @@ from smallmind.runs.files import (
     SAMPLE,
     SAMPLES,
     TEXT,
-    TIMING,
     TOKENIZER,
     model_in,
 )

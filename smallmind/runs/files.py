@@ -20,7 +20,6 @@ PROFILE = "profile.json"  # of a run with enable_diagnostics
 PRECISIONS = "precisions.json"  # losses of the model in several precisions
 TASKS = "tasks.json"  # results of the model on tasks
 TOKENIZER = "tokenizer.json"
-TIMING = ".timing-"  # how a directory begins that is there while a save is timed
 PUBLISHED = "published.json"  # what else is known of a tokenizer that was imported
 TEXT = "text.txt"  # written if the text was not a file
 FILES = {CONFIG, METRICS, MODEL, IMPORTED, SAMPLES, PROFILE, PRECISIONS, TASKS}

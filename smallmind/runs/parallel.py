@@ -17,12 +17,12 @@ from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.corpus.tokens import TokensOnDisk, find_tokens
+from smallmind.forecast import pace
+from smallmind.forecast.threads import use_threads
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.group import ALONE, ORDERLY, Group
-from smallmind.runs import pace
 from smallmind.runs.assembly import new_model
 from smallmind.runs.source import Source, dataset_of
-from smallmind.runs.threads import use_threads
 from smallmind.settings.config import ModelConfig, TrainingConfig
 from smallmind.settings.settings import Settings
 from smallmind.text.dataset import Tokens

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smallmind.checks import InputError
-from smallmind.parallel.environment import launched
-from smallmind.runs import budget, trials
-from smallmind.runs.budget import (
+from smallmind.forecast import budget
+from smallmind.forecast.budget import (
     LEARNING,
     Cost,
     Costs,
@@ -17,9 +16,11 @@ from smallmind.runs.budget import (
     sizes_for,
     tokens_per_step,
 )
+from smallmind.forecast.law import Law, Trial
+from smallmind.parallel.environment import launched
+from smallmind.runs import trials
 from smallmind.runs.creating import history_of, prepare, settle
 from smallmind.runs.files import RUNS, Text
-from smallmind.runs.scaling import Law, Trial
 from smallmind.runs.source import TOKENS
 from smallmind.runs.trials import MIN_STEPS, PLAIN
 from smallmind.settings.presets import RECIPES

@@ -32,7 +32,7 @@ class PrecisionLoss:
 
     @classmethod
     def of(cls, model: TransformerModel, evaluation: Evaluation) -> "PrecisionLoss":
-        """The loss of a model that was evaluated in the precision that it has."""
+        """Returns the loss of a model that was evaluated in the precision that it has."""
         nbytes = sum(array.nbytes for array in model.flat.arrays)
         return cls(model.precision.value, evaluation.loss, evaluation.tokens, nbytes)
 
@@ -45,7 +45,7 @@ class PrecisionTable(Tabular):
     losses: tuple[PrecisionLoss, ...]
 
     def table(self) -> Table:
-        """A line per precision: the loss, how much above float32 that is, the bytes of weights."""
+        """Lists by precision the loss, how much above float32 that is, the bytes of weights."""
         exact = [each.loss for each in self.losses if each.precision == Precision.FLOAT32]
         rows = [
             [
@@ -66,7 +66,7 @@ class PrecisionTable(Tabular):
 
     @classmethod
     def read(cls, run: Path) -> "PrecisionTable | None":
-        """The table that was kept there; None if there is none, or it is damaged."""
+        """Returns the table that was kept there; None if there is none, or it is damaged."""
         try:
             saved: Any = from_json(durable.read(run / PRECISIONS, 2**16))
             losses = tuple(

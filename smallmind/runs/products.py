@@ -1,12 +1,12 @@
 """The choice between our own products and those of NumPy's BLAS, by timing both."""
 
+import functools
 import sys
-import time
 
 import numpy as np
 
 from smallmind.console import activity
-from smallmind.runs.threads import use_threads
+from smallmind.forecast.threads import use_threads
 from smallmind.settings.config import Precision
 from smallmind.settings.settings import Settings
 
@@ -26,6 +26,7 @@ def fastest_products(settings: Settings) -> str | None:
     if sys.platform != "darwin" or run.backend != "numba" or not is_float32:
         return None
     from smallmind.kernels import blas, compiled
+    from smallmind.kernels.timing import Contestant, turn
 
     model = settings.model
     rows = min(run.batch_size * model.block_size, MOST_ROWS)
@@ -34,12 +35,8 @@ def fastest_products(settings: Settings) -> str | None:
     out = np.empty((rows, model.hidden_size), np.float32)
     with activity.doing("Timing products", usual=True):
         use_threads(run)
-        seconds = []
-        for kernels in (compiled, blas):
-            tries = []
-            for _ in range(1 + TRIES):  # the first waits for kernels and memory
-                start = time.perf_counter()
-                kernels.matmul(out, a, b)
-                tries.append(time.perf_counter() - start)
-            seconds.append(min(tries[1:]))
-    return "blas" if WORTH * seconds[1] < seconds[0] else "numba"
+        own, of_blas = (
+            min(turn(Contestant(functools.partial(kernels.matmul, out, a, b)), 0.0, 1 + TRIES))
+            for kernels in (compiled, blas)
+        )
+    return "blas" if WORTH * of_blas < own else "numba"

@@ -14,18 +14,18 @@ from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import check_export, export, export_adapter
 from smallmind.exchange.published import as_learned
 from smallmind.exchange.stored import find, load
+from smallmind.forecast.pace import Pace
+from smallmind.forecast.threads import choose_threads
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import creating, summary
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import CONFIG, RUNS, TASKS, Text, name_of
 from smallmind.runs.metrics import MetricsTable, read_metrics
-from smallmind.runs.pace import Pace
 from smallmind.runs.precisions import COMPARED, PrecisionTable, losses_of
 from smallmind.runs.saved import RunFiles
 from smallmind.runs.serving import Served
 from smallmind.runs.session import Ended, Session
 from smallmind.runs.source import Source, read_source, recognising
-from smallmind.runs.threads import choose_threads
 from smallmind.runs.verification import Verdict, verify_run
 from smallmind.settings.config import NEUTRAL
 from smallmind.settings.rules import Choices

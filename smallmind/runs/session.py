@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 from smallmind.checks import InputError
 from smallmind.console.activity import clock
 from smallmind.console.signals import stopping_on_interrupt
+from smallmind.forecast import pace
+from smallmind.forecast.threads import use_threads
 from smallmind.memory.tracker import MemoryTracker
-from smallmind.runs import assembly, pace
+from smallmind.runs import assembly
 from smallmind.runs.chat_recipe import evaluated_in_time
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.files import MODEL
 from smallmind.runs.parallel import Leader
 from smallmind.runs.saved import RunFiles
-from smallmind.runs.threads import use_threads
 from smallmind.settings.config import TrainingConfig
 from smallmind.training import checkpoint
 from smallmind.training.after_save import AfterSave
@@ -24,7 +25,6 @@ from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.clock import StepClock
 from smallmind.training.energy import EnergyMeter
 from smallmind.training.evaluation import Evaluation, evaluating_seconds
-from smallmind.training.evaluations import SAMPLE_TOKENS
 from smallmind.training.progress import OnRecord, follow, showing_progress
 from smallmind.training.records import (
     AnswersRecord,
@@ -156,7 +156,7 @@ class Session:
         self.leader.announce("measure", config, seconds)
         if files.config.limits_evaluations:
             config, self._asking = evaluated_in_time(training, config, seconds)
-        measured = pace.measure(training, config, seconds, files.path, SAMPLE_TOKENS)
+        measured = pace.measure(training, config, seconds, files.path)
         self._is_used = False  # measuring has restored it
         if measured is None or self._is_stopping:
             return None

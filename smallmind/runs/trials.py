@@ -19,14 +19,14 @@ from smallmind.checks import InputError, number, whole
 from smallmind.console import activity
 from smallmind.console.activity import clock
 from smallmind.files import durable
+from smallmind.forecast.budget import regularization, tokens_per_step
+from smallmind.forecast.law import Outcome, Trial, is_plausible, parameters_of
+from smallmind.forecast.threads import choose_threads
 from smallmind.runs.assembly import build_training
-from smallmind.runs.budget import regularization, tokens_per_step
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import CONFIG, METRICS
 from smallmind.runs.metrics_file import MetricsFile
-from smallmind.runs.scaling import Outcome, Trial, is_plausible, parameters_of
 from smallmind.runs.source import Source
-from smallmind.runs.threads import choose_threads
 from smallmind.settings.config import __version__
 from smallmind.settings.settings import LOSS_SETTINGS, Settings
 from smallmind.settings.sources import MODEL_FIELDS
@@ -114,7 +114,7 @@ def train(settings: Settings, source: Source, tokenizer: Tokenizer) -> Trial:
 
 
 def outcome_of(settings: Settings, unique: int, loss: float) -> Outcome:
-    """The outcome of a run with these settings that has ended with this loss."""
+    """Returns the outcome of a run with these settings that has ended with this loss."""
     tokens = settings.training.steps * tokens_per_step(settings.fields)
     return Outcome(parameters_of(settings.model), tokens, unique, loss)
 
@@ -198,7 +198,7 @@ class History:
                     yield Trial(outcome, seconds, batch), fields.get("machine")
 
     def runs(self) -> list[Outcome]:
-        """The outcomes of finished runs, and those in sweeps, that learned this text alike."""
+        """Reads outcomes of finished runs, and of those in sweeps, that learned this text alike."""
         configs = [
             path
             for folder in self.folders
@@ -214,7 +214,7 @@ class History:
         return found
 
     def _outcome(self, directory: RunDirectory) -> Outcome | None:
-        """The outcome of a run; None if it tells nothing about runs with these settings."""
+        """Returns the outcome of a run; None if it tells nothing about runs with these settings."""
         config = directory.load_config()
         if config.text_sha256 != self.sha256 or not _is_plain(config):
             return None
@@ -241,13 +241,13 @@ class History:
 
 
 def _is_plain(config: SavedConfig) -> bool:
-    """True if a run learned its text from scratch, in one go."""
+    """Returns True if a run learned its text from scratch, in one go."""
     fields = config.settings.fields
     return not (config.imported or config.extended_after or any(fields[name] for name in PLAIN))
 
 
 def _kind(settings: Settings, tokenizer: Tokenizer) -> str:
-    """A digest of all settings that two runs must share to learn alike."""
+    """Returns a digest of all settings that two runs must share to learn alike."""
     fields = settings.fields | {"min_lr": settings.training.resolved_min_lr}
     if settings.run.tokenizer not in parts.TOKENIZERS:  # a file
         fields["tokenizer"] = tokenizer.digest
@@ -256,7 +256,7 @@ def _kind(settings: Settings, tokenizer: Tokenizer) -> str:
 
 
 def _machine(settings: Settings) -> str:
-    """All that makes steps slower or faster: trials elsewhere say nothing about the time here."""
+    """Describes all that makes steps slower or faster: trials elsewhere say nothing of it."""
     import llvmlite.binding as llvm
 
     threads = choose_threads(settings.run)

@@ -49,26 +49,6 @@ class Operations(NamedTuple):
         return self.forward + self.backward
 
 
-class _Counted(NoKernels):
-    """Kernels that do nothing but count their operations, and those that repeat earlier ones."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = self.repeated = 0
-
-    def __getattr__(self, name: str) -> Callable[..., float]:
-        about = described(name)
-
-        def count(*arguments: Any, **named: Any) -> float:
-            if about.operations:
-                operations = about.operations(*arguments, **named)
-                self.total += operations
-                self.repeated += round(about.repeats * operations)
-            return 0.0
-
-        return count
-
-
 @functools.lru_cache(maxsize=8)
 def count_operations(
     config: ModelConfig,
@@ -80,8 +60,16 @@ def count_operations(
 
     `learned` is the share of targets that have a weight: the head computes little else.
     """
-    kernels = _Counted()
-    backend = dry_run_backend(kernels)
+    total = repeated = 0
+
+    def add(name: str, *arguments: Any, **named: Any) -> None:
+        nonlocal total, repeated
+        if (about := described(name)).operations:
+            operations = about.operations(*arguments, **named)
+            total += operations
+            repeated += round(about.repeats * operations)
+
+    backend = dry_run_backend(NoKernels(add))
     T = config.block_size
     ids = unbacked((1, T), np.int32)
     weights = None if learned == 1.0 else (np.arange(T) < learned * T).astype(np.float32)[None]
@@ -90,10 +78,10 @@ def count_operations(
     left_out = 0 if rows is None else 2 * (T - len(rows)) * config.n_embd * config.vocab_size
 
     def counted(call: Callable[[], object]) -> int:
-        before = kernels.total
+        before = total
         with np.errstate(all="ignore"):  # arrays hold anything
             call()
-        return kernels.total - before
+        return total - before
 
     of_others = 0
     for other in others:
@@ -104,15 +92,13 @@ def count_operations(
         model.freeze(training.freeze)
     forward = counted(lambda: model.loss(ids, ids)) - left_out
     both = counted(lambda: model.loss_and_gradients(ids, ids, **weighting))
-    repeated = kernels.repeated
+    backward = both - repeated - forward
     whole = both
     update = 0
     if training:
         set_up(model, training, Precision.FLOAT32)
-        kernels.repeated = 0
         whole = counted(lambda: model.loss_and_gradients(ids, ids, **weighting))
         update = counted(lambda: make_optimizer(model, training).step())
-    backward = both - repeated - forward
     return Operations(forward + of_others, backward, whole - forward - backward, update)
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from smallmind.checks import count_of
-from smallmind.console.table import Table, Tabular, format_bytes
+from smallmind.console.table import Table, Tabular
 from smallmind.losses.loss import Loss
 from smallmind.nn.gradient_check import gradient_check
 from smallmind.nn.linear import INITIAL_DEVIATION
-from smallmind.nn.recorded_passes import LARGEST
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
 from smallmind.optim.optimizer import make_optimizer, rate_settings
@@ -24,7 +23,6 @@ from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.evaluation import TEXT
 from smallmind.training.gradients import FIRST
 from smallmind.training.health import check_model
-from smallmind.training.memory_estimate import estimate
 from smallmind.training.training import Training
 
 SAMPLES, SAMPLE_TOKENS = 8, 16  # windows to memorise, and their length
@@ -83,32 +81,6 @@ def preflight(
         if config and config.steps:
             yield learns_at_peak(model, samples, config)
         yield backward_pass(model.config, model.adapter)
-
-
-def why_not_repeated(training: Training, config: TrainingConfig) -> str | None:
-    """Why the passes of a run's steps are not repeated from a recording; None if they are.
-
-    See `nn.recorded_passes`. Takes no account of processes, which send gradients within a pass.
-    """
-    model, batch_size = training.model, training.data.batch_size
-    if model.backend == "numpy":
-        return "plain NumPy has no compiled kernels"
-    if config.products == "blas" and config.requested_precision == Precision.FLOAT32:
-        return "NumPy's BLAS computes the products, and its calls cannot be recorded"
-    if model.workspace.new_recording is None:
-        return "the model has a layer from another package, which may do more than call kernels"
-    if training.loss.unrecorded:
-        return training.loss.unrecorded
-    if config.detect_anomaly:
-        return "--detect-anomaly looks at what each kernel has computed"
-    if config.enable_diagnostics:
-        return "--profile times each kernel"
-    if config.requested_precision != Precision.AUTO:
-        found = estimate(model.config, config, batch_size)
-        nbytes = found.weights + found.working_weights + found.gradients + found.activations
-        if nbytes > LARGEST:
-            return f"a pass takes {format_bytes(nbytes)}, and Python is a small part of its time"
-    return None
 
 
 def copy_model(

@@ -249,15 +249,21 @@ class Training:
         self._run.resume(state)
 
     @contextmanager
-    def preserved(self) -> Iterator[None]:
-        """Restores the model and the run at the end of the block, whatever was trained in it."""
+    def preserved(self, config: TrainingConfig | None = None) -> Iterator[None]:
+        """Restores the model and the run at the end of the block, whatever was trained in it.
+
+        With a config, the block begins with a new run of it. No stop from before counts.
+        """
         model, run = self.model, self._run
         precision, recompute, frozen = model.precision, model.recompute_plan, model.frozen
         products = model.products
         micro_batch_size = model.micro_batch_size
         before = StateCopy().take(run.capture_model())
         self._run = _new_run(self, run.config)
+        self._stopping = False
         try:
+            if config:
+                _begin(self, config)
             yield
         finally:
             self._run = run

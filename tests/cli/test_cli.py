@@ -20,14 +20,14 @@ from smallmind.cli.console import Console
 from smallmind.cli.display import show_costs
 from smallmind.cli.estimate import parse_size
 from smallmind.files import safetensors
+from smallmind.forecast import pace
+from smallmind.forecast.memory import Program
 from smallmind.kernels import compiled
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.nn.transformer import TransformerModel
-from smallmind.runs import pace
 from smallmind.settings.config import SCHEDULES
 from smallmind.settings.rules import Choices
 from smallmind.training import evaluation
-from smallmind.training.memory_estimate import Program
 from smallmind.training.records import RunProgress
 from tests.faults.test_consoles import Recorded
 from tests.programs import CATS, flat, printed_by, started

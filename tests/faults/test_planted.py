@@ -81,7 +81,7 @@ def test_the_package_as_a_program_does_not_either(folder, command):
     assert result.returncode == (2 if command == "serve" else 0), result.stderr
 
 
-PROGRAM = "import json, theirs, smallmind.training.compiling; print(sys.argv[1:])"
+PROGRAM = "import json, theirs, smallmind.forecast.compiling; print(sys.argv[1:])"
 SERVES = """
 import sys
 import smallmind

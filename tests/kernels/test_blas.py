@@ -122,7 +122,7 @@ def test_on_macos_the_faster_products_are_taken(monkeypatch, seconds, taken):
     assert products.fastest_products(settings) is None  # elsewhere
     monkeypatch.setattr(products.sys, "platform", "darwin")
     monkeypatch.setattr(products, "use_threads", lambda _: None)
-    monkeypatch.setattr(products.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
     monkeypatch.setattr("smallmind.kernels.compiled", Kernels(seconds[0]))
     monkeypatch.setattr("smallmind.kernels.blas", Kernels(seconds[1]))
     assert products.fastest_products(settings) == taken

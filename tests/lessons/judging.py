@@ -69,7 +69,7 @@ def lesson(number):
         script = Path(directory) / f"lesson{number}.py"
         script.write_text(source, encoding="utf-8")
         # Otherwise both would stay with the tests that follow.
-        patch.setattr("smallmind.runs.threads.set_threads", lambda *_: None)
+        patch.setattr("smallmind.forecast.threads.set_threads", lambda *_: None)
         patch.setenv("OPENBLAS_NUM_THREADS", "1")
         return SimpleNamespace(**runpy.run_path(str(script)))
 

@@ -8,10 +8,10 @@ import pytest
 
 import smallmind
 from smallmind import AdamW, ModelConfig, TrainingConfig, TransformerModel, gradient_check, parts
+from smallmind.forecast.memory import estimate
 from smallmind.nn.cache import KeyValueCache
 from smallmind.nn.embedding import Embedding
 from smallmind.nn.position import Position, position_class
-from smallmind.training.memory_estimate import estimate
 from tests.training.test_memory_estimate import SmallRun
 
 V, T = 11, 12

@@ -18,11 +18,11 @@ from smallmind import (
     TransformerModel,
 )
 from smallmind.files import safetensors
+from smallmind.forecast.pace import rough_pace
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.number_types import BFLOAT16, round_to
 from smallmind.kernels.reference_optimizers import MatrixBlocks, MuonCoefficients, newton_schulz
 from smallmind.nn.parameters import Role
-from smallmind.runs.pace import rough_pace
 from smallmind.training.preflight import distinct_samples, learns_at_peak
 from smallmind.training.records import HealthRecord, StepRecord
 from smallmind.training.state import StateCopy

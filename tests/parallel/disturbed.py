@@ -16,11 +16,12 @@ from smallmind.checks import InputError
 from smallmind.cli import main
 from smallmind.cli import parallel as cli_parallel
 from smallmind.console import activity
+from smallmind.forecast import pace
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel import launch
 from smallmind.parallel.environment import rank
-from smallmind.runs import pace, session
 from smallmind.runs import parallel as runs_parallel
+from smallmind.runs import session
 from smallmind.text.dataset import Dataset
 from smallmind.training import clock, evaluations, training
 from tests.programs import start_untimed
@@ -153,7 +154,7 @@ def telling(tell):
 
     def evaluate_held_out(self):
         digest = hashlib.sha256(self.model.flat.data.tobytes()).hexdigest()
-        tell(self.ranks.rank, self.progress.step, digest)
+        tell(rank(), self.progress.step, digest)
         return original(self)
 
     return evaluate_held_out

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind.forecast.memory import TextSize, estimate
 from smallmind.nn.workspace import Pass
 from smallmind.settings.config import ModelConfig
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.text.samplers import RandomWindows, draw, make_sampler
-from smallmind.training.memory_estimate import TextSize, estimate
 from smallmind.training.records import EvaluationRecord, StepRecord
 from tests.training.test_memory_estimate import SmallRun
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from smallmind import Run
 from smallmind.cli.flags import choices_of_run
 from smallmind.cli.program import make_parser
-from smallmind.runs import budget, pace
-from smallmind.runs.budget import (
+from smallmind.forecast import budget, pace
+from smallmind.forecast.budget import (
     LEARNING,
     MAX_BATCH,
     MIN_BATCH,
@@ -24,8 +24,8 @@ from smallmind.runs.budget import (
     sizes_for,
     tokens_of,
 )
-from smallmind.runs.pace import MAX_PASSES, Pace
-from smallmind.runs.scaling import Outcome, Trial, law_of
+from smallmind.forecast.law import Outcome, Trial, law_of
+from smallmind.forecast.pace import MAX_PASSES, Pace
 from smallmind.settings.rules import FITTED, Choices, Facts
 from smallmind.text.dataset import HELD_OUT
 from tests.programs import CATS, costs_at, refuses

@@ -10,7 +10,7 @@ import pytest
 
 import smallmind
 from smallmind import Chat, InputError, Run, Tokenizer, TransformerModel
-from smallmind.runs import pace
+from smallmind.forecast import pace
 from smallmind.runs.chat_recipe import evaluated_in_time
 from smallmind.runs.source import TOKENS
 from smallmind.runs.verification import fingerprint

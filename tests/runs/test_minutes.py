@@ -10,9 +10,10 @@ import pytest
 
 from smallmind import Run, TrainingConfig
 from smallmind.files import durable
+from smallmind.forecast import pace
+from smallmind.forecast.pace import Pace
 from smallmind.optim.schedule import schedule
-from smallmind.runs import pace, session
-from smallmind.runs.pace import Pace
+from smallmind.runs import session
 from smallmind.settings.config import SCHEDULES
 from smallmind.settings.sources import read_settings
 from smallmind.training import clock

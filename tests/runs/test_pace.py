@@ -20,12 +20,11 @@ from smallmind import (
     TransformerModel,
 )
 from smallmind.cli.timing import about, slower_than_float32, time_of_run
+from smallmind.forecast import compiling, pace
+from smallmind.forecast.compiling import rehearse
+from smallmind.forecast.pace import Pace, fit_steps, kept_pace, measure, rough_pace
 from smallmind.kernels.codegen import cache_directory
 from smallmind.kernels.codegen.threads import are_fixed, max_threads, set_threads, threads
-from smallmind.runs import pace
-from smallmind.runs.pace import Pace, fit_steps, kept_pace, measure, rough_pace
-from smallmind.training import rehearsal
-from smallmind.training.rehearsal import rehearse
 from tests.programs import CATS, finished
 from tests.training.test_distillation import new_teacher, new_training, sharp
 from tests.training.test_resume import digest
@@ -94,7 +93,7 @@ def test_measuring_changes_nothing(tmp_path):
         training.model.use_precision(config.requested_precision)
     flat = measured.model.flat
     before = flat.data.tobytes(), flat.copies[0].values.tobytes()
-    result = measure(measured, config, 0.2, tmp_path, sample_tokens=20)
+    result = measure(measured, config, 0.2, tmp_path)
     assert (flat.data.tobytes(), flat.copies[0].values.tobytes()) == before
     assert measured.progress.step == measured.state().state["passes"] == 0
     assert not measured.model.flat.grad.any()
@@ -214,7 +213,7 @@ def test_a_run_that_is_timed_before_it_starts_learns_the_same(text, tmp_path, mo
         models.append((tmp_path / name / "model.safetensors").read_bytes())
         # conftest.py replaces both.
         monkeypatch.setattr(pace, "rough_pace", rough_pace)
-        monkeypatch.setattr(rehearsal, "rehearse", lambda *run: rehearsed.append(rehearse(*run)))
+        monkeypatch.setattr(compiling, "rehearse", lambda *run: rehearsed.append(rehearse(*run)))
     assert rehearsed and models[0] == models[1]
 
 
@@ -458,7 +457,7 @@ def test_the_number_of_steps_is_shown_and_saved(text, tmp_path, monkeypatch, tak
 KILLED = """
 import os, signal, sys
 from smallmind.cli import main
-from smallmind.runs import pace
+from smallmind.forecast import pace
 pace.save = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 main(sys.argv[1:])
 """

@@ -7,11 +7,11 @@ import llvmlite.binding
 import pytest
 
 from smallmind import Run
+from smallmind.forecast.budget import corrected
+from smallmind.forecast.law import Outcome, Trial
 from smallmind.runs import planning, trials
-from smallmind.runs.budget import corrected
 from smallmind.runs.creating import prepare
 from smallmind.runs.planning import COUNT, Planner
-from smallmind.runs.scaling import Outcome, Trial
 from smallmind.runs.trials import History
 from smallmind.settings.rules import Choices
 from tests.programs import costs_at, refuses, status

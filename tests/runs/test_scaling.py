@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smallmind.runs import scaling
-from smallmind.runs.scaling import DEVIATIONS, MEANS, NOISE, Law, Outcome, law_of
+from smallmind.forecast import law as scaling
+from smallmind.forecast.law import DEVIATIONS, MEANS, NOISE, Law, Outcome, law_of
 from smallmind.settings.config import ModelConfig
 
 SURE = Law(MEANS, np.zeros((len(MEANS), len(MEANS))))

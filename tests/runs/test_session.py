@@ -16,8 +16,9 @@ import pytest
 import smallmind
 from smallmind import InputError, Run, Settings, TransformerModel
 from smallmind.console.activity import clock
-from smallmind.runs import assembly, pace
-from smallmind.runs.pace import Pace
+from smallmind.forecast import pace
+from smallmind.forecast.pace import Pace
+from smallmind.runs import assembly
 from smallmind.settings.rules import Choices
 from smallmind.training import evaluations
 from smallmind.training.records import FileWarningRecord, SampleRecord, SaveRecord, StepRecord

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import smallmind
-from smallmind.runs.threads import choose_threads, useful_threads
+from smallmind.forecast.threads import choose_threads, useful_threads
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
 from smallmind.settings.settings import Settings
 from tests.programs import printed_by

@@ -5,11 +5,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from smallmind.forecast.memory import TextSize
 from smallmind.runs import source
 from smallmind.settings.config import RunConfig
 from smallmind.text import byte_tokenizer, char_tokenizer
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.training.memory_estimate import TextSize
 from tests.peaks import traced
 
 LINES = {

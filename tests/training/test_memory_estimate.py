@@ -20,6 +20,13 @@ from smallmind import (
     TrainingConfig,
     TransformerModel,
 )
+from smallmind.forecast.memory import (
+    STARTED_BYTES,
+    TYPICAL,
+    Program,
+    TextSize,
+    estimate,
+)
 from smallmind.kernels import rope
 from smallmind.kernels.alignment import ALIGNMENT
 from smallmind.kernels.codegen import scratch
@@ -40,13 +47,6 @@ from smallmind.text.stories import built_in_text
 from smallmind.text.templates import fit_template
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.evaluation import evaluate, evaluate_held_out
-from smallmind.training.memory_estimate import (
-    LATER,
-    TYPICAL,
-    Program,
-    TextSize,
-    estimate,
-)
 
 LLAMA = {**ARCHITECTURES["llama"], "n_kv_head": 2, "qk_norm": True}
 EVERYTHING = {
@@ -352,7 +352,7 @@ def test_the_total_is_the_sum():
     total = estimate(ModelConfig(), TrainingConfig(), 12)
     names = *set(VECTORS) - {"working_weights"}, "activations", "scratch", "sample"
     parts = [getattr(total, name) for name in names]
-    assert total.total == sum(parts) + TYPICAL.resident + LATER
+    assert total.total == sum(parts) + TYPICAL.resident + STARTED_BYTES
     assert total.gradients == total.weights == total.moments / 2 == total.snapshot / 3
     # Without rollbacks it is the saver that makes this copy.
     assert estimate(ModelConfig(), TrainingConfig(max_rollbacks=0), 12).snapshot == total.snapshot
@@ -363,7 +363,7 @@ def test_a_large_teacher_counts_while_its_logits_are_cached():
     teacher = taught_by(ModelConfig(n_embd=1024), top_k=16)
     taught = estimate(ModelConfig(n_embd=1024), TrainingConfig(), 12)
     alone = estimate(ModelConfig(), TrainingConfig(), 12, loss=teacher)
-    program = TYPICAL.resident + LATER
+    program = TYPICAL.resident + STARTED_BYTES
     assert alone.total == program + alone.preparation > program + taught.weights > 2e8
 
 
@@ -532,7 +532,7 @@ import dataclasses
 import sys
 from smallmind.cli import main
 from smallmind.memory.tracker import peak_resident_bytes
-from smallmind.runs import pace
+from smallmind.forecast import pace
 
 # With --minutes steps are timed too, but as many are trained however busy the machine is.
 pace.fit_steps = lambda config, *_: dataclasses.replace(config, steps=12, warmup_steps=1)

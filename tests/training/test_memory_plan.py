@@ -2,15 +2,15 @@
 
 import pytest
 
-from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
-from smallmind.settings.settings import Settings
-from smallmind.training.memory_estimate import (
+from smallmind.forecast.memory import (
     FLOAT16_SETTINGS,
     RECOMPUTE,
     TYPICAL,
     Plan,
     estimate,
 )
+from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
+from smallmind.settings.settings import Settings
 
 PROGRAM = TYPICAL.resident
 MODEL = ModelConfig(block_size=512)

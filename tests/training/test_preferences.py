@@ -15,6 +15,7 @@ from smallmind import (
     TrainingConfig,
     TransformerModel,
 )
+from smallmind.forecast.memory import why_not_repeated
 from smallmind.losses.preferences import encode_pairs
 from smallmind.parallel.group import Group
 from smallmind.runs.verification import fingerprint
@@ -23,7 +24,7 @@ from smallmind.text.dataset import Batch
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.text.templates import fit_template
 from smallmind.training import checkpoint
-from smallmind.training.preflight import preflight, why_not_repeated
+from smallmind.training.preflight import preflight
 from smallmind.training.records import HealthRecord, RollbackRecord
 from tests.training.test_resume import assert_resumes_whole, digest
 

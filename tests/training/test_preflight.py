@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel, gradient_check
+from smallmind.forecast import memory
+from smallmind.forecast.memory import why_not_repeated
 from smallmind.kernels import compiled, reference
 from smallmind.settings.config import ModelConfig
 from smallmind.training import preflight as module
@@ -17,7 +19,6 @@ from smallmind.training.preflight import (
     learns_at_peak,
     preflight,
     small_config,
-    why_not_repeated,
 )
 from tests.training.small import TEXT, at_each_pass, small_training
 
@@ -63,7 +64,7 @@ def test_it_is_known_why_steps_are_not_repeated_from_a_recording(monkeypatch):
     assert "plain NumPy" in why(small_training(backend="numpy"))
     assert "--profile times each kernel" in why(enable_diagnostics=True)
     assert "--detect-anomaly" in why(detect_anomaly=True)
-    monkeypatch.setattr(module, "LARGEST", 1000)
+    monkeypatch.setattr(memory, "LARGEST", 1000)
     assert "a pass takes " in why()
     training.model.workspace.new_recording = None
     assert "a layer from another package" in why()

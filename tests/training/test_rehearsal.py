@@ -8,10 +8,11 @@ import sys
 import pytest
 
 from smallmind import ModelConfig, TrainingConfig
+from smallmind.forecast import compiling
+from smallmind.forecast.compiling import STEPS, rehearse  # conftest.py replaces it
 from smallmind.kernels.codegen import cache_directory, threads
+from smallmind.kernels.description import KERNELS, kernel
 from smallmind.settings.presets import ARCHITECTURES
-from smallmind.training import compiling, rehearsal
-from smallmind.training.rehearsal import STEPS, rehearse  # conftest.py replaces it
 from tests.programs import started
 
 # Rehearses, then trains, evaluates and writes with other sizes -> the kernels that this loads.
@@ -19,7 +20,7 @@ PROGRAM = """
 import json, sys
 from smallmind import ModelConfig, Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.kernels.codegen.cache import KernelCache
-from smallmind.training.rehearsal import STEPS, rehearse
+from smallmind.forecast.compiling import STEPS, rehearse
 
 model, training = json.loads(sys.argv[1])
 config = ModelConfig(65, 96, 3, 6, **model)
@@ -52,7 +53,7 @@ def test_after_a_rehearsal_a_run_loads_no_kernel(kind):
 
 def test_the_rehearsal_of_any_model_is_tiny(monkeypatch):
     calls = []
-    monkeypatch.setattr(rehearsal, "_rehearse", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(compiling, "_rehearse", lambda *arguments: calls.append(arguments))
     for model in (
         ModelConfig(50_000, 1, 90, 64, 65_536, document_token=40_000, bigram_rows=10**6),
         ModelConfig(7, 8192, 1, 12, 17, head_size=301, n_kv_head=3, position="rope"),
@@ -67,11 +68,21 @@ def test_the_rehearsal_of_any_model_is_tiny(monkeypatch):
 def test_a_first_start_expects_the_kernels_of_its_configuration(monkeypatch, tmp_path):
     monkeypatch.setattr(cache_directory, "cache_directory", lambda _module: tmp_path)
     adamw, muon = TrainingConfig(), TrainingConfig(optimizer="muon", precision="bfloat16")
-    plain = rehearsal._expected(ModelConfig(65, 64), adamw)
-    modern = rehearsal._expected(ModelConfig(65, 64, **ARCHITECTURES["modern"]), muon)
+    plain = compiling._expected(ModelConfig(65, 64), adamw)
+    modern = compiling._expected(ModelConfig(65, 64, **ARCHITECTURES["modern"]), muon)
     assert 150 < plain < 200 < modern < 320
     (tmp_path / "kernel.nbc").touch()  # later ones lack fewer, nobody knows how many
-    assert rehearsal._expected(ModelConfig(65, 64), adamw) == 0
+    assert compiling._expected(ModelConfig(65, 64), adamw) == 0
+
+
+def test_every_kernel_says_what_compiling_it_costs():
+    with pytest.raises(TypeError, match="functions"):
+        kernel("elementwise")
+    costs = {name: about.functions for name, about in KERNELS.items()}
+    shared = {name for name, count in costs.items() if not count}
+    assert shared == {"matmul_gelu", "matmul_transpose_b"}  # with other products
+    slowest = sorted(costs, key=lambda name: -costs[name])
+    assert slowest[:2] == ["attention_backward", "matmul_transpose_a"]
 
 
 # Rehearses with an empty cache -> the functions that this process has compiled.
@@ -81,8 +92,8 @@ from numba.core import event
 from smallmind import ModelConfig, TrainingConfig
 from smallmind.kernels.codegen import threads
 from smallmind.memory import available
-from smallmind.training import compiling
-from smallmind.training.rehearsal import STEPS, rehearse
+from smallmind.forecast import compiling
+from smallmind.forecast.compiling import STEPS, rehearse
 
 class Compiled(event.Listener):
     names = []

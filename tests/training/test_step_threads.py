@@ -9,8 +9,8 @@ from numba import get_num_threads
 from smallmind import TrainingConfig
 from smallmind.cli.console import Console
 from smallmind.cli.display import ProgressDisplay
+from smallmind.forecast.threads import use_threads
 from smallmind.kernels.codegen import threads
-from smallmind.runs.threads import use_threads
 from smallmind.settings.config import RunConfig
 from smallmind.training import step_threads
 from smallmind.training.records import StepRecord, ThreadsRecord

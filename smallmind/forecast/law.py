@@ -68,11 +68,11 @@ class Law:
     noise: float = NOISE  # the deviation of an outcome, if all constants were known
 
     def loss(self, parameters: float, tokens: float, unique: float) -> float:
-        """The expected loss on held-out text, in nats per token."""
+        """Returns the expected loss on held-out text, in nats per token."""
         return float(np.exp(_logarithm(self.logarithms, parameters, tokens, unique)))
 
     def deviation(self, parameters: float, tokens: float, unique: float) -> float:
-        """The standard deviation of the outcome, as a share of the expected loss."""
+        """Returns the standard deviation of the outcome, as a share of the expected loss."""
         given = np.array([[parameters], [tokens], [unique]], float)
         slope = _differences(lambda x: _logarithm(x, *given), self.logarithms)[0]
         return float(np.sqrt(self.noise**2 + slope @ self.covariance @ slope))
@@ -83,7 +83,7 @@ class Law:
         return dict(zip(CONSTANTS, np.exp(self.logarithms).tolist(), strict=True))
 
     def interval(self, parameters: float, tokens: float, unique: float) -> tuple[float, float]:
-        """The losses between which nine of ten outcomes are."""
+        """Returns the losses between which nine of ten outcomes are."""
         loss = self.loss(parameters, tokens, unique)
         factor = float(np.exp(SURE * self.deviation(parameters, tokens, unique)))
         return loss / factor, loss * factor
@@ -94,19 +94,19 @@ class Law:
 
 
 def parameters_of(config: ModelConfig) -> int:
-    """The parameters that a token is multiplied by: all but those of tables, such as embeddings."""
+    """Counts the parameters that a token is multiplied by: all but those of tables."""
     flat = declare_parameters(config)
     tables = sum(spec.size for spec in flat.specs if spec.role == Role.EMBEDDING)
     return flat.count - tables + (config.vocab_size * config.n_embd if config.tie_weights else 0)
 
 
 def is_plausible(outcome: Outcome) -> bool:
-    """False for an outcome that no run can have had, as in a damaged file; or a loss of nothing."""
+    """Returns False for an outcome that no run can have had, as in a damaged file."""
     return all(low <= getattr(outcome, x) <= high for x, (low, high) in PLAUSIBLE.items())
 
 
 def law_of(outcomes: Sequence[Outcome], operations: float | None = None) -> Law:
-    """The likeliest law of a text after these outcomes, by Levenberg's and Marquardt's method.
+    """Fits the law of a text to these outcomes, by Levenberg's and Marquardt's method.
 
     It is for runs of so many operations; None means as many as the longest outcome. The nearest
     outcome counts most, others less the further their operations are from these; so do those far
@@ -147,7 +147,7 @@ def law_of(outcomes: Sequence[Outcome], operations: float | None = None) -> Law:
 
 
 def _logarithm(x: np.ndarray, N: Any, D: Any, U: Any) -> np.ndarray:
-    """The logarithm of the expected loss."""
+    """Returns the logarithm of the expected loss."""
     _, a, alpha, b, beta, R = np.exp(x)
     seen = np.where(D > U, U * (1 + R * (1 - np.exp(-np.maximum(D / U - 1, 0) / R))), D)
     return x[0] + np.log1p(a * (N / SIZE) ** -alpha + b * (seen / LENGTH) ** -beta)

@@ -18,7 +18,7 @@ MIN_THREADS = 2  # recorded passes try one themselves
 
 
 def choose_threads(run: RunConfig, settings: Settings | None = None) -> int:
-    """The number of threads that are set, or one per core, which are then bound to their cores.
+    """Returns the threads that are set, or one per core, which are then bound to their cores.
 
     Fewer if the passes of the settings are so small that more threads would cost more than they
     gain. InputError if this machine runs fewer than are set.
@@ -46,7 +46,7 @@ def _checked(n: int) -> int:
 
 
 def useful_threads(model: ModelConfig, training: TrainingConfig, run: RunConfig) -> int:
-    """The number of threads that a training pass is fastest on, if there are enough cores.
+    """Returns the number of threads that a training pass is fastest on, if there are enough cores.
 
     A parallel region of W operations takes W / n + c n on n threads, where c is what each of them
     costs: least for n = sqrt(W / c).

@@ -8,7 +8,7 @@ import statistics
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +18,12 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.console.activity import clock
+from smallmind.console.signals import Stopped
+from smallmind.files.checkpoint_names import TIMING
+from smallmind.forecast.law import OPERATIONS
 from smallmind.nn.backend import resolve_precision
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.optim.schedule import WARMUP_SHARE
-from smallmind.runs.files import TIMING
-from smallmind.runs.scaling import OPERATIONS
 from smallmind.settings.config import TrainingConfig, __version__, micro_batch_sizes
 from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset
@@ -30,7 +31,6 @@ from smallmind.training.checkpoint import save
 from smallmind.training.evaluation import MOST_HELD_OUT, evaluating_seconds
 from smallmind.training.evaluations import SAMPLE_TOKENS
 from smallmind.training.gradients import FIRST, set_up
-from smallmind.training.records import StepRecord
 from smallmind.training.state import split_snapshot
 from smallmind.training.step_threads import may_choose, on_one_thread
 from smallmind.training.target import LOOKING
@@ -41,25 +41,23 @@ if TYPE_CHECKING:
     from smallmind.kernels.codegen.cache import CheckedFiles
 
 CROWDED = 2.0  # times as long as on one thread: other programs use the cores
-COLD_STEPS = 2  # not timed: they wait for kernels and memory
-MIN_STEPS = 5  # timed at least
-MAX_SECONDS = 5.0  # of timing, once MIN_STEPS are done
+MAX_SECONDS = 5.0  # of timing
 MAX_SHARE = 0.05  # of the whole time spent on timing
 SLACK = 0.02  # share of the time that is left unused: steps vary
 TIMED_TOKENS = 40  # of a sample
-TIMED_BATCHES = 4  # of an evaluation, in each part
 # The length of a run is fitted again after this share of its time, or half of the time or the steps
-# that are left, to the steps since so many times before.
-LOOK, RECENT = 0.02, 10
-SOONEST = 0.2  # seconds between two times
-WORTH, LEAST_WORTH = 0.02, 0.005  # shares of the steps left, and of all, that a change must have
-LEAST_CHANGE = 0.5  # of the time of an evaluation, while none has been seen
+# that are left, to the steps since so many fits before.
+REFIT_SHARE, REFITS_BACK = 0.02, 10
+REFIT_SECONDS = 0.2  # between two fits, at least
+# Shares of the steps left, and of all, by which a fit must change the length.
+CHANGE_OF_REST, CHANGE_OF_ALL = 0.02, 0.005
+LEAST_RATIO = 0.5  # of the time of an evaluation, while none has been seen
+COLD_STEPS = 2  # wait for kernels and memory: their time tells nothing
 MAX_PASSES = 64  # over the text: more memorise it, and its held-out part is predicted worse
 
-# The slowest over the fastest try of a rough pace.
-TRIES = 3  # calls that are timed
+TRIES = 3  # calls of each part of a step that are timed, at least
 UNTIMED = 2  # calls before: one waits for memory, the next is recorded
-BUSY = 1.5  # spread from which a pace is not kept: other programs have slowed it down
+BUSY = 1.5  # usual over least time from which a pace is not kept: other programs slowed it down
 MAX_OPERATIONS = 1e10  # of a pass that is timed: some tenths of a second on two cores
 LONG = 10 * MAX_OPERATIONS  # of one window: the wait for memory is short next to it
 
@@ -81,7 +79,7 @@ class Pace:
     spread: float = 1.0  # usual time / least time of what was timed: more on a busy machine
 
     def total(self, config: TrainingConfig, done: int = 0, steps: int | None = None) -> float:
-        """The time of `steps` steps, by default those of the config, of which some are done.
+        """Adds up the time of `steps` steps, by default those of the config; some are done.
 
         As if every evaluation is the best so far and therefore saved, and with a target as if the
         run looks at its held-out loss as often as it may.
@@ -104,28 +102,22 @@ class Pace:
 
 
 def measure(
-    training: Training,
-    config: TrainingConfig,
-    seconds: float,
-    directory: Path | None = None,
-    sample_tokens: int = 0,
+    training: Training, config: TrainingConfig, seconds: float, directory: Path | None = None
 ) -> Pace | None:
-    """The pace of a run of about `seconds` that saves to directory; None if it was stopped.
+    """Times a run of about `seconds` that saves to directory; None if it was stopped.
 
-    The run ends with an evaluation of the whole held-out part and a sample of `sample_tokens`
-    tokens. Trains some steps, and restores model and training afterwards. All processes that train
-    together call it, but only the first has a directory, and only its measurement counts.
+    All processes that train together call it, but only the first has a directory, and only its
+    measurement counts. Changes nothing.
     """
-    with (
-        training.preserved(),
-        _on_usual_threads(training, lambda: training.evaluations.evaluate(0, 1)),
-    ):
-        step = _step(training, config, min(MAX_SECONDS, MAX_SHARE * seconds))
-        if step is None:
+    found, saving = None, [0.0]
+    with training.preserved(config):
+        with suppress(Stopped):
+            longest = min(MAX_SECONDS, MAX_SHARE * seconds)
+            found = _timed_pace(training, config, longest, training.check_stop)
+        if training.ranks.agree(found is None):
             return None
         state, _ = split_snapshot(training.state())
         training.spikes.keep(state)  # as a run does before it saves
-        saving = [0.0]
         if directory:
             # Removed by whoever next locks the directory if the program is killed meanwhile.
             with (
@@ -133,32 +125,11 @@ def measure(
                 _timed() as saving,
             ):
                 save(scratch, training.state(), best=True)
-        batches = config.val_batches if config.val_every else 1
-        batches = batches or training.data.held_out_batches
-        some = min(batches, TIMED_BATCHES)
-        warm = training.evaluations.evaluate(0, 1)
-        with _timed() as evaluating:
-            evaluation = training.evaluations.evaluate(0, some)
-        if not (warm and evaluation):
-            return None
-        with _timed() as sampling:
-            if sample_tokens:
-                training.sample(TIMED_TOKENS)
-    # The windows of the whole held-out part overlap by half: twice as many as its tokens need,
-    # like the windows of both parts here.
-    batch = evaluating[0] / some
-    sample = sampling[0] * sample_tokens / TIMED_TOKENS
-    return Pace(
-        step=step,
-        evaluation=batches * batch if config.val_every else 0.0,
-        save=saving[0],
-        end=batches_at_the_end(training.data) * batch + sample,
-        sample=sample,
-    )
+    return found and dataclasses.replace(found, save=saving[0], spread=1.0)
 
 
 def kept_pace(training: Training, config: TrainingConfig) -> Pace:
-    """The rough pace of a run, from an earlier start of a run like it on this machine, or timed.
+    """Returns the rough pace of a run, from an earlier start of one like it here, or timed.
 
     It is kept beside the compiled kernels, unless other programs have slowed it down.
     """
@@ -175,7 +146,7 @@ def kept_pace(training: Training, config: TrainingConfig) -> Pace:
 
 
 def pace_in(precision: str, training: Training, config: TrainingConfig) -> Pace | None:
-    """The kept pace of a run like this one in another precision; None if none has been timed."""
+    """Returns the kept pace of a run like this one in another precision; None if there is none."""
     files = _files(training)
     other = dataclasses.replace(config, precision=precision, use_mixed_precision=False)
     kept = files and files.load(_key(training, other))
@@ -183,7 +154,7 @@ def pace_in(precision: str, training: Training, config: TrainingConfig) -> Pace 
 
 
 def _files(training: Training) -> "CheckedFiles | None":
-    """Where paces are kept; None where they cannot be."""
+    """Opens the files that paces are kept in; None where they cannot be."""
     from smallmind.kernels.codegen.cache import CheckedFiles
     from smallmind.kernels.codegen.cache_directory import cache_directory
 
@@ -192,7 +163,7 @@ def _files(training: Training) -> "CheckedFiles | None":
 
 
 def _key(training: Training, config: TrainingConfig) -> str:
-    """Everything that the time of a run's parts depends on, but not how long it is."""
+    """Describes all that the time of a run's parts depends on, but not how long it is."""
     from smallmind.kernels.codegen.threads import are_fixed, max_threads, threads
 
     data, loss = training.data, (training.loss.name, training.loss.settings())
@@ -205,17 +176,31 @@ def _key(training: Training, config: TrainingConfig) -> str:
 
 
 def rough_pace(training: Training, config: TrainingConfig) -> Pace:
-    """The pace of a run, from a few passes of this process: in about a second.
+    """Times a few passes of a run: in about a second."""
+    return _timed_pace(training, config)
+
+
+def _timed_pace(
+    training: Training,
+    config: TrainingConfig,
+    seconds: float = 0.0,
+    check_stop: Callable[[], object] = lambda: None,
+) -> Pace:
+    """Times passes of this process for `seconds`, or about one.
 
     Leaves out what runs in the background: saves. A batch of a large model is extrapolated from
-    some of its windows. Changes nothing.
+    some of its windows. `check_stop` is called before each pass, and may raise. Changes nothing.
     """
     model, data = training.model, training.data
     B, T = data.batch_size, data.block_size
-    affordable = int(MAX_OPERATIONS / (OPERATIONS * model.flat.count * T))
+    operations = OPERATIONS * model.flat.count * T  # of a window
     largest = max(micro_batch_sizes(B, T, config.micro_batch_size))
-    windows = max(1, min(largest, affordable))
-    with activity.doing("Timing a few passes", usual=True), training.preserved():
+    windows = max(1, min(largest, int(MAX_OPERATIONS / operations)))
+    with (
+        activity.doing("Timing a few passes", usual=True),
+        training.preserved(),
+        ExitStack() as stack,
+    ):
         set_up(model, config, resolve_precision(config.requested_precision, model.backend))
         batch = data.windows(np.zeros(windows, np.int64))
         optimizer, right = make_optimizer(model, config), np.empty(batch.ids.shape, np.bool_)
@@ -225,20 +210,34 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
             lambda: optimizer.step(config.max_grad_norm or None),
             lambda: model.losses(batch.ids, batch.targets, right),
         )
+
+        def tries(untimed: int, count: int, seconds: float = 0.0) -> list[list[float]]:
+            """Makes each call in turn at least `count` times after untimed ones -> seconds."""
+            rounds: list[list[float]] = []
+            end = clock() + seconds
+            while len(rounds) < untimed + count or clock() < end:
+                rounds.append([])
+                for call in calls:
+                    check_stop()
+                    with _timed() as taken:
+                        call()
+                    rounds[-1] += taken
+            return list(map(list, zip(*rounds[untimed:], strict=True)))
+
         model.forget_recorded(after=UNTIMED - 1)
-        is_long = OPERATIONS * model.flat.count * T > LONG
-        with ExitStack() as stack:
-            if not is_long:
-                stack.enter_context(_on_usual_threads(training, calls[2]))
-            tries = _tries(*calls, untimed=0, count=1) if is_long else _tries(*calls)
-        # Reading is never recorded: all its tries should take as long.
-        spread = statistics.median(tries[2]) / min(tries[2]) if min(tries[2]) else 1.0
-        learning, update, reading = map(statistics.median, tries)
+        is_long, alone = operations > LONG, None
         if not is_long and may_choose(model, training.ranks.size):  # as the run will
             with on_one_thread():
-                alone = [times[0] for times in _tries(*calls, untimed=1, count=1)]
-            if alone[0] + alone[1] < learning + update:
-                learning, update, reading = alone
+                alone = [min(times) for times in tries(UNTIMED, 1)]
+            if CROWDED * sum(alone) < sum(map(min, tries(1, 1))):
+                # Threads wait for each other in every kernel.
+                stack.enter_context(on_one_thread())
+        timed = tries(0, 1) if is_long else tries(UNTIMED, TRIES, seconds)
+        # Reading is never recorded: all its tries should take as long.
+        spread = statistics.median(timed[2]) / min(timed[2]) if min(timed[2]) else 1.0
+        learning, update, reading = map(statistics.median, timed)
+        if alone and alone[0] + alone[1] < learning + update:
+            learning, update, reading = alone
         training.sample(2)  # waits for kernels and memory
         with _timed() as sampling:
             training.sample(TIMED_TOKENS)
@@ -263,27 +262,14 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
     )
 
 
-def _tries(
-    *calls: Callable[[], object], untimed: int = UNTIMED, count: int = TRIES
-) -> list[list[float]]:
-    """Seconds of `count` calls of each function, made in turn after `untimed` ones."""
-    tries: list[list[float]] = [[] for _ in calls]
-    for _ in range(untimed + count):
-        for call, times in zip(calls, tries, strict=True):
-            with _timed() as seconds:
-                call()
-            times += seconds
-    return [times[untimed:] for times in tries]
-
-
 def batches_at_the_end(data: Dataset) -> int:
-    """As many batches as have the tokens that the evaluation after training predicts."""
+    """Counts batches that have the tokens that the evaluation after training predicts."""
     tokens = data.batch_size * data.block_size
     return min(data.held_out_batches, math.ceil(MOST_HELD_OUT / tokens))
 
 
 def most_steps(config: TrainingConfig, data: Dataset) -> int:
-    """How many steps a run by minutes trains at most: MAX_PASSES over the text."""
+    """Counts the steps that a run by minutes trains at most: MAX_PASSES over the text."""
     tokens = config.grad_accum_steps * data.batch_size * data.block_size
     return max(1, MAX_PASSES * len(data.train) // tokens)
 
@@ -291,7 +277,7 @@ def most_steps(config: TrainingConfig, data: Dataset) -> int:
 def fit_steps(
     config: TrainingConfig, pace: Pace, seconds: float, most: float = math.inf
 ) -> TrainingConfig:
-    """The config with the number of steps that fit, at most `most`.
+    """Returns the config with the number of steps that fit, at most `most`.
 
     At most a tenth of them is warmup, unless the config says which share.
 
@@ -321,7 +307,7 @@ def _most_that_fit(
     most: int,
     more: Callable[[int], float] = lambda _: 0.0,
 ) -> int:
-    """The steps in all that fit in so many seconds if some are done: at least one more.
+    """Returns the steps in all that fit in so many seconds if some are done: at least one more.
 
     `more` takes a number of steps -> the seconds of what else a run of that length does.
     """
@@ -342,7 +328,7 @@ def refitting(training: Training, measured: Pace, end: float) -> Callable[[], in
     """
     asks = isinstance(training.data, PackedDataset)
     begun = clock()
-    looks: deque[tuple[int, float]] = deque(maxlen=RECENT)  # steps and their seconds until then
+    looks: deque[tuple[int, float]] = deque(maxlen=REFITS_BACK)  # steps, seconds until then
     evaluations: list[int] = []  # after which steps
     calls = next_step = 0
     next_time = begun
@@ -359,14 +345,14 @@ def refitting(training: Training, measured: Pace, end: float) -> Callable[[], in
         apart = sum(x for name, x in progress.seconds.items() if name != "total")
         looks.append((calls, progress.seconds["total"] - apart))
         left, remaining = end - now, config.steps - progress.step
-        next_time = now + max(SOONEST, min(LOOK * (end - begun), left / 2))
+        next_time = now + max(REFIT_SECONDS, min(REFIT_SHARE * (end - begun), left / 2))
         next_step = calls + math.ceil(remaining / 2)
         steps, seconds = (last - first for first, last in zip(looks[0], looks[-1], strict=True))
         if not (steps and seconds > 0):
             return None
         step = seconds / steps
         # Evaluations and the end are slower or faster as steps are, until there is one to measure.
-        ratio = max(LEAST_CHANGE, step / measured.step)
+        ratio = max(LEAST_RATIO, step / measured.step)
         if measured.evaluation and evaluations:
             spent = progress.seconds["evaluations"] - before
             ratio = spent / len(evaluations) / measured.evaluation
@@ -380,7 +366,7 @@ def refitting(training: Training, measured: Pace, end: float) -> Callable[[], in
         )
 
         def asking(steps: int) -> float:
-            """The seconds of questions at the end: what evaluations leave of their share."""
+            """Returns the seconds of questions at the end: what is left by evaluations."""
             to_come = (steps - progress.step) * step
             others = pace.total(config, progress.step, steps) - to_come
             evaluating = progress.seconds["evaluations"] + others
@@ -390,66 +376,15 @@ def refitting(training: Training, measured: Pace, end: float) -> Callable[[], in
         fitting = _most_that_fit(
             config, pace, left, progress.step, most, asking if asks else lambda _: 0.0
         )
-        change = max(WORTH * remaining, LEAST_WORTH * config.steps)
+        change = max(CHANGE_OF_REST * remaining, CHANGE_OF_ALL * config.steps)
         return fitting if abs(fitting - config.steps) > change else None
 
     return refit
 
 
-def _step(training: Training, config: TrainingConfig, seconds: float) -> float | None:
-    """Trains for about `seconds` -> seconds per step; None if it was stopped."""
-    config = dataclasses.replace(
-        config,
-        steps=10**9,
-        lengths=None,
-        epochs=0,
-        schedule="constant",
-        val_every=0,
-        target_loss=None,
-        save_every=0,
-        log_every=1,
-        enable_diagnostics=False,
-        check_gradient_health=False,
-    )
-    ends: list[float] = []
-    # The median: in a few of them, other numbers of threads are tried.
-    with closing(training.steps(config)) as records:
-        for record in records:
-            if not isinstance(record, StepRecord):
-                continue
-            ends.append(clock())
-            steps = len(ends) - COLD_STEPS
-            if steps < MIN_STEPS:
-                continue
-            spent = ends[-1] - ends[COLD_STEPS - 1]
-            # `Training.stop` would also stop what is timed next.
-            if training.ranks.agree(spent >= seconds):
-                return min(spent / steps, statistics.median(np.diff(ends[COLD_STEPS - 1 :])))
-    return None
-
-
-@contextmanager
-def _on_usual_threads(training: Training, call: Callable[[], object]) -> Iterator[None]:
-    """Within the block, kernels run on one thread if a call is far faster on it than on all.
-
-    On a busy machine threads wait for each other in every kernel, and a run takes one.
-    """
-    with ExitStack() as stack:
-        if may_choose(training.model, training.ranks.size):
-            with on_one_thread():
-                call()
-                with _timed() as alone:
-                    call()
-            with _timed() as together:
-                call()
-            if CROWDED * alone[0] < together[0]:
-                stack.enter_context(on_one_thread())
-        yield
-
-
 @contextmanager
 def _timed() -> Iterator[list[float]]:
-    """A list that holds the seconds of the block once it has ended."""
+    """Yields a list that holds the seconds of the block once it has ended."""
     seconds: list[float] = []
     start = clock()
     yield seconds

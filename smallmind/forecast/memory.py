@@ -19,9 +19,10 @@ from smallmind.kernels.description import described
 from smallmind.losses.loss import CROSS_ENTROPY, Outline
 from smallmind.memory.tensor_pool import unbacked
 from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
-from smallmind.nn.backend import NoKernels, dry_run_backend
+from smallmind.nn.backend import Backend, NoKernels, dry_run_backend
 from smallmind.nn.cache import cache_bytes
 from smallmind.nn.network import declare_parameters
+from smallmind.nn.recorded_passes import LARGEST
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.parallel.gradient_sum import adding
@@ -41,6 +42,7 @@ from smallmind.training.evaluation import evaluate
 from smallmind.training.evaluations import SAMPLE_TOKENS
 from smallmind.training.gradients import set_up
 from smallmind.training.prefetch import borrow_batches
+from smallmind.training.training import Training
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Program:
 
     @classmethod
     def measured(cls, text: "TextSize | None" = None) -> "Program":
-        """The memory of this process before its model is built, perhaps with its text in memory.
+        """Measures this process before its model is built, perhaps with its text in memory.
 
         After a rehearsal it includes all kernels, and what compiling has left behind.
         """
@@ -85,7 +87,7 @@ class TextSize:
         return cls(nbytes, sum(sizes), data.is_on_disk, rows if data.is_packed else None)
 
     def dataset(self, T: int, batch_size: int) -> Dataset:
-        """A dataset of this size that takes no memory."""
+        """Returns a dataset of this size that takes no memory."""
         if self.rows is None:
             return Dataset(unbacked(self.tokens, np.int32), T, batch_size, seed=0)
         parts = (unbacked(rows * T + 1, np.int32) for rows in self.rows)
@@ -101,7 +103,7 @@ class TextSize:
 
 
 # Memory besides arrays after a run has started: modules, records, the saver's thread. Measured.
-LATER = 4 * 2**20
+STARTED_BYTES = 4 * 2**20
 OPTIONAL = ("teacher", "text", "sample", "timing", "saving")  # parts that not every run has
 
 
@@ -152,7 +154,7 @@ def estimate(
     timed: bool = False,
     program: Program | None = None,
 ) -> MemoryEstimate:
-    """The memory of training on batches of batch_size windows of model.block_size tokens.
+    """Counts the memory of training on batches of batch_size windows of block_size tokens.
 
     Without a text it is assumed to be long. training.requested_precision must not be AUTO, which
     depends on the CPU. A run is timed if its number of steps follows from its minutes. Without a
@@ -193,17 +195,43 @@ def estimate(
         moments=moments,
         snapshot=trained + moments,
         activations=held,
-        scratch=run.temporaries if is_plain else _scratch(run, threads),
+        scratch=max(run.temporaries) if is_plain else _scratch(run, threads),
         # Its gradients are never touched, so they take no memory.
         teacher=of_models if run.loss.models else 0,
         text=text.in_memory if text else 0,
         sample=cache_bytes(model, min(model.block_size, 1 + SAMPLE_TOKENS)),
-        program=program.resident + LATER,
+        program=program.resident + STARTED_BYTES,
         timing=trained if timed else 0,
         saving=converted + (trained + moments if training.compress else 0),
         preparation=preparation,
         start=program.peak,
     )
+
+
+def why_not_repeated(training: Training, config: TrainingConfig) -> str | None:
+    """Says why the passes of a run's steps are not repeated from a recording; None if they are.
+
+    See `nn.recorded_passes`. Takes no account of processes, which send gradients within a pass.
+    """
+    model, batch_size = training.model, training.data.batch_size
+    if model.backend == "numpy":
+        return "plain NumPy has no compiled kernels"
+    if config.products == "blas" and config.requested_precision == Precision.FLOAT32:
+        return "NumPy's BLAS computes the products, and its calls cannot be recorded"
+    if model.workspace.new_recording is None:
+        return "the model has a layer from another package, which may do more than call kernels"
+    if training.loss.unrecorded:
+        return training.loss.unrecorded
+    if config.detect_anomaly:
+        return "--detect-anomaly looks at what each kernel has computed"
+    if config.enable_diagnostics:
+        return "--profile times each kernel"
+    if config.requested_precision != Precision.AUTO:
+        found = estimate(model.config, config, batch_size)
+        nbytes = found.weights + found.working_weights + found.gradients + found.activations
+        if nbytes > LARGEST:
+            return f"a pass takes {format_bytes(nbytes)}, and Python is a small part of its time"
+    return None
 
 
 FLOAT16_SETTINGS: dict[str, Any] = {"precision": Precision.FLOAT16.value}
@@ -252,7 +280,7 @@ class Plan:
         return held + (self.text.in_memory if held and self.text else 0)
 
     def largest_batch(self, memory: int) -> int:
-        """The largest batch that fits in memory if it goes through the model at once; 0: none."""
+        """Finds the largest batch that fits in memory in one pass of the model; 0: none."""
 
         def fits(windows: int) -> bool:
             return self.change(batch_size=windows, micro_batch_size=windows).total <= memory
@@ -267,11 +295,11 @@ class Plan:
         return dataclasses.replace(self, settings=self.settings.replace(**settings))
 
     def change(self, **settings: Any) -> Change:
-        """The change to these settings, with the memory that it leads to."""
+        """Returns the change to these settings, with the memory that it leads to."""
         return Change(settings, self.changed(**settings).estimate.total)
 
     def max_micro_batch(self, memory: int) -> int:
-        """The largest micro-batch of this batch that fits in memory; 0: not even one sequence.
+        """Finds the largest micro-batch of this batch that fits; 0: not even one sequence.
 
         Considers the sizes that split the batch into equal parts, apart from a smaller last one: a
         pool keeps arrays for each size.
@@ -283,7 +311,7 @@ class Plan:
         return next((change.settings["micro_batch_size"] for change in fitting), 0)
 
     def changes_to_fit(self, memory: int) -> list[Change]:
-        """Changes that make the run fit, or bring it closer; the least costly one comes first."""
+        """Lists changes that make the run fit, or bring it closer; the least costly comes first."""
         largest = self.max_micro_batch(memory)
         if largest:
             return [self.change(micro_batch_size=largest)]
@@ -297,7 +325,7 @@ class Plan:
         return changes
 
     def _savings(self) -> list[dict[str, Any]]:
-        """Settings that save memory and are not used yet: 16 bits, recompute, both."""
+        """Lists settings that save memory and are not used yet: 16 bits, recompute, both."""
         training, backend = self.settings.training, self.settings.run.backend
         may_halve = training.requested_precision == Precision.FLOAT32 and backend == "numba"
         settings = [FLOAT16_SETTINGS] if may_halve else []
@@ -307,7 +335,7 @@ class Plan:
         return settings
 
     def _halved_sizes(self, name: str, multiple: int) -> Iterator[int]:
-        """A size of the model, halved again and again and rounded down to a multiple."""
+        """Yields a size of the model, halved again and again and rounded down to a multiple."""
         size = getattr(self.settings.model, name)
         while size >= 2 * multiple:
             size = size // 2 // multiple * multiple
@@ -325,8 +353,7 @@ class _DryRun:
         name: str,
         ahead: int,
     ) -> None:
-        self.kernels = _dry_kernels(name)
-        backend = dry_run_backend(self.kernels)
+        backend, self.temporaries = _dry_run(name)
         self.training = training
         self.ahead = ahead
         self.pool = backend.pool
@@ -342,12 +369,6 @@ class _DryRun:
     @property
     def held(self) -> int:
         return self.pool.statistics().bytes_held
-
-    @property
-    def temporaries(self) -> int:
-        """The most bytes that a kernel of NumPy allocates."""
-        assert isinstance(self.kernels, _CountedKernels)
-        return self.kernels.nbytes
 
     def train(self, data: Dataset) -> None:
         """Trains on a batch of every size that a run on this data has."""
@@ -440,38 +461,26 @@ class _DryRun:
             evaluate(self.model, held_out, batch_size=data.batch_size)
 
 
-class _CountedKernels(NoKernels):
-    """Kernels that do nothing but note the temporary arrays that NumPy's would need.
+def _dry_run(backend: str) -> tuple[Backend, list[int]]:
+    """Returns a back end that computes nothing, and what its calls add to: temporary bytes."""
+    temporaries = [0]
 
-    `nbytes` is what the hungriest call so far needs.
-    """
+    def note(name: str, *arguments: Any, **named: Any) -> None:
+        temporaries.append(described(name).temporary_bytes(*arguments, **named))
 
-    def __init__(self) -> None:
-        self.nbytes = 0
-
-    def __getattr__(self, name: str) -> Callable[..., float]:
-        def count(*arguments: Any, **named: Any) -> float:
-            self.nbytes = max(self.nbytes, described(name).temporary_bytes(*arguments, **named))
-            return 0.0
-
-        return count
-
-
-def _dry_kernels(backend: str) -> NoKernels:
-    return _CountedKernels() if backend == "numpy" else NoKernels()
+    is_plain = backend == "numpy"  # whose kernels allocate arrays
+    return dry_run_backend(NoKernels(note) if is_plain else NoKernels()), temporaries
 
 
 def _preparation(loss: Outline, backend: str) -> int:
     """Counts what a loss takes, besides weights, before the first step."""
-    kernels = _dry_kernels(backend)
-    opened = dry_run_backend(kernels)
+    opened, temporaries = _dry_run(backend)
     nbytes = loss.build(opened).preparation(opened)
-    temporaries = kernels.nbytes if isinstance(kernels, _CountedKernels) else 0
-    return nbytes and max(nbytes, opened.pool.statistics().bytes_held + temporaries)
+    return nbytes and max(nbytes, opened.pool.statistics().bytes_held + max(temporaries))
 
 
 def _scratch(run: _DryRun, threads: int) -> int:
-    """The memory that kernels keep: the scratch of the hungriest one, and tables of positions."""
+    """Counts what kernels keep: the scratch of the hungriest one, and tables of positions."""
     from smallmind.kernels import muon
     from smallmind.kernels.attention import backward
     from smallmind.kernels.gemm import blocked

@@ -1,7 +1,7 @@
 """The model and the batch that learn most in a given time: what `--minutes` and `plan` choose.
 
 A small model has too few parameters, a large one sees too few tokens: a few passes tell how many,
-and the law of the text which model ends at the lowest loss, see `scaling`. Constants are measured,
+and the law of the text which model ends at the lowest loss, see `law`. Constants are measured,
 see `bench/LOG.md`.
 """
 
@@ -15,9 +15,8 @@ import numpy as np
 from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.console import activity
-from smallmind.runs import pace
-from smallmind.runs.assembly import new_model
-from smallmind.runs.scaling import (
+from smallmind.forecast import pace
+from smallmind.forecast.law import (
     OPERATIONS,
     SIZE,
     Law,
@@ -26,7 +25,8 @@ from smallmind.runs.scaling import (
     law_of,
     parameters_of,
 )
-from smallmind.runs.threads import choose_threads, use_threads
+from smallmind.forecast.threads import choose_threads, use_threads
+from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
 from smallmind.settings.presets import Fields
 from smallmind.settings.rules import FITTED, Choices, resolve
@@ -71,30 +71,16 @@ HEAD, SMALL_HEAD = 32, 16  # channels of a head, and of one in a model that is n
 WIDE = 128
 WINDOW, LONG_WINDOW = 128, 256  # tokens; long ones teach less at first
 LONG = 1e7  # tokens that a run sees, from which on its windows are long
+WIDTHS = {  # in channels, by the number of layers
+    2: (32,),
+    3: (32,),
+    4: (32, 48, 64, 80, 96, 112, 128, 160, 192),
+    6: (192, 224, 256, 320),
+    8: (320, 384, 448, 512),
+    12: (512, 640),
+}
 # From the smallest to the largest.
-SHAPES = [
-    Shape(2, 32),
-    Shape(3, 32),
-    Shape(4, 32),
-    Shape(4, 48),
-    Shape(4, 64),
-    Shape(4, 80),
-    Shape(4, 96),
-    Shape(4, 112),
-    Shape(4, 128),
-    Shape(4, 160),
-    Shape(4, 192),
-    Shape(6, 192),
-    Shape(6, 224),
-    Shape(6, 256),
-    Shape(6, 320),
-    Shape(8, 320),
-    Shape(8, 384),
-    Shape(8, 448),
-    Shape(8, 512),
-    Shape(12, 512),
-    Shape(12, 640),
-]
+SHAPES = [Shape(layers, width) for layers, widths in WIDTHS.items() for width in widths]
 TIMED = [SHAPES[2], SHAPES[8], SHAPES[14]]  # small ones multiply less in a second
 MOST_TIMED = 10_000_000  # parameters: larger ones take long, and as long for each
 
@@ -320,5 +306,6 @@ def cost_of(settings: Settings) -> Cost:
     tokens = np.zeros(4 * run.batch_size * T, np.int32)
     bytes_ = Tokenizer(kind="byte")  # of about as many tokens as any text has
     data = Dataset(tokens, T, run.batch_size, run.seed, bytes_)
-    timed = pace.rough_pace(Training(new_model(settings), data=data), settings.training)
+    model = TransformerModel(settings.model, seed=run.seed, backend=run.backend)
+    timed = pace.rough_pace(Training(model, data=data), settings.training)
     return Cost((timed.step - timed.update) / tokens_per_step(settings.fields), timed.update)
