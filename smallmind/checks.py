@@ -23,7 +23,9 @@ class InputError(ValueError):
 
 
 def environment_number(name: str, low: int) -> int | None:
-    """A whole number in an environment variable, None without it. InputError if it is below low."""
+    """-> a whole number in an environment variable, None without it. InputError if it is below
+    low.
+    """
     text = os.environ.get(name)
     if text is None:
         return None
@@ -87,7 +89,7 @@ def whole(value: Any, low: int = 0, meaning: str = "") -> int:
 
 
 def number(value: Any) -> float:
-    """A number that a run has measured; NaN for anything else that a file may hold."""
+    """Returns a number that a run has measured; NaN for anything else that a file may hold."""
     is_number = type(value) in (int, float) and abs(value) < LARGEST
     return float(value) if is_number else math.nan
 
@@ -112,7 +114,7 @@ def setting(
     flag: str = "",
     metavar: str = "",
 ) -> Any:
-    """A field with its help text and allowed values.
+    """Returns a field with its help text and allowed values.
 
     low <= value <= high, above < value < below, or one of choices, which may be a table that still
     grows. None is allowed where it is the default. `before` is what a file means that lacks the
@@ -188,12 +190,12 @@ def _is_finite(value: Any) -> bool:
 
 
 def _is_unicode(text: str) -> bool:
-    """False for bytes of a file name or command line that are not UTF-8: lone surrogates."""
+    """-> False for bytes of a file name or command line that are not UTF-8: lone surrogates."""
     return not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def shown_value(value: Any) -> str:
-    """A value in a message: what comes from a file may be of any size."""
+    """Returns a value in a message: what comes from a file may be of any size."""
     if isinstance(value, int) and value.bit_length() > 200:
         return f"(a number of about {round(value.bit_length() * math.log10(2))} digits)"
     if not isinstance(value, str | numbers.Number):
@@ -248,7 +250,7 @@ def check_all(config: Any) -> None:
 
 
 def nearest(word: str, known: Collection[str], cutoff: float = 0.0) -> str | None:
-    """The most similar of the known words; None if the similarity of all is below cutoff.
+    """Returns the most similar of the known words; None if the similarity of all is below cutoff.
 
     One whose initials the word is comes first: lr means learning_rate.
     """
@@ -264,7 +266,8 @@ Public = TypeVar("Public", bound=Callable[..., Any])
 
 
 def suggesting(*configs: type, names: Collection[str] = ()) -> Callable[[Public], Public]:
-    """A decorator of functions and classes: for an unknown argument, TypeError names the nearest.
+    """-> a decorator of functions and classes: for an unknown argument, TypeError names the
+    nearest.
 
     `configs` are those whose fields a function takes as keywords, too, and `names` other ones.
     """
@@ -294,7 +297,7 @@ def _check_arguments(
     names: Collection[str],
     named: Collection[str],
 ) -> None:
-    """TypeError for the first name that neither the function nor a config has."""
+    """Raises TypeError for the first name that neither the function nor a config has."""
     parameters = inspect.signature(public).parameters.values()
     known = [x.name for x in parameters if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
     known += names

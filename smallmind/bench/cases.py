@@ -107,7 +107,7 @@ def _case(
     numpy: Callable[[], object] | None = None,
     torch: Contestant | None = None,
 ) -> Case:
-    """The case of compiled.<name>(*outputs, *inputs), whose exact twin is reference.<name>.
+    """Returns the case of compiled.<name>(*outputs, *inputs), whose exact twin is reference.<name>.
 
     Without `numpy` the NumPy peer is the reference in float32. Outputs that are added to or
     rewritten start from their current contents.
@@ -191,7 +191,7 @@ def _product(name: str, M: int, K: int, N: int) -> Case:
 
 
 def _bfloat16(name: str, M: int, K: int, N: int) -> Case:
-    """A product of bfloat16 matrices; its result is float32 for gradients of weights."""
+    """Returns a product of bfloat16 matrices; its result is float32 for gradients of weights."""
     exact_result = name == "matmul_transpose_a"
     a, b = (round_to(_normal(*shape), BFLOAT16) for shape in PRODUCTS[name][0](M, K, N))
     out = aligned_empty((M, N), np.float32 if exact_result else BFLOAT16)
@@ -230,7 +230,9 @@ _GENERATED = 8  # rows up to which products are those of generation
 
 
 def _quantised(dtype: np.dtype, is_transposed: bool, R: int, K: int, N: int) -> Case:
-    """A product of R rows and blocks of small integers; few rows are rounded, as in generation."""
+    """-> a product of R rows and blocks of small integers; few rows are rounded, as in
+    generation.
+    """
     name = "matmul_quantised_transpose" if is_transposed else "matmul_quantised"
     w = round_to(_normal(N, K), dtype)
     a, out = _normal(R, N if is_transposed else K), aligned_empty((R, K if is_transposed else N))

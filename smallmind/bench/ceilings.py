@@ -36,11 +36,11 @@ def one_thread() -> Iterator[None]:
 
 
 def copy_rate(nbytes: float) -> float:
-    """Bytes per second that all threads read and write together."""
+    """Returns bytes per second that all threads read and write together."""
     copies = Copy(nbytes)
     return copies.nbytes / take_in_turn({"": Contestant(copies)}, rounds=5)[""].minimum
 
 
 def multiply_add_rate() -> float:
-    """The peak operations per second of all threads."""
+    """Returns the peak operations per second of all threads."""
     return multiply_add() / take_in_turn({"": Contestant(multiply_add)}, rounds=5)[""].minimum

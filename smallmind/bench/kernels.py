@@ -79,7 +79,7 @@ COPIED = (1_000_000, 16_000_000, 256_000_000)  # bytes: from each cache, and fro
 
 
 def limits() -> dict[str, Any]:
-    """The machine's limits, on all threads and on one. Units: 1/s."""
+    """Returns the machine's limits, on all threads and on one. Units: 1/s."""
     with one_thread():
         alone = multiply_add_rate(), copy_rate(COPIED[-1])
     return {
@@ -91,12 +91,12 @@ def limits() -> dict[str, Any]:
 
 
 def known() -> dict[str, Any]:
-    """The names of the kernels, each with its axes and its usual shapes."""
+    """Returns the names of the kernels, each with its axes and its usual shapes."""
     return {name: [kernel.axes, kernel.shapes] for name, kernel in KERNELS.items()}
 
 
 def measured(name: str, shape: Sequence[int], rounds: int) -> dict[str, Any]:
-    """The record of one case, whose memory is free again."""
+    """Returns the record of one case, whose memory is free again."""
     record = measure(KERNELS[name], tuple(shape), rounds)
     gc.collect()
     return record

@@ -60,7 +60,7 @@ def _lines(path: str) -> list[str]:
 
 
 def variables_of(threads: int | None, isa: str | None) -> dict[str, str]:
-    """The environment of processes that measure; packages read it when they are imported."""
+    """-> the environment of processes that measure; packages read it when they are imported."""
     # Two threads of one core share its multipliers: the default is one per core.
     count = threads or min(psutil.cpu_count(logical=False) or 1, os.cpu_count() or 1)
     return {**ISAS.get(isa or "", {}), **dict.fromkeys(COUNTS, str(count))}
@@ -110,7 +110,8 @@ def answer_of(*arguments: str, variables: Mapping[str, str] | None = None, **res
 
 
 def environment(threads: int, binds: bool = True) -> dict[str, str]:
-    """The environment of a process with this many threads, each on a core of its own if it binds.
+    """-> the environment of a process with this many threads, each on a core of its own if it
+    binds.
 
     Whichever library starts them.
     """

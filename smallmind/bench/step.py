@@ -47,7 +47,7 @@ SIZES = [
 
 
 def installed() -> list[str]:
-    """The peers whose package is installed."""
+    """Returns the peers whose package is installed."""
     return [name for name, package in PEERS.items() if importlib.util.find_spec(package)]
 
 
@@ -69,7 +69,7 @@ def steps_per_turn(operations: int) -> int:
 
 
 def peers_of(named: Sequence[str] | None, arch: str) -> list[str]:
-    """The contestants beside ours: those named, or those installed. InputError if one is not."""
+    """-> the contestants beside ours: those named, or those installed. InputError if one is not."""
     known = installed()
     peers = [name for name in known if not _is_16_bit(name)] if named is None else named
     if missing := [name for name in peers if name not in known]:
@@ -136,7 +136,7 @@ def measure(
 
 
 def failures(records: list[dict[str, Any]]) -> list[str]:
-    """A line for every contestant whose losses differ from ours: its speed does not count."""
+    """-> a line for every contestant whose losses differ from ours: its speed does not count."""
     return [
         f"{record['arch']}, {Sizes(**record['sizes']).name}: {name}'s losses differ by "
         f"{result['worst_difference']:.1e} from ours"

@@ -7,7 +7,7 @@ STEEP = 0.05  # the share of a curve that an axis may leave out
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """At most about count round numbers from low to high."""
+    """Returns at most about count round numbers from low to high."""
     extent = high - low
     if not 0 < extent < math.inf:
         return [low]
@@ -18,14 +18,14 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def format_tick(value: float) -> str:
-    """A round number, briefly: 0, 0.5, 1,500, 2e-05."""
+    """Returns a round number, briefly: 0, 0.5, 1,500, 2e-05."""
     if value and not 1e-3 <= abs(value) < 1e7:
         return f"{value:.3g}"
     return f"{value:,.6g}" if abs(value) < 1e5 else f"{value:,.0f}"
 
 
 def worth_seeing(values: Sequence[float], kept: Iterable[float] = ()) -> tuple[float, float]:
-    """The range of values and all of `kept`, but without the first steep part or single spikes.
+    """-> the range of values and all of `kept`, but without the first steep part or single spikes.
 
     Otherwise these would press everything else into a line.
     """

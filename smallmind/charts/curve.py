@@ -38,7 +38,7 @@ class Curve:
         del self.steps[end:], self.seconds[end:], self.values[end:]
 
     def xs(self, axis: str) -> Sequence[float]:
-        """Its places on one of AXES."""
+        """Returns its places on one of AXES."""
         return self.seconds if axis == "time" else self.steps
 
     def finite(self) -> "Curve":
@@ -53,7 +53,7 @@ class Curve:
         return Curve(*zip(*kept, strict=True)) if kept else Curve()
 
     def at(self, x: float, axis: str = "steps") -> float | None:
-        """The value at a place, between two points on a straight line; None outside of them."""
+        """-> the value at a place, between two points on a straight line; None outside of them."""
         xs = self.xs(axis)
         right = bisect.bisect_left(xs, x)
         if right == len(xs) or (right == 0 and xs[0] != x):
@@ -65,7 +65,7 @@ class Curve:
         return self.values[left] + share * (self.values[right] - self.values[left])
 
     def smoothed(self, points: int | None = None) -> "Curve":
-        """Each value as a mean of about `points` up to it, by default a hundredth of all.
+        """Returns each value as a mean of about `points` up to it, by default a hundredth of all.
 
         An exponential mean without the bias towards its start (Kingma and Ba 2014, section 3).
         """
@@ -80,7 +80,9 @@ class Curve:
         return Curve(self.steps, self.seconds, values)
 
     def thinned(self, points: int) -> "Curve":
-        """At most about this many points: the lowest and highest of each range, and both ends."""
+        """-> at most about this many points: the lowest and highest of each range, and both
+        ends.
+        """
         count = len(self)
         if count <= points:
             return self

@@ -67,7 +67,7 @@ class Figure:
     is_logarithmic: bool = False
 
     def xs(self, curve: Curve) -> Sequence[float]:
-        """The places of a curve on the axis, in its unit."""
+        """Returns the places of a curve on the axis, in its unit."""
         if self.is_logarithmic:
             return [math.log10(max(1, step)) for step in curve.steps]
         return [x / self.seconds for x in curve.seconds] if self.seconds else curve.steps
@@ -80,7 +80,7 @@ class Figure:
         return min([0.0, *(x for x, _ in ends)]), max((float(x) for _, x in ends), default=0.0)
 
     def x_ticks(self, count: int) -> list[tuple[float, str]]:
-        """At most about count places on the axis, and their labels."""
+        """Returns at most about count places on the axis, and their labels."""
         left, right = self.x_range
         right = right if right > left else left + 1
         if not self.is_logarithmic:
@@ -92,7 +92,9 @@ class Figure:
 
 
 def losses(runs: Sequence[tuple[str, Curve, Curve]]) -> Panel:
-    """The training and held-out losses of runs: every one faintly, their mean, and evaluations."""
+    """-> the training and held-out losses of runs: every one faintly, their mean, and
+    evaluations.
+    """
     lines = []
     for run, (name, loss, held_out) in enumerate(runs):
         name = f"{name}: " if len(runs) > 1 else ""
@@ -102,7 +104,8 @@ def losses(runs: Sequence[tuple[str, Curve, Curve]]) -> Panel:
 
 
 def losses_of(loss: Curve, held_out: Curve, whole: bool = False) -> Figure:
-    """The losses of one run by step; with `whole` also those of the first steps, which are steep.
+    """-> the losses of one run by step; with `whole` also those of the first steps, which are
+    steep.
 
     The axis of steps is then logarithmic: the start of a run has as much room as its end.
     """
@@ -111,12 +114,12 @@ def losses_of(loss: Curve, held_out: Curve, whole: bool = False) -> Figure:
 
 
 def noisy(name: str, curve: Curve, run: int = 0) -> list[Line]:
-    """Two lines: the curve, faintly, and its mean."""
+    """Returns two lines: the curve, faintly, and its mean."""
     return [Line(name, curve, run, faint=True), Line(f"{name}, smoothed", curve.smoothed(), run)]
 
 
 def training(runs: Sequence[tuple[str, Mapping[str, Curve]]], axis: str) -> Figure:
-    """The losses, learning rates and gradient norms of runs over one of AXES."""
+    """Returns the losses, learning rates and gradient norms of runs over one of AXES."""
     named = [(name, {x: curve.finite() for x, curve in curves.items()}) for name, curves in runs]
     numbered = list(enumerate(named))
     rates = [Line(name, curves["lr"], run) for run, (name, curves) in numbered]

@@ -69,7 +69,7 @@ class Svg(str):
 
 
 def chart(figure: Figure, layout: Layout = PICTURE) -> str:
-    """The SVG of a figure for a page that has STYLE, "" if there is nothing to draw."""
+    """Returns the SVG of a figure for a page that has STYLE, "" if there is nothing to draw."""
     elements, height = _drawn(figure, layout)
     return elements and (
         f'<svg class="chart {layout.kind}" viewBox="0 0 {layout.width} {height}" role="img" '
@@ -78,7 +78,8 @@ def chart(figure: Figure, layout: Layout = PICTURE) -> str:
 
 
 def legend(panel: Panel) -> list[tuple[str, str]]:
-    """The classes and the name of each line of a panel that is not faint; none for a single line.
+    """-> the classes and the name of each line of a panel that is not faint; none for a single
+    line.
 
     Lines of one kind with one name, such as those of runs with other seeds, are in it once.
     """
@@ -89,7 +90,7 @@ def legend(panel: Panel) -> list[tuple[str, str]]:
 
 
 def picture(figure: Figure) -> Svg:
-    """The SVG of a figure on white, whatever the page is like; empty if nothing is drawn."""
+    """-> the SVG of a figure on white, whatever the page is like; empty if nothing is drawn."""
     elements, height = _drawn(figure, PICTURE)
     style = re.sub(r"var\(--(\w+)\)", lambda found: COLOURS[found[1]], SHAPES)
     return Svg(
@@ -102,7 +103,7 @@ def picture(figure: Figure) -> Svg:
 
 
 def _drawn(figure: Figure, layout: Layout) -> tuple[str, int]:
-    """The elements of a figure, and its height; "" if no axis can show a point of it."""
+    """Returns the elements of a figure, and its height; "" if no axis can show a point of it."""
     panels = [
         replace(panel, lines=[replace(x, points=x.points.below(LARGEST)) for x in panel.lines])
         for panel in figure.panels
@@ -119,7 +120,7 @@ def _drawn(figure: Figure, layout: Layout) -> tuple[str, int]:
 
 
 def _legend(panel: Panel) -> tuple[list[str], int]:
-    """The names of lines above all panels, and the height of that; none for a single line."""
+    """-> the names of lines above all panels, and the height of that; none for a single line."""
     parts: list[str] = []
     x, y = LEFT, 16
     if not (names := legend(panel)):
@@ -136,7 +137,7 @@ def _legend(panel: Panel) -> tuple[list[str], int]:
 
 
 def _panel(figure: Figure, panel: Panel, top: int, is_last: bool, layout: Layout) -> list[str]:
-    """The grid, the labels and the lines of a panel whose upper end is at `top`."""
+    """Returns the grid, the labels and the lines of a panel whose upper end is at `top`."""
     (left, right), (low, high) = figure.x_range, panel.y_range
     right = right if right > left else left + 1
     top, height = top + TOP, layout.small if panel.is_small else layout.large
@@ -170,7 +171,7 @@ def _panel(figure: Figure, panel: Panel, top: int, is_last: bool, layout: Layout
 
 
 def _kind(panel: Panel, line: Line) -> str:
-    """The classes of a line: a colour for each run or, of one run, others for its dots."""
+    """Returns the classes of a line: a colour for each run or, of one run, others for its dots."""
     several = any(other.run for other in panel.lines)
     colour = line.run % N_COLOURS if several else int(line.dots)
     return f"curve c{colour}" + " faint" * line.faint + " dashed" * (line.dots and several)
@@ -182,5 +183,5 @@ def _polyline(kind: str, places: Sequence[tuple[float, float]]) -> str:
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    """A text at the height of its middle."""
+    """Returns a text at the height of its middle."""
     return f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

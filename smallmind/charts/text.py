@@ -46,7 +46,7 @@ def draw(
     ascii_only: bool = False,
     marks: str = "o",
 ) -> str:
-    """A panel of a figure without its title: height rows and the axis below them, width columns.
+    """-> a panel of a figure without its title: height rows and the axis below them, width columns.
 
     `marks` has a character for each run, which covers its line at its dots or, if there are several
     runs and it has none, at one place. The last panel has labels below its axis.
@@ -98,7 +98,7 @@ def _labels(places: dict[int, str], width: int) -> str:
 
 
 def _place(value: float, low: float, high: float, count: int) -> int:
-    """Which of count places from low to high a value is in, from 0."""
+    """Returns which of count places from low to high a value is in, from 0."""
     return min(count - 1, max(0, int((value - low) / (high - low) * count)))
 
 
@@ -138,7 +138,7 @@ class _Canvas:
             self._segment(start, end)
 
     def rows(self) -> list[str]:
-        """The characters, from the top."""
+        """Returns the characters, from the top."""
         shown = []
         for row, bits in enumerate(self.dots):
             line = [HALVES[b] if self.ascii_only else chr(BRAILLE + b) if b else " " for b in bits]

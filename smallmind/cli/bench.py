@@ -45,14 +45,14 @@ def _step_shapes(text: str) -> list[tuple[int, ...]]:
 
 
 def count(text: str) -> int:
-    """A whole number above 0."""
+    """Returns a whole number above 0."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
 def one_of(kind: str, names: Collection[str]) -> Callable[[str], str]:
-    """The type of a flag whose value is one of these names."""
+    """Returns the type of a flag whose value is one of these names."""
 
     def check(text: str) -> str:
         if text not in names:
@@ -65,12 +65,12 @@ def one_of(kind: str, names: Collection[str]) -> Callable[[str], str]:
 
 
 def flag(name: str, metavar: str, help: str, **rest: Any) -> Flag:
-    """A flag, or a positional argument."""
+    """Returns a flag, or a positional argument."""
     return name, {"metavar": metavar, "help": help, **rest}
 
 
 def counted(name: str, default: int | None, help: str = "") -> Flag:
-    """A flag whose value is a whole number above 0."""
+    """Returns a flag whose value is a whole number above 0."""
     help = help if default is None else f"{help} ({default})".strip()
     return flag(name, "N", help, type=count, default=default)
 
@@ -78,7 +78,7 @@ def counted(name: str, default: int | None, help: str = "") -> Flag:
 def several(
     name: str, metavar: str, type: Callable[[str], Any], help: str, default: Any = None
 ) -> Flag:
-    """A flag whose values have commas between them."""
+    """Returns a flag whose values have commas between them."""
     return flag(
         name,
         metavar,
@@ -89,7 +89,7 @@ def several(
 
 
 def peers(default: str) -> Flag:
-    """A flag that names other libraries."""
+    """Returns a flag that names other libraries."""
     help = f"such as torch,torch compile; default: {default}"
     return flag(
         "--peers", "P,P", help, type=lambda text: [name for name in text.split(",") if name]
@@ -262,18 +262,18 @@ def _limits(found: Record) -> list[dict[str, str]]:
 
 
 def _spread(share: float) -> str:
-    """A spread as a table shows it, marked if other programs disturbed what was timed."""
+    """Returns a spread as a table shows it, marked if other programs disturbed what was timed."""
     shown = f"{share * 100:.0f} %" if share <= 1 else "> 100 %"
     return f"{shown} {DISTURBED}" if share > NOISY else shown
 
 
 def _share(share: float) -> str:
-    """A share of a limit; one above all of it says that measuring the limit was disturbed."""
+    """-> a share of a limit; one above all of it says that measuring the limit was disturbed."""
     return f"{share * 100:.0f} %" if share <= 1 else DISTURBED
 
 
 def _is_disturbed(found: Any) -> bool:
-    """True if any of these records has a spread that is marked, or more than all of a limit."""
+    """-> True if any of these records has a spread that is marked, or more than all of a limit."""
     if isinstance(found, dict):
         own = max(found.get("spread", 0.0) - NOISY, found.get("share_of_limit", 0.0) - 1)
         return own > 0 or any(map(_is_disturbed, found.values()))
@@ -383,7 +383,7 @@ def _start(
 
 
 def _seconds(whole: Record) -> dict[str, float]:
-    """The times of a whole --json by the name of what was timed."""
+    """Returns the times of a whole --json by the name of what was timed."""
     found: dict[str, list[float]] = {}
     for record in whole["results"]:
         if whole["command"] == "kernels":
@@ -403,7 +403,7 @@ def _seconds(whole: Record) -> dict[str, float]:
 
 
 def _read(file: Path, what: str) -> Record:
-    """An earlier --json of this command. InputError if it is none."""
+    """Returns an earlier --json of this command. InputError if it is none."""
     try:
         whole = from_json(file.read_bytes())
         if whole["command"] != what:

@@ -142,14 +142,14 @@ def _loss_cells(losses: "Losses", axis: str) -> list[list[str]]:
 
 
 def _place(place: float, axis: str, last: float) -> str:
-    """A step, or a time in seconds or hours, minutes and seconds."""
+    """Returns a step, or a time in seconds or hours, minutes and seconds."""
     if axis == "steps":
         return f"{place:,.0f}"
     return f"{place:.1f} s" if last < SHORT else duration(place)
 
 
 def _value(value: Any) -> str:
-    """A setting, briefly."""
+    """Returns a setting, briefly."""
     if value is None:
         return UNKNOWN
     if isinstance(value, bool):

@@ -201,13 +201,15 @@ class Console:
 
 
 def _has_no_reader(error: OSError) -> bool:
-    """True if an error means that the other end of a pipe is closed; Windows has no name for it."""
+    """-> True if an error means that the other end of a pipe is closed; Windows has no name for
+    it.
+    """
     is_pipe_of_windows = os.name == "nt" and error.errno == errno.EINVAL
     return isinstance(error, BrokenPipeError) or is_pipe_of_windows
 
 
 def typed_lines(notes: Console) -> Iterator[str]:
-    """Lines of the standard input but for empty ones, until its end; Ctrl-C discards one.
+    """Yields lines of the standard input but for empty ones, until its end; Ctrl-C discards one.
 
     InputError if it cannot be read.
     """
@@ -245,12 +247,12 @@ def error_line(text: str) -> None:
 
 
 def line_width() -> int:
-    """The width of lines: that of the terminal, at most 80."""
+    """Returns the width of lines: that of the terminal, at most 80."""
     return min(WIDTH, full_width())
 
 
 def full_width() -> int:
-    """The width of tables and drawings that gain from a wide terminal; 80 without one."""
+    """Returns the width of tables and drawings that gain from a wide terminal; 80 without one."""
     return max(20, shutil.get_terminal_size().columns)
 
 
@@ -263,13 +265,13 @@ def wrap(text: str, width: int, indent: str = INDENT) -> str:
 
 
 def shorten(name: str, width: int = 40) -> str:
-    """A name, with dots in its middle if it is longer than width."""
+    """Returns a name, with dots in its middle if it is longer than width."""
     half, name = (width - 3) // 2, name.replace("\n", " ")
     return name if len(name) <= width else f"{name[:half]}...{name[-half:]}"
 
 
 def _quote(word: str) -> str:
-    """A word quoted for a shell, if possible with double quotes, which also work on Windows."""
+    """-> a word quoted for a shell, if possible with double quotes, which also work on Windows."""
     return f'"{word}"' if re.fullmatch(r"[\w]+( [\w]+)+", word) else shlex.quote(word)
 
 

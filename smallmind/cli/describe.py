@@ -73,7 +73,7 @@ def about_precision(precision: str, backend: str) -> str:
 
 
 def _parts_of(config: ModelConfig) -> str:
-    """The parts of a model in a line, after the name of its architecture."""
+    """Returns the parts of a model in a line, after the name of its architecture."""
     name = f"{config.architecture}: " if config.architecture else "Parts: "
     heads = count_of(config.n_head, "head")
     if config.head_size:
@@ -132,7 +132,7 @@ def _describe_data(console: Console, run: "Run") -> None:
 def text_rows(
     source: "Source", tokenizer: "Tokenizer", data: "Dataset | TokensOnDisk"
 ) -> list[list[str]]:
-    """The size of a text and of both of its parts, in rows of a table."""
+    """Returns the size of a text and of both of its parts, in rows of a table."""
     held_out = "the last documents" if source.held_out else "the end of the text"
     if source.is_chat:
         held_out = "the last conversations"
@@ -157,7 +157,7 @@ def text_rows(
 
 
 def _packing_rows(data: "PackedDataset") -> list[list[str]]:
-    """How conversations fill windows, and how much of them is learned."""
+    """Returns how conversations fill windows, and how much of them is learned."""
     rows = []
     for name, part in (("training", data.train), ("held out", data.held_out)):
         share, windows = part.learned / max(1, part.tokens), count_of(part.count, "window")
@@ -306,7 +306,7 @@ def _describe_run(console: Console, run: "Run") -> None:
 
 
 def _optimizer_of(config: TrainingConfig) -> str:
-    """Its name, and the rates that it has besides the learning rate."""
+    """Returns its name, and the rates that it has besides the learning rate."""
     from smallmind.optim.optimizer import rate_settings
 
     others = [name for name in rate_settings(config) if name != "learning_rate"]

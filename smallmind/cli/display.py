@@ -333,19 +333,21 @@ def show_result(console: Console, run: "Run") -> None:
 
 
 def exact(share: float, asked: int) -> str:
-    """How many held-out questions were answered word for word."""
+    """Returns how many held-out questions were answered word for word."""
     return f"{round(share * asked):,} of {asked:,} held-out questions answered word for word"
 
 
 def floor_of_stories(result: Evaluation) -> tuple[float, float]:
-    """The entropy of the built-in stories and a model's distance from it, in nats per character."""
+    """-> the entropy of the built-in stories and a model's distance from it, in nats per
+    character.
+    """
     from smallmind.text.stories import ENTROPY_PER_CHARACTER
 
     return ENTROPY_PER_CHARACTER, result.nats_per_character - ENTROPY_PER_CHARACTER
 
 
 def token_name(kind: str) -> str:
-    """The word for one token of a kind of tokenizer: char or token."""
+    """Returns the word for one token of a kind of tokenizer: char or token."""
     return "char" if parts.load(parts.TOKENIZERS, kind).unit == "characters" else "token"
 
 

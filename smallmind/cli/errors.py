@@ -25,7 +25,7 @@ def status_of(error: BaseException) -> int:
 
 
 def message_of(error: BaseException) -> str:
-    """One line for the user."""
+    """Returns one line for the user."""
     if isinstance(error, InputError):
         # A name from a file may contain a line break.
         return " ".join(str(error).split("\n"))

@@ -18,12 +18,12 @@ POINT = 72 / INCH
 
 
 def lacks_matplotlib(file: Path) -> bool:
-    """True if a file of this kind needs matplotlib, which is not installed."""
+    """Returns True if a file of this kind needs matplotlib, which is not installed."""
     return file.suffix != ".svg" and importlib.util.find_spec("matplotlib") is None
 
 
 def check_figure(flag: str, file: Path) -> None:
-    """InputError if this kind of file is unknown, or it cannot be written here."""
+    """Raises InputError if this kind of file is unknown, or it cannot be written here."""
     if file.suffix not in SUFFIXES:
         raise InputError(f"{flag}: the name {file} must end in {', '.join(SUFFIXES)}")
     check_writable(flag, file)

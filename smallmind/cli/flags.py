@@ -200,7 +200,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def run_of(options: argparse.Namespace) -> Path:
-    """The run that a command names, or the newest, which standard error then names.
+    """Returns the run that a command names, or the newest, which standard error then names.
 
     Sets options.precision to that of the run, if the command has the flag and it was left out.
     """
@@ -216,7 +216,7 @@ def run_of(options: argparse.Namespace) -> Path:
 
 
 def runs_of(options: argparse.Namespace) -> list[Path]:
-    """The runs that a command names, each once, or the newest, which standard error then names.
+    """-> the runs that a command names, each once, or the newest, which standard error then names.
 
     The folder of a sweep names its runs that have begun.
     """
@@ -227,7 +227,7 @@ def runs_of(options: argparse.Namespace) -> list[Path]:
 
 
 def find_run(named: Path) -> Path:
-    """The path, or the run in runs/ of this name, as `smallmind runs` lists it."""
+    """Returns the path, or the run in runs/ of this name, as `smallmind runs` lists it."""
     from smallmind.runs.files import RUNS
 
     inside = Path(RUNS) / named
@@ -236,7 +236,7 @@ def find_run(named: Path) -> Path:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """The runs of a sweep that have begun; none for any other directory."""
+    """Returns the runs of a sweep that have begun; none for any other directory."""
     from smallmind.runs.files import CONFIG
     from smallmind.runs.sweep import Plan, is_sweep
 
@@ -273,7 +273,7 @@ def choices_of(options: argparse.Namespace) -> Choices:
 
 
 def choices_of_run(options: argparse.Namespace) -> Choices:
-    """The choices for a new run.
+    """Returns the choices for a new run.
 
     InputError for a flag, or a key of a TOML file, that has no effect with the others. Files may be
     made for several kinds of runs: if flags or names choose another kind, keys without effect are
@@ -295,7 +295,7 @@ def choices_of_run(options: argparse.Namespace) -> Choices:
 
 
 def neutral_of(options: argparse.Namespace) -> Fields:
-    """The flags that do not change what a run learns, which a resumed run may change."""
+    """Returns the flags that do not change what a run learns, which a resumed run may change."""
     flags = {name: value for name, value in vars(options).items() if name in NEUTRAL}
     if any(vars(options).get(f"profile_{name}") for name in ("wide", "json", "speedscope")):
         flags["enable_diagnostics"] = True
@@ -308,13 +308,13 @@ def unescaped(text: str) -> str:
 
 
 def generation_of(options: argparse.Namespace) -> GenerationConfig:
-    """The settings of a sample."""
+    """Returns the settings of a sample."""
     names = {field.name for field in dataclasses.fields(GenerationConfig)}
     return GenerationConfig(**{name: x for name, x in vars(options).items() if name in names})
 
 
 def check_writable(flag: str, file: Path) -> None:
-    """InputError if the file that a flag names cannot be written."""
+    """Raises InputError if the file that a flag names cannot be written."""
     if file.is_dir() or not os.access(file.resolve().parent, os.W_OK):
         raise InputError(f"{flag}: cannot write {file}; name a file in a writable directory")
 
@@ -352,7 +352,7 @@ def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
 
 
 def _help(field: "dataclasses.Field[Any]") -> str:
-    """The help text with the default: that of the default recipe and size, if they set it."""
+    """-> the help text with the default: that of the default recipe and size, if they set it."""
     help, default = str(field.metadata["help"]) + MORE_HELP.get(field.name, ""), field.default
     if field.name in DEFAULTS:
         help, default = help.split("; default:")[0], DEFAULTS[field.name]

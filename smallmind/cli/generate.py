@@ -151,7 +151,7 @@ def _converse(loaded: "Loaded", template: str, config: GenerationConfig, notes: 
 
 
 def _is_file_apart(text: TextIO, notes: TextIO) -> bool:
-    """True if the text goes to a file and the notes go somewhere else."""
+    """Returns True if the text goes to a file and the notes go somewhere else."""
     try:
         file, other = os.fstat(text.fileno()), os.fstat(notes.fileno())
     except OSError:  # not a stream of the operating system

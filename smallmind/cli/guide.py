@@ -57,12 +57,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def page(name: str) -> str:
-    """The Markdown of a page; that of the settings is made from their fields."""
+    """Returns the Markdown of a page; that of the settings is made from their fields."""
     return settings() if name == "settings" else text_of(name)
 
 
 def settings() -> str:
-    """A page with every flag of `smallmind train` and its help."""
+    """Returns a page with every flag of `smallmind train` and its help."""
     from smallmind.cli.flags import add_training_flags
 
     parser = argparse.ArgumentParser(prog="smallmind train", add_help=False)
@@ -94,7 +94,7 @@ def rendered(text: str, bold: Callable[[str], str] = str) -> str:
 
 
 def _prose(text: str, bold: Callable[[str], str]) -> Iterator[str]:
-    """The paragraphs, headings, lists and tables of Markdown without code."""
+    """Yields the paragraphs, headings, lists and tables of Markdown without code."""
     for paragraph in filter(None, (part.strip("\n") for part in text.split("\n\n"))):
         paragraph = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", paragraph).replace("**", "")
         lines = paragraph.split("\n")
@@ -111,7 +111,7 @@ def _prose(text: str, bold: Callable[[str], str]) -> Iterator[str]:
 
 
 def _table(lines: list[str]) -> str:
-    """A table, aligned; if its last column is too wide, each row has that below the others."""
+    """-> a table, aligned; if its last column is too wide, each row has that below the others."""
     heads, marks, *rows = (
         [cell.strip().replace("`", "").replace("\\|", "|") for cell in CELL_END.split(line)[1:-1]]
         for line in lines

@@ -119,7 +119,7 @@ def _wait_until_read() -> None:
 
 
 def _unread(stream: int) -> int:
-    """Bytes that a pipe still holds, as far as the system tells; 0 of anything else."""
+    """Returns bytes that a pipe still holds, as far as the system tells; 0 of anything else."""
     if sys.platform == "win32":
         return 0
     # Not of terminals, which would count what was typed.

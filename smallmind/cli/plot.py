@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def check_count(runs: Sequence[Path]) -> None:
-    """InputError if there are more runs than LABELS."""
+    """Raises InputError if there are more runs than LABELS."""
     if len(runs) > len(LABELS):
         raise InputError(f"{len(runs)} runs are too many to tell apart: name at most {len(LABELS)}")
 
@@ -92,7 +92,7 @@ def check_count(runs: Sequence[Path]) -> None:
 def draw_text(
     figure: "Figure", names: Sequence[str], width: int, height: int, ascii_only: bool
 ) -> str:
-    """A figure in characters, for a terminal of width columns and, if possible, height rows.
+    """-> a figure in characters, for a terminal of width columns and, if possible, height rows.
 
     Evaluations are marked with the letter of their run, or with an o if there is only one run.
     """
@@ -114,7 +114,7 @@ def draw_text(
 
 
 def _described(losses: "Panel", run: int, name: str, width: int) -> str:
-    """The name of a run and its last losses, as far as they fit."""
+    """Returns the name of a run and its last losses, as far as they fit."""
     shown = [line for line in losses.lines if line.run == run and not line.faint]
     for loss in (" loss", ""):
         last = ", ".join(
@@ -128,7 +128,7 @@ def _described(losses: "Panel", run: int, name: str, width: int) -> str:
 
 
 def _titles(panel: "Panel", several: bool) -> tuple[str, ...]:
-    """The title of a panel, the longest variant first."""
+    """Returns the title of a panel, the longest variant first."""
     title = panel.label.capitalize()
     if not any(line.dots and len(line.points) for line in panel.lines):
         is_smooth = any(line.faint for line in panel.lines)

@@ -75,7 +75,7 @@ def _show_warning(message: Warning | str, *_: Any) -> None:
 
 
 def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser for these arguments: only the command that they name has its flags."""
+    """Returns the parser for these arguments: only the command that they name has its flags."""
     parser = _Parser(
         prog="smallmind",
         description="Train a small transformer on the CPU and generate text with it.",

@@ -29,13 +29,13 @@ class Column(NamedTuple):
 
 
 def steps_of(row: dict[str, Any]) -> str:
-    """The steps done, of those planned if these are more: 1,250/2,000."""
+    """Returns the steps done, of those planned if these are more: 1,250/2,000."""
     planned = "" if row["steps"] in (None, row["step"]) else f"/{row['steps']:,}"
     return f"{row['step']:,}{planned}"
 
 
 def format_count(count: int | None) -> str:
-    """A number of parameters, roughly: 113K, 4.85M, 124M."""
+    """Returns a number of parameters, roughly: 113K, 4.85M, 124M."""
     if count is None:
         return UNKNOWN
     for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):

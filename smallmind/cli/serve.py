@@ -134,7 +134,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _token(options: argparse.Namespace) -> str | None:
-    """The token, from the one place that has it; None if there is none."""
+    """Returns the token, from the one place that has it; None if there is none."""
     if options.token_file is None:
         return options.token or os.environ.get(TOKEN) or None
     if options.token:
@@ -167,7 +167,7 @@ def _check(options: argparse.Namespace, token: str | None) -> None:
 
 
 def _is_own(host: str) -> bool:
-    """True for an address that only this machine reaches."""
+    """Returns True for an address that only this machine reaches."""
     if host == "localhost":
         return True
     try:
@@ -177,7 +177,7 @@ def _is_own(host: str) -> bool:
 
 
 def _names(host: str) -> list[str]:
-    """The names by which others call this machine, if it listens for them."""
+    """Returns the names by which others call this machine, if it listens for them."""
     if _is_own(host):
         return [host]
     names = {host, socket.gethostname().lower(), f"{socket.gethostname().lower()}.local"}
@@ -192,7 +192,7 @@ def _names(host: str) -> list[str]:
 
 
 def _addresses() -> set[str]:
-    """The addresses of this machine's network interfaces."""
+    """Returns the addresses of this machine's network interfaces."""
     import psutil
 
     families = socket.AF_INET, socket.AF_INET6
@@ -201,7 +201,7 @@ def _addresses() -> set[str]:
 
 
 def _listening(host: str, port: int | None) -> socket.socket:
-    """A socket at the port, or at the first free one. InputError if it is taken."""
+    """Returns a socket at the port, or at the first free one. InputError if it is taken."""
     ports = range(PORT, PORT + TRIED) if port is None else [port]
     for number in ports:
         try:

@@ -77,6 +77,6 @@ def _of_mpiexec() -> tuple[str, ...]:
 
 
 def handled(*names: str) -> list[int]:
-    """The numbers of the signals that this system has and that are not ignored, as by nohup."""
+    """-> the numbers of the signals that this system has and that are not ignored, as by nohup."""
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]

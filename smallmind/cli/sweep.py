@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _several(parser: argparse.ArgumentParser) -> set[str]:
-    """The settings whose flags take a value."""
+    """Returns the settings whose flags take a value."""
     flags = [action for action in parser._actions if action.option_strings and action.nargs != 0]
     return {x.dest for x in flags if x.dest in (*FIELDS, *SOURCES)}.difference(ONE_VALUE)
 
@@ -144,7 +144,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_alone(options: argparse.Namespace) -> None:
-    """InputError if there is another flag than --jobs beside --resume."""
+    """Raises InputError if there is another flag than --jobs beside --resume."""
     given = [name for name in vars(options) if name in FIELDS or name == "text"]
     given += [name for name in (*SOURCES, "seeds") if getattr(options, name)]
     if given:
@@ -155,7 +155,7 @@ def _check_alone(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace) -> "Plan":
-    """The plan that the flags make, each of whose runs has been checked."""
+    """Returns the plan that the flags make, each of whose runs has been checked."""
     from smallmind.corpus.corpus import Corpus
     from smallmind.corpus.tokens import are_tokens
     from smallmind.runs.sweep import Plan
@@ -197,12 +197,12 @@ def _plan(options: argparse.Namespace) -> "Plan":
 
 
 def _listed(value: Any) -> list[Any]:
-    """The values of a flag, of which there may be only one."""
+    """Returns the values of a flag, of which there may be only one."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _options_of(settings: Mapping[str, Any]) -> argparse.Namespace:
-    """The settings of a run, as the flags of `smallmind train` would make them."""
+    """Returns the settings of a run, as the flags of `smallmind train` would make them."""
     options = argparse.Namespace(**{**dict.fromkeys(SOURCES), **settings})
     options.config = Path(options.config) if options.config else None
     return options
@@ -217,7 +217,7 @@ def _folder(options: argparse.Namespace) -> Path:
 
 
 def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
-    """The words that set them on a command line."""
+    """Yields the words that set them on a command line."""
     for name, value in settings.items():
         flag = flag_of(name)
         if isinstance(value, bool):
@@ -419,7 +419,7 @@ def stopping() -> Iterator[list[int]]:
 
 
 def _told(result: "Result") -> str:
-    """How a run ended, in a line."""
+    """Returns how a run ended, in a line."""
     if result.error:
         return f"{result.name}: {result.error}"
     place = f"{count_of(result.step, 'step')}, {duration(result.seconds)}"
@@ -472,7 +472,7 @@ def _show(console: Console, folder: Path, plan: "Plan", results: "list[Result]")
 
 
 def _note(group: "Group") -> str:
-    """Why a mean has fewer values than there are runs."""
+    """Returns why a mean has fewer values than there are runs."""
     states = [f"{x.error}" if x.error else x.state for x in group.results if x.loss is None]
     counted = [f"{states.count(x)} x {x}" if states.count(x) > 1 else x for x in states]
     return "; ".join(dict.fromkeys(counted))

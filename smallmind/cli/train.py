@@ -332,7 +332,7 @@ def _profiling(console: Console, run: "Run", options: argparse.Namespace) -> Ite
 
 
 def _about_recording(run: "Run") -> str:
-    """Why the steps of a profile were not repeated, and whether they are without it."""
+    """Returns why the steps of a profile were not repeated, and whether they are without it."""
     from smallmind.forecast.memory import why_not_repeated
 
     config = dataclasses.replace(run.settings.training, enable_diagnostics=False)
@@ -346,7 +346,7 @@ def _about_recording(run: "Run") -> str:
 
 
 def _suggested_prompt(text: str) -> str | None:
-    """The first two words of the text, if it starts with words."""
+    """Returns the first two words of the text, if it starts with words."""
     words = "".join(c if c.isalnum() else " " for c in text[:200]).split()[:2]
     prompt = " ".join(words)
     return prompt if prompt and len(prompt) <= 40 and prompt in text else None

@@ -119,7 +119,7 @@ def _place(view: "RunView") -> str:
 
 
 def _packed(parts: list[str], width: int) -> list[str]:
-    """Lines of as many parts as fit, each part whole, if that is possible."""
+    """Returns lines of as many parts as fit, each part whole, if that is possible."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + len(GAP) + len(part) <= width:
@@ -130,7 +130,7 @@ def _packed(parts: list[str], width: int) -> list[str]:
 
 
 def _numbers(view: "RunView") -> list[str]:
-    """The latest numbers of the run."""
+    """Returns the latest numbers of the run."""
     curves = {name: curve.finite() for name, curve in view.curves.items()}
     latest = {name: curve.values[-1] for name, curve in curves.items() if len(curve)}
     parts = []
@@ -152,7 +152,7 @@ def _numbers(view: "RunView") -> list[str]:
 
 
 def _sample(view: "RunView", width: int) -> list[str]:
-    """The beginning of the latest text that the model wrote."""
+    """Returns the beginning of the latest text that the model wrote."""
     samples = view.samples()
     if not samples:
         return []

@@ -32,7 +32,7 @@ class Pause:
         self._last, self._time = "", -QUIET
 
     def is_over(self, text: str) -> bool:
-        """True if this line may be written now; then the next pause begins."""
+        """Returns True if this line may be written now; then the next pause begins."""
         is_same = text.startswith(COMPILING) and self._last.startswith(COMPILING)
         now = time.monotonic()
         if now - self._time < (SPARING if is_same else QUIET):
@@ -82,7 +82,7 @@ class _Task:
             _state.hook(self.phrase, False)
 
     def so_far(self) -> str:
-        """The progress: "17%, 0:12 left", or without parts the time since the start, 0:12.
+        """Returns the progress: "17%, 0:12 left", or without parts the time since the start, 0:12.
 
         Nothing in the first second.
         """
@@ -176,7 +176,7 @@ def tick() -> None:
 
 
 def parts(items: Sequence[Item]) -> Iterator[Item]:
-    """The items one by one, each of them an equal part of what is being done. Ticks."""
+    """Yields the items one by one, each of them an equal part of what is being done. Ticks."""
     if not _state.tasks:
         yield from items
         return
@@ -227,7 +227,7 @@ def end_compiling() -> None:
 
 
 def compiled() -> tuple[int, float]:
-    """The number of kernels that this process has compiled, and the seconds that took."""
+    """Returns the number of kernels that this process has compiled, and the seconds that took."""
     return _state.compiled, _state.compile_time / 1e9
 
 

@@ -59,7 +59,7 @@ class LiveLine:
             self._width = 0
 
     def erasing(self, columns: int | None = None) -> str:
-        """The characters that clear the line and return to its start."""
+        """Returns the characters that clear the line and return to its start."""
         columns = columns or shutil.get_terminal_size().columns
         if not self.is_live:
             return ""
@@ -92,7 +92,7 @@ class LiveLine:
 
 
 def knows_escapes(stream: TextIO) -> bool:
-    """True if a stream is a terminal that knows escape sequences.
+    """Returns True if a stream is a terminal that knows escape sequences.
 
     The console of Windows does only after a program has asked it to, which this one does not.
     """
@@ -110,12 +110,12 @@ def can_print(stream: TextIO, text: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """The text with a mark in place of each UNSAFE character, for a terminal or a page."""
+    """Returns the text with a mark in place of each UNSAFE character, for a terminal or a page."""
     return UNSAFE.sub("\ufffd", text.replace("\r\n", "\n"))
 
 
 def fit(variants: tuple[str, ...], width: int) -> str:
-    """The first variant that is not wider, or as many words of the last one as fit."""
+    """Returns the first variant that is not wider, or as many words of the last one as fit."""
     for text in variants:
         if len(text) <= width:
             return text
@@ -125,7 +125,9 @@ def fit(variants: tuple[str, ...], width: int) -> str:
 
 
 def column_after(text: str, column: int, columns: int) -> int:
-    """Where the cursor is after a text that begins at a column: at `columns` if the row is full."""
+    """-> where the cursor is after a text that begins at a column: at `columns` if the row is
+    full.
+    """
     start = text.rfind("\n") + 1
     column = 0 if start else column
     for char in text[start:]:

@@ -98,14 +98,14 @@ def _send_later(number: int) -> None:
 
 
 def _is_within(frame: FrameType | None, function: Any) -> bool:
-    """True if a frame belongs to a call of this function."""
+    """Returns True if a frame belongs to a call of this function."""
     while frame and frame.f_code is not function.__code__:
         frame = frame.f_back
     return frame is not None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, the one during whose handling it was raised, and so on."""
+    """Yields the error, the one during whose handling it was raised, and so on."""
     while error:
         yield error
         error = error.__context__
@@ -135,7 +135,7 @@ def deferred() -> Iterator[None]:
 
 
 def is_any_deferred() -> bool:
-    """True if a signal waits for the end of a `deferred` block."""
+    """Returns True if a signal waits for the end of a `deferred` block."""
     return bool(_deferred)
 
 

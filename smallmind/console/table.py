@@ -91,7 +91,7 @@ class Table:
             begin = end
 
     def html(self) -> str:
-        """A <table> in the colours of its page. What the cells hold is text, not markup.
+        """Returns a <table> in the colours of its page. What the cells hold is text, not markup.
 
         Each cell names its column, for a page that is too narrow for columns.
         """
@@ -114,11 +114,11 @@ class Table:
         return f"<tr{row}>{found}</tr>"
 
     def _body(self) -> list[Sequence[str]]:
-        """The rows and the totals."""
+        """Returns the rows and the totals."""
         return [*self.rows, self.footer] if self.footer else list(self.rows)
 
     def _lines(self, above: Sequence[Sequence[str]]) -> list[str]:
-        """The rows and those above them as lines, aligned."""
+        """Returns the rows and those above them as lines, aligned."""
         rows = [*above, *self._body()]
         wide = _widths(rows)
         return [GAP.join(_padded(row, wide, self._sides(row))).rstrip() for row in rows]
@@ -164,7 +164,7 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _width(cell: str) -> int:
-    """The columns that a line takes, in which some characters take two."""
+    """Returns the columns that a line takes, in which some characters take two."""
     return column_after(cell.replace("\n", " "), 0, sys.maxsize)
 
 
@@ -177,7 +177,7 @@ def _padded(cells: Sequence[str], widths: Sequence[int], sides: str) -> list[str
 
 
 def _wrapped(rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
-    """The rows, their widest columns wrapped until together they are no wider than `width`."""
+    """-> the rows, their widest columns wrapped until together they are no wider than `width`."""
     cells = [list(row) for row in rows]
     for _ in cells[0]:
         widths = _widths([line for row in cells for line in _lines(row)])
@@ -189,7 +189,7 @@ def _wrapped(rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
 
 
 def _lines(row: Sequence[str]) -> list[tuple[str, ...]]:
-    """The lines of a row whose cells may have several."""
+    """Returns the lines of a row whose cells may have several."""
     return list(zip_longest(*(cell.split("\n") for cell in row), fillvalue=""))
 
 

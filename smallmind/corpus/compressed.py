@@ -99,12 +99,12 @@ def _explaining(name: str) -> Iterator[None]:
 
 
 def read_packed(entry: Entry) -> Iterator[Piece]:
-    """The documents in a file compressed with gzip, bzip2 or xz."""
+    """Returns the documents in a file compressed with gzip, bzip2 or xz."""
     return read(unpacked(entry))
 
 
 def unpacked(entry: Entry) -> Entry:
-    """The contents of a compressed file, whose suffix is one of PACKED."""
+    """Returns the contents of a compressed file, whose suffix is one of PACKED."""
     unpack = PACKED[entry.suffix]
 
     def open() -> Stream:
@@ -130,7 +130,7 @@ class _Decompressed:
         self._rest = b""  # compressed bytes that no decompressor has had
 
     def read(self, size: int, /) -> bytes:
-        """As many bytes as asked for, except at the end."""
+        """Returns as many bytes as asked for, except at the end."""
         data = bytearray()
         while len(data) < size and self._has_more():
             block = b""
@@ -143,7 +143,7 @@ class _Decompressed:
         return bytes(data)
 
     def _has_more(self) -> bool:
-        """True if more data follows, perhaps in another compressed file, after zeros."""
+        """Returns True if more data follows, perhaps in another compressed file, after zeros."""
         if not self._decompressor.eof:
             return True
         rest = self._decompressor.unused_data.lstrip(b"\0")
@@ -171,7 +171,7 @@ PACKED: dict[str, Callable[[Stream], Readable]] = {".gz": _gzip, ".bz2": _bzip2,
 
 
 def read_zip(entry: Entry) -> Iterator[Piece]:
-    """The documents in a zip archive, in its own order, each member by its suffix.
+    """Yields the documents in a zip archive, in its own order, each member by its suffix.
 
     Nothing is written to disk. InputError if the archive is damaged, encrypted or made to do harm.
     """
@@ -193,7 +193,7 @@ def read_zip(entry: Entry) -> Iterator[Piece]:
 
 
 def _check(entry: Entry, member: zipfile.ZipInfo) -> None:
-    """InputError for a member that no honest archive has, or that cannot be read."""
+    """Raises InputError for a member that no honest archive has, or that cannot be read."""
     name = shown(member.orig_filename)
     if OUTSIDE.match(member.orig_filename):
         raise InputError(

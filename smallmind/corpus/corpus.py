@@ -77,7 +77,7 @@ class Corpus:
             raise _nothing(self._skipped, self._notes)
 
     def pieces(self, doing: str = "Reading") -> Iterator[Piece]:
-        """All documents in pieces; each call reads the files again, and completes a report.
+        """Yields all documents in pieces; each call reads the files again, and completes a report.
 
         `doing` is what is shown meanwhile, before the name of the file or their number.
 
@@ -108,7 +108,7 @@ class Corpus:
         return sum(file.size * (EXPANSION if file.is_compressed else 1) for file in self.files)
 
     def has_conversations(self) -> bool:
-        """True if any file has conversations: the first record of each tells, as in `pieces`."""
+        """-> True if any file has conversations: the first record of each tells, as in `pieces`."""
         if self.chat is False or self.field:
             return False
         reading = Reading(None, self.encoding, self._limits, 0, self._decodable, self.chat)
@@ -119,7 +119,7 @@ class Corpus:
 
 
 def _pieces(file: File, reading: Reading) -> Iterator[Piece]:
-    """The documents of a file, cleaned and counted."""
+    """Yields the documents of a file, cleaned and counted."""
     before = reading.documents
     cleaner = _Cleaner(reading)
     entry = Entry.of_file(file.path, reading, file.is_named, file.size)
@@ -134,7 +134,7 @@ def _pieces(file: File, reading: Reading) -> Iterator[Piece]:
 
 
 def _is_minified(text: str) -> bool:
-    """True for code whose lines are longer than anybody writes them."""
+    """Returns True for code whose lines are longer than anybody writes them."""
     return len(text) > LONG_LINES * (4 + text.count("\n"))
 
 
@@ -150,7 +150,7 @@ class _Cleaner:
         self._newlines = io.IncrementalNewlineDecoder(None, translate=True)
 
     def clean(self, piece: Piece) -> Piece | None:
-        """The piece with its text cleaned; None if nothing is left of it."""
+        """Returns the piece with its text cleaned; None if nothing is left of it."""
         text = self._newlines.decode(piece.text, piece.ends or bool(piece.role))
         thought = self._newlines.decode(piece.thought, final=True) if piece.thought else ""
         self._reading.characters += len(text)
@@ -178,7 +178,7 @@ class _Cleaner:
 
 
 def _nothing(skipped: list[Skipped], notes: Sequence[str]) -> InputError:
-    """The error if there is no text at all."""
+    """Returns the error if there is no text at all."""
     if not skipped and notes:
         return InputError(f"no text was found ({notes[0]}); give other texts or patterns")
     reasons = "; ".join(map(str, skipped[:MOST_REASONS]))

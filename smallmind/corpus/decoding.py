@@ -18,7 +18,7 @@ NOT_OF_FILES = ("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-
 
 
 def check_encoding(name: str) -> None:
-    """InputError for the name of an unknown encoding, with the most similar known one."""
+    """Raises InputError for the name of an unknown encoding, with the most similar known one."""
     if not _is_known(name):
         known = [
             word.replace("_", "-") for word in {*aliases, *aliases.values()} if _is_known(word)
@@ -38,12 +38,12 @@ def _is_known(name: str) -> bool:
 
 
 def read_text(entry: Entry) -> Iterator[Piece]:
-    """A file of plain text: one document."""
+    """Returns a file of plain text: one document."""
     return document(decoded(entry), entry.reading.limits.piece)
 
 
 def decoded(entry: Entry, declared: re.Pattern[bytes] | None = None) -> Iterator[str]:
-    """The text of an entry in chunks. `declared` finds the encoding that its head declares.
+    """Yields the text of an entry in chunks. `declared` finds the encoding that its head declares.
 
     Unusable if it is not text in its encoding.
     """
@@ -79,7 +79,7 @@ def _decode(entry: Entry, stream: Stream, declared: re.Pattern[bytes] | None) ->
 
 
 def _blocks(head: bytes, stream: Stream, size: int) -> Iterator[bytes]:
-    """The head, the rest of the stream, and an empty block at the end."""
+    """Yields the head, the rest of the stream, and an empty block at the end."""
     for start in range(0, len(head), size):
         yield head[start : start + size]
     while block := stream.read(size):
@@ -88,7 +88,9 @@ def _blocks(head: bytes, stream: Stream, size: int) -> Iterator[bytes]:
 
 
 def _encoding(entry: Entry, head: bytes, declared: re.Pattern[bytes] | None) -> str:
-    """A byte order mark decides, then the user, then what the text declares; else it is UTF-8."""
+    """-> a byte order mark decides, then the user, then what the text declares; else it is
+    UTF-8.
+    """
     if head.startswith(codecs.BOM_UTF8):
         return "utf-8-sig"
     for mark, name in MARKS.items():
@@ -106,7 +108,7 @@ def _encoding(entry: Entry, head: bytes, declared: re.Pattern[bytes] | None) -> 
 def _undecodable(
     entry: Entry, encoding: str, error: UnicodeError, block: bytes, offset: int, around: bytes
 ) -> Unusable:
-    """The error for a block that begins at `offset` and cannot be decoded.
+    """Returns the error for a block that begins at `offset` and cannot be decoded.
 
     `around` is that block with those before and after it.
     """
@@ -127,7 +129,7 @@ def _undecodable(
 
 
 def _wrong_encoding(entry: Entry, data: bytes, reason: str, likely: str | None) -> Unusable:
-    """The error for a file that is not UTF-8 but, from its data, likely in another encoding."""
+    """-> the error for a file that is not UTF-8 but, from its data, likely in another encoding."""
     words = advice(entry.name, data)
     found = KIND.match(words)
     if not found:
@@ -143,5 +145,5 @@ def _wrong_encoding(entry: Entry, data: bytes, reason: str, likely: str | None) 
 
 
 def _takes_commands(entry: Entry) -> bool:
-    """True if a command can read it: it is not part of an archive, and its name can be shown."""
+    """-> True if a command can read it: it is not part of an archive, and its name can be shown."""
     return not entry.is_unpacked and entry.name.isprintable() and "\ufffd" not in entry.name

@@ -59,7 +59,7 @@ class Entry:
 
     @classmethod
     def of_file(cls, path: Path, reading: Reading, is_named: bool, size: int) -> "Entry":
-        """A file of this many bytes."""
+        """Returns a file of this many bytes."""
         return cls(
             shown(path), path.name, lambda: FileStream(path, reading), reading, is_named, size
         )
@@ -74,12 +74,12 @@ class Entry:
         return self.size is None
 
     def unpacked(self, open: Callable[[], Stream]) -> "Entry":
-        """The uncompressed entry; its name lacks the suffix."""
+        """Returns the uncompressed entry; its name lacks the suffix."""
         file = os.path.splitext(self.file)[0]
         return dataclasses.replace(self, file=file, open=open, size=None)
 
     def member(self, file: str, open: Callable[[], Stream]) -> "Entry":
-        """A file in this archive."""
+        """Returns a file in this archive."""
         name = f"{self.name}: {file}"
         return dataclasses.replace(self, name=name, file=file, open=open, is_named=False, size=None)
 
@@ -88,7 +88,7 @@ Reader = Callable[[Entry], Iterator[Piece]]
 
 
 def read(entry: Entry) -> Iterator[Piece]:
-    """The documents in an entry.
+    """Yields the documents in an entry.
 
     Unusable if nothing can be had from it, InputError if it is damaged.
     """
@@ -121,7 +121,7 @@ def read(entry: Entry) -> Iterator[Piece]:
 
 
 def _reader_of(entry: Entry) -> str:
-    """The suffix by which to read an entry: its first bytes may be those of another format.
+    """Returns the suffix by which to read an entry: its first bytes may be those of another format.
 
     Unusable if they are of one that has no reader, however the file is called.
     """
@@ -140,7 +140,7 @@ def _reader_of(entry: Entry) -> str:
 
 
 def read_found(entry: Entry) -> Iterator[Piece]:
-    """The documents in an entry that nobody named: it is skipped if it is unusable.
+    """Yields the documents in an entry that nobody named: it is skipped if it is unusable.
 
     It is used as a whole or not at all, so a long one is read to its end first, in the first of
     several readings. InputError if only some of its records have text, and for an archive that
@@ -186,7 +186,9 @@ def _checked(entry: Entry) -> list[Piece] | None:
 
 
 def document(chunks: Iterable[str], size: int) -> Iterator[Piece]:
-    """The chunks of one document, which may be empty, in pieces of at most `size` characters."""
+    """Yields the chunks of one document, which may be empty, in pieces of at most `size`
+    characters.
+    """
     last = ""
     for chunk in chunks:
         for start in range(0, len(chunk), size):

@@ -25,7 +25,7 @@ LIMITS = Limits(record=2**22)  # characters: far more than any context has
 
 
 def read_fields(path: str | PathLike[str]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The fields of each record, and words for its place, such as "line 7".
+    """Yields the fields of each record, and words for its place, such as "line 7".
 
     The file is .jsonl, .json, .csv or .tsv, perhaps compressed. InputError if it is anything else,
     damaged or empty.

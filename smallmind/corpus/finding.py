@@ -124,7 +124,7 @@ class _Finder:
                 self._skip(path, words or f"cannot be read: {_reason(error)}")
 
     def _is_excluded(self, path: Path, parts: Sequence[str]) -> bool:
-        """True if a pattern matches the path, or without a slash one of these parts of it."""
+        """-> True if a pattern matches the path, or without a slash one of these parts of it."""
         for pattern in self.excluded:
             wanted, names = pattern.rstrip("/"), parts
             if "/" in wanted:
@@ -147,7 +147,7 @@ class _Finder:
 
 
 def find(paths: Sequence[str | PathLike[str]], exclude: Sequence[str] = ()) -> Found:
-    """The files that paths mean, in the order of the paths, and by name within each of them.
+    """-> the files that paths mean, in the order of the paths, and by name within each of them.
 
     A pattern in `exclude` matches the name of a file or folder or, if it has a slash, a path as it
     is found. InputError if one of the paths means nothing that can be read.
@@ -165,7 +165,7 @@ def find(paths: Sequence[str | PathLike[str]], exclude: Sequence[str] = ()) -> F
 
 
 def _unwanted(files: Sequence[File]) -> Iterator[str]:
-    """Names what few people mean to learn from, by the names of files and folders."""
+    """Yields names what few people mean to learn from, by the names of files and folders."""
     paths = [file.path.parts for file in files]
     for name in OF_OTHERS:
         if n := sum(name in parts for parts in paths):
@@ -190,7 +190,7 @@ def _unwanted(files: Sequence[File]) -> Iterator[str]:
 
 
 def _fixed(pattern: Path) -> Path:
-    """The folder that a pattern begins with, in which all of its matches are."""
+    """Returns the folder that a pattern begins with, in which all of its matches are."""
     parts = itertools.takewhile(lambda part: not any(x in part for x in WILDCARDS), pattern.parts)
     return Path(*parts)
 
@@ -201,7 +201,7 @@ def _is_within(path: Path, folder: str) -> bool:
 
 
 def expand(pattern: Path) -> list[Path]:
-    """The files and folders that match a pattern, in order; `**` means any number of folders.
+    """-> the files and folders that match a pattern, in order; `**` means any number of folders.
 
     Hidden ones only match a part that begins with a dot.
     """
@@ -225,7 +225,7 @@ def _matching(folder: Path, part: str) -> Iterator[Path]:
 
 
 def _folders(top: Path) -> Iterator[Path]:
-    """A folder and all folders below it, each of them once."""
+    """Yields a folder and all folders below it, each of them once."""
     waiting, seen, within = [top], set[str](), os.path.realpath(top)
     while waiting:
         activity.tick()
@@ -239,14 +239,14 @@ def _folders(top: Path) -> Iterator[Path]:
 
 
 def _entries(folder: Path, hidden: bool = False) -> Iterator[Path]:
-    """The entries of a folder, by name."""
+    """Yields the entries of a folder, by name."""
     for name in sorted(os.listdir(folder)):
         if hidden or not name.startswith("."):
             yield folder / name
 
 
 def _is_new(folder: Path, seen: set[str]) -> bool:
-    """True if the folder was not in `seen`; adds it."""
+    """Returns True if the folder was not in `seen`; adds it."""
     key = os.path.realpath(folder)
     is_new = key not in seen
     seen.add(key)

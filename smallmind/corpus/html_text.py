@@ -22,7 +22,7 @@ KEPT_AS_IS = ("pre", "textarea")  # elements whose white space matters
 
 
 def read_html(entry: Entry) -> Iterator[Piece]:
-    """The text of a page: one document."""
+    """Returns the text of a page: one document."""
     return document(_chunks(entry), entry.reading.limits.piece)
 
 

@@ -17,21 +17,21 @@ VALUES = tuple('{["')  # that lines of JSON begin with
 
 
 def read_json_lines(entry: Entry) -> Iterator[Piece]:
-    """A JSON value per line, each with a document; blank lines are left out."""
+    """Yields a JSON value per line, each with a document; blank lines are left out."""
     records = Records(entry)
     for row in json_lines(entry):
         yield from records.pieces(*row)
 
 
 def read_json(entry: Entry) -> Iterator[Piece]:
-    """An array with a document in each element, or a single record. It is read whole."""
+    """Yields an array with a document in each element, or a single record. It is read whole."""
     records = Records(entry)
     for row in json_elements(entry):
         yield from records.pieces(*row)
 
 
 def json_lines(entry: Entry) -> Iterator[Row]:
-    """The value of each line that is not blank.
+    """Yields the value of each line that is not blank.
 
     Unusable, naming the file and the line, for one that is not JSON.
     """
@@ -48,7 +48,7 @@ def json_lines(entry: Entry) -> Iterator[Row]:
 
 
 def json_elements(entry: Entry) -> Iterator[Row]:
-    """The elements of an array, or the only value, or else the value of each line.
+    """Yields the elements of an array, or the only value, or else the value of each line.
 
     Unusable if it is not JSON, InputError if it is too large.
     """
@@ -64,7 +64,7 @@ def json_elements(entry: Entry) -> Iterator[Row]:
 
 
 def _has_lines(entry: Entry) -> bool:
-    """True if the first line that is not blank is a whole value, and another one follows."""
+    """-> True if the first line that is not blank is a whole value, and another one follows."""
     with entry.reading.paused():
         rows = (line for line in lines(entry, decoded(entry)) if not line.isspace())
         try:
@@ -86,7 +86,7 @@ def _is_value(line: str) -> bool:
 
 
 def _whole(entry: Entry) -> Any:
-    """The value of a JSON file."""
+    """Returns the value of a JSON file."""
     try:
         return parsed(_text(entry))
     except json.JSONDecodeError as error:

@@ -43,7 +43,7 @@ def parsed(text: str) -> Any:
 
 
 def finite(digits: str) -> Number | None:
-    """The number with these digits; None if it is not finite."""
+    """Returns the number with these digits; None if it is not finite."""
     number = Number(digits)
     return number if math.isfinite(number) else None
 
@@ -58,7 +58,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def has_text(value: Any) -> bool:
-    """True for text other than a number, anywhere in a value."""
+    """Returns True for text other than a number, anywhere in a value."""
     waiting = [value]  # a recursive search could exceed the stack: files nest as they like
     while waiting:
         value = waiting.pop()

@@ -53,7 +53,8 @@ def separator_in(space: str) -> int:
 
 
 def growing(entry: Entry, chunks: Iterable[str], parser: Parser) -> Iterator[str]:
-    """The chunks, joined until they are longer than what the parser holds and will scan again.
+    """Yields the chunks, joined until they are longer than what the parser holds and will scan
+    again.
 
     A tag or comment of any length is so scanned a few times, rather than once per chunk.
     InputError for one that would take too much memory.

@@ -12,7 +12,7 @@ from smallmind.corpus.reading import Unusable
 
 
 def read_notebook(entry: Entry) -> Iterator[Piece]:
-    """The cells of a notebook, with a blank line between them: one document.
+    """Yields the cells of a notebook, with a blank line between them: one document.
 
     Unusable if it is not one.
     """
@@ -23,7 +23,7 @@ def read_notebook(entry: Entry) -> Iterator[Piece]:
 
 
 def _cells(entry: Entry, notebook: Any) -> list[Any]:
-    """The cells; before format 4 they are in worksheets."""
+    """Returns the cells; before format 4 they are in worksheets."""
     if isinstance(notebook, dict):
         sheets = notebook.get("worksheets", [notebook])
         if isinstance(sheets, list) and all(isinstance(sheet, dict) for sheet in sheets):
@@ -34,7 +34,7 @@ def _cells(entry: Entry, notebook: Any) -> list[Any]:
 
 
 def _source(cell: Any) -> str:
-    """The text of a cell, which may be in lines."""
+    """Returns the text of a cell, which may be in lines."""
     source = cell.get("source", cell.get("input", "")) if isinstance(cell, dict) else ""
     lines = source if isinstance(source, list) else [source]
     return "".join(line for line in lines if isinstance(line, str))

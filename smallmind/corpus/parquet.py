@@ -21,7 +21,7 @@ OF_TEXT = ("string", "utf8")  # in the names of types that hold text
 
 
 def read_parquet(entry: Entry) -> Iterator[Piece]:
-    """A document per row, from the column of the text.
+    """Yields a document per row, from the column of the text.
 
     InputError without pyarrow, and for a damaged file.
     """
@@ -59,7 +59,7 @@ def _pyarrow(entry: Entry) -> Any:
 
 
 def _batches(entry: Entry, table: Any, columns: list[str]) -> Iterator[list[Any]]:
-    """The rows with these columns, some at a time."""
+    """Yields the rows with these columns, some at a time."""
     with _naming(entry):
         batches = iter(table.iter_batches(batch_size=ROWS, columns=columns))
     while True:
@@ -78,7 +78,7 @@ def _batches(entry: Entry, table: Any, columns: list[str]) -> Iterator[list[Any]
 
 
 def _as_json(value: Any) -> Any:
-    """A value as JSON has it: what is not finite is missing, a decimal keeps its digits."""
+    """Returns a value as JSON has it: what is not finite is missing, a decimal keeps its digits."""
     if isinstance(value, float | Decimal) and not math.isfinite(value):
         return None
     if isinstance(value, Decimal):

@@ -77,7 +77,7 @@ class Encoding(NamedTuple):
 
     @classmethod
     def of_run(cls, run: RunConfig, tokenizer: Tokenizer | None = None) -> "Encoding":
-        """The encoding that settings describe, perhaps with a tokenizer that is there already.
+        """-> the encoding that settings describe, perhaps with a tokenizer that is there already.
 
         InputError if they name a file that does not hold one.
         """
@@ -168,7 +168,7 @@ def prepare(
 
 
 def begun_with(directory: Path) -> str | None:
-    """The kind of tokenizer that a directory of shards was begun with; None if none is known."""
+    """-> the kind of tokenizer that a directory of shards was begun with; None if none is known."""
     for name in (INDEX, PLAN):
         with suppress(FileNotFoundError, InputError), read_record(directory / name) as fields:
             begun = fields["state"] if name == INDEX else fields
@@ -180,7 +180,7 @@ def begun_with(directory: Path) -> str | None:
 def identity(
     corpus: Corpus, encoding: Encoding, shard_tokens: int = SHARD_TOKENS
 ) -> dict[str, Any]:
-    """The inputs of a directory of shards: equal inputs give equal shards."""
+    """Returns the inputs of a directory of shards: equal inputs give equal shards."""
     return {
         "files": _files_digest(corpus),
         "field": corpus.field,
@@ -192,7 +192,7 @@ def identity(
 
 
 def load_tokenizer(shards: Shards) -> Tokenizer:
-    """The tokenizer of prepared texts. InputError if it is missing or another one."""
+    """Returns the tokenizer of prepared texts. InputError if it is missing or another one."""
     path = shards.directory / TOKENIZER
     try:
         tokenizer = Tokenizer.load(path)
@@ -229,7 +229,7 @@ def _check_same(directory: Path, found: Any, wanted: dict[str, Any]) -> None:
 
 
 def _read_plan(directory: Path, wanted: dict[str, Any]) -> Plan | None:
-    """The plan of a process that was killed; None if there is none."""
+    """Returns the plan of a process that was killed; None if there is none."""
     if not os.path.lexists(directory / PLAN):
         return None
     with read_record(directory / PLAN) as fields:
@@ -239,7 +239,7 @@ def _read_plan(directory: Path, wanted: dict[str, Any]) -> Plan | None:
 
 
 def _template_time(path: Path) -> datetime:
-    """The time that templates write: that of the plan, also in a process that resumes.
+    """Returns the time that templates write: that of the plan, also in a process that resumes.
 
     Earlier versions saved none, and took that of its file.
     """
@@ -265,7 +265,7 @@ def _tidy(directory: Path, index: Index) -> None:
 
 
 def _fitted(corpus: Corpus, plan: Plan, characters: str, encoding: Encoding) -> Tokenizer:
-    """The tokenizer for texts that have been surveyed."""
+    """Returns the tokenizer for texts that have been surveyed."""
     if plan.conversations:
         of_turns = _fitted_to_turns(corpus, plan, characters, encoding)
         return fit_template(of_turns, encoding.template)[0]
@@ -281,7 +281,7 @@ def _fitted(corpus: Corpus, plan: Plan, characters: str, encoding: Encoding) -> 
 
 
 def _fitted_to_turns(corpus: Corpus, plan: Plan, characters: str, encoding: Encoding) -> Tokenizer:
-    """The tokenizer for the texts of turns."""
+    """Returns the tokenizer for the texts of turns."""
     tokenizer = encoding.tokenizer
     if isinstance(tokenizer, Tokenizer):
         return _checked(tokenizer, characters)
@@ -303,7 +303,7 @@ def _checked(tokenizer: Tokenizer, characters: str) -> Tokenizer:
 
 
 def _train_tokens(corpus: Corpus, plan: Plan, tokenizer: Tokenizer) -> int:
-    """The number of tokens to train on, if the last of them are held out; else 0."""
+    """Returns the number of tokens to train on, if the last of them are held out; else 0."""
     if plan.held_out or plan.conversations:
         return 0
     tokens = {"char": plan.characters, "byte": plan.nbytes}.get(tokenizer.kind)
@@ -407,7 +407,7 @@ def _append_conversations(
 def _remaining(
     texts: Iterable[str], done: int, sha: "hashlib._Hash", lengths: deque[int]
 ) -> Iterator[str]:
-    """The texts, all of which are hashed, without this many characters at their beginning.
+    """Yields the texts, all of which are hashed, without this many characters at their beginning.
 
     The length of each that was taken is put in `lengths`.
     """
@@ -422,7 +422,7 @@ def _remaining(
 
 
 def _first(texts: Iterable[str], characters: int) -> Iterator[str]:
-    """As many characters of the texts; takes no more of them."""
+    """Yields as many characters of the texts; takes no more of them."""
     for text in texts:
         yield text[:characters]
         characters -= len(text)

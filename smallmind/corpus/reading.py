@@ -137,7 +137,7 @@ class Reading:
         self._of_this_file.clear()
 
     def report(self, skipped: list[Skipped], before: list[str]) -> Report:
-        """All that was found, after what was `skipped` and noted `before` the reading."""
+        """Returns all that was found, after what was `skipped` and noted `before` the reading."""
         notes = [f"{words} in {count_of(n, 'file')}" for words, n in sorted(self._notes.items())]
         for (label, thing, more), n in sorted(self._counts.items()):
             notes.append(f"{label}: {count_of(n, thing)} {more}")
@@ -207,7 +207,7 @@ class FileStream(io.BufferedReader):
             raise InputError(not_regular(path)) from None
 
     def size(self) -> int:
-        """Bytes."""
+        """Returns bytes."""
         return os.fstat(self.fileno()).st_size
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -221,7 +221,7 @@ class FileStream(io.BufferedReader):
 
 
 def shown(words: object, longest: int = 4096) -> str:
-    """A path or a message of another library, in one line that any terminal can show."""
+    """Returns a path or a message of another library, in one line that any terminal can show."""
     text = str(words)
     text = text if len(text) <= longest else f"{text[: longest - 3]}..."
     return "".join(c if c.isprintable() else "\ufffd" for c in text)

@@ -17,7 +17,9 @@ Row = tuple[object, str]  # a record, and where it is in its file
 
 
 def lines(entry: Entry, chunks: Iterable[str]) -> Iterator[str]:
-    """Lines with their ends, which are LF, CRLF or CR. InputError for one that is too long."""
+    """Yields lines with their ends, which are LF, CRLF or CR. InputError for one that is too
+    long.
+    """
     longest = entry.reading.limits.record
     line: list[str] = []  # the parts of it that have been read
     number, length, held = 1, 0, ""
@@ -38,7 +40,7 @@ def lines(entry: Entry, chunks: Iterable[str]) -> Iterator[str]:
 
 
 def too_long(entry: Entry, where: str) -> InputError:
-    """The error for a line, cell or tag that would take too much memory."""
+    """Returns the error for a line, cell or tag that would take too much memory."""
     longest = entry.reading.limits.record
     return InputError(
         f"{entry.name}: {where} has more than {longest:,} characters; divide it into several"
@@ -46,7 +48,7 @@ def too_long(entry: Entry, where: str) -> InputError:
 
 
 def document_of(entry: Entry, text: str | None) -> Iterator[Piece]:
-    """The document of a record; one without text is counted, not read."""
+    """Yields the document of a record; one without text is counted, not read."""
     if not text:
         entry.reading.empty += 1
     else:
@@ -96,7 +98,7 @@ class Records:
         return shape
 
     def choose(self, names: Collection[object], where: str) -> str:
-        """The field, out of those that a record has; the same for all records of the file.
+        """Returns the field, out of those that a record has; the same for all records of the file.
 
         Unusable if the record lacks it.
         """
@@ -127,7 +129,7 @@ class Records:
                 reading.leave_unread(name)
 
     def text_of(self, value: object, where: str) -> str | None:
-        """The text of a record, itself one or an object; None for null.
+        """Returns the text of a record, itself one or an object; None for null.
 
         Unusable if there is no text in it; `where` says which record it is.
         """
@@ -165,7 +167,7 @@ class Records:
 
 
 def named(names: Collection[object], wanted: Iterable[str]) -> str | None:
-    """The first of the wanted names that is among the names, if need be in other letter case."""
+    """-> the first of the wanted names that is among the names, if need be in other letter case."""
     known, wanted = [name for name in names if isinstance(name, str)], list(wanted)
     for key in (str, str.casefold):
         by_key = {key(name): name for name in reversed(known)}
@@ -176,7 +178,7 @@ def named(names: Collection[object], wanted: Iterable[str]) -> str | None:
 
 
 def kind_of(value: object) -> str:
-    """The JSON name of a value's type."""
+    """Returns the JSON name of a value's type."""
     if isinstance(value, bool):
         return "true or false"
     if isinstance(value, int | float):

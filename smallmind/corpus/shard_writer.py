@@ -275,7 +275,7 @@ class PartWriter:
         self.tokens, self._sha = 0, hashlib.sha256()
 
     def progress(self) -> WrittenPart:
-        """How far the part is written."""
+        """Returns how far the part is written."""
         return WrittenPart(tuple(self.shards), self.tokens, self._sha.hexdigest())
 
     def sync(self) -> None:
@@ -301,7 +301,7 @@ class PartWriter:
         return self.directory / shard_name(self.part, number)
 
     def _file(self) -> int:
-        """The file of the shard that is being filled, which is made if it is new."""
+        """Returns the file of the shard that is being filled, which is made if it is new."""
         number = len(self.shards)
         if number not in self._files:
             self._files[number] = durable.files.create(self._path(number))
@@ -326,7 +326,7 @@ class PartWriter:
 
 
 def written(directory: Path) -> list[str]:
-    """The files in a directory that writers of shards make, temporary ones included."""
+    """Returns the files in a directory that writers of shards make, temporary ones included."""
     names = []
     for name in sorted(os.listdir(directory)):
         match = durable.TEMPORARY.fullmatch(name)
@@ -337,7 +337,8 @@ def written(directory: Path) -> list[str]:
 
 
 def check_own(directory: Path, records: Container[str] = ()) -> None:
-    """InputError if a directory holds files that no writer has made there, but for hidden ones.
+    """Raises InputError if a directory holds files that no writer has made there, but for hidden
+    ones.
 
     `records` are those that its caller writes beside progress.json.
     """
@@ -355,7 +356,7 @@ def check_own(directory: Path, records: Container[str] = ()) -> None:
 
 
 def described(parts: Mapping[str, WrittenPart]) -> set[str]:
-    """The files of shards, finished or not, that a record describes."""
+    """Returns the files of shards, finished or not, that a record describes."""
     return {
         shard_name(name, number)
         for name, part in parts.items()
@@ -375,7 +376,7 @@ def remove_leftovers(directory: Path, kept: set[str]) -> None:
 
 
 def _copied(position: Any) -> Any:
-    """A position as it will be read back. TypeError or ValueError if it is not JSON."""
+    """Returns a position as it will be read back. TypeError or ValueError if it is not JSON."""
     return None if position is None else safetensors.from_json(safetensors.to_json(position))
 
 

@@ -31,7 +31,7 @@ PIECE = 2**20  # bytes of a file that are digested at once
 
 
 def holds_tokens(directory: str | PathLike[str]) -> bool:
-    """True if a directory holds shards, finished or not."""
+    """Returns True if a directory holds shards, finished or not."""
     is_named = any(os.path.isfile(os.path.join(directory, name)) for name in (INDEX, PROGRESS))
     return is_named and any(os.path.isfile(os.path.join(directory, name)) for name in BESIDE)
 
@@ -149,7 +149,7 @@ class Shards:
 
 
 def open_shards(directory: str | PathLike[str]) -> Shards:
-    """The shards in a directory; sizes are checked, and digests only by `verify`.
+    """Returns the shards in a directory; sizes are checked, and digests only by `verify`.
 
     InputError if it is not complete, or a file is missing or has another size.
     """
@@ -177,12 +177,14 @@ def verify(directory: Path, parts: Mapping[str, WrittenPart]) -> None:
 
 
 def damaged(path: Path) -> str:
-    """The message about a file that differs from what was written."""
+    """Returns the message about a file that differs from what was written."""
     return f"{path} does not match its SHA-256: it is damaged or was changed; {REMEDY}"
 
 
 def digest(path: Path, start: int = 0, nbytes: int | None = None) -> "hashlib._Hash":
-    """The SHA-256 of a file, or of nbytes of it from start on. InputError if it cannot be read."""
+    """-> the SHA-256 of a file, or of nbytes of it from start on. InputError if it cannot be
+    read.
+    """
     sha = hashlib.sha256()
     try:
         with durable.open_regular(path, follow=False) as file:
@@ -258,7 +260,7 @@ def _shards(described: Any, part: str) -> tuple[Shard, ...]:
 
 
 def shard_name(part: str, number: int) -> str:
-    """The name of a part's shard, from 0."""
+    """Returns the name of a part's shard, from 0."""
     return f"{part}_{number:06}.bin"
 
 

@@ -47,7 +47,7 @@ def conversations(pieces: Iterable[Piece]) -> Iterator[Conversation]:
 
 
 def texts_of(conversations: Iterable[Conversation]) -> Iterator[str]:
-    """The texts of turns from which tokens are learned, each below its role, as templates do."""
+    """-> the texts of turns from which tokens are learned, each below its role, as templates do."""
     return (f"{turn.role}\n{turn.text}\n" for turns in conversations for turn in turns)
 
 
@@ -147,7 +147,7 @@ def survey_conversations(conversations: Iterable[Conversation]) -> tuple[Plan, s
 
 
 def held_out_of(conversations: int) -> int:
-    """How many conversations, at their end, are held out. InputError if there is only one."""
+    """-> how many conversations, at their end, are held out. InputError if there is only one."""
     if conversations < 2:
         raise InputError(
             "there is only one conversation: training needs two or more, as the last tenth of them "

@@ -27,17 +27,17 @@ def read_tsv(entry: Entry) -> Iterator[Piece]:
 
 
 def csv_rows(entry: Entry) -> Iterator[Row]:
-    """The rows of comma-separated values: their cells by the names of their columns."""
+    """Returns the rows of comma-separated values: their cells by the names of their columns."""
     return _named_rows(entry, SEPARATORS)
 
 
 def tsv_rows(entry: Entry) -> Iterator[Row]:
-    """The rows of tab-separated values: their cells by the names of their columns."""
+    """Returns the rows of tab-separated values: their cells by the names of their columns."""
     return _named_rows(entry, TAB)
 
 
 def _read_table(entry: Entry, separators: str) -> Iterator[Piece]:
-    """A document per row, from the column of the text. Unusable for a damaged row."""
+    """Yields a document per row, from the column of the text. Unusable for a damaged row."""
     names, rows = _opened(entry, separators)
     if not names:
         return
@@ -73,7 +73,7 @@ def _by_name(names: list[str], row: list[str]) -> dict[str, str]:
 
 
 def _opened(entry: Entry, separators: str) -> tuple[list[str], Iterator[tuple[str, list[str]]]]:
-    """The names of the columns, and each row that is not empty, after where it is."""
+    """Yields the names of the columns, and each row that is not empty, after where it is."""
     text = lines(entry, decoded(entry))
     first, before = next(text, ""), 0
     if chosen := CHOSEN.fullmatch(first):
@@ -114,7 +114,7 @@ def _opened(entry: Entry, separators: str) -> tuple[list[str], Iterator[tuple[st
 def _rows(
     entry: Entry, text: Iterator[str], separator: str, has_quotes: bool
 ) -> Iterator[tuple[int, list[str]]]:
-    """The number of the line in which a row begins, and its cells."""
+    """Yields the number of the line in which a row begins, and its cells."""
     reader = csv.reader(
         text,
         delimiter=separator,

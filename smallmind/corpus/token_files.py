@@ -140,14 +140,14 @@ class MappedTokens:
         raise TypeError("tokens in files are not loaded whole; take slices")
 
     def part(self, start: int | None = None, stop: int | None = None) -> "MappedTokens":
-        """The tokens from start to stop, as a sequence of its own; bounds as in a slice."""
+        """Returns the tokens from start to stop, as a sequence of its own; bounds as in a slice."""
         first, last, _ = slice(start, stop).indices(len(self))
         part = MappedTokens(self.files)
         part._start, part._stop = self._start + first, self._start + max(first, last)
         return part
 
     def locate(self, index: int) -> tuple[TokenFile, int]:
-        """The file that holds a token, and the token's number in that file."""
+        """Returns the file that holds a token, and the token's number in that file."""
         place = self._start + range(len(self))[index]
         number = bisect_right(self._ends, place)
         file = self.files[number]
@@ -166,7 +166,7 @@ class MappedTokens:
 
 
 def open_tokens(*paths: str | PathLike[str]) -> MappedTokens:
-    """The tokens of files, in this order. InputError for the first that is not a token file."""
+    """-> the tokens of files, in this order. InputError for the first that is not a token file."""
     if not paths:
         raise InputError("no token file was given")
     return MappedTokens([TokenFile(path) for path in paths])
@@ -191,7 +191,7 @@ def check_vocabulary(tokens: MappedTokens, vocab_size: int) -> None:
 
 
 def encode_header(dtype: np.dtype, tokens: int) -> bytes:
-    """The header of a file with this many ids of UINT16 or UINT32."""
+    """Returns the header of a file with this many ids of UINT16 or UINT32."""
     magic, version = next(header[:2] for header in HEADERS if header.dtype == dtype)
     numbers = np.zeros(HEADER_BYTES // 4, "<i4")
     numbers[:3] = magic, version, tokens
@@ -199,7 +199,7 @@ def encode_header(dtype: np.dtype, tokens: int) -> bytes:
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
-    """The smaller of the two types that holds every id below vocab_size."""
+    """Returns the smaller of the two types that holds every id below vocab_size."""
     return UINT16 if vocab_size <= 2**16 else UINT32
 
 
@@ -234,7 +234,7 @@ def _layout(path: Path, start: bytes, size: int) -> tuple[np.dtype, int]:
 
 
 def _check_halves(path: Path, start: bytes) -> None:
-    """InputError if what begins like this seems to hold wider ids than UINT16.
+    """Raises InputError if what begins like this seems to hold wider ids than UINT16.
 
     The upper halves of ids of 32 bits are 0, or few for vocabularies of more than 65,536.
     """
@@ -270,7 +270,7 @@ def _check_header(header: Header, start: bytes, size: int) -> None:
 
 
 def _type_without_header(path: Path, start: bytes) -> np.dtype:
-    """The type of the ids in a file that has no known header, and begins like this."""
+    """Returns the type of the ids in a file that has no known header, and begins like this."""
     meta = path.with_name(META)
     if not os.path.lexists(meta):
         if path.name in NANOGPT:

@@ -96,14 +96,14 @@ class TokensOnDisk(NamedTuple):
 
 
 def are_tokens(paths: Sequence[str | PathLike[str]]) -> bool:
-    """True if one of the paths means tokens rather than texts."""
+    """Returns True if one of the paths means tokens rather than texts."""
     return any(holds_tokens(path) or _token_files(Path(path)) for path in paths)
 
 
 def find_tokens(
     paths: Sequence[str | PathLike[str]], tokenizer: Tokenizer | str | None
 ) -> TokensOnDisk | None:
-    """The tokens that paths mean; None if they are texts.
+    """Returns the tokens that paths mean; None if they are texts.
 
     `tokenizer`, or its kind, has been asked for: InputError if the tokens are of another one. Files
     of other programs need it, unless a tokenizer.json is beside them.
@@ -126,7 +126,7 @@ def find_tokens(
 
 
 def _token_files(path: Path) -> list[Path]:
-    """A file of tokens, or those for training and evaluation in a directory.
+    """Returns a file of tokens, or those for training and evaluation in a directory.
 
     It needs both, or a tokenizer.json: one with some file of such a name may well hold texts.
     """
@@ -145,7 +145,7 @@ def _token_files(path: Path) -> list[Path]:
 
 
 def _check_kind(found: TokensOnDisk, tokenizer: Tokenizer | str | None) -> None:
-    """InputError if another tokenizer than that of the tokens was asked for."""
+    """Raises InputError if another tokenizer than that of the tokens was asked for."""
     kind = found.tokenizer.kind
     if isinstance(tokenizer, Tokenizer):
         if found.is_chat:  # which have added theirs

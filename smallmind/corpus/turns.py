@@ -77,7 +77,7 @@ class Shape(NamedTuple):
         return f"{', '.join(others)} and {last}" if others else last
 
     def fits(self, record: Mapping[Any, Any]) -> bool:
-        """True if the fields of a record hold what they are called."""
+        """Returns True if the fields of a record hold what they are called."""
         if self.messages:
             return _is_messages(_opened(record.get(self.messages)))
         return all(_may_be_said(record.get(name)) for name in (self.question, self.answer))
@@ -142,12 +142,14 @@ def check_origin(entry: Entry, record: object) -> None:
 
 
 def _by_key(names: Collection[object]) -> dict[str, str]:
-    """Names by what they are in small letters; the first of several."""
+    """Returns names by what they are in small letters; the first of several."""
     return {name.casefold(): name for name in reversed([n for n in names if isinstance(n, str)])}
 
 
 def _opened(value: object) -> object:
-    """The list or object that JSON in a text holds, as in the cells of a table; else the value."""
+    """-> the list or object that JSON in a text holds, as in the cells of a table; else the
+    value.
+    """
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
     try:
@@ -157,7 +159,7 @@ def _opened(value: object) -> object:
 
 
 def _may_be_list(value: object) -> bool:
-    """True for a list, nothing, or a text that looks like a list of objects."""
+    """Returns True for a list, nothing, or a text that looks like a list of objects."""
     if isinstance(value, str):
         words = value.lstrip()
         return words.startswith("[") and words[1:].lstrip().startswith(("{", "]"))
@@ -165,7 +167,7 @@ def _may_be_list(value: object) -> bool:
 
 
 def _is_messages(value: object) -> bool:
-    """True for a list of turns, in which not all need be right."""
+    """Returns True for a list of turns, in which not all need be right."""
     return isinstance(value, list) and any(
         isinstance(turn, dict) and not turn.keys().isdisjoint(ROLE_FIELDS) for turn in value
     )
@@ -234,7 +236,7 @@ class Turns:
                 self._reading.count("Read", "thought", "before an answer")
 
     def _shape_of(self, record: dict[Any, Any]) -> Shape:
-        """The shape with the optional fields of this record: others may have had fewer."""
+        """Returns the shape with the optional fields of this record: others may have had fewer."""
         key = tuple(record)
         shape = self._shapes.get(key)
         if shape is None:
@@ -276,7 +278,7 @@ class Turns:
         return turns
 
     def _asked(self, record: dict[Any, Any], shape: Shape, where: str) -> list[Turn]:
-        """The question of a record and its answer."""
+        """Returns the question of a record and its answer."""
         value, answer = self._field(record, shape.question, where), record.get(shape.answer)
         asked = self._said(USER, value, shape.question, where)
         if asked and asked[-1].role == USER:
@@ -298,13 +300,13 @@ class Turns:
         return asked + said
 
     def _passages(self, value: object, name: str, where: str) -> str:
-        """A text, or a list of texts as one, with a blank line between them."""
+        """Returns a text, or a list of texts as one, with a blank line between them."""
         if isinstance(value, list) and all(isinstance(text, str) for text in value):
             return "\n\n".join(value)
         return self._text(value, name, where)
 
     def _history(self, record: dict[Any, Any], shape: Shape, where: str) -> list[Turn]:
-        """The turns before a question: pairs of texts, or messages."""
+        """Returns the turns before a question: pairs of texts, or messages."""
         turns: list[Turn] = []
         for name in shape.history:
             value = _opened(record.get(name))
@@ -324,7 +326,7 @@ class Turns:
         return turns
 
     def _choices(self, value: object, answer: object, name: str, where: str) -> tuple[str, object]:
-        """The choices of a question as lines, and the answer, which may be the number of one.
+        """-> the choices of a question as lines, and the answer, which may be the number of one.
 
         They have letters where the answer is one, and the labels that the file gives them.
         """
@@ -405,7 +407,7 @@ class Turns:
         return Turn(role, text, all(marks), thought)
 
     def _says_learned(self, fields: dict[Any, Any], name: str, where: str, in_turn: bool) -> bool:
-        """False if a field says that its turn, or its record, is not to be learned."""
+        """Returns False if a field says that its turn, or its record, is not to be learned."""
         value, mark = fields.get(name), name.casefold()
         if value is None or value == "" or (mark == "label" and value is not False):
             return True
@@ -470,7 +472,7 @@ class Turns:
 
 
 def _first(names: Sequence[str], fields: Mapping[Any, Any]) -> str:
-    """The first of the names whose field has a value, or is there, or else the first."""
+    """Returns the first of the names whose field has a value, or is there, or else the first."""
     present = [name for name in names if name in fields]
     return next((x for x in present if fields[x] is not None), (present or names)[0])
 
@@ -480,7 +482,7 @@ def _unlearned(turn: Turn) -> Turn:
 
 
 def _is_asked(turns: Sequence[Turn]) -> bool:
-    """False if what the user says right before an answer is blank; True if nobody has asked."""
+    """-> False if what the user says right before an answer is blank; True if nobody has asked."""
     asked = None
     for turn in reversed(turns):
         if turn.role != USER:

@@ -20,7 +20,7 @@ MOST_SPACE = 2**16  # characters of white space that are kept in a row
 
 
 def read_xml(entry: Entry) -> Iterator[Piece]:
-    """The text of an XML file: one document. InputError if it is not well-formed."""
+    """Returns the text of an XML file: one document. InputError if it is not well-formed."""
     return document(_chunks(entry), entry.reading.limits.piece)
 
 

@@ -37,7 +37,7 @@ class Matrix(NamedTuple):
 
 
 def matrices_of(config: ModelConfig, layout: Layout) -> dict[str, Matrix]:
-    """The matrices of a file that can have an adapter, by their names without ".weight"."""
+    """Returns the matrices of a file that can have an adapter, by their names without ".weight"."""
     found: dict[str, Matrix] = {}
     counts: Counter[str] = Counter()
     for tensor in tensors_of(config, layout):
@@ -49,7 +49,7 @@ def matrices_of(config: ModelConfig, layout: Layout) -> dict[str, Matrix]:
 
 
 def pairs_of(saved: SavedAdapter, layout: Layout) -> Iterator[tuple[str, Pair]]:
-    """The A and B of each matrix of a file that has some, by its name without ".weight"."""
+    """Yields the A and B of each matrix of a file that has some, by its name without ".weight"."""
     for name, matrix in matrices_of(saved.config, layout).items():
         layer = matrix.tensor.parameter.removesuffix("weight")
         if (a := saved.tensors.get(layer + "lora_a")) is not None:
@@ -67,7 +67,7 @@ def read_pairs(
     dropout: float,
     base: Base | None,
 ) -> SavedAdapter:
-    """The reverse, for pairs of any ranks and scales: all get the largest, filled with zeros.
+    """-> the reverse, for pairs of any ranks and scales: all get the largest, filled with zeros.
 
     InputError naming the place if they are not those of matrices of such a model.
     """
@@ -106,7 +106,7 @@ def read_pairs(
 
 
 def _part(tensor: Tensor) -> str:
-    """The part of the model that a matrix is in, of ADAPTED."""
+    """Returns the part of the model that a matrix is in, of ADAPTED."""
     return next(part for part in ADAPTED if part in tensor.parameter.split("."))
 
 

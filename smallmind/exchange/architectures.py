@@ -14,7 +14,7 @@ from smallmind.settings.sources import flags_of
 
 
 def known_architecture(saved: Mapping[str, Any], key: str, attribute: str) -> Architecture:
-    """The architecture whose attribute a file holds at this key. InputError if there is none."""
+    """-> the architecture whose attribute a file holds at this key. InputError if there is none."""
     known = {getattr(architecture, attribute): architecture for architecture in PUBLISHED}
     name = saved.get(key)
     if not isinstance(name, str) or name not in known:
@@ -25,7 +25,7 @@ def known_architecture(saved: Mapping[str, Any], key: str, attribute: str) -> Ar
 
 
 def architecture_of(config: ModelConfig) -> Architecture:
-    """The published architecture that a model is of.
+    """Returns the published architecture that a model is of.
 
     InputError naming the parts that none has, and the flags that would have avoided them.
     """
@@ -45,13 +45,13 @@ def architecture_of(config: ModelConfig) -> Architecture:
 
 
 def _named(config: ModelConfig, names: Iterable[str]) -> str:
-    """The settings with these names and their values."""
+    """Returns the settings with these names and their values."""
     values = config.values()
     return ", ".join(f"{name}={values.get(name)}" for name in names)
 
 
 def settings_of(config: ModelConfig, settings: Keys) -> dict[str, Any]:
-    """The settings of a model under the keys of a format."""
+    """Returns the settings of a model under the keys of a format."""
     values = config.values()
     written = {**{key: allowed[0] for key, allowed in settings.fixed.items()}, **settings.free}
     for name, keys in settings.keys.items():
@@ -112,7 +112,7 @@ def _check_others(
 
 
 def _value(settings: Keys, saved: Mapping[str, Any], name: str) -> Any:
-    """A setting from a file, which may say it under several keys."""
+    """Returns a setting from a file, which may say it under several keys."""
     keys = _several(settings.keys[name])
     found = [saved[key] for key in keys if key in saved]
     if any(value != found[0] for value in found):

@@ -60,6 +60,6 @@ def _table(rows: Mapping[str, str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text from anywhere, on one line of a table."""
+    """Returns text from anywhere, on one line of a table."""
     printable = "".join(c if c.isprintable() else " " for c in text)
     return printable.replace("|", "\\|").replace("<", "&lt;")

@@ -56,7 +56,7 @@ class Format:
     types: ClassVar[tuple[str, ...]]  # that weights can be stored as, the default first
 
     def check_place(self, path: Path) -> None:
-        """InputError if `write` would not write there."""
+        """Raises InputError if `write` would not write there."""
         raise NotImplementedError
 
     def write(self, path: Path, exported: Exported, type: str) -> None:
@@ -67,7 +67,7 @@ class Format:
         raise NotImplementedError
 
     def recognises(self, path: Path) -> bool:
-        """True if the path looks like this format, judged by a quick look."""
+        """Returns True if the path looks like this format, judged by a quick look."""
         del path
         return False
 
@@ -80,7 +80,7 @@ class AdapterFormat:
     """A format of adapters. Each subclass is one, listed in `parts.ADAPTER_FORMATS`."""
 
     def check_place(self, path: Path) -> None:
-        """InputError if `write` would not write there."""
+        """Raises InputError if `write` would not write there."""
         raise NotImplementedError
 
     def write(self, path: Path, adapter: SavedAdapter) -> None:
@@ -89,7 +89,7 @@ class AdapterFormat:
 
 
 def open_format(name: str) -> Format:
-    """The format with this name. InputError if there is none."""
+    """Returns the format with this name. InputError if there is none."""
     if name not in parts.FORMATS:
         known = ", ".join([*parts.FORMATS, *parts.ADAPTER_FORMATS])
         raise InputError(f"format {name!r} must be one of {known}")
@@ -173,7 +173,7 @@ def find_external(path: Path, which: int | str | None = None) -> ExternalModel |
 
 
 def padded(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
-    """The tokenizer with unused tokens at its end, up to the rows that a model has for them.
+    """-> the tokenizer with unused tokens at its end, up to the rows that a model has for them.
 
     Many models have more rows than tokens, a multiple of some number. InputError for fewer rows.
     """

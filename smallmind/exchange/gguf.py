@@ -168,7 +168,9 @@ def _begins_as_gguf(path: Path) -> bool:
 
 
 def _check_rotation(own: Mapping[str, Any], has_factors: bool) -> None:
-    """InputError if the rotations are scaled, by a tensor of factors (Llama 3.1) or by settings."""
+    """Raises InputError if the rotations are scaled, by a tensor of factors (Llama 3.1) or by
+    settings.
+    """
     scaling, factors = "rope.scaling.type", ("rope.scaling.factor", "rope.scale_linear")
     kind = str(own.get(scaling, "linear"))
     by = [] if kind in ("none", "linear") else [scaling]

@@ -80,7 +80,7 @@ def _contents(tensors: Sequence[Written]) -> Iterator[bytes | memoryview]:
 
 
 def _typed(value: Any) -> bytes:
-    """A value behind the number of its type."""
+    """Returns a value behind the number of its type."""
     if isinstance(value, bool):
         return struct.pack("<I?", BOOL, value)
     if isinstance(value, str):

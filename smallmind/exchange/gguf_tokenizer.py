@@ -28,7 +28,7 @@ SPLITS = {
 
 
 def metadata_of(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The keys that say how llama.cpp makes the same tokens."""
+    """Returns the keys that say how llama.cpp makes the same tokens."""
     keys = _of_bpe(tokenizer) if isinstance(tokenizer, BPETokenizer) else _of_single(tokenizer)
     return {f"{PREFIX}{key}": value for key, value in keys.items()}
 
@@ -105,7 +105,7 @@ def _escaped(token: bytes) -> str:
 
 
 def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that these keys describe. InputError if it is not known here."""
+    """Returns the tokenizer that these keys describe. InputError if it is not known here."""
     try:
         model, tokens = _text(metadata, "model"), metadata[f"{PREFIX}tokens"]
         if not isinstance(tokens, list):
@@ -154,7 +154,7 @@ def _bpe(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
 
 
 def _types(metadata: Mapping[str, Any], tokens: list[str]) -> np.ndarray:
-    """The type of each token (n,)."""
+    """Returns the type of each token (n,)."""
     types = np.asarray(metadata.get(f"{PREFIX}token_type", np.full(len(tokens), NORMAL)))
     if types.shape != (len(tokens),):
         raise ValueError("it has other numbers of tokens and of their types")

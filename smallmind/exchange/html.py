@@ -80,7 +80,7 @@ class HTML(Format):
 
 
 def describe(exported: Exported) -> dict[str, Any]:
-    """A model and its tokenizer as model.js reads them, without the weights. JSON-able.
+    """Returns a model and its tokenizer as model.js reads them, without the weights. JSON-able.
 
     InputError if it does not know a part of them.
     """
@@ -126,7 +126,7 @@ def _pages_parts(config: ModelConfig) -> dict[str, str]:
 
 
 def _template(tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """The chat template that a tokenizer carries, as fields; None if it has none."""
+    """Returns the chat template that a tokenizer carries, as fields; None if it has none."""
     template = format_of(tokenizer)
     if template is None:
         return None
@@ -140,7 +140,7 @@ def _template(tokenizer: Tokenizer) -> dict[str, Any] | None:
 
 
 def _page(about: dict[str, Any], tensors: Iterator[np.ndarray]) -> Iterator[bytes]:
-    """The bytes of a file, part by part."""
+    """Yields the bytes of a file, part by part."""
     document = page.document()
     programs = "".join(
         f"<script>\n{program.read_text(encoding='utf-8')}</script>\n" for program in PROGRAMS
@@ -159,7 +159,7 @@ def _page(about: dict[str, Any], tensors: Iterator[np.ndarray]) -> Iterator[byte
 
 
 def _base64(tensors: Iterator[np.ndarray]) -> Iterator[bytes]:
-    """All bytes of tensors, one after another, in base64."""
+    """Yields all bytes of tensors, one after another, in base64."""
     waiting = bytearray()
     for tensor in tensors:
         waiting += tensor.tobytes()
@@ -170,7 +170,7 @@ def _base64(tensors: Iterator[np.ndarray]) -> Iterator[bytes]:
 
 
 def is_page(path: Path) -> bool:
-    """True if a file is a page with a model inside."""
+    """Returns True if a file is a page with a model inside."""
     try:
         with durable.open_regular(path) as file:
             return MARK in file.read(HEAD)

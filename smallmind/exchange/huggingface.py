@@ -186,7 +186,9 @@ class HuggingFaceDirectory(ExternalModel):
         return stored
 
     def _files(self) -> dict[Path, set[str] | None]:
-        """The files of weights: one, or the shards of an index with the names of their tensors."""
+        """-> the files of weights: one, or the shards of an index with the names of their
+        tensors.
+        """
         if (self.path / MODEL).exists():
             return {self.path / MODEL: None}
         index = self.path / INDEX
@@ -222,7 +224,7 @@ class HuggingFaceDirectory(ExternalModel):
 def _written(
     model: TransformerModel, architecture: Architecture, type: str
 ) -> safetensors.LazyTensors:
-    """The tensors of a model, each of which is converted when it is asked for."""
+    """Returns the tensors of a model, each of which is converted when it is asked for."""
     tensors = written_tensors(model.config, architecture, architecture.tensors)
     by_name = {tensor.name: tensor for tensor in tensors}
 
@@ -236,7 +238,7 @@ def _written(
 
 
 def _stored(name: str, file: Path, tensor: safetensors.StoredTensor) -> Stored:
-    """A tensor in a file of safetensors. InputError if it is not floating point."""
+    """Returns a tensor in a file of safetensors. InputError if it is not floating point."""
     if tensor.dtype.kind != "f" and tensor.dtype != safetensors.BFLOAT16:
         raise InputError(f"{file}: {name!a} is of type {tensor.dtype}, not floating point")
 
@@ -253,7 +255,7 @@ def _stored(name: str, file: Path, tensor: safetensors.StoredTensor) -> Stored:
 
 
 def _are_equal(one: Stored, other: Stored) -> bool:
-    """True if two matrices in files are of the same type and have the same bits."""
+    """Returns True if two matrices in files are of the same type and have the same bits."""
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
     step = max(1, PIECE // max(1, one.shape[-1]))
@@ -281,7 +283,7 @@ def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig]:
 
 
 def _rotation(saved: dict[str, Any]) -> dict[str, Any]:
-    """The rope settings of config.json as they were before version 5 of transformers moved them.
+    """-> the rope settings of config.json as they were before version 5 of transformers moved them.
 
     InputError for anything but the default: models that scale their rotations, such as Llama 3.2.
     """

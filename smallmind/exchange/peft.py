@@ -75,7 +75,7 @@ class Peft(AdapterFormat):
 
 
 def _endings(wanted: set[str], names: set[str]) -> list[str]:
-    """The shortest ends of names by which PEFT finds those that are wanted, and no others."""
+    """-> the shortest ends of names by which PEFT finds those that are wanted, and no others."""
     ends = set()
     for name in wanted:
         words = name.split(".")
@@ -165,7 +165,7 @@ class PeftDirectory(StoredAdapter):
         return found
 
     def _scale(self, name: str, rank: int) -> float:
-        """The factor of B A of a module. InputError if its rank is not the one in the config."""
+        """-> the factor of B A of a module. InputError if its rank is not the one in the config."""
         own = {
             key: _of_pattern(self._saved.get(f"{pattern}_pattern") or {}, name, self._saved[key])
             for key, pattern in (("r", "rank"), ("lora_alpha", "alpha"))
@@ -180,7 +180,7 @@ class PeftDirectory(StoredAdapter):
 
 
 def _of_pattern(table: dict[str, Any], name: str, default: Any) -> Any:
-    """The value for a module, of the key that its name ends with, as PEFT finds it."""
+    """Returns the value for a module, of the key that its name ends with, as PEFT finds it."""
     for pattern, value in table.items():
         if name == pattern or name.endswith(f".{pattern}"):
             return value

@@ -46,7 +46,7 @@ GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes without to
 
 
 def of_directory(path: Path, config: Mapping[str, Any], processor: Any) -> dict[str, Any]:
-    """The published facts in the files of a directory: its config.json has been read already.
+    """-> the published facts in the files of a directory: its config.json has been read already.
 
     processor: the post_processor of its tokenizer.json, None without one.
     """
@@ -101,7 +101,9 @@ def add_tokens(contents: dict[str, Any], path: Path) -> None:
 
 
 def _names(tokens: Sequence[Any]) -> Iterator[str]:
-    """The names of tokens, which stand for themselves or are described, alone or in lists."""
+    """Yields the names of tokens, which stand for themselves or are described, alone or in
+    lists.
+    """
     for token in tokens:
         if isinstance(token, list):
             yield from _names([each for each in token if not isinstance(each, list)])
@@ -128,7 +130,7 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def _template_files(path: Path) -> Iterator[tuple[str, str]]:
-    """The names and texts of templates in files of their own, if there is a default one."""
+    """Yields the names and texts of templates in files of their own, if there is a default one."""
     if not (path / TEMPLATE).exists():
         return
     for file in [path / TEMPLATE, *sorted((path / TEMPLATES).glob("*.jinja"))]:
@@ -138,7 +140,7 @@ def _template_files(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def files_of(tokenizer: Tokenizer, context: int) -> dict[str, Any]:
-    """The contents of the files of a directory, by name; see `of_directory`."""
+    """Returns the contents of the files of a directory, by name; see `of_directory`."""
     published = tokenizer.published
     ids = {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
     settings: dict[str, Any] = {"model_max_length": context, "clean_up_tokenization_spaces": False}
@@ -175,7 +177,7 @@ def files_of(tokenizer: Tokenizer, context: int) -> dict[str, Any]:
 
 
 def of_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """The published facts in the keys of a GGUF file whose tokenizer has been read."""
+    """Returns the published facts in the keys of a GGUF file whose tokenizer has been read."""
     contents = {token: content for content, token in tokenizer.special.items()}
     named = {name: metadata.get(key) for name, key in KEYS.items()}
     ids = {name: i for name, i in named.items() if type(i) is int and i in contents}
@@ -207,7 +209,7 @@ def of_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, 
 
 
 def metadata_of(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The keys of GGUF for what is `published`; see `of_metadata`."""
+    """Returns the keys of GGUF for what is `published`; see `of_metadata`."""
     settings = tokenizer.published.get(TOKENIZER_CONFIG, {})
     templates = _templates(settings.get("chat_template"))
     keys: dict[str, Any] = {KEYS[name]: np.uint32(i) for name, i in _ids(tokenizer).items()}
@@ -222,7 +224,7 @@ def metadata_of(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """The tokens that have a role in GGUF, as far as anything says so."""
+    """Returns the tokens that have a role in GGUF, as far as anything says so."""
     files, special = tokenizer.published, tokenizer.special
     by_name = {**files.get(SPECIAL_TOKENS_MAP, {}), **files.get(TOKENIZER_CONFIG, {})}
     by_id = {**files.get(GENERATION_CONFIG, {}), **files.get(CONFIG, {})}
@@ -245,7 +247,7 @@ def _ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def _tokens(said: Mapping[str, Any], name: str, tokenizer: Tokenizer) -> list[int]:
-    """The tokens that a file names by number, without those that do not exist."""
+    """Returns the tokens that a file names by number, without those that do not exist."""
     value = said.get(f"{name}_token_id")
     values = value if isinstance(value, list) else [value]
     return [i for i in values if type(i) is int and 0 <= i < tokenizer.vocab_size]
@@ -258,13 +260,14 @@ def _content(token: Any) -> Any:
 
 
 def _added(tokenizer: Tokenizer) -> dict[str, bool]:
-    """Which tokens are added to each text."""
+    """Returns which tokens are added to each text."""
     around = added_around(tokenizer.published.get(TOKENIZER, {}).get("post_processor"))
     return dict(zip(ADDED, map(bool, around), strict=True))
 
 
 def beginning_of(tokenizer: Tokenizer) -> int | None:
-    """The token before a text without context, in transformers: that of beginnings, else of ends.
+    """-> the token before a text without context, in transformers: that of beginnings, else of
+    ends.
 
     None if the tokenizer has neither.
     """
@@ -277,7 +280,7 @@ def beginning_of(tokenizer: Tokenizer) -> int | None:
 
 
 def as_learned(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer of a model that has learned conversations, as its exports describe it.
+    """Returns the tokenizer of a model that has learned conversations, as its exports describe it.
 
     If its template does not write the tokens that begin texts, its conversations had none: other
     programs must not add them to what the template writes.
@@ -310,7 +313,7 @@ def _templates(said: Any) -> dict[str, str]:
 
 
 def _as_one(templates: Mapping[str, str]) -> Any:
-    """The reverse of `_templates`."""
+    """Returns the reverse of `_templates`."""
     if list(templates) == ["default"]:
         return templates["default"]
     return [{"name": name, "template": template} for name, template in templates.items()]
@@ -319,7 +322,7 @@ def _as_one(templates: Mapping[str, str]) -> Any:
 def _template_processing(
     first: str | None, last: str | None, special: Mapping[str, int]
 ) -> dict[str, Any] | None:
-    """The post_processor of tokenizer.json that adds these tokens; None if there are none."""
+    """-> the post_processor of tokenizer.json that adds these tokens; None if there are none."""
     if not (first or last):
         return None
 

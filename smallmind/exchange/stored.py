@@ -161,7 +161,7 @@ def find(
 
 
 def check_no_run(path: Path, which: int | str | None) -> None:
-    """InputError if a checkpoint is asked for of a path that is not a run."""
+    """Raises InputError if a checkpoint is asked for of a path that is not a run."""
     if which is not None:
         raise InputError(f"{path} is not a run: it has no checkpoint {which!r}")
 

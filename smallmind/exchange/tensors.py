@@ -88,7 +88,9 @@ class Tensor(NamedTuple):
 
 
 def tensors_of(config: ModelConfig, layout: Layout) -> Iterator[Tensor]:
-    """The tensors that a file holds of a model with this config, in the order of its layers."""
+    """Yields the tensors that a file holds of a model with this config, in the order of its
+    layers.
+    """
     widths: dict[str, tuple[int, ...]] = {}  # of the matrices of a layer, for its biases
     for spec in declare_parameters(config).specs:
         layer, _, kind = spec.name.rpartition(".")
@@ -117,7 +119,7 @@ def tensors_of(config: ModelConfig, layout: Layout) -> Iterator[Tensor]:
 def written_tensors(
     config: ModelConfig, architecture: Architecture, layout: Layout
 ) -> list[Tensor]:
-    """All tensors that a file of this architecture needs of a model with this config."""
+    """Returns all tensors that a file of this architecture needs of a model with this config."""
     return list(tensors_of(dataclasses.replace(config, **architecture.filled), layout))
 
 
@@ -183,7 +185,7 @@ def encode(values: np.ndarray, kind: NumberType) -> np.ndarray:
 def _checked(
     config: ModelConfig, layout: Layout, stored: Mapping[str, Stored], source: str
 ) -> list[Tensor]:
-    """The tensors of a model with this config. InputError if those of the file are others."""
+    """-> the tensors of a model with this config. InputError if those of the file are others."""
     # Each block has tensors of its own: a wrong number of blocks must not take any time.
     if config.n_layer > len(stored):
         raise InputError(f"{source} has {len(stored)} tensors: too few for {config.n_layer} blocks")

@@ -11,12 +11,14 @@ NAME = re.compile(r"step-([0-9]{8,18})\.safetensors")
 
 
 def file_name(step: int) -> str:
-    """The name of the checkpoint of a step."""
+    """Returns the name of the checkpoint of a step."""
     return f"step-{step:08d}.safetensors"
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """The steps that have a checkpoint in a folder, newest first. OSError if it cannot be read."""
+    """-> the steps that have a checkpoint in a folder, newest first. OSError if it cannot be
+    read.
+    """
     try:
         names = os.listdir(folder)
     except FileNotFoundError:

@@ -60,7 +60,9 @@ def decompress(packed: np.ndarray, dtypes: dict[str, Any]) -> np.ndarray:
 
 
 def _decompress(stream: Any, rest: memoryview, most: int, least: int | None = None) -> bytes:
-    """At most this many bytes of a stream, exactly as many unless at least `least` are enough."""
+    """-> at most this many bytes of a stream, exactly as many unless at least `least` are
+    enough.
+    """
     try:
         found = bytes(stream.decompress(rest, most))
     except zlib.error as error:

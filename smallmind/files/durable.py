@@ -152,7 +152,7 @@ def open_regular(path: str | PathLike[str], follow: bool = True) -> io.BufferedR
 
 
 def read(path: str | PathLike[str], most: int, follow: bool = True) -> bytes:
-    """The contents of a regular file. ValueError if it has more than `most` bytes."""
+    """Returns the contents of a regular file. ValueError if it has more than `most` bytes."""
     with open_regular(path, follow) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -177,7 +177,7 @@ def open_to_append(path: Path) -> int:
 
 
 def ends_with_line(file: int) -> bool:
-    """True if a file is empty or ends with a line break."""
+    """Returns True if a file is empty or ends with a line break."""
     if not os.fstat(file).st_size:
         return True
     os.lseek(file, -1, os.SEEK_END)
@@ -225,7 +225,7 @@ def explained(path: str | PathLike[str], kind: str) -> Iterator[None]:
 
 
 def check_new_directory(path: Path) -> None:
-    """InputError if there is something at a path but an empty directory."""
+    """Raises InputError if there is something at a path but an empty directory."""
     with suppress(OSError):
         if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
             raise InputError(f"{path} is not an empty directory; choose another, or remove it")

@@ -119,7 +119,7 @@ def advice(path: str, data: bytes, suffix: str = ".txt") -> str:
 
 
 def likely_encoding(data: bytes) -> str | None:
-    """The encoding that a text is probably in, by the name that iconv knows; None: unknown.
+    """Returns the encoding that a text is probably in, by the name that iconv knows; None: unknown.
 
     "UTF-8" if only a few of its characters are damaged.
     """
@@ -154,7 +154,7 @@ def unmarked_utf16(data: bytes) -> str | None:
 
 
 def _format(data: bytes) -> tuple[str, str] | None:
-    """The format of a file that is not plain text, and a command that extracts the text."""
+    """Returns the format of a file that is not plain text, and a command that extracts the text."""
     for magic, found in FORMATS.items():
         if data.startswith(magic):
             zipped = [ZIPPED[name] for name in ZIPPED if data.startswith(name, 30)]
@@ -171,7 +171,7 @@ def _decodes(data: bytes, encoding: str) -> bool:
 
 
 def _filled(command: str, path: str, suffix: str) -> str:
-    """The command for a file, which writes the text beside it."""
+    """Returns the command for a file, which writes the text beside it."""
     file = f"./{path}" if path.startswith("-") else path
     text = f"{os.path.splitext(file)[0]}-utf8{suffix}"
     return command.format(file=shlex.quote(file), text=shlex.quote(text))

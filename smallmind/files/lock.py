@@ -107,7 +107,7 @@ class RunLock:
 
 
 def is_held(directory: str | PathLike[str]) -> bool | None:
-    """True if a process holds the lock of a directory, seen from outside, without taking it.
+    """-> True if a process holds the lock of a directory, seen from outside, without taking it.
 
     None if that cannot be told: the process is on another host, or the disk was full.
     """

@@ -124,7 +124,7 @@ def compressed(
 
 
 def check(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """InputError if `write` would refuse these, whatever the path."""
+    """Raises InputError if `write` would refuse these, whatever the path."""
     _encode(*_with_texts(tensors, metadata))
 
 
@@ -209,7 +209,7 @@ class StoredTensor:
         self._file = FileIO(descriptor, closefd=False)
 
     def read(self) -> np.ndarray:
-        """The whole tensor, a new array. InputError if it is gone."""
+        """Returns the whole tensor, a new array. InputError if it is gone."""
         tensor = np.empty(self.shape, self.dtype)
         if tensor.size:
             self._read(self._start, _bytes(tensor))
@@ -301,7 +301,7 @@ def release_pages(mapped: np.ndarray) -> None:
 
 
 def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
-    """The metadata alone, fast for a file of any size; the digest is not checked."""
+    """Returns the metadata alone, fast for a file of any size; the digest is not checked."""
     with durable.explained(path, KIND), durable.open_regular(path) as file:
         head, entries, metadata = _read_head(file, os.fstat(file.fileno()).st_size)
         _pop_digest(metadata, strict=False)
@@ -313,7 +313,7 @@ def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
 
 
 def read_digest(path: str | PathLike[str]) -> str:
-    """The SHA-256 that a file holds of itself, which is not checked; empty if it has none."""
+    """-> the SHA-256 that a file holds of itself, which is not checked; empty if it has none."""
     with durable.explained(path, KIND), durable.open_regular(path) as file:
         metadata = _read_head(file, os.fstat(file.fileno()).st_size)[2]
         return _pop_digest(metadata, strict=False)
@@ -362,7 +362,7 @@ def _with_texts(
 
 
 def _texts(entries: list[_Entry]) -> list[_Entry]:
-    """The tensors that are long texts. ValueError if one is too long, or has another type."""
+    """-> the tensors that are long texts. ValueError if one is too long, or has another type."""
     texts = [entry for entry in entries if entry.name.startswith(TEXT)]
     for entry in texts:
         if entry.dtype != np.uint8 or len(entry.shape) != 1 or entry.end - entry.begin > MAX_TEXT:
@@ -403,7 +403,9 @@ def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> b
 
 
 def _pieces(tensors: Mapping[str, np.ndarray]) -> Iterator[memoryview]:
-    """The bytes of tensors; those of read-only mappings piece by piece, one of which is loaded."""
+    """Yields the bytes of tensors; those of read-only mappings piece by piece, one of which is
+    loaded.
+    """
     for tensor in tensors.values():
         data = _bytes(np.ascontiguousarray(tensor))
         if not isinstance(tensor, np.memmap) or tensor.mode != "r":  # changes would be lost
@@ -415,7 +417,7 @@ def _pieces(tensors: Mapping[str, np.ndarray]) -> Iterator[memoryview]:
 
 
 def _bytes(tensor: np.ndarray) -> memoryview:
-    """The memory of a contiguous tensor."""
+    """Returns the memory of a contiguous tensor."""
     return tensor.reshape(-1).view(np.uint8).data
 
 
@@ -440,7 +442,7 @@ def _pop_compressed(metadata: dict[str, str]) -> bool:
 
 
 def _entries(header: dict[str, Any], size: int) -> list[_Entry]:
-    """The tensors by offset. ValueError unless they fill `size` bytes without gap or overlap."""
+    """-> the tensors by offset. ValueError unless they fill `size` bytes without gap or overlap."""
     entries = sorted(_entry(name, described) for name, described in header.items())
     end = 0
     for entry in entries:

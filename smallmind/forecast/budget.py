@@ -92,7 +92,7 @@ class Cost(NamedTuple):
     update: float  # of the parameters, once per batch
 
     def seconds(self, tokens: float, batch: float | None = None) -> float:
-        """The time for so many tokens, in batches of so many, by default `batch_for` them."""
+        """-> the time for so many tokens, in batches of so many, by default `batch_for` them."""
         return tokens * (self.token + self.update / (batch or batch_for(tokens)))
 
     def tokens(self, seconds: float, batch: float | None = None) -> float:
@@ -128,27 +128,28 @@ def fit(
 
 
 def tokens_per_step(fields: Fields) -> int:
-    """The tokens from which an update is computed."""
+    """Returns the tokens from which an update is computed."""
     windows = fields["batch_size"] * fields.get("grad_accum_steps", 1)
     return int(windows * fields["block_size"])
 
 
 def tokens_of(fields: Fields, characters: int) -> float:
-    """About how many tokens a text has."""
+    """Returns about how many tokens a text has."""
     kind = fields.get("tokenizer", RunConfig.tokenizer)
     is_learned = kind not in parts.TOKENIZERS or parts.load(parts.TOKENIZERS, kind).is_learned
     return characters / (CHARACTERS_PER_TOKEN if is_learned else 1)
 
 
 def law_for(known: Sequence[Outcome], seconds: float, costs: Costs) -> Law:
-    """The law of a text with these outcomes, for runs of so many seconds."""
+    """Returns the law of a text with these outcomes, for runs of so many seconds."""
     return law_of(known, OPERATIONS * SIZE * costs(int(SIZE)).tokens(LEARNING * seconds))
 
 
 def sizes_for(
     given: Fields, fields: Fields, text: float, seconds: float, costs: Costs, law: Law
 ) -> list[Size]:
-    """Each shape with the given fields, as it would be trained in this time, from the smallest on.
+    """-> each shape with the given fields, as it would be trained in this time, from the smallest
+    on.
 
     `fields` are those of the other settings; `text` is the number of its tokens. Shapes that are
     too large for the text, and those that nothing can be made of, are left out.
@@ -169,7 +170,7 @@ def sizes_for(
 def _sized(
     fields: Fields, own: Fields, N: int, text: float, seconds: float, cost: Cost, law: Law
 ) -> Size:
-    """The batches and the regularization of N parameters that learn for so many seconds."""
+    """Returns the batches and the regularization of N parameters that learn for so many seconds."""
     unique = (1 - HELD_OUT) * text
     most = pace.MAX_PASSES * unique
     tokens, chosen = min(most, cost.tokens(seconds)), own
@@ -187,12 +188,12 @@ def _sized(
 
 
 def batch_for(tokens: float) -> float:
-    """The tokens from which each update of a run that sees so many is computed."""
+    """Returns the tokens from which each update of a run that sees so many is computed."""
     return min(MAX_BATCH, max(MIN_BATCH, tokens / UPDATES))
 
 
 def windows_for(tokens: float, text: float, fields: Fields, own: Fields) -> Fields:
-    """A run's own fields, with windows for so many tokens of a text where they have none."""
+    """-> a run's own fields, with windows for so many tokens of a text where they have none."""
     # One fits into the text many times, also into its held-out part.
     T = min(LONG_WINDOW if tokens >= LONG else WINDOW, max(8, int(text // 40)))
     T = own.get("block_size", T)
@@ -209,12 +210,12 @@ def regularization(parameters: float, tokens: float, unique: float) -> Fields:
 
 
 def best(sizes: Sequence[Size]) -> Size:
-    """The size with the lowest expected loss; the smallest of equal ones."""
+    """Returns the size with the lowest expected loss; the smallest of equal ones."""
     return min(sizes, key=lambda size: size.loss)
 
 
 def _fields(shape: Shape, given: Fields) -> Fields:
-    """The fields of a shape and those given, with heads that divide its channels."""
+    """Returns the fields of a shape and those given, with heads that divide its channels."""
     C = given.get("n_embd", shape.n_embd)
     size = given.get("head_size") or (HEAD if C >= WIDE else SMALL_HEAD)
     n_head = given.get("n_head") or next(h for h in range(max(1, C // size), 0, -1) if C % h == 0)
@@ -223,7 +224,7 @@ def _fields(shape: Shape, given: Fields) -> Fields:
 
 
 def parameters(fields: Fields) -> int | None:
-    """The parameters of the model that has these fields; None if there is no such model."""
+    """Returns the parameters of the model that has these fields; None if there is no such model."""
     try:
         config = ModelConfig(**{name: fields[name] for name in MODEL_FIELDS & fields.keys()})
     except InputError:
@@ -232,7 +233,7 @@ def parameters(fields: Fields) -> int | None:
 
 
 def costs_of(choices: Choices, seconds: float, processes: int = 1) -> Costs:
-    """How long models of the choices learn on this machine, of which some sizes are timed.
+    """Returns how long models of the choices learn on this machine, of which some sizes are timed.
 
     Sizes for which that would take much of so many seconds are not timed: the largest one that was
     stands for them. Several processes divide the tokens of a step; this one times its own part.
@@ -254,7 +255,7 @@ def costs_of(choices: Choices, seconds: float, processes: int = 1) -> Costs:
 
 
 def _timed(choices: Choices) -> list[Fields]:
-    """The fields of models to time, from the smallest on: TIMED with what is given.
+    """Returns the fields of models to time, from the smallest on: TIMED with what is given.
 
     Without the given size where that takes long or makes no model, and of any shape if none does.
     """
@@ -278,7 +279,8 @@ def _timed(choices: Choices) -> list[Fields]:
 
 
 def corrected(costs: Costs, trials: Sequence[Trial]) -> Costs:
-    """The costs, as many times as high as the trial of the nearest size took longer than they say.
+    """-> the costs, as many times as high as the trial of the nearest size took longer than they
+    say.
 
     Of equal sizes the trial with the most tokens counts.
     """
@@ -298,7 +300,7 @@ def corrected(costs: Costs, trials: Sequence[Trial]) -> Costs:
 
 
 def cost_of(settings: Settings) -> Cost:
-    """How long this machine trains a model of these settings: a few passes are timed."""
+    """Returns how long this machine trains a model of these settings: a few passes are timed."""
     T, accumulated = settings.model.block_size, settings.training.grad_accum_steps
     settings = settings.replace(batch_size=max(1, MAX_BATCH // T // accumulated))
     run = settings.run

@@ -134,7 +134,7 @@ class MemoryEstimate(Tabular):
         return max(training, self.program + self.text + self.preparation, self.start)
 
     def table(self) -> Table:
-        """Its parts, without those that this run does not have, and the total."""
+        """Returns its parts, without those that this run does not have, and the total."""
         rows = [
             (name.replace("_", " ").replace("program", "the program itself"), format_bytes(nbytes))
             for name, nbytes in vars(self).items()

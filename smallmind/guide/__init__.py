@@ -37,17 +37,17 @@ MORE = re.compile(r"More:\s`smallmind guide ([\w-]+)`$")
 
 
 def text_of(name: str) -> str:
-    """A page as it is in the package."""
+    """Returns a page as it is in the package."""
     return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
 
 
 def title(text: str) -> str:
-    """The title of a page: its first heading."""
+    """Returns the title of a page: its first heading."""
     return next(line.removeprefix("# ") for line in text.splitlines() if line.startswith("# "))
 
 
 def with_page(message: str) -> str:
-    """A message, followed by the command that shows its page if one explains it."""
+    """Returns a message, followed by the command that shows its page if one explains it."""
     for pattern, page in _explained():
         if pattern.search(message):
             return f"{message} (smallmind guide {page})"
@@ -55,7 +55,7 @@ def with_page(message: str) -> str:
 
 
 def quoted() -> dict[str, str]:
-    """The messages that entries on trouble quote, and the page to name for each."""
+    """Returns the messages that entries on trouble quote, and the page to name for each."""
     entries = re.split(r"\n(?=- `|\n)", text_of(TROUBLE))
     found = filter(None, map(ENTRY.match, entries))
     return {entry[1]: more[1] if (more := MORE.search(entry[0])) else TROUBLE for entry in found}
@@ -63,7 +63,7 @@ def quoted() -> dict[str, str]:
 
 @functools.cache
 def _explained() -> list[tuple[re.Pattern[str], str]]:
-    """A pattern for each message that an entry quotes, and the page to name."""
+    """Returns a pattern for each message that an entry quotes, and the page to name."""
     return [
         (re.compile(".*".join(map(re.escape, message.split("...")))), page)
         for message, page in quoted().items()

@@ -72,13 +72,13 @@ def _cross_entropy_rows(losses, dlogits, logits, targets, scale, weights, first,
 
 @inline_jit
 def row_weight(weights, r):
-    """The weight of row r."""
+    """Returns the weight of row r."""
     return weights.values[r * weights.step]
 
 
 @jit
 def row_maximum(logits, r, target):
-    """The maximum of row r, or its element at target if that is NaN."""
+    """Returns the maximum of row r, or its element at target if that is NaN."""
     V = logits.shape[1]
     row, tail = r * V, V % LANES
     whole = V - tail

@@ -41,7 +41,7 @@ class Description:
     repeats: float = 0.0  # the share of these that compute again what the forward pass had
 
     def temporary_bytes(self, *arguments: Any, **named: Any) -> int:
-        """The bytes of the temporary arrays of a call of the plain twin."""
+        """Returns the bytes of the temporary arrays of a call of the plain twin."""
         if callable(self.temporaries):
             return int(self.temporaries(*arguments, **named))
         if not self.temporaries:
@@ -66,7 +66,7 @@ def kernel(module: str = "", *, functions: int, **facts: Any) -> Callable[[Funct
 
 
 def described(name: str) -> Description:
-    """The description of the kernel of this name, also of one that a person added."""
+    """Returns the description of the kernel of this name, also of one that a person added."""
     return KERNELS.get(name, UNKNOWN)
 
 
@@ -85,7 +85,7 @@ def gelu_product_operations(
 def attention_operations(
     out: np.ndarray, logsumexp: np.ndarray, _qkv: np.ndarray, *_: Any, **__: Any
 ) -> int:
-    """The operations of two products over the causal half."""
+    """Returns the operations of two products over the causal half."""
     return 2 * int(out.size) * (int(logsumexp.shape[2]) + 1)
 
 
@@ -97,7 +97,9 @@ def attention_backward_operations(
     *_: Any,
     **__: Any,
 ) -> int:
-    """The operations of five products over the causal half, one of which the forward pass had."""
+    """-> the operations of five products over the causal half, one of which the forward pass
+    had.
+    """
     return 5 * int(out.size) * (int(logsumexp.shape[2]) + 1)
 
 
@@ -116,7 +118,7 @@ def muon_operations(
 def attention_temporaries(
     out: np.ndarray, logsumexp: np.ndarray, qkv: np.ndarray, *mask: Any, **named: Any
 ) -> int:
-    """The bytes that `reference.attention` holds besides its arguments, at most."""
+    """Returns the bytes that `reference.attention` holds besides its arguments, at most."""
     product = max(0, int(out.nbytes) - _scores(logsumexp, 1), _seen(*mask, **named))
     most = max(product, _mask(logsumexp, *mask, **named))
     return _scores(logsumexp, 2) + _repeated(out, qkv) + most
@@ -131,7 +133,7 @@ def attention_backward_temporaries(
     *mask: Any,
     **named: Any,
 ) -> int:
-    """The bytes that `reference.attention_backward` holds besides its arguments, at most."""
+    """-> the bytes that `reference.attention_backward` holds besides its arguments, at most."""
     most = max(3 * int(out.nbytes), _mask(logsumexp, *mask, **named))
     return _scores(logsumexp, 3) + _repeated(out, qkv) + most
 
@@ -139,19 +141,19 @@ def attention_backward_temporaries(
 def quantised_product_temporaries(
     out: np.ndarray, a: np.ndarray, w: np.ndarray, *_: Any, **__: Any
 ) -> int:
-    """The bytes of dequantised weights and the product, at most."""
+    """Returns the bytes of dequantised weights and the product, at most."""
     return 2 * w.size * BLOCK * int(a.itemsize) + 3 * int(out.nbytes)
 
 
 def muon_temporaries(
     parameters: np.ndarray, _gradients: np.ndarray, _m: np.ndarray, blocks: Any, *_others: Any
 ) -> int:
-    """The bytes that `reference.muon` holds: seven arrays of the size of the largest matrix."""
+    """-> the bytes that `reference.muon` holds: seven arrays of the size of the largest matrix."""
     return 7 * int((blocks.rows * blocks.columns).max()) * int(parameters.itemsize)
 
 
 def _repeated(out: np.ndarray, qkv: np.ndarray) -> int:
-    """The bytes of keys and values repeated for each head of queries, if some share them."""
+    """-> the bytes of keys and values repeated for each head of queries, if some share them."""
     return 2 * int(out.nbytes) if qkv.shape[1] < 3 * out.shape[1] else 0
 
 
@@ -172,7 +174,9 @@ def _mask(
     _first_row: int = 0,
     _firsts: np.ndarray | None = None,
 ) -> int:
-    """The bytes that computing the dropout mask of one head takes, whose positions are 64-bit."""
+    """-> the bytes that computing the dropout mask of one head takes, whose positions are
+    64-bit.
+    """
     return 5 * logsumexp.shape[2] ** 2 * int(logsumexp.itemsize) if probability else 0
 
 

@@ -47,7 +47,7 @@ def drops(key, probability, first_row):
 
 @jit
 def mask_of_head(mask, head):
-    """The mask of one head's probabilities. head counts all heads of the sequences in the batch.
+    """-> the mask of one head's probabilities. head counts all heads of the sequences in the batch.
 
     Its key is `randomness.hash_words(head, key)`.
     """

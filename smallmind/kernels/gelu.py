@@ -15,7 +15,7 @@ CUBIC = np.float32(0.044715)
 
 @jit
 def _gelu_sigmoid(x):
-    """The sigmoid(z(x)) of a Vector."""
+    """Returns the sigmoid(z(x)) of a Vector."""
     slope, cubic = LOG2_E * SLOPE, LOG2_E * SLOPE * CUBIC
     return sigmoid_base2(x * fma(x * x, broadcast(cubic), broadcast(slope)))
 

@@ -320,7 +320,7 @@ def _add_products(total, dx, given, place, i, count):
 
 @inline_jit
 def _rotated_back(dx, place, half, cosine, sine, rotates, count):
-    """A pair of vectors of the gradient before the rotation."""
+    """Returns a pair of vectors of the gradient before the rotation."""
     a, b = load_up_to(dx, place, count), load_up_to(dx, place + half, count)
     if rotates:
         a, b = a * cosine + b * sine, b * cosine - a * sine

@@ -67,7 +67,7 @@ def _update(parameters, gradients, m, working, blocks, i, coefficients, own):
 
 
 def _iteration_for(working):
-    """The module that makes updates of weights of this type."""
+    """Returns the module that makes updates of weights of this type."""
     is_rounded = ISA.matrix_unit and working.dtype == types.int16
     return newton_schulz_bfloat16 if is_rounded else newton_schulz
 

@@ -211,7 +211,7 @@ def matmul_quantised(out, a, w, bias=None, addend=None, by_rows=False):
 
 
 def _rounded_product(a, w):
-    """The product of integers, with sums of 16 groups of four of every two blocks."""
+    """Returns the product of integers, with sums of 16 groups of four of every two blocks."""
     R, N, n, groups = len(a), len(w), w.shape[1], BLOCK // 4
     q, scales = _rounded(a)
     q, w_q = q.reshape(R, n, groups, 4), integers(w.reshape(-1)).reshape(N, n, groups, 4)
@@ -375,7 +375,7 @@ def norm_heads_backward(
 
 
 def _gains(query_gain, key_gain, queries, heads):
-    """The gains of all heads side by side."""
+    """Returns the gains of all heads side by side."""
     return np.concatenate((np.tile(query_gain, queries), np.tile(key_gain, heads - queries)))
 
 
@@ -739,7 +739,7 @@ def _drop_heads(p, key, probability, first_row):
 
 
 def dropout_mask(shape, key, probability, dtype, first=0):
-    """The factors 0 or 1 / (1 - probability): a hash of key and flat position decides.
+    """Returns the factors 0 or 1 / (1 - probability): a hash of key and flat position decides.
 
     Positions are counted from `first`, modulo 2**32.
     """

@@ -38,7 +38,7 @@ class Times:
 
 
 def take_in_turn(contestants: dict[str, Contestant], rounds: int) -> dict[str, Times]:
-    """Every contestant has a turn in every round; the first call of a turn is not counted."""
+    """-> every contestant has a turn in every round; the first call of a turn is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, contestant in contestants.items():

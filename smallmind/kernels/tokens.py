@@ -35,7 +35,7 @@ def _bigrams(rows, ids, vocab_size, count, document_token, before, firsts):
 
 @inline_jit
 def _known(token, vocab_size):
-    """A token, or 0 for one from vocab_size on."""
+    """Returns a token, or 0 for one from vocab_size on."""
     return np.int64(token) if token < vocab_size else np.int64(0)
 
 

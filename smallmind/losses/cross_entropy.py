@@ -36,5 +36,5 @@ class CrossEntropy(Loss):
 
 
 def slack_of(model: TransformerModel) -> float:
-    """The nats by which the first cross-entropy of a model may differ from ln V."""
+    """Returns the nats by which the first cross-entropy of a model may differ from ln V."""
     return SLACK + model.config.n_embd * INITIAL_DEVIATION**2

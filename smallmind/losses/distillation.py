@@ -121,7 +121,7 @@ class Distillation(Loss):
         return "a teacher cache is for one rank: leave out --teacher-cache" if self.cache else ""
 
     def check(self, model: ModelConfig, block_size: int) -> None:
-        """InputError if the teacher cannot teach such a student on windows of this size."""
+        """Raises InputError if the teacher cannot teach such a student on windows of this size."""
         teacher = self.teacher_config
         if teacher.vocab_size != model.vocab_size:
             raise InputError(
@@ -288,7 +288,7 @@ class Distillation(Loss):
         )
 
     def rows(self) -> list[list[str]]:
-        """Names and values for the description of a run."""
+        """Returns names and values for the description of a run."""
         source = f"the {self.top_k} most likely tokens, from a cache"
         if self.teacher:
             size = count_of(self.teacher.config.n_layer, "layer")
@@ -306,7 +306,7 @@ class Distillation(Loss):
         return [f"Temperature at the end: {self.temperature:.3f}"] if learned else []
 
     def settings(self) -> dict[str, Any]:
-        """The settings that a resumed run must share with the run that it resumes."""
+        """Returns the settings that a resumed run must share with the run that it resumes."""
         return {
             "digest": self.digest,
             "temperature": self.config.temperature,

@@ -101,7 +101,7 @@ class Loss:
         return None
 
     def check(self, model: ModelConfig, block_size: int) -> None:
-        """InputError if a model cannot learn by this loss from windows of this size."""
+        """Raises InputError if a model cannot learn by this loss from windows of this size."""
 
     def prepare(self, model: TransformerModel, data: Dataset) -> None:
         """Reads or creates what the steps need. InputError if that does not fit model and data."""
@@ -201,11 +201,11 @@ class Loss:
     # Words.
 
     def rows(self) -> list[list[str]]:
-        """Names and values for the description of a run."""
+        """Returns names and values for the description of a run."""
         return []
 
     def last_words(self) -> list[str]:
-        """Lines at the end of a training."""
+        """Returns lines at the end of a training."""
         return []
 
 

@@ -77,7 +77,7 @@ class Preferences(Loss):
         return cls(reference, encode_pairs(tokenizer, pairs), beta)
 
     def __len__(self) -> int:
-        """The number of pairs."""
+        """Returns the number of pairs."""
         return len(self.pairs.ids) // 2
 
     def __repr__(self) -> str:
@@ -114,7 +114,7 @@ class Preferences(Loss):
         _share: float = 1.0,
         at: Pass | None = None,
     ) -> float:
-        """The mean loss of all pairs or of some; adds the gradient of scale times it.
+        """Returns the mean loss of all pairs or of some; adds the gradient of scale times it.
 
         `which` as for `margins`. Dropout is off. A pair's gradient is that of its margin times
         sigmoid(-margin), which is known only after a pass: a second one learns the chosen answers
@@ -168,11 +168,11 @@ class Preferences(Loss):
         return FirstLoss(math.log(2), SLACK, "ln 2")
 
     def rows(self) -> list[list[str]]:
-        """Names and values for the description of a run."""
+        """Returns names and values for the description of a run."""
         return [["pairs", f"{len(self):,}"], ["beta", f"{self.beta:g}"]]
 
     def _part(self, which: Batch | ArrayLike | None) -> tuple[Batch, np.ndarray]:
-        """Some pairs as a batch of their own, and the reference's log-probabilities of it."""
+        """-> some pairs as a batch of their own, and the reference's log-probabilities of it."""
         N = len(self)
         if isinstance(which, Batch):
             which = which.starts // which.ids.shape[1]
@@ -225,7 +225,7 @@ class PairsDataset(Dataset):
         return batch._replace(starts=starts, weights=None, firsts=None)
 
     def batches_of(self, part: str) -> int:
-        """The number of batches of a part, each of its pairs in one."""
+        """Returns the number of batches of a part, each of its pairs in one."""
         pairs = self._count if part == "train" else len(self._ids) - self._count
         return math.ceil(pairs / self.batch_size)
 
@@ -237,7 +237,7 @@ class PairsDataset(Dataset):
         return self.windows(rows * self.block_size)
 
     def as_text(self) -> Dataset:
-        """The training part as one text, with windows of one answer's length."""
+        """Returns the training part as one text, with windows of one answer's length."""
         T = self.block_size // 2
         ids = self.train[: 64 * self.batch_size * T]
         return Dataset(ids, min(T, len(ids) // 2), self.batch_size, self.seed)

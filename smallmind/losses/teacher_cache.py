@@ -182,12 +182,12 @@ def top_k_log_probabilities(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.
 
 
 def _windows(dataset: Dataset) -> int:
-    """The number of windows of the training part that are cached."""
+    """Returns the number of windows of the training part that are cached."""
     return (len(dataset.train) - dataset.block_size - 1) // dataset.block_size + 1
 
 
 def _key(teacher: str, top_k: int, dataset: Dataset) -> dict[str, str]:
-    """The metadata that identifies the cache of a teacher, a text, a window and k."""
+    """Returns the metadata that identifies the cache of a teacher, a text, a window and k."""
     text, tokens = hashlib.sha256(), dataset.train
     for start in activity.parts(range(0, len(tokens), TOKENS_PER_READ)):
         text.update(np.ascontiguousarray(tokens[start : start + TOKENS_PER_READ], "<i4").data)

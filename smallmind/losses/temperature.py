@@ -45,7 +45,7 @@ class Temperature:
             self.dx += dtemperature * slope / tokens
 
     def take_gradient(self) -> float:
-        """The gradient so far, which is then cleared."""
+        """Returns the gradient so far, which is then cleared."""
         gradient = float(self.dx[0])
         self.zero_gradient()
         return gradient
@@ -71,7 +71,7 @@ class Temperature:
         self.zero_gradient()
 
     def state(self) -> dict[str, float]:
-        """The state that a resumed run needs, JSON-able."""
+        """Returns the state that a resumed run needs, JSON-able."""
         x, m, v = (float(array[0]) for array in (self.x, self._m, self._v))
         return {"x": x, "m": m, "v": v, "updates": self.updates}
 

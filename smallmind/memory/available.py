@@ -16,7 +16,7 @@ FILES = {
 
 
 def available_bytes(process: Path = PROCESS) -> int:
-    """The memory left to this process: the machine's free memory, limited by its container.
+    """Returns the memory left to this process: the machine's free memory, limited by its container.
 
     `process` is its directory in /proc; if that does not exist, only the machine counts.
     """
@@ -24,7 +24,7 @@ def available_bytes(process: Path = PROCESS) -> int:
 
 
 def _left_by_limits(process: Path) -> Iterator[int]:
-    """The memory left below each limit of this process's control group and its parents."""
+    """Yields the memory left below each limit of this process's control group and its parents."""
     for kind, mount, group in _groups(process):
         limits, used, idle = FILES[kind]
         for directory in (group, *group.parents):
@@ -54,7 +54,7 @@ def _groups(process: Path) -> Iterator[tuple[str, Path, Path]]:
 
 
 def _remaining(directory: Path, limits: tuple[str, ...], used: str, idle: str) -> Iterator[int]:
-    """The memory left below each of the limits of one control group."""
+    """Yields the memory left below each of the limits of one control group."""
     usage = _number(_lines(directory / used))
     if usage is None:
         return
@@ -68,7 +68,7 @@ def _remaining(directory: Path, limits: tuple[str, ...], used: str, idle: str) -
 
 
 def _number(lines: list[str]) -> int | None:
-    """The only line as a number; None if the file is missing or says "max"."""
+    """Returns the only line as a number; None if the file is missing or says "max"."""
     return int(lines[0]) if lines and lines[0].isdecimal() else None
 
 

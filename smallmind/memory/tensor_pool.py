@@ -264,7 +264,7 @@ class TensorPool:
             )
 
     def _bucket(self, n: int, dtype: Any) -> _Bucket:
-        """The bucket for n elements of a dtype, however it is spelled: "f4", np.float32, ..."""
+        """-> the bucket for n elements of a dtype, however it is spelled: "f4", np.float32, ..."""
         self._check_open()
         if check_type("n", n, numbers.Integral) < 0:
             raise ValueError(f"n={n} must be at least 0")

@@ -68,7 +68,7 @@ class MemoryTracker:
         return snapshot
 
     def report(self, ascii_only: bool = False) -> str:
-        """The snapshots as a table, one per line, in MiB."""
+        """Returns the snapshots as a table, one per line, in MiB."""
 
         def mib(nbytes: int) -> str:
             return f"{nbytes / MIB:.1f}"
@@ -121,7 +121,7 @@ class _Collections:
 
 
 def numpy_bytes() -> int | None:
-    """The memory of NumPy's arrays that tracemalloc has seen; None if it is not tracing."""
+    """Returns the memory of NumPy's arrays that tracemalloc has seen; None if it is not tracing."""
     if not tracemalloc.is_tracing():
         return None
     only_numpy = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
@@ -130,12 +130,12 @@ def numpy_bytes() -> int | None:
 
 
 def resident_bytes() -> int:
-    """The resident memory of this process, now."""
+    """Returns the resident memory of this process, now."""
     return int(psutil.Process().memory_info().rss)
 
 
 def peak_resident_bytes() -> int:
-    """The peak resident memory of this process."""
+    """Returns the peak resident memory of this process."""
     on_windows = getattr(psutil.Process().memory_info(), "peak_wset", None)
     if on_windows is not None:
         return int(on_windows)

@@ -60,7 +60,7 @@ class SavedAdapter(NamedTuple):
             yield name, value
 
     def model(self, backend: str = "numpy", precision: str | None = None) -> TransformerModel:
-        """The adapter beside a base of zeros. With a precision it only runs."""
+        """Returns the adapter beside a base of zeros. With a precision it only runs."""
         model = TransformerModel.unfilled(self.config, backend, precision, adapter=self.adapter)
         model.flat.write(self.tensors)
         model.base = self.base

@@ -35,7 +35,7 @@ class Backend:
         return self.zeros is not unbacked
 
     def check_dtype(self, dtype: Any) -> None:
-        """InputError for a type of parameters that it does not have."""
+        """Raises InputError for a type of parameters that it does not have."""
         is_plain = self.name == "numpy" and np.dtype(dtype) == np.float64
         if np.dtype(dtype) != np.float32 and not is_plain:
             raise InputError(f"dtype={np.dtype(dtype)} needs backend='numpy'; numba is float32")
@@ -62,7 +62,7 @@ class NoKernels:
 
 
 def dry_run_backend(kernels: NoKernels | None = None) -> Backend:
-    """A back end that allocates and computes nothing: its pool only counts."""
+    """Returns a back end that allocates and computes nothing: its pool only counts."""
     return Backend("none", kernels or NoKernels(), TensorPool(allocate=unbacked), unbacked)
 
 

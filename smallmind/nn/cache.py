@@ -16,17 +16,17 @@ REFED = 4  # a full cache with learned positions drops one token in this many
 
 
 def _recorded_steps(batch: int) -> RecordedPasses:
-    """The passes of a single token of each sequence, recorded at once. Caches may take turns."""
+    """-> the passes of a single token of each sequence, recorded at once. Caches may take turns."""
     return RecordedPasses(after=0, kinds=batch, owns_arrays=True)
 
 
 def cache_bytes(config: ModelConfig, length: int) -> int:
-    """The size of the keys and values of one sequence of `length` tokens, in float32."""
+    """Returns the size of the keys and values of one sequence of `length` tokens, in float32."""
     return 4 * sum(map(math.prod, _shapes(config, 1, length)))
 
 
 def _shapes(config: ModelConfig, batch: int, length: int) -> tuple[tuple[int, ...], ...]:
-    """The shapes of keys and of values."""
+    """Returns the shapes of keys and of values."""
     L, G, D = config.n_layer, config.kv_heads, config.head_channels
     return (L, batch, G, math.ceil(length / PANEL), D, PANEL), (L, batch, G, length, D)
 

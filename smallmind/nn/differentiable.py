@@ -31,7 +31,7 @@ class Differentiable(NamedTuple):
 def of_model(
     model: TransformerModel, inputs: tuple[Any, ...], random: np.random.Generator
 ) -> Differentiable:
-    """The loss of a batch as a function of all parameters that are trained."""
+    """Returns the loss of a batch as a function of all parameters that are trained."""
     if model.precision.of_trained != Precision.FLOAT32:
         raise InputError(TOO_COARSE)
     if len(inputs) not in (0, 2):
@@ -60,7 +60,7 @@ def of_model(
 
 
 def _float64_copy(model: TransformerModel) -> TransformerModel:
-    """A model of the same config with the same weights, exact enough for finite differences."""
+    """-> a model of the same config with the same weights, exact enough for finite differences."""
     copy = TransformerModel(
         model.config,
         seed=model.seed,
@@ -77,7 +77,7 @@ def _float64_copy(model: TransformerModel) -> TransformerModel:
 def of_function(
     forward: Callable[..., Any], backward: Callable[..., Any], inputs: tuple[Any, ...]
 ) -> Differentiable:
-    """A function and its backward pass."""
+    """Returns a function and its backward pass."""
     names = names_of(forward, len(inputs))
     given = [np.array(value) if is_float(value) else value for value in inputs]
     arrays = {name: value for name, value in zip(names, given, strict=True) if is_float(value)}
@@ -85,7 +85,7 @@ def of_function(
         raise InputError("none of the inputs is an array of floats: there is nothing to check")
 
     def call() -> tuple[np.ndarray, list[Any]]:
-        """The result, and what backward gets."""
+        """Returns the result, and what backward gets."""
         copies = [value.copy() if is_float(value) else value for value in given]
         result = forward(*copies)
         y, kept = (result[0], list(result[1:])) if isinstance(result, tuple) else (result, copies)
@@ -115,12 +115,12 @@ def by_name(result: Any, arrays: Mapping[str, np.ndarray], names: list[str]) -> 
 
 
 def is_float(value: Any) -> bool:
-    """True if a value is an array that has a gradient."""
+    """Returns True if a value is an array that has a gradient."""
     return isinstance(value, np.ndarray | np.generic) and value.dtype in FLOATS
 
 
 def names_of(function: Callable[..., Any], count: int) -> list[str]:
-    """A function's names for its first arguments."""
+    """Returns a function's names for its first arguments."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     known = [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds]
     return [known[i] if i < len(known) else f"input {i}" for i in range(count)]

@@ -30,7 +30,7 @@ class Dropout(Layer, only_kernels=True):
         return self.probability > 0
 
     def mask(self) -> tuple[np.ndarray, float, np.ndarray]:
-        """This pass's mask: its key, the probability of dropping, the first row in the batch."""
+        """-> this pass's mask: its key, the probability of dropping, the first row in the batch."""
         return self.key, self.probability, self.workspace.first_row
 
     def drop(self, y: np.ndarray, x: np.ndarray, addend: np.ndarray | None = None) -> None:

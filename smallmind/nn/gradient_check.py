@@ -77,7 +77,7 @@ class GradientCheck(Tabular):
         return {row.name: row.error for row in self.rows}
 
     def table(self) -> Table:
-        """The two derivatives of each parameter and input, their difference and the verdict."""
+        """-> the two derivatives of each parameter and input, their difference and the verdict."""
         count = "1 gradient" if len(self.rows) == 1 else f"{len(self.rows)} gradients"
         verdict = f"WRONG: {', '.join(self.wrong)}" if self.wrong else "ok"
         rows = []
@@ -154,7 +154,7 @@ def _of_layer(
     backend: str,
     random: np.random.Generator,
 ) -> Differentiable:
-    """A layer, or the one that a function makes, for an input of the same channels."""
+    """Returns a layer, or the one that a function makes, for an input of the same channels."""
     if inspect.isclass(subject) or not hasattr(subject, "forward"):
         if not callable(subject):
             raise InputError(
@@ -180,7 +180,7 @@ def _of_layer(
 def _compare(
     subject: Differentiable, random: np.random.Generator, tolerance: float
 ) -> Iterator[Derivative]:
-    """The derivative along one direction of each array."""
+    """Yields the derivative along one direction of each array."""
     y = np.array(subject.evaluate())
     u = random.standard_normal(y.shape).astype(y.dtype) if y.ndim else np.ones_like(y)
     gradients, notes = subject.differentiate(u)

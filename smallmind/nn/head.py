@@ -136,7 +136,7 @@ class Head(Layer, only_kernels=True):
         return dlogits
 
     def _step(self, x: np.ndarray) -> int | None:
-        """The rows of the largest block; None if all logits of the pass may be in memory."""
+        """-> the rows of the largest block; None if all logits of the pass may be in memory."""
         room = self.workspace.room
         rows = room[1] if room else len(x)
         return None if rows * self.V <= MOST_LOGITS else _block_rows(self.V)
@@ -155,7 +155,7 @@ class Head(Layer, only_kernels=True):
 
 
 def _block_rows(V: int) -> int:
-    """The rows of V logits that the head computes at a time."""
+    """Returns the rows of V logits that the head computes at a time."""
     most = MOST_LOGITS // V
     return max(1, most - most % ROW_STEP if most > ROW_STEP else most)
 

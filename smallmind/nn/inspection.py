@@ -44,7 +44,7 @@ class Inspection(Tabular):
     activation_gradients: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def table(self) -> Table:
-        """The name, shape and size of each activation, and the size of its gradient."""
+        """Returns the name, shape and size of each activation, and the size of its gradient."""
         (B, T), (L, _, H) = self.ids.shape, self.attention.shape[:3]
         title = f"Inspection of {B} x {count_of(T, 'token')}: {L} x {count_of(H, 'head')}"
         heads = ["activation", "shape", "root mean square"]
@@ -63,7 +63,7 @@ class Inspection(Tabular):
     def attention_svg(
         self, layer: int, head: int, batch: int = 0, tokens: Sequence[str] | None = None
     ) -> Svg:
-        """A heat map of one head: a row per query, a column per key, dark where it looks.
+        """Returns a heat map of one head: a row per query, a column per key, dark where it looks.
 
         A notebook shows it, and as a string it is SVG for a file. Each cell shows its probability
         under the pointer, with `tokens` (T of them) what it is between. The shade is the square

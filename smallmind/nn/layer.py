@@ -32,11 +32,11 @@ class Scope(NamedTuple):
     adapter: Adapter | None = None  # of the matrices within
 
     def inner(self, name: str) -> "Scope":
-        """The scope of a layer within this one."""
+        """Returns the scope of a layer within this one."""
         return self._replace(name=f"{self.name}.{name}" if self.name else name)
 
     def adapted(self, part: str) -> "Scope":
-        """This scope, without the adapter if it is not on this part of a model."""
+        """Returns this scope, without the adapter if it is not on this part of a model."""
         if self.adapter is None or part in self.adapter.on:
             return self
         return self._replace(adapter=None)
@@ -106,7 +106,7 @@ class Layer(ABC):
         return self.workspace.kernels_for(self.name)
 
     def gradient(self, parameter: Parameter) -> np.ndarray:
-        """The array to which a kernel that computes more than that adds a parameter's gradient.
+        """-> the array to which a kernel that computes more than that adds a parameter's gradient.
 
         Of one that is not trained it is thrown away at the end of the pass.
         """
@@ -117,7 +117,9 @@ class Layer(ABC):
         return unused
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
-        """The parameters of this layer and of those within it, by the names of their attributes."""
+        """Yields the parameters of this layer and of those within it, by the names of their
+        attributes.
+        """
         for attribute, value in vars(self).items():
             if isinstance(value, Parameter) and value is not NO_PARAMETER:
                 yield prefix + attribute, value
@@ -160,7 +162,7 @@ class Norm(Layer, only_kernels=True):
         """dy (R, C) -> dx (R, C) or, in place of addend (R, C), addend + dx; adds to gradients."""
 
     def gradient_of(self, x: np.ndarray, addend: np.ndarray | None) -> np.ndarray:
-        """Where backward writes: to addend or, without one, to a new array."""
+        """Returns where backward writes: to addend or, without one, to a new array."""
         return self.workspace.rent(*x.shape) if addend is None else addend
 
 

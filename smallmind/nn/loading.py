@@ -50,7 +50,7 @@ class Stored(NamedTuple):
 
     @classmethod
     def of(cls, array: np.ndarray) -> "Stored":
-        """A tensor that is in memory."""
+        """Returns a tensor that is in memory."""
         rows = array.reshape(array.shape or 1)
 
         def read(first: int, out: np.ndarray) -> None:
@@ -89,7 +89,7 @@ class Stored(NamedTuple):
             activity.tick()
 
     def values(self) -> np.ndarray:
-        """All of it, as float32."""
+        """Returns all of it, as float32."""
         rows = np.empty((*self.shape[:1], *self.row_shape) or 1, self.dtype)
         self.read(0, rows)
         return to_float32(rows).reshape(self.shape)
@@ -256,7 +256,7 @@ def from_tensors(
 
 
 def _has_adapter(metadata: Mapping[str, str]) -> bool:
-    """True if the state of a checkpoint is that of an adapter."""
+    """Returns True if the state of a checkpoint is that of an adapter."""
     with suppress(AttributeError, KeyError, ValueError):
         return from_json(metadata["state"]).get("adapter") is not None
     return False

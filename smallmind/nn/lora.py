@@ -135,7 +135,7 @@ class AdaptedLinear(Linear, only_kernels=True):
 def separate_widths(
     config: ModelConfig, shape: tuple[int, ...], widths: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The columns of each matrix that has an A and a B of its own.
+    """Returns the columns of each matrix that has an A and a B of its own.
 
     Where an architecture keeps matrices as one, so do adapters for it: GPT-2's queries, keys and
     values.

@@ -67,7 +67,7 @@ class Network:
         self.use_recompute(RecomputePlan(enabled=False))
 
     def trains(self, part: str) -> bool:
-        """True if any parameter of a part is trained."""
+        """Returns True if any parameter of a part is trained."""
         return any(self.parameters.specs[number].trainable for number in self.parts[part])
 
     @property
@@ -175,7 +175,7 @@ class Network:
 
 
 def declare_parameters(config: ModelConfig, adapter: Adapter | None = None) -> Parameters:
-    """The parameters of a model with this config, and of its adapter. Allocates nothing."""
+    """Returns the parameters of a model with this config, and of its adapter. Allocates nothing."""
     parameters = Parameters()
     Network(Workspace(dry_run_backend(), np.float32, 0.0, 0), parameters, config, adapter)
     return parameters

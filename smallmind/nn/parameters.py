@@ -92,7 +92,7 @@ class ParameterSpec:
         return self.role in OUTPUTS_FIRST and not self.is_adapter
 
     def can_be(self, dtype: Any) -> bool:
-        """True if it can be stored in this number type."""
+        """Returns True if it can be stored in this number type."""
         if not is_quantised(dtype):
             return True
         columns = self.shape[0 if self.outputs_first else -1]
@@ -123,7 +123,7 @@ class Transposed(np.ndarray):
 
 
 def shape_of(stored: np.ndarray) -> tuple[int, ...]:
-    """The shape of the values that are stored."""
+    """Returns the shape of the values that are stored."""
     shape = stored.shape
     if is_quantised(stored.dtype):
         shape = (*shape[:-1], shape[-1] * BLOCK)
@@ -305,7 +305,7 @@ class Parameters:
                 self.write(before)
 
     def own(self, name: str) -> np.ndarray:
-        """The array that keeps a parameter's values; call `refresh` after writing to it."""
+        """Returns the array that keeps a parameter's values; call `refresh` after writing to it."""
         return self._own[self._numbers[name]]
 
     def write(self, values: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]) -> None:
@@ -326,12 +326,12 @@ class Parameters:
         self.refresh()
 
     def places(self) -> list[tuple[int, ParameterSpec]]:
-        """Where each trained parameter begins in the vectors, from their start to their end."""
+        """-> where each trained parameter begins in the vectors, from their start to their end."""
         places = [(offset, self.specs[i]) for i, offset in self._offsets.items()]
         return sorted(places, key=lambda place: place[0])
 
     def ranges(self, *roles: Role) -> list[slice]:
-        """The contiguous ranges of the vectors whose parameters have these roles, in order.
+        """Returns the contiguous ranges of the vectors whose parameters have these roles, in order.
 
         Parameters that layers read in different number types are in different ranges.
         """
@@ -349,7 +349,7 @@ class Parameters:
         return ranges
 
     def matrices(self, numbers: range) -> slice:
-        """The part of the vectors with the matrices among consecutive parameters, by number."""
+        """-> the part of the vectors with the matrices among consecutive parameters, by number."""
         places = [
             (self._offsets[i], self._offsets[i] + padded(self.specs[i].size))
             for i in numbers
@@ -398,7 +398,7 @@ class Parameters:
         self.compute_address = tuple(int(array.ctypes.data) for array in read)
 
     def copy_of(self, part: slice) -> np.ndarray | None:
-        """The copy of a range of the vectors; None if layers read the vector itself."""
+        """Returns the copy of a range of the vectors; None if layers read the vector itself."""
         for whole, values in self.copies:
             if whole.start <= part.start and part.stop <= whole.stop:
                 return values[part.start - whole.start : part.stop - whole.start]
@@ -420,17 +420,17 @@ class Parameters:
             self.grad[:] = kept
 
     def _trained_dtype(self, role: Role) -> Any:
-        """The number type of the copies that layers read of what is trained; None: no copies."""
+        """-> the number type of the copies that layers read of what is trained; None: no copies."""
         dtype = self.storage[role]
         return None if is_quantised(dtype) else dtype
 
     def _stored_dtype(self, spec: ParameterSpec) -> Any:
-        """The number type of a parameter that is not trained."""
+        """Returns the number type of a parameter that is not trained."""
         dtype = self.storage[spec.role]
         return self._dtype if dtype is None or not spec.can_be(dtype) else dtype
 
     def _frozen(self, spec: ParameterSpec) -> np.ndarray:
-        """A new array for a parameter that is not trained."""
+        """Returns a new array for a parameter that is not trained."""
         dtype, shape = self._stored_dtype(spec), spec.shape
         has_blocks = is_quantised(dtype)
         is_transposed = spec.outputs_first and (has_blocks or self._only_runs)
@@ -442,12 +442,12 @@ class Parameters:
         return own.view(Transposed) if is_transposed else own
 
     def _part(self, flat: np.ndarray, i: int) -> np.ndarray:
-        """The part of a vector that belongs to a trained parameter, by number."""
+        """Returns the part of a vector that belongs to a trained parameter, by number."""
         spec, offset = self.specs[i], self._offsets[i]
         return flat[offset : offset + spec.size].reshape(spec.shape)
 
     def _read(self, i: int) -> np.ndarray:
-        """The array that layers read of a trained parameter, by number."""
+        """Returns the array that layers read of a trained parameter, by number."""
         spec, offset = self.specs[i], self._offsets[i]
         copy = self.copy_of(slice(offset, offset + spec.size))
         return self._own[i] if copy is None else copy.reshape(spec.shape)
@@ -488,7 +488,7 @@ def _copy_rows(target: np.ndarray, values: np.ndarray) -> None:
 
 
 def _group(role: Role) -> int:
-    """The number of the group of roles that are next to each other in the vectors."""
+    """Returns the number of the group of roles that are next to each other in the vectors."""
     return GROUPS.index(role) if role in GROUPS else len(GROUPS)
 
 

@@ -42,7 +42,9 @@ class Position(Layer, only_kernels=True, page="none"):
         """dx (B T, W), the gradient of the rotated heads -> that of the heads, in place."""
 
     def angles(self) -> tuple[Any, ...]:
-        """The arguments with which `norm_heads` rotates: theta, first positions, their number."""
+        """-> the arguments with which `norm_heads` rotates: theta, first positions, their
+        number.
+        """
         return ()
 
     def in_block(self, number: int) -> "Position":
@@ -51,11 +53,11 @@ class Position(Layer, only_kernels=True, page="none"):
         return self
 
     def table_bytes(self, T: int) -> int:
-        """The size of the tables that its kernels keep for windows of T tokens."""
+        """Returns the size of the tables that its kernels keep for windows of T tokens."""
         del T
         return 0
 
 
 def position_class(config: ModelConfig) -> type[Position]:
-    """The class of a model's position encoding."""
+    """Returns the class of a model's position encoding."""
     return parts.load(parts.POSITIONS, config.position)

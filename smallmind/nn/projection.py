@@ -24,7 +24,7 @@ class Projection(Branch, only_kernels=True):
         self.dropout = Dropout(scope)
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
-        """The parameters of the linear layer, by the names that they have there."""
+        """Returns the parameters of the linear layer, by the names that they have there."""
         return self.linear.named_parameters(prefix)
 
     def forward(self, x: np.ndarray, addend: np.ndarray | None = None) -> np.ndarray:

@@ -37,7 +37,7 @@ class RecomputePlan:
 
     @classmethod
     def of(cls, strategy: CheckpointStrategy, n_layer: int, interval: int = 3) -> "RecomputePlan":
-        """The plan of a strategy for n_layer blocks; only CUSTOM uses the interval."""
+        """Returns the plan of a strategy for n_layer blocks; only CUSTOM uses the interval."""
         length = segment_length(strategy, n_layer, interval)
         return cls(length, enabled=strategy != CheckpointStrategy.NONE)
 

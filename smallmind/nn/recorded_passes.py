@@ -127,6 +127,6 @@ class _Recorded:
 
 
 def _whole(workspace: Workspace, kind: Hashable, inputs: Inputs) -> Hashable:
-    """A kind, with what it always depends on. Scratch belongs to a thread."""
+    """Returns a kind, with what it always depends on. Scratch belongs to a thread."""
     shapes = tuple(array.shape for array in inputs)
     return kind, shapes, workspace.threads(), threading.get_ident()

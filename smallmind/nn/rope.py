@@ -33,12 +33,14 @@ class RotaryPosition(Position, only_kernels=True, page="rope"):
         kernels.rope(dx, self.theta, self.workspace.T, self.heads, self.D, inverse=True)
 
     def angles(self) -> tuple[Any, ...]:
-        """The inputs of this pass's angles: theta, the first positions, the number of positions."""
+        """-> the inputs of this pass's angles: theta, the first positions, the number of
+        positions.
+        """
         workspace = self.workspace
         positions = workspace.cache.positions if workspace.cache else workspace.T
         return self.theta, workspace.starts, positions
 
     def table_bytes(self, T: int) -> int:
-        """The size of the cosines and sines that the compiled kernel keeps."""
+        """Returns the size of the cosines and sines that the compiled kernel keeps."""
         positions = 2 ** (T - 1).bit_length()
         return 2 * 4 * positions * (self.D // 2)

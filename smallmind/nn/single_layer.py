@@ -20,7 +20,7 @@ NOISE = 0.3  # deviation by which new parameters are moved: gains leave 1, biase
 def build_layer(
     make: Callable[[Scope], Any], config: ModelConfig, backend: str, random: np.random.Generator
 ) -> Any:
-    """A layer outside a model, away from its initial values, where some mistakes do not show."""
+    """-> a layer outside a model, away from its initial values, where some mistakes do not show."""
     opened, dtype = open_backend(backend), np.float64 if backend == "numpy" else np.float32
     parameters = Parameters()
     layer = make(Scope(Workspace(opened, dtype, config.dropout, 0), parameters, config))

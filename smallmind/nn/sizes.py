@@ -5,7 +5,7 @@ from smallmind.settings.config import ModelConfig
 
 
 def size_rows(config: ModelConfig, parameters: Parameters) -> list[list[str]]:
-    """Rows of a layer, the shapes of its matrices and its number of parameters, and their sum.
+    """-> rows of a layer, the shapes of its matrices and its number of parameters, and their sum.
 
     One row for what all blocks have in common. If some are frozen, also how many are trained.
     """

@@ -150,7 +150,7 @@ class TransformerModel(Tabular):
         loading.restore_copied(self, state)
 
     def table(self) -> Table:
-        """Its layers, the shapes of their matrices and their numbers of parameters."""
+        """Returns its layers, the shapes of their matrices and their numbers of parameters."""
         name = f"{self.config.architecture}, " if self.config.architecture else ""
         title = f"{type(self).__name__}: {name}{self.precision.value}, backend {self.backend}"
         return Table(title, size_rows(self.config, self.flat), align="<<>")
@@ -211,7 +211,7 @@ class TransformerModel(Tabular):
             self.workspace.use_blas(self.products == "blas" and is_float32)
 
     def check_trains(self) -> None:
-        """InputError if nothing of the model is trained: it was loaded with a precision."""
+        """Raises InputError if nothing of the model is trained: it was loaded with a precision."""
         if not self.flat.trained:
             raise InputError(
                 "the model was loaded with a precision and only runs: load it without `precision` "

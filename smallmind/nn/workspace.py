@@ -22,7 +22,7 @@ _BEGINNING = np.zeros(1, np.int64)
 
 
 def no_profile(_name: str) -> AbstractContextManager[None]:
-    """The scope of a profiler that measures nothing."""
+    """Returns the scope of a profiler that measures nothing."""
     return _NOTHING
 
 
@@ -81,7 +81,7 @@ class Workspace:
         self.carried: dict[str, np.ndarray] = {}
 
     def kernels_for(self, layer: str) -> Any:
-        """The kernels. Sets `layer`, for what profiles or checks them."""
+        """Returns the kernels. Sets `layer`, for what profiles or checks them."""
         activity.tick()
         if self.now and self.now.poll:
             self.now.poll()
@@ -124,7 +124,7 @@ class Workspace:
             self.pool.return_(self._wholes.pop(id(array), array), clear=False)
 
     def rented(self) -> set[int]:
-        """The ids of the arrays that are rented now."""
+        """Returns the ids of the arrays that are rented now."""
         return set(self._rented)
 
     def release_all_but(self, kept: set[int]) -> None:

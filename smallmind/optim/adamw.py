@@ -88,7 +88,7 @@ class AdamW(Optimizer):
     def from_config(
         cls, model: TransformerModel, config: TrainingConfig, group: Group = ALONE
     ) -> "AdamW":
-        """The optimizer that a run with this config uses."""
+        """Returns the optimizer that a run with this config uses."""
         return cls(
             model,
             config.learning_rate,
@@ -122,7 +122,9 @@ class AdamW(Optimizer):
                 self.share_parameters(part.whole, part.ends)
 
     def _own_parts(self, moments: slice, ends: list[int]) -> Iterator[_Part]:
-        """The part of each range of parameters with its roles to which these moments belong."""
+        """Yields the part of each range of parameters with its roles to which these moments
+        belong.
+        """
         end = 0
         for whole in self._ranges:
             start, end = end, end + whole.stop - whole.start
@@ -135,5 +137,5 @@ class AdamW(Optimizer):
             yield _Part(whole, own, within, decayed, places)
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """The moments, by name."""
+        """Returns the moments, by name."""
         return {"m": self.m, "v": self.v}

@@ -50,7 +50,7 @@ class LossScaler:
         return self.skips >= MAX_SKIPS
 
     def state(self) -> dict[str, Any]:
-        """The state that a resumed run needs, JSON-able."""
+        """Returns the state that a resumed run needs, JSON-able."""
         return {"scale": self.scale, "clean_steps": self.clean_steps, "skips": self.skips}
 
     def load_state(self, state: dict[str, Any]) -> None:

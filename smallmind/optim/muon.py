@@ -94,7 +94,7 @@ class Muon(Optimizer):
     def from_config(
         cls, model: TransformerModel, config: TrainingConfig, group: Group = ALONE
     ) -> "Muon":
-        """The optimizer that a run with this config uses."""
+        """Returns the optimizer that a run with this config uses."""
         return cls(
             model,
             config.learning_rate,
@@ -146,12 +146,12 @@ class Muon(Optimizer):
         return first + (self.momentum - first) * step / self.momentum_warmup_steps
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """The momentum of the hidden matrices and the moments of the others, by name."""
+        """Returns the momentum of the hidden matrices and the moments of the others, by name."""
         return {**self.others.tensors(), "matrix_mean": self.matrix_mean}
 
 
 def divided_matrices(flat: Parameters, part: slice, count: int) -> list[int]:
-    """Where in a part of the vector each of `count` shares of its matrices begins, and the end.
+    """-> where in a part of the vector each of `count` shares of its matrices begins, and the end.
 
     Each has consecutive matrices, about as much work as the others.
     """
@@ -173,7 +173,7 @@ def _work(spec: ParameterSpec) -> float:
 
 
 def matrix_blocks(flat: Parameters, part: slice) -> MatrixBlocks:
-    """The hidden matrices in a part of the vector, with their places in it.
+    """Returns the hidden matrices in a part of the vector, with their places in it.
 
     Those that stand side by side in one parameter are apart. From the largest to the smallest, so
     that threads that take turns have equal work.

@@ -95,7 +95,7 @@ class Optimizer:
         return self.group.gather(part, self.ends[name]) if name in self.ends else part
 
     def state(self) -> dict[str, Any]:
-        """The rest of what a resumed run needs, JSON-able."""
+        """Returns the rest of what a resumed run needs, JSON-able."""
         return {"steps": self.steps}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -104,7 +104,7 @@ class Optimizer:
 
 
 def rate_settings(config: TrainingConfig) -> list[str]:
-    """The names of the settings that the sizes of updates follow from, in alphabetical order."""
+    """-> the names of the settings that the sizes of updates follow from, in alphabetical order."""
     kind = parts.load(parts.OPTIMIZERS, config.optimizer)
     return sorted({size.setting for size in kind.update_sizes.values()})
 
@@ -112,5 +112,5 @@ def rate_settings(config: TrainingConfig) -> list[str]:
 def make_optimizer(
     model: TransformerModel, config: TrainingConfig, group: Group = ALONE
 ) -> Optimizer:
-    """The optimizer of a run, as it is before the first step."""
+    """Returns the optimizer of a run, as it is before the first step."""
     return parts.load(parts.OPTIMIZERS, config.optimizer).from_config(model, config, group)

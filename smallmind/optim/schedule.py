@@ -13,12 +13,12 @@ IMPROVEMENT = 1e-4  # share by which a loss must be below the best to count as l
 
 
 def schedule(config: TrainingConfig) -> "Schedule":
-    """The schedule named by config, as it is before the first step."""
+    """Returns the schedule named by config, as it is before the first step."""
     return parts.load(parts.SCHEDULES, config.schedule)(config)
 
 
 def too_short(config: TrainingConfig, has_begun: bool = False) -> str | None:
-    """Why a run with this config ends before it learns at full rate, and what to do; else None.
+    """-> why a run with this config ends before it learns at full rate, and what to do; else None.
 
     Of a run that has begun only the number of steps can be changed.
     """
@@ -78,7 +78,9 @@ class Schedule:
         """Called with the held-out loss of each evaluation, in nats per token."""
 
     def state(self) -> dict[str, Any]:
-        """The state that a resumed run needs, JSON-able: everything that `observe` has changed."""
+        """-> the state that a resumed run needs, JSON-able: everything that `observe` has
+        changed.
+        """
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -89,12 +91,12 @@ class Schedule:
         return self.min_lr + height * (self.peak - self.min_lr)
 
     def reduce(self, factor: float, times: int) -> float:
-        """The peak times factor ** times; never below min_lr."""
+        """Returns the peak times factor ** times; never below min_lr."""
         return max(self.min_lr, self.peak * factor**times)
 
 
 def progress(step: float, start: float, end: float) -> float:
-    """The share of the way from start to end: 0 up to start, 1 from end on."""
+    """Returns the share of the way from start to end: 0 up to start, 1 from end on."""
     if step >= end:
         return 1.0
     return (step - start) / (end - start) if step > start else 0.0

@@ -11,7 +11,7 @@ INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 def document() -> str:
-    """The page, with its style and its script."""
+    """Returns the page, with its style and its script."""
     html = (HERE / "page.html").read_text(encoding="utf-8")
     for placeholder, name in PARTS.items():
         html = html.replace(placeholder, (HERE / name).read_text(encoding="utf-8"))
@@ -19,7 +19,7 @@ def document() -> str:
 
 
 def policy(page: str, *more: str) -> str:
-    """The content security policy by which a page runs its own scripts, in its own style.
+    """Returns the content security policy by which a page runs its own scripts, in its own style.
 
     Nothing else, and nothing from elsewhere, except for `more` directives.
     """

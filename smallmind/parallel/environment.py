@@ -18,12 +18,12 @@ ROOT = str(Path(__file__).resolve().parents[2])  # of this package
 
 
 def launched() -> bool:
-    """True if mpiexec, or something like it, has started this process."""
+    """Returns True if mpiexec, or something like it, has started this process."""
     return rank() is not None
 
 
 def rank() -> int | None:
-    """The number of this process among those that mpiexec has started; None without mpiexec.
+    """-> the number of this process among those that mpiexec has started; None without mpiexec.
 
     InputError if any of the variables is no such number.
     """
@@ -37,12 +37,12 @@ def is_first() -> bool:
 
 
 def size() -> int | None:
-    """The number of processes that mpiexec has started; None if it does not tell. InputError."""
+    """-> the number of processes that mpiexec has started; None if it does not tell. InputError."""
     return _first(SIZES, low=1)
 
 
 def python(program: str, *arguments: str) -> list[str]:
-    """The command of a process that runs a program in Python, with the packages of this one.
+    """-> the command of a process that runs a program in Python, with the packages of this one.
 
     Files in the working directory are never taken for modules, as Python would take them: people
     start commands in folders that others have filled.
@@ -56,6 +56,6 @@ def python(program: str, *arguments: str) -> list[str]:
 
 
 def _first(names: Sequence[str], low: int) -> int | None:
-    """The first of these variables that is set; all of them are checked."""
+    """Returns the first of these variables that is set; all of them are checked."""
     numbers = [environment_number(name, low) for name in names]
     return next((number for number in numbers if number is not None), None)

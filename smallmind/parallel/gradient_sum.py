@@ -83,7 +83,7 @@ class GradientSum:
         return shared
 
     def rank_of(self, shard: int) -> str:
-        """The name of the rank that computes a shard."""
+        """Returns the name of the rank that computes a shard."""
         ranks = range(self.group.size)
         computing = (r for r in ranks if shard in own_shards(r, self.group.size, self._shards))
         return self.group.names[next(computing)]
@@ -149,7 +149,7 @@ class GradientSum:
         return left
 
     def _copied(self) -> np.ndarray:
-        """The model's gradient, in a vector of its own."""
+        """Returns the model's gradient, in a vector of its own."""
         vector = self._unused.pop() if self._unused else self._rent(self._grad.size)
         self._model.workspace.kernels.copy_vector(vector, self._grad)
         return vector
@@ -166,7 +166,7 @@ class GradientSum:
         self._on_its_way = _Exchange(vectors, arriving)
 
     def _own_sum(self, part: slice) -> list[Node[np.ndarray]]:
-        """A part of what remains of the own shards. All of the last one is in the last node."""
+        """-> a part of what remains of the own shards. All of the last one is in the last node."""
         kernels, last = self._model.workspace.kernels, self._grad[part]
         if self._rounds:
             if self._rounded is None:
@@ -211,14 +211,14 @@ class GradientSum:
         self._sums.append(self.group.collect(vectors[-1], ends))
 
     def _room(self, turn: int, i: int, size: int) -> np.ndarray:
-        """An array for what arrives, reused for every other part."""
+        """Returns an array for what arrives, reused for every other part."""
         room = self._rooms.get((turn, i))
         if room is None or room.size < size:
             room = self._rooms[turn, i] = self._rent(size)
         return room[:size]
 
     def _rent(self, size: int) -> np.ndarray:
-        """An array that stays with this sum, contents undefined."""
+        """Returns an array that stays with this sum, contents undefined."""
         return self._model.workspace.pool.rent(size, self._dtype, self)
 
     def _add_pieces(
@@ -246,7 +246,7 @@ class GradientSum:
 
 
 def _others(parts: Sequence[slice], size: int) -> Iterator[slice]:
-    """The rest of a vector beside `parts`, in parts of at most BLOCK elements."""
+    """Yields the rest of a vector beside `parts`, in parts of at most BLOCK elements."""
     end = 0
     for part in [*sorted(parts, key=lambda part: part.start), slice(size, size)]:
         for start in range(end, part.start, BLOCK):

@@ -45,7 +45,7 @@ class Group:
         return not self.rank
 
     def own(self, ends: Sequence[int]) -> slice:
-        """The part of a vector that is this rank's, of parts between these ends."""
+        """Returns the part of a vector that is this rank's, of parts between these ends."""
         return slice(*ends[self.rank : self.rank + 2])
 
     def share(self, value: Any) -> list[Any]:

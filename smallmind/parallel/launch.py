@@ -24,7 +24,7 @@ BUILD = "python -m pip install --no-binary mpi4py mpi4py"  # for an MPI of the s
 
 
 def join(patience: float, threads: int | None = None) -> Group:
-    """The ranks that mpiexec has started, of which this process is one; else ALONE.
+    """Returns the ranks that mpiexec has started, of which this process is one; else ALONE.
 
     Unless a number of threads is given, the ranks on a machine divide its cores: this process and
     its threads then stay on their own. InputError if MPI cannot be used. A process whose MPI does
@@ -101,7 +101,7 @@ def end_others(status: int) -> None:
 
 
 def usable_cpus() -> list[int]:
-    """The logical CPUs that this process may use; empty where the system does not tell."""
+    """Returns the logical CPUs that this process may use; empty where the system does not tell."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
@@ -123,7 +123,7 @@ def share_of_cores(place: int, cpus: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _one_per_core(cpus: Sequence[int]) -> list[int]:
-    """The first logical CPU of every core."""
+    """Returns the first logical CPU of every core."""
     chosen, seen = [], set()
     for cpu in cpus:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")

@@ -169,7 +169,7 @@ class _Pending:
         group.pending.append(self)
 
     def has_arrived(self) -> bool:
-        """True if the data has arrived; MPI makes progress while it is asked."""
+        """Returns True if the data has arrived; MPI makes progress while it is asked."""
         return bool(self._request.Test())
 
     def wait(self) -> list[np.ndarray | None]:

@@ -22,12 +22,14 @@ DEFAULT_SHARDS = 8  # of a run that begins under mpiexec, on any number of ranks
 
 
 def bounds(count: int, parts: int) -> list[int]:
-    """Where each of the parts of `count` things begins, and the end; they differ by at most one."""
+    """-> where each of the parts of `count` things begins, and the end; they differ by at most
+    one.
+    """
     return [count * i // parts for i in range(parts + 1)]
 
 
 def check_size(size: int, shards: int) -> None:
-    """InputError if there are more ranks than shards."""
+    """Raises InputError if there are more ranks than shards."""
     if size > shards:
         raise InputError(
             f"data_shards={shards} is too few for {size} ranks: start at most {shards}, or a new "
@@ -36,7 +38,7 @@ def check_size(size: int, shards: int) -> None:
 
 
 def own_shards(rank: int, size: int, shards: int) -> range:
-    """The shards that a rank computes; some ranks may have one more than the others."""
+    """Returns the shards that a rank computes; some ranks may have one more than the others."""
     ends = bounds(shards, size)
     return range(ends[rank], ends[rank + 1])
 
@@ -62,19 +64,19 @@ class ShardSampler(Sampler):
         return self.whole.windows_in_batch(number)
 
     def shard(self, number: int, batch: Batch, shard: int) -> Batch:
-        """The windows of one shard of batch `number`, as drawn by this sampler."""
+        """Returns the windows of one shard of batch `number`, as drawn by this sampler."""
         ends = self._ends(number)
         first = ends[self.own.start]
         part = slice(ends[shard] - first, ends[shard + 1] - first)
         return batch.part(part)._replace(first_window=ends[shard])
 
     def windows_of(self, number: int, shard: int) -> int:
-        """The number of windows that a shard has of batch `number`."""
+        """Returns the number of windows that a shard has of batch `number`."""
         ends = self._ends(number)
         return ends[shard + 1] - ends[shard]
 
     def _ends(self, number: int) -> list[int]:
-        """The places in batch `number` where each shard begins, and the end."""
+        """Returns the places in batch `number` where each shard begins, and the end."""
         return bounds(self.windows_in_batch(number), self.shards)
 
 
@@ -104,12 +106,14 @@ class TreeSum(Generic[Value]):
         self.nodes.append(node)
 
     def joins(self, node: Node[Value]) -> bool:
-        """True if the last node and this one are the two halves of a larger one."""
+        """Returns True if the last node and this one are the two halves of a larger one."""
         last = self.nodes[-1]
         return last.size == node.size and last.first % (2 * last.size) == 0
 
     def total(self) -> Value:
-        """The sum of all that was pushed; from the right if their number is not a power of two."""
+        """-> the sum of all that was pushed; from the right if their number is not a power of
+        two.
+        """
         value = self.nodes.pop().value
         while self.nodes:
             value = self._add(self.nodes.pop().value, value)
@@ -117,7 +121,7 @@ class TreeSum(Generic[Value]):
 
 
 def left_over(own: range) -> list[Node[None]]:
-    """The nodes that remain of consecutive shards once they have been added, without values."""
+    """-> the nodes that remain of consecutive shards once they have been added, without values."""
     tree: TreeSum[None] = TreeSum(lambda _left, _right: None)
     for shard in own:
         tree.push(Node(shard, 1, None))

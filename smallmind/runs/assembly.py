@@ -36,7 +36,7 @@ class Initial(NamedTuple):
 
     @classmethod
     def read(cls, run: RunConfig, sha256: str | None = None) -> "Initial | None":
-        """The model that init_from names; None if it is not set.
+        """Returns the model that init_from names; None if it is not set.
 
         InputError if a run was created with another, which had this digest.
         """
@@ -68,7 +68,7 @@ class Initial(NamedTuple):
 def fit_tokenizer(
     run: RunConfig, source: Source, encoding: Encoding, initial: Initial | None = None
 ) -> Tokenizer:
-    """The tokenizer of a new run: that of its tokens or initial weights, or made from the text.
+    """-> the tokenizer of a new run: that of its tokens or initial weights, or made from the text.
 
     A vocabulary of characters grows by those of the text that it lacks. InputError if that of the
     weights cannot.
@@ -91,7 +91,7 @@ def fit_tokenizer(
 def _fit_to_conversations(
     run: RunConfig, source: ConversationSource, encoding: Encoding, initial: Initial | None
 ) -> Tokenizer:
-    """The tokenizer with the tokens of a template, its own if it has one."""
+    """Returns the tokenizer with the tokens of a template, its own if it has one."""
     tokenizer = encoding.tokenizer
     if isinstance(tokenizer, str):
         text = source.text if encoding.kind.is_learned else source.alphabet + HEADERS
@@ -106,7 +106,7 @@ def _fit_to_conversations(
 def _with_characters(
     run: RunConfig, tokenizer: Tokenizer, text: str, initial: Initial | None
 ) -> Tokenizer:
-    """The tokenizer of the initial weights with the characters of a text that it lacks.
+    """Returns the tokenizer of the initial weights with the characters of a text that it lacks.
 
     InputError if its tokens are not characters.
     """
@@ -125,7 +125,7 @@ def _listed(characters: Sequence[str]) -> str:
 
 
 def new_characters(before: Tokenizer, now: Tokenizer) -> str:
-    """The characters that a vocabulary has got, as in "2 characters ('?', '!')"; or nothing."""
+    """-> the characters that a vocabulary has got, as in "2 characters ('?', '!')"; or nothing."""
     if not (isinstance(before, CharTokenizer) and isinstance(now, CharTokenizer)):
         return ""
     new = sorted(set(now.characters) - set(before.characters))
@@ -139,7 +139,7 @@ def build_training(
     initial: Initial | None = None,
     train: Callable[..., Training] = Training,
 ) -> Training:
-    """The training that resolved settings describe; kernels run on its threads from now on.
+    """Returns the training that resolved settings describe; kernels run on its threads from now on.
 
     The model has the initial weights if there are any.
 
@@ -159,7 +159,7 @@ def build_training(
 
 
 def new_model(settings: Settings, initial: Initial | None = None) -> TransformerModel:
-    """The model of a new training, with the initial weights if there are any."""
+    """Returns the model of a new training, with the initial weights if there are any."""
     run, training = settings.run, settings.training
     own = {"seed": run.seed, "freeze": training.freeze, "adapter": training.adapter}
     precision = training.requested_precision
@@ -191,7 +191,7 @@ def _check_tokens(role: str, path: str, of_model: Tokenizer, of_text: Tokenizer)
 
 
 def outline_of(settings: Settings, tokenizer: Tokenizer | None) -> Outline:
-    """The loss of a run with the shapes of its models, from their files' metadata.
+    """Returns the loss of a run with the shapes of its models, from their files' metadata.
 
     InputError if their tokens are not those of the tokenizer, if that is known.
     """

@@ -18,7 +18,7 @@ ASKING = 0.2  # share of the time for evaluations that questions before the firs
 def evaluated_in_time(
     training: Training, config: TrainingConfig, seconds: float | None = None
 ) -> tuple[TrainingConfig, float]:
-    """The config with as many evaluations as fit in their share of the time of its steps.
+    """Returns the config with as many evaluations as fit in their share of the time of its steps.
 
     With seconds, of a run that takes so long. -> the config, and the seconds for questions before
     the first step, perhaps 0. Times a few passes.

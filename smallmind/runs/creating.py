@@ -88,7 +88,7 @@ class Prepared(NamedTuple):
 
 
 def choices_of(settings: Settings | None, recipe: str | None, fields: dict[str, Any]) -> Choices:
-    """The choices of a program. Arguments and errors as `Run.create`."""
+    """Returns the choices of a program. Arguments and errors as `Run.create`."""
     check_type("settings", settings, Settings, None)
     check_type("recipe", recipe, str, None)
     names = {name: fields.pop(name) for name in SETS if fields.get(name) is not None}
@@ -289,7 +289,9 @@ def outline(choices: Choices, characters: int) -> Settings:
 
 
 def _check_grows(settings: Settings, initial: Initial, tokenizer: Tokenizer) -> None:
-    """InputError if a model is to learn new tokens, and the part that would is not trained."""
+    """Raises InputError if a model is to learn new tokens, and the part that would is not
+    trained.
+    """
     training, added = settings.training, tokenizer.vocab_size - initial.config.vocab_size
     frozen = frozen_parts(training.freeze, initial.config) & {"embedding", "head"}
     if added <= 0 or not (training.adapter or frozen):
@@ -338,7 +340,7 @@ def settle(choices: Choices, facts: Facts) -> Settings:
 
 
 def with_paths(settings: Settings, text: Text, out: str | None) -> Settings:
-    """The settings with this text and directory, and paths that are valid from any directory.
+    """-> the settings with this text and directory, and paths that are valid from any directory.
 
     `out` stays as given.
     """
@@ -398,7 +400,7 @@ def import_model(
 
 
 def _fetching(source: Path) -> str:
-    """The commands that fetch and import a published model, which a person may have named."""
+    """-> the commands that fetch and import a published model, which a person may have named."""
     is_name = not source.is_absolute() and len(source.parts) == 2 and not source.suffix
     name = source.as_posix() if is_name else "OWNER/NAME"
     place = name.partition("/")[2]
@@ -406,7 +408,9 @@ def _fetching(source: Path) -> str:
 
 
 def _check_template(source: Path, tokenizer: Tokenizer) -> None:
-    """InputError if the model's chat template could not be used. Without jinja2 that is unknown."""
+    """Raises InputError if the model's chat template could not be used. Without jinja2 that is
+    unknown.
+    """
     if importlib.util.find_spec("jinja2") is None:
         return
     try:
@@ -437,7 +441,7 @@ def _import_adapter(
 
 
 def _shortened(config: ModelConfig, block_size: int) -> ModelConfig:
-    """The config with a shorter context. InputError if its positions are learned, or fewer."""
+    """-> the config with a shorter context. InputError if its positions are learned, or fewer."""
     check_field(ModelConfig, "block_size", block_size)
     if position_class(config).limits_context:
         raise InputError(

@@ -329,7 +329,7 @@ class RunDirectory:
             durable.write(self.path / SAMPLES, kept)
 
     def failure(self) -> str | None:
-        """Why the run ended for good, if it did: a resumed one would fail in the same way."""
+        """-> why the run ended for good, if it did: a resumed one would fail in the same way."""
         lines = self._metrics()
         record = _record(lines[-1]) if lines else None
         return str(record["failure"]) if record and "failure" in record else None
@@ -364,7 +364,7 @@ class RunDirectory:
             durable.write(self.path / PUBLISHED, [_published(tokenizer.published)])
 
     def digests(self) -> dict[str, Sequence[str]]:
-        """The SHA-256 of each file of a new run that nothing but the run may change."""
+        """Returns the SHA-256 of each file of a new run that nothing but the run may change."""
         found: dict[str, Sequence[str]] = {}
         for name in (TOKENIZER, PUBLISHED, MODEL, IMPORTED):
             path = self.path / name
@@ -376,7 +376,7 @@ class RunDirectory:
         return found
 
     def load_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of the run; None if an earlier version made the directory."""
+        """Returns the tokenizer of the run; None if an earlier version made the directory."""
         path, published = self.path / TOKENIZER, self.path / PUBLISHED
         if not path.exists():
             return None
@@ -409,11 +409,13 @@ class RunDirectory:
         return self.has_model() and _is_sampled(self._read(SAMPLES), step)
 
     def _metrics(self) -> list[bytes]:
-        """The lines of the metrics; none if the file is missing."""
+        """Returns the lines of the metrics; none if the file is missing."""
         return self._read(METRICS).splitlines(keepends=True)
 
     def _read(self, name: str) -> bytes:
-        """The content of one of its files; empty if that is missing. InputError if unreadable."""
+        """-> the content of one of its files; empty if that is missing. InputError if
+        unreadable.
+        """
         path = self.path / name
         try:
             with durable.open_regular(path, follow=False) as file:
@@ -454,7 +456,7 @@ class RunDirectory:
         self._files = [self.path / name for name in own]
 
     def check_free(self, text: str | None = None) -> None:
-        """InputError if the directory holds a run, or part of one, or one is starting there.
+        """Raises InputError if the directory holds a run, or part of one, or one is starting there.
 
         `text` is that of the run, if it is to be written to text.txt.
         """
@@ -466,13 +468,13 @@ class RunDirectory:
             )
 
     def _check_names(self, text: str | None) -> None:
-        """InputError if the directory holds more of a run than what a start has left."""
+        """Raises InputError if the directory holds more of a run than what a start has left."""
         names = {name for name in _new_files(text) if os.path.lexists(self.path / name)}
         if checkpoint.exist(self.path) or names - self._left_by_a_start(text):
             raise self._taken()
 
     def _left_by_a_start(self, text: str | None = None) -> set[str]:
-        """The files that a start has made which was killed before it could save its config.
+        """Returns the files that a start has made which was killed before it could save its config.
 
         It makes empty metrics before all others, and only where there are no such files. Since then
         the user may have put some there: only a tokenizer that was written here counts, with what
@@ -493,7 +495,7 @@ class RunDirectory:
         return left
 
     def _without_config(self) -> str:
-        """Why the directory is not a run, and what to do if one has been started there."""
+        """Returns why the directory is not a run, and what to do if one has been started there."""
         reason = f"{self.path} is not a run: cannot read its {CONFIG}"
         if not any(os.path.lexists(self.path / name) for name in (METRICS, LOCK)):
             return reason
@@ -511,7 +513,9 @@ class RunDirectory:
 
 
 def _timing(saved: Any) -> dict[str, float] | None:
-    """The timing of a run by minutes as it was saved. ValueError or TypeError if it is damaged."""
+    """-> the timing of a run by minutes as it was saved. ValueError or TypeError if it is
+    damaged.
+    """
     if saved is None:
         return None
     found = {name: number(value) for name, value in check_type("timing", saved, dict).items()}
@@ -521,14 +525,14 @@ def _timing(saved: Any) -> dict[str, float] | None:
 
 
 def _new_files(text: str | None) -> list[str]:
-    """Names the files that a new run may not find, in the order in which they are discarded."""
+    """-> names the files that a new run may not find, in the order in which they are discarded."""
     # The metrics come last: until then they show that the others belong to a run.
     first = [CONFIG, MODEL, IMPORTED, SAMPLES, TOKENIZER, PUBLISHED]
     return [*first, *([] if text is None else [TEXT]), METRICS]
 
 
 def _content(path: Path) -> bytes | None:
-    """The content of a regular file; None if there is none."""
+    """Returns the content of a regular file; None if there is none."""
     try:
         with durable.open_regular(path, follow=False) as file:
             return file.read()
@@ -537,7 +541,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def _digests(saved: Any) -> Mapping[str, Sequence[str]]:
-    """The SHA-256 of files in config.json. TypeError if it has something else there."""
+    """Returns the SHA-256 of files in config.json. TypeError if it has something else there."""
     for name, digests in check_type("sha256", saved, Mapping).items():
         for digest in check_type(name, digests, list):
             check_type(name, digest, str)
@@ -582,5 +586,5 @@ def _is_sampled(samples: bytes, step: int) -> bool:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """A line of the metrics; None if it is damaged or incomplete."""
+    """Returns a line of the metrics; None if it is damaged or incomplete."""
     return record_of(line) if line.endswith(b"\n") else None

@@ -55,7 +55,7 @@ def _masked_crc(data: bytes) -> bytes:
 
 
 def scalars_of(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of a record of the metrics, each with its tag, such as training/loss."""
+    """Yields the numbers of a record of the metrics, each with its tag, such as training/loss."""
     ratios = record.get("update_ratios")
     if isinstance(ratios, Mapping):
         yield from ((f"update_ratio/{name}", number(ratio)) for name, ratio in ratios.items())
@@ -90,13 +90,15 @@ def _event(step: int, content: bytes) -> bytes:
 
 
 def _field(number: int, wire_type: int, value: bytes) -> bytes:
-    """A field of a protobuf message: those of bytes have their length in front."""
+    """Returns a field of a protobuf message: those of bytes have their length in front."""
     length = _varint(len(value)) if wire_type == BYTES else b""
     return _varint(number << 3 | wire_type) + length + value
 
 
 def _varint(number: int) -> bytes:
-    """A number from 0 on, seven bits per byte, the lowest first; the top bit says: more follow."""
+    """-> a number from 0 on, seven bits per byte, the lowest first; the top bit says: more
+    follow.
+    """
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)

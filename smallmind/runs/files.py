@@ -30,7 +30,7 @@ Text = str | PathLike[str] | Sequence[str | PathLike[str]] | None
 
 
 def newest_run(parent: str | PathLike[str] = RUNS) -> Path:
-    """The directory below parent whose run was created last. InputError if there is none."""
+    """-> the directory below parent whose run was created last. InputError if there is none."""
     created: list[tuple[int, Path]] = []
     for config in Path(parent).glob(f"*/{CONFIG}"):
         with suppress(OSError):  # removed meanwhile
@@ -41,7 +41,7 @@ def newest_run(parent: str | PathLike[str] = RUNS) -> Path:
 
 
 def model_in(directory: Path) -> Path | None:
-    """The file of the final model of a run; None if it has none yet."""
+    """Returns the file of the final model of a run; None if it has none yet."""
     files = (directory / name for name in (MODEL, IMPORTED))
     return next((file for file in files if file.exists()), None)
 
@@ -57,7 +57,7 @@ def default_directory(name: str) -> Path:
 
 
 def paths_of(text: Text) -> list[str | PathLike[str]]:
-    """The paths that name a text; none for built-in stories."""
+    """Returns the paths that name a text; none for built-in stories."""
     if text is None:
         return []
     paths = [text] if isinstance(text, str | PathLike) else list(text)
@@ -67,7 +67,7 @@ def paths_of(text: Text) -> list[str | PathLike[str]]:
 
 
 def name_of(text: Text, is_chat: bool = False) -> str:
-    """A short name for the text of some paths: that of the first, or of what is built in."""
+    """-> a short name for the text of some paths: that of the first, or of what is built in."""
     paths = paths_of(text)
     return Path(paths[0]).stem if paths else "questions" if is_chat else "stories"
 

@@ -179,7 +179,7 @@ def _in_file(path: Path, name: str) -> StoredModel:
 
 
 def _check_files(directory: Path, *names: str) -> None:
-    """InputError if a file of a run is there but is not the one that the run has saved.
+    """Raises InputError if a file of a run is there but is not the one that the run has saved.
 
     Those of earlier versions, and of runs whose config.json is lost, are taken as they are.
     """

@@ -47,7 +47,7 @@ class MetricsTable:
         return self.losses_svg() or None
 
     def curve(self, column: str) -> Curve:
-        """The numbers of a column that are finite, at their steps."""
+        """Returns the numbers of a column that are finite, at their steps."""
         found, seconds = Curve(), 0.0
         for row in self.rows:
             if math.isfinite(elapsed := number(row.get("elapsed_seconds"))):
@@ -79,7 +79,7 @@ def _cell(value: Any) -> Any:
 
 
 def read_metrics(run: Path) -> MetricsTable:
-    """The metrics in the directory of a run. InputError if there are none.
+    """Returns the metrics in the directory of a run. InputError if there are none.
 
     If two records of a step have the same column, the later one counts: a run that rolled back
     wrote these steps again. The kind of a row names those of all its records.

@@ -13,7 +13,7 @@ STEP = re.compile(rb'\{"step": \d+, (?:"kind": "step", )?"loss": [^,\n]+, "lr": 
 
 
 def record_of(line: bytes) -> dict[str, Any] | None:
-    """A line of the metrics as a dictionary with a step; None if it is cut or damaged."""
+    """Returns a line of the metrics as a dictionary with a step; None if it is cut or damaged."""
     try:
         record = from_json(line, strict=False)
         whole(record["step"])
@@ -47,7 +47,7 @@ class MetricsFile:
         self._last = b""  # the line before it
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The records since the last call, to be consumed before the next one.
+        """Returns the records since the last call, to be consumed before the next one.
 
         OSError or ValueError if the file cannot be read, at once.
         """
@@ -84,7 +84,7 @@ class MetricsFile:
 
 
 def _last_record(lines: bytes) -> list[dict[str, Any]]:
-    """The last line that is a record, in a list."""
+    """Returns the last line that is a record, in a list."""
     end = len(lines) - 1
     while end > 0:
         begin = lines.rfind(b"\n", 0, end) + 1

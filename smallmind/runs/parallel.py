@@ -185,7 +185,7 @@ def _check_instruction_sets(group: Group, training: Training, settings: Settings
 
 
 def _same_tokens(on_disk: tuple[str, str] | None, tokenizer: Tokenizer) -> TokensOnDisk | None:
-    """The tokens on disk of rank 0, if this machine has them in the same place."""
+    """Returns the tokens on disk of rank 0, if this machine has them in the same place."""
     if not on_disk:
         return None
     place, digest = on_disk
@@ -214,6 +214,6 @@ def _send_tokens(group: Group, parts: tuple[Tokens, Tokens], has_them: bool) -> 
 
 
 def _file_of(length: int) -> np.ndarray:
-    """An array of tokens in a file that is removed when the program ends."""
+    """Returns an array of tokens in a file that is removed when the program ends."""
     with tempfile.TemporaryFile(prefix="smallmind-") as file:
         return np.memmap(file, np.int32, "w+", shape=(length,))

@@ -73,22 +73,22 @@ class Planner:
         self._costs: Costs | None = None
 
     def law(self, minutes: float) -> Law:
-        """The law of the text for runs of this time, after the outcomes so far."""
+        """Returns the law of the text for runs of this time, after the outcomes so far."""
         return budget.law_for(self.outcomes, 60 * minutes, self._cost)
 
     def sizes(self, minutes: float) -> list[Size]:
-        """Each size of the model, as it would be trained in this time, from the smallest on."""
+        """-> each size of the model, as it would be trained in this time, from the smallest on."""
         text = self.unique / (1 - HELD_OUT)
         given = self.choices.given
         fields = self.choices.fields | {"vocab_size": self.prepared.tokenizer.vocab_size}
         return sizes_for(given, fields, text, 60 * minutes, self._cost, self.law(minutes))
 
     def settings(self, size: Size, **fields: object) -> Settings:
-        """The resolved settings of a run of this size."""
+        """Returns the resolved settings of a run of this size."""
         return settle(self.choices.having(**size.fields, **fields), self.prepared.facts)
 
     def planned(self, minutes: float) -> Iterator[Planned]:
-        """The trials that are still to be made, of so many minutes in all.
+        """Yields the trials that are still to be made, of so many minutes in all.
 
         Each follows from the outcomes until then: `make` it before the next.
         """
@@ -138,7 +138,7 @@ class Planner:
 
 
 def _check(choices: Choices) -> None:
-    """InputError for choices that a plan cannot follow."""
+    """Raises InputError for choices that a plan cannot follow."""
     given, recipe, fields = choices.given, choices.recipe, choices.fields
     if recipe is None:
         raise InputError(

@@ -229,7 +229,9 @@ class Run:
         self.files.move_text(text)
 
     def check_text(self) -> None:
-        """InputError if the text has changed since the run was created, or cannot be read."""
+        """Raises InputError if the text has changed since the run was created, or cannot be
+        read.
+        """
         self.files.check_text()
 
     def newest(self) -> RunState | None:

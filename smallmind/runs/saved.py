@@ -78,7 +78,9 @@ class RunFiles:
         self.save_config()
 
     def check_text(self) -> None:
-        """InputError if the text has changed since the run was created, or cannot be read."""
+        """Raises InputError if the text has changed since the run was created, or cannot be
+        read.
+        """
         assert self.source
 
     def newest(self) -> RunState | None:

@@ -77,7 +77,9 @@ class Served:
             self._process.wait()
 
     def _announced(self) -> str:
-        """The address that the server prints. InputError with its message if it does not start."""
+        """-> the address that the server prints. InputError with its message if it does not
+        start.
+        """
         assert self._process.stdout
         timer = threading.Timer(STARTING, self._process.kill)
         timer.start()

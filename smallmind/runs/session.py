@@ -308,7 +308,7 @@ class Session:
 
 
 def _seconds_for_questions(progress: RunProgress) -> float:
-    """The time for questions at the end of a run, after its steps and its evaluations."""
+    """Returns the time for questions at the end of a run, after its steps and its evaluations."""
     evaluating = ("evaluations", "last evaluation", "final evaluation")
     apart = sum(seconds for kind, seconds in progress.seconds.items() if kind != "total")
     spent = sum(progress.seconds.get(kind, 0.0) for kind in evaluating)

@@ -180,7 +180,7 @@ class ConversationSource(Source):
         return "".join(sorted(found))
 
     def marked(self, tokenizer: Tokenizer) -> list[np.ndarray]:
-        """The marked tokens of each conversation."""
+        """Returns the marked tokens of each conversation."""
         if self._marked and self._marked[0] == tokenizer.digest:
             return self._marked[1]
         template = format_of(tokenizer)
@@ -195,7 +195,9 @@ class ConversationSource(Source):
         return marked
 
     def whole(self, tokenizer: Tokenizer, T: int) -> PackedDataset:
-        """InputError if the model has no chat template, or no answer fits into windows of T."""
+        """Raises InputError if the model has no chat template, or no answer fits into windows of
+        T.
+        """
         if format_of(tokenizer) is None:
             raise InputError(
                 f"{self.name} has conversations, and the model was not trained on any: evaluate it "
@@ -253,7 +255,7 @@ class TokenSource(Source):
 def dataset_of(
     parts: tuple[Tokens, Tokens], tokenizer: Tokenizer, T: int, run: RunConfig
 ) -> Dataset:
-    """Both parts of a run, as windows of T: of marked tokens if it is on conversations."""
+    """Returns both parts of a run, as windows of T: of marked tokens if it is on conversations."""
     train, held_out = parts
     if run.chat:
         return PackedDataset(train, held_out, T, run.batch_size, run.seed, tokenizer, run.learn)
@@ -310,7 +312,7 @@ def read_source(
 def reread_source(
     directory: Path, run: RunConfig, encoding: Encoding, sha256: str, cache: Path
 ) -> Source:
-    """The text that the run in a directory was created with, which `sha256` identifies.
+    """Returns the text that the run in a directory was created with, which `sha256` identifies.
 
     InputError, with advice, if it has changed or cannot be read.
     """
@@ -340,7 +342,7 @@ def reread_source(
 
 
 def recognising(run: RunConfig) -> RunConfig:
-    """The settings of a saved run on conversations, for reading texts again or others.
+    """Returns the settings of a saved run on conversations, for reading texts again or others.
 
     Each file tells again if it has some: they may have been mixed with records of plain text.
     """
@@ -348,7 +350,7 @@ def recognising(run: RunConfig) -> RunConfig:
 
 
 def about_characters(text: Text, run: RunConfig) -> int | None:
-    """About how many characters a text has, which is not read: as if each were a byte.
+    """Returns about how many characters a text has, which is not read: as if each were a byte.
 
     None if it consists of tokens already, or is the built-in one.
     """
@@ -361,7 +363,7 @@ def about_characters(text: Text, run: RunConfig) -> int | None:
 
 
 def size_on_disk(text: Text, run: RunConfig) -> int | None:
-    """About how many characters a text has that a run would keep on disk.
+    """Returns about how many characters a text has that a run would keep on disk.
 
     None if it is not large for the memory, or consists of tokens already.
     """
@@ -370,7 +372,7 @@ def size_on_disk(text: Text, run: RunConfig) -> int | None:
 
 
 def corpus_of(paths: Sequence[str | PathLike[str]], run: RunConfig | None) -> Corpus:
-    """The texts that paths mean, read as the settings say."""
+    """Returns the texts that paths mean, read as the settings say."""
     if run is None:
         return Corpus(paths)
     return Corpus(paths, run.text_field, run.text_encoding, chat=run.chat, exclude=run.exclude)
@@ -381,7 +383,7 @@ def _is_large(characters: int) -> bool:
 
 
 def _prepared(corpus: Corpus, encoding: Encoding, cache: Path, name: str) -> TokenSource:
-    """The tokens of a text in the cache, where they are now if they were not before."""
+    """Returns the tokens of a text in the cache, where they are now if they were not before."""
     key = hashlib.sha256(repr(sorted(identity(corpus, encoding).items())).encode()).hexdigest()
     directory = cache / f"{UNSAFE.sub('_', name)[:40]}-{key[:12]}"
     with activity.doing(f"Preparing the text in {directory}, as it is large for the memory"):
@@ -392,7 +394,7 @@ def _prepared(corpus: Corpus, encoding: Encoding, cache: Path, name: str) -> Tok
 def _find_prepared(
     run: RunConfig, encoding: Encoding, sha256: str, cache: Path
 ) -> TokenSource | None:
-    """The tokens of a text that is large, or no longer there, in the cache."""
+    """Returns the tokens of a text that is large, or no longer there, in the cache."""
     with suppress(InputError):
         if size_on_disk(run.text, run) is None:
             return None

@@ -113,7 +113,7 @@ def history_of(run: RunFiles, model: str) -> dict[str, str]:
 
 
 def _image(picture: Svg) -> str:
-    """The picture as <img>, which keeps its style from the page and the page's from it."""
+    """Returns the picture as <img>, which keeps its style from the page and the page's from it."""
     if not picture:
         return ""
     data = base64.b64encode(picture.encode()).decode()

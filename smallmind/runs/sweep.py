@@ -36,7 +36,7 @@ class Plan:
 
     @classmethod
     def of(cls, text: Sequence[str], values: Mapping[str, Sequence[Any]]) -> "Plan":
-        """A run for every combination of the values of each setting.
+        """Returns a run for every combination of the values of each setting.
 
         InputError if that makes only one run, or too many.
         """
@@ -67,7 +67,7 @@ class Plan:
         )
 
     def extended(self, wanted: "Plan") -> "Plan":
-        """The plan that has these runs, under their names, and those that `wanted` has besides.
+        """-> the plan that has these runs, under their names, and those that `wanted` has besides.
 
         InputError if `wanted` lacks some of them, or has another text.
         """
@@ -89,7 +89,7 @@ class Plan:
 
     @classmethod
     def read(cls, folder: str | PathLike[str]) -> "Plan":
-        """The plan in a folder. InputError if there is none, or a newer version wrote it."""
+        """-> the plan in a folder. InputError if there is none, or a newer version wrote it."""
         file = Path(folder) / PLAN
         with durable.explained(file, "plan of a sweep"):
             saved = from_json(durable.read(file, MAX_BYTES))
@@ -109,12 +109,12 @@ class Plan:
 
 
 def is_sweep(folder: str | PathLike[str]) -> bool:
-    """True if a folder holds a sweep."""
+    """Returns True if a folder holds a sweep."""
     return (Path(folder) / PLAN).is_file()
 
 
 def _checked(run: Any) -> PlannedRun:
-    """A run of a file. TypeError, KeyError or ValueError if it is malformed."""
+    """Returns a run of a file. TypeError, KeyError or ValueError if it is malformed."""
     name = check_type("name", run["name"], str)
     if UNSAFE.search(name) or name in ("", ".", ".."):
         raise ValueError(f"{shown_value(name)} is not a name of a run")
@@ -156,7 +156,7 @@ def label(settings: Mapping[str, Any], varied: Sequence[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A setting, briefly."""
+    """Returns a setting, briefly."""
     if value is None:
         return "-"
     if isinstance(value, bool):

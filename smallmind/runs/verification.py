@@ -39,7 +39,7 @@ def verify_run(
     on_record: OnRecord | None,
     is_imported: bool = False,
 ) -> list[Verdict]:
-    """A Verdict on every checkpoint of a run, newest first, then on each pair of neighbours.
+    """-> a Verdict on every checkpoint of a run, newest first, then on each pair of neighbours.
 
     Before them, one on each of `files`, which must have one of these SHA-256.
 
@@ -131,7 +131,7 @@ def _retrain(
 
 
 def _with_length_of(config: TrainingConfig, state: RunState) -> TrainingConfig:
-    """The config with the number of steps, and of epochs, that a checkpoint was saved with."""
+    """-> the config with the number of steps, and of epochs, that a checkpoint was saved with."""
     saved = state.state.get("config")
     if not isinstance(saved, dict):
         return config  # that of another run: resuming says so

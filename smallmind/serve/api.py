@@ -92,7 +92,7 @@ class API:
         return await self._answer(request, chat=True)
 
     def entry(self, name: Any) -> Entry:
-        """The model of this name. APIError 404 if there is none."""
+        """Returns the model of this name. APIError 404 if there is none."""
         try:
             return self.models.entry(str(name))
         except KeyError:
@@ -101,14 +101,14 @@ class API:
             raise APIError(404, message, "model", "model_not_found") from None
 
     async def loaded(self, entry: Entry) -> Loaded:
-        """The model in memory. APIError 500 if it cannot be loaded."""
+        """Returns the model in memory. APIError 500 if it cannot be loaded."""
         try:
             return await self.models.loaded(entry)
         except InputError as error:
             raise APIError(500, f"the model cannot be loaded: {error}", "model") from None
 
     async def fields(self, request: HTTPRequest, chat: bool | None = None) -> Fields:
-        """The fields of a request. With `chat`, APIError 400 for one that is not built."""
+        """Returns the fields of a request. With `chat`, APIError 400 for one that is not built."""
         body = await body_of(request)
 
         def read() -> Fields:
@@ -312,7 +312,7 @@ class Answer(Response):
         return {**dict(zip(names, counts, strict=True)), "total_tokens": sum(counts)}
 
     def _error(self) -> APIError | None:
-        """The reason why the texts have not ended; None if they have."""
+        """Returns the reason why the texts have not ended; None if they have."""
         request = self.asked.request
         if request.error:
             return APIError(500, f"the model failed: {request.error}")
@@ -378,7 +378,7 @@ class _Shown:
         return found
 
     def _is_in_character(self, token: Token) -> bool:
-        """True if a text ends in the middle of a character, of at most four bytes."""
+        """Returns True if a text ends in the middle of a character, of at most four bytes."""
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         utf8.decode(b"".join(map(self._token_bytes, token.continuation.tokens[-4:])))
         return bool(utf8.getstate()[0])

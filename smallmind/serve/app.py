@@ -61,7 +61,7 @@ def application(
         return HTMLResponse(html, headers={POLICY: policy})
 
     async def begin_session(_request: HTTPRequest) -> Response:
-        """A cookie with the token, for what a page loads without headers of its own."""
+        """Returns a cookie with the token, for what a page loads without headers of its own."""
         response = Response(status_code=204)
         if token:
             response.set_cookie(COOKIE, token, httponly=True, samesite="strict")

@@ -85,7 +85,7 @@ class Fields:
         self.values = values
 
     def get(self, name: str, kind: type[Value]) -> Value | None:
-        """A field of this type; None if it is missing or null."""
+        """Returns a field of this type; None if it is missing or null."""
         value = self.values.get(name)
         if value is None:
             return None
@@ -96,7 +96,7 @@ class Fields:
         return value
 
     def whole(self, name: str, default: int, low: int, high: int) -> int:
-        """A whole number from low to high."""
+        """Returns a whole number from low to high."""
         value = self.get(name, int)
         value = default if value is None else value
         if not low <= value <= high:
@@ -104,14 +104,14 @@ class Fields:
         return value
 
     def required(self, name: str, kind: type[Value]) -> Value:
-        """A field that must be there."""
+        """Returns a field that must be there."""
         value = self.get(name, kind)
         if value is None:
             raise APIError(400, f"{name} is missing; it must be {TYPES[kind]}", name)
         return value
 
     def ids(self, name: str, vocab_size: int) -> list[int]:
-        """A list of tokens, by default an empty one."""
+        """Returns a list of tokens, by default an empty one."""
         found = self.get(name, list) or []
         if not all(type(i) is int and 0 <= i < vocab_size for i in found):
             raise APIError(400, f"{name} must be tokens from 0 to {vocab_size - 1}", name)
@@ -131,7 +131,7 @@ class Fields:
 
 
 async def body_of(request: Request) -> bytes:
-    """The body of a request. APIError 413 if it is too large."""
+    """Returns the body of a request. APIError 413 if it is too large."""
     body = bytearray()
     if (length := request.headers.get("content-length", "0")).isdecimal():
         _check_size(int(length[:20]))
@@ -142,7 +142,7 @@ async def body_of(request: Request) -> bytes:
 
 
 def fields_in(body: bytes) -> Fields:
-    """The fields of a body. APIError unless it is a JSON object, of not too many values."""
+    """Returns the fields of a body. APIError unless it is a JSON object, of not too many values."""
     if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
         raise APIError(413, f"the body has more than {MOST_VALUES:,} values")
     try:
@@ -164,7 +164,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def generation_of(fields: Fields, most: int, default: int) -> GenerationConfig:
-    """The settings of a request, of at most `most` tokens. Without a seed, a random one."""
+    """Returns the settings of a request, of at most `most` tokens. Without a seed, a random one."""
     given: dict[str, Any] = {}
     for name in ("temperature", "top_p", "min_p", *PENALTIES):
         given[name] = value = fields.get(name, float)
@@ -188,7 +188,7 @@ def generation_of(fields: Fields, most: int, default: int) -> GenerationConfig:
 
 
 def _max_tokens(fields: Fields, most: int, default: int) -> int:
-    """The smaller of two fields for one thing; -1 is as many as there may be."""
+    """Returns the smaller of two fields for one thing; -1 is as many as there may be."""
     counts = []
     for name in ("max_completion_tokens", "max_tokens"):
         value = fields.get(name, int)
@@ -212,12 +212,12 @@ def _stops(fields: Fields) -> tuple[str, ...] | None:
 
 
 def _named(message: str, given: Mapping[str, Any]) -> str | None:
-    """The field that a message is about."""
+    """Returns the field that a message is about."""
     return next((name for name in given if message.startswith(name)), None)
 
 
 def top_of(fields: Fields, chat: bool) -> int | None:
-    """How many alternatives to each token a client asks for; None: no probabilities at all."""
+    """-> how many alternatives to each token a client asks for; None: no probabilities at all."""
     if fields.values.get("logprobs") is False:
         fields = Fields({**fields.values, "logprobs": None})
     if not chat:
@@ -230,7 +230,7 @@ def top_of(fields: Fields, chat: bool) -> int | None:
 
 
 def prompts_of(fields: Fields, tokenizer: Tokenizer, most: int) -> list[np.ndarray]:
-    """The prompts of a completion: a text, several, tokens, or several lists of tokens.
+    """Returns the prompts of a completion: a text, several, tokens, or several lists of tokens.
 
     APIError if they have more than `most` tokens each; InputError for unknown characters.
     """
@@ -260,7 +260,7 @@ def prompts_of(fields: Fields, tokenizer: Tokenizer, most: int) -> list[np.ndarr
 
 
 def check_length(texts: Iterable[str], most: int, name: str) -> None:
-    """APIError for texts, together, that are too long even to be encoded."""
+    """Raises APIError for texts, together, that are too long even to be encoded."""
     length = sum(map(len, texts))
     if length > CHARACTERS * most:
         raise APIError(
@@ -272,7 +272,7 @@ def check_length(texts: Iterable[str], most: int, name: str) -> None:
 
 
 def check_count(count: int, most: int, name: str) -> None:
-    """APIError for a prompt of more than `most` tokens."""
+    """Raises APIError for a prompt of more than `most` tokens."""
     if count > most:
         raise APIError(
             400,
@@ -283,7 +283,7 @@ def check_count(count: int, most: int, name: str) -> None:
 
 
 def variables_of(fields: Fields) -> dict[str, Any]:
-    """The variables that a client gives to the chat template, besides the messages."""
+    """Returns the variables that a client gives to the chat template, besides the messages."""
     variables = fields.get("chat_template_kwargs", dict) or {}
     for name in RESERVED & variables.keys():
         place = f"chat_template_kwargs.{name}"
@@ -331,7 +331,7 @@ def _turn(message: Any, place: str) -> Turn:
 
 
 def _text_in(part: Any) -> str | None:
-    """The text of a part of a message; None if it is something else."""
+    """Returns the text of a part of a message; None if it is something else."""
     if not isinstance(part, dict) or part.get("type", "text") not in ("text", "input_text"):
         return None
     text = part.get("text")

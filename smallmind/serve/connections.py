@@ -139,7 +139,7 @@ class Connection(H11Protocol):
 
 
 def _most_connections() -> int:
-    """The most connections that this process may have, with descriptors left for other files."""
+    """-> the most connections that this process may have, with descriptors left for other files."""
     if sys.platform == "win32":
         return MOST_CONNECTIONS
     import resource
@@ -148,7 +148,9 @@ def _most_connections() -> int:
 
 
 def _is_bug(record: logging.LogRecord) -> bool:
-    """False for what uvicorn reports of answers that end with the server or with their client."""
+    """-> False for what uvicorn reports of answers that end with the server or with their
+    client.
+    """
     if record.exc_info:
         return not isinstance(record.exc_info[1], asyncio.CancelledError)
     message = str(record.msg).strip()  # starlette puts the traceback of its lifespan into it

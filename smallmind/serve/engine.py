@@ -25,7 +25,7 @@ class Busy(InputError):
 
 
 def prompt_part(parameters: int) -> int:
-    """The tokens of a prompt that a model of this size reads at a time: a power of two.
+    """Returns the tokens of a prompt that a model of this size reads at a time: a power of two.
 
     It does not depend on what else is served, so that texts do not either.
     """

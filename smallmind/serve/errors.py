@@ -17,11 +17,11 @@ class APIError(Exception):
         self.status, self.param, self.code = status, param, code
 
     def content(self) -> dict[str, object]:
-        """The error as JSON."""
+        """Returns the error as JSON."""
         return content_of(self.status, str(self), self.code, self.param)
 
     def response(self) -> JSONResponse:
-        """The error as an answer."""
+        """Returns the error as an answer."""
         headers = {"Retry-After": "1"} if self.status in (429, 503) else None
         return JSONResponse(self.content(), self.status, headers)
 
@@ -29,7 +29,7 @@ class APIError(Exception):
 def content_of(
     status: int, message: str, code: str | None = None, param: str | None = None
 ) -> dict[str, object]:
-    """An error as clients read it."""
+    """Returns an error as clients read it."""
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -37,5 +37,5 @@ def content_of(
 def error_response(
     status: int, message: str, code: str | None = None, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    """An error as an answer."""
+    """Returns an error as an answer."""
     return JSONResponse(content_of(status, message, code), status, headers)

@@ -157,7 +157,9 @@ class Facts:
 
 
 def _ids(fields: Fields, loaded: Loaded, most: int) -> np.ndarray:
-    """The tokens of a text, as it is, as tokens or as a conversation. `most` limits its length."""
+    """-> the tokens of a text, as it is, as tokens or as a conversation. `most` limits its
+    length.
+    """
     if "ids" in fields.values:
         return np.array(fields.ids("ids", loaded.tokenizer.vocab_size), np.int32)
     try:
@@ -227,7 +229,7 @@ def _row(view: RunView, ids: dict[Any, str]) -> dict[str, Any]:
 
 
 def _points(curve: Curve) -> list[list[float]]:
-    """The points of a curve, as many as a chart shows."""
+    """Returns the points of a curve, as many as a chart shows."""
     finite = curve.finite()
     steps, values = list(finite.steps), list(finite.values)
     every = max(1, math.ceil(len(steps) / MOST_POINTS))

@@ -67,13 +67,13 @@ class Entry:
         return facts
 
     def step(self, found: StoredModel) -> int | None:
-        """The step of the weights that are served; None if it is not known."""
+        """Returns the step of the weights that are served; None if it is not known."""
         if found.step is not None:
             return found.step
         return RunView(self.path, fields=()).step if self.is_run else None
 
     def version(self) -> tuple[float, ...]:
-        """The times of the files that its newest weights are in."""
+        """Returns the times of the files that its newest weights are in."""
         if not self.is_run:
             return ()
         newest, model = checkpoint.peek(self.path), model_in(self.path)
@@ -110,7 +110,7 @@ class Models:
         self._entries[id] = Entry(id, path, RunView(path, fields=()).is_run)
 
     def entries(self) -> list[Entry]:
-        """All of them, with the runs that have begun meanwhile."""
+        """Returns all of them, with the runs that have begun meanwhile."""
         if self.folder and time.monotonic() - self._listed > FRESH and self.folder.is_dir():
             for view in find_runs(self.folder):
                 if model_in(view.path) or checkpoint.peek(view.path):
@@ -119,7 +119,7 @@ class Models:
         return list(self._entries.values())
 
     def runs(self) -> list[RunView]:
-        """The runs of the folder and those that are named, without curves."""
+        """Returns the runs of the folder and those that are named, without curves."""
         named = [x.path for x in self._entries.values() if x.is_run]
         views = {view.path.resolve(): view for view in (RunView(p, fields=()) for p in named)}
         if self.folder and self.folder.is_dir():
@@ -127,11 +127,11 @@ class Models:
         return sorted(views.values(), key=lambda view: -view.created)
 
     def entry(self, id: str) -> Entry:
-        """The one of this name. KeyError if there is none."""
+        """Returns the one of this name. KeyError if there is none."""
         return {entry.id: entry for entry in self.entries()}[id]
 
     async def loaded(self, entry: Entry) -> Loaded:
-        """The model in memory; again if its run has gone on and nobody is served by the old one.
+        """-> the model in memory; again if its run has gone on and nobody is served by the old one.
 
         InputError if it cannot be read.
         """

@@ -75,7 +75,7 @@ class Guard:
         await answer(scope, receive, send_guarded)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """The answer to a request that is not let in; None for the others."""
+        """Returns the answer to a request that is not let in; None for the others."""
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_known(hosts[0]):
@@ -97,7 +97,7 @@ class Guard:
         return None
 
     def _is_known(self, host: str) -> bool:
-        """True for the name of this server, with any port."""
+        """Returns True for the name of this server, with any port."""
         name, separator, port = host.lower().rpartition(":")
         if not separator or not port.isdecimal():
             name = host.lower()

@@ -218,13 +218,13 @@ class ModelConfig:
         return str(getattr(self, slot, None) or dict(self.part_settings).get(slot, usual))
 
     def values(self) -> dict[str, Any]:
-        """The fields by name, with what follows from them, as files of other programs say it."""
+        """-> the fields by name, with what follows from them, as files of other programs say it."""
         fields = {name: value for name, value in vars(self).items() if name != "part_settings"}
         follows = {"n_kv_head": self.kv_heads, "head_size": self.head_channels}
         return {**fields, **follows, "hidden_size": self.hidden_size, **dict(self.part_settings)}
 
     def changes_to(self, published: Architecture) -> dict[str, Any]:
-        """The changes that would make this a model of a published architecture."""
+        """Returns the changes that would make this a model of a published architecture."""
         # Transformers refuses any other width of a Llama, whatever the size of its heads.
         needed = {**UNPUBLISHED, **published.parts, "n_embd": self.divisible_n_embd}
         whole = {"n_kv_head": self.n_head, "head_size": self.divisible_n_embd // self.n_head}
@@ -292,7 +292,7 @@ class Adapter(NamedTuple):
 
     @classmethod
     def from_saved(cls, saved: Any) -> "Adapter":
-        """The adapter whose fields a file holds. An error of some kind if it holds others."""
+        """-> the adapter whose fields a file holds. An error of some kind if it holds others."""
         adapter = cls(saved["rank"], float(saved["alpha"]), saved["dropout"], tuple(saved["on"]))
         if TrainingConfig(**adapter.settings).adapter != adapter:  # InputError for most of it
             raise ValueError("its rank is 0, or its parts are in another order")
@@ -615,7 +615,7 @@ class TrainingConfig:
         return dataclasses.replace(self, steps=fitted[-1][1], lengths=lengths)
 
     def _check_adapter(self) -> None:
-        """InputError for settings of an adapter that there is not, or that contradict it."""
+        """Raises InputError for settings of an adapter that there is not, or that contradict it."""
         if not self.lora_rank:
             for name in ("lora_alpha", "lora_dropout", "lora_on"):
                 if (value := getattr(self, name)) != getattr(TrainingConfig, name):

@@ -37,7 +37,7 @@ class Recipe(NamedTuple):
     masks_documents: bool = False  # attention stays inside those of a text that has several
 
     def tokenizer_for(self, size: int) -> str:
-        """The kind of tokenizer for a text of so many bytes."""
+        """Returns the kind of tokenizer for a text of so many bytes."""
         return "bpe" if size >= self.learns_tokens else RunConfig.tokenizer
 
 

@@ -58,7 +58,9 @@ def to_saved(config: Any) -> dict[str, Any]:
 
 
 def check_format(saved: Mapping[str, Any]) -> None:
-    """InputError if a newer version wrote this config. Version 0.1.0 wrote no format number."""
+    """Raises InputError if a newer version wrote this config. Version 0.1.0 wrote no format
+    number.
+    """
     number = saved.get("format", FORMAT)
     if type(number) is not int or number > FORMAT:
         raise InputError(
@@ -132,7 +134,7 @@ class Settings:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "Settings":
-        """The settings that `to_dict` of this or an earlier version returned.
+        """Returns the settings that `to_dict` of this or an earlier version returned.
 
         Missing sections and fields take the values that versions without them used.
         InputError where a newer version wrote it; KeyError, TypeError or ValueError where it is
@@ -195,7 +197,7 @@ def fields_of(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_names(fields: Mapping[str, Any]) -> None:
-    """InputError for a name that no config has, suggesting the most similar one."""
+    """Raises InputError for a name that no config has, suggesting the most similar one."""
     known = [field.name for kind in SECTIONS.values() for field in dataclasses.fields(kind)]
     for name in fields:
         if name not in known:

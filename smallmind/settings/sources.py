@@ -39,13 +39,13 @@ MODEL_FIELDS = {field.name for field in dataclasses.fields(ModelConfig)}
 
 
 def flag_of(name: str) -> str:
-    """The flag of the command line that sets a field."""
+    """Returns the flag of the command line that sets a field."""
     own = FIELDS[name][1].metadata["flag"] if name in FIELDS else ""
     return own or "--" + name.replace("_", "-")
 
 
 def flags_of(fields: Fields) -> str:
-    """The flags that set these fields, as in "--n-layer 2 --no-bias"."""
+    """Returns the flags that set these fields, as in "--n-layer 2 --no-bias"."""
     words = []
     for name, value in fields.items():
         flag = flag_of(name)
@@ -69,7 +69,7 @@ def without_effect(name: str, values: Fields) -> str | None:
 
 
 def read_settings(file: Path) -> Fields:
-    """The fields in a TOML file with the SECTIONS, or in the config.json of a run.
+    """Returns the fields in a TOML file with the SECTIONS, or in the config.json of a run.
 
     InputError names the file, the key and its value, and for an unknown key the most similar one.
     """
@@ -90,12 +90,12 @@ def read_settings(file: Path) -> Fields:
 
 
 def is_saved(file: Path) -> bool:
-    """True if a file of settings is the config.json of a run, which has all of them."""
+    """Returns True if a file of settings is the config.json of a run, which has all of them."""
     return file.suffix == ".json"
 
 
 def _reason(error: Exception, file: Path, content: bytes) -> str:
-    """Why a file of settings cannot be read, and what to do if it has another encoding."""
+    """Returns why a file of settings cannot be read, and what to do if it has another encoding."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
@@ -106,7 +106,7 @@ def _reason(error: Exception, file: Path, content: bytes) -> str:
 
 
 def _read(file: Path) -> bytes:
-    """The start of a file, as long as settings may be and one byte more."""
+    """Returns the start of a file, as long as settings may be and one byte more."""
     from smallmind.files import durable  # takes milliseconds to import
 
     try:
@@ -134,7 +134,7 @@ def _reusable(config: Any) -> Fields:
 
 
 def _checked(section: str, keys: Any) -> Fields:
-    """The fields of a section; InputError for the first that is unknown or invalid."""
+    """Returns the fields of a section; InputError for the first that is unknown or invalid."""
     if section in SECTIONS and not isinstance(keys, dict):
         raise InputError(f"{section}={keys!r} must be a section, [{section}]")
     if not isinstance(keys, dict):

@@ -69,12 +69,12 @@ class Choices(Task):
 
 
 def separator_of(context: str, choice: str) -> str:
-    """A space between a context and what continues it, unless either brings one."""
+    """Returns a space between a context and what continues it, unless either brings one."""
     return "" if not context or context[-1].isspace() or choice[:1].isspace() else " "
 
 
 def _choices(record: Record) -> tuple[list[str], list[str]]:
-    """The texts of the choices, and their labels if they have any."""
+    """Returns the texts of the choices, and their labels if they have any."""
     value = record.value(CHOICES)
     labels: list[str] = []
     if isinstance(value, str):  # in a table
@@ -96,7 +96,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _right(answer: Any, choices: Sequence[str], labels: Sequence[str]) -> int | None:
-    """The number of the right choice, from 0 on; None if the answer is none of them."""
+    """Returns the number of the right choice, from 0 on; None if the answer is none of them."""
     if isinstance(answer, float) and answer.is_integer():  # of a column with gaps
         answer = int(answer)
     if type(answer) is int and not labels:

@@ -67,7 +67,7 @@ class Scorer:
         return self.model.config.block_size
 
     def texts(self, texts: Sequence[str]) -> list[Likelihood]:
-        """The likelihood of each text, from its first token on."""
+        """Returns the likelihood of each text, from its first token on."""
         return self.score([self.alone(ids) for ids in self.encode_each(texts)])
 
     def continuations(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
@@ -87,7 +87,7 @@ class Scorer:
         return [tokenizer.begun(ids) for ids in found] if begins else found
 
     def alone(self, ids: np.ndarray) -> Scored:
-        """The tokens of a text without context."""
+        """Returns the tokens of a text without context."""
         if ids[:1].tolist() == [self.beginning]:  # it says so itself
             return Scored(ids, 1)
         return Scored(np.insert(ids, 0, self.beginning), 1)
@@ -114,7 +114,7 @@ class Scorer:
         return scored
 
     def score(self, texts: Sequence[Scored]) -> list[Likelihood]:
-        """The likelihood of each, where a text of no predicted token is certain.
+        """Returns the likelihood of each, where a text of no predicted token is certain.
 
         What is longer than the context is cut on the left, as far as all that is predicted fits;
         where it does not, in windows that predict as much as they hold.
@@ -136,7 +136,9 @@ class Scorer:
     def _passes(
         self, texts: Sequence[Scored], windows: Sequence[_Window]
     ) -> Iterator[tuple[_Window, np.ndarray, np.ndarray]]:
-        """The losses of each window's new tokens, and which of them are the likeliest ones."""
+        """Yields the losses of each window's new tokens, and which of them are the likeliest
+        ones.
+        """
         if not windows:
             return
         lengths = np.array([window.end - window.begin - 1 for window in windows])

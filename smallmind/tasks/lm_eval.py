@@ -94,7 +94,7 @@ class SmallmindLM(LM):
         ]
 
     def _kept(self, kind: str, request: Any, result: Any) -> Any:
-        """The result of a request, which lm_eval may cache."""
+        """Returns the result of a request, which lm_eval may cache."""
         self.cache_hook.add_partial(kind, request.args, result)
         return result
 
@@ -104,7 +104,7 @@ class SmallmindLM(LM):
         return f"smallmind-{self.tokenizer.digest}"
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The template of conversations, in Jinja."""
+        """Returns the template of conversations, in Jinja."""
         template = format_of(self.tokenizer) if chat_template else None
         return getattr(template, "jinja", "") if template else ""
 

@@ -36,19 +36,19 @@ class Interval(NamedTuple):
         return self.low <= 0 <= self.high
 
     def shown(self) -> str:
-        """A share in percent: "46.2 (41.9 to 50.5)"."""
+        """Returns a share in percent: "46.2 (41.9 to 50.5)"."""
         value, low, high = (f"{100 * x:.1f}" for x in self)
         return f"{value} ({low} to {high})"
 
     def told(self) -> str:
-        """A difference of shares in words: none if it may as well be 0."""
+        """Returns a difference of shares in words: none if it may as well be 0."""
         value, low, high = (f"{100 * x:+.1f}" for x in self)
         points = f"{value} points ({low} to {high})"
         return f"no difference: {points}" if self.has_zero else points
 
 
 def wilson(right: int, count: int) -> Interval:
-    """The share of right ones, with Wilson's interval (1927): within 0 and 1 for any counts."""
+    """-> the share of right ones, with Wilson's interval (1927): within 0 and 1 for any counts."""
     if not count:
         return Interval(math.nan, 0.0, 1.0)
     share, z2 = right / count, NORMAL**2
@@ -102,7 +102,7 @@ def _share(verdicts: str) -> float:
 
 
 def _means(runs: Sequence[str]) -> list[float]:
-    """The share of runs that are right, by item."""
+    """Returns the share of runs that are right, by item."""
     return [column.count("1") / len(runs) for column in zip(*runs, strict=True)]
 
 
@@ -150,7 +150,7 @@ class TaskResult(Tabular):
         return Group("all", tuple("".join(column) for column in columns))
 
     def table(self) -> Table:
-        """A line per group: its items, the percentage that is right, and its interval."""
+        """Returns a line per group: its items, the percentage that is right, and its interval."""
         groups = [*(self.groups if len(self.groups) > 1 else ()), self.all]
         *rows, last = (
             [
@@ -180,7 +180,7 @@ class TaskResult(Tabular):
             yield f"Longer than the context, and cut: {count_of(self.cut, self.item)}."
 
     def as_json(self) -> dict[str, Any]:
-        """The counts and shares, for other programs."""
+        """Returns the counts and shares, for other programs."""
 
         def described(group: Group) -> dict[str, Any]:
             measures = {
@@ -222,7 +222,7 @@ class TaskResult(Tabular):
 
 
 def read_results(file: Path) -> list[TaskResult]:
-    """The results that were kept in a file; none if there is none, or it is damaged."""
+    """Returns the results that were kept in a file; none if there is none, or it is damaged."""
     try:
         saved: Any = from_json(durable.read(file, MAX_BYTES))
         if saved["format"] != FORMAT:
@@ -238,7 +238,7 @@ def _saved(result: TaskResult) -> dict[str, Any]:
 
 
 def _of_saved(saved: Mapping[str, Any]) -> TaskResult:
-    """A result as `_saved` wrote it. KeyError, TypeError or ValueError for anything else."""
+    """-> a result as `_saved` wrote it. KeyError, TypeError or ValueError for anything else."""
     names = ("task", "item", "file", "sha256", "model", "precision")
     words: dict[str, Any] = {name: _text(saved[name]) for name in names}
     measures = tuple(_text(measure) for measure in saved["measures"])
@@ -268,6 +268,6 @@ def _verdicts(value: Any) -> str:
 
 
 def _shortened(name: str, longest: int) -> str:
-    """A name without its middle if it is too long: those of a file often begin alike."""
+    """Returns a name without its middle if it is too long: those of a file often begin alike."""
     end = longest // 3
     return name if len(name) <= longest else f"{name[: longest - end - 3]}...{name[-end:]}"

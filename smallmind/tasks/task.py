@@ -30,20 +30,20 @@ class Record:
         self._fields, self.place = fields, place  # "pairs.jsonl: line 7"
 
     def value(self, names: Sequence[str]) -> Any:
-        """The first of these fields, if need be in other letter case. InputError without any."""
+        """-> the first of these fields, if need be in other letter case. InputError without any."""
         if (name := named(self._fields, names)) is None:
             known = ", ".join(shown(name, 40) for name in list(self._fields)[:MOST_NAMES])
             raise self.wrong(f"has no field {names[0]!r}", f"it has {known or 'none'}")
         return self._fields[name]
 
     def text(self, names: Sequence[str]) -> str:
-        """A field that is a text or a number, as text. InputError for anything else."""
+        """Returns a field that is a text or a number, as text. InputError for anything else."""
         if (found := as_text(self.value(names))) is None:
             raise self.wrong(f"has a field {named(self._fields, names)!r} that is not text")
         return found
 
     def group(self, by: str | None) -> str:
-        """The group of an item: the field that is chosen, else a likely one, else none."""
+        """Returns the group of an item: the field that is chosen, else a likely one, else none."""
         names = (by,) if by else GROUPS
         if by is None and named(self._fields, names) is None:
             return ""
@@ -54,7 +54,7 @@ class Record:
 
 
 def as_text(value: Any) -> str | None:
-    """A text, or a number as it is written; None for anything else."""
+    """Returns a text, or a number as it is written; None for anything else."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()  # JSON can write halves of characters
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -97,7 +97,7 @@ class Task:
 
 
 def read_items(kind: str, path: str | PathLike[str], by: str | None = None) -> list[Item]:
-    """The items of a file, in its order, in groups by the field `by`.
+    """Returns the items of a file, in its order, in groups by the field `by`.
 
     InputError if one of them is damaged or lacks a field.
     """
@@ -120,7 +120,7 @@ def evaluate_task(
     skips_unknown: bool = False,
     name: str = "the model",
 ) -> TaskResult:
-    """The result of a model on a file of "pairs", "choices" or "exact" answers.
+    """Returns the result of a model on a file of "pairs", "choices" or "exact" answers.
 
     Items with characters that its tokenizer does not know are refused, or skipped and counted. `by`
     is the field of their groups. InputError if the file is damaged or has no items.
@@ -163,7 +163,9 @@ def _task(kind: str) -> type[Task]:
 def _known(
     tokenizer: Tokenizer, items: list[Item], name: str, skips: bool, noun: str
 ) -> list[Item]:
-    """The items that the tokenizer can encode. InputError if that is not all, unless it `skips`."""
+    """-> the items that the tokenizer can encode. InputError if that is not all, unless it
+    `skips`.
+    """
     unknown = tokenizer.unknown("".join({text for item in items for text in item.texts}))
     if not unknown:
         return items

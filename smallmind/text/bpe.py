@@ -60,7 +60,7 @@ class Special(NamedTuple):
     def of(
         cls, tokens: Mapping[str, int], late: Collection[str] = (), joins: bool = False
     ) -> "Special":
-        """All tokens, of which these are late."""
+        """Returns all tokens, of which these are late."""
         made = cls({}, {}, joins)
         for content, token in tokens.items():
             if content in late:
@@ -74,12 +74,12 @@ class Special(NamedTuple):
         return unicodedata.normalize("NFC", text) if self.joins else text
 
     def longest(self) -> int:
-        """The most characters of a text that become one of them; 1 if there is none."""
+        """Returns the most characters of a text that become one of them; 1 if there is none."""
         late = max(map(len, self.late), default=1)
         return max(max(map(len, self.raw), default=1), late * MOST_JOINED if self.joins else late)
 
     def is_cut(self, text: str, end: int) -> bool:
-        """True if a special token begins before the end of a word and reaches beyond it."""
+        """Returns True if a special token begins before the end of a word and reaches beyond it."""
         if _is_cut(text, end, self.raw):
             return True
         if not self.late:
@@ -118,7 +118,7 @@ def cut(texts: Iterable[str], special: Special) -> Iterator[str]:
 
 
 def _border(text: str, begin: int, special: Special) -> int:
-    """The first place from begin on where a word ends, outside of special tokens; 0: none."""
+    """-> the first place from begin on where a word ends, outside of special tokens; 0: none."""
     # The end of the text may become a special token once more of it has been read.
     for found in BORDER.finditer(text, begin, max(0, len(text) - special.longest() + 2)):
         if not special.is_cut(text, found.start()):
@@ -127,7 +127,7 @@ def _border(text: str, begin: int, special: Special) -> int:
 
 
 def _chunks(texts: Iterable[str], special: Special) -> Iterator[Chunk]:
-    """Each text, divided at its special tokens."""
+    """Yields each text, divided at its special tokens."""
     offset = 0
     for text in texts:
         pieces, following = [], []
@@ -192,7 +192,7 @@ def learn_merges(
 
 
 def _count(given: Iterable[Chunk], pattern: Pattern) -> Words:
-    """The words of texts and how often they occur, in any order."""
+    """Returns the words of texts and how often they occur, in any order."""
     classes = character_classes()
     own = threading.local()
     counted: list[list[Words]] = []
@@ -218,7 +218,7 @@ def _count(given: Iterable[Chunk], pattern: Pattern) -> Words:
 
 
 def _added(total: Words, some: Words) -> Words:
-    """The words of both, counted together."""
+    """Returns the words of both, counted together."""
     n, done = int(some.size[0]), 0
     while done < n:
         done += words.insert(total, some.letters, some.starts[done : n + 1], some.counts[done:n])

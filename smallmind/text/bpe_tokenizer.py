@@ -218,7 +218,7 @@ class BPETokenizer(Tokenizer):
         return cls._of(state["split"], vocabulary, merges, dict(special), Rules.from_state(state))
 
     def names(self) -> list[str]:
-        """The tokens as other programs write them: bytes as visible characters."""
+        """Returns the tokens as other programs write them: bytes as visible characters."""
         special = {token: content for content, token in self.special.items()}
         return [special.get(i) or token for i, token in enumerate(as_characters(self.vocabulary))]
 
@@ -265,7 +265,7 @@ class BPETokenizer(Tokenizer):
         special: dict[str, int],
         rules: Rules,
     ) -> "BPETokenizer":
-        """The tokenizer of arguments of `_set`. InputError if they contradict each other."""
+        """-> the tokenizer of arguments of `_set`. InputError if they contradict each other."""
         _check_split(split)
         _check_vocabulary(vocabulary, merges, special)
         made = object.__new__(cls)
@@ -298,7 +298,7 @@ def _check_vocabulary(vocabulary: list[bytes], merges: np.ndarray, special: dict
 
 
 def _numbers(values: Iterable[Any], otherwise: str) -> list[int]:
-    """The values, if all are numbers that a token may have. InputError, saying so, otherwise."""
+    """-> the values, if all are numbers that a token may have. InputError, saying so, otherwise."""
     numbers = list(values)
     # The exact type: True is an int too, and NumPy makes integers of texts and fractions.
     if numbers and not (
@@ -315,12 +315,12 @@ def _pairs(numbers: Iterable[Any]) -> np.ndarray:
 
 
 def _each(merges: np.ndarray) -> Iterator[tuple[int, int]]:
-    """The pairs one by one: 150,000 lists at once keep the garbage collector busy."""
+    """Returns the pairs one by one: 150,000 lists at once keep the garbage collector busy."""
     return zip(merges[:, 0].tolist(), merges[:, 1].tolist(), strict=True)
 
 
 def _results(vocabulary: list[bytes], merges: np.ndarray, ids: dict[bytes, int]) -> np.ndarray:
-    """The token that each merge makes, int32. InputError if one makes none."""
+    """Returns the token that each merge makes, int32. InputError if one makes none."""
     results = [ids.get(vocabulary[left] + vocabulary[right], -1) for left, right in _each(merges)]
     if -1 in results:
         left, right = merges[results.index(-1)]
@@ -331,13 +331,15 @@ def _results(vocabulary: list[bytes], merges: np.ndarray, ids: dict[bytes, int])
 
 
 def _is_in_order(merges: np.ndarray) -> bool:
-    """True if the i-th merge is of tokens before 256 + i, so that its result can be that token."""
+    """-> True if the i-th merge is of tokens before 256 + i, so that its result can be that
+    token.
+    """
     before = np.arange(256, 256 + len(merges))
     return bool((merges >= 0).all() and (merges < before[:, None]).all())
 
 
 def _follows(vocabulary: list[bytes], merges: np.ndarray) -> bool:
-    """True if the tokens of a vocabulary that are not empty are `_in_order(merges)`."""
+    """Returns True if the tokens of a vocabulary that are not empty are `_in_order(merges)`."""
     n = 256 + len(merges)
     if len(vocabulary) < n or not _is_in_order(merges) or any(vocabulary[n:]):
         return False
@@ -361,5 +363,5 @@ def _in_order(merges: np.ndarray) -> list[bytes]:
 
 
 def _characters(token: bytes) -> int:
-    """The number of characters that begin in a token."""
+    """Returns the number of characters that begin in a token."""
     return len(token.translate(None, CONTINUED))

@@ -28,7 +28,7 @@ def as_characters(tokens: Sequence[bytes]) -> list[str]:
 
 
 def as_bytes(tokens: Sequence[str]) -> list[bytes]:
-    """The reverse. ValueError for a character that does not stand for a byte."""
+    """Returns the reverse. ValueError for a character that does not stand for a byte."""
     codes = np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), "<u4")
     values = TO_BYTE[np.minimum(codes, len(TO_BYTE) - 1)]
     if (values == MISSING).any():

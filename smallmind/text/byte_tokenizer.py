@@ -94,7 +94,7 @@ class ByteTokenizer(Tokenizer):
 
 
 def _encoded(text: str) -> Iterator[bytes]:
-    """The bytes of a text, in chunks, so that a long one is not copied as a whole."""
+    """Yields the bytes of a text, in chunks, so that a long one is not copied as a whole."""
     for start in activity.parts(range(0, len(text), CHUNK)):
         # Bytes of the command line that are not UTF-8 arrive as lone surrogates.
         yield encoded(text, start, start + CHUNK, "surrogateescape")

@@ -66,7 +66,7 @@ class CharTokenizer(Tokenizer):
         return ids
 
     def with_characters(self, characters: str) -> "Tokenizer":
-        """The tokenizer with these characters, which it lacks, after its vocabulary, sorted."""
+        """-> the tokenizer with these characters, which it lacks, after its vocabulary, sorted."""
         encoded(characters, 0, len(characters))  # InputError for half a character
         added = "".join(sorted(set(characters) - set(self.characters)))
         state = {**self.state(), "characters": self.characters + added, "first": self._first}
@@ -122,7 +122,8 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def of_pieces(cls, pieces: Sequence[str], special: Mapping[str, int]) -> "CharTokenizer":
-        """The tokenizer with these tokens in the order of their ids. InputError if they are others.
+        """-> the tokenizer with these tokens in the order of their ids. InputError if they are
+        others.
 
         Some of them are the special ones.
         """

@@ -79,12 +79,12 @@ class Format:
         return [self.render(conversation) for conversation in conversations]
 
     def at(self, now: datetime | None) -> "Format":
-        """The template at a time, which some write; None: at any time, the current one."""
+        """Returns the template at a time, which some write; None: at any time, the current one."""
         del now
         return self
 
     def last_said(self, text: str) -> str:
-        """The text of the last user's turn in what was rendered, with special tokens by name."""
+        """-> the text of the last user's turn in what was rendered, with special tokens by name."""
         return special_names(self.special).sub("", text).strip()
 
     @property
@@ -105,7 +105,7 @@ class Format:
     def encode_all(
         self, tokenizer: Tokenizer, conversations: Sequence[Conversation]
     ) -> list[np.ndarray]:
-        """The marked tokens of several conversations; see `encode`."""
+        """Returns the marked tokens of several conversations; see `encode`."""
         written = iter(self.render_all([one for one in conversations if not is_document(one)]))
         rendered = [
             Rendered(one[0].text, (), (), ((0, len(one[0].text)),))
@@ -147,12 +147,12 @@ class Format:
 
 
 def is_document(conversation: Conversation) -> bool:
-    """True for plain text, which has no turns."""
+    """Returns True for plain text, which has no turns."""
     return len(conversation) == 1 and conversation[0].role == TEXT
 
 
 def is_learned(turn: Turn) -> bool:
-    """True for an answer that a model learns: nothing learns to say nothing."""
+    """Returns True for an answer that a model learns: nothing learns to say nothing."""
     return turn.role == ASSISTANT and turn.learned and bool(turn.text.strip())
 
 
@@ -200,7 +200,7 @@ def _segments(tokenizer: Tokenizer, rendered: Rendered) -> Iterator[_Segment]:
 def _segment(
     text: str, place: int, is_special: bool, learned: deque[tuple[int, int]], cuts: Container[int]
 ) -> _Segment:
-    """The segment at a place; takes what ends before it out of `learned`."""
+    """Returns the segment at a place; takes what ends before it out of `learned`."""
     last = place + len(text)
     begin = end = None
     while learned and learned[0][1] <= place:
@@ -214,7 +214,7 @@ def _segment(
 
 
 def _special_tokens(tokenizer: Tokenizer, rendered: Rendered) -> Iterator[tuple[int, int]]:
-    """Where special tokens begin and end in what a template has written.
+    """Yields where special tokens begin and end in what a template has written.
 
     A name that is said, even in part, is none, unless the token belongs to the text.
     """
@@ -261,7 +261,7 @@ def _marked(
 
 
 def _tokens_before(beginning: np.ndarray, ids: np.ndarray) -> int:
-    """How many of the tokens of a text are those of its beginning."""
+    """Returns how many of the tokens of a text are those of its beginning."""
     count = min(len(beginning), len(ids))
     if (beginning[:count] == ids[:count]).all():
         return count
@@ -271,7 +271,7 @@ def _tokens_before(beginning: np.ndarray, ids: np.ndarray) -> int:
 def encode_each(
     tokenizer: Tokenizer, template: Format, conversations: Iterable[Conversation]
 ) -> Iterator[np.ndarray]:
-    """The marked tokens of each conversation; many are encoded together."""
+    """Yields the marked tokens of each conversation; many are encoded together."""
     batch: list[Conversation] = []
     length = 0
     for conversation in conversations:

@@ -139,7 +139,7 @@ class PackedDataset(Dataset):
         return [found[i * len(found) // most] for i in range(most)] if len(found) > most else found
 
     def as_text(self) -> Dataset:
-        """The training part as one text, with its windows anywhere: for what needs no masks."""
+        """-> the training part as one text, with its windows anywhere: for what needs no masks."""
         ids = self._stored[0][: 64 * self.batch_size * self.block_size] // KINDS
         return Dataset(ids, min(self.block_size, len(ids) // 2), self.batch_size, self.seed)
 
@@ -173,7 +173,7 @@ class Rows:
         return ids[first - first // self.T * self.T :][: max(0, last - first)]
 
     def piece(self, number: int) -> np.ndarray:
-        """The marked tokens of a piece, in the order of the text."""
+        """Returns the marked tokens of a piece, in the order of the text."""
         begin, length = self.pieces.begins[number], self.pieces.lengths[number]
         return self._marked[begin : begin + length]
 
@@ -184,7 +184,7 @@ class Rows:
         return 1 - taken / (self.count * self.T) if self.count else 0.0
 
     def batches(self, batch_size: int) -> int:
-        """The number of batches that have each row once."""
+        """Returns the number of batches that have each row once."""
         return math.ceil(self.count / batch_size)
 
     def batch(self, rows: np.ndarray, out: Batch | None = None) -> Batch:

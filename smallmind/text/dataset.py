@@ -35,7 +35,7 @@ class Batch(NamedTuple):
     firsts: np.ndarray | None = None  # int32 (B, T), where the document of each token begins
 
     def part(self, rows: slice) -> "Batch":
-        """Some of its windows."""
+        """Returns some of its windows."""
         first = self.first_window + rows.indices(len(self.ids))[0]
         return Batch(
             self.ids[rows],
@@ -72,7 +72,7 @@ class Batch(NamedTuple):
         return float(self.weights.sum(dtype=np.float64)) / self.ids.shape[1]
 
     def copy(self) -> "Batch":
-        """Its windows in arrays of their own."""
+        """Returns its windows in arrays of their own."""
         optional = {"weights": self.weights, "firsts": self.firsts}
         copied: dict[str, Any] = {
             name: array.copy() for name, array in optional.items() if array is not None
@@ -143,7 +143,7 @@ class Dataset:
         seed: int = RunConfig.seed,
         held_out: int | None = None,
     ) -> "Dataset":
-        """The dataset of a text, whose last `held_out` characters are held out; None: a tenth.
+        """-> the dataset of a text, whose last `held_out` characters are held out; None: a tenth.
 
         InputError if the tokenizer does not know a character.
         """
@@ -200,12 +200,12 @@ class Dataset:
         return self.batches_of("held_out")
 
     def batches_of(self, part: str) -> int:
-        """The number of batches with as many tokens as the part "train" or "held_out"."""
+        """Returns the number of batches with as many tokens as the part "train" or "held_out"."""
         tokens = self.train if part == "train" else self.held_out
         return math.ceil(len(tokens) / (self.batch_size * self.block_size))
 
     def spelled(self, tokens: np.ndarray) -> Spelled:
-        """The text length of tokens; without a tokenizer, a character of one byte each."""
+        """Returns the text length of tokens; without a tokenizer, a character of one byte each."""
         return self.tokenizer.spelled(tokens) if self.tokenizer else Spelled.as_bytes(tokens)
 
     def evaluation_batch(self, part: str, number: int) -> Batch:

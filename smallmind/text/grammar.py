@@ -130,7 +130,7 @@ class Grammar:
         return "".join(pieces)
 
     def words(self, rule: str) -> tuple[str, ...]:
-        """The alternatives of a rule that are plain text."""
+        """Returns the alternatives of a rule that are plain text."""
         return tuple(
             symbols[0]
             for symbols, _ in self._rules[rule].choices()

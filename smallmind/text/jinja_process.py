@@ -262,7 +262,9 @@ def rendered(
 
 @functools.lru_cache(4)
 def compiled(text: str) -> tuple[Any, Any]:
-    """The environment and the template, with the functions that those of transformers may call."""
+    """-> the environment and the template, with the functions that those of transformers may
+    call.
+    """
     from jinja2 import nodes
     from jinja2.compiler import CodeGenerator
     from jinja2.exceptions import TemplateError

@@ -96,7 +96,7 @@ class JinjaTemplate(Format):
 
     @classmethod
     def of(cls, text: str, tokenizer: Tokenizer) -> Self:
-        """The template of a tokenizer.
+        """Returns the template of a tokenizer.
 
         InputError if it cannot be rendered, or does not say where an answer ends.
         """
@@ -172,7 +172,7 @@ class JinjaTemplate(Format):
         return ended, next((p for p in places if p in begins), ended if is_usual else None)
 
     def _tokens(self, text: str) -> list["re.Match[str]"]:
-        """The special tokens in what the template has written."""
+        """Returns the special tokens in what the template has written."""
         return list(special_names(self.special).finditer(text)) if self.special else []
 
     def _write(

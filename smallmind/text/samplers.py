@@ -100,7 +100,9 @@ class Epochs(Sampler):
         return self._first(number, 1) - self._first(number)
 
     def _first(self, number: int, following: int = 0) -> int:
-        """The place of the first window of a batch in its epoch, or of the one that follows it."""
+        """-> the place of the first window of a batch in its epoch, or of the one that follows
+        it.
+        """
         count = self.steps * self.batches
         place = number % count + following
         if self._weights is not None:
@@ -118,7 +120,7 @@ class Epochs(Sampler):
         return order * data.block_size + self._offset(epoch)
 
     def _offset(self, epoch: int) -> int:
-        """Where the first window of an epoch begins."""
+        """Returns where the first window of an epoch begins."""
         data = self.dataset
         # The windows do not fill the text: which tokens are unused changes from epoch to epoch.
         unused = len(data.train) - 1 - self.windows * data.block_size
@@ -152,12 +154,12 @@ def _balanced(
 
 
 def make_sampler(dataset: Dataset, epochs: int, batches: int, stride: int = 1) -> Sampler:
-    """The sampler of a run: Epochs if it has any, else RandomWindows."""
+    """Returns the sampler of a run: Epochs if it has any, else RandomWindows."""
     return Epochs(dataset, batches, stride) if epochs else RandomWindows(dataset, batches, stride)
 
 
 def count_steps(config: TrainingConfig, data: Dataset) -> TrainingConfig:
-    """The config with its length and its warmup in steps, whichever of them is set in epochs."""
+    """-> the config with its length and its warmup in steps, whichever of them is set in epochs."""
     if not config.epochs and config.warmup_epochs is None:
         return config.with_warmup(0)
     per_epoch = Epochs(data, config.grad_accum_steps).steps

@@ -210,7 +210,7 @@ ANOTHER = (
 
 
 def format_of(tokenizer: Tokenizer) -> Format | None:
-    """The template that a tokenizer carries; None if it has none.
+    """Returns the template that a tokenizer carries; None if it has none.
 
     Known ones need no other package. InputError if it is damaged, or the package for templates in
     Jinja is missing.
@@ -248,7 +248,7 @@ def _find(tokenizer: Tokenizer) -> Format | None:
 
 
 def _ending(tokenizer: Tokenizer, end: int) -> Tokenizer:
-    """The tokenizer with a token among those that end what a model writes."""
+    """Returns the tokenizer with a token among those that end what a model writes."""
     if end in tokenizer.ends:
         return tokenizer
     files = {name: dict(part) for name, part in tokenizer.published.items()}
@@ -257,7 +257,7 @@ def _ending(tokenizer: Tokenizer, end: int) -> Tokenizer:
 
 
 def fit_template(tokenizer: Tokenizer, name: str | None) -> tuple[Tokenizer, Format]:
-    """The tokenizer with the special tokens of its own template, or of the one named, and that.
+    """-> the tokenizer with the special tokens of its own template, or of the one named, and that.
 
     Without a name, a tokenizer without a template gets ChatML. InputError for an unknown name.
     """

@@ -95,7 +95,7 @@ class Tokenizer:
         return self.token_of(self.separator)
 
     def token_of(self, text: str) -> int | None:
-        """The token that spells a text; None if it takes several or is unknown."""
+        """Returns the token that spells a text; None if it takes several or is unknown."""
         if self.unknown(text):
             return None
         ids = self.encode(text)
@@ -166,7 +166,7 @@ class Tokenizer:
         raise NotImplementedError
 
     def with_special(self, names: Sequence[str]) -> "Tokenizer":
-        """The tokenizer with these special tokens: those that it lacks, after its vocabulary.
+        """-> the tokenizer with these special tokens: those that it lacks, after its vocabulary.
 
         InputError for a name that is an ordinary token, or too short to be told from one.
         """
@@ -178,7 +178,7 @@ class Tokenizer:
         return self._added({**self.special, **dict(zip(missing, numbers, strict=True))})
 
     def _added(self, special: dict[str, int]) -> "Tokenizer":
-        """The tokenizer with these special tokens, its own and others."""
+        """Returns the tokenizer with these special tokens, its own and others."""
         made = Tokenizer.from_state({**self.state(), "special": special})
         return made.with_published(self.published) if self.published else made
 
@@ -204,13 +204,13 @@ class Tokenizer:
         raise NotImplementedError
 
     def unknown(self, text: str) -> str:
-        """The characters that `encode` refuses, sorted: those outside the vocabulary."""
+        """Returns the characters that `encode` refuses, sorted: those outside the vocabulary."""
         if self.special:
             text = special_names(tuple(self.special)).sub("", text)
         return self._unknown(text)
 
     def _unknown(self, text: str) -> str:
-        """The characters of a text without special tokens that are outside the vocabulary."""
+        """-> the characters of a text without special tokens that are outside the vocabulary."""
         return ""
 
     def _check_special(self, special: Any, first: int, end: int | None = None) -> dict[str, int]:
@@ -258,7 +258,7 @@ class Tokenizer:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Tokenizer":
-        """The tokenizer, of any kind, whose `state()` this is.
+        """Returns the tokenizer, of any kind, whose `state()` this is.
 
         KeyError, TypeError or ValueError (InputError included) if it is anything else.
         """
@@ -282,7 +282,7 @@ class Tokenizer:
 
     @classmethod
     def from_saved(cls, saved: str) -> "Tokenizer":
-        """The tokenizer that was `saved`. Errors as for `from_state`."""
+        """Returns the tokenizer that was `saved`. Errors as for `from_state`."""
         state = safetensors.from_json(check_type("saved", saved, str))
         tokenizer = cls.from_state(state)
         return tokenizer.with_published(state.get("published", {}))
@@ -313,7 +313,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Tokenizer":
-        """The tokenizer whose `as_json()` this is, or that of another program.
+        """Returns the tokenizer whose `as_json()` this is, or that of another program.
 
         InputError, KeyError, TypeError or ValueError if it is none that is known here.
         """
@@ -389,13 +389,13 @@ def batched(texts: Iterable[str]) -> Iterator[str]:
 
 
 def sliced(text: str) -> Iterator[str]:
-    """A text in pieces of CHUNK characters, each an equal part of what is being done."""
+    """Yields a text in pieces of CHUNK characters, each an equal part of what is being done."""
     for start in activity.parts(range(0, len(text), CHUNK)):
         yield text[start : start + CHUNK]
 
 
 def distinct(text: str) -> set[str]:
-    """The characters that occur in a text."""
+    """Returns the characters that occur in a text."""
     found: set[str] = set()
     with activity.doing("Listing the characters of the text", usual=len(text) < activity.LARGE):
         for piece in sliced(text):

@@ -45,7 +45,9 @@ class Rules(NamedTuple):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Rules":
-        """The rules whose `state()` is part of this. TypeError or ValueError if it is damaged."""
+        """-> the rules whose `state()` is part of this. TypeError or ValueError if it is
+        damaged.
+        """
         rules = cls(
             state.get("normalizer"),
             state.get("ignore_merges", False),
@@ -87,7 +89,7 @@ def never_merges(data: dict[str, Any]) -> bool:
 
 
 def rules_of(data: dict[str, Any]) -> Rules:
-    """A file's rules for turning texts into tokens, besides its vocabulary and merges."""
+    """Returns a file's rules for turning texts into tokens, besides its vocabulary and merges."""
     added = data.get("added_tokens") or []
     normalizer = normalizer_of(data)
     late = {token["content"] for token in added if token.get("normalized")}
@@ -99,7 +101,7 @@ def rules_of(data: dict[str, Any]) -> Rules:
 
 
 def normalizer_of(data: dict[str, Any]) -> str | None:
-    """The first change made to a text: "NFC", which joins letters and their accents, or None.
+    """-> the first change made to a text: "NFC", which joins letters and their accents, or None.
 
     InputError if it is something else.
     """
@@ -120,7 +122,7 @@ def contents(
     special: Mapping[str, int] | None = None,
     rules: Rules = OWN,
 ) -> dict[str, Any]:
-    """The contents of a tokenizer.json; the arguments are what kinds differ in."""
+    """Returns the contents of a tokenizer.json; the arguments are what kinds differ in."""
     return {
         "version": "1.0",
         "truncation": None,
@@ -157,7 +159,7 @@ def contents(
 
 
 def byte_level(split: str | None) -> dict[str, Any]:
-    """The pre-tokenizer that splits texts by one of PATTERNS, or not at all."""
+    """Returns the pre-tokenizer that splits texts by one of PATTERNS, or not at all."""
     whole = {**BYTE_LEVEL, "use_regex": True}
     if split == "gpt2":
         return whole
@@ -171,7 +173,7 @@ def byte_level(split: str | None) -> dict[str, Any]:
 
 
 def split_of(pre_tokenizer: Any) -> str | None:
-    """The name of the pattern of a pre-tokenizer; None if it splits nothing.
+    """Returns the name of the pattern of a pre-tokenizer; None if it splits nothing.
 
     InputError if it is none that byte-level tokenizers here know.
     """
@@ -214,7 +216,7 @@ def special_tokens(data: dict[str, Any]) -> dict[str, int]:
 
 
 def added_around(post_processor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tokens that a post_processor puts before and after each text; most put none.
+    """Returns the tokens that a post_processor puts before and after each text; most put none.
 
     AttributeError, KeyError, TypeError or ValueError if it is damaged.
     """
@@ -238,7 +240,7 @@ def added_around(post_processor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def pair_of(merge: Any) -> list[str]:
-    """The two tokens of a merge: a list, or as earlier versions write it, one text.
+    """Returns the two tokens of a merge: a list, or as earlier versions write it, one text.
 
     ValueError for any other number of tokens.
     """
@@ -249,7 +251,7 @@ def pair_of(merge: Any) -> list[str]:
 
 
 def read(path: str | PathLike[str]) -> dict[str, Any]:
-    """The contents of a tokenizer.json. InputError if it is none."""
+    """Returns the contents of a tokenizer.json. InputError if it is none."""
     with durable.explained(path, "tokenizer.json"), _without_collector():
         data = from_json(durable.read(path, MAX_BYTES), strict=False)
         if not isinstance(data, dict) or not isinstance(data.get("model"), dict):
@@ -271,7 +273,7 @@ def _without_collector() -> Iterator[None]:
 
 
 def encoded(data: dict[str, Any]) -> bytes:
-    """The bytes of a tokenizer.json: a line for each part, which is fast."""
+    """Returns the bytes of a tokenizer.json: a line for each part, which is fast."""
     parts = {json.dumps(key): json.dumps(part, ensure_ascii=False) for key, part in data.items()}
     lines = [f"{key}: {part}" for key, part in parts.items()]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()

@@ -50,7 +50,7 @@ class AfterSave:
             self._going.append(self._thread.submit(self._run, step, path.absolute()))
 
     def news(self) -> list[FileWarningRecord]:
-        """The warnings about commands that have ended since the last call."""
+        """Returns the warnings about commands that have ended since the last call."""
         ended = [task for task in self._going if task.done()]
         for task in ended:
             self._going.remove(task)
@@ -124,7 +124,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _last_line(output: IO[bytes]) -> str:
-    """The last line that a command has written, after a colon; empty if there is none."""
+    """Returns the last line that a command has written, after a colon; empty if there is none."""
     output.seek(max(0, output.seek(0, os.SEEK_END) - 4 * MOST_SAID))
     lines = output.read().decode(errors="replace").strip().splitlines()
     return f": {lines[-1][-MOST_SAID:]}" if lines else ""

@@ -74,14 +74,14 @@ def ask(
 
 
 def _spread(numbers: Sequence[int], most: int) -> Sequence[int]:
-    """At most so many of these numbers, spread evenly."""
+    """Returns at most so many of these numbers, spread evenly."""
     if len(numbers) <= most:
         return numbers
     return [numbers[i * len(numbers) // most] for i in range(max(0, most))]
 
 
 def answer(model: TransformerModel, tokenizer: Tokenizer, question: Question) -> Answered:
-    """The model's likeliest answer to a question, of a few tokens more than the wanted one."""
+    """-> the model's likeliest answer to a question, of a few tokens more than the wanted one."""
     (text,) = answers(model, tokenizer, [_asked(model, tokenizer, question)])
     return _answered(tokenizer, question, text)
 

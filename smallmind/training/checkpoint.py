@@ -61,7 +61,7 @@ def save(
 
 
 def check_size(state: RunState) -> None:
-    """InputError if a run's checkpoints will not fit their format: too many names.
+    """Raises InputError if a run's checkpoints will not fit their format: too many names.
 
     Counts the snapshot that later states include, and some room for numbers that grow.
     """
@@ -89,7 +89,7 @@ def load(path: str | PathLike[str]) -> RunState:
 
 
 def newest(directory: str | PathLike[str]) -> tuple[RunState | None, list[tuple[Path, str]]]:
-    """A run's newest sound checkpoint, and the files that were skipped, each with the reason.
+    """-> a run's newest sound checkpoint, and the files that were skipped, each with the reason.
 
     The best one is read only if another was skipped. None if no checkpoint is sound.
     """
@@ -111,12 +111,12 @@ def newest(directory: str | PathLike[str]) -> tuple[RunState | None, list[tuple[
 
 
 def steps(directory: str | PathLike[str]) -> list[int]:
-    """The steps of which a run has a checkpoint, newest first; sound or not."""
+    """Returns the steps of which a run has a checkpoint, newest first; sound or not."""
     return _steps(_folder(directory))
 
 
 def peek(directory: str | PathLike[str]) -> RunState | None:
-    """The newest checkpoint without its tensors, fast for any size; None if none can be read.
+    """-> the newest checkpoint without its tensors, fast for any size; None if none can be read.
 
     Its digest is not checked.
     """
@@ -132,7 +132,7 @@ def peek(directory: str | PathLike[str]) -> RunState | None:
 
 
 def verify(directory: str | PathLike[str]) -> Iterator[tuple[Path, str | None]]:
-    """Every checkpoint of a run, newest first and the best last, with its fault or None."""
+    """Yields every checkpoint of a run, newest first and the best last, with its fault or None."""
     for path in _files(_folder(directory)):
         fault = None
         try:
@@ -352,6 +352,6 @@ def _steps(folder: Path) -> list[int]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, newest first and the best one last."""
+    """Returns the checkpoints in a folder, newest first and the best one last."""
     names = [file_name(step) for step in _steps(folder)]
     return [folder / name for name in [*names, BEST] if os.path.lexists(folder / name)]

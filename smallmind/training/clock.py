@@ -27,7 +27,7 @@ class StepClock:
         self._windows += windows
 
     def since_last(self) -> tuple[float, float]:
-        """Seconds per step and windows per second since the last call, of steps alone."""
+        """Returns seconds per step and windows per second since the last call, of steps alone."""
         seconds, steps, windows = self._seconds, self._steps, self._windows
         self._seconds, self._steps, self._windows = 0.0, 0, 0
         if seconds <= 0:  # shorter than a tick of the clock

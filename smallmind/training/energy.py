@@ -43,20 +43,20 @@ class EnergyMeter:
             self.joules = (self.joules or 0.0) + taken / 1e6
 
     def record(self, step: int) -> EnergyRecord | None:
-        """The record of what has been taken so far; None if that is not known."""
+        """Returns the record of what has been taken so far; None if that is not known."""
         self.update()
         if self.joules is None:
             return None
         return EnergyRecord(step, self.joules, time.monotonic() - self._begun)
 
     def __str__(self) -> str:
-        """The energy and the mean power; empty if they are not known."""
+        """Returns the energy and the mean power; empty if they are not known."""
         record = self.record(0)
         return energy_text(record.joules, record.energy_seconds) if record else ""
 
 
 def energy_text(joules: float, seconds: float) -> str:
-    """The energy and the mean power, in a sentence."""
+    """Returns the energy and the mean power, in a sentence."""
     return f"The CPU took {joules:,.0f} J, {joules / max(1e-9, seconds):.1f} W"
 
 

@@ -27,7 +27,7 @@ EVALUATING = 0.1  # share of the time of a run for evaluations and questions
 
 
 def evaluating_seconds(training_seconds: float) -> float:
-    """The time for evaluations and questions in a run whose steps take so many seconds."""
+    """Returns the time for evaluations and questions in a run whose steps take so many seconds."""
     return EVALUATING / (1 - EVALUATING) * training_seconds
 
 
@@ -140,7 +140,7 @@ def text_batches(
 
 
 def count_overlapping(n: int, T: int, most: int | None = None) -> int:
-    """The number of windows `text_batches` takes for n predictions, or about `most` of them."""
+    """-> the number of windows `text_batches` takes for n predictions, or about `most` of them."""
     T = min(T, n)
     stride = max(1, T // 2)
     in_all = math.ceil((n - T) / stride) + 1
@@ -178,7 +178,7 @@ def evaluate_held_out(
 def held_out_batches(
     model: TransformerModel, dataset: Dataset, batch_size: int, loss: Loss = TEXT
 ) -> Batches:
-    """The held-out part of a text: all of it, or about MOST_HELD_OUT."""
+    """Returns the held-out part of a text: all of it, or about MOST_HELD_OUT."""
     if dataset.is_packed:
         most = math.ceil(MOST_HELD_OUT / (dataset.batch_size * dataset.block_size))
         numbers = range(min(most, dataset.held_out_batches))
@@ -189,7 +189,7 @@ def held_out_batches(
 def look_batches(
     model: TransformerModel, dataset: Dataset, batches: int, number: int, loss: Loss = TEXT
 ) -> Batches:
-    """As many batches of what `held_out_batches` evaluates; other ones for each number."""
+    """Returns as many batches of what `held_out_batches` evaluates; other ones for each number."""
     if dataset.is_packed:
         numbers = range(number * batches, (number + 1) * batches)
         return _rows(model, dataset, "held_out", numbers, loss)
@@ -202,7 +202,7 @@ def look_batches(
 def _rows(
     model: TransformerModel, dataset: Dataset, part: str, numbers: Sequence[int], loss: Loss
 ) -> Batches:
-    """Some batches of a part, whose rows have learned tokens."""
+    """Returns some batches of a part, whose rows have learned tokens."""
     special = list(dataset.tokenizer.special.values()) if dataset.tokenizer else []
 
     def compute(number: int) -> _Counts:

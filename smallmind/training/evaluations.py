@@ -64,7 +64,7 @@ class Evaluations:
         return None
 
     def look(self, step: int, number: int, batches: int) -> float | None:
-        """The loss on some windows from all over the held-out part; None if it was stopped."""
+        """-> the loss on some windows from all over the held-out part; None if it was stopped."""
         with self._announced(f"Looking at the held-out loss after step {step}"):
             windows = look_batches(self.model, self.data, batches, number, self.loss)
             return self._ranks.evaluate(windows)[0].loss
@@ -93,7 +93,9 @@ class Evaluations:
         return None
 
     def sample(self, tokens: int | None = None) -> str:
-        """A text that the model writes; the same for the same weights. Only the first has one."""
+        """-> a text that the model writes; the same for the same weights. Only the first has
+        one.
+        """
         tokenizer = self.data.tokenizer
         if not self._ranks.is_first or tokenizer is None:
             return ""

@@ -50,7 +50,7 @@ class Summed(NamedTuple):
     weight: float  # in windows: exact where all targets count the same
 
     def over(self, windows: int) -> float:
-        """The divisor of the loss and the gradients of this many windows."""
+        """Returns the divisor of the loss and the gradients of this many windows."""
         return self.weight / windows if self.weight else 1.0
 
 
@@ -141,7 +141,9 @@ class Gradients:
         return total.loss / self.divisor
 
     def place_of_fault(self) -> str:
-        """Where the loss of the last step is not finite, for a message; empty if it is or alone."""
+        """-> where the loss of the last step is not finite, for a message; empty if it is or
+        alone.
+        """
         bad = [shard for shard, loss in enumerate(self.losses) if not math.isfinite(loss)]
         if not bad or not self._sum.is_divided:
             return ""
@@ -156,7 +158,7 @@ class Gradients:
         return self._sum.collect(compute)
 
     def last_batch(self, step: int) -> Batch:
-        """The windows here, perhaps none, of the last batch that the step has computed."""
+        """Returns the windows here, perhaps none, of the last batch that the step has computed."""
         sampler = self.sampler
         last = max(filter(sampler.windows_in_batch, sampler.batches_in_step(step)))
         count = sum(sampler.windows_of(last, shard) for shard in self._sum.own)
@@ -217,7 +219,7 @@ class Gradients:
             self._sum.early = [part for part in self._parts_of_blocks() if part.start < part.stop]
 
     def _parts_of_blocks(self) -> list[slice]:
-        """The matrices that are trained in each block, in the order of the backward pass."""
+        """-> the matrices that are trained in each block, in the order of the backward pass."""
         flat, network = self.run.model.flat, self.run.model.network
         blocks = reversed(range(network.lowest, len(network.blocks)))
         return [flat.matrices(network.parts[f"blocks.{i}"]) for i in blocks]

@@ -42,7 +42,7 @@ class GradientDiagnostics:
     def check_gradients(
         name: str, gradients: np.ndarray, verbose: bool = False, role: Role | None = None
     ) -> Finding | None:
-        """The problem, or None. With verbose the message ends with statistics.
+        """Returns the problem, or None. With verbose the message ends with statistics.
 
         NaN, Inf, all zero, a norm above 100 (exploding) or below 1e-7 (vanishing), over 90 % zeros.
         In an embedding (by its role, or a name that ends in "embedding.weight") zero rows do not
@@ -58,13 +58,15 @@ class GradientDiagnostics:
 
     @staticmethod
     def get_gradient_norm(gradients: np.ndarray) -> tuple[float, bool]:
-        """The norm, and whether check_gradients finds a problem."""
+        """Returns the norm, and whether check_gradients finds a problem."""
         finding = GradientDiagnostics.check_gradients("", gradients)
         return _norm(np.asarray(gradients)), finding is not None
 
 
 def largest_gradients(model: TransformerModel, scale: float, count: int = 3) -> str:
-    """The parameters with the largest gradients, in multiples of scale, those not finite first."""
+    """-> the parameters with the largest gradients, in multiples of scale, those not finite
+    first.
+    """
 
     def size(gradient: np.ndarray) -> float:
         norm = _norm(gradient)
@@ -86,7 +88,7 @@ def _norm(array: np.ndarray) -> float:
 
 
 def _problem(gradients: np.ndarray, role: Role | None) -> tuple[str, str]:
-    """The keyword and the message of the first problem found, or two empty strings."""
+    """Returns the keyword and the message of the first problem found, or two empty strings."""
     nans = sum(np.count_nonzero(np.isnan(chunk)) for chunk in _chunks(gradients))
     if nans:
         return "nan", f"{nans:,} of {gradients.size:,} gradients are NaN"
@@ -106,7 +108,7 @@ def _problem(gradients: np.ndarray, role: Role | None) -> tuple[str, str]:
 
 
 def _sparse(gradients: np.ndarray, role: Role | None, nonzero: int) -> str:
-    """The message about a gradient with too many zeros, or ""."""
+    """Returns the message about a gradient with too many zeros, or ""."""
     size, where = gradients.size, ""
     if gradients.ndim == 2:
         rows = np.count_nonzero(gradients.any(axis=1))
@@ -127,7 +129,7 @@ def _statistics(gradients: np.ndarray) -> str:
 
 
 def check_model(model: TransformerModel, loss_scale: float = 1.0) -> list[Finding]:
-    """The problems of a model's gradients, which belong to loss_scale times the loss."""
+    """Returns the problems of a model's gradients, which belong to loss_scale times the loss."""
     findings = []
     for spec in model.flat.trained:
         gradient = model.gradients[spec.name]
@@ -139,7 +141,7 @@ def check_model(model: TransformerModel, loss_scale: float = 1.0) -> list[Findin
 
 
 def not_finite(model: TransformerModel) -> list[Finding]:
-    """The gradients with NaN or Inf, in the order in which the backward pass reaches them."""
+    """-> the gradients with NaN or Inf, in the order in which the backward pass reaches them."""
     return [finding for finding in reversed(check_model(model)) if finding.problem in NOT_FINITE]
 
 
@@ -210,7 +212,7 @@ def update_ratios(model: TransformerModel, before: Mapping[str, np.ndarray]) -> 
 def _check_ratios(
     ratios: Mapping[str, float], lr_share: float, sizes: Mapping[str, UpdateSize]
 ) -> list[Finding]:
-    """The matrices, whose sizes are given, that an update changes too much or too little.
+    """Returns the matrices, whose sizes are given, that an update changes too much or too little.
 
     lr_share is the learning rate as a share of its peak: when a schedule is near zero, a weight
     need not move. Vectors are left out: biases start at zero, next to which any update is large.

@@ -82,7 +82,7 @@ class LiveState:
         self.loss.take_gradient()
 
     def capture_model(self) -> RunState:
-        """The state that outlives a run: weights, dropout counter, loss. Copies nothing."""
+        """Returns the state that outlives a run: weights, dropout counter, loss. Copies nothing."""
         flat = self.model.flat
         tensors = {f"{WEIGHTS}{name}": flat.stored[name] for name in flat.kept}
         tensors |= {f"{OF_LOSS}{name}": value for name, value in self.loss.tensors().items()}
@@ -90,7 +90,7 @@ class LiveState:
         return RunState(self.progress.step, tensors, state)
 
     def capture(self) -> RunState:
-        """The whole state except the snapshot. Its tensors are the live ones, not copies."""
+        """-> the whole state except the snapshot. Its tensors are the live ones, not copies."""
         tokenizer, model = self.data.tokenizer, self.capture_model()
         moments = self.optimizer.tensors()
         config = dataclasses.asdict(self.config.as_of(self.progress.step))
@@ -116,17 +116,17 @@ class LiveState:
         return RunState(model.step, {**model.tensors, **tensors}, state)
 
     def capture_all(self) -> RunState:
-        """The whole state, including the snapshot if that is of an earlier step."""
+        """Returns the whole state, including the snapshot if that is of an earlier step."""
         return with_snapshot(self.capture(), self.spikes.good)
 
     def gathered(self, state: RunState) -> RunState:
-        """A state to be saved, with the parts of it that other processes have."""
+        """Returns a state to be saved, with the parts of it that other processes have."""
         return self._with_moments(state, self.optimizer.whole)
 
     def _with_moments(
         self, state: RunState, change: Callable[[str, np.ndarray], np.ndarray]
     ) -> RunState:
-        """A state whose tensors of the optimizer, also those of its snapshot, are changed."""
+        """-> a state whose tensors of the optimizer, also those of its snapshot, are changed."""
         if not self.optimizer.ends:
             return state
         tensors = dict(state.tensors)
@@ -191,13 +191,13 @@ class LiveState:
             self.spikes.keep(dataclasses.replace(good, tensors=tensors))
 
     def _frozen(self) -> dict[str, np.ndarray]:
-        """The tensors that the steps of the run do not change."""
+        """Returns the tensors that the steps of the run do not change."""
         tensors = self.capture_model().tensors
         return {name: tensor for name, tensor in tensors.items() if not tensor.flags.writeable}
 
 
 def saved_precision(state: RunState) -> Precision:
-    """The precision of the run that was saved; AUTO if the file does not say what that became.
+    """-> the precision of the run that was saved; AUTO if the file does not say what that became.
 
     InputError if this version does not know it.
     """
@@ -216,7 +216,7 @@ def saved_precision(state: RunState) -> Precision:
 
 
 def _fixed_parts(state: Mapping[str, Any]) -> dict[str, str]:
-    """The fixed parts of a state, in today's names and with today's fields, as JSON."""
+    """Returns the fixed parts of a state, in today's names and with today's fields, as JSON."""
     parts = {part: state.get(part) for part in FIXED}
     parts["model"] = _completed(ModelConfig, parts["model"])
     if isinstance(adapter := parts["adapter"], dict):  # its base may have moved
@@ -230,7 +230,7 @@ def _fixed_parts(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _completed(kind: type, saved: Any) -> Any:
-    """The fields of a config that any version saved, with defaults for those it lacked."""
+    """Returns the fields of a config that any version saved, with defaults for those it lacked."""
     try:
         config = from_saved(kind, saved)
     except (TypeError, ValueError):

@@ -169,7 +169,7 @@ class Loop:
         )
 
     def _fatal_reason(self, norm: float) -> str | None:
-        """Why a run cannot continue after an update with this norm, or None."""
+        """Returns why a run cannot continue after an update with this norm, or None."""
         run = self.run
         if math.isfinite(norm) or (run.scaler and not run.scaler.is_lost):
             return None
@@ -227,7 +227,7 @@ class Loop:
             yield from self.saver.news()
 
     def _evaluation_is_due(self) -> bool:
-        """True if the step that the run has reached still has to be evaluated."""
+        """Returns True if the step that the run has reached still has to be evaluated."""
         step, every = self.run.progress.step, self.run.config.val_every
         if not step or not every or self.run.progress.evaluated == step:
             return False
@@ -265,7 +265,7 @@ class Loop:
         return Target(run.config, run.data, run.progress, run.spikes.average)
 
     def _is_broken(self, loss: float) -> bool:
-        """True if a loss must not lead to an update."""
+        """Returns True if a loss must not lead to an update."""
         if self.run.config.max_rollbacks:
             return self.run.spikes.is_spike(loss, self.gradients.learned)
         return not math.isfinite(loss) and not self.run.scaler  # a scaler skips the update itself

@@ -119,7 +119,7 @@ def usage_of(
 
 
 def multiply_add_ceiling(precision: Precision) -> tuple[float, str]:
-    """The operations per second of multiply-adds from registers, and the precision of these.
+    """-> the operations per second of multiply-adds from registers, and the precision of these.
 
     It is the best rate that any process has measured in some hundredths of a second with as many
     threads: other programs make it lower, and nothing makes it higher. Kept beside the kernels.
@@ -185,7 +185,7 @@ class Usage:
             self.rates.append(needed / seconds)
 
     def since(self, seconds: float, waiting: float, windows: int, updates: int) -> "Usage":
-        """The steps since these sums."""
+        """Returns the steps since these sums."""
         return Usage(
             self.operations,
             self.ceiling,
@@ -221,7 +221,7 @@ class Usage:
         return self.operations.window * self.windows + self.operations.update * self.updates
 
     def record(self, step: int) -> UsageRecord:
-        """The record of the whole session."""
+        """Returns the record of the whole session."""
         again = self.operations.recompute * self.windows
         # Where steps were faster, other programs slowed down whatever measured it.
         ceiling = self.ceiling if self.ceiling and self.ceiling >= self.typical_rate else None
@@ -241,7 +241,7 @@ class Usage:
 
 
 def usage_text(record: Mapping[str, Any]) -> str:
-    """The fields of a UsageRecord, which a file may have changed, in a sentence; or nothing."""
+    """-> the fields of a UsageRecord, which a file may have changed, in a sentence; or nothing."""
     values = {name: number(value) for name, value in record.items() if name != "kind"}
     names = "forward", "backward", "update", "recompute", "gflops", "seconds", "waiting"
     found = [values.get(f"used_{name}", -1.0) for name in names]

@@ -124,7 +124,7 @@ class _Ahead:
         self.thread = threading.Thread(target=self._run, name="batches", daemon=True)
 
     def take(self) -> Batch:
-        """The next batch, once it is drawn; the error if drawing it failed."""
+        """Returns the next batch, once it is drawn; the error if drawing it failed."""
         drawn = self._wait()
         if isinstance(drawn, BaseException):
             self.number = -1  # no batch follows: asking again starts a new thread

@@ -50,7 +50,7 @@ class Check(Tabular):
         return f"{verdict}  {self.name}: {self.measured}; expected {self.expected}"
 
     def table(self) -> Table:
-        """The measured and the expected value, in one row."""
+        """Returns the measured and the expected value, in one row."""
         row = (self.name, self.measured, self.expected, "ok" if self.passed else "FAILED")
         return Table("", [row], ("check", "measured", "expected", ""), "<<<<")
 
@@ -86,7 +86,9 @@ def preflight(
 def copy_model(
     model: TransformerModel, backend: str | None = None, **fields: Any
 ) -> TransformerModel:
-    """A float32 model with the same weights, optionally with another back end or other settings."""
+    """-> a float32 model with the same weights, optionally with another back end or other
+    settings.
+    """
     config = dataclasses.replace(model.config, **fields) if fields else model.config
     copy = TransformerModel(
         config, seed=model.seed, backend=backend or model.backend, adapter=model.adapter
@@ -96,7 +98,7 @@ def copy_model(
 
 
 def first_loss(model: TransformerModel, loss: Loss, data: Dataset) -> Check:
-    """An untrained model guesses: its loss on a batch is what the loss expects."""
+    """Returns an untrained model guesses: its loss on a batch is what the loss expects."""
     batch = draw(RandomWindows(data, stride=max(data.stride, loss.stride)), 0)
     expected = loss.first_loss(model, batch)
     value = loss.loss_and_gradients(copy_model(model, dropout=0.0), batch, 1.0, 0.0)
@@ -109,7 +111,7 @@ def first_loss(model: TransformerModel, loss: Loss, data: Dataset) -> Check:
 
 
 def every_gradient(model: TransformerModel, batch: Batch) -> Check:
-    """The loss depends on every parameter."""
+    """Returns the loss depends on every parameter."""
     model = copy_model(model)
     # Away from the initialisation, where a projection of zeros hides all parameters behind it.
     random = np.random.default_rng(0)
@@ -145,7 +147,7 @@ def distinct_samples(dataset: Dataset) -> Batch:
 
 
 def memorise(model: TransformerModel, samples: Batch) -> Check:
-    """A model without dropout that learns at all memorises a few windows in 100 steps.
+    """Returns a model without dropout that learns at all memorises a few windows in 100 steps.
 
     Trains the model, at a learning rate of its own.
     """
@@ -174,7 +176,8 @@ def _learn(model: TransformerModel, samples: Batch, rate: float) -> tuple[int, f
 
 
 def learns_at_peak(model: TransformerModel, samples: Batch, config: TrainingConfig) -> Check:
-    """The optimizer of the run lowers the loss at the highest learning rate that the run reaches.
+    """-> the optimizer of the run lowers the loss at the highest learning rate that the run
+    reaches.
 
     And no tenth, hundredth ... of that rate gets much further in as many steps: such a rate was
     better for whole runs too (see bench/LOG.md).
@@ -210,7 +213,7 @@ def learns_at_peak(model: TransformerModel, samples: Batch, config: TrainingConf
 def _losses_at(
     rate: float, model: TransformerModel, samples: Batch, config: TrainingConfig
 ) -> list[float]:
-    """The losses of a copy of the model, trained on the samples; fewer if it diverges."""
+    """Returns the losses of a copy of the model, trained on the samples; fewer if it diverges."""
     copy = copy_model(model, **WHOLE)
     copy.freeze(config.freeze)
     optimizer = make_optimizer(copy, config)
@@ -226,13 +229,13 @@ def _losses_at(
 
 
 def _last_loss(losses: list[float]) -> float:
-    """The mean of the last few losses; infinity if one is NaN."""
+    """Returns the mean of the last few losses; infinity if one is NaN."""
     mean = math.fsum(losses[-WARMUP:]) / len(losses[-WARMUP:])
     return mean if math.isfinite(mean) else math.inf
 
 
 def backward_pass(config: ModelConfig, adapter: Adapter | None = None) -> Check:
-    """The gradients of a small model of the same kind, in float64 with plain NumPy."""
+    """Returns the gradients of a small model of the same kind, in float64 with plain NumPy."""
     small = small_config(config)
     model = TransformerModel(small, backend="numpy", dtype=np.float64, adapter=adapter)
     # Away from the initialisation, where gains are 1 and biases 0.
@@ -252,7 +255,7 @@ def backward_pass(config: ModelConfig, adapter: Adapter | None = None) -> Check:
 
 
 def small_config(config: ModelConfig) -> ModelConfig:
-    """A model of this architecture, small enough for a pass to take a millisecond.
+    """Returns a model of this architecture, small enough for a pass to take a millisecond.
 
     Has enough channels that dropout never drops all those of a token: a norm of zeros is so steep
     that finite differences mean nothing.
@@ -277,7 +280,7 @@ def small_config(config: ModelConfig) -> ModelConfig:
 
 
 def kernels_agree(model: TransformerModel, samples: Batch) -> Check:
-    """The compiled kernels compute the same gradients as plain NumPy."""
+    """Returns the compiled kernels compute the same gradients as plain NumPy."""
     plain = copy_model(model, backend="numpy")
     for each in (model, plain):
         each.zero_gradients()
@@ -297,5 +300,5 @@ def kernels_agree(model: TransformerModel, samples: Batch) -> Check:
 
 
 def _worst(errors: Mapping[str, float]) -> str:
-    """The name of the largest error; NaN is the largest of all."""
+    """Returns the name of the largest error; NaN is the largest of all."""
     return max(errors, key=lambda name: (math.isnan(errors[name]), errors[name]))

@@ -128,7 +128,7 @@ class TrainingProfiler(Tabular):
         self._stack = _Stack(self)
 
     def profile(self, name: str, bytes: int = 0) -> AbstractContextManager[None]:
-        """A context manager; `bytes` is what the scope reads and writes, to report a rate."""
+        """-> a context manager; `bytes` is what the scope reads and writes, to report a rate."""
         return _Scope(self, name, bytes) if self.enabled else _NOTHING
 
     @contextmanager
@@ -148,7 +148,7 @@ class TrainingProfiler(Tabular):
             workspace.profile = profile
 
     def _profiled(self, name: str, kernel: Kernel) -> Kernel:
-        """The kernel, measured in a scope of its name, with the bytes of its arrays."""
+        """Returns the kernel, measured in a scope of its name, with the bytes of its arrays."""
 
         @functools.wraps(kernel)
         def profiled(*arguments: Any, **named: Any) -> Any:
@@ -166,13 +166,13 @@ class TrainingProfiler(Tabular):
             self._dropped += 1
 
     def rows(self) -> list[ProfileRow]:
-        """All operations: each level sorted by total time, inner scopes below their parent."""
+        """-> all operations: each level sorted by total time, inner scopes below their parent."""
         rows: list[ProfileRow] = []
         _collect(rows, list(self._roots), ())
         return rows
 
     def report(self, wide: bool = False, ascii_only: bool = False) -> str:
-        """The rows as a table; in the wide form with average, minimum, maximum and GB/s.
+        """Returns the rows as a table; in the wide form with average, minimum, maximum and GB/s.
 
         Self is the time of a scope without the scopes inside it; everything else includes them.
         """
@@ -267,7 +267,7 @@ class TrainingProfiler(Tabular):
         Path(path).write_text(json.dumps(file) + "\n", encoding="utf-8")
 
     def _kept_events(self) -> list[_Event]:
-        """Every scope that was left, inner ones first, in nanoseconds since the first began."""
+        """-> every scope that was left, inner ones first, in nanoseconds since the first began."""
         if self._events is None:
             raise ValueError("a trace needs TrainingProfiler(keep_events=True)")
         begin = min((event[1] for event in self._events), default=0)
@@ -280,7 +280,7 @@ class TrainingProfiler(Tabular):
 def _opened_and_closed(
     events: list[_Event], frames: dict[str, int]
 ) -> Iterator[dict[str, str | int]]:
-    """The scopes of a thread as they opened and closed, with the numbers of their frames.
+    """Yields the scopes of a thread as they opened and closed, with the numbers of their frames.
 
     New names get a number in `frames`.
     """

@@ -34,7 +34,7 @@ class StatusText:
             self._held_out = f"{record.val_loss:.4f}"
 
     def variants(self, is_live: bool, step: int | None = None, so_far: str = "") -> tuple[str, ...]:
-        """The line, longest variant first: step, loss and time left stay longest.
+        """Returns the line, longest variant first: step, loss and time left stay longest.
 
         `step` is the one under way, by default the newest that has ended, and `so_far` its
         progress, if it takes long: "17%, 0:12 left". A live line, for a terminal, begins with a bar
@@ -82,7 +82,7 @@ class StatusText:
 
 
 def draw_bar(share: float, stream: TextIO | None) -> str:
-    """A bar of BAR_WIDTH characters, full for a share of 1, that a stream can print."""
+    """Returns a bar of BAR_WIDTH characters, full for a share of 1, that a stream can print."""
     full, empty = tuple(BAR if stream is not None and can_print(stream, BAR) else ASCII_BAR)
     done = round(BAR_WIDTH * min(1.0, share))
     return full * done + empty * (BAR_WIDTH - done)

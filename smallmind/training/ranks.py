@@ -30,7 +30,7 @@ class Ranks:
         return self._group.together(compute)
 
     def check(self, config: TrainingConfig, loss: Loss) -> None:
-        """InputError if a run cannot have so many processes."""
+        """Raises InputError if a run cannot have so many processes."""
         check_size(self.size, config.shards)
         if self.size > 1 and loss.one_process:
             raise InputError(loss.one_process)

@@ -41,7 +41,7 @@ class Spikes:
         self._copy = StateCopy()
 
     def is_spike(self, loss: float, tokens: float) -> bool:
-        """True if a loss, the mean over so many learned tokens, is a spike.
+        """Returns True if a loss, the mean over so many learned tokens, is a spike.
 
         It is not finite, or over 3 times the average so far, and that is no noise: by its spread,
         or because most losses of late were as high, over enough tokens together.
@@ -116,7 +116,7 @@ class Spikes:
         return 0.5**self.rollbacks
 
     def state(self) -> dict[str, Any]:
-        """The state that a resumed run needs, JSON-able."""
+        """Returns the state that a resumed run needs, JSON-able."""
         return {
             "average": self.average,
             "variance": self.variance,

@@ -27,7 +27,7 @@ class RunState:
     state: dict[str, Any]
 
     def first_non_finite(self) -> str | None:
-        """The name of the first tensor with NaN or Inf, or None."""
+        """Returns the name of the first tensor with NaN or Inf, or None."""
         for name, tensor in self.tensors.items():
             if tensor.dtype.kind == "f" and tensor.size and not _is_finite(tensor):
                 return name
@@ -69,7 +69,7 @@ class StateCopy:
 
 
 def reopened(state: RunState) -> RunState:
-    """The state of a run that early stopping has ended, as if it had not: it waits anew."""
+    """Returns the state of a run that early stopping has ended, as if it had not: it waits anew."""
     progress = state.state.get("progress")
     if not isinstance(progress, dict) or not progress.get("ended"):
         return state
@@ -78,7 +78,7 @@ def reopened(state: RunState) -> RunState:
 
 
 def with_snapshot(state: RunState, snapshot: RunState | None) -> RunState:
-    """A state that includes the snapshot of an earlier step, so that a resumed run has it too.
+    """-> a state that includes the snapshot of an earlier step, so that a resumed run has it too.
 
     A snapshot of the same step adds nothing and is left out, and so are its tokenizer and tensors
     that both have: frozen weights.

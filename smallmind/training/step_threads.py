@@ -24,7 +24,7 @@ class StepThreads:
         """The step has been computed. Without a call it does not count."""
 
     def news(self, _step: int) -> Iterator[ThreadsRecord]:
-        """A record if another number of threads has become the fastest, and stayed it."""
+        """Yields a record if another number of threads has become the fastest, and stayed it."""
         yield from ()
 
 
@@ -70,7 +70,7 @@ class FastestThreads(StepThreads):
 
 
 def may_choose(model: TransformerModel, processes: int) -> bool:
-    """True unless the user has set the number of threads, or it is one.
+    """Returns True unless the user has set the number of threads, or it is one.
 
     Not for several processes: they would wait for the slowest all the same.
     """

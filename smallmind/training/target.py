@@ -83,7 +83,7 @@ class Target(NamedTuple):
         return Estimate(loss - (then - now), progress.look_variance + noise + drift)
 
     def is_due(self) -> bool:
-        """True if a look is due after the step that the run has reached."""
+        """Returns True if a look is due after the step that the run has reached."""
         target, progress, now = self.config.target_loss, self.progress, self.training_loss
         is_over = progress.ended or progress.step >= self.config.steps
         if target is None or now is None or is_over or progress.step <= EARLIEST * progress.looked:

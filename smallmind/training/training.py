@@ -280,7 +280,9 @@ class Training:
         return self.evaluations.evaluate_held_out()
 
     def sample(self, tokens: int | None = None) -> str:
-        """A text that the model writes; the same for the same weights. Only the first has one."""
+        """-> a text that the model writes; the same for the same weights. Only the first has
+        one.
+        """
         return self.evaluations.sample(tokens)
 
     @suggesting(TrainingConfig)
@@ -399,7 +401,7 @@ def _interrupt(training: Training) -> None:
 
 
 def _check_fresh(training: Training, directory: Path, resume: bool) -> None:
-    """InputError for a run that resumes from nothing, with weights that it has changed."""
+    """Raises InputError for a run that resumes from nothing, with weights that it has changed."""
     if resume and directory == training._begun_in and training.optimizer.steps:
         raise InputError(
             f"the run was interrupted before its first checkpoint in {directory}: build the "
@@ -432,7 +434,7 @@ def _begin(training: Training, config: TrainingConfig, state: RunState | None = 
 
 
 def _check_fit(model: TransformerModel, block_size: int, tokenizer: Tokenizer) -> None:
-    """InputError if the windows are too long or the tokens too many for the model."""
+    """Raises InputError if the windows are too long or the tokens too many for the model."""
     if block_size > model.config.block_size:
         raise InputError(
             f"block_size={block_size} must be at most the model's, {model.config.block_size}"

@@ -51,7 +51,7 @@ class TaskComparison(NamedTuple):
 
 
 def settings_of(view: RunView) -> dict[str, Any]:
-    """The settings of a run by name; those that its version lacked as they were then."""
+    """Returns the settings of a run by name; those that its version lacked as they were then."""
     # A newer version may have written sections that this one does not read.
     sections: Mapping[str, Any] = view.settings.to_dict() if view.settings else view.saved
     found: dict[str, Any] = {}
@@ -71,7 +71,7 @@ def differences(runs: Sequence[RunView]) -> dict[str, list[Any]]:
 
 
 def compared_field(runs: Sequence[RunView], differing: Mapping[str, Any]) -> str:
-    """The measure to compare: bits per byte if tokens differ, held-out or training losses."""
+    """-> the measure to compare: bits per byte if tokens differ, held-out or training losses."""
     has_bits = all(len(run.curves["bits_per_byte"].finite()) for run in runs)
     if has_bits and any(name in differing for name in OF_TOKENS):
         return "bits_per_byte"
@@ -79,7 +79,7 @@ def compared_field(runs: Sequence[RunView], differing: Mapping[str, Any]) -> str
 
 
 def compare(runs: Sequence[RunView], field: str, axis: str) -> Losses:
-    """A field of the runs at a few places that all of them have got to, if there are any.
+    """Returns a field of the runs at a few places that all of them have got to, if there are any.
 
     Between two points it is taken to be on a straight line. Losses of training are smoothed.
     """
@@ -91,7 +91,7 @@ def compare(runs: Sequence[RunView], field: str, axis: str) -> Losses:
 
 
 def lowest(runs: Sequence[RunView], field: str) -> list[tuple[float, int, float] | None]:
-    """The lowest value of a field in each run, its step and its seconds; None without any."""
+    """-> the lowest value of a field in each run, its step and its seconds; None without any."""
     curves = [run.curves[field].finite() for run in runs]
     points = [zip(curve.values, curve.steps, curve.seconds, strict=True) for curve in curves]
     return [min(each, default=None) for each in points]
@@ -112,7 +112,8 @@ def _places(curves: Sequence[Curve], axis: str) -> list[float]:
 
 
 def varied_in(differing: Mapping[str, Any]) -> list[str]:
-    """The settings that make runs of different kinds: all that differ but seeds and what follows.
+    """-> the settings that make runs of different kinds: all that differ but seeds and what
+    follows.
 
     The text does too, though it has no name to show.
     """
@@ -120,7 +121,7 @@ def varied_in(differing: Mapping[str, Any]) -> list[str]:
 
 
 def kinds(count: int, differing: Mapping[str, Sequence[Any]]) -> list[list[int]]:
-    """The numbers of runs that differ in nothing but their seed, those of each kind together."""
+    """-> the numbers of runs that differ in nothing but their seed, those of each kind together."""
     found: dict[tuple[str, ...], list[int]] = {}
     names = [*varied_in(differing), *({TEXT} & differing.keys())]
     for i in range(count):
@@ -131,7 +132,7 @@ def kinds(count: int, differing: Mapping[str, Sequence[Any]]) -> list[list[int]]
 def compare_tasks(
     runs: Sequence[RunView], differing: Mapping[str, Sequence[Any]]
 ) -> list[TaskComparison]:
-    """The results that two runs or more have on the same items.
+    """Returns the results that two runs or more have on the same items.
 
     Changes are those from the first kind of runs to each other, or if all are of one kind, from the
     first run to each other.
@@ -167,7 +168,7 @@ def compare_tasks(
 
 
 def _title(results: Sequence[TaskResult]) -> str:
-    """The task, and which model each result is of if they are of several kinds."""
+    """Returns the task, and which model each result is of if they are of several kinds."""
     title = results[0].title
     if len({(x.model.partition(",")[0], x.precision) for x in results}) == 1:
         return title

@@ -27,7 +27,7 @@ LAST = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC).timestamp()  # a dat
 
 
 def find_runs(parent: str | PathLike[str]) -> list[RunView]:
-    """The runs below a directory, or the one that it is itself, without curves.
+    """Returns the runs below a directory, or the one that it is itself, without curves.
 
     InputError if there is no such directory.
     """
@@ -73,7 +73,7 @@ def row_of(view: RunView) -> Row:
 
 
 def sort_rows(rows: list[Row], by: str, reverse: bool = False) -> list[Row]:
-    """The rows by one of SORT_KEYS, ascending; those without a value come last."""
+    """Returns the rows by one of SORT_KEYS, ascending; those without a value come last."""
     field = SORT_KEYS[by]
     known = [row for row in rows if row[field] is not None]
     others = [row for row in rows if row[field] is None]
@@ -81,7 +81,7 @@ def sort_rows(rows: list[Row], by: str, reverse: bool = False) -> list[Row]:
 
 
 def dated(row: Row) -> Row:
-    """A row for JSON, with `created` in ISO 8601."""
+    """Returns a row for JSON, with `created` in ISO 8601."""
     if row["created"] is None:
         return row
     moment = datetime.datetime.fromtimestamp(row["created"], datetime.UTC)

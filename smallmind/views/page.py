@@ -109,12 +109,12 @@ PAGE = """<!doctype html>
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """The page of these parts, which are HTML, and without those that are empty."""
+    """Returns the page of these parts, which are HTML, and without those that are empty."""
     return PAGE.format(title=escape(title), style=STYLE, body="\n".join(filter(None, parts)))
 
 
 def section(title: str, body: str) -> str:
-    """A heading, which is text, and what is below it; "" if that is empty."""
+    """Returns a heading, which is text, and what is below it; "" if that is empty."""
     return f"<section><h2>{escape(title)}</h2>{body}</section>" if body else ""
 
 
@@ -129,7 +129,9 @@ def figures(cards: Sequence[tuple[str, str, str]]) -> str:
 
 
 def large_chart(figure: Figure) -> str:
-    """A figure as wide as the page, below the names of its lines; a phone shows another drawing."""
+    """-> a figure as wide as the page, below the names of its lines; a phone shows another
+    drawing.
+    """
     drawn = svg.chart(figure, LARGE) + svg.chart(figure, NARROW)
     names = "".join(
         f'<span><svg viewBox="0 0 26 8" aria-hidden="true"><path class="{escape(kind)}" '
@@ -146,12 +148,12 @@ def small_charts(drawn: Sequence[Figure]) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], heads: Sequence[str], best: int | None = None) -> str:
-    """Rows below heads; on a phone each row is a list of them."""
+    """Returns rows below heads; on a phone each row is a list of them."""
     return f'<div class="scroll">{Table("", rows, heads, best=best).html()}</div>'
 
 
 def settings_table(rows: Sequence[tuple[str, Any]]) -> str:
-    """Names and values of any length."""
+    """Returns names and values of any length."""
     if not (cells := [(name, str(value)) for name, value in rows]):
         return "<p>None.</p>"
     return f'<div class="settings">{Table("", cells, align="<<").html()}</div>'

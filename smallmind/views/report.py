@@ -82,7 +82,7 @@ def _head(view: RunView) -> str:
 
 
 def _cards(view: RunView) -> list[tuple[str, str, str]]:
-    """The figures that people look for first: name, value, unit."""
+    """Returns the figures that people look for first: name, value, unit."""
     cards = []
     best, end = view.best or {}, view.final or {}
     if _is_number(end.get("final_loss")):
@@ -106,7 +106,7 @@ def _cards(view: RunView) -> list[tuple[str, str, str]]:
 
 
 def _time(seconds: float) -> tuple[str, str]:
-    """A time of training and its unit."""
+    """Returns a time of training and its unit."""
     if seconds < 60:
         return f"{seconds:.1f} s", "of training"
     unit = "hours:minutes:seconds" if seconds >= 3600 else "minutes:seconds"
@@ -114,7 +114,7 @@ def _time(seconds: float) -> tuple[str, str]:
 
 
 def _loss(view: RunView) -> str:
-    """The losses from the untrained model on."""
+    """Returns the losses from the untrained model on."""
     loss = _curve(view, "loss")
     chart = large_chart(losses_of(loss, _curve(view, "val_loss"), whole=True))
     start = ""
@@ -166,7 +166,7 @@ def _evaluations(view: RunView) -> str:
 
 
 def _precisions(view: RunView) -> str:
-    """The losses with fewer bits per weight, if they have been measured."""
+    """Returns the losses with fewer bits per weight, if they have been measured."""
     if (found := PrecisionTable.read(view.path)) is None:
         return ""
     compared = found.table()
@@ -178,7 +178,7 @@ def _precisions(view: RunView) -> str:
 
 
 def _tasks(view: RunView) -> str:
-    """The results of the model on tasks, if it was evaluated on any."""
+    """Returns the results of the model on tasks, if it was evaluated on any."""
     body = ""
     for result in read_results(view.path / TASKS):
         found = result.table()
@@ -191,7 +191,7 @@ def _tasks(view: RunView) -> str:
 
 
 def _course(view: RunView) -> str:
-    """The other curves over the steps."""
+    """Returns the other curves over the steps."""
     rate, norm, speed, memory = (
         _curve(view, name) for name in ("lr", "grad_norm", "tokens_per_second", "memory")
     )
@@ -258,7 +258,7 @@ def _is_answer(row: Any) -> bool:
 
 
 def _profile(view: RunView) -> str:
-    """Where the time went, if the run was profiled: each operation without those inside it."""
+    """-> where the time went, if the run was profiled: each operation without those inside it."""
     try:
         with durable.open_regular(view.path / PROFILE) as file:
             profile = from_json(file.read())
@@ -337,7 +337,7 @@ def _use(view: RunView) -> str:
 
 
 def _settings(view: RunView) -> str:
-    """The chosen settings, then all."""
+    """Returns the chosen settings, then all."""
     chosen, everything = [], []
     for name, kind in SECTIONS.items():
         defaults = {field.name: field.default for field in dataclasses.fields(kind)}
@@ -366,7 +366,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _spread(items: list[Any], count: int) -> list[Any]:
-    """At most `count` of the items, evenly spread, the first and the last among them."""
+    """Returns at most `count` of the items, evenly spread, the first and the last among them."""
     if len(items) <= count:
         return items
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]

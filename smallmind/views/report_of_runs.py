@@ -79,7 +79,7 @@ def report_of_runs(paths: Sequence[str | PathLike[str]]) -> str:
 def _groups(
     views: Sequence[RunView], differing: Mapping[str, list[Any]], varied: Sequence[str], field: str
 ) -> list[Group]:
-    """The runs by their settings, the lowest mean loss first."""
+    """Returns the runs by their settings, the lowest mean loss first."""
     groups = []
     for kind in kinds(len(views), differing):
         settings = {name: differing[name][kind[0]] for name in varied}
@@ -90,7 +90,7 @@ def _groups(
 
 
 def loss_of(view: RunView, field: str) -> float:
-    """The loss of a run by which it is compared: on the whole held-out text, once it has ended.
+    """-> the loss of a run by which it is compared: on the whole held-out text, once it has ended.
 
     Before that the lowest of its evaluations, or the last one of training; NaN without
     any, and if it has failed.
@@ -106,7 +106,7 @@ def loss_of(view: RunView, field: str) -> float:
 
 
 def _compared(groups: Sequence[Group], field: str) -> str:
-    """The name of the losses that `loss_of` finds: final ones if any run has ended."""
+    """Returns the name of the losses that `loss_of` finds: final ones if any run has ended."""
     if FINAL[field] is None:
         return NAMES[field]
     has_ended = any(view.final for group in groups for view in group.runs)
@@ -114,7 +114,7 @@ def _compared(groups: Sequence[Group], field: str) -> str:
 
 
 def _names(views: Sequence[RunView]) -> str:
-    """The names of a few runs, or of the sweep that they are from."""
+    """Returns the names of a few runs, or of the sweep that they are from."""
     folders = {view.path.resolve().parent for view in views}
     if len(folders) == 1 and is_sweep(folder := folders.pop()):
         return f"Sweep {folder.name}"
@@ -132,7 +132,7 @@ def _warnings(differing: Mapping[str, Any], field: str) -> str:
 
 
 def _unfinished(views: Sequence[RunView]) -> str:
-    """The runs that have not ended, and why."""
+    """Returns the runs that have not ended, and why."""
     notes = []
     for view in views:
         if (state := view.state) not in (State.FINISHED, State.IMPORTED):
@@ -145,7 +145,7 @@ def _unfinished(views: Sequence[RunView]) -> str:
 
 
 def _name(group: Group, varied: Sequence[str]) -> str:
-    """A short name of a group for a legend."""
+    """Returns a short name of a group for a legend."""
     if not varied:
         return group.runs[0].name if len(group.runs) == 1 else f"{len(group.runs)} runs"
     count = f" ({len(group.runs)} runs)" if len(group.runs) > 1 else ""
@@ -155,7 +155,7 @@ def _name(group: Group, varied: Sequence[str]) -> str:
 
 
 def _curves(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
-    """The losses of the groups that are best, each in its colour."""
+    """Returns the losses of the groups that are best, each in its colour."""
     drawn = groups[:N_COLOURS]
     counts = [len(x.curves[field].finite()) for group in drawn for x in group.runs if group.losses]
     if field == "val_loss" and min(counts, default=0) < FEWEST:
@@ -202,7 +202,9 @@ def _means(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
 
 
 def _tasks(views: Sequence[RunView], differing: Mapping[str, list[Any]]) -> str:
-    """The results of tasks that several runs have, and which differences are more than chance."""
+    """-> the results of tasks that several runs have, and which differences are more than
+    chance.
+    """
     body = ""
     for compared in compare_tasks(views, differing):
         rows = [
@@ -229,7 +231,7 @@ def _runs_of(views: Sequence[RunView], numbers: Sequence[int]) -> str:
 
 
 def _differing(groups: Sequence[Group], varied: Sequence[str]) -> str:
-    """The settings that differ, if they are too many for columns of other tables."""
+    """Returns the settings that differ, if they are too many for columns of other tables."""
     if len(varied) <= MOST_SETTINGS:
         return ""
     if len(groups) > N_COLOURS:
@@ -243,7 +245,7 @@ def _differing(groups: Sequence[Group], varied: Sequence[str]) -> str:
 
 
 def _course(groups: Sequence[Group]) -> str:
-    """The learning rate and the gradient norm of the groups that are drawn."""
+    """Returns the learning rate and the gradient norm of the groups that are drawn."""
     panels = [("Learning rate", "lr", True), ("Norm of the gradient, smoothed", "grad_norm", False)]
     charts = []
     for title, name, from_zero in panels:
@@ -257,7 +259,7 @@ def _course(groups: Sequence[Group]) -> str:
 
 
 def _runs(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
-    """A row for each run, the lowest loss first."""
+    """Returns a row for each run, the lowest loss first."""
     rows, varied = [], varied if len(varied) <= MOST_SETTINGS else []
     for group in groups:
         for view in group.runs:
@@ -279,7 +281,7 @@ def _runs(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
 
 
 def _common(views: Sequence[RunView], differing: Mapping[str, Any]) -> str:
-    """The settings that all of them have."""
+    """Returns the settings that all of them have."""
     common = [(x, value) for x, value in settings_of(views[0]).items() if x not in differing]
     body = f"<details><summary>Settings that all have</summary>{settings_table(common)}</details>"
     return body if common else ""

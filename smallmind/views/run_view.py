@@ -266,7 +266,7 @@ class RunView:
         del self.notes[:-NOTES]
 
     def samples(self) -> list[tuple[int, str]]:
-        """The texts that the model wrote, each with its step, as they are on disk now."""
+        """Returns the texts that the model wrote, each with its step, as they are on disk now."""
         try:
             with durable.open_regular(self.path / SAMPLES) as file:
                 _, *parts = SAMPLE.split(file.read())
@@ -288,7 +288,9 @@ class RunView:
         return bool(held)
 
     def _is_finished(self) -> bool:
-        """True if it has ended by itself, as `Run.is_finished` says; its sample is written last."""
+        """-> True if it has ended by itself, as `Run.is_finished` says; its sample is written
+        last.
+        """
         if self.settings is None or not model_in(self.path):
             return False
         step, extended = self.step, number(self.saved.get("extended_after", 0))
@@ -301,7 +303,7 @@ class RunView:
 
 
 def open_view(path: str | PathLike[str], fields: Sequence[str] = PLOTTED) -> RunView:
-    """The run in a directory. InputError if there is none."""
+    """Returns the run in a directory. InputError if there is none."""
     view = RunView(path, fields)
     if not view.path.is_dir():
         raise InputError(f"{path} is not a directory; give that of a run, such as runs/NAME")
@@ -313,7 +315,7 @@ def open_view(path: str | PathLike[str], fields: Sequence[str] = PLOTTED) -> Run
 
 
 def _text(value: Any) -> str:
-    """A text of a record, which may be anything."""
+    """Returns a text of a record, which may be anything."""
     return value if isinstance(value, str) else shown_value(value)
 
 
@@ -322,7 +324,7 @@ def _cannot_be_read(error: Exception) -> str:
 
 
 def _count_parameters(model: Path) -> int:
-    """The elements of the tensors in a model file; any error if it is damaged."""
+    """Returns the elements of the tensors in a model file; any error if it is damaged."""
     with durable.open_regular(model) as file:
         _, header = read_header(file, os.fstat(file.fileno()).st_size)
     shapes = [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]

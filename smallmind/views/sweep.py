@@ -71,7 +71,7 @@ class Group(NamedTuple):
 
 
 def result_of(folder: Path, run: PlannedRun) -> Result:
-    """The result of a run so far; only reads its files."""
+    """Returns the result of a run so far; only reads its files."""
     view = RunView(folder / run.name, fields=())
     final, best = view.final or {}, view.best or {}
     state = str(view.state) if view.is_run else "waiting"
@@ -100,12 +100,12 @@ def result_of(folder: Path, run: PlannedRun) -> Result:
 
 
 def measure_of(plan: Plan) -> str:
-    """The field by which runs are compared: bits per byte if their tokens may differ."""
+    """Returns the field by which runs are compared: bits per byte if their tokens may differ."""
     return "bits_per_byte" if CHANGES_TOKENS.intersection(plan.varied) else "loss"
 
 
 def groups_of(plan: Plan, results: Sequence[Result]) -> list[Group]:
-    """The results in groups, sorted by the mean of the measure; groups without any come last."""
+    """-> the results in groups, sorted by the mean of the measure; groups without any come last."""
     measure = measure_of(plan)
     found: dict[tuple[tuple[str, Any], ...], Group] = {}
     varied = [name for name in plan.varied if name != "seed"]
@@ -149,7 +149,7 @@ def save(folder: Path, plan: Plan, results: Sequence[Result]) -> None:
 
 
 def _error_of(log: Path) -> str | None:
-    """The error at the end of what a run printed; None if it ended in order, or was killed."""
+    """-> the error at the end of what a run printed; None if it ended in order, or was killed."""
     try:
         with durable.open_regular(log) as file:
             file.seek(max(0, file.seek(0, 2) - LOG_END))

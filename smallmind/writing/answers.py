@@ -25,7 +25,9 @@ class Asked(NamedTuple):
     def greedily(
         cls, ids: np.ndarray, most: int, context: int, stop: tuple[str, ...] = ()
     ) -> "Asked":
-        """A prompt for at most so many likeliest tokens; it loses its beginning to leave room."""
+        """-> a prompt for at most so many likeliest tokens; it loses its beginning to leave
+        room.
+        """
         most = min(most, max(1, context - 1))
         return cls(
             ids[-max(1, context - most) :],
@@ -36,7 +38,7 @@ class Asked(NamedTuple):
 def written(
     model: TransformerModel, tokenizer: Tokenizer, asked: Sequence[Asked]
 ) -> Iterator[tuple[int, str]]:
-    """The number of each prompt and what follows it, as soon as that has ended.
+    """Yields the number of each prompt and what follows it, as soon as that has ended.
 
     Prompts and answers may have any lengths: an answer that ends leaves its place to the next.
     """

@@ -77,7 +77,7 @@ class Continuation:
         return len(self.tokens) - self._begun
 
     def _drawing(self) -> Drawing:
-        """How the next token is chosen, by a number that its seed and place determine."""
+        """Returns how the next token is chosen, by a number that its seed and place determine."""
         if self._seen is None:  # which is as large as the vocabulary: not while the text waits
             self._seen = Seen(self._vocab_size, self._prompt)
             for token in self.tokens:
@@ -223,7 +223,7 @@ class Decoder:
         yield from self._written(prompt.slots, logits.repeat(len(prompt.slots), 0))
 
     def _write(self, slots: list[int]) -> Iterator[Token]:
-        """The next token of the texts in these slots."""
+        """Yields the next token of the texts in these slots."""
         if not slots:
             return
         ids = np.array([[self._slots[slot].tokens[-1]] for slot in slots], np.int32)
@@ -293,7 +293,7 @@ class _Text:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The longest end of a text that is a beginning of `stop`, in characters."""
+    """Returns the longest end of a text that is a beginning of `stop`, in characters."""
     return next(
         (n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0
     )

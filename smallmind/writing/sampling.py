@@ -144,7 +144,7 @@ def _drawn(p: np.ndarray, uniform: float) -> int:
 
 
 def _largest(p: np.ndarray, count: int) -> np.ndarray:
-    """The `count` largest; the first of equal ones."""
+    """Returns the `count` largest; the first of equal ones."""
     if count >= len(p):
         return np.arange(len(p))
     least = np.partition(p, len(p) - count)[len(p) - count]
@@ -164,5 +164,5 @@ def _nucleus(p: np.ndarray, share: float) -> np.ndarray:
 
 
 def _likely(p: np.ndarray, least: float) -> np.ndarray:
-    """The tokens with at least this probability relative to the likeliest."""
+    """Returns the tokens with at least this probability relative to the likeliest."""
     return np.flatnonzero(p >= least)

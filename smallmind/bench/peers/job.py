@@ -36,7 +36,7 @@ class Sizes:
 
 
 def model_config(sizes: Sizes, arch: str) -> ModelConfig:
-    """The config of a model of these sizes."""
+    """Returns the config of a model of these sizes."""
     return ModelConfig(
         vocab_size=sizes.V,
         block_size=sizes.T,

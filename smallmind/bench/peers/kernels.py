@@ -43,7 +43,7 @@ class ThreadPools:
 
 
 def _one_of_each_core_first(cpus: list[int]) -> list[int]:
-    """The CPUs, with those that share a core with an earlier one last."""
+    """Returns the CPUs, with those that share a core with an earlier one last."""
     first: list[int] = []
     others: list[int] = []
     cores = set()

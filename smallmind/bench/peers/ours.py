@@ -21,7 +21,7 @@ def build(work: Job, precision: Precision = Precision.FLOAT32) -> Step:
 
 
 def python_seconds(work: Job, repeat: int = 200) -> float:
-    """The time of a step whose kernels do nothing: the overhead of Python."""
+    """Returns the time of a step whose kernels do nothing: the overhead of Python."""
     model, optimizer = _prepare(work)
     step = _step(work, model, optimizer)
     for index in range(AFTER + 2):  # until passes are repeated, if they are

@@ -30,7 +30,7 @@ def load(model: nn.Module, weights: dict[str, np.ndarray]) -> None:
 
 
 def build(work: Job, compiled: bool, bfloat16: bool) -> Step:
-    """The step, if compiled by torch.compile, if bfloat16 with autocast."""
+    """Returns the step, if compiled by torch.compile, if bfloat16 with autocast."""
     model = _model(work)
     load(model, work.weights)
     matrices = [p for p in model.parameters() if p.ndim == 2]

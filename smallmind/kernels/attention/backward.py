@@ -224,7 +224,7 @@ def _pack_queries(own, qkv, forward, head, first, last, columns):
 
 @jit
 def _row_dots(spare, a, b, place, stride, rows, count):
-    """The dot products of up to LANES rows of two matrices, `count` elements each.
+    """Returns the dot products of up to LANES rows of two matrices, `count` elements each.
 
     spare (LANES, LANES) is overwritten.
     """
@@ -333,7 +333,7 @@ def _add_dkeys_and_dvalues(x, own, head, operands, block, keys, owned, is_first)
 
 @jit
 def _last_query(head, first, last, key):
-    """The end of the queries, of first..last, that see a key or one before it."""
+    """Returns the end of the queries, of first..last, that see a key or one before it."""
     if head.firsts_step == 0:
         return last
     while last > first and first_key(head, last - 1) > key:

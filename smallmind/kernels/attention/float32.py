@@ -44,13 +44,13 @@ def end(_x):
 
 @inline_jit
 def _fit(x, D):
-    """True if rows of D elements are multiplied in place."""
+    """Returns True if rows of D elements are multiplied in place."""
     return is_float32(x) and D % LANES == 0
 
 
 @jit
 def _rows(x, place, stride, packed, D):
-    """Rows of D elements, in x or packed."""
+    """Returns rows of D elements, in x or packed."""
     if _fit(x, D):
         return Rows(float32_at(x, place), stride)
     return Rows(packed, round_up(D, LANES))
@@ -216,7 +216,7 @@ def add_to_keys(_x, own, operands, block, D, first, left, keys, queries, writes)
 
 @inline_jit
 def _part(rows, row, column):
-    """The rows from `row` on, from a column on."""
+    """Returns the rows from `row` on, from a column on."""
     return Rows(at(rows.start, row * rows.stride + column), rows.stride)
 
 

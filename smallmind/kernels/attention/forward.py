@@ -188,7 +188,9 @@ def _exponentials(x, own, head, first, i, keys, scale, mask):
 
 @inline_jit
 def _two_exponentials(x, scores, place, key, scale, top, mask, is_whole):
-    """The exponentials of a key and the next. Writes them after dropout, returns them before it."""
+    """-> the exponentials of a key and the next. Writes them after dropout, returns them before
+    it.
+    """
     head, query, row = place.head, place.query, key - place.left
     zero = broadcast(np.float32(0))
     here = row * QUERIES + place.i
@@ -214,7 +216,7 @@ def _two_masked(x, scores, place, key, scale, top, mask):
 
 @jit
 def _maximum(scores, head, query, i, keys, seen, top):
-    """The largest scores of the queries i..i + LANES of a block, and of `top`."""
+    """Returns the largest scores of the queries i..i + LANES of a block, and of `top`."""
     low = broadcast(LOWEST)
     for key in range(seen.begin, seen.whole_begin):
         score = load(scores, (key - keys.left) * QUERIES + i)

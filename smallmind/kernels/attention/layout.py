@@ -80,13 +80,13 @@ class Head(NamedTuple):
 
 @jit
 def row_of_share(T, share):
-    """The row at a share of T, moved to the nearest multiple of QUERIES."""
+    """Returns the row at a share of T, moved to the nearest multiple of QUERIES."""
     return T if share >= 1 else min(T, np.int64(share * T + QUERIES / 2) // QUERIES * QUERIES)
 
 
 @jit
 def head_at(index, shape, firsts):
-    """The head with this number, counted over the queries of all sequences.
+    """Returns the head with this number, counted over the queries of all sequences.
 
     firsts is a pointer to the array.
     """
@@ -113,7 +113,7 @@ def head_at(index, shape, firsts):
 
 @inline_jit
 def first_key(head, query):
-    """The first key that a query sees. It never decreases from one query to the next."""
+    """Returns the first key that a query sees. It never decreases from one query to the next."""
     return np.int64(head.firsts[query * head.firsts_step])
 
 
@@ -163,7 +163,9 @@ class Seen(NamedTuple):
 
 @jit
 def seen_keys(head, query, keys):
-    """The keys seen by LANES queries from this one on, in pairs from the first of the span on."""
+    """-> the keys seen by LANES queries from this one on, in pairs from the first of the span
+    on.
+    """
     first = keys.left
     begin = min(keys.right, max(first, first_key(head, min(query, head.T - 1))))
     end = max(begin, min(keys.right, query + LANES))
@@ -269,7 +271,7 @@ def prefetch_head(qkv, head, rows):
 
 @jit
 def share_of_rows(first, count, share, shares):
-    """The rows of one of several equal shares of `count` rows from `first` on."""
+    """Returns the rows of one of several equal shares of `count` rows from `first` on."""
     return Span(first + count * share // shares, first + count * (share + 1) // shares)
 
 

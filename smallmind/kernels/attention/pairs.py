@@ -92,13 +92,13 @@ else:
 
 @inline_jit
 def _words(D):
-    """The words of a row of D channels, padded to whole vectors, which are rows of tiles."""
+    """-> the words of a row of D channels, padded to whole vectors, which are rows of tiles."""
     return round_up(ceil_div(D, 2), LANES)
 
 
 @inline_jit
 def _depth(D):
-    """As many of them are multiplied."""
+    """Returns as many of them are multiplied."""
     return _words(D) if HAS_TILES else ceil_div(D, 2)
 
 

@@ -29,7 +29,7 @@ class Merges(NamedTuple):
     def of(
         cls, lefts: np.ndarray, rights: np.ndarray, results: np.ndarray, of_bytes: np.ndarray
     ) -> "Merges":
-        """The merges, with hash slots for them."""
+        """Returns the merges, with hash slots for them."""
         slots = np.full(2 << len(lefts).bit_length(), FREE, np.int32)
         merges = cls(slots, lefts, rights, results, of_bytes)
         fill_merges(merges)
@@ -144,7 +144,7 @@ def _pop(chain):
 
 @inline_jit
 def _is_possible(chain, merges, merge, place):
-    """True if the merge still applies to the token at this place and the next."""
+    """Returns True if the merge still applies to the token at this place and the next."""
     if chain.tokens[place] != merges.lefts[merge]:
         return False
     following = chain.after[place]
@@ -153,7 +153,7 @@ def _is_possible(chain, merges, merge, place):
 
 @short_jit
 def _token_of(whole, data, start, stop):
-    """The token that data[start:stop] is whatever the merges, or NONE."""
+    """Returns the token that data[start:stop] is whatever the merges, or NONE."""
     if not whole.words.size[0]:
         return np.int64(NONE)
     word = np.int64(whole.words.slots[slot_of(whole.words, data, start, stop)])

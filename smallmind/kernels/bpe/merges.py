@@ -55,7 +55,7 @@ class Pairs(NamedTuple):
         )
 
     def with_room(self, more: int) -> "Pairs":
-        """A copy with room for `more` additional pairs and entries."""
+        """Returns a copy with room for `more` additional pairs and entries."""
         P, N, H = self.sizes
         pairs, entries = len(self.lefts), len(self.words)
         if P + more <= pairs and N + more <= entries:
@@ -100,7 +100,7 @@ def _change(pairs, left, right, word, amount):
 
 @short_jit
 def _comes_first(pairs, a, a_count, b, b_count):
-    """True if pair a is merged before pair b."""
+    """Returns True if pair a is merged before pair b."""
     if a_count != b_count:
         return a_count > b_count
     if pairs.lefts[a] != pairs.lefts[b]:

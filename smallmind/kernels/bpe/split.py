@@ -33,13 +33,13 @@ PATTERNS = {
 
 @inline_jit
 def _length(first):
-    """The bytes of a character that begins with this one."""
+    """Returns the bytes of a character that begins with this one."""
     return 1 if first < 0x80 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4
 
 
 @inline_jit
 def _class_at(data, i, stop, classes):
-    """The class of the character at i, END if there is none."""
+    """Returns the class of the character at i, END if there is none."""
     if i >= stop:
         return np.uint8(END)
     first = np.int64(data[i])
@@ -56,13 +56,13 @@ def _class_at(data, i, stop, classes):
 
 @inline_jit
 def _after(data, i):
-    """Where the character after the one at i begins."""
+    """Returns where the character after the one at i begins."""
     return i + _length(data[i])
 
 
 @short_jit
 def _run(data, i, stop, classes, kind, most):
-    """Where a run of at most so many characters of this class, which begins at i, ends."""
+    """Returns where a run of at most so many characters of this class, which begins at i, ends."""
     while most > 0 and _class_at(data, i, stop, classes) == kind:
         i = _after(data, i)
         most -= 1
@@ -71,7 +71,7 @@ def _run(data, i, stop, classes, kind, most):
 
 @inline_jit
 def _contraction(data, i, stop, ignores_case):
-    """Where the 's, 't, 're, 've, 'm, 'll or 'd at i ends; i if there is none."""
+    """Returns where the 's, 't, 're, 've, 'm, 'll or 'd at i ends; i if there is none."""
     if i + 1 >= stop or data[i] != APOSTROPHE:
         return i
     fold = np.uint8(0x20 if ignores_case else 0)  # makes letters lower case
@@ -90,7 +90,7 @@ def _contraction(data, i, stop, ignores_case):
 
 @short_jit
 def _white_space_end(data, i, stop, classes, ends_lines):
-    """Where the white space at i ends: its last character belongs to what follows.
+    """Returns where the white space at i ends: its last character belongs to what follows.
 
     With ends_lines after its last newline, if it has one.
     """
@@ -122,7 +122,7 @@ def _gpt2_end(data, i, stop, classes):
 
 @short_jit
 def _number_end(data, i, stop, classes):
-    """Where the number at i, or all white space before a number, ends; i if there is neither."""
+    """-> where the number at i, or all white space before a number, ends; i if there is neither."""
     end, kind = i, _class_at(data, i, stop, classes)
     if kind == NUMBER:
         return _after(data, i)

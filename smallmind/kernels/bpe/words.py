@@ -36,7 +36,7 @@ class Words(NamedTuple):
         )
 
     def grown(self) -> "Words":
-        """A copy with room for twice as many words and twice as many bytes."""
+        """Returns a copy with room for twice as many words and twice as many bytes."""
         n = int(self.size[0])
         larger = Words.empty(2 * len(self.counts), 2 * len(self.letters))
         insert(larger, self.letters, self.starts[: n + 1], self.counts[:n])
@@ -45,7 +45,7 @@ class Words(NamedTuple):
 
 @inline_jit
 def hash_of(data, start, stop):
-    """The hash of data[start:stop], 64 bits."""
+    """Returns the hash of data[start:stop], 64 bits."""
     value = np.uint64(FNV_OFFSET)
     for i in range(start, stop):
         value = (value ^ np.uint64(data[i])) * np.uint64(FNV_PRIME)
@@ -54,7 +54,7 @@ def hash_of(data, start, stop):
 
 @inline_jit
 def slot_of(words, data, start, stop):
-    """The slot of the word data[start:stop]: where it is, or where it would go."""
+    """Returns the slot of the word data[start:stop]: where it is, or where it would go."""
     mask = np.uint64(len(words.slots) - 1)
     slot = hash_of(data, start, stop) & mask
     while True:

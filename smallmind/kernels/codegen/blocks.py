@@ -29,20 +29,20 @@ def bytes_of(blocks: np.ndarray) -> np.ndarray:
 
 @intrinsic
 def is_quantised(typingctx, array):
-    """True, as a constant, if an array is of bytes of blocks."""
+    """Returns true, as a constant, if an array is of bytes of blocks."""
     found = ir.Constant(ir.IntType(1), int(array.dtype in SIZES))
     return types.boolean(array), lambda _context, _builder, _sig, _args: found
 
 
 @intrinsic
 def block_bytes(typingctx, array):
-    """The bytes of a block, as a constant."""
+    """Returns the bytes of a block, as a constant."""
     size = I64(SIZES[array.dtype])
     return types.int64(array), lambda _context, _builder, _sig, _args: size
 
 
 def block_values(builder, kind, block, place):
-    """The elements of a block from `place` on, a multiple of LANES, as written for this type."""
+    """-> the elements of a block from `place` on, a multiple of LANES, as written for this type."""
     scale = HOST.load_scale(builder, block)
     integers = builder.gep(block, [I64(SCALE)])
     if kind == types.int8:

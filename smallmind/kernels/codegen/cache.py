@@ -113,7 +113,7 @@ class CheckedFiles:
         return f"{self._name}.{hashlib.sha256(key.encode()).hexdigest()[:32]}{SUFFIX}"
 
     def _read(self, name: str) -> bytes:
-        """The contents of a file; empty if it is missing or not ours."""
+        """Returns the contents of a file; empty if it is missing or not ours."""
         try:
             with durable.open_regular(self.directory / name, follow=False) as file:
                 return file.read() if is_ours(os.fstat(file.fileno())) else b""
@@ -253,7 +253,7 @@ def _digest(key: str, data: bytes) -> bytes:
 
 
 def _fields(kinds: Any) -> list[Any]:
-    """The names of the fields of named tuples among these types, and within them."""
+    """Returns the names of the fields of named tuples among these types, and within them."""
     tuples = (kind for kind in kinds if isinstance(kind, BaseTuple))
     return [(getattr(kind, "fields", ()), _fields(kind)) for kind in tuples]
 

@@ -39,7 +39,7 @@ class UnsafeError(Exception):
 
 @functools.cache
 def cache_directory(module: str) -> Path | None:
-    """The directory of a module's compiled kernels: one for each state of its source.
+    """Returns the directory of a module's compiled kernels: one for each state of its source.
 
     None, with a warning, if there is no place for one. It is made for each digest of the sources
     on which the module depends and of the versions that compile them: after an edit or an upgrade
@@ -62,7 +62,9 @@ def cache_directory(module: str) -> Path | None:
 
 
 def is_ours(found: os.stat_result) -> bool:
-    """True if a file or directory belongs to this user or root, and nobody else can write to it."""
+    """-> True if a file or directory belongs to this user or root, and nobody else can write to
+    it.
+    """
     if not hasattr(os, "geteuid"):  # Windows: the profile's directories are private
         return True
     return found.st_uid in (os.geteuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -75,7 +77,8 @@ def warn(message: str) -> None:
 
 
 def _candidates() -> Iterator[list[Path | str]]:
-    """An existing or possible directory, and those to be made in it; the user's own choice first.
+    """Yields an existing or possible directory, and those to be made in it; the user's own choice
+    first.
 
     The last is writable almost everywhere.
     """
@@ -92,13 +95,13 @@ def _candidates() -> Iterator[list[Path | str]]:
 
 
 def _chosen() -> Path | None:
-    """The user's own choice, if there is one."""
+    """Returns the user's own choice, if there is one."""
     chosen = os.environ.get("SMALLMIND_CACHE_DIR")
     return Path(os.path.abspath(chosen)) if chosen else None
 
 
 def kernels_in(directory: Path) -> Iterator[Path]:
-    """The files of compiled functions in a directory."""
+    """Returns the files of compiled functions in a directory."""
     return directory.glob(f"*{SUFFIX}")
 
 
@@ -159,19 +162,19 @@ def _mark_used(directory: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """The variables by which a process that this one starts finds the same directory."""
+    """Returns the variables by which a process that this one starts finds the same directory."""
     is_temporary = _temporary_directory.cache_info().currsize
     return {"SMALLMIND_CACHE_DIR": _temporary_directory().name} if is_temporary else {}
 
 
 @functools.cache
 def _temporary_directory() -> "tempfile.TemporaryDirectory[str]":
-    """A directory that is removed when the process ends."""
+    """Returns a directory that is removed when the process ends."""
     return tempfile.TemporaryDirectory(prefix="smallmind-kernels-", ignore_cleanup_errors=True)
 
 
 def _digest(module: str) -> str:
-    """A digest of everything that the machine code of a module's kernels depends on.
+    """Returns a digest of everything that the machine code of a module's kernels depends on.
 
     Not the optimisation level: it changes no result, and a cache for each level would double the
     wait of someone who uses both the command line and the library.

@@ -13,7 +13,7 @@ from numba.extending import overload
 
 
 def choice(module_for: Callable[[Any], ModuleType], name: str, inline: bool = False) -> Any:
-    """The functions of that name in the modules that module_for(a type) returns."""
+    """Returns the functions of that name in the modules that module_for(a type) returns."""
 
     def function(x, *arguments):
         """Replaced as kernels are compiled."""
@@ -38,7 +38,7 @@ def by_type(
     for_16_bits: Callable[..., Any],
     for_blocks: Callable[..., Any] | None = None,
 ) -> Any:
-    """One of these functions, by the type of the first argument. Only that one is compiled.
+    """Returns one of these functions, by the type of the first argument. Only that one is compiled.
 
     They are no kernels by themselves, and not decorated: each function within others takes longer
     to compile the deeper it is.
@@ -57,7 +57,7 @@ def by_type(
 
 
 def chosen_number(module_for: Callable[[Any], ModuleType], name: str) -> Any:
-    """A function of an array that returns the number of that name in its module."""
+    """Returns a function of an array that returns the number of that name in its module."""
 
     def function(x):
         """Replaced as kernels are compiled."""

@@ -113,7 +113,7 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
 
 
 def is_arm(architecture: str) -> bool:
-    """True if this is a name of 64-bit ARM; operating systems disagree on it."""
+    """Returns True if this is a name of 64-bit ARM; operating systems disagree on it."""
     return architecture.lower().startswith(("aarch64", "arm64"))
 
 
@@ -139,12 +139,12 @@ _DOT_OF_BYTES = """
 
 
 def compiles_bfloat16(triple: str, cpu: str, features: str) -> bool:
-    """True if LLVM uses the bfloat16 instructions of an ARM CPU with these features."""
+    """Returns True if LLVM uses the bfloat16 instructions of an ARM CPU with these features."""
     return "bfcvtn" in _assembly(_NARROWING, triple, cpu, features)
 
 
 def compiles_byte_dots(triple: str, cpu: str, features: str) -> bool:
-    """True if LLVM uses the dot product of bytes of an ARM CPU with these features."""
+    """Returns True if LLVM uses the dot product of bytes of an ARM CPU with these features."""
     return "sdot" in _assembly(_DOT_OF_BYTES, triple, cpu, features)
 
 
@@ -174,7 +174,7 @@ def _avoid_incomplete_models() -> None:
 
 
 def _compiled_features() -> dict[str, bool]:
-    """The features that Numba compiles for: the host's, unless its settings name others."""
+    """Returns the features that Numba compiles for: the host's, unless its settings name others."""
     features = _llvm_features()
     if features.get("amx-bf16") and not _may_use_matrix_unit():
         features["amx-bf16"] = False

@@ -201,7 +201,7 @@ def native(symbol: str, signature: Any) -> Callable[[Callable[..., Any]], Callab
 
 
 def _external(symbol: str, signature: Any) -> Callable[..., Any]:
-    """The function by which kernels call a `native` one.
+    """Returns the function by which kernels call a `native` one.
 
     Numba's ExternalFunction does the same, but takes neither arrays nor named tuples.
     """

@@ -126,7 +126,7 @@ class Recording:
 
 
 def _table(arguments: tuple[Any, ...]) -> np.ndarray:
-    """The arguments as Numba passes them, each scalar in 8 bytes."""
+    """Returns the arguments as Numba passes them, each scalar in 8 bytes."""
     content = bytearray()
     for argument in arguments:
         _append(content, argument)

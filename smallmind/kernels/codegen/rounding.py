@@ -17,5 +17,5 @@ def round_up(n, size):
 
 @called_jit
 def row_share(rows, worker, workers):
-    """The rows first..last that a worker owns: as many as any other, within one."""
+    """Returns the rows first..last that a worker owns: as many as any other, within one."""
     return rows * worker // workers, rows * (worker + 1) // workers

@@ -46,13 +46,13 @@ def _view(rows: int, size: int) -> np.ndarray:
 
 
 def scratch_bytes() -> int:
-    """The bytes that this Python thread keeps."""
+    """Returns the bytes that this Python thread keeps."""
     return _kept.elements.nbytes
 
 
 @functools.cache
 def absent(dtype: Any, dimensions: int) -> np.ndarray:
-    """An empty array.
+    """Returns an empty array.
 
     With the dtype that the array would have: the version of a kernel that is compiled with it is
     the one without it too, and compiling a product takes seconds.

@@ -95,7 +95,7 @@ def start_of_overlapping(typingctx, array):
 
 @intrinsic
 def borrow(typingctx, array):
-    """The array without reference counting, which would slow down small kernels.
+    """Returns the array without reference counting, which would slow down small kernels.
 
     Only for arrays that outlive the call, such as those that Python passes in.
     """
@@ -111,7 +111,7 @@ def borrow(typingctx, array):
 
 @intrinsic
 def line_elements(typingctx, pointer):
-    """The number of elements in a cache line."""
+    """Returns the number of elements in a cache line."""
 
     def codegen(context, builder, sig, args):
         return I64(8 * LINE_SIZE // pointer.dtype.bitwidth)
@@ -189,7 +189,9 @@ def broadcast(builder, scalar):
 
 
 def on_vectors(write):
-    """The intrinsic of an operation, as in `VectorIR`, whose arguments and result are Vectors."""
+    """-> the intrinsic of an operation, as in `VectorIR`, whose arguments and result are
+    Vectors.
+    """
     arguments = len(inspect.signature(write).parameters) - 1  # besides the builder
     return operation(vector, *[vector] * arguments)(write)
 
@@ -211,13 +213,13 @@ square_root = on_vectors(HOST.square_root)
 
 @on_vectors
 def maximum(builder, a, b):
-    """The larger of each pair of lanes; b where either is NaN."""
+    """Returns the larger of each pair of lanes; b where either is NaN."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
 @on_vectors
 def minimum(builder, a, b):
-    """The smaller of each pair of lanes; b where either is NaN."""
+    """Returns the smaller of each pair of lanes; b where either is NaN."""
     return builder.select(builder.fcmp_ordered("<", a, b), a, b)
 
 
@@ -241,13 +243,13 @@ def first_or(builder, value, count, otherwise):
 
 @operation(types.float32, vector)
 def lane_sum(builder, a):
-    """The sum of all lanes, added pairwise in a fixed order."""
+    """Returns the sum of all lanes, added pairwise in a fixed order."""
     return HOST.fold(builder, a, builder.fadd)
 
 
 @operation(types.float32, vector)
 def lane_maximum(builder, a):
-    """The largest lane."""
+    """Returns the largest lane."""
 
     def larger(a, b):
         return builder.select(builder.fcmp_ordered(">", a, b), a, b)
@@ -270,7 +272,7 @@ def add_squares(builder, total, a):
 
 @operation(types.float64, doubles, doubles)
 def sum_of_doubles(builder, a, b):
-    """The sum of all lanes of both, added pairwise in a fixed order."""
+    """Returns the sum of all lanes of both, added pairwise in a fixed order."""
     return HOST.fold(builder, builder.fadd(a, b), builder.fadd)
 
 
@@ -311,7 +313,7 @@ _DROPOUT = types.uint64, types.int64, types.int64, types.int64, types.float32
 
 @operation(vector, *_DROPOUT)
 def dropout_factors(builder, key, index, step, threshold, scale):
-    """The scale in the lanes that dropout keeps, zero in those that it drops.
+    """Returns the scale in the lanes that dropout keeps, zero in those that it drops.
 
     The lanes are at the flat positions index, index + step, ... The one at position i is kept if
     the 32-bit hash of (key, i) is at least threshold: see `reference.dropout_mask`.
@@ -389,7 +391,7 @@ def _exp2_of_fraction(r):
 
 @jit
 def log2(x):
-    """The logarithm to base 2 of every lane, a normal positive number; within 6e-7.
+    """Returns the logarithm to base 2 of every lane, a normal positive number; within 6e-7.
 
     Infinity and NaN stay what they are.
     """
@@ -456,7 +458,7 @@ def store_up_to(x, index, value, count):
 
 @jit
 def share(size, worker, workers):
-    """The elements first..last of `size` that a worker owns: whole vectors, except the last."""
+    """-> the elements first..last of `size` that a worker owns: whole vectors, except the last."""
     vectors = ceil_div(size, LANES)
     first = vectors * worker // workers * LANES
     return first, min(size, vectors * (worker + 1) // workers * LANES)

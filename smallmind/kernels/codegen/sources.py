@@ -20,7 +20,7 @@ WORD = re.compile(rb"\w+")
 
 
 def imported_by(module: str) -> set[str]:
-    """A module of the kernels, and those of them that it imports, directly or not."""
+    """Returns a module of the kernels, and those of them that it imports, directly or not."""
     found: set[str] = set()
     missing = [module]
     while missing:
@@ -33,19 +33,19 @@ def imported_by(module: str) -> set[str]:
 
 @functools.cache
 def digest(module: str) -> bytes:
-    """The SHA-256 of a module's text."""
+    """Returns the SHA-256 of a module's text."""
     return hashlib.sha256(source(module)).digest()
 
 
 @functools.cache
 def source(module: str) -> bytes:
-    """The text of a module of the kernels."""
+    """Returns the text of a module of the kernels."""
     return modules()[module].read_bytes()
 
 
 @functools.cache
 def modules() -> dict[str, Path]:
-    """The modules of the kernels by name."""
+    """Returns the modules of the kernels by name."""
     files = {}
     for path in KERNELS.rglob("*.py"):
         names = path.relative_to(KERNELS).with_suffix("").parts

@@ -68,7 +68,7 @@ class ThreadChoice:
         self._reported, self._best_since, self._lasting = self._most, 0, LASTING
 
     def next(self) -> int:
-        """The number of threads for the next repetition."""
+        """Returns the number of threads for the next repetition."""
         if self._count != self.best:  # on trial
             limit = TRIAL * self._costs[self.best].mean
             if self._in_turn >= TRIAL or (self._in_turn > 2 and self._spent >= limit):
@@ -102,7 +102,9 @@ class ThreadChoice:
             self._patience[self._most] = 1
 
     def has_news(self) -> bool:
-        """True if another number has become the fastest and stays it, once for each such change."""
+        """-> True if another number has become the fastest and stays it, once for each such
+        change.
+        """
         lasts = self._elapsed - self._best_since >= self._lasting
         if self.best == self._reported or not lasts:
             return False
@@ -124,7 +126,7 @@ class ThreadChoice:
         return weights[0] * mine.usual < weights[1] * others.usual
 
     def _is_due(self, count: int) -> bool:
-        """True if a number of threads should be tried now."""
+        """Returns True if a number of threads should be tried now."""
         best, known = self._costs[self.best].mean, self._costs.get(count)
         # Unless it is known, as if threads did not wait for each other.
         expected = known.mean if known else self._fastest * self._most / count

@@ -156,12 +156,12 @@ def let_passes_choose(may_choose: bool) -> None:
 
 
 def passes_choose() -> bool:
-    """True if recorded passes choose between several threads and one."""
+    """Returns True if recorded passes choose between several threads and one."""
     return _count.passes_choose and _count.running > 1
 
 
 def are_fixed() -> bool:
-    """True if the user has chosen the number of threads."""
+    """Returns True if the user has chosen the number of threads."""
     return _count.are_fixed
 
 
@@ -177,17 +177,17 @@ class one_thread:
 
 
 def threads() -> int:
-    """The number of threads among which kernels divide their work."""
+    """Returns the number of threads among which kernels divide their work."""
     return _count.threads
 
 
 def max_threads() -> int:
-    """The number of threads that kernels can run on."""
+    """Returns the number of threads that kernels can run on."""
     return int(numba.config.NUMBA_NUM_THREADS)
 
 
 def cores() -> int:
-    """The number of cores to use.
+    """Returns the number of cores to use.
 
     Two threads that share one core's multipliers gain nothing, and fast cores would wait for much
     slower ones: every thread has an equal share of the work.
@@ -197,7 +197,7 @@ def cores() -> int:
 
 
 def fast_cpus() -> list[int]:
-    """One CPU of each core that is to be used, on Linux, if there are slower ones; else empty.
+    """-> one CPU of each core that is to be used, on Linux, if there are slower ones; else empty.
 
     As many of the fastest cores as compute most together, all at the speed of the slowest.
     """
@@ -213,7 +213,7 @@ def fast_cpus() -> list[int]:
 
 
 def cpus_of_cores() -> list[int]:
-    """One CPU of each core that this process may use; all of them where that is not known."""
+    """-> one CPU of each core that this process may use; all of them where that is not known."""
     found: list[int] = []
     for cpu in sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else USABLE):
         siblings = _cpus_in(CPUS / f"cpu{cpu}/topology/thread_siblings_list")
@@ -223,7 +223,7 @@ def cpus_of_cores() -> list[int]:
 
 
 def _speed(cpu: int) -> float:
-    """The speed of a CPU, relative to others of this machine.
+    """Returns the speed of a CPU, relative to others of this machine.
 
     Linux grades CPUs on ARM, and newer versions those of Intel, which have two kinds of core. Up to
     the 14th generation the efficient ones multiply half as many numbers per cycle as the others,
@@ -238,12 +238,14 @@ def _speed(cpu: int) -> float:
 
 
 def _has_wide_efficient_cores() -> bool:
-    """True if Intel's efficient cores have as many multipliers as the others: since Lunar Lake."""
+    """-> True if Intel's efficient cores have as many multipliers as the others: since Lunar
+    Lake.
+    """
     return bool(llvm.get_host_cpu_features().get("avxvnniint8"))
 
 
 def _cpus_in(file: Path) -> list[int]:
-    """The CPUs of a list such as 0-3,8; empty if there is none."""
+    """Returns the CPUs of a list such as 0-3,8; empty if there is none."""
     try:
         ranges = [part.split("-") for part in file.read_text(encoding="ascii").split(",")]
         return [cpu for ends in ranges for cpu in range(int(ends[0]), int(ends[-1]) + 1)]
@@ -252,7 +254,7 @@ def _cpus_in(file: Path) -> list[int]:
 
 
 def fast_cores_of_mac() -> int | None:
-    """The number of performance cores, which macOS tells of its own CPUs; elsewhere None."""
+    """-> the number of performance cores, which macOS tells of its own CPUs; elsewhere None."""
     if sys.platform != "darwin":
         return None
     count = ctypes.c_int(0)
@@ -266,7 +268,7 @@ def fast_cores_of_mac() -> int | None:
 
 
 def has_started() -> bool:
-    """True if the library that runs the threads has started and read its environment."""
+    """Returns True if the library that runs the threads has started and read its environment."""
     try:
         numba.threading_layer()
     except ValueError:
@@ -275,7 +277,7 @@ def has_started() -> bool:
 
 
 def threading_layer() -> str:
-    """The library that runs the threads: omp, tbb or workqueue."""
+    """Returns the library that runs the threads: omp, tbb or workqueue."""
     start_threads()  # it has no name before
     numba.set_num_threads(_count.running)
     return str(numba.threading_layer())

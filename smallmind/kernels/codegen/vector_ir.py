@@ -52,7 +52,7 @@ class VectorIR:
         )
 
     def splats(self, builder, pointer, count):
-        """The `count` elements from pointer on, each in all lanes."""
+        """Returns the `count` elements from pointer on, each in all lanes."""
         places = [builder.gep(pointer, [I64(i)]) for i in range(count)]
         return [self.splat(builder, builder.load(place)) for place in places]
 
@@ -100,7 +100,7 @@ class VectorIR:
         self._masked(builder, "store", ir.VoidType(), value, place, I32(align), mask)
 
     def load_scale(self, builder, block):
-        """The scale of a block of small integers (`kernels.codecs`), in all lanes."""
+        """Returns the scale of a block of small integers (`kernels.codecs`), in all lanes."""
         kind = ir.HalfType() if self.isa.half else I16
         scale = builder.load(builder.bitcast(block, kind.as_pointer()), align=1)
         return self._widen(builder, self.splat(builder, scale), Storage.FLOAT16)
@@ -120,7 +120,7 @@ class VectorIR:
         return builder.sitofp(value, self.vector)
 
     def _masked(self, builder, name, result, *arguments):
-        """The intrinsic that loads or stores the lanes of a mask."""
+        """Returns the intrinsic that loads or stores the lanes of a mask."""
         vector = result if name == "load" else arguments[0].type
         suffix = f"v{self.lanes}{vector.element.intrinsic_name}.p0"
         kind = ir.FunctionType(result, [argument.type for argument in arguments])
@@ -291,7 +291,7 @@ class VectorIR:
         return self.call(builder, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), twos, ones)
 
     def _dot_few_bytes(self, builder, a, b):
-        """The dot products of 16 bytes, by addition of what is next to each other."""
+        """Returns the dot products of 16 bytes, by addition of what is next to each other."""
         total = builder.mul(*(builder.sext(x, ir.VectorType(I16, 16)) for x in (a, b)))
         for count in (8, 4):
             halves = (
@@ -331,11 +331,11 @@ class VectorIR:
         return builder.bitcast(builder.and_(bits, self.integer(0xFFFF0000)), self.vector)
 
     def nearest(self, builder, a):
-        """Each lane rounded to the nearest integer, ties to even."""
+        """Returns each lane rounded to the nearest integer, ties to even."""
         return self.call(builder, f"llvm.nearbyint.v{self.lanes}f32", self.vector, a)
 
     def square_root(self, builder, a):
-        """The square root of each lane."""
+        """Returns the square root of each lane."""
         return self.call(builder, f"llvm.sqrt.v{self.lanes}f32", self.vector, a)
 
     def scale_by_power(self, builder, a, n):
@@ -381,7 +381,9 @@ class VectorIR:
         )
 
     def clamp_to_normal(self, builder, a):
-        """The larger of a and -126, unless powers of two of any size cost the same. NaN for NaN."""
+        """-> the larger of a and -126, unless powers of two of any size cost the same. NaN for
+        NaN.
+        """
         if self.lanes == 16:
             return a
         low = self.constant(-126.0)
@@ -400,7 +402,7 @@ class VectorIR:
         return self.scale_by_normal_power(builder, a, self._floor(builder, n))
 
     def estimate_log2(self, builder, a):
-        """The exponent of a and, in place of the logarithm of its significand, that less 1.
+        """Returns the exponent of a and, in place of the logarithm of its significand, that less 1.
 
         Within 0.09 of the logarithm.
         """
@@ -438,7 +440,7 @@ class VectorIR:
         return builder.bitcast(zipped, self.vector)
 
     def half_of(self, builder, both, second):
-        """The first or the second LANES numbers of what `round_two` returns, as bits."""
+        """Returns the first or the second LANES numbers of what `round_two` returns, as bits."""
         kind = ir.VectorType(I16, 2 * self.lanes)
         halves = builder.bitcast(both, kind)
         start = self.lanes if second else 0

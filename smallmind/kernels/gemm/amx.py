@@ -18,7 +18,7 @@ HEIGHT = 2 * TILE  # rows of the result that are multiplied at a time
 
 @jit
 def packed_depth(_x, depth):
-    """The number of words that `depth` elements of a row become when packed."""
+    """Returns the number of words that `depth` elements of a row become when packed."""
     return round_up(ceil_div(depth, 2), TILE)
 
 

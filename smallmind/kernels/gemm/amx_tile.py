@@ -59,7 +59,7 @@ def multiply_tiles(builder, c, a, b, depth, addend, two_down, two_across):
 
 
 def tiles_function(module, down, across):
-    """The IR function that multiplies `down` x `across` tiles; defined once per module."""
+    """Yields the IR function that multiplies `down` x `across` tiles; defined once per module."""
     name = f"smallmind_amx_{down}x{across}"
     if name in module.globals:
         return module.globals[name]

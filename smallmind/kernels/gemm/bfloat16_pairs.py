@@ -30,7 +30,7 @@ def multiply(c, a, b, extent, addend, bias, packed):
 
 @jit
 def packed_depth(_x, depth):
-    """The number of words that `depth` elements of a row become when packed."""
+    """Returns the number of words that `depth` elements of a row become when packed."""
     return ceil_div(depth, 2)
 
 

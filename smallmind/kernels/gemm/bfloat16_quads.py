@@ -56,7 +56,7 @@ def _interleave_four(builder, out, place, stride):
 
 @jit
 def packed_depth(_x, depth):
-    """The number of words that `depth` elements of a row become when packed."""
+    """Returns the number of words that `depth` elements of a row become when packed."""
     return 2 * ceil_div(depth, 4)
 
 

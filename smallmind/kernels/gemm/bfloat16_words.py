@@ -78,7 +78,7 @@ def interleave_whole(builder, out, *rows):
 
 @operation(types.float32, PLACE, types.boolean)
 def _word(builder, place, is_whole):
-    """A number and the one behind it; zero instead of that if it is not whole."""
+    """Returns a number and the one behind it; zero instead of that if it is not whole."""
     following = builder.gep(place.pointer, [builder.zext(is_whole, I64)])
     upper = builder.select(is_whole, builder.load(following), I16(0))
     lower_half, upper_half = (builder.zext(x, I32) for x in (builder.load(place.pointer), upper))

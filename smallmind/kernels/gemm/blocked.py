@@ -84,7 +84,7 @@ SCRATCH_16 = PANEL_16 + STRIP_16 + SUMS_SIZE
 
 
 def _packing(array: Any) -> ModuleType:
-    """The module that packs and multiplies what is stored like this array."""
+    """Returns the module that packs and multiplies what is stored like this array."""
     if array.dtype == types.float32:
         return float32
     if array.dtype in SIZES:
@@ -192,7 +192,9 @@ class Ahead(NamedTuple):
 
 @called_jit
 def is_few(M, variant):
-    """True if a product has so few rows that nothing is packed. Those of a b^T: see `row_dots`."""
+    """-> True if a product has so few rows that nothing is packed. Those of a b^T: see
+    `row_dots`.
+    """
     if variant == TRANSPOSE_A:
         return M == 1
     return variant == PLAIN + BY_ROWS or (variant == PLAIN and M <= FEW)
@@ -200,7 +202,7 @@ def is_few(M, variant):
 
 @called_jit
 def single_columns(N, variant):
-    """The number of last columns that are computed as dot products.
+    """Returns the number of last columns that are computed as dot products.
 
     A vector costs as much for a few columns as for all its lanes; dot products cost less.
     """
@@ -338,7 +340,7 @@ _gemm_few = by_type(_few_of_float32, _few_of_16_bits, _few_of_blocks)
 
 @inline_jit
 def _adds_in_place(operands):
-    """True if sums of what is stored in 16 bits are kept in the result itself."""
+    """Returns True if sums of what is stored in 16 bits are kept in the result itself."""
     out, addend, bias = operands.out, operands.addend, operands.bias
     is_exact = is_float32(out) and (addend.size == 0 or is_float32(addend))
     # A matrix unit writes whole vectors, and adds no bias.
@@ -428,7 +430,7 @@ _multiply_panel = by_type(_multiply_float32, _multiply_16_bits)
 
 @inline_jit
 def _strip_from(strip, tile):
-    """The strip from this tile on."""
+    """Returns the strip from this tile on."""
     return Strip(advance(strip.start, tile * strip.tile), strip.tile, strip.row, strip.column)
 
 

@@ -20,7 +20,7 @@ multiply = multiply_panel
 
 @jit
 def packed_depth(_x, depth):
-    """The number of float32 that `depth` elements of a row become when packed."""
+    """Returns the number of float32 that `depth` elements of a row become when packed."""
     return depth
 
 

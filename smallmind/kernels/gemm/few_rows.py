@@ -75,7 +75,7 @@ def _add_four_dots(sums, step, x, x_place, y, y_place, count):
 
 @jit
 def _dot(x, x_place, y, y_place, count):
-    """The dot product of `count` elements of x and y."""
+    """Returns the dot product of `count` elements of x and y."""
     whole, tail = count - count % LANES, count % LANES
     total = broadcast(np.float32(0))
     for k in range(0, whole, LANES):
@@ -112,7 +112,7 @@ def add_rows(sums, a, b, region):
 
 @jit
 def _column_dots(a, place, b, j, count, start, stop):
-    """The products of a[place:] and the columns j..j + count of b, rows start..stop."""
+    """Returns the products of a[place:] and the columns j..j + count of b, rows start..stop."""
     N = b.shape[1]
     total = broadcast(np.float32(0))
     for k in range(start, stop):

@@ -30,7 +30,7 @@ multiply = multiply_panel
 
 @inline_jit
 def packed_depth(_x, depth):
-    """The number of float32 that `depth` elements of a row are."""
+    """Returns the number of float32 that `depth` elements of a row are."""
     return depth
 
 

@@ -52,7 +52,7 @@ class Region(NamedTuple):
 
 @called_jit
 def grid_rows(M, vectors, workers, variant, height):
-    """The number of bands of rows of the grid of workers that gives the busiest the least work.
+    """-> the number of bands of rows of the grid of workers that gives the busiest the least work.
 
     Rows are multiplied `height` at a time. A row and a vector cost 1 for each k. To read a vector
     of b for the first time, from memory or from another core's cache, and to pack it costs as much
@@ -75,7 +75,7 @@ def grid_rows(M, vectors, workers, variant, height):
 
 @called_jit
 def grid_region(M, vectors, workers, worker, variant, height):
-    """The part of a result of M rows that a worker owns, in a grid that balances the work.
+    """Returns the part of a result of M rows that a worker owns, in a grid that balances the work.
 
     The grid has bands of rows, each as high as its number of workers, who divide its columns among
     them: no worker is left over, however many there are. Its rows are whole tiles of `height`; its
@@ -95,7 +95,7 @@ def grid_region(M, vectors, workers, worker, variant, height):
 
 @jit
 def panel_start(left, right, panel):
-    """The first column of a panel; the widths of panels differ by at most one vector."""
+    """Returns the first column of a panel; the widths of panels differ by at most one vector."""
     vectors, panels = ceil_div(right - left, LANES), ceil_div(right - left, PANEL)
     return min(right, left + vectors * panel // panels * LANES)
 

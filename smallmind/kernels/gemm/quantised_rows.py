@@ -39,19 +39,19 @@ _BYTES = ir.VectorType(I8, 4 * LANES)
 
 
 def scratch_size(R: int, K: int) -> int:
-    """The words of scratch that a thread needs."""
+    """Returns the words of scratch that a thread needs."""
     return ROWS + R * rounded_size(K // BLOCK)
 
 
 @called_jit
 def rounded_size(blocks):
-    """The words of a rounded row in scratch: whole lines of the cache."""
+    """Returns the words of a rounded row in scratch: whole lines of the cache."""
     pairs = ceil_div(blocks, 2)
     return pairs * PAIR + round_up(2 * pairs, LINE)
 
 
 def _offset(kind):
-    """How much larger than the integers of this kind of block are those that are multiplied."""
+    """-> how much larger than the integers of this kind of block are those that are multiplied."""
     if kind == types.uint8:
         return 8
     return 128 if HOST.unsigned_dots else 0
@@ -248,7 +248,7 @@ def _write_products(builder, kind, rows, w, blocks):
 
 
 def _multiply_row(count):
-    """An intrinsic: writes the products of `count` rows of a and a row of blocks to results.
+    """-> an intrinsic: writes the products of `count` rows of a and a row of blocks to results.
 
     rows: the first, `stride` words from the next; w: bytes and the place of the first of `blocks`
     blocks; zeros: a block if rows are rounded, else NULL. One row of blocks at a time, so that the

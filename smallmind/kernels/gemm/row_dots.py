@@ -37,7 +37,7 @@ MOST = 6 if ISA.tile_vectors == 4 else 3
 
 
 def scratch_size(M: int) -> int:
-    """The float32 of scratch that a thread needs for M rows."""
+    """Returns the float32 of scratch that a thread needs for M rows."""
     return max(SUMS, OUTPUTS * M)
 
 
@@ -153,7 +153,7 @@ def _add_incoming(phis, values, block):
 
 
 def _block_of(outputs, most):
-    """An intrinsic: sums[i, j] = a[i] . b[j], for `rows` rows of a, 1 to most, and outputs of b.
+    """-> an intrinsic: sums[i, j] = a[i] . b[j], for `rows` rows of a, 1 to most, and outputs of b.
 
     sums: Rows; i and j: the first rows. Products of `depth` elements from number `start` on, which
     are added to the sums unless it is 0.

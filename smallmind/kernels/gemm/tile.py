@@ -29,7 +29,7 @@ FLOAT_POINTER = types.CPointer(types.float32)  # the same for Numba
 def tile_function(
     module, isa, rows, vectors, transposed=False, packs=False, pairs=False, quads=False
 ):
-    """The IR function of one tile of `rows` x `vectors` registers; defined once per module.
+    """Returns the IR function of one tile of `rows` x `vectors` registers; defined once per module.
 
     c[i, j] = sum_k a[i, k] b[k, j] + bias[j] + addend[i, j], without the last two if they are null.
     If `transposed`, a_stride is the distance between columns of a and the elements of a column are
@@ -271,7 +271,7 @@ def _constant_pointer(context, builder, kind, value):
 
 @operation(types.boolean, FLOAT_POINTER)
 def not_null(builder, pointer):
-    """True if a pointer is not NULL."""
+    """Returns True if a pointer is not NULL."""
     return builder.icmp_unsigned("!=", pointer, ir.Constant(_POINTER, None))
 
 
@@ -300,7 +300,7 @@ def float32_at(typingctx, array, index):
 
 @intrinsic
 def is_float32(typingctx, array):
-    """True, as a constant, if an array or a pointer is of float32."""
+    """Returns true, as a constant, if an array or a pointer is of float32."""
     found = ir.Constant(ir.IntType(1), int(array.dtype == types.float32))
     return types.boolean(array), lambda _context, _builder, _sig, _args: found
 
@@ -336,7 +336,7 @@ PANEL_SIGNATURE = types.void(_ROWS, _STRIP, _ROWS, _EXTENT, _ROWS, FLOAT_POINTER
 
 
 def tile_caller(pairs, quads=False):
-    """The intrinsic that calls the tile function for an extent of at most one tile.
+    """Returns the intrinsic that calls the tile function for an extent of at most one tile.
 
     With `pairs` or `quads` elements are pairs of bfloat16: see `tile_function`.
     """
@@ -386,7 +386,7 @@ def _call_tile(builder, c, a, b, extent, addend, bias, packed, pairs, quads):
 
 @jit
 def tile_operands(tile, c, a, extent, addend):
-    """The operands c, a, extent and addend of one tile."""
+    """Returns the operands c, a, extent and addend of one tile."""
     row = tile * TILE_ROWS
     return (
         Rows(advance(c.start, row * c.stride), c.stride),
