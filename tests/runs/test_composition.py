@@ -86,7 +86,7 @@ def test_nothing_asks_which_kind_of_model_or_source_it_has():
         importlib.import_module(f"smallmind.{module}")
     models, sources = names_of_kinds(StoredModel), names_of_kinds(Source)
     assert len(models) == 10 and len(sources) == 4
-    # What settings follow from is asked of a source where they are resolved.
+    # A source is asked for the facts of settings where they are resolved.
     resolving = {"runs/assembly.py", "runs/chat_recipe.py", "runs/creating.py"}
     for name, source in FILES.items():
         asked = set()
