@@ -22,11 +22,17 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
     Without arguments it is the program itself, with those of the process. Ctrl-C then ends the
     process as long as no command has begun.
     """
-    if arguments is None and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    can_quit = (
+        arguments is None and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
+    )
+    if can_quit:
         _signal.signal(_signal.SIGINT, _quit)
     from smallmind.cli.program import run
 
-    return run(arguments)
+    status = run(arguments)
+    if can_quit:  # while the process ends, Ctrl-C would only replace the status
+        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+    return status
 
 
 def _quit(number: int, _frame: object) -> None:

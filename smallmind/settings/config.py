@@ -154,7 +154,9 @@ class ModelConfig:
     )
     # An architecture may choose parts from other tables of `parts.LAYERS`, and set what these read.
     # A mapping, kept as pairs; files lack it if it is empty.
-    part_settings: tuple[tuple[str, Any], ...] = setting((), "")
+    part_settings: tuple[tuple[str, Any], ...] = setting(
+        (), "settings of parts that an architecture brings, by name"
+    )
 
     def __post_init__(self) -> None:
         check_all(self)

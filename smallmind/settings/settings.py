@@ -13,6 +13,7 @@ from smallmind.checks import InputError, check_type, nearest, shown_value
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
 
 FORMAT = 1  # of config.json
+ONLY_IF_SET = ("part_settings",)  # fields that files hold only then: most models have none
 
 LOSS_SETTINGS: dict[str, Any] = {
     name: parts.load(parts.LOSS_SETTINGS, name) for name in parts.LOSS_SETTINGS
@@ -48,13 +49,9 @@ def from_saved(kind: Any, saved: Mapping[str, Any]) -> Any:
 
 
 def to_saved(config: Any) -> dict[str, Any]:
-    """A config -> its fields as files hold them; those without a help text only if they are set."""
-    fields = {field.name: field for field in dataclasses.fields(config)}
-    return {
-        name: value
-        for name, value in dataclasses.asdict(config).items()
-        if fields[name].metadata["help"] or value != fields[name].default
-    }
+    """A config -> its fields as files hold them."""
+    fields = dataclasses.asdict(config).items()
+    return {name: value for name, value in fields if value or name not in ONLY_IF_SET}
 
 
 def check_format(saved: Mapping[str, Any]) -> None:

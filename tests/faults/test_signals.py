@@ -21,8 +21,8 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.run import Run
 from smallmind.training import evaluation
 from smallmind.training.checkpoint import newest
+from smallmind.training.evaluations import Evaluations
 from smallmind.training.live_state import LiveState
-from smallmind.training.training import Training
 from smallmind.views.listing import find_runs
 from smallmind.writing import decoder
 from tests.faults.disk import Quick
@@ -66,7 +66,7 @@ def signal_at(patch, owner, name, call, number):
 STAGES = {
     "step": (TransformerModel, "loss_and_gradients", 19, 9),  # in the first of two batches
     "evaluation": (TransformerModel, "losses", 2, 7),
-    "before it": (Training, "evaluate", 2, 14),
+    "before it": (Evaluations, "evaluate", 2, 14),
     "snapshot": (LiveState, "capture", 3, 5),  # while the state is captured
     "save": (durable.Files, "replace", 4, None),  # while it is written
     "whole evaluation": (evaluation, "evaluate", 1, 20),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from smallmind.runs.source import read_source
-from smallmind.training.training import Training
+from smallmind.training.evaluations import Evaluations
 from tests.faults.runs import FLAGS, TEXT, outcome, status, train
 
 T = 64  # tokens of context
@@ -68,7 +68,7 @@ def test_a_text_that_changes_during_a_run_does_not_affect_it(tmp_path, monkeypat
     """The run continues with the text it has read; later commands refuse the changed text."""
     assert train(tmp_path, name="whole") == 0
     text, run = tmp_path / "cats.txt", tmp_path / "run"
-    original = Training.evaluate
+    original = Evaluations.evaluate
 
     def evaluate(training, step, batches):
         if step == 7:
@@ -80,7 +80,7 @@ def test_a_text_that_changes_during_a_run_does_not_affect_it(tmp_path, monkeypat
         return original(training, step, batches)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "evaluate", evaluate)
+        patch.setattr(Evaluations, "evaluate", evaluate)
         assert train(tmp_path) == 0
     assert outcome(run) == outcome(tmp_path / "whole")
     words = {"remove": "does not exist", "truncate": "is empty"}.get(change, "has changed")

@@ -13,7 +13,7 @@ import smallmind
 from smallmind.cli import main
 from smallmind.files import durable, safetensors
 from smallmind.runs import verification
-from smallmind.training.training import Training
+from smallmind.training.evaluations import Evaluations
 from tests.faults.disk import Quick
 from tests.programs import CATS, edited, refuses
 
@@ -144,7 +144,7 @@ def test_changes_with_a_matching_digest_are_found(run, verified, edit, words):
 
 def test_a_run_stopped_during_an_evaluation_passes(text, tmp_path, cli, verified, monkeypatch):
     """Its checkpoint was saved before the evaluation, which retraining includes."""
-    original = Training.evaluate
+    original = Evaluations.evaluate
 
     def stop(training, step, batches):
         if step == 12:
@@ -153,7 +153,7 @@ def test_a_run_stopped_during_an_evaluation_passes(text, tmp_path, cli, verified
 
     with monkeypatch.context() as patch:
         patch.setattr(durable, "files", Quick())
-        patch.setattr(Training, "evaluate", stop)
+        patch.setattr(Evaluations, "evaluate", stop)
         cli("train", text, FLAGS, "--out", tmp_path / "run", ends=130)
     names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
     assert "step-00000012.safetensors" in names

@@ -27,6 +27,7 @@ from smallmind.forecast.budget import (
 from smallmind.forecast.law import Outcome, Trial, law_of
 from smallmind.forecast.pace import MAX_PASSES, Pace
 from smallmind.settings.rules import FITTED, Choices, Facts
+from smallmind.settings.settings import to_saved
 from smallmind.text.dataset import HELD_OUT
 from tests.programs import CATS, costs_at, refuses
 
@@ -355,6 +356,6 @@ def test_the_command_line_and_the_library_choose_the_same(text, tmp_path, monkey
     }
     printed = cli("train", text, "--minutes 10 --batch-size 4 --out", tmp_path / "run").flat
     saved = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
-    assert saved["model"] == dataclasses.asdict(model) and saved["run"]["batch_size"] == 4
+    assert saved["model"] == to_saved(model) and saved["run"]["batch_size"] == 4
     shape = f"{model.n_layer} layers of {model.n_embd} channels, 4 windows of {model.block_size}"
     assert f"For 10 minutes: {shape}" in printed
