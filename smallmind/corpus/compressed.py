@@ -53,7 +53,7 @@ class Expansion:
         self._start, self._count = packed.count, 0
 
     def add(self, count: int) -> None:
-        """So many bytes were unpacked. InputError if they are too many."""
+        """Counts bytes that were unpacked. InputError if they are too many."""
         self._count += count
         ratio = self._limits.ratio
         allowed = max(self._limits.unpacked, ratio * (self._packed.count - self._start))
@@ -155,19 +155,11 @@ class _Decompressed:
         return True
 
 
-def _gzip(stream: Stream) -> Readable:
-    return gzip.GzipFile(fileobj=cast(IO[bytes], stream))
-
-
-def _bzip2(stream: Stream) -> Readable:
-    return _Decompressed(stream, bz2.BZ2Decompressor)
-
-
-def _xz(stream: Stream) -> Readable:
-    return _Decompressed(stream, lambda: lzma.LZMADecompressor(memlimit=XZ_MEMORY))
-
-
-PACKED: dict[str, Callable[[Stream], Readable]] = {".gz": _gzip, ".bz2": _bzip2, ".xz": _xz}
+PACKED: dict[str, Callable[[Stream], Readable]] = {  # by suffix
+    ".gz": lambda stream: gzip.GzipFile(fileobj=cast(IO[bytes], stream)),
+    ".bz2": lambda stream: _Decompressed(stream, bz2.BZ2Decompressor),
+    ".xz": lambda stream: _Decompressed(stream, lambda: lzma.LZMADecompressor(memlimit=XZ_MEMORY)),
+}
 
 
 def read_zip(entry: Entry) -> Iterator[Piece]:

@@ -40,7 +40,7 @@ class Stream(Protocol):
     count: int  # how many have been read
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes, fewer only at the end. InputError if they cannot be had."""
+        """Reads at most `size` bytes, fewer only at the end. InputError if it cannot."""
         ...
 
     def close(self) -> None: ...

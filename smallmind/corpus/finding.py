@@ -58,7 +58,7 @@ class _Finder:
         self.skipped: dict[str, Skipped] = {}
 
     def add(self, given: str) -> None:
-        """The files that a path means. InputError if there is nothing, or no file."""
+        """Adds the files that a path means. InputError if there is nothing, or no file."""
         try:
             status = os.stat(given)
             if stat.S_ISDIR(status.st_mode):
@@ -92,7 +92,7 @@ class _Finder:
                 self._add_found(path, root)
 
     def _add_found(self, top: Path, root: Path) -> None:
-        """A file, or all files in a folder. What is neither, or leads out of `root`, is skipped."""
+        """Adds a file, or all in a folder; skips what is neither, and links out of `root`."""
         waiting, within = [top], os.path.realpath(root)
         while waiting:
             activity.tick()
@@ -165,7 +165,7 @@ def find(paths: Sequence[str | PathLike[str]], exclude: Sequence[str] = ()) -> F
 
 
 def _unwanted(files: Sequence[File]) -> Iterator[str]:
-    """Yields names what few people mean to learn from, by the names of files and folders."""
+    """Yields notes about what few people mean to learn from, by the names of files and folders."""
     paths = [file.path.parts for file in files]
     for name in OF_OTHERS:
         if n := sum(name in parts for parts in paths):

@@ -29,7 +29,7 @@ def read_html(entry: Entry) -> Iterator[Piece]:
 def _chunks(entry: Entry) -> Iterator[str]:
     layout = Layout()
     page = _Page(layout)
-    for text in growing(entry, decoded(entry, CHARSET), page):
+    for text in growing(entry, decoded(entry, CHARSET), page.held):
         try:
             page.feed(text)
         except AssertionError as error:  # of the standard library, for odd declarations

@@ -92,7 +92,7 @@ def _as_json(value: Any) -> Any:
 
 @contextmanager
 def _naming(entry: Entry) -> Iterator[None]:
-    """Whatever pyarrow raises within the block becomes an InputError that names the file."""
+    """Turns whatever pyarrow raises within the block into an InputError that names the file."""
     try:
         yield
     except (InputError, MemoryError):

@@ -45,9 +45,9 @@ from smallmind.corpus.shards import (
     write_record,
 )
 from smallmind.corpus.survey import (
-    ConversationDigest,
     Plan,
     conversations,
+    hashed,
     joined,
     survey,
     survey_conversations,
@@ -102,7 +102,7 @@ class Encoding(NamedTuple):
         return self.kind.separator if self.chosen_separator is None else self.chosen_separator
 
     def described(self) -> dict[str, Any]:
-        """Everything that must stay equal for the tokens to be equal, as JSON."""
+        """-> everything that must stay equal for the tokens to be equal, as JSON."""
         said = {"separator": self.chosen_separator, "template": self.template}
         chosen: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
         if isinstance(self.tokenizer, Tokenizer):
@@ -205,7 +205,7 @@ def load_tokenizer(shards: Shards) -> Tokenizer:
 
 
 def _files_digest(corpus: Corpus) -> str:
-    """SHA-256 of the names, sizes and times of the files."""
+    """-> the SHA-256 of the names, sizes and times of the files."""
     sha = hashlib.sha256()
     for file in corpus.files:
         try:
@@ -265,41 +265,27 @@ def _tidy(directory: Path, index: Index) -> None:
 
 
 def _fitted(corpus: Corpus, plan: Plan, characters: str, encoding: Encoding) -> Tokenizer:
-    """Returns the tokenizer for texts that have been surveyed."""
-    if plan.conversations:
-        of_turns = _fitted_to_turns(corpus, plan, characters, encoding)
-        return fit_template(of_turns, encoding.template)[0]
+    """Returns the tokenizer of surveyed texts. InputError if it does not know a character."""
     tokenizer = encoding.tokenizer
     if isinstance(tokenizer, Tokenizer):
-        return _checked(tokenizer, characters)
-    if not encoding.kind.is_learned:
-        return Tokenizer(characters, tokenizer, **encoding.settings)
-    held_out = plan.held_out or int(plan.characters * HELD_OUT)
-    texts = joined(corpus.pieces("Learning the tokens of"), encoding.separator)
-    trained_on = _first(texts, plan.characters - held_out)
-    return encoding.kind.learn(trained_on, **encoding.settings)
-
-
-def _fitted_to_turns(corpus: Corpus, plan: Plan, characters: str, encoding: Encoding) -> Tokenizer:
-    """Returns the tokenizer for the texts of turns."""
-    tokenizer = encoding.tokenizer
-    if isinstance(tokenizer, Tokenizer):
-        return _checked(tokenizer, characters)
-    if not encoding.kind.is_learned:
-        return Tokenizer(characters + HEADERS, tokenizer, **encoding.settings)
-    count = plan.conversations - plan.held_out
-    read = itertools.islice(conversations(corpus.pieces("Learning the tokens of")), count)
-    return encoding.kind.learn(texts_of(read), **encoding.settings)
-
-
-def _checked(tokenizer: Tokenizer, characters: str) -> Tokenizer:
-    """Returns a tokenizer that was given. InputError if it does not know all of the characters."""
-    if unknown := tokenizer.unknown(characters):
-        raise InputError(
-            f"the texts have {len(unknown)} characters that the tokenizer does not know, such as "
-            f"{unknown[0]!r}; remove them, or choose another tokenizer"
-        )
-    return tokenizer
+        if unknown := tokenizer.unknown(characters):
+            raise InputError(
+                f"the texts have {len(unknown)} characters that the tokenizer does not know, such "
+                f"as {unknown[0]!r}; remove them, or choose another tokenizer"
+            )
+    elif not encoding.kind.is_learned:
+        characters += HEADERS if plan.conversations else ""
+        tokenizer = Tokenizer(characters, tokenizer, **encoding.settings)
+    else:
+        pieces = corpus.pieces("Learning the tokens of")
+        if plan.conversations:
+            count = plan.conversations - plan.held_out
+            texts = texts_of(itertools.islice(conversations(pieces), count))
+        else:
+            held_out = plan.held_out or int(plan.characters * HELD_OUT)
+            texts = _first(joined(pieces, encoding.separator), plan.characters - held_out)
+        tokenizer = encoding.kind.learn(texts, **encoding.settings)
+    return fit_template(tokenizer, encoding.template)[0] if plan.conversations else tokenizer
 
 
 def _train_tokens(corpus: Corpus, plan: Plan, tokenizer: Tokenizer) -> int:
@@ -382,14 +368,14 @@ def _append_conversations(
     writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenizer
 ) -> str:
     """Writes the marked tokens of all conversations that are missing -> SHA-256 of all of them."""
-    template, digest = format_of(tokenizer), ConversationDigest()
+    template, sha = format_of(tokenizer), hashlib.sha256()
     assert template
     planned = _template_time(writer.directory / PLAN)
     done = begun = int((writer.position or {"conversations": 0})["conversations"])
     trained_on = plan.conversations - plan.held_out
     batch: list[np.ndarray] = []
     tokens = uncommitted = 0
-    read = digest.of(conversations(corpus.pieces("Encoding")))
+    read = hashed(conversations(corpus.pieces("Encoding")), sha)
     for marked in encode_each(tokenizer, template.at(planned), itertools.islice(read, begun, None)):
         batch.append(marked)
         done, tokens = done + 1, tokens + len(marked)
@@ -401,7 +387,7 @@ def _append_conversations(
         if uncommitted >= COMMIT:
             writer.commit()
             uncommitted = 0
-    return digest.hexdigest()
+    return sha.hexdigest()
 
 
 def _remaining(

@@ -4,15 +4,15 @@ import io
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smallmind.checks import InputError
-from smallmind.checks import count_of as count_of
+from smallmind.checks import InputError, count_of
 from smallmind.console import activity
+from smallmind.corpus.json_values import has_text
 from smallmind.files import durable
 
 STEP = 2**16  # bytes between two changes of the share that has been read
@@ -111,7 +111,7 @@ class Reading:
         self._done, self._is_paused = -1, False
 
     def note(self, words: str) -> None:
-        """Something about the file that is being read, said once per file."""
+        """Notes something about the file that is being read, once per file."""
         self._of_this_file.add(words)
 
     def count(self, label: str, thing: str, more: str) -> None:
@@ -123,6 +123,17 @@ class Reading:
         if isinstance(name, str) and len(self.unread) < MOST_UNREAD:
             self.unread[name, in_turns] = None
 
+    def note_unread(
+        self, record: dict[Any, Any], read: Collection[str], texts: Iterable[str] = ()
+    ) -> None:
+        """Remembers the fields of a record with text that is neither read nor one of the texts."""
+        names = [name for name in record if name not in read and (name, False) not in self.unread]
+        said = {text.strip() for text in texts} if names else set()
+        for name in names:
+            value = record[name]
+            if not (isinstance(value, str) and value.strip() in said) and has_text(value):
+                self.leave_unread(name)
+
     @property
     def left_out(self) -> int:
         """Conversations from which nothing is learned."""
@@ -130,7 +141,7 @@ class Reading:
         return self.unanswered + sum(counted)
 
     def end_file(self, size: int, has_text: bool) -> None:
-        """The file ends; what was noted about a file without text does not matter."""
+        """Ends the file; what was noted about one without text is dropped."""
         self._start += size
         self.files += has_text
         self._notes.update(self._of_this_file if has_text else ())
@@ -152,7 +163,7 @@ class Reading:
         return Report(*counts, (*skipped, *self.skipped), tuple(notes), *turns)
 
     def reach(self, position: int) -> None:
-        """The current file has been read up to this position."""
+        """Shows that the current file has been read up to this position."""
         activity.tick()
         while not self._is_paused and self._done < (self._start + position) // STEP:
             self._done += 1
@@ -160,7 +171,7 @@ class Reading:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Within the block, bytes are read that will be read again."""
+        """Shows no progress within the block: its bytes will be read again."""
         before, self._is_paused = self._is_paused, True
         try:
             yield
@@ -169,7 +180,7 @@ class Reading:
 
     @contextmanager
     def checking(self) -> Iterator[None]:
-        """Within the block, files are read to their end, whatever is read of them later."""
+        """Reads files to their end within the block, whatever is read of them later."""
         before, self.is_glance = self.is_glance, False
         try:
             with self.paused():

@@ -2,11 +2,9 @@
 
 import io
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
 
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece, document
-from smallmind.corpus.json_values import has_text
 from smallmind.corpus.reading import NoText, shown
 from smallmind.corpus.turns import NEEDED, Shape, Turns, check_origin, find_shape
 
@@ -47,14 +45,6 @@ def too_long(entry: Entry, where: str) -> InputError:
     )
 
 
-def document_of(entry: Entry, text: str | None) -> Iterator[Piece]:
-    """Yields the document of a record; one without text is counted, not read."""
-    if not text:
-        entry.reading.empty += 1
-    else:
-        yield from document([text], entry.reading.limits.piece)
-
-
 class Records:
     """Reads records: conversations, or texts in the field of the user, else the obvious one."""
 
@@ -74,7 +64,10 @@ class Records:
             self.look_for_turns(value if isinstance(value, dict) else (), where, value)
         if self._turns and value is not None:
             return self._turns.pieces(value, where)
-        return document_of(self._entry, self.text_of(value, where))
+        if text := self._text_of(value, where):
+            return document([text], self._entry.reading.limits.piece)
+        self._entry.reading.empty += 1
+        return iter(())
 
     def look_for_turns(
         self, names: Collection[object], where: str, record: object = None
@@ -106,36 +99,29 @@ class Records:
             return self._chosen
         if self._chosen is None:
             field = self._entry.reading.field
-            self._chosen = named(names, (field,) if field else OBVIOUS)
-            if self._chosen is not None:
-                self.note(self._chosen)
+            found = named(names, (field,) if field else OBVIOUS)
+            if found is not None:
+                self.choose_only(found)
         if self._chosen is None or self._chosen not in names:
             raise self._missing([name for name in names if isinstance(name, str)], where)
         return self._chosen
 
-    def note(self, field: str) -> None:
-        """Says which field is read, unless the user has."""
+    def choose_only(self, field: str) -> None:
+        """Reads this field of all records, and says so unless the user has chosen it."""
+        self._chosen = field
         if not self._entry.reading.field:
             words = f"read the text from {self._name} {shown(field, 60)!r}"
             self._entry.reading.note(words)
 
-    def note_unread(self, record: dict[Any, Any], field: str) -> None:
-        """Notes the other fields of a record that have text, unless the user has chosen one."""
-        reading = self._entry.reading
-        if reading.field:
-            return
-        for name, value in record.items():
-            if name != field and (name, False) not in reading.unread and has_text(value):
-                reading.leave_unread(name)
-
-    def text_of(self, value: object, where: str) -> str | None:
+    def _text_of(self, value: object, where: str) -> str | None:
         """Returns the text of a record, itself one or an object; None for null.
 
         Unusable if there is no text in it; `where` says which record it is.
         """
         if isinstance(value, dict):
             name = self.choose(value, where)
-            self.note_unread(value, name)
+            if not self._entry.reading.field:
+                self._entry.reading.note_unread(value, (name,))
             value = value[name]
             if value is not None and not isinstance(value, str):
                 where = f"field {shown(name, 60)!r} in {where}"

@@ -40,7 +40,6 @@ from smallmind.corpus.shards import (
 from smallmind.corpus.token_files import HEADER_BYTES, dtype_for, encode_header
 from smallmind.files import durable, safetensors
 from smallmind.files.lock import RunLock
-from smallmind.settings.config import SHARD_TOKENS
 from smallmind.text.ids import check_ids
 
 CHUNK = 2**20  # tokens that are written at once
@@ -65,17 +64,15 @@ class ShardWriter:
         directory: str | PathLike[str],
         vocab_size: int,
         tokenizer_digest: str,
-        shard_tokens: int = SHARD_TOKENS,
-        state: Mapping[str, Any] | None = None,
+        shard_tokens: int,
     ) -> None:
         self.directory = Path(directory)
-        self.state = dict(state or {})  # goes into the index; may be changed until the end
+        self.state: dict[str, Any] = {}  # goes into the index; may be changed until the end
         self._recipe = Recipe(
             check_count("vocab_size", vocab_size),
             check_type("tokenizer_digest", tokenizer_digest, str),
             check_count("shard_tokens", shard_tokens),
         )
-        safetensors.to_json(self.state)
         make_directory(self.directory)
         self._lock = RunLock(self.directory)
         self._parts: dict[str, PartWriter] = {}
@@ -101,21 +98,19 @@ class ShardWriter:
         ids = check_ids("ids", ids, self._recipe.vocab_size) if len(ids) else np.empty(0, np.int32)
         if ids.ndim != 1:
             raise InputError(f"ids has shape {ids.shape}; it must have one dimension")
-        position = _copied(position)
+        if position is not None:  # as it will be read back; TypeError or ValueError if not JSON
+            position = safetensors.from_json(safetensors.to_json(position))
         with self._changing():
             self._parts["held_out" if held_out else "train"].append(ids)
             if position is not None:
-                self._mark(position)
+                self._marked = ResumePoint(self._recipe, self._written(), position)
                 recorded = self._recorded.parts
                 if any(len(self._parts[p].shards) > len(recorded[p].shards) for p in PARTS):
                     self._record()
 
-    def commit(self, position: Any = None) -> None:
-        """Records the last position, or this one, so that it survives even a power failure."""
-        position = _copied(position)
+    def commit(self) -> None:
+        """Records the last position, so that it survives even a power failure."""
         with self._changing():
-            if position is not None:
-                self._mark(position)
             self._record()
 
     def __enter__(self) -> Self:
@@ -164,9 +159,6 @@ class ShardWriter:
             durable.remove(self.directory / PROGRESS)
         raise InputError(f"{self.directory} is complete; choose another directory to write to")
 
-    def _mark(self, position: Any) -> None:
-        self._marked = ResumePoint(self._recipe, self._written(), position)
-
     def _written(self) -> dict[str, WrittenPart]:
         return {name: part.progress() for name, part in self._parts.items()}
 
@@ -209,7 +201,7 @@ class ShardWriter:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """After an exception in the block nothing more is written: some of it may be missing."""
+        """Lets nothing more be written after an exception in the block: some may be missing."""
         if not self._is_usable:
             raise ValueError("this writer has ended or failed; make a new one, which resumes it")
         self._is_usable = False
@@ -279,7 +271,7 @@ class PartWriter:
         return WrittenPart(tuple(self.shards), self.tokens, self._sha.hexdigest())
 
     def sync(self) -> None:
-        """After this, all that was appended survives a power failure."""
+        """Makes all that was appended survive a power failure."""
         for number in list(self._files):
             with durable.naming(self._path(number)):
                 durable.files.fsync(self._files[number])
@@ -373,11 +365,6 @@ def remove_leftovers(directory: Path, kept: set[str]) -> None:
     for name in written(directory):
         if name not in kept:
             durable.remove(directory / name)
-
-
-def _copied(position: Any) -> Any:
-    """Returns a position as it will be read back. TypeError or ValueError if it is not JSON."""
-    return None if position is None else safetensors.from_json(safetensors.to_json(position))
 
 
 def check_count(name: str, value: int) -> int:

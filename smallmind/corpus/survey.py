@@ -62,7 +62,7 @@ class DocumentStarts:
         self._count, self._stride = 0, 1
 
     def add(self, start: int) -> None:
-        """A document begins here, after all others."""
+        """Adds the beginning of a document after all others."""
         if self._count % self._stride == 0:
             self._starts.append(start)
         self._count += 1
@@ -132,9 +132,9 @@ def survey(pieces: Iterable[Piece], separator: str) -> tuple[Plan, str]:
 
 def survey_conversations(conversations: Iterable[Conversation]) -> tuple[Plan, str]:
     """Reads conversations once -> the plan, the characters of their turns, sorted."""
-    seen, digest = np.zeros(CODE_POINTS, bool), ConversationDigest()
+    seen, sha = np.zeros(CODE_POINTS, bool), hashlib.sha256()
     count = characters = nbytes = thoughts = 0
-    for conversation in digest.of(conversations):
+    for conversation in hashed(conversations, sha):
         count += 1
         text = "".join(turn.text for turn in conversation)
         characters, nbytes = characters + len(text), nbytes + len(text.encode())
@@ -142,7 +142,7 @@ def survey_conversations(conversations: Iterable[Conversation]) -> tuple[Plan, s
         seen[np.frombuffer(text.encode("utf-32-le"), np.uint32)] = True
     distinct = "".join(map(chr, np.flatnonzero(seen)))
     counts = characters, nbytes, held_out_of(count)
-    plan = Plan(*counts, digest.hexdigest(), "", "", conversations=count, thoughts=thoughts)
+    plan = Plan(*counts, sha.hexdigest(), "", "", conversations=count, thoughts=thoughts)
     return plan, distinct
 
 
@@ -156,18 +156,9 @@ def held_out_of(conversations: int) -> int:
     return max(1, round(HELD_OUT * conversations))
 
 
-class ConversationDigest:
-    """SHA-256 of conversations, which identifies them."""
-
-    def __init__(self) -> None:
-        self._sha = hashlib.sha256()
-
-    def of(self, conversations: Iterable[Conversation]) -> Iterator[Conversation]:
-        """Adds each conversation as it passes."""
-        for conversation in conversations:
-            said = [turn[:2] if turn == Turn(*turn[:2]) else turn for turn in conversation]
-            self._sha.update(to_json(said).encode())
-            yield conversation
-
-    def hexdigest(self) -> str:
-        return self._sha.hexdigest()
+def hashed(conversations: Iterable[Conversation], sha: "hashlib._Hash") -> Iterator[Conversation]:
+    """Yields the conversations, each of which is added to `sha`: its digest identifies them."""
+    for conversation in conversations:
+        said = [turn[:2] if turn == Turn(*turn[:2]) else turn for turn in conversation]
+        sha.update(to_json(said).encode())
+        yield conversation

@@ -165,18 +165,8 @@ class MappedTokens:
         return out
 
 
-def open_tokens(*paths: str | PathLike[str]) -> MappedTokens:
-    """-> the tokens of files, in this order. InputError for the first that is not a token file."""
-    if not paths:
-        raise InputError("no token file was given")
-    return MappedTokens([TokenFile(path) for path in paths])
-
-
 def check_vocabulary(tokens: MappedTokens, vocab_size: int) -> None:
-    """InputError naming file and position of the first id that is not below vocab_size.
-
-    Reads all tokens once, a chunk at a time.
-    """
+    """Raises InputError naming file and position of the first id that is not below vocab_size."""
     usual = len(tokens) < activity.LARGE
     with activity.doing("Checking that all tokens are in the vocabulary", usual):
         for start in activity.parts(range(0, len(tokens), CHUNK)):
@@ -253,7 +243,7 @@ def _check_halves(path: Path, start: bytes) -> None:
 
 
 def _check_header(header: Header, start: bytes, size: int) -> None:
-    """ValueError unless the header fits the size of its file."""
+    """Raises ValueError unless the header fits the size of its file."""
     if len(start) < HEADER_BYTES:
         raise ValueError(f"it ends within its header: {size:,} of {HEADER_BYTES:,} bytes")
     _, version, tokens = np.frombuffer(start, "<i4", 3).tolist()

@@ -173,7 +173,7 @@ def _tokenizer_beside(paths: Sequence[Path]) -> Tokenizer:
 
 
 def _digest(tokens: MappedTokens, held_out: int) -> str:
-    """SHA-256 of tokens and of how many are held out."""
+    """-> the SHA-256 of tokens and of how many are held out."""
     sha = hashlib.sha256(str(held_out).encode())
     with activity.doing("Computing the digest of the tokens", usual=len(tokens) < activity.LARGE):
         for start in activity.parts(range(0, len(tokens), CHUNK)):

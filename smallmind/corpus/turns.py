@@ -80,10 +80,11 @@ class Shape(NamedTuple):
         """Returns True if the fields of a record hold what they are called."""
         if self.messages:
             return _is_messages(_opened(record.get(self.messages)))
-        return all(_may_be_said(record.get(name)) for name in (self.question, self.answer))
+        said = record.get(self.question), record.get(self.answer)
+        return all(value is None or isinstance(value, str | list) for value in said)
 
     def completed(self, names: Collection[object]) -> "Shape":
-        """With the fields among `names` that a conversation may have or not."""
+        """-> the shape with the fields among `names` that a conversation may have or not."""
         by_key = _by_key(names)
 
         def each(wanted: Collection[str]) -> tuple[str, ...]:
@@ -123,7 +124,7 @@ def find_shape(
 
 
 def check_origin(entry: Entry, record: object) -> None:
-    """Unusable for the export of a messenger, whose people have names instead of roles."""
+    """Raises Unusable for the export of a messenger, whose people have names, not roles."""
     if not isinstance(record, dict):
         return
     chats = record.get("chats")
@@ -173,10 +174,6 @@ def _is_messages(value: object) -> bool:
     )
 
 
-def _may_be_said(value: object) -> bool:
-    return value is None or isinstance(value, str | list)
-
-
 class Turns:
     """The conversations of one file of records, all of one shape."""
 
@@ -195,8 +192,9 @@ class Turns:
             raise self._wrong(f"{where} is not an object with a conversation")
         shape = self._shape_of(record)
         turns = self._turns(record, shape, where)
-        self._note_unread(record, shape.names, turns)
         reading = self._reading
+        texts = (text for turn in turns for text in (turn.text, turn.thought))
+        reading.note_unread(record, shape.names, texts)
         if not any(turn.role == ASSISTANT and turn.text.strip() for turn in turns):
             reading.unanswered += 1
             return
@@ -246,21 +244,6 @@ class Turns:
                 self._reading.note(f"read conversations from {shape}")
         return shape
 
-    def _note_unread(
-        self, record: dict[Any, Any], read: Collection[str], turns: Sequence[Turn]
-    ) -> None:
-        """Notes the fields with text that are not part of the conversation."""
-        unread = self._reading.unread
-        names = [name for name in record if name not in read and (name, False) not in unread]
-        if not names:
-            return
-        said = {text.strip() for turn in turns for text in (turn.text, turn.thought)}
-        for name in names:
-            value = record[name]
-            is_said = isinstance(value, str) and value.strip() in said
-            if not is_said and has_text(value):
-                self._reading.leave_unread(name)
-
     def _turns(self, record: dict[Any, Any], shape: Shape, where: str) -> list[Turn]:
         if shape.messages:
             value = self._field(record, shape.messages, where)
@@ -268,7 +251,7 @@ class Turns:
         else:
             turns = self._history(record, shape, where) + self._asked(record, shape, where)
         if not all(self._says_learned(record, name, where, False) for name in shape.marks):
-            turns = [_unlearned(turn) for turn in turns]
+            turns = [turn._replace(learned=turn.role != ASSISTANT) for turn in turns]
         texts = [self._text(record.get(name), name, where) for name in shape.system]
         first = "\n\n".join(text for text in dict.fromkeys(texts) if text.strip())
         if first and not (turns and turns[0].role == SYSTEM):
@@ -475,10 +458,6 @@ def _first(names: Sequence[str], fields: Mapping[Any, Any]) -> str:
     """Returns the first of the names whose field has a value, or is there, or else the first."""
     present = [name for name in names if name in fields]
     return next((x for x in present if fields[x] is not None), (present or names)[0])
-
-
-def _unlearned(turn: Turn) -> Turn:
-    return turn._replace(learned=False) if turn.role == ASSISTANT else turn
 
 
 def _is_asked(turns: Sequence[Turn]) -> bool:

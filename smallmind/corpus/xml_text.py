@@ -26,7 +26,7 @@ def read_xml(entry: Entry) -> Iterator[Piece]:
 
 def _chunks(entry: Entry) -> Iterator[str]:
     elements = _Elements(entry.name)
-    for text in growing(entry, decoded(entry, ENCODING), elements):
+    for text in growing(entry, decoded(entry, ENCODING), elements.held):
         elements.feed(text)
         yield elements.layout.take()
     elements.end()
@@ -69,7 +69,7 @@ class _Elements:
             raise Unusable(self._name, reason, advice) from None
 
     def end(self) -> None:
-        """The file ends here. InputError if it should not."""
+        """Ends the file. InputError if it should not end here."""
         if self._fed:
             self.feed("", is_last=True)
 
@@ -111,7 +111,7 @@ class _Elements:
             )
 
     def _entity(self, name: str, is_parameter: bool) -> None:
-        """An entity that an external definition declares, as in XHTML."""
+        """Writes an entity that an external definition declares, as in XHTML."""
         if not is_parameter:
             self._text(html5.get(f"{name};", ""))
 

@@ -21,9 +21,9 @@ from smallmind.corpus.reading import Report
 from smallmind.corpus.shards import INDEX, Index
 from smallmind.corpus.survey import (
     BEGINNING,
-    ConversationDigest,
     DocumentStarts,
     conversations,
+    hashed,
     held_out_of,
     joined,
     texts_of,
@@ -160,11 +160,11 @@ class ConversationSource(Source):
 
     @functools.cached_property
     def sha256(self) -> str:
-        digest = ConversationDigest()
+        sha = hashlib.sha256()
         with activity.doing("Computing the digest of the conversations", usual=True):
-            for _ in digest.of(activity.parts(self.conversations)):
+            for _ in hashed(activity.parts(self.conversations), sha):
                 pass
-        return digest.hexdigest()
+        return sha.hexdigest()
 
     @property
     def text(self) -> str:

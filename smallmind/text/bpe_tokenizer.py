@@ -128,7 +128,9 @@ class BPETokenizer(Tokenizer):
     @functools.cached_property
     def _lengths(self) -> tuple[np.ndarray, np.ndarray]:
         """The characters and bytes of each token."""
-        characters = np.array([_characters(token) for token in self.vocabulary])
+        # A character begins in the token that has its first byte.
+        begun = [token.translate(None, CONTINUED) for token in self.vocabulary]
+        characters = np.array(list(map(len, begun)))
         return characters, np.array([len(token) for token in self.vocabulary])
 
     @property
@@ -200,7 +202,7 @@ class BPETokenizer(Tokenizer):
             "merges": self.merges.ravel().tolist(),
             "special": self.special,
             # Follows from the merges, unless it comes from a file of others.
-            "vocabulary": (None if _follows(ordinary, self.merges) else as_characters(ordinary)),
+            "vocabulary": None if _follows(ordinary, self.merges) else as_characters(ordinary),
         }
 
     @classmethod
@@ -240,11 +242,7 @@ class BPETokenizer(Tokenizer):
         if split is None:
             raise InputError("it does not split texts into words")
         special = tokenizer_json.special_tokens(data)
-        numbers = {
-            token: number
-            for token, number in data["model"]["vocab"].items()
-            if token not in special
-        }
+        numbers = {x: i for x, i in data["model"]["vocab"].items() if x not in special}
         _numbers(numbers.values(), f"its vocabulary contains ids outside 0..{MAX_TOKENS - 1:,}")
         vocabulary = [b""] * (1 + max(numbers.values(), default=-1))
         for token, number in zip(as_bytes(list(numbers)), numbers.values(), strict=True):
@@ -360,8 +358,3 @@ def _in_order(merges: np.ndarray) -> list[bytes]:
             raise InputError(f"its tokens have more than {MAX_BYTES:,} bytes together")
         vocabulary.append(token)
     return vocabulary
-
-
-def _characters(token: bytes) -> int:
-    """Returns the number of characters that begin in a token."""
-    return len(token.translate(None, CONTINUED))

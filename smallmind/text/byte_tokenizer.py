@@ -37,7 +37,7 @@ class ByteTokenizer(Tokenizer):
         return ids
 
     def _add(self, special: Any) -> "ByteTokenizer":
-        """Itself, with these special tokens from now on. TypeError or ValueError if wrong."""
+        """Adds special tokens -> itself. TypeError or ValueError if they are wrong."""
         if special:
             self.special = self._check_special(special, BYTES)
             self._names = [name.encode() for name in self.special]

@@ -131,7 +131,7 @@ class Format:
         return _encoded(tokenizer, [rendered])[0] // KINDS
 
     def published(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """`tokenizer.published`, with what other programs have to know about the template."""
+        """-> `tokenizer.published` with what other programs have to know about the template."""
         found = {name: dict(part) for name, part in tokenizer.published.items()}
         end = tokenizer.special[self.end]
         ends = [end, *{tokenizer.end_of_text} - {None, end}]

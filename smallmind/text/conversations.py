@@ -117,7 +117,7 @@ class PackedDataset(Dataset):
         return self.train.batch(starts // self.block_size, out)._replace(starts=starts)
 
     def evaluation_batch(self, part: str, number: int) -> Batch:
-        """Batch `number` of a part, in an order of its rows that is always the same.
+        """-> batch `number` of a part, in an order of its rows that is always the same.
 
         Each row is in one batch; the last one may have fewer. Beyond them it begins anew.
         """

@@ -209,7 +209,7 @@ class Dataset:
         return self.tokenizer.spelled(tokens) if self.tokenizer else Spelled.as_bytes(tokens)
 
     def evaluation_batch(self, part: str, number: int) -> Batch:
-        """Batch `number` of the part "train" or "held_out": the same in every evaluation."""
+        """-> batch `number` of the part "train" or "held_out": the same in every evaluation."""
         tokens, stream = (self.train, 2) if part == "train" else (self.held_out, 1)
         # A held-out part shorter than a window is still evaluated, in shorter windows.
         T = min(self.block_size, len(tokens) - 1)
@@ -222,7 +222,7 @@ class Dataset:
 
 
 def random_starts(key: tuple[int, ...], count: int, limit: int, stride: int = 1) -> np.ndarray:
-    """`count` multiples of stride below limit, determined by key."""
+    """Draws `count` multiples of stride below limit, determined by key."""
     choices = (limit - 1) // stride + 1
     hashes = hash64_each(key, np.arange(count))
     return (hashes % np.uint64(choices)).astype(np.int64) * stride

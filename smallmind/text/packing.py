@@ -46,7 +46,7 @@ def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
 def pack_evenly(
     lengths: np.ndarray, weights: np.ndarray, capacity: int, multiple: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Like `pack`, into rows that have about the same sum of weights (n,), one per sequence.
+    """Packs like `pack`, into rows that have about the same sum of weights (n,), one per sequence.
 
     Their number is a multiple of `multiple` if that takes few more rows.
     """

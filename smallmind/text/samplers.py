@@ -169,5 +169,5 @@ def count_steps(config: TrainingConfig, data: Dataset) -> TrainingConfig:
 
 
 def draw(sampler: Sampler, number: int, out: Batch | None = None) -> Batch:
-    """Batch `number`, from 0, in the first rows of `out` if given."""
+    """-> batch `number`, from 0, in the first rows of `out` if there is one."""
     return sampler.dataset.windows(sampler.starts(number), out)

@@ -84,10 +84,10 @@ class Template(Format):
     def jinja(self) -> str:
         written = "{% for message in messages %}"
         if self.begin:
-            written += _if("loop.first", _quoted(self.begin))
+            written += _if("loop.first", self.begin)
         if self.system:
             turn = self.before[SYSTEM] + self.system + self.after[SYSTEM]
-            written += _if("loop.first and messages[0]['role'] != 'system'", _quoted(turn))
+            written += _if("loop.first and messages[0]['role'] != 'system'", turn)
         if isinstance(self.turns, str) and not self.lead:
             space = " " if self.begin else ""  # as in ChatML: runs are resumed with the same text
             written += "{{" + space + self._value(USER) + space + "}}"
@@ -96,8 +96,7 @@ class Template(Format):
                 written += f"{{% {word} message['role'] == '{role}' %}}"
                 written += "{{ " + self._value(role) + " }}"
             written += "{% else %}{{ " + self._value(SYSTEM) + " }}{% endif %}"
-        asked = _if("add_generation_prompt", _quoted(self.before[ASSISTANT]))
-        return written + "{% endfor %}" + asked
+        return written + "{% endfor %}" + _if("add_generation_prompt", self.before[ASSISTANT])
 
     def _value(self, role: str) -> str:
         """Returns the turn of a message with this role as an expression of Jinja."""
@@ -111,8 +110,9 @@ class Template(Format):
         return " + ".join(fields.get(piece) or _quoted(piece) for piece in pieces)
 
 
-def _if(condition: str, value: str) -> str:
-    return "{% if " + condition + " %}{{ " + value + " }}{% endif %}"
+def _if(condition: str, text: str) -> str:
+    """Returns what writes a text in Jinja if a condition holds."""
+    return "{% if " + condition + " %}{{ " + _quoted(text) + " }}{% endif %}"
 
 
 def _quoted(text: str) -> str:
@@ -222,7 +222,7 @@ def format_of(tokenizer: Tokenizer) -> Format | None:
 
 
 def find_template(tokenizer: Tokenizer) -> Format | None:
-    """Like `format_of`, but an error only says what is wrong."""
+    """-> the same as `format_of`, but an error only says what is wrong."""
     if tokenizer not in _FOUND:
         _FOUND[tokenizer] = _find(tokenizer)
     return _FOUND[tokenizer]
