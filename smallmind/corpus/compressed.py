@@ -43,10 +43,7 @@ class Readable(Protocol):
 
 
 class Expansion:
-    """Counts what is unpacked from a stream, and refuses too much of it.
-
-    It counts bytes that were really read and written: what headers say may be false.
-    """
+    """Counts the bytes that are really unpacked, whatever headers say; refuses too many of them."""
 
     def __init__(self, name: str, packed: Stream, limits: Limits) -> None:
         self._name, self._packed, self._limits = name, packed, limits
@@ -163,10 +160,7 @@ PACKED: dict[str, Callable[[Stream], Readable]] = {  # by suffix
 
 
 def read_zip(entry: Entry) -> Iterator[Piece]:
-    """Yields the documents in a zip archive, in its own order, each member by its suffix.
-
-    Nothing is written to disk. InputError if the archive is damaged, encrypted or made to do harm.
-    """
+    """Yields the documents in a zip archive. InputError if it is damaged, or may do harm."""
     with closing(cast(FileStream, entry.open())) as file:  # never inside another file
         with _explaining(entry.name):
             archive = zipfile.ZipFile(cast(IO[bytes], file))

@@ -139,10 +139,7 @@ def _is_minified(text: str) -> bool:
 
 
 class _Cleaner:
-    """Cleans the pieces of one document after the other, and counts them.
-
-    Line ends become LF, lone surrogates are replaced.
-    """
+    """Cleans pieces of documents, and counts them: LF ends lines, lone surrogates are replaced."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading

@@ -43,10 +43,7 @@ def read_text(entry: Entry) -> Iterator[Piece]:
 
 
 def decoded(entry: Entry, declared: re.Pattern[bytes] | None = None) -> Iterator[str]:
-    """Yields the text of an entry in chunks. `declared` finds the encoding that its head declares.
-
-    Unusable if it is not text in its encoding.
-    """
+    """Yields the text of an entry; its head may declare the encoding. Unusable if not text."""
     with closing(entry.open()) as stream:
         try:
             yield from _decode(entry, stream, declared)
@@ -88,9 +85,7 @@ def _blocks(head: bytes, stream: Stream, size: int) -> Iterator[bytes]:
 
 
 def _encoding(entry: Entry, head: bytes, declared: re.Pattern[bytes] | None) -> str:
-    """-> a byte order mark decides, then the user, then what the text declares; else it is
-    UTF-8.
-    """
+    """-> the encoding by a byte order mark, the user, or what the text declares; else UTF-8."""
     if head.startswith(codecs.BOM_UTF8):
         return "utf-8-sig"
     for mark, name in MARKS.items():
@@ -108,10 +103,7 @@ def _encoding(entry: Entry, head: bytes, declared: re.Pattern[bytes] | None) -> 
 def _undecodable(
     entry: Entry, encoding: str, error: UnicodeError, block: bytes, offset: int, around: bytes
 ) -> Unusable:
-    """Returns the error for a block that begins at `offset` and cannot be decoded.
-
-    `around` is that block with those before and after it.
-    """
+    """Returns the error for a block at `offset`, which `around` has with the ones beside it."""
     is_utf8 = codecs.lookup(encoding).name.startswith("utf-8")
     shown_name = "UTF-8" if is_utf8 else encoding
     reason = f"is not {shown_name}"

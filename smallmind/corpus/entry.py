@@ -88,10 +88,7 @@ Reader = Callable[[Entry], Iterator[Piece]]
 
 
 def read(entry: Entry) -> Iterator[Piece]:
-    """Yields the documents in an entry.
-
-    Unusable if nothing can be had from it, InputError if it is damaged.
-    """
+    """Yields the documents in an entry. Unusable if it has none, InputError if it is damaged."""
     if entry.size == 0:
         raise Unusable(entry.name, "is empty", "give a file with text in it")
     suffix = entry.suffix
@@ -121,10 +118,7 @@ def read(entry: Entry) -> Iterator[Piece]:
 
 
 def _reader_of(entry: Entry) -> str:
-    """Returns the suffix by which to read an entry: its first bytes may be those of another format.
-
-    Unusable if they are of one that has no reader, however the file is called.
-    """
+    """Returns the suffix by which to read an entry, or raises Unusable, by its first bytes too."""
     with entry.reading.paused(), closing(entry.open()) as stream:
         found = disguised(stream.read(HEAD))
     suffix = entry.suffix
@@ -186,9 +180,7 @@ def _checked(entry: Entry) -> list[Piece] | None:
 
 
 def document(chunks: Iterable[str], size: int) -> Iterator[Piece]:
-    """Yields the chunks of one document, which may be empty, in pieces of at most `size`
-    characters.
-    """
+    """Yields the chunks of one document, which may be empty, in pieces of at most `size`."""
     last = ""
     for chunk in chunks:
         for start in range(0, len(chunk), size):

@@ -201,10 +201,7 @@ def _is_within(path: Path, folder: str) -> bool:
 
 
 def expand(pattern: Path) -> list[Path]:
-    """-> the files and folders that match a pattern, in order; `**` means any number of folders.
-
-    Hidden ones only match a part that begins with a dot.
-    """
+    """-> what matches a pattern, in order; `**` is any number of folders, `*` nothing hidden."""
     level = [Path(pattern.anchor)]
     for part in pattern.relative_to(pattern.anchor).parts:
         if part == "**":

@@ -21,10 +21,7 @@ OF_TEXT = ("string", "utf8")  # in the names of types that hold text
 
 
 def read_parquet(entry: Entry) -> Iterator[Piece]:
-    """Yields a document per row, from the column of the text.
-
-    InputError without pyarrow, and for a damaged file.
-    """
+    """Yields a document per row, from the column of the text. InputError without pyarrow."""
     parquet = _pyarrow(entry)
     records = Records(entry, "column")
     with closing(entry.open()) as file:

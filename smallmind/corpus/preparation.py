@@ -77,10 +77,7 @@ class Encoding(NamedTuple):
 
     @classmethod
     def of_run(cls, run: RunConfig, tokenizer: Tokenizer | None = None) -> "Encoding":
-        """-> the encoding that settings describe, perhaps with a tokenizer that is there already.
-
-        InputError if they name a file that does not hold one.
-        """
+        """-> the encoding that settings describe. InputError if they name no tokenizer."""
         if tokenizer is None and run.tokenizer not in parts.TOKENIZERS:
             tokenizer = Tokenizer.load(run.tokenizer)
         if tokenizer:
@@ -239,10 +236,7 @@ def _read_plan(directory: Path, wanted: dict[str, Any]) -> Plan | None:
 
 
 def _template_time(path: Path) -> datetime:
-    """Returns the time that templates write: that of the plan, also in a process that resumes.
-
-    Earlier versions saved none, and took that of its file.
-    """
+    """Returns the time that templates write: the plan's; earlier versions took its file's."""
     with read_record(path) as fields:
         if "template_time" not in fields:
             return datetime.fromtimestamp(os.stat(path).st_mtime)
@@ -332,10 +326,7 @@ def _write(
 
 
 def _append(writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenizer) -> str:
-    """Writes all tokens that are missing -> SHA-256 of the whole text.
-
-    What was written before is read again, but not encoded.
-    """
+    """Writes all missing tokens -> SHA-256 of the whole text, of which only the rest is encoded."""
     sha, lengths = hashlib.sha256(), deque[int]()
     begun = writer.position or {"part": 0, "characters": 0, "tokens": 0}
     texts = joined(corpus.pieces("Encoding"), plan.separator)
@@ -393,10 +384,7 @@ def _append_conversations(
 def _remaining(
     texts: Iterable[str], done: int, sha: "hashlib._Hash", lengths: deque[int]
 ) -> Iterator[str]:
-    """Yields the texts, all of which are hashed, without this many characters at their beginning.
-
-    The length of each that was taken is put in `lengths`.
-    """
+    """Hashes the texts and yields what is beyond the first `done` characters; notes its lengths."""
     for text in texts:
         activity.tick()
         sha.update(text.encode())

@@ -203,10 +203,7 @@ class Reading:
 
 
 class FileStream(io.BufferedReader):
-    """The bytes of a regular file; what has been read counts as progress.
-
-    InputError naming the file if it cannot be opened or read.
-    """
+    """The bytes of a regular file, read as progress. InputError if it cannot be read."""
 
     def __init__(self, path: Path, reading: Reading) -> None:
         self._name, self._reading, self.count = shown(path), reading, 0

@@ -15,9 +15,7 @@ Row = tuple[object, str]  # a record, and where it is in its file
 
 
 def lines(entry: Entry, chunks: Iterable[str]) -> Iterator[str]:
-    """Yields lines with their ends, which are LF, CRLF or CR. InputError for one that is too
-    long.
-    """
+    """Yields lines with their ends: LF, CRLF or CR. InputError for one that is too long."""
     longest = entry.reading.limits.record
     line: list[str] = []  # the parts of it that have been read
     number, length, held = 1, 0, ""
@@ -56,10 +54,7 @@ class Records:
         self._is_known = entry.reading.chat is False or bool(entry.reading.field)
 
     def pieces(self, value: object, where: str) -> Iterator[Piece]:
-        """A record, which `where` names -> its turns, or its document.
-
-        Unusable if it has neither, InputError if it is damaged.
-        """
+        """Yields the turns of a record, or its document. Unusable if it has neither."""
         if value is not None and not self._is_known:
             self.look_for_turns(value if isinstance(value, dict) else (), where, value)
         if self._turns and value is not None:
@@ -72,10 +67,7 @@ class Records:
     def look_for_turns(
         self, names: Collection[object], where: str, record: object = None
     ) -> Shape | None:
-        """Finds out by the names of the fields, and the first record, which of them are turns.
-
-        InputError if none are, and conversations have been asked for.
-        """
+        """Finds out which fields of a first record are turns. InputError if --chat finds none."""
         if self._is_known:
             return None
         self._is_known = True
@@ -91,10 +83,7 @@ class Records:
         return shape
 
     def choose(self, names: Collection[object], where: str) -> str:
-        """Returns the field, out of those that a record has; the same for all records of the file.
-
-        Unusable if the record lacks it.
-        """
+        """Returns the field, the same for all records of a file. Unusable if one lacks it."""
         if self._chosen in names and self._chosen is not None:
             return self._chosen
         if self._chosen is None:
@@ -114,10 +103,7 @@ class Records:
             self._entry.reading.note(words)
 
     def _text_of(self, value: object, where: str) -> str | None:
-        """Returns the text of a record, itself one or an object; None for null.
-
-        Unusable if there is no text in it; `where` says which record it is.
-        """
+        """Returns the text of a record, or None for null. Unusable if there is no text in it."""
         if isinstance(value, dict):
             name = self.choose(value, where)
             if not self._entry.reading.field:

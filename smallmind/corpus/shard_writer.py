@@ -222,11 +222,7 @@ class ShardWriter:
 
 
 class PartWriter:
-    """Writes the shards of a part, resuming after `progress`.
-
-    OSError naming the file if the disk refuses something, InputError if what progress describes is
-    not there.
-    """
+    """Writes the shards of a part, after `progress`. OSError, InputError if that is not there."""
 
     def __init__(self, directory: Path, part: str, recipe: Recipe, progress: WrittenPart) -> None:
         self.directory = directory
@@ -329,11 +325,7 @@ def written(directory: Path) -> list[str]:
 
 
 def check_own(directory: Path, records: Container[str] = ()) -> None:
-    """Raises InputError if a directory holds files that no writer has made there, but for hidden
-    ones.
-
-    `records` are those that its caller writes beside progress.json.
-    """
+    """Raises InputError for visible files that neither a writer nor its caller (`records`) made."""
     names = [name for name in sorted(os.listdir(directory)) if not name.startswith(".")]
     reason = f"but no {PROGRESS} of a preparation"
     if PROGRESS in names:

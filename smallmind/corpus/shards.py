@@ -149,10 +149,7 @@ class Shards:
 
 
 def open_shards(directory: str | PathLike[str]) -> Shards:
-    """Returns the shards in a directory; sizes are checked, and digests only by `verify`.
-
-    InputError if it is not complete, or a file is missing or has another size.
-    """
+    """Returns the shards in a directory. InputError if it is not complete, or sizes differ."""
     directory = Path(directory)
     try:
         return Shards(directory, Index.read(directory))
@@ -182,9 +179,7 @@ def damaged(path: Path) -> str:
 
 
 def digest(path: Path, start: int = 0, nbytes: int | None = None) -> "hashlib._Hash":
-    """-> the SHA-256 of a file, or of nbytes of it from start on. InputError if it cannot be
-    read.
-    """
+    """-> the SHA-256 of a file, or of nbytes from start on. InputError if it cannot be read."""
     sha = hashlib.sha256()
     try:
         with durable.open_regular(path, follow=False) as file:
@@ -201,10 +196,7 @@ def digest(path: Path, start: int = 0, nbytes: int | None = None) -> "hashlib._H
 
 @contextmanager
 def read_record(path: Path) -> Iterator[dict[str, Any]]:
-    """Reads a JSON object; errors about its fields within the block name the file.
-
-    FileNotFoundError if it is missing.
-    """
+    """Reads a JSON object; errors about its fields within the block name the file."""
     try:
         with durable.open_regular(path, follow=False) as file:
             fields = safetensors.from_json(file.read())

@@ -71,10 +71,7 @@ class DocumentStarts:
             self._stride *= 2
 
     def held_out(self, characters: int) -> int:
-        """The length of the text -> how much of it, at its end, is held out as whole documents.
-
-        As near to a tenth as they allow; 0 if that is less than a twentieth or more than a fifth.
-        """
+        """-> the characters of whole documents to hold out, about a tenth; 0 if none fit."""
         if not self._starts:
             return 0
         held_out = characters - np.array(self._starts)[::-1]

@@ -148,9 +148,7 @@ def _by_key(names: Collection[object]) -> dict[str, str]:
 
 
 def _opened(value: object) -> object:
-    """-> the list or object that JSON in a text holds, as in the cells of a table; else the
-    value.
-    """
+    """-> the list or object that JSON in a text holds, as in cells of tables; else the value."""
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
     try:
@@ -414,10 +412,7 @@ class Turns:
         return self._content(value, name, where)[0]
 
     def _content(self, value: object, name: str, where: str) -> tuple[str, str]:
-        """A text, a number, or the parts of a text -> it, and what is thought in its parts.
-
-        Null is an empty text.
-        """
+        """A text, a number, null or parts -> the text, and what is thought in its parts."""
         if value is None:
             return "", ""
         if isinstance(value, str):

@@ -95,10 +95,7 @@ def _is_cut(text: str, end: int, tokens: Iterable[str]) -> bool:
 
 
 def cut(texts: Iterable[str], special: Special) -> Iterator[str]:
-    """Texts, one after another -> the same text in chunks of about CHUNK characters.
-
-    They end where a word ends, and never within a special token: each can be encoded by itself.
-    """
+    """Texts, one after another -> the same in chunks of about CHUNK characters of whole words."""
     waiting: list[str] = []
     size, enough = 0, 2 * CHUNK
     for text in texts:
@@ -230,10 +227,7 @@ def _added(total: Words, some: Words) -> Words:
 def encode_chunks(
     texts: Iterable[str], pattern: Pattern, table: Merges, whole: Whole, special: Special
 ) -> Iterator[np.ndarray]:
-    """Texts, as `cut` makes them -> the tokens of each, int32.
-
-    InputError naming the first character with a byte that has no token.
-    """
+    """Texts, as `cut` makes them -> the tokens of each, int32. InputError where a byte has none."""
     return _on_threads(_encoder(pattern, table, whole), _chunks(texts, special))
 
 
@@ -267,10 +261,7 @@ def _encoder(pattern: Pattern, table: Merges, whole: Whole) -> Callable[[Chunk],
 def encode_each(
     texts: Sequence[str], pattern: Pattern, table: Merges, whole: Whole, special: Special
 ) -> list[np.ndarray]:
-    """Texts -> the tokens of each, int32, without special tokens: they are one chunk of many.
-
-    InputError as for `encode_chunks`.
-    """
+    """Texts -> the tokens of each, int32, without special tokens: they are one chunk of many."""
     if not texts:
         return []
     pieces = [special.normalize(text) for text in texts]

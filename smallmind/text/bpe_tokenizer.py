@@ -329,9 +329,7 @@ def _results(vocabulary: list[bytes], merges: np.ndarray, ids: dict[bytes, int])
 
 
 def _is_in_order(merges: np.ndarray) -> bool:
-    """-> True if the i-th merge is of tokens before 256 + i, so that its result can be that
-    token.
-    """
+    """-> True if the i-th merge is of tokens before 256 + i, so that it can make that token."""
     before = np.arange(256, 256 + len(merges))
     return bool((merges >= 0).all() and (merges < before[:, None]).all())
 

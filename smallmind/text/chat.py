@@ -68,10 +68,7 @@ class Format:
     def render(
         self, conversation: Conversation, answers: bool = False, **variables: Any
     ) -> Rendered:
-        """Writes a conversation; with `answers`, up to where the assistant begins to answer.
-
-        variables are more of those that a template in Jinja may read.
-        """
+        """Writes a conversation, with `answers` up to an answer; variables are more for Jinja."""
         raise NotImplementedError
 
     def render_all(self, conversations: Sequence[Conversation]) -> list[Rendered]:
@@ -123,10 +120,7 @@ class Format:
     def prompt(
         self, tokenizer: Tokenizer, conversation: Conversation, **variables: Any
     ) -> np.ndarray:
-        """conversation -> ids (n,) up to where the assistant begins to answer.
-
-        variables are more of those that a template in Jinja may read.
-        """
+        """conversation, more variables for Jinja -> ids (n,) up to where the assistant answers."""
         rendered = self.render(conversation, answers=True, **variables)
         return _encoded(tokenizer, [rendered])[0] // KINDS
 
@@ -157,10 +151,7 @@ def is_learned(turn: Turn) -> bool:
 
 
 def _encoded(tokenizer: Tokenizer, rendered: Sequence[Rendered]) -> list[np.ndarray]:
-    """Each of what a template has written -> marked tokens (n,).
-
-    Its texts are encoded together: most are short, and many the same.
-    """
+    """Rendered conversations -> marked tokens (n,) of each. Equal texts are encoded once."""
     divided = [list(_segments(tokenizer, one)) for one in rendered]
     texts = {
         text: None

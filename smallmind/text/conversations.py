@@ -128,10 +128,7 @@ class PackedDataset(Dataset):
         return rows.batch(chosen[number * self.batch_size :][: self.batch_size])
 
     def questions(self, most: int, longest: int) -> list[Question]:
-        """Questions of the held-out part, spread evenly, with answers of at most `longest` tokens.
-
-        If no answer is that short, all are taken.
-        """
+        """Returns held-out questions, evenly, with answers of `longest` tokens or less if there are."""
         rows = self.held_out
         marked = [rows.piece(i) for i in range(len(rows.pieces.begins))]
         found = [question for tokens in marked for question in _questions(tokens)]

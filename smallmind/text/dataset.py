@@ -143,10 +143,7 @@ class Dataset:
         seed: int = RunConfig.seed,
         held_out: int | None = None,
     ) -> "Dataset":
-        """-> the dataset of a text, whose last `held_out` characters are held out; None: a tenth.
-
-        InputError if the tokenizer does not know a character.
-        """
+        """-> the dataset of a text. Its last `held_out` characters are held out; None: a tenth."""
         check_type("text", text, str)
         check_type("tokenizer", tokenizer, Tokenizer)
         with activity.doing("Encoding the text", usual=len(text) < activity.LARGE):

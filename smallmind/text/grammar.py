@@ -59,10 +59,7 @@ class Rule:
 
 
 def parse_symbols(template: str) -> Symbols:
-    """The text of one alternative -> its symbols. ValueError if it is malformed.
-
-    Outside `<...>` and `{...}`, text is literal.
-    """
+    """The text of one alternative -> its symbols. ValueError if it is malformed."""
     symbols: list[Symbol] = []
     for token in re.findall(r"<[^<>]*>|\{(?:[^{}]|\{\w+\})*\}|[^<>{}]+|.", template):
         if reference := re.fullmatch(r"<(\w+(?: \w+)*)(?: \{(\w+)\})?>", token):
@@ -120,11 +117,7 @@ class Grammar:
         self._start: Symbols = (Reference(next(iter(self._rules)), None),)
 
     def sample(self, random: Random) -> str:
-        """A source of random numbers -> the text of one derivation.
-
-        Uses only `random.random()`: unlike `choice`, its stream is the same in all versions of
-        Python.
-        """
+        """Derives a text by `random.random()`, whose stream is the same in every Python."""
         pieces: list[str] = []
         self._write(self._start, {}, random, pieces)
         return "".join(pieces)

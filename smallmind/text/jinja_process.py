@@ -157,10 +157,7 @@ def concat(pieces: Iterable[str]) -> str:
 
 
 def derived(result: Any, *sources: Any) -> Any:
-    """Returns the result of an operation: a text gets the origin of its sources.
-
-    If several turns are among them, it is not known which one says it.
-    """
+    """Gives a resulting text the origin of its sources; that of several turns is not known."""
     if not isinstance(result, str) or isinstance(result, Traced):
         return result
     origins = set[str]()
@@ -262,9 +259,7 @@ def rendered(
 
 @functools.lru_cache(4)
 def compiled(text: str) -> tuple[Any, Any]:
-    """-> the environment and the template, with the functions that those of transformers may
-    call.
-    """
+    """-> the environment and the template, with the functions of transformers."""
     from jinja2 import nodes
     from jinja2.compiler import CodeGenerator
     from jinja2.exceptions import TemplateError

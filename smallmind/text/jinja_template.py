@@ -96,10 +96,7 @@ class JinjaTemplate(Format):
 
     @classmethod
     def of(cls, text: str, tokenizer: Tokenizer) -> Self:
-        """Returns the template of a tokenizer.
-
-        InputError if it cannot be rendered, or does not say where an answer ends.
-        """
+        """Studies the template of a tokenizer. InputError if it does not show where answers end."""
         if importlib.util.find_spec("jinja2") is None:
             raise InputError('the chat template needs jinja2: pip install "smallmind[chat]"')
         said = tokenizer.published.get(TOKENIZER_CONFIG, {})
@@ -178,11 +175,7 @@ class JinjaTemplate(Format):
     def _write(
         self, conversations: Sequence[Conversation], answers: bool, variables: Mapping[str, Any]
     ) -> list[Written]:
-        """Renders conversations.
-
-        Some templates refuse an answer as their model wrote it, with its thought: they get it
-        again, with the thought apart.
-        """
+        """Renders conversations, once more with thoughts divided from texts if one is refused."""
         given = {**self.roles, "add_generation_prompt": answers, **variables}
         request = {
             "template": self.text,

@@ -111,9 +111,6 @@ def _fact(random: Random, words: dict[str, str]) -> list[Any]:
 
 
 def _some(random: Random, words: Any, count: int) -> list[Any]:
-    """Draws this many different ones, in any order.
-
-    Only with `random.random()`, whose stream is the same everywhere.
-    """
+    """Draws some different ones by `random.random()`, whose stream is the same everywhere."""
     left = list(words)
     return [left.pop(int(len(left) * random.random())) for _ in range(min(count, len(left)))]

@@ -100,9 +100,7 @@ class Epochs(Sampler):
         return self._first(number, 1) - self._first(number)
 
     def _first(self, number: int, following: int = 0) -> int:
-        """-> the place of the first window of a batch in its epoch, or of the one that follows
-        it.
-        """
+        """-> the place in its epoch of the first window of a batch, or of one `following` it."""
         count = self.steps * self.batches
         place = number % count + following
         if self._weights is not None:

@@ -156,11 +156,7 @@ ENTROPY_PER_CHARACTER = 0.28832654418222364
 
 
 def built_in_text(characters: int = CHARACTERS, seed: int = 1) -> str:
-    """Writes complete stories with at least this many characters in total.
-
-    Each story ends in an empty line. The same seed gives the same text on every machine and
-    version of Python.
-    """
+    """Writes complete stories of at least so many characters, the same for a seed everywhere."""
     random, grammar = Random(seed), Grammar(RULES)
     stories: list[str] = []
     written = 0

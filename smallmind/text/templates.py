@@ -210,11 +210,7 @@ ANOTHER = (
 
 
 def format_of(tokenizer: Tokenizer) -> Format | None:
-    """Returns the template that a tokenizer carries; None if it has none.
-
-    Known ones need no other package. InputError if it is damaged, or the package for templates in
-    Jinja is missing.
-    """
+    """Returns the template that a tokenizer carries, or None. InputError if it cannot be used."""
     try:
         return find_template(tokenizer)
     except InputError as error:

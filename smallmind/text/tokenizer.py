@@ -214,10 +214,7 @@ class Tokenizer:
         return ""
 
     def _check_special(self, special: Any, first: int, end: int | None = None) -> dict[str, int]:
-        """Checks special tokens, from anywhere, that are to follow `first` others. ValueError if wrong.
-
-        With `end` others may be between them, all of a lower number than that.
-        """
+        """Checks special tokens: after `first` others, or below `end`. ValueError if not so."""
         if not isinstance(special, Mapping):
             raise TypeError("its special tokens are not an object")
         numbers = list(special.values())
@@ -336,10 +333,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | PathLike[str], contents: dict[str, Any] | None = None) -> "Tokenizer":
-        """Reads a tokenizer.json, also one of another program. InputError if it is none.
-
-        contents: what `tokenizer_json.read` has found there, if it has been read.
-        """
+        """Reads a tokenizer.json, or `contents` that have been read. InputError if it is none."""
         try:
             return Tokenizer.from_json(read(path) if contents is None else contents)
         except InputError as error:

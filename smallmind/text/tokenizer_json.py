@@ -45,9 +45,7 @@ class Rules(NamedTuple):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Rules":
-        """-> the rules whose `state()` is part of this. TypeError or ValueError if it is
-        damaged.
-        """
+        """-> the rules in a state. TypeError or ValueError if they are damaged."""
         rules = cls(
             state.get("normalizer"),
             state.get("ignore_merges", False),
@@ -160,10 +158,7 @@ def byte_level(split: str | None) -> dict[str, Any]:
 
 
 def split_of(pre_tokenizer: Any) -> str | None:
-    """Returns the name of the pattern of a pre-tokenizer; None if it splits nothing.
-
-    InputError if it is none that byte-level tokenizers here know.
-    """
+    """Returns the pattern of a pre-tokenizer; None if it splits nothing. InputError if unknown."""
     unknown = InputError(
         "its pre_tokenizer is not known to this version: it must be ByteLevel, alone, after Digits "
         "or after a Split by the pattern of GPT-2, GPT-4, Llama 3 or Qwen 2"
@@ -227,10 +222,7 @@ def added_around(post_processor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def pair_of(merge: Any) -> list[str]:
-    """Returns the two tokens of a merge: a list, or as earlier versions write it, one text.
-
-    ValueError for any other number of tokens.
-    """
+    """Returns the two tokens of a merge: a list, or as earlier versions write it, one text."""
     pair = merge.split(" ") if isinstance(merge, str) else list(merge)
     if len(pair) != 2:
         raise ValueError("a merge is not of two tokens")
