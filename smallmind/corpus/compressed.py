@@ -17,14 +17,14 @@ from smallmind.console import activity
 from smallmind.corpus.entry import Entry, Piece, Stream, read, read_found
 from smallmind.corpus.reading import FileStream, Limits, Skipped, shown
 
-BLOCK = 2**16  # bytes that are read at once
+BYTES_PER_READ = 2**16  # bytes that are read at once
 XZ_MEMORY = 2**28  # bytes: `xz -9` needs 65 MiB, a hostile header may ask for gigabytes
-ENCRYPTED = 1  # flag of a member of a zip archive
+ENCRYPTED_FLAG = 1  # flag of a member of a zip archive
 # Other methods unpack a block at once, however much comes out of it.
-METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-OUTSIDE = re.compile(r"[\\/]|[A-Za-z]:|(.*[\\/])?\.\.([\\/]|$)", re.DOTALL)
+KNOWN_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+OUTSIDE_PATH = re.compile(r"[\\/]|[A-Za-z]:|(.*[\\/])?\.\.([\\/]|$)", re.DOTALL)
 # The standard library raises these for damaged files and for contradictory headers.
-DAMAGED = (
+DAMAGE_ERRORS = (
     EOFError,
     LookupError,
     OSError,
@@ -88,7 +88,7 @@ def _explaining(name: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except DAMAGED as error:
+    except DAMAGE_ERRORS as error:
         reason = shown(error).rstrip(".") or type(error).__name__
         raise InputError(
             f"{name} is damaged or incomplete: {reason}; download or copy it again"
@@ -132,7 +132,7 @@ class _Decompressed:
         while len(data) < size and self._has_more():
             block = b""
             if self._decompressor.needs_input:
-                block = self._rest or self._stream.read(BLOCK)
+                block = self._rest or self._stream.read(BYTES_PER_READ)
                 self._rest = b""
                 if not block:
                     raise EOFError("it ends too early")
@@ -145,7 +145,7 @@ class _Decompressed:
             return True
         rest = self._decompressor.unused_data.lstrip(b"\0")
         while not rest:
-            if not (block := self._stream.read(BLOCK)):
+            if not (block := self._stream.read(BYTES_PER_READ)):
                 return False
             rest = block.lstrip(b"\0")
         self._decompressor, self._rest = self._make(), rest
@@ -181,14 +181,14 @@ def read_zip(entry: Entry) -> Iterator[Piece]:
 def _check(entry: Entry, member: zipfile.ZipInfo) -> None:
     """Raises InputError for a member that no honest archive has, or that cannot be read."""
     name = shown(member.orig_filename)
-    if OUTSIDE.match(member.orig_filename):
+    if OUTSIDE_PATH.match(member.orig_filename):
         raise InputError(
             f"{entry.name} has a member {name!r}, outside the folder of the archive; "
             "refusing it: such paths are used to overwrite files"
         )
-    if member.flag_bits & ENCRYPTED:
+    if member.flag_bits & ENCRYPTED_FLAG:
         raise InputError(f"{entry.name} is encrypted; unpack it and give the files in it")
-    if member.compress_type not in METHODS:
+    if member.compress_type not in KNOWN_METHODS:
         raise InputError(
             f"{entry.name}: {name} is not compressed with deflate, as is usual; unpack the "
             "archive and give the files in it"

@@ -12,19 +12,19 @@ from typing import NamedTuple
 
 from smallmind.checks import InputError, count_of
 from smallmind.console import activity
-from smallmind.corpus.entry import NESTED, OF_RECORDS, TEXT
+from smallmind.corpus.entry import PACKED_SUFFIXES, RECORD_SUFFIXES, TEXT_SUFFIX
 from smallmind.corpus.reading import Skipped, not_regular, shown
 from smallmind.corpus.shards import holds_tokens
 
 WILDCARDS = "*?["
-RUN = ("config.json", "metrics.jsonl")  # files in the directory of a run
+RUN_FILES = ("config.json", "metrics.jsonl")  # files in the directory of a run
 TRAINING_NAME = re.compile(r"(?:^|[_.-])train(?:ing)?(?:[_.-]|$)", re.IGNORECASE)
 TEST_NAME = re.compile(r"(?:^|[_.-])(?:test|eval|dev|val(?:id|idation)?)(?:[_.-]|$)", re.IGNORECASE)
 # Folders with what others wrote, and files that programs write, which few mean to learn from.
-OF_OTHERS = ("node_modules", "bower_components", "site-packages", "__pycache__", "venv")
-MADE = re.compile(r".*[.-]min\.(js|css|mjs)|.*\.(js|css)\.map|package-lock\.json|.*\.lock")
-LEAVE_OUT = "to leave them out: --exclude"
-OF_DATA = {*NESTED, *OF_RECORDS, TEXT}  # suffixes of the files of a data set
+FOLDERS_OF_OTHERS = ("node_modules", "bower_components", "site-packages", "__pycache__", "venv")
+MADE_NAME = re.compile(r".*[.-]min\.(js|css|mjs)|.*\.(js|css)\.map|package-lock\.json|.*\.lock")
+EXCLUDE_ADVICE = "to leave them out: --exclude"
+DATA_SUFFIXES = {*PACKED_SUFFIXES, *RECORD_SUFFIXES, TEXT_SUFFIX}
 
 
 class File(NamedTuple):
@@ -37,7 +37,7 @@ class File(NamedTuple):
     @property
     def is_compressed(self) -> bool:
         """True if the file takes more space when unpacked."""
-        return self.path.suffix.lower() in NESTED
+        return self.path.suffix.lower() in PACKED_SUFFIXES
 
 
 class Found(NamedTuple):
@@ -106,7 +106,7 @@ class _Finder:
                     continue
                 is_folder = stat.S_ISDIR(status.st_mode)
                 folder = path if is_folder else path.parent
-                if all((folder / name).is_file() for name in RUN):
+                if all((folder / name).is_file() for name in RUN_FILES):
                     # A run's output is not a text to learn from, and it changes during training.
                     self._skip(folder, "is the directory of a run")
                 elif holds_tokens(folder):
@@ -167,26 +167,26 @@ def find(paths: Sequence[str | PathLike[str]], exclude: Sequence[str] = ()) -> F
 def _unwanted(files: Sequence[File]) -> Iterator[str]:
     """Yields notes about what few people mean to learn from, by the names of files and folders."""
     paths = [file.path.parts for file in files]
-    for name in OF_OTHERS:
+    for name in FOLDERS_OF_OTHERS:
         if n := sum(name in parts for parts in paths):
-            yield f"Among the texts: {count_of(n, 'file')} of {name}; {LEAVE_OUT} {name}"
-    made = [parts[-1] for parts in paths if MADE.fullmatch(parts[-1])]
+            yield f"Among the texts: {count_of(n, 'file')} of {name}; {EXCLUDE_ADVICE} {name}"
+    made = [parts[-1] for parts in paths if MADE_NAME.fullmatch(parts[-1])]
     if made:
         yield (
             f"Among the texts: {count_of(len(made), 'file')} that programs have made, such as "
-            f"{shown(made[0], 60)}; {LEAVE_OUT} PATTERN"
+            f"{shown(made[0], 60)}; {EXCLUDE_ADVICE} PATTERN"
         )
     splits = [
         (parts[:i], part)
         for parts in paths
         for i, part in enumerate(parts)
-        if i < len(parts) - 1 or os.path.splitext(part)[1].lower() in OF_DATA
+        if i < len(parts) - 1 or os.path.splitext(part)[1].lower() in DATA_SUFFIXES
     ]
     trained = {folder for folder, part in splits if TRAINING_NAME.search(part)}
     tests = (part for folder, part in splits if folder in trained and TEST_NAME.search(part))
     if names := [shown(name, 60) for name in dict.fromkeys(tests)]:
         more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-        yield f"Among the texts: a split for tests, {names[0]}{more}; {LEAVE_OUT} {names[0]}"
+        yield f"Among the texts: a split for tests, {names[0]}{more}; {EXCLUDE_ADVICE} {names[0]}"
 
 
 def _fixed(pattern: Path) -> Path:

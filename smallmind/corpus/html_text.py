@@ -7,7 +7,7 @@ from typing import Any
 
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece, document
-from smallmind.corpus.layout import LEFT_OUT, LINE, PARAGRAPH, SPACE, Layout, growing
+from smallmind.corpus.layout import LEFT_OUT_ELEMENTS, LINE, PARAGRAPH, SPACE, Layout, growing
 from smallmind.corpus.reading import Limits, Unusable, shown
 
 CHARSET = re.compile(rb"""<meta\b[^>]*\bcharset\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE)
@@ -18,7 +18,7 @@ PARAGRAPHS = re.compile(
     "pre|section|table|title|ul"
 )
 LINES = re.compile("br|caption|dd|div|dt|figcaption|legend|li|option|td|th|tr")
-KEPT_AS_IS = ("pre", "textarea")  # elements whose white space matters
+PREFORMATTED = ("pre", "textarea")  # elements whose white space matters
 
 
 def read_html(entry: Entry) -> Iterator[Piece]:
@@ -55,13 +55,13 @@ class _Page(HTMLParser):
 
     def handle_starttag(self, tag: str, _attrs: Any) -> None:
         self._separate(tag)
-        self._left_out += tag in LEFT_OUT
-        self._kept += tag in KEPT_AS_IS
+        self._left_out += tag in LEFT_OUT_ELEMENTS
+        self._kept += tag in PREFORMATTED
 
     def handle_endtag(self, tag: str) -> None:
         self._separate(tag)
-        self._left_out = max(0, self._left_out - (tag in LEFT_OUT))
-        self._kept = max(0, self._kept - (tag in KEPT_AS_IS))
+        self._left_out = max(0, self._left_out - (tag in LEFT_OUT_ELEMENTS))
+        self._kept = max(0, self._kept - (tag in PREFORMATTED))
 
     def handle_data(self, data: str) -> None:
         if self._left_out:

@@ -13,7 +13,7 @@ from smallmind.corpus.json_values import DuplicateKey, parsed
 from smallmind.corpus.reading import Unusable, shown
 from smallmind.corpus.records import Records, Row, lines
 
-VALUES = tuple('{["')  # that lines of JSON begin with
+OPENERS = tuple('{["')  # that lines of JSON begin with
 
 
 def read_json_lines(entry: Entry) -> Iterator[Piece]:
@@ -67,7 +67,7 @@ def _has_lines(entry: Entry) -> bool:
         try:
             with closing(rows):
                 first = next(rows, "").lstrip()
-                return first[:1] in VALUES and next(rows, None) is not None and _is_value(first)
+                return first[:1] in OPENERS and next(rows, None) is not None and _is_value(first)
         except InputError:  # what is wrong is said by whoever reads it whole
             return False
 

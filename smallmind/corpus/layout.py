@@ -6,9 +6,9 @@ from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry
 from smallmind.corpus.reading import Limits
 
-NOTHING, SPACE, LINE, PARAGRAPH = range(4)  # what separates words, the weakest first
+NO_SEPARATOR, SPACE, LINE, PARAGRAPH = range(4)  # what separates words, the weakest first
 SEPARATORS = ("", " ", "\n", "\n\n")
-LEFT_OUT = ("script", "style")  # elements
+LEFT_OUT_ELEMENTS = ("script", "style")  # elements
 
 
 class Layout:
@@ -16,7 +16,7 @@ class Layout:
 
     def __init__(self) -> None:
         self._written: list[str] = []
-        self._separator = NOTHING
+        self._separator = NO_SEPARATOR
         self._has_begun = False
 
     def write(self, words: str) -> None:
@@ -24,7 +24,7 @@ class Layout:
         if self._has_begun:
             self._written.append(SEPARATORS[self._separator])
         self._written.append(words)
-        self._separator, self._has_begun = NOTHING, True
+        self._separator, self._has_begun = NO_SEPARATOR, True
 
     def separate(self, separator: int) -> None:
         """Separates the next words from the previous ones, if there are both."""
@@ -40,7 +40,7 @@ class Layout:
 def separator_in(space: str) -> int:
     """White space at the edge of an element -> the separator that it amounts to."""
     breaks = space.count("\n")
-    return min(LINE + breaks - 1, PARAGRAPH) if breaks else SPACE if space else NOTHING
+    return min(LINE + breaks - 1, PARAGRAPH) if breaks else SPACE if space else NO_SEPARATOR
 
 
 def growing(

@@ -62,9 +62,9 @@ from smallmind.text.templates import HEADERS, fit_template, format_of
 from smallmind.text.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer.json"
-COMMIT = 1 << 25  # tokens after which progress is recorded
-TOGETHER = 1 << 18  # tokens of whole conversations that are written at once, or more
-MOST_SKIPPED = 100  # files whose names are kept
+TOKENS_PER_COMMIT = 1 << 25  # tokens after which progress is recorded
+TOKENS_PER_APPEND = 1 << 18  # tokens of whole conversations that are written at once, or more
+MAX_SKIPPED = 100  # files whose names are kept
 
 
 class Encoding(NamedTuple):
@@ -318,7 +318,7 @@ def _write(
         template = format_of(tokenizer) if plan.conversations else None
         if template and not template.thinks:
             report = report.leaving_out(plan.thoughts)
-        shown = dataclasses.replace(report, skipped=report.skipped[:MOST_SKIPPED])
+        shown = dataclasses.replace(report, skipped=report.skipped[:MAX_SKIPPED])
         writer.state.update(made_from=wanted, report=dataclasses.asdict(shown), **plan._asdict())
         if plan.conversations:  # the template, which tokenizer.json has no place for
             writer.state["published"] = dict(tokenizer.published)
@@ -349,7 +349,7 @@ def _append(writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenize
             position |= {"last": int(ids[-1])} if tokenizer.beginning and len(ids) else {}
             writer.append(ids[:train_ids])
             writer.append(ids[train_ids:], position, held_out=True)
-            if uncommitted >= COMMIT:
+            if uncommitted >= TOKENS_PER_COMMIT:
                 writer.commit()
                 uncommitted = 0
     return sha.hexdigest()
@@ -370,12 +370,12 @@ def _append_conversations(
     for marked in encode_each(tokenizer, template.at(planned), itertools.islice(read, begun, None)):
         batch.append(marked)
         done, tokens = done + 1, tokens + len(marked)
-        if tokens < TOGETHER and done not in (trained_on, plan.conversations):
+        if tokens < TOKENS_PER_APPEND and done not in (trained_on, plan.conversations):
             continue
         ids = np.concatenate(batch)
         writer.append(ids, {"conversations": done}, held_out=done > trained_on)
         batch, tokens, uncommitted = [], 0, uncommitted + tokens
-        if uncommitted >= COMMIT:
+        if uncommitted >= TOKENS_PER_COMMIT:
             writer.commit()
             uncommitted = 0
     return sha.hexdigest()

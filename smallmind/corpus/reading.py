@@ -15,8 +15,8 @@ from smallmind.console import activity
 from smallmind.corpus.json_values import has_text
 from smallmind.files import durable
 
-STEP = 2**16  # bytes between two changes of the share that has been read
-MOST_UNREAD, MOST_SHOWN = 256, 12  # names of fields that are remembered, and that are shown
+BYTES_PER_STEP = 2**16  # bytes between two changes of the share that has been read
+MAX_UNREAD, MAX_SHOWN = 256, 12  # names of fields that are remembered, and that are shown
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Reading:
         self._notes: Counter[str] = Counter()
         self._of_this_file: set[str] = set()
         self._start = 0  # where the current file begins in all bytes
-        self._steps = activity.parts(range(math.ceil(size / STEP)))
+        self._steps = activity.parts(range(math.ceil(size / BYTES_PER_STEP)))
         self._done, self._is_paused = -1, False
 
     def note(self, words: str) -> None:
@@ -120,7 +120,7 @@ class Reading:
 
     def leave_unread(self, name: object, in_turns: bool = False) -> None:
         """Remembers a field with text that is not part of what is read."""
-        if isinstance(name, str) and len(self.unread) < MOST_UNREAD:
+        if isinstance(name, str) and len(self.unread) < MAX_UNREAD:
             self.unread[name, in_turns] = None
 
     def note_unread(
@@ -153,8 +153,8 @@ class Reading:
         for (label, thing, more), n in sorted(self._counts.items()):
             notes.append(f"{label}: {count_of(n, thing)} {more}")
         unread = [repr(shown(name, 60)) + " of turns" * of_turns for name, of_turns in self.unread]
-        if more_names := unread[MOST_SHOWN:]:
-            unread = [*unread[:MOST_SHOWN], f"{len(more_names):,} more"]
+        if more_names := unread[MAX_SHOWN:]:
+            unread = [*unread[:MAX_SHOWN], f"{len(more_names):,} more"]
         if unread:
             notes.append(f"Not read: the text in {', '.join(unread)}")
         notes += before
@@ -165,7 +165,7 @@ class Reading:
     def reach(self, position: int) -> None:
         """Shows that the current file has been read up to this position."""
         activity.tick()
-        while not self._is_paused and self._done < (self._start + position) // STEP:
+        while not self._is_paused and self._done < (self._start + position) // BYTES_PER_STEP:
             self._done += 1
             next(self._steps, None)
 

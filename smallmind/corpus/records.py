@@ -8,8 +8,8 @@ from smallmind.corpus.entry import Entry, Piece, document
 from smallmind.corpus.reading import NoText, shown
 from smallmind.corpus.turns import NEEDED, Shape, Turns, check_origin, find_shape
 
-OBVIOUS = ("text", "content", "story")  # fields that hold the text, the most likely first
-MOST_NAMES = 20  # fields in a message
+TEXT_NAMES = ("text", "content", "story")  # fields that hold the text, the most likely first
+MAX_NAMES = 20  # fields in a message
 
 Row = tuple[object, str]  # a record, and where it is in its file
 
@@ -72,9 +72,9 @@ class Records:
             return None
         self._is_known = True
         check_origin(self._entry, record)
-        shape = find_shape(names, record if isinstance(record, dict) else None, OBVIOUS)
+        shape = find_shape(names, record if isinstance(record, dict) else None, TEXT_NAMES)
         if shape:
-            self._turns = Turns(self._entry, shape, has_text=named(names, OBVIOUS) is not None)
+            self._turns = Turns(self._entry, shape, has_text=named(names, TEXT_NAMES) is not None)
         elif self._entry.reading.chat:
             raise InputError(
                 f"{self._entry.name} has no conversation in {where}; --chat needs fields with "
@@ -88,7 +88,7 @@ class Records:
             return self._chosen
         if self._chosen is None:
             field = self._entry.reading.field
-            found = named(names, (field,) if field else OBVIOUS)
+            found = named(names, (field,) if field else TEXT_NAMES)
             if found is not None:
                 self.choose_only(found)
         if self._chosen is None or self._chosen not in names:
@@ -123,8 +123,8 @@ class Records:
     def _missing(self, known: list[str], where: str) -> NoText:
         field = self._chosen or self._entry.reading.field
         wanted = repr(shown(field, 60)) if field else "'text', 'content' or 'story'"
-        names = ", ".join(shown(name, 60) for name in known[:MOST_NAMES])
-        names += " and others" if len(known) > MOST_NAMES else ""
+        names = ", ".join(shown(name, 60) for name in known[:MAX_NAMES])
+        names += " and others" if len(known) > MAX_NAMES else ""
         reason = f"has no field {wanted} in {where}"
         if not known:
             return NoText(self._entry.name, reason, "it has no fields at all")

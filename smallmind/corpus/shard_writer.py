@@ -42,10 +42,10 @@ from smallmind.files import durable, safetensors
 from smallmind.files.lock import RunLock
 from smallmind.text.ids import check_ids
 
-CHUNK = 2**20  # tokens that are written at once
-OURS = re.compile(r"(?:train|held_out)_[0-9]{6,}\.bin", re.ASCII)
+MAX_WRITE = 2**20  # tokens that are written at once
+SHARD_NAME = re.compile(r"(?:train|held_out)_[0-9]{6,}\.bin", re.ASCII)
 # The header has 32 bits for the tokens of a shard, and ids are int32 in memory.
-MOST = {"shard_tokens": 2**31 - 1, "vocab_size": 2**31}
+MAX_COUNTS = {"shard_tokens": 2**31 - 1, "vocab_size": 2**31}
 
 
 class ShardWriter:
@@ -240,7 +240,7 @@ class PartWriter:
     def append(self, ids: np.ndarray) -> None:
         """Writes ids (n,), which must be in the vocabulary; shards are finished on the way."""
         while len(ids):
-            piece = ids[: min(self._shard_tokens - self.tokens, CHUNK)].astype(self._dtype)
+            piece = ids[: min(self._shard_tokens - self.tokens, MAX_WRITE)].astype(self._dtype)
             ids = ids[len(piece) :]
             with durable.naming(self._path(len(self.shards))):
                 durable.write_all(self._file(), piece.view(np.uint8).data)
@@ -319,7 +319,7 @@ def written(directory: Path) -> list[str]:
     for name in sorted(os.listdir(directory)):
         match = durable.TEMPORARY.fullmatch(name)
         target = match[1] if match else name
-        if OURS.fullmatch(target) or (match and target in (INDEX, PROGRESS)):
+        if SHARD_NAME.fullmatch(target) or (match and target in (INDEX, PROGRESS)):
             names.append(name)
     return names
 
@@ -360,9 +360,9 @@ def remove_leftovers(directory: Path, kept: set[str]) -> None:
 
 
 def check_count(name: str, value: int) -> int:
-    """Returns value, of one of MOST. InputError if no directory can have as many."""
-    if not 1 <= check_type(name, value, int) <= MOST[name]:
-        raise InputError(f"{name}={value} must be at least 1 and at most {MOST[name]}")
+    """Returns value, of one of MAX_COUNTS. InputError if no directory can have as many."""
+    if not 1 <= check_type(name, value, int) <= MAX_COUNTS[name]:
+        raise InputError(f"{name}={value} must be at least 1 and at most {MAX_COUNTS[name]}")
     return value
 
 

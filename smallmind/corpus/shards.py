@@ -24,16 +24,16 @@ FORMATS = {INDEX: 1, PROGRESS: 2, PLAN: 1}
 PARTS = ("train", "held_out")
 DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 # Beside one of these; index.json alone could be anybody's.
-BESIDE = ("tokenizer.json", "train_000000.bin", "held_out_000000.bin")
+FILES_BESIDE = ("tokenizer.json", "train_000000.bin", "held_out_000000.bin")
 REMEDY = "restore it, or remove the directory and prepare it again"
-TOKENS = "a number of tokens"
-PIECE = 2**20  # bytes of a file that are digested at once
+TOKEN_COUNT = "a number of tokens"
+BYTES_PER_READ = 2**20  # bytes of a file that are digested at once
 
 
 def holds_tokens(directory: str | PathLike[str]) -> bool:
     """Returns True if a directory holds shards, finished or not."""
     is_named = any(os.path.isfile(os.path.join(directory, name)) for name in (INDEX, PROGRESS))
-    return is_named and any(os.path.isfile(os.path.join(directory, name)) for name in BESIDE)
+    return is_named and any(os.path.isfile(os.path.join(directory, name)) for name in FILES_BESIDE)
 
 
 class Shard(NamedTuple):
@@ -185,8 +185,8 @@ def digest(path: Path, start: int = 0, nbytes: int | None = None) -> "hashlib._H
         with durable.open_regular(path, follow=False) as file:
             count = os.fstat(file.fileno()).st_size if nbytes is None else nbytes
             file.seek(start)
-            for done in activity.parts(range(0, count, PIECE)):
-                sha.update(file.read(min(PIECE, count - done)))
+            for done in activity.parts(range(0, count, BYTES_PER_READ)):
+                sha.update(file.read(min(BYTES_PER_READ, count - done)))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; {REMEDY}") from None
     except ValueError as error:
@@ -228,21 +228,22 @@ def write_record(path: Path, fields: Mapping[str, Any]) -> None:
 
 def _recipe(fields: dict[str, Any]) -> Recipe:
     recipe = Recipe(*(fields[name] for name in Recipe._fields))
-    whole(recipe.vocab_size, 1, TOKENS)
-    whole(recipe.shard_tokens, 1, TOKENS)
+    whole(recipe.vocab_size, 1, TOKEN_COUNT)
+    whole(recipe.shard_tokens, 1, TOKEN_COUNT)
     if not isinstance(recipe.tokenizer_digest, str):
         raise ValueError("its tokenizer_digest is not a string")
     return recipe
 
 
 def _part(fields: dict[str, Any], part: str) -> WrittenPart:
-    shards, tokens = _shards(fields["shards"], part), whole(fields["tokens"], 0, TOKENS)
+    shards, tokens = _shards(fields["shards"], part), whole(fields["tokens"], 0, TOKEN_COUNT)
     return WrittenPart(shards, tokens, _digits(fields["sha256"]))
 
 
 def _shards(described: Any, part: str) -> tuple[Shard, ...]:
     shards = tuple(
-        Shard(s["name"], whole(s["tokens"], 1, TOKENS), _digits(s["sha256"])) for s in described
+        Shard(s["name"], whole(s["tokens"], 1, TOKEN_COUNT), _digits(s["sha256"]))
+        for s in described
     )
     for number, shard in enumerate(shards):
         # A name is also a path: one from elsewhere could lead out of the directory.

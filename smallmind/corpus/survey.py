@@ -14,17 +14,17 @@ from smallmind.text.chat import TEXT, Conversation, Located, Turn
 from smallmind.text.dataset import HELD_OUT
 from smallmind.text.tokenizer import batched
 
-LEAST_HELD_OUT, MOST_HELD_OUT = 0.05, 0.2  # share of a text, as whole documents
-MOST_STARTS = 1 << 20  # of documents, that are remembered
-BEGINNING = 200  # characters
-LONGEST = 1 << 22  # characters of a plain document among conversations
+MIN_HELD_OUT, MAX_HELD_OUT = 0.05, 0.2  # share of a text, as whole documents
+MAX_STARTS = 1 << 20  # of documents, that are remembered
+BEGINNING_CHARACTERS = 200  # characters
+MAX_DOCUMENT = 1 << 22  # characters of a plain document among conversations
 CODE_POINTS = 0x110000
 
 
 def conversations(pieces: Iterable[Piece]) -> Iterator[Conversation]:
     """Documents in pieces -> each as a conversation; a plain one is a single turn.
 
-    A plain one of more than LONGEST characters becomes several: a conversation is held in memory.
+    A plain one of more than MAX_DOCUMENT characters becomes several: each is held in memory.
     """
     turns: list[Turn] = []
     texts: list[str] = []
@@ -38,11 +38,11 @@ def conversations(pieces: Iterable[Piece]) -> Iterator[Conversation]:
             continue
         texts.append(piece.text)
         length += len(piece.text)
-        if piece.ends or length > LONGEST:
+        if piece.ends or length > MAX_DOCUMENT:
             text = "".join(texts)
-            last = length if piece.ends else length // LONGEST * LONGEST
-            for start in range(0, last, LONGEST):
-                yield (Turn(TEXT, text[start : min(last, start + LONGEST)]),)
+            last = length if piece.ends else length // MAX_DOCUMENT * MAX_DOCUMENT
+            for start in range(0, last, MAX_DOCUMENT):
+                yield (Turn(TEXT, text[start : min(last, start + MAX_DOCUMENT)]),)
             texts, length = [text[last:]], length - last
 
 
@@ -54,7 +54,7 @@ def texts_of(conversations: Iterable[Conversation]) -> Iterator[str]:
 class DocumentStarts:
     """Where the documents of a text begin, but for the first, in characters.
 
-    Of more than MOST_STARTS only every second, fourth, ... is remembered.
+    Of more than MAX_STARTS only every second, fourth, ... is remembered.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class DocumentStarts:
         if self._count % self._stride == 0:
             self._starts.append(start)
         self._count += 1
-        if len(self._starts) > MOST_STARTS:
+        if len(self._starts) > MAX_STARTS:
             self._starts = self._starts[::2]
             self._stride *= 2
 
@@ -76,7 +76,7 @@ class DocumentStarts:
             return 0
         held_out = characters - np.array(self._starts)[::-1]
         best = int(held_out[np.argmin(np.abs(held_out - HELD_OUT * characters))])
-        return best if LEAST_HELD_OUT * characters <= best <= MOST_HELD_OUT * characters else 0
+        return best if MIN_HELD_OUT * characters <= best <= MAX_HELD_OUT * characters else 0
 
 
 class Plan(NamedTuple):
@@ -120,7 +120,7 @@ def survey(pieces: Iterable[Piece], separator: str) -> tuple[Plan, str]:
         nbytes += len(data)
         characters += len(text)
         seen[np.frombuffer(text.encode("utf-32-le"), np.uint32)] = True
-        beginning += text[: BEGINNING - len(beginning)]
+        beginning += text[: BEGINNING_CHARACTERS - len(beginning)]
     distinct = "".join(map(chr, np.flatnonzero(seen)))
     held_out = starts.held_out(characters)
     plan = Plan(characters, nbytes, held_out, sha.hexdigest(), beginning, separator)

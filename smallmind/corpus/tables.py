@@ -12,7 +12,8 @@ from smallmind.corpus.records import Records, Row, lines, too_long
 
 SEPARATORS = ",;\t|"  # that a file with commas in its name may really have
 TAB = "\t"
-CHOSEN = re.compile(r'"?sep=(.)"?\r?\n?', re.IGNORECASE)  # a first line that Excel reads and writes
+# A first line that Excel reads and writes.
+SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\r?\n?', re.IGNORECASE)
 QUOTED = re.compile(r'"[^"]*"?')
 
 
@@ -46,7 +47,7 @@ def _opened(entry: Entry) -> tuple[list[str], Iterator[Row]]:
     separators = TAB if entry.suffix == ".tsv" else SEPARATORS
     text = lines(entry, decoded(entry))
     first, before = next(text, ""), 0
-    if chosen := CHOSEN.fullmatch(first):
+    if chosen := SEPARATOR_LINE.fullmatch(first):
         separator, first, before = chosen[1], next(text, ""), 1
     else:
         unquoted = QUOTED.sub("", first)

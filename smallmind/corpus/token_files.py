@@ -29,12 +29,12 @@ from smallmind.files.encoding import disguised
 HEADER_BYTES = 1024
 SAMPLE_BYTES = 2**16  # that tell how wide the ids are
 EVALUATION_MAGIC = 20240522  # llm.c's multiple-choice questions, such as HellaSwag
-META = "meta.json"
+META_NAME = "meta.json"
 MAX_META_BYTES = 1_000_000
-NANOGPT = ("train.bin", "val.bin")
+NANOGPT_NAMES = ("train.bin", "val.bin")
 UINT16, UINT32 = np.dtype("<u2"), np.dtype("<u4")
-CHUNK = 2**20  # tokens that are checked at once
-PIECE = 2**18  # tokens that are read at once, so that a long slice needs little besides itself
+TOKENS_PER_CHECK = 2**20  # tokens that are checked at once
+TOKENS_PER_READ = 2**18  # so that a long slice needs little memory besides itself
 
 
 class Header(NamedTuple):
@@ -85,8 +85,8 @@ class TokenFile:
         pages count as memory of the process, and after a truncation they end it with SIGBUS.
         """
         width = self.dtype.itemsize
-        for begin in range(0, len(out), PIECE):
-            piece = out[begin : begin + PIECE]
+        for begin in range(0, len(out), TOKENS_PER_READ):
+            piece = out[begin : begin + TOKENS_PER_READ]
             try:
                 data = _read_at(self._file, len(piece) * width, self._start + first * width)
             except OSError as error:
@@ -169,8 +169,8 @@ def check_vocabulary(tokens: MappedTokens, vocab_size: int) -> None:
     """Raises InputError naming file and position of the first id that is not below vocab_size."""
     usual = len(tokens) < activity.LARGE
     with activity.doing("Checking that all tokens are in the vocabulary", usual):
-        for start in activity.parts(range(0, len(tokens), CHUNK)):
-            ids: Any = tokens[start : start + CHUNK].view(np.uint32)  # as in the file
+        for start in activity.parts(range(0, len(tokens), TOKENS_PER_CHECK)):
+            ids: Any = tokens[start : start + TOKENS_PER_CHECK].view(np.uint32)  # as in the file
             if ids.max() >= vocab_size:
                 wrong = int(np.argmax(ids >= vocab_size))
                 file, place = tokens.locate(start + wrong)
@@ -238,7 +238,7 @@ def _check_halves(path: Path, start: bytes) -> None:
         )
     raise InputError(
         f"{path} seems to hold ids of 32 bits: every second half-word is 0 or small; if it does, "
-        f'put {{"dtype": "uint32"}} into {META} beside it, else {{"dtype": "uint16"}}'
+        f'put {{"dtype": "uint32"}} into {META_NAME} beside it, else {{"dtype": "uint16"}}'
     )
 
 
@@ -261,14 +261,14 @@ def _check_header(header: Header, start: bytes, size: int) -> None:
 
 def _type_without_header(path: Path, start: bytes) -> np.dtype:
     """Returns the type of the ids in a file that has no known header, and begins like this."""
-    meta = path.with_name(META)
+    meta = path.with_name(META_NAME)
     if not os.path.lexists(meta):
-        if path.name in NANOGPT:
+        if path.name in NANOGPT_NAMES:
             _check_halves(path, start)
             return UINT16
         raise InputError(
             f"{path} has no header of a token file; if it holds nothing but ids, put their type "
-            f'into {META} beside it: {{"dtype": "uint16"}} or {{"dtype": "uint32"}}'
+            f'into {META_NAME} beside it: {{"dtype": "uint16"}} or {{"dtype": "uint32"}}'
         )
     with durable.explained(meta, "JSON file"):
         fields = from_json(durable.read(meta, MAX_META_BYTES))

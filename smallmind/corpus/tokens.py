@@ -14,14 +14,14 @@ from smallmind.corpus.finding import TRAINING_NAME, WILDCARDS, expand
 from smallmind.corpus.preparation import TOKENIZER, load_tokenizer
 from smallmind.corpus.reading import Report, Skipped
 from smallmind.corpus.shards import INDEX, Shards, holds_tokens, open_shards
-from smallmind.corpus.token_files import CHUNK, MappedTokens, TokenFile, check_vocabulary
+from smallmind.corpus.token_files import TOKENS_PER_CHECK, MappedTokens, TokenFile, check_vocabulary
 from smallmind.text.dataset import HELD_OUT
 from smallmind.text.tokenizer import Tokenizer
 
 SUFFIX = ".bin"
 HELD_OUT_NAME = re.compile(r"(?:^|[_.-])val(?:id|idation)?(?:[_.-]|$)", re.IGNORECASE)
-SAMPLE = 1 << 16  # tokens from which the length of a text is estimated
-BEGINNING = 100  # tokens
+SAMPLE_TOKENS = 1 << 16  # tokens from which the length of a text is estimated
+BEGINNING_TOKENS = 100  # tokens
 
 
 class TokensOnDisk(NamedTuple):
@@ -78,7 +78,7 @@ class TokensOnDisk(NamedTuple):
         tokens = MappedTokens((*training, *held_out))
         check_vocabulary(tokens, tokenizer.vocab_size)
         count = sum(map(len, held_out)) or int(len(tokens) * HELD_OUT)
-        sample = tokens[: min(SAMPLE, len(tokens))]
+        sample = tokens[: min(SAMPLE_TOKENS, len(tokens))]
         spelled = tokenizer.spelled(sample).characters
         return cls(
             str(paths[0]),
@@ -89,7 +89,7 @@ class TokensOnDisk(NamedTuple):
             _digest(tokens, count),
             round(len(tokens) * spelled / max(1, len(sample))),
             0,
-            tokenizer.decode(sample[:BEGINNING]),
+            tokenizer.decode(sample[:BEGINNING_TOKENS]),
             tokenizer.separator,
             None,
         )
@@ -176,8 +176,8 @@ def _digest(tokens: MappedTokens, held_out: int) -> str:
     """-> the SHA-256 of tokens and of how many are held out."""
     sha = hashlib.sha256(str(held_out).encode())
     with activity.doing("Computing the digest of the tokens", usual=len(tokens) < activity.LARGE):
-        for start in activity.parts(range(0, len(tokens), CHUNK)):
-            sha.update(tokens[start : start + CHUNK].astype("<i4", copy=False).data)
+        for start in activity.parts(range(0, len(tokens), TOKENS_PER_CHECK)):
+            sha.update(tokens[start : start + TOKENS_PER_CHECK].astype("<i4", copy=False).data)
     return sha.hexdigest()
 
 

@@ -10,21 +10,22 @@ from smallmind.corpus.json_values import has_text, parsed
 from smallmind.corpus.reading import Unusable, shown
 from smallmind.text.chat import ASSISTANT, SYSTEM, USER, Turn
 
-LISTS = ("messages", "conversations", "conversation")  # fields that hold all turns
-ANSWERS = ("output", "response", "answer", "completion")
+LIST_FIELDS = ("messages", "conversations", "conversation")  # fields that hold all turns
+ANSWER_FIELDS = ("output", "response", "answer", "completion")
 # A field with a question -> those that may hold its answer, the likeliest first.
-QUESTIONS = {
-    "instruction": ANSWERS,
+QUESTION_FIELDS = {
+    "instruction": ANSWER_FIELDS,
     "prompt": ("completion", "response", "answer", "output"),
     "question": ("answer", "response", "output", "completion"),
     "query": ("answer", "response", "output", "completion"),
 }
-INPUTS = ("input", "context")  # that a question is about
-CHOICES = ("choices", "options")  # among which its answer is
-HISTORY = ("history",)  # the questions and answers before it
-SYSTEMS = ("system", "system_prompt")
-THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # before an answer
-TELLING = {*LISTS, *QUESTIONS, *ANSWERS}  # fields by which conversations are recognised
+INPUT_FIELDS = ("input", "context")  # that a question is about
+CHOICE_FIELDS = ("choices", "options")  # among which its answer is
+HISTORY_FIELDS = ("history",)  # the questions and answers before it
+SYSTEM_FIELDS = ("system", "system_prompt")
+THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")  # before an answer
+# By these conversations are recognised.
+TELLING_FIELDS = {*LIST_FIELDS, *QUESTION_FIELDS, *ANSWER_FIELDS}
 ROLE_FIELDS, TEXT_FIELDS = ("role", "from"), ("content", "value", "text")
 # Fields of a turn or a record that say whether it is learned; `masked` says the opposite. KTO's
 # `label` is false beside an answer to avoid.
@@ -35,7 +36,7 @@ SAID_FALSE, SAID_TRUE = ("false", "no"), ("true", "yes")
 TEXT_PARTS = ("text", "input_text", "output_text", None)
 THOUGHT_PARTS = ("thinking", "reasoning")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-MOST_SHAPES = 256  # that are remembered of one file
+MAX_SHAPES = 256  # that are remembered of one file
 ROLES = {
     "system": SYSTEM,
     "developer": SYSTEM,
@@ -90,11 +91,11 @@ class Shape(NamedTuple):
         def each(wanted: Collection[str]) -> tuple[str, ...]:
             return tuple(by_key[name] for name in wanted if name in by_key)
 
-        shape = self._replace(system=each(SYSTEMS), marks=each(RECORD_MARKS))
+        shape = self._replace(system=each(SYSTEM_FIELDS), marks=each(RECORD_MARKS))
         if self.messages:
             return shape
-        more, thought = each((*INPUTS, *CHOICES)), each(THOUGHTS)
-        return shape._replace(more=more, history=each(HISTORY), thought=thought)
+        more, thought = each((*INPUT_FIELDS, *CHOICE_FIELDS)), each(THOUGHT_FIELDS)
+        return shape._replace(more=more, history=each(HISTORY_FIELDS), thought=thought)
 
 
 def find_shape(
@@ -110,10 +111,10 @@ def find_shape(
     """
     by_key = _by_key(names)
     shapes = []
-    for name in LISTS if record else ():
+    for name in LIST_FIELDS if record else ():
         if record and name in by_key and _may_be_list(record[by_key[name]]):
             shapes.append(Shape(by_key[name]))
-    for name, answers in QUESTIONS.items():
+    for name, answers in QUESTION_FIELDS.items():
         answer = next((by_key[word] for word in answers if word in by_key), "")
         if name in by_key and answer:
             shapes.append(Shape("", by_key[name], (), answer))
@@ -237,7 +238,7 @@ class Turns:
         shape = self._shapes.get(key)
         if shape is None:
             shape = self._shape.completed(record)
-            if len(self._shapes) < MOST_SHAPES:
+            if len(self._shapes) < MAX_SHAPES:
                 self._shapes[key] = shape
                 self._reading.note(f"read conversations from {shape}")
         return shape
@@ -265,7 +266,7 @@ class Turns:
         if asked and asked[-1].role == USER:
             texts = [asked[-1].text]
             for name in shape.more:
-                if name.casefold() in CHOICES:
+                if name.casefold() in CHOICE_FIELDS:
                     text, answer = self._choices(_opened(record.get(name)), answer, name, where)
                     texts.append(text)
                 else:
@@ -374,7 +375,7 @@ class Turns:
             raise self._wrong(f"{where} has no {TEXT_FIELDS[0]}")
         text, thought = self._content(turn.get(name), name, where)
         for other in rest:
-            if role == ASSISTANT and other in THOUGHTS:
+            if role == ASSISTANT and other in THOUGHT_FIELDS:
                 words = self._text(turn[other], other, where)
                 if words.strip() and not thought.strip():
                     thought = words

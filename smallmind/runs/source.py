@@ -20,7 +20,7 @@ from smallmind.corpus.preparation import Encoding, identity, prepare
 from smallmind.corpus.reading import Report
 from smallmind.corpus.shards import INDEX, Index
 from smallmind.corpus.survey import (
-    BEGINNING,
+    BEGINNING_CHARACTERS,
     DocumentStarts,
     conversations,
     hashed,
@@ -114,7 +114,7 @@ class TextSource(Source):
         self.text, self.name, self.report = text, name, report
         self.held_out = held_out  # characters of documents at its end; 0: the last tenth of tokens
         self.characters = len(text)
-        self.beginning = text[:BEGINNING]
+        self.beginning = text[:BEGINNING_CHARACTERS]
         self.nbytes = sys.getsizeof(text)
 
     @functools.cached_property
@@ -285,7 +285,7 @@ def read_source(
     InputError if there is no text, or a file cannot be read.
     """
     if text is None and run and run.chat:
-        from smallmind.text.questions import HELD_OUT as UNSEEN
+        from smallmind.text.questions import HELD_OUT_CONVERSATIONS as UNSEEN
         from smallmind.text.questions import built_in_conversations
 
         return ConversationSource(

@@ -26,13 +26,13 @@ from smallmind.kernels.bpe.words import Words
 from smallmind.kernels.codegen.threads import cores
 
 CHUNK = 1 << 20  # characters
-LEAST = 2  # times that a pair occurs before it is worth a token
+MIN_PAIRS = 2  # times that a pair occurs before it is worth a token
 # A word ends between a letter or number and one of these. Others may be letters in a later version
 # of Unicode than Python's.
 BORDER = re.compile(r"(?<=[^\W_])[\s!-/:-@\[-`{-~\u3001\u3002\uff01\uff0c\uff1f]")
 NONE = -1
 END = 2**30  # after each of many texts: no token has this number
-MOST_JOINED = 4  # characters that NFC makes one of
+MAX_JOINED = 4  # characters that NFC makes one of
 
 Result = TypeVar("Result")
 
@@ -76,7 +76,7 @@ class Special(NamedTuple):
     def longest(self) -> int:
         """Returns the most characters of a text that become one of them; 1 if there is none."""
         late = max(map(len, self.late), default=1)
-        return max(max(map(len, self.raw), default=1), late * MOST_JOINED if self.joins else late)
+        return max(max(map(len, self.raw), default=1), late * MAX_JOINED if self.joins else late)
 
     def is_cut(self, text: str, end: int) -> bool:
         """Returns True if a special token begins before the end of a word and reaches beyond it."""
@@ -179,7 +179,7 @@ def learn_merges(
     merges.count_pairs(pairs, corpus)
     learned = np.empty((most, 2), np.int32)
     for i in activity.parts(range(most)):
-        pair = merges.next_pair(pairs, LEAST)
+        pair = merges.next_pair(pairs, MIN_PAIRS)
         if pair == merges.NONE:
             return learned[:i]
         pairs = pairs.with_room(merges.most_changes(pairs, corpus, pair))

@@ -19,7 +19,7 @@ from smallmind.text.tokenizer_json import OWN, Rules
 
 END_OF_TEXT = "<|endoftext|>"
 ENDS = (END_OF_TEXT, "<|end_of_text|>")  # the second is Llama 3's
-LARGE = 10**6  # characters that may take more than a second to learn from
+LONG_TEXT = 10**6  # characters that may take more than a second to learn from
 MAX_TOKENS = 2**20
 CONTINUED = bytes(range(0x80, 0xC0))  # in UTF-8, the bytes within a character
 MAX_BYTES = 2**26  # of all tokens together: merges of merges could be longer than any memory
@@ -58,7 +58,7 @@ class BPETokenizer(Tokenizer):
         split: str = RunConfig.bpe_split,
     ) -> None:
         check_type("text", text, str)
-        with activity.doing("Learning the tokens of the text", usual=len(text) < LARGE):
+        with activity.doing("Learning the tokens of the text", usual=len(text) < LONG_TEXT):
             self._learn(sliced(text), vocab_size, split)
 
     @classmethod

@@ -19,7 +19,7 @@ TEXT = "text"  # the role of a plain document
 # The lowest bits of marked tokens: what a token is in its conversation.
 PLAIN, LEARNED, CUT, START = range(4)
 KINDS = 4
-TOGETHER, LONGEST = 1000, 1 << 20  # conversations that are encoded at once; their characters
+CONVERSATIONS_AT_ONCE, CHARACTERS_AT_ONCE = 1000, 1 << 20  # that are encoded
 TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
 CONFIG, SPECIAL_TOKENS_MAP = "config.json", "special_tokens_map.json"
 
@@ -268,7 +268,7 @@ def encode_each(
     for conversation in conversations:
         batch.append(conversation)
         length += sum(len(turn.text) for turn in conversation)
-        if len(batch) == TOGETHER or length > LONGEST:
+        if len(batch) == CONVERSATIONS_AT_ONCE or length > CHARACTERS_AT_ONCE:
             yield from template.encode_all(tokenizer, batch)
             batch, length = [], 0
     if batch:

@@ -128,7 +128,7 @@ class PackedDataset(Dataset):
         return rows.batch(chosen[number * self.batch_size :][: self.batch_size])
 
     def questions(self, most: int, longest: int) -> list[Question]:
-        """Returns held-out questions, evenly, with answers of `longest` tokens or less if there are."""
+        """Returns held-out questions, evenly, with answers of at most `longest` if any."""
         rows = self.held_out
         marked = [rows.piece(i) for i in range(len(rows.pieces.begins))]
         found = [question for tokens in marked for question in _questions(tokens)]

@@ -11,9 +11,9 @@ from smallmind.randomness import hash64_each
 from smallmind.settings.config import ModelConfig, RunConfig
 from smallmind.text.tokenizer import Spelled, Tokenizer
 
-COPIED = 64  # windows at a time: copies take memory
+WINDOWS_PER_COPY = 64  # windows at a time: copies take memory
 HELD_OUT = 0.1  # share of a text, at its end, that is never trained on
-KEPT = 4 * 2**20  # bytes of windows for evaluations, which are not read from disk each time
+MAX_CACHED_BYTES = 4 * 2**20  # of windows for evaluations, not read from disk each time
 
 
 class Tokens(Protocol):
@@ -213,7 +213,7 @@ class Dataset:
         starts = random_starts((self.seed, stream, number), self.batch_size, len(tokens) - T)
         batch = self._kept.get((part, number)) or _windows(tokens, T, starts, None)
         nbytes = batch.ids.nbytes + batch.targets.nbytes
-        if self.is_on_disk and len(self._kept) < KEPT // nbytes:
+        if self.is_on_disk and len(self._kept) < MAX_CACHED_BYTES // nbytes:
             self._kept[part, number] = batch
         return batch
 
@@ -234,8 +234,8 @@ def _windows(tokens: Tokens, T: int, starts: np.ndarray, out: Batch | None) -> B
         # All windows as overlapping rows, without copying anything.
         shape = len(tokens) - T, T + 1
         windows = np.ndarray(shape, tokens.dtype, tokens, strides=2 * tokens.strides)
-        for first in range(0, len(starts), COPIED):
-            rows = slice(first, first + COPIED)
+        for first in range(0, len(starts), WINDOWS_PER_COPY):
+            rows = slice(first, first + WINDOWS_PER_COPY)
             copies = windows[starts[rows]]
             ids[rows], targets[rows] = copies[:, :-1], copies[:, 1:]
         return Batch(ids, targets, starts)

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NoReturn, SupportsIndex
 
-MEMORY = 2**30  # bytes
-LONGEST = 2**26  # characters of a conversation as it is rendered
+MAX_MEMORY = 2**30  # bytes
+MAX_CHARACTERS = 2**26  # characters of a conversation as it is rendered
 # Where a character comes from: the template, some turns, or one of them: see `said`.
 TEMPLATE, TURNS, FIRST = range(3)
-MOST = 500_000  # turns of a conversation: each has a character that stands for it
+MAX_TURNS = 500_000  # turns of a conversation: each has a character that stands for it
 RUNS = re.compile(r"(.)\1*", re.DOTALL)
 # These filters return their arguments, or parts that are cut from them and stay traced.
-KEEPING = {
+TRACED_FILTERS = {
     *("abs", "attr", "batch", "capitalize", "count", "d", "default", "dictsort", "first", "float"),
     *("groupby", "int", "items", "last", "length", "list", "lower", "map", "max", "min", "random"),
     *("reject", "rejectattr", "reverse", "round", "select", "selectattr", "slice", "sort"),
@@ -190,7 +190,7 @@ def main() -> None:
     with contextlib.suppress(ImportError, ValueError, OSError):  # Windows has no such limits
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     for line in sys.stdin.buffer:
         request = json.loads(line)
         for conversation in request.pop("conversations"):
@@ -228,8 +228,8 @@ def rendered(
     with `parts`, a text is a list of one part.
     """
     del seconds
-    if len(turns) > MOST:
-        raise ValueError(f"it has more than {MOST:,} turns")
+    if len(turns) > MAX_TURNS:
+        raise ValueError(f"it has more than {MAX_TURNS:,} turns")
     messages = []
     for number, (role, text, thought) in enumerate(turns):
         content: Any = Traced(text, said(number) * len(text))
@@ -244,8 +244,8 @@ def rendered(
     pieces, length = [], 0
     for piece in compiled_template.generate(messages=messages, **variables):
         length += len(piece)
-        if length > LONGEST:
-            raise ValueError(f"it writes more than {LONGEST:,} characters")
+        if length > MAX_CHARACTERS:
+            raise ValueError(f"it writes more than {MAX_CHARACTERS:,} characters")
         pieces.append(piece)
     whole = own(concat(pieces))
     found = [
@@ -334,7 +334,7 @@ def compiled(text: str) -> tuple[Any, Any]:
             values = [value for value in given if not hasattr(value, "eval_ctx")]
             return derived(result, [v for v in values if v is not environment], named)
 
-        return function if name in KEEPING else follow
+        return function if name in TRACED_FILTERS else follow
 
     def join(values: Iterable[Any], between: str = "", attribute: Any = None) -> str:
         found = values if attribute is None else [environment.getitem(v, attribute) for v in values]

@@ -40,12 +40,12 @@ from smallmind.text.chat import (
     Turn,
     is_learned,
 )
-from smallmind.text.jinja_process import LONGEST, MEMORY
+from smallmind.text.jinja_process import MAX_CHARACTERS, MAX_MEMORY
 from smallmind.text.tokenizer import Tokenizer, special_names
 
-SECONDS = 5.0  # of computing for one conversation
-STARTING = 30.0  # for the start of the process
-LONGEST_LINE = 8 * LONGEST
+MAX_SECONDS = 5.0  # of computing for one conversation
+MAX_START_SECONDS = 30.0  # for the start of the process
+MAX_LINE_CHARACTERS = 8 * MAX_CHARACTERS
 TOO_MUCH = "it takes more than"
 THOUGHTS = "reasoning_content", "thinking"  # the fields of messages that transformers fills
 
@@ -287,7 +287,7 @@ class _Process:
     ) -> list[Written]:
         """Renders conversations; `request` has the other arguments of `jinja_process.rendered`."""
         turns = [[(t.role, t.text, t.thought) for t in turns] for turns in conversations]
-        whole = {**request, "seconds": SECONDS, "conversations": turns}
+        whole = {**request, "seconds": MAX_SECONDS, "conversations": turns}
         with self._lock:
             return self._answers(json.dumps(whole).encode() + b"\n", len(turns))
 
@@ -295,7 +295,7 @@ class _Process:
         process = self._started()
         assert process.stdin and process.stdout
         # On Windows it does not limit itself.
-        timer = threading.Timer(STARTING + SECONDS * count, process.kill)
+        timer = threading.Timer(MAX_START_SECONDS + MAX_SECONDS * count, process.kill)
         timer.start()
         answers: list[Written] = []
         try:
@@ -303,7 +303,7 @@ class _Process:
                 process.stdin.write(request)
                 process.stdin.flush()
                 while len(answers) < count:
-                    line = process.stdout.readline(LONGEST_LINE)
+                    line = process.stdout.readline(MAX_LINE_CHARACTERS)
                     if not line.endswith(b"\n"):
                         break
                     answers.append(_written(json.loads(line)))
@@ -312,7 +312,7 @@ class _Process:
             if len(answers) < count:  # else the next request would read the rest
                 self._end()
         if len(answers) < count:
-            most = f"{SECONDS:g} seconds of computing or {MEMORY >> 30} GB"
+            most = f"{MAX_SECONDS:g} seconds of computing or {MAX_MEMORY >> 30} GB"
             answers.append(Written("", error=f"{TOO_MUCH} {most} for one conversation"))
             answers += [Written("", error="another one was too much")] * (count - len(answers))
         return answers

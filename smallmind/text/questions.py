@@ -15,8 +15,8 @@ from smallmind.text.chat import ASSISTANT, USER, Conversation, Turn
 from smallmind.text.grammar import Grammar
 from smallmind.text.stories import RULES
 
-COUNT = 40_000  # conversations
-HELD_OUT = 1_000  # of them, about stories that none of the others is about
+CONVERSATIONS = 40_000  # conversations
+HELD_OUT_CONVERSATIONS = 1_000  # of them, about stories that none of the others is about
 MAX_FACTS = 3  # in a story
 MAX_QUESTIONS = 6  # in a conversation
 ABSENT_SHARE = 0.1  # of questions about what is not in the story
@@ -67,7 +67,7 @@ FACTS = (
 )
 
 
-def built_in_conversations(count: int = COUNT, seed: int = 1) -> list[Conversation]:
+def built_in_conversations(count: int = CONVERSATIONS, seed: int = 1) -> list[Conversation]:
     """-> conversations about stories that are all different, the same for the same seed."""
     grammar, random, known = Grammar(RULES), Random(seed), set()
     words = {rule: grammar.words(rule) for rule in ("place", "look", "mood", "colour")}

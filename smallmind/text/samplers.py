@@ -13,8 +13,8 @@ from smallmind.randomness import hash64, hash_words, permuted
 from smallmind.settings.config import TrainingConfig
 from smallmind.text.dataset import Batch, Dataset, random_starts
 
-MOST_SHUFFLED = 1 << 20  # windows whose order is held in memory
-BLUR = 0.2  # share of their weight by which windows change places from epoch to epoch
+MAX_SHUFFLED = 1 << 20  # windows whose order is held in memory
+BLUR_SHARE = 0.2  # share of their weight by which windows change places from epoch to epoch
 
 
 class Sampler:
@@ -88,7 +88,7 @@ class Epochs(Sampler):
     def starts(self, number: int) -> np.ndarray:
         epoch = number // (self.steps * self.batches)
         first, last = self._first(number), self._first(number, 1)
-        if self.windows > MOST_SHUFFLED:
+        if self.windows > MAX_SHUFFLED:
             key, T = hash64(self.dataset.seed, 3, epoch), self.dataset.block_size
             return permuted(np.arange(first, last), self.windows, key) * T + self._offset(epoch)
         shuffled = self._shuffled  # another thread may draw from another epoch
@@ -136,7 +136,7 @@ def _balanced(
     count, least = len(sizes), int(sizes.min())
     if sizes.max() <= 1:
         return order
-    heaviest_first = np.argsort(-weights * (1 + BLUR * random), kind="stable")
+    heaviest_first = np.argsort(-weights * (1 + BLUR_SHARE * random), kind="stable")
     weighed, batch_of = np.zeros(count), np.empty(len(weights), np.int64)
     shuffled = order[order < count]  # the batches: of those that weigh the same, any may be first
     batches = [np.arange(count)] * least + [np.flatnonzero(sizes > least)]

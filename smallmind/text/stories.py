@@ -134,7 +134,7 @@ smiled: smiled | laughed | cheered | danced
 """
 
 
-CHARACTERS = 1_000_000  # of the built-in text, at least
+MIN_CHARACTERS = 1_000_000  # of the built-in text, at least
 # The settings of a run on it, unless a size is chosen: measured, see bench/LOG.md.
 BUILT_IN_FIELDS: dict[str, Any] = {
     "n_embd": 48,
@@ -155,7 +155,7 @@ BUILT_IN_FIELDS: dict[str, Any] = {
 ENTROPY_PER_CHARACTER = 0.28832654418222364
 
 
-def built_in_text(characters: int = CHARACTERS, seed: int = 1) -> str:
+def built_in_text(characters: int = MIN_CHARACTERS, seed: int = 1) -> str:
     """Writes complete stories of at least so many characters, the same for a seed everywhere."""
     random, grammar = Random(seed), Grammar(RULES)
     stories: list[str] = []

@@ -109,16 +109,16 @@ def test_each_conversation_is_there_with_its_answers_learned(folder, tmp_path):
 def test_tokens_do_not_depend_on_where_texts_are_cut(folder, tmp_path, monkeypatch, fields):
     expected = on_disk([folder], tmp_path / "whole", **fields)
     for number, (together, most) in enumerate([(1, 1), (3, 10**6), (10**6, 50)]):
-        monkeypatch.setattr(chat, "TOGETHER", together)
-        monkeypatch.setattr(chat, "LONGEST", most)
-        monkeypatch.setattr(preparation, "TOGETHER", most)
+        monkeypatch.setattr(chat, "CONVERSATIONS_AT_ONCE", together)
+        monkeypatch.setattr(chat, "CHARACTERS_AT_ONCE", most)
+        monkeypatch.setattr(preparation, "TOKENS_PER_APPEND", most)
         found = on_disk([folder], tmp_path / str(number), number + 1, **fields)
         assert contents(tmp_path / str(number)) == contents(tmp_path / "whole")
         assert found.report == expected.report
 
 
 def test_long_documents_among_them_become_several(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(survey, "LONGEST", 10)
+    monkeypatch.setattr(survey, "MAX_DOCUMENT", 10)
     found = on_disk([folder], tmp_path / "shards", 4, tokenizer="byte")
     read, tokenizer = in_memory([folder], tokenizer="byte")
     np.testing.assert_array_equal(found.tokens[:], np.concatenate(read.marked(tokenizer)))
@@ -133,7 +133,7 @@ def test_a_preparation_that_ended_anywhere_is_continued(
     folder, tmp_path, monkeypatch, fields, share
 ):
     expected = on_disk([folder], tmp_path / "unbroken", **fields)
-    monkeypatch.setattr(preparation, "TOGETHER", 20)
+    monkeypatch.setattr(preparation, "TOKENS_PER_APPEND", 20)
     with monkeypatch.context() as patch:
         end_after(patch, share * len(expected.tokens))
         with pytest.raises(EOFError):
@@ -194,8 +194,8 @@ def test_a_single_conversation_is_refused_and_leaves_nothing(tmp_path):
 
 
 def test_preparing_many_takes_memory_that_does_not_grow_with_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(chat, "LONGEST", 1 << 12)
-    monkeypatch.setattr(preparation, "TOGETHER", 1 << 12)
+    monkeypatch.setattr(chat, "CHARACTERS_AT_ONCE", 1 << 12)
+    monkeypatch.setattr(preparation, "TOKENS_PER_APPEND", 1 << 12)
     peaks = {}
     for count in (250, 2_500):
         line = json.dumps({"question": "Who sat on the mat?", "answer": "The cat, " * 9})

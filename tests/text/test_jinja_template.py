@@ -126,7 +126,7 @@ ENDLESS = "{% for i in range(99999) %}" * 4 + "{% endfor %}" * 4
 
 
 def test_a_template_without_an_end_is_stopped(monkeypatch):
-    monkeypatch.setattr(jinja_template, "SECONDS", 1.0)
+    monkeypatch.setattr(jinja_template, "MAX_SECONDS", 1.0)
     with pytest.raises(InputError, match="takes more than 1 seconds of computing or 1 GB"):
         format_of(carrying(ENDLESS))
     assert format_of(carrying(ODD)).end == "<|im_end|>"  # in a new process
