@@ -57,36 +57,36 @@ class _Finder:
         self._folders: set[str] = set()  # the same of folders: links may lead back to them
         self.skipped: dict[str, Skipped] = {}
 
-    def add(self, given: str) -> None:
+    def add(self, name: str) -> None:
         """Adds the files that a path means. InputError if there is nothing, or no file."""
         try:
-            status = os.stat(given)
+            status = os.stat(name)
             if stat.S_ISDIR(status.st_mode):
-                os.listdir(given)  # OSError if it cannot be read
+                os.listdir(name)  # OSError if it cannot be read
         except (FileNotFoundError, NotADirectoryError):
-            self._add_glob(given)
+            self._add_glob(name)
             return
         except (OSError, ValueError) as error:
-            raise InputError(f"cannot read {shown(given)}: {_reason(error)}") from None
-        if self._is_excluded(Path(given), Path(given).parts):
+            raise InputError(f"cannot read {shown(name)}: {_reason(error)}") from None
+        if self._is_excluded(Path(name), Path(name).parts):
             return
         if stat.S_ISDIR(status.st_mode):
-            self._add_found(Path(given), Path(given))
+            self._add_found(Path(name), Path(name))
         elif stat.S_ISREG(status.st_mode):
-            self._add_file(Path(given), status.st_size, is_named=True)
+            self._add_file(Path(name), status.st_size, is_named=True)
         else:
-            raise InputError(not_regular(given))
+            raise InputError(not_regular(name))
 
-    def _add_glob(self, given: str) -> None:
-        if not any(mark in given for mark in WILDCARDS):
+    def _add_glob(self, name: str) -> None:
+        if not any(mark in name for mark in WILDCARDS):
             raise InputError(
-                f"{shown(given) or repr(given)} does not exist; give the path of a file or folder, "
+                f"{shown(name) or repr(name)} does not exist; give the path of a file or folder, "
                 "or a pattern such as 'texts/**/*.txt'"
             )
-        matches = expand(Path(given))
+        matches = expand(Path(name))
         if not matches:
-            raise InputError(f"no file matches {shown(given)}; give another pattern or a path")
-        root = _fixed(Path(given))
+            raise InputError(f"no file matches {shown(name)}; give another pattern or a path")
+        root = _fixed(Path(name))
         for path in matches:
             if not self._is_excluded(path, path.parts):
                 self._add_found(path, root)

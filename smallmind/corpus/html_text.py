@@ -7,7 +7,7 @@ from typing import Any
 
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece, document
-from smallmind.corpus.layout import LEFT_OUT_ELEMENTS, LINE, PARAGRAPH, SPACE, Layout, growing
+from smallmind.corpus.layout import LEFT_OUT_ELEMENTS, LINE, PARAGRAPH, SPACE, TextLayout, growing
 from smallmind.corpus.reading import Limits, Unusable, shown
 
 CHARSET = re.compile(rb"""<meta\b[^>]*\bcharset\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE)
@@ -27,7 +27,7 @@ def read_html(entry: Entry) -> Iterator[Piece]:
 
 
 def _chunks(entry: Entry) -> Iterator[str]:
-    layout = Layout()
+    layout = TextLayout()
     page = _Page(layout)
     for text in growing(entry, decoded(entry, CHARSET), page.held):
         try:
@@ -44,7 +44,7 @@ def _chunks(entry: Entry) -> Iterator[str]:
 class _Page(HTMLParser):
     """Writes the text of a page to a layout."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: TextLayout) -> None:
         super().__init__(convert_charrefs=True)
         self._layout = layout
         self._left_out = self._kept = 0  # how many elements of these kinds are open

@@ -11,7 +11,7 @@ SEPARATORS = ("", " ", "\n", "\n\n")
 LEFT_OUT_ELEMENTS = ("script", "style")  # elements
 
 
-class Layout:
+class TextLayout:
     """Collects text. Of several separators between words only the strongest is written."""
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ from smallmind.corpus.shards import (
     write_record,
 )
 from smallmind.corpus.survey import (
-    Plan,
+    CorpusPlan,
     conversations,
     hashed,
     joined,
@@ -64,7 +64,7 @@ from smallmind.text.tokenizer import Tokenizer
 TOKENIZER = "tokenizer.json"
 TOKENS_PER_COMMIT = 1 << 25  # tokens after which progress is recorded
 TOKENS_PER_APPEND = 1 << 18  # tokens of whole conversations that are written at once, or more
-MAX_SKIPPED = 100  # files whose names are kept
+MAX_SKIPPED = 100  # files whose names are recorded
 
 
 class Encoding(NamedTuple):
@@ -225,12 +225,12 @@ def _check_same(directory: Path, found: Any, wanted: dict[str, Any]) -> None:
     )
 
 
-def _read_plan(directory: Path, wanted: dict[str, Any]) -> Plan | None:
+def _read_plan(directory: Path, wanted: dict[str, Any]) -> CorpusPlan | None:
     """Returns the plan of a process that was killed; None if there is none."""
     if not os.path.lexists(directory / PLAN):
         return None
     with read_record(directory / PLAN) as fields:
-        made_from, plan = fields["made_from"], Plan(**fields["plan"])
+        made_from, plan = fields["made_from"], CorpusPlan(**fields["plan"])
     _check_same(directory, made_from, wanted)
     return plan
 
@@ -245,20 +245,20 @@ def _template_time(path: Path) -> datetime:
 
 def _tidy(directory: Path, index: Index) -> None:
     """Removes what is left of a process that was killed once the directory was complete."""
-    kept, records = described(index.parts), (PROGRESS, PLAN)
+    known, records = described(index.parts), (PROGRESS, PLAN)
     names = {*written(directory), *(name for name in records if (directory / name).exists())}
-    if names <= kept:
+    if names <= known:
         return
     # Another process may be doing the same, or the directory be on a disk that is read only.
     with suppress(InputError, OSError), RunLock(directory):
-        remove_leftovers(directory, kept)
+        remove_leftovers(directory, known)
         durable.clear_stale(directory, 0, (TOKENIZER, PLAN))
         for name in records:
             if os.path.lexists(directory / name):
                 durable.remove(directory / name)
 
 
-def _fitted(corpus: Corpus, plan: Plan, characters: str, encoding: Encoding) -> Tokenizer:
+def _fitted(corpus: Corpus, plan: CorpusPlan, characters: str, encoding: Encoding) -> Tokenizer:
     """Returns the tokenizer of surveyed texts. InputError if it does not know a character."""
     tokenizer = encoding.tokenizer
     if isinstance(tokenizer, Tokenizer):
@@ -282,7 +282,7 @@ def _fitted(corpus: Corpus, plan: Plan, characters: str, encoding: Encoding) -> 
     return fit_template(tokenizer, encoding.template)[0] if plan.conversations else tokenizer
 
 
-def _train_tokens(corpus: Corpus, plan: Plan, tokenizer: Tokenizer) -> int:
+def _train_tokens(corpus: Corpus, plan: CorpusPlan, tokenizer: Tokenizer) -> int:
     """Returns the number of tokens to train on, if the last of them are held out; else 0."""
     if plan.held_out or plan.conversations:
         return 0
@@ -295,7 +295,7 @@ def _train_tokens(corpus: Corpus, plan: Plan, tokenizer: Tokenizer) -> int:
 
 
 def _write(
-    corpus: Corpus, plan: Plan, tokenizer: Tokenizer, directory: Path, wanted: dict[str, Any]
+    corpus: Corpus, plan: CorpusPlan, tokenizer: Tokenizer, directory: Path, wanted: dict[str, Any]
 ) -> None:
     """Writes all that is missing in the directory."""
     vocab_size, append = tokenizer.vocab_size, _append
@@ -325,20 +325,20 @@ def _write(
     durable.remove(directory / PLAN)
 
 
-def _append(writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenizer) -> str:
+def _append(writer: ShardWriter, corpus: Corpus, plan: CorpusPlan, tokenizer: Tokenizer) -> str:
     """Writes all missing tokens -> SHA-256 of the whole text, of which only the rest is encoded."""
     sha, lengths = hashlib.sha256(), deque[int]()
     begun = writer.position or {"part": 0, "characters": 0, "tokens": 0}
     texts = joined(corpus.pieces("Encoding"), plan.separator)
     train = _first(texts, plan.characters - plan.held_out)
     uncommitted = 0
-    for part, given in enumerate((train, texts) if plan.held_out else (texts,)):
+    for part, of_part in enumerate((train, texts) if plan.held_out else (texts,)):
         done, tokens, last = 0, 0, None
         if part < begun["part"]:
             done = plan.characters
         elif part == begun["part"]:
             done, tokens, last = begun["characters"], begun["tokens"], begun.get("last")
-        chunks = tokenizer.encode_chunks(_remaining(tokenizer.chunks(given), done, sha, lengths))
+        chunks = tokenizer.encode_chunks(_remaining(tokenizer.chunks(of_part), done, sha, lengths))
         for ids in tokenizer.begin_documents(chunks, last):
             # The training part ends between documents, or after a number of tokens.
             train_ids = len(ids) * (part == 0) if plan.held_out else plan.train_tokens - tokens
@@ -356,7 +356,7 @@ def _append(writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenize
 
 
 def _append_conversations(
-    writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenizer
+    writer: ShardWriter, corpus: Corpus, plan: CorpusPlan, tokenizer: Tokenizer
 ) -> str:
     """Writes the marked tokens of all conversations that are missing -> SHA-256 of all of them."""
     template, sha = format_of(tokenizer), hashlib.sha256()

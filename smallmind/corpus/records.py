@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece, document
 from smallmind.corpus.reading import NoText, shown
-from smallmind.corpus.turns import NEEDED, Shape, Turns, check_origin, find_shape
+from smallmind.corpus.turns import NEEDED, TurnFields, Turns, check_origin, find_shape
 
 TEXT_NAMES = ("text", "content", "story")  # fields that hold the text, the most likely first
 MAX_NAMES = 20  # fields in a message
@@ -66,7 +66,7 @@ class Records:
 
     def look_for_turns(
         self, names: Collection[object], where: str, record: object = None
-    ) -> Shape | None:
+    ) -> TurnFields | None:
         """Finds out which fields of a first record are turns. InputError if --chat finds none."""
         if self._is_known:
             return None

@@ -28,9 +28,9 @@ from smallmind.corpus.shards import (
     PARTS,
     PROGRESS,
     Index,
-    Recipe,
     ResumePoint,
     Shard,
+    ShardRecipe,
     WrittenPart,
     damaged,
     digest,
@@ -68,7 +68,7 @@ class ShardWriter:
     ) -> None:
         self.directory = Path(directory)
         self.state: dict[str, Any] = {}  # goes into the index; may be changed until the end
-        self._recipe = Recipe(
+        self._recipe = ShardRecipe(
             check_count("vocab_size", vocab_size),
             check_type("tokenizer_digest", tokenizer_digest, str),
             check_count("shard_tokens", shard_tokens),
@@ -138,10 +138,12 @@ class ShardWriter:
             check_own(self.directory)
             progress = ResumePoint(self._recipe, dict.fromkeys(PARTS, WrittenPart()), None)
             progress.write(self.directory)
-        for name, found, given in zip(Recipe._fields, progress.recipe, self._recipe, strict=True):
-            if found != given:
+        for name, found, wanted in zip(
+            ShardRecipe._fields, progress.recipe, self._recipe, strict=True
+        ):
+            if found != wanted:
                 raise InputError(
-                    f"{self.directory} was begun with {name}={found!r}, not {given!r}; choose "
+                    f"{self.directory} was begun with {name}={found!r}, not {wanted!r}; choose "
                     "another directory, or remove it to begin again"
                 )
         parts = progress.parts
@@ -224,7 +226,9 @@ class ShardWriter:
 class PartWriter:
     """Writes the shards of a part, after `progress`. OSError, InputError if that is not there."""
 
-    def __init__(self, directory: Path, part: str, recipe: Recipe, progress: WrittenPart) -> None:
+    def __init__(
+        self, directory: Path, part: str, recipe: ShardRecipe, progress: WrittenPart
+    ) -> None:
         self.directory = directory
         self.part = part
         self.shards = list(progress.shards)
@@ -348,14 +352,14 @@ def described(parts: Mapping[str, WrittenPart]) -> set[str]:
     }
 
 
-def remove_leftovers(directory: Path, kept: set[str]) -> None:
+def remove_leftovers(directory: Path, known: set[str]) -> None:
     """Removes what writers have made but for these files; the lock must be held."""
     # The record may not be synced yet; the one before it, which a power failure would bring back,
     # describes files that are removed here.
     with durable.naming(directory):
         durable.files.fsync_directory(directory)
     for name in written(directory):
-        if name not in kept:
+        if name not in known:
             durable.remove(directory / name)
 
 

@@ -44,7 +44,7 @@ class Shard(NamedTuple):
     sha256: str
 
 
-class Recipe(NamedTuple):
+class ShardRecipe(NamedTuple):
     """Everything that must stay the same from the first shard to the last."""
 
     vocab_size: int
@@ -63,7 +63,7 @@ class WrittenPart(NamedTuple):
 class Index(NamedTuple):
     """The contents of a complete directory."""
 
-    recipe: Recipe
+    recipe: ShardRecipe
     parts: Mapping[str, WrittenPart]
     state: dict[str, Any]  # whatever the caller of the writer gave
 
@@ -93,7 +93,7 @@ class Index(NamedTuple):
 class ResumePoint(NamedTuple):
     """Where an unfinished writer can resume."""
 
-    recipe: Recipe
+    recipe: ShardRecipe
     parts: Mapping[str, WrittenPart]
     position: Any  # JSON, of the caller: all tokens before it have been written
 
@@ -226,8 +226,8 @@ def write_record(path: Path, fields: Mapping[str, Any]) -> None:
     durable.write(path, [safetensors.to_json(fields).encode() + b"\n"])
 
 
-def _recipe(fields: dict[str, Any]) -> Recipe:
-    recipe = Recipe(*(fields[name] for name in Recipe._fields))
+def _recipe(fields: dict[str, Any]) -> ShardRecipe:
+    recipe = ShardRecipe(*(fields[name] for name in ShardRecipe._fields))
     whole(recipe.vocab_size, 1, TOKEN_COUNT)
     whole(recipe.shard_tokens, 1, TOKEN_COUNT)
     if not isinstance(recipe.tokenizer_digest, str):

@@ -79,7 +79,7 @@ class DocumentStarts:
         return best if MIN_HELD_OUT * characters <= best <= MAX_HELD_OUT * characters else 0
 
 
-class Plan(NamedTuple):
+class CorpusPlan(NamedTuple):
     """All facts known before the first token is written."""
 
     characters: int
@@ -109,7 +109,7 @@ def joined(
         is_between = piece.ends
 
 
-def survey(pieces: Iterable[Piece], separator: str) -> tuple[Plan, str]:
+def survey(pieces: Iterable[Piece], separator: str) -> tuple[CorpusPlan, str]:
     """Reads the documents whose pieces these are, once -> the plan, the characters, sorted."""
     starts, seen, sha = DocumentStarts(), np.zeros(CODE_POINTS, bool), hashlib.sha256()
     characters = nbytes = 0
@@ -123,11 +123,11 @@ def survey(pieces: Iterable[Piece], separator: str) -> tuple[Plan, str]:
         beginning += text[: BEGINNING_CHARACTERS - len(beginning)]
     distinct = "".join(map(chr, np.flatnonzero(seen)))
     held_out = starts.held_out(characters)
-    plan = Plan(characters, nbytes, held_out, sha.hexdigest(), beginning, separator)
+    plan = CorpusPlan(characters, nbytes, held_out, sha.hexdigest(), beginning, separator)
     return plan, distinct
 
 
-def survey_conversations(conversations: Iterable[Conversation]) -> tuple[Plan, str]:
+def survey_conversations(conversations: Iterable[Conversation]) -> tuple[CorpusPlan, str]:
     """Reads conversations once -> the plan, the characters of their turns, sorted."""
     seen, sha = np.zeros(CODE_POINTS, bool), hashlib.sha256()
     count = characters = nbytes = thoughts = 0
@@ -139,7 +139,7 @@ def survey_conversations(conversations: Iterable[Conversation]) -> tuple[Plan, s
         seen[np.frombuffer(text.encode("utf-32-le"), np.uint32)] = True
     distinct = "".join(map(chr, np.flatnonzero(seen)))
     counts = characters, nbytes, held_out_of(count)
-    plan = Plan(*counts, sha.hexdigest(), "", "", conversations=count, thoughts=thoughts)
+    plan = CorpusPlan(*counts, sha.hexdigest(), "", "", conversations=count, thoughts=thoughts)
     return plan, distinct
 
 

@@ -148,20 +148,20 @@ class MappedTokens:
 
     def locate(self, index: int) -> tuple[TokenFile, int]:
         """Returns the file that holds a token, and the token's number in that file."""
-        place = self._start + range(len(self))[index]
-        number = bisect_right(self._ends, place)
+        position = self._start + range(len(self))[index]
+        number = bisect_right(self._ends, position)
         file = self.files[number]
-        return file, place - (self._ends[number] - len(file))
+        return file, position - (self._ends[number] - len(file))
 
     def _read(self, start: int, stop: int) -> np.ndarray:
         out = np.empty(stop - start, np.int32)
-        place, rest = self._start + start, out
-        number = bisect_right(self._ends, place)
+        position, rest = self._start + start, out
+        number = bisect_right(self._ends, position)
         while len(rest):
             file, end = self.files[number], self._ends[number]
-            here = rest[: end - place]
-            file.read(place - (end - len(file)), here)
-            place, rest, number = end, rest[len(here) :], number + 1
+            here = rest[: end - position]
+            file.read(position - (end - len(file)), here)
+            position, rest, number = end, rest[len(here) :], number + 1
         return out
 
 
@@ -173,9 +173,9 @@ def check_vocabulary(tokens: MappedTokens, vocab_size: int) -> None:
             ids: Any = tokens[start : start + TOKENS_PER_CHECK].view(np.uint32)  # as in the file
             if ids.max() >= vocab_size:
                 wrong = int(np.argmax(ids >= vocab_size))
-                file, place = tokens.locate(start + wrong)
+                file, position = tokens.locate(start + wrong)
                 raise InputError(
-                    f"{file.path}: token {place:,} is {ids[wrong]}, outside the vocabulary of "
+                    f"{file.path}: token {position:,} is {ids[wrong]}, outside the vocabulary of "
                     f"{vocab_size:,}; the file was made with another tokenizer or is damaged"
                 )
 

@@ -27,7 +27,7 @@ BEGINNING_TOKENS = 100  # tokens
 class TokensOnDisk(NamedTuple):
     """The tokens of a text in both parts, and what is known about the text."""
 
-    place: str  # directory or file, for messages
+    path: str  # of a directory or file, for messages
     train: MappedTokens
     held_out: MappedTokens
     tokens: MappedTokens  # of both
@@ -152,12 +152,12 @@ def _check_kind(found: TokensOnDisk, tokenizer: Tokenizer | str | None) -> None:
             tokenizer = tokenizer.with_special(list(found.tokenizer.special))
         if tokenizer.digest != found.tokenizer.digest:
             raise InputError(
-                f"{found.place} has tokens of another tokenizer, {TOKENIZER} in it; prepare the "
+                f"{found.path} has tokens of another tokenizer, {TOKENIZER} in it; prepare the "
                 "texts with the one that is needed: smallmind prepare ... --tokenizer FILE"
             )
     elif tokenizer not in (None, "char", kind):  # "char" is the default
         raise InputError(
-            f"tokenizer={tokenizer!r} contradicts {found.place}, whose tokens are those of "
+            f"tokenizer={tokenizer!r} contradicts {found.path}, whose tokens are those of "
             f"{kind!r}; leave it out"
         )
 

@@ -55,7 +55,7 @@ NEEDED = (
 )
 
 
-class Shape(NamedTuple):
+class TurnFields(NamedTuple):
     """The fields of a record that hold its conversation; none where there is none of a kind."""
 
     messages: str = ""
@@ -84,7 +84,7 @@ class Shape(NamedTuple):
         said = record.get(self.question), record.get(self.answer)
         return all(value is None or isinstance(value, str | list) for value in said)
 
-    def completed(self, names: Collection[object]) -> "Shape":
+    def completed(self, names: Collection[object]) -> "TurnFields":
         """-> the shape with the fields among `names` that a conversation may have or not."""
         by_key = _by_key(names)
 
@@ -102,7 +102,7 @@ def find_shape(
     names: Collection[object],
     record: Mapping[Any, Any] | None = None,
     texts: Collection[str] = (),
-) -> Shape | None:
+) -> TurnFields | None:
     """The names of a record's fields -> those of its conversation; None if it has none.
 
     Without a record, as for the columns of a table without rows, no field is a list. A record that
@@ -113,11 +113,11 @@ def find_shape(
     shapes = []
     for name in LIST_FIELDS if record else ():
         if record and name in by_key and _may_be_list(record[by_key[name]]):
-            shapes.append(Shape(by_key[name]))
+            shapes.append(TurnFields(by_key[name]))
     for name, answers in QUESTION_FIELDS.items():
         answer = next((by_key[word] for word in answers if word in by_key), "")
         if name in by_key and answer:
-            shapes.append(Shape("", by_key[name], (), answer))
+            shapes.append(TurnFields("", by_key[name], (), answer))
     certain = [shape for shape in shapes if record is None or shape.fits(record)]
     has_other = any(name in by_key for name in texts)
     found = next(iter(certain if has_other else certain or shapes), None)
@@ -176,9 +176,9 @@ def _is_messages(value: object) -> bool:
 class Turns:
     """The conversations of one file of records, all of one shape."""
 
-    def __init__(self, entry: Entry, shape: Shape, has_text: bool = False) -> None:
+    def __init__(self, entry: Entry, shape: TurnFields, has_text: bool = False) -> None:
         self._entry, self._reading, self._shape = entry, entry.reading, shape
-        self._shapes: dict[tuple[object, ...], Shape] = {}  # by the names of a record's fields
+        self._shapes: dict[tuple[object, ...], TurnFields] = {}  # by the names of a record's fields
         # There is something else to read in it.
         self._otherwise = ", or give --no-chat to read the texts" if has_text else ""
 
@@ -213,10 +213,10 @@ class Turns:
         self._count(turns, asked)
         reading.conversations += 1
         reading.turns += len(turns)
-        place = f"{self._entry.name}: {where}"
+        located = f"{self._entry.name}: {where}"
         for number, turn in enumerate(learned, 1):
             is_last = number == len(turns)
-            yield Piece(turn.text, is_last, turn.role, turn.learned, turn.thought, place)
+            yield Piece(turn.text, is_last, turn.role, turn.learned, turn.thought, located)
 
     def _count(self, turns: Sequence[Turn], asked: Sequence[bool]) -> None:
         """Counts what is not learned, and what is thought."""
@@ -232,7 +232,7 @@ class Turns:
             if turn.thought:
                 self._reading.count("Read", "thought", "before an answer")
 
-    def _shape_of(self, record: dict[Any, Any]) -> Shape:
+    def _shape_of(self, record: dict[Any, Any]) -> TurnFields:
         """Returns the shape with the optional fields of this record: others may have had fewer."""
         key = tuple(record)
         shape = self._shapes.get(key)
@@ -243,7 +243,7 @@ class Turns:
                 self._reading.note(f"read conversations from {shape}")
         return shape
 
-    def _turns(self, record: dict[Any, Any], shape: Shape, where: str) -> list[Turn]:
+    def _turns(self, record: dict[Any, Any], shape: TurnFields, where: str) -> list[Turn]:
         if shape.messages:
             value = self._field(record, shape.messages, where)
             turns = self._messages(value, where)
@@ -259,7 +259,7 @@ class Turns:
             self._reading.leave_unread(shape.system[0])
         return turns
 
-    def _asked(self, record: dict[Any, Any], shape: Shape, where: str) -> list[Turn]:
+    def _asked(self, record: dict[Any, Any], shape: TurnFields, where: str) -> list[Turn]:
         """Returns the question of a record and its answer."""
         value, answer = self._field(record, shape.question, where), record.get(shape.answer)
         asked = self._said(USER, value, shape.question, where)
@@ -287,7 +287,7 @@ class Turns:
             return "\n\n".join(value)
         return self._text(value, name, where)
 
-    def _history(self, record: dict[Any, Any], shape: Shape, where: str) -> list[Turn]:
+    def _history(self, record: dict[Any, Any], shape: TurnFields, where: str) -> list[Turn]:
         """Returns the turns before a question: pairs of texts, or messages."""
         turns: list[Turn] = []
         for name in shape.history:
@@ -426,9 +426,9 @@ class Turns:
         thoughts: list[str] = []
         for number, part in enumerate(value, 1):
             kind = part.get("type") if isinstance(part, dict) else ""
-            kept, field = texts, "text"
+            into, field = texts, "text"
             if kind in THOUGHT_PARTS:
-                kept, field = thoughts, kind if kind in part else "text"
+                into, field = thoughts, kind if kind in part else "text"
             text = part.get(field) if isinstance(part, dict) else None
             is_known = kind in (*TEXT_PARTS, *THOUGHT_PARTS) and isinstance(part, dict)
             if not is_known or not (isinstance(text, str) or (kind and text is None)):
@@ -438,7 +438,7 @@ class Turns:
                     f"text{words}",
                     "remove such parts",
                 )
-            kept.append(text or "")
+            into.append(text or "")
         return "".join(texts), "".join(thoughts)
 
     def _field(self, record: dict[Any, Any], name: str, where: str) -> object:

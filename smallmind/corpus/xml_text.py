@@ -9,7 +9,7 @@ from xml.parsers import expat
 from smallmind.checks import InputError
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece, document
-from smallmind.corpus.layout import LEFT_OUT_ELEMENTS, LINE, Layout, growing, separator_in
+from smallmind.corpus.layout import LEFT_OUT_ELEMENTS, LINE, TextLayout, growing, separator_in
 from smallmind.corpus.reading import Limits, Unusable, shown
 
 ENCODING = re.compile(rb"""\A\s*<\?xml\b[^>]*\bencoding\s*=\s*["']([\w.:-]+)""")
@@ -40,7 +40,7 @@ class _Elements:
     """
 
     def __init__(self, name: str) -> None:
-        self.layout = Layout()
+        self.layout = TextLayout()
         self._name = name
         self._fed = 0  # bytes
         self._left_out = 0  # how many elements of this kind are open

@@ -188,25 +188,25 @@ def learn_merges(
     return learned
 
 
-def _count(given: Iterable[Chunk], pattern: Pattern) -> Words:
+def _count(chunks: Iterable[Chunk], pattern: Pattern) -> Words:
     """Returns the words of texts and how often they occur, in any order."""
     classes = character_classes()
-    own = threading.local()
+    local = threading.local()
     counted: list[list[Words]] = []
 
     def count(chunk: Chunk) -> None:
-        if not hasattr(own, "words"):
-            own.words = [Words.empty(1 << 10, 1 << 14)]
-            counted.append(own.words)
+        if not hasattr(local, "words"):
+            local.words = [Words.empty(1 << 10, 1 << 14)]
+            counted.append(local.words)
         start = 0
         while (
             start := words.count_words(
-                own.words[0], chunk.data, chunk.stops, start, classes, pattern
+                local.words[0], chunk.data, chunk.stops, start, classes, pattern
             )
         ) < len(chunk.data):
-            own.words[0] = own.words[0].grown()
+            local.words[0] = local.words[0].grown()
 
-    for _ in _on_threads(count, given):
+    for _ in _on_threads(count, chunks):
         pass
     total = counted.pop()[0] if counted else Words.empty(1 << 10, 1 << 14)
     while counted:  # each is freed once it has been added
@@ -236,16 +236,18 @@ def _encoder(pattern: Pattern, table: Merges, whole: Whole) -> Callable[[Chunk],
     classes = character_classes()
     lacks = table.bytes < 0
     is_complete = not lacks.any()
-    own = threading.local()
+    local = threading.local()
 
     def run(chunk: Chunk) -> np.ndarray:
         n = len(chunk.data)
-        if not hasattr(own, "memory"):
-            own.memory, own.chain = Memory.empty(), Chain.empty(n)
-        if len(own.chain.tokens) < n:
-            own.chain = Chain.empty(n)
+        if not hasattr(local, "memory"):
+            local.memory, local.chain = Memory.empty(), Chain.empty(n)
+        if len(local.chain.tokens) < n:
+            local.chain = Chain.empty(n)
         ids = np.empty(n + len(chunk.stops), np.int32)
-        count = encode.encode(ids, *chunk, classes, pattern, table, whole, own.memory, own.chain)
+        count = encode.encode(
+            ids, *chunk, classes, pattern, table, whole, local.memory, local.chain
+        )
         if not is_complete and NONE in ids[:count]:
             first = int(np.argmax(lacks[chunk.data]))
             near = chunk.data[max(0, first - 3) : first + 4].tobytes().decode("utf-8", "ignore")
@@ -278,12 +280,12 @@ def encode_each(
     ]
 
 
-def _on_threads(function: Callable[[Chunk], Result], given: Iterable[Chunk]) -> Iterator[Result]:
+def _on_threads(function: Callable[[Chunk], Result], chunks: Iterable[Chunk]) -> Iterator[Result]:
     """Yields function(chunk) for each chunk, in their order, on as many threads as there are cores.
 
     The first one here, as it may compile kernels. Only as many chunks are made as threads take.
     """
-    remaining = iter(given)
+    remaining = iter(chunks)
     for chunk in remaining:
         yield function(chunk)
         break

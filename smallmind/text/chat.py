@@ -56,7 +56,7 @@ class Rendered(NamedTuple):
     said: tuple[tuple[int, int], ...]  # where the texts of turns begin and end
 
 
-class Format:
+class ChatFormat:
     """Turns conversations into tokens. A subclass says how it writes them."""
 
     name: str
@@ -75,7 +75,7 @@ class Format:
         """Writes several conversations; see `render`."""
         return [self.render(conversation) for conversation in conversations]
 
-    def at(self, now: datetime | None) -> "Format":
+    def at(self, now: datetime | None) -> "ChatFormat":
         """Returns the template at a time, which some write; None: at any time, the current one."""
         del now
         return self
@@ -179,29 +179,33 @@ class _Segment(NamedTuple):
 def _segments(tokenizer: Tokenizer, rendered: Rendered) -> Iterator[_Segment]:
     """Divides what a template has written at its special tokens."""
     learned, cuts = deque(rendered.learned), set(rendered.cuts)
-    place = 0
+    position = 0
     for start, last in [*_special_tokens(tokenizer, rendered), (len(rendered.text),) * 2]:
-        if place < start:
-            yield _segment(rendered.text[place:start], place, False, learned, cuts)
+        if position < start:
+            yield _segment(rendered.text[position:start], position, False, learned, cuts)
         if start < last:
             yield _segment(rendered.text[start:last], start, True, learned, cuts)
-        place = last
+        position = last
 
 
 def _segment(
-    text: str, place: int, is_special: bool, learned: deque[tuple[int, int]], cuts: Container[int]
+    text: str,
+    position: int,
+    is_special: bool,
+    learned: deque[tuple[int, int]],
+    cuts: Container[int],
 ) -> _Segment:
     """Returns the segment at a place; takes what ends before it out of `learned`."""
-    last = place + len(text)
+    last = position + len(text)
     begin = end = None
-    while learned and learned[0][1] <= place:
+    while learned and learned[0][1] <= position:
         learned.popleft()
     for first, after in learned:
         if first >= last:
             break
-        begin = text[: max(0, first - place)]
-        end = text[: after - place] if after < last else None
-    return _Segment(text, is_special, place in cuts, begin, end)
+        begin = text[: max(0, first - position)]
+        end = text[: after - position] if after < last else None
+    return _Segment(text, is_special, position in cuts, begin, end)
 
 
 def _special_tokens(tokenizer: Tokenizer, rendered: Rendered) -> Iterator[tuple[int, int]]:
@@ -214,15 +218,15 @@ def _special_tokens(tokenizer: Tokenizer, rendered: Rendered) -> Iterator[tuple[
     text, said = rendered.text, rendered.said
     begins = [begin for begin, _ in said]
     names, shown = special_names(tuple(tokenizer.special)), special_names(tuple(tokenizer.shown))
-    place = 0
-    while found := names.search(text, place):
+    position = 0
+    while found := names.search(text, position):
         before = bisect_left(begins, found.end()) - 1
         if before >= 0 and said[before][1] > found.start():
-            place = found.start() + 1
+            position = found.start() + 1
             found = shown.match(text, found.start()) if tokenizer.shown else None
         if found:
             yield found.span()
-            place = found.end()
+            position = found.end()
 
 
 def _marked(
@@ -260,7 +264,7 @@ def _tokens_before(beginning: np.ndarray, ids: np.ndarray) -> int:
 
 
 def encode_each(
-    tokenizer: Tokenizer, template: Format, conversations: Iterable[Conversation]
+    tokenizer: Tokenizer, template: ChatFormat, conversations: Iterable[Conversation]
 ) -> Iterator[np.ndarray]:
     """Yields the marked tokens of each conversation; many are encoded together."""
     batch: list[Conversation] = []

@@ -50,8 +50,8 @@ class PackedDataset(Dataset):
     """
 
     is_packed = is_weighted = True
-    train: "Rows"
-    held_out: "Rows"
+    train: "PackedRows"
+    held_out: "PackedRows"
     tokenizer: Tokenizer
 
     def __init__(
@@ -72,7 +72,8 @@ class PackedDataset(Dataset):
         self.tokenizer = tokenizer
         self._stored = train, held_out
         self.train, self.held_out = (
-            Rows(part, self.block_size, learn, self.batch_size, evenly) for part in self._stored
+            PackedRows(part, self.block_size, learn, self.batch_size, evenly)
+            for part in self._stored
         )
         self.window_weights = self.train.learned_of_rows if evenly else None
         self._kept = {}
@@ -109,11 +110,11 @@ class PackedDataset(Dataset):
     def batches_of(self, part: str) -> int:
         return self._rows(part).batches(self.batch_size)
 
-    def _rows(self, part: str) -> "Rows":
+    def _rows(self, part: str) -> "PackedRows":
         return self.train if part == "train" else self.held_out
 
     def windows(self, starts: np.ndarray, out: Batch | None = None) -> Batch:
-        """Rows that begin at starts (B,), multiples of block_size."""
+        """-> the rows that begin at starts (B,), multiples of block_size."""
         return self.train.batch(starts // self.block_size, out)._replace(starts=starts)
 
     def evaluation_batch(self, part: str, number: int) -> Batch:
@@ -141,7 +142,7 @@ class PackedDataset(Dataset):
         return Dataset(ids, min(self.block_size, len(ids) // 2), self.batch_size, self.seed)
 
 
-class Rows:
+class PackedRows:
     """The rows of one part; as tokens, their inputs one after another, and one more."""
 
     def __init__(
@@ -202,18 +203,18 @@ class Rows:
         ids, targets, weights, firsts = out.ids, out.targets, out.weights, out.firsts
         assert weights is not None and firsts is not None
         for i, row in enumerate(rows.tolist()):
-            place = 0
+            first = 0
             for piece in range(self._ends[row - 1] if row else 0, self._ends[row]):
                 begin, length = self._begins[piece], self._lengths[piece]
                 marked = self._marked[begin : begin + length]
-                end = place + length - 1
-                ids[i, place:end] = marked[:-1] // KINDS
-                targets[i, place:end] = marked[1:] // KINDS
-                weights[i, place:end] = self._learns_all or marked[1:] % KINDS == LEARNED
-                firsts[i, place:end] = place
-                place = end
-            ids[i, place:], targets[i, place:], weights[i, place:] = 0, 0, 0.0
-            firsts[i, place:] = np.arange(place, T)
+                end = first + length - 1
+                ids[i, first:end] = marked[:-1] // KINDS
+                targets[i, first:end] = marked[1:] // KINDS
+                weights[i, first:end] = self._learns_all or marked[1:] % KINDS == LEARNED
+                firsts[i, first:end] = first
+                first = end
+            ids[i, first:], targets[i, first:], weights[i, first:] = 0, 0, 0.0
+            firsts[i, first:] = np.arange(first, T)
         return Batch(ids[:B], targets[:B], rows, weights[:B], firsts=firsts[:B])
 
 
@@ -246,12 +247,12 @@ def find_pieces(marked: Tokens, T: int, learns_all: bool = False) -> Pieces:
     cut_short = several = 0
     for start, end in zip(starts[~fits].tolist(), ends[~fits].tolist(), strict=True):
         activity.tick()
-        own = cuts[np.searchsorted(cuts, start) : np.searchsorted(cuts, end)].tolist()
+        inner = cuts[np.searchsorted(cuts, start) : np.searchsorted(cuts, end)].tolist()
         is_text = learned_between(start + 1, end) == end - start - 1
         if is_text:
             divided = [(at, min(T + 1, end - at)) for at in range(start, end - 1, T)]
         else:
-            divided = list(_divided([start, *own, end], T + 1))
+            divided = list(_divided([start, *inner, end], T + 1))
             cut_short += sum(length > T + 1 for _, length in divided)
             several += len(divided) > 1
         begins.append(np.array([begin for begin, _ in divided], np.int64))
@@ -261,8 +262,8 @@ def find_pieces(marked: Tokens, T: int, learns_all: bool = False) -> Pieces:
     begin, size = begin[order], size[order]
     learned = np.maximum(size - 1, 0) if learns_all else learned_between(begin + 1, begin + size)
     has_any = learned > 0
-    kept = begin[has_any], size[has_any], learned[has_any]
-    return Pieces(*kept, several, cut_short, int((~has_any).sum()))
+    left_out = int((~has_any).sum())
+    return Pieces(begin[has_any], size[has_any], learned[has_any], several, cut_short, left_out)
 
 
 def _divided(borders: list[int], most: int) -> Iterator[tuple[int, int]]:

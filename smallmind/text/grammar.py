@@ -46,7 +46,7 @@ Symbols = tuple[Symbol, ...]
 
 
 @dataclass(frozen=True)
-class Rule:
+class Production:
     """The alternatives of a rule, their probabilities and, to draw one, the cumulative sums."""
 
     alternatives: tuple[Symbols, ...]
@@ -75,7 +75,7 @@ def parse_symbols(template: str) -> Symbols:
     return tuple(symbols)
 
 
-def parse_rule(body: str) -> Rule:
+def parse_rule(body: str) -> Production:
     """The text after `name:` -> the rule. ValueError if it is malformed."""
     weights, alternatives = [], []
     for alternative in re.sub(r"\s+", " ", body).split("|"):
@@ -88,7 +88,7 @@ def parse_rule(body: str) -> Rule:
     probabilities = tuple(weight / sum(weights) for weight in weights)
     # Without the last sum, which rounding may leave below a number drawn.
     thresholds = tuple(accumulate(probabilities))[:-1]
-    return Rule(tuple(alternatives), probabilities, thresholds)
+    return Production(tuple(alternatives), probabilities, thresholds)
 
 
 class Grammar:
@@ -107,7 +107,7 @@ class Grammar:
     """
 
     def __init__(self, rules: str) -> None:
-        self._rules: dict[str, Rule] = {}
+        self._rules: dict[str, Production] = {}
         for line in re.sub(r"\n[ \t]+", " ", rules.strip()).splitlines():
             if line:
                 name, colon, body = line.partition(": ")

@@ -34,8 +34,8 @@ from smallmind.text.chat import (
     ASSISTANT,
     TOKENIZER_CONFIG,
     USER,
+    ChatFormat,
     Conversation,
-    Format,
     Rendered,
     Turn,
     is_learned,
@@ -50,7 +50,7 @@ TOO_MUCH = "it takes more than"
 THOUGHTS = "reasoning_content", "thinking"  # the fields of messages that transformers fills
 
 
-class Written(NamedTuple):
+class WrittenText(NamedTuple):
     """The text that a template has written, and where turns say something in it."""
 
     text: str
@@ -76,7 +76,7 @@ class Written(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class JinjaTemplate(Format):
+class JinjaTemplate(ChatFormat):
     """A template as its text, and what is known of it from how it writes short conversations."""
 
     text: str
@@ -127,7 +127,7 @@ class JinjaTemplate(Format):
         return list(map(self._rendered, conversations, written))
 
     def _rendered(
-        self, conversation: Conversation, written: Written, answers: bool = False
+        self, conversation: Conversation, written: WrittenText, answers: bool = False
     ) -> Rendered:
         if written.error:
             problem = f"the chat template refuses the conversation: {written.error}"
@@ -174,15 +174,14 @@ class JinjaTemplate(Format):
 
     def _write(
         self, conversations: Sequence[Conversation], answers: bool, variables: Mapping[str, Any]
-    ) -> list[Written]:
+    ) -> list[WrittenText]:
         """Renders conversations, once more with thoughts divided from texts if one is refused."""
-        given = {**self.roles, "add_generation_prompt": answers, **variables}
         request = {
             "template": self.text,
             "thoughts": [name for name in THOUGHTS if re.search(rf"\b{name}\b", self.text)],
             "parts": self.parts,
             "now": self.now.isoformat() if self.now else None,
-            "variables": given,
+            "variables": {**self.roles, "add_generation_prompt": answers, **variables},
         }
         written = self.process.render(request, conversations)
         for i, turns in enumerate(conversations):
@@ -221,7 +220,7 @@ class JinjaTemplate(Format):
             problems += errors[:1] or ["does not write what is said"]
         raise InputError(f"the chat template {problems[0]}")
 
-    def _knowing(self, prompt: Written, single: Written, several: Written) -> Self:
+    def _knowing(self, prompt: WrittenText, single: WrittenText, several: WrittenText) -> Self:
         """Returns the template with what these tell about it: two conversations, one longer."""
         middle, last = (several.turns()[turn][-1] for turn in (1, 3))
         following = self._common(middle, last)
@@ -284,20 +283,20 @@ class _Process:
 
     def render(
         self, request: Mapping[str, Any], conversations: Sequence[Conversation]
-    ) -> list[Written]:
+    ) -> list[WrittenText]:
         """Renders conversations; `request` has the other arguments of `jinja_process.rendered`."""
         turns = [[(t.role, t.text, t.thought) for t in turns] for turns in conversations]
         whole = {**request, "seconds": MAX_SECONDS, "conversations": turns}
         with self._lock:
             return self._answers(json.dumps(whole).encode() + b"\n", len(turns))
 
-    def _answers(self, request: bytes, count: int) -> list[Written]:
+    def _answers(self, request: bytes, count: int) -> list[WrittenText]:
         process = self._started()
         assert process.stdin and process.stdout
         # On Windows it does not limit itself.
         timer = threading.Timer(MAX_START_SECONDS + MAX_SECONDS * count, process.kill)
         timer.start()
-        answers: list[Written] = []
+        answers: list[WrittenText] = []
         try:
             with contextlib.suppress(OSError):
                 process.stdin.write(request)
@@ -313,8 +312,8 @@ class _Process:
                 self._end()
         if len(answers) < count:
             most = f"{MAX_SECONDS:g} seconds of computing or {MAX_MEMORY >> 30} GB"
-            answers.append(Written("", error=f"{TOO_MUCH} {most} for one conversation"))
-            answers += [Written("", error="another one was too much")] * (count - len(answers))
+            answers.append(WrittenText("", error=f"{TOO_MUCH} {most} for one conversation"))
+            answers += [WrittenText("", error="another one was too much")] * (count - len(answers))
         return answers
 
     def _started(self) -> "subprocess.Popen[bytes]":
@@ -333,10 +332,10 @@ class _Process:
         return self._running
 
 
-def _written(answer: Mapping[str, Any]) -> Written:
+def _written(answer: Mapping[str, Any]) -> WrittenText:
     said = iter(answer.get("said", ()))
     places = tuple(zip(said, said, said, strict=True))
-    return Written(answer.get("text", ""), places, answer.get("error", ""))
+    return WrittenText(answer.get("text", ""), places, answer.get("error", ""))
 
 
 def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:

@@ -102,10 +102,10 @@ class Epochs(Sampler):
     def _first(self, number: int, following: int = 0) -> int:
         """-> the place in its epoch of the first window of a batch, or of one `following` it."""
         count = self.steps * self.batches
-        place = number % count + following
+        index = number % count + following
         if self._weights is not None:
-            return -(-self.windows * place // count)  # the first one has the most
-        return min(place * self.dataset.batch_size, self.windows)
+            return -(-self.windows * index // count)  # the first one has the most
+        return min(index * self.dataset.batch_size, self.windows)
 
     def _shuffle(self, epoch: int) -> np.ndarray:
         data = self.dataset

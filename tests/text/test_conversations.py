@@ -6,7 +6,7 @@ import pytest
 from smallmind import InputError, Tokenizer
 from smallmind.text import samplers
 from smallmind.text.chat import KINDS, TEXT, Turn, encode_each
-from smallmind.text.conversations import PackedDataset, Rows, find_pieces
+from smallmind.text.conversations import PackedDataset, PackedRows, find_pieces
 from smallmind.text.samplers import Epochs, RandomWindows, draw
 from smallmind.text.templates import fit_template
 
@@ -205,14 +205,14 @@ def learns_the_answers_alone(conversations):
 
 def test_a_planted_error_in_the_mask_is_noticed(conversations, monkeypatch):
     assert learns_the_answers_alone(conversations)
-    right = Rows.batch
+    right = PackedRows.batch
 
     def early(rows, *arguments):  # the token before each answer instead of the one that ends it
         batch = right(rows, *arguments)
         return batch._replace(weights=np.roll(batch.weights, -1, axis=1))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Rows, "batch", early)
+        patch.setattr(PackedRows, "batch", early)
         assert not learns_the_answers_alone(conversations)
     render = type(TEMPLATE).render
     changes = {

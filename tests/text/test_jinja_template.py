@@ -23,9 +23,9 @@ from smallmind.runs.source import ConversationSource, read_source
 from smallmind.text import jinja_template
 from smallmind.text.chat import KINDS, LEARNED, Turn
 from smallmind.text.chat import TEXT as TEXT_ROLE
-from smallmind.text.jinja_process import Traced, own
+from smallmind.text.jinja_process import Traced, of_template
 from smallmind.text.jinja_template import JinjaTemplate
-from smallmind.text.templates import TEMPLATES, Template, fit_template, format_of
+from smallmind.text.templates import TEMPLATES, KnownTemplate, fit_template, format_of
 from tests.programs import output_of, started
 
 pytest.importorskip("jinja2")
@@ -595,7 +595,7 @@ def test_chatml_with_a_system_turn_is_known_too():
     )
     tokenizer = carrying(template)
     found = format_of(tokenizer)
-    assert isinstance(found, Template) and found.system == said
+    assert isinstance(found, KnownTemplate) and found.system == said
     assert format_of(tokenizer.with_published(found.published(tokenizer))) == found
     for turns in (CONVERSATION, [Turn("system", "Be."), *CONVERSATION]):
         expected = JinjaTemplate.of(template, tokenizer).encode(tokenizer, turns)
@@ -660,4 +660,4 @@ def test_texts_are_followed_character_by_character(first, second, operations):
     for operation in operations:
         plain, followed = operation(plain, second), operation(followed, traced(second))
     assert followed == plain
-    assert list(map(ord, own(followed)._origin)) == list(map(origin_of, plain))
+    assert list(map(ord, of_template(followed)._origin)) == list(map(origin_of, plain))
