@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import IO, Protocol, cast
+from typing import IO, cast
 
 from smallmind.checks import InputError
 from smallmind.console import activity
@@ -38,10 +38,6 @@ DAMAGE_ERRORS = (
 )
 
 
-class Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
 class Expansion:
     """Counts the bytes that are really unpacked, whatever headers say; refuses too many of them."""
 
@@ -65,20 +61,21 @@ class UnpackedStream:
     """The contents of a compressed file. InputError if it is damaged or too large."""
 
     def __init__(
-        self, name: str, inner: Readable, expansion: Expansion, close: Callable[[], None]
+        self,
+        name: str,
+        read: Callable[[int], bytes],
+        expansion: Expansion,
+        close: Callable[[], None],
     ) -> None:
-        self._name, self._inner, self._expansion, self._close = name, inner, expansion, close
+        self._name, self._read, self._expansion, self.close = name, read, expansion, close
         self.count = 0
 
     def read(self, size: int, /) -> bytes:
         with _explaining(self._name):
-            data = self._inner.read(size)
+            data = self._read(size)
         self.count += len(data)
         self._expansion.add(len(data))
         return data
-
-    def close(self) -> None:
-        self._close()
 
 
 @contextmanager
@@ -102,12 +99,11 @@ def read_packed(entry: Entry) -> Iterator[Piece]:
 
 def unpacked(entry: Entry) -> Entry:
     """Returns the contents of a compressed file, whose suffix is one of PACKED."""
-    unpack = PACKED[entry.suffix]
 
     def open() -> Stream:
         packed = entry.open()
         expansion = Expansion(entry.name, packed, entry.reading.limits)
-        return UnpackedStream(entry.name, unpack(packed), expansion, packed.close)
+        return UnpackedStream(entry.name, PACKED[entry.suffix](packed), expansion, packed.close)
 
     return entry.unpacked(open)
 
@@ -152,10 +148,15 @@ class _Decompressed:
         return True
 
 
-PACKED: dict[str, Callable[[Stream], Readable]] = {  # by suffix
-    ".gz": lambda stream: gzip.GzipFile(fileobj=cast(IO[bytes], stream)),
-    ".bz2": lambda stream: _Decompressed(stream, bz2.BZ2Decompressor),
-    ".xz": lambda stream: _Decompressed(stream, lambda: lzma.LZMADecompressor(memlimit=XZ_MEMORY)),
+def _xz_decompressor() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(memlimit=XZ_MEMORY)
+
+
+# By the suffix of a file, what reads its unpacked bytes from a stream.
+PACKED: dict[str, Callable[[Stream], Callable[[int], bytes]]] = {
+    ".gz": lambda stream: gzip.GzipFile(fileobj=cast(IO[bytes], stream)).read,
+    ".bz2": lambda stream: _Decompressed(stream, bz2.BZ2Decompressor).read,
+    ".xz": lambda stream: _Decompressed(stream, _xz_decompressor).read,
 }
 
 
@@ -205,7 +206,7 @@ def _read_member(
     def open() -> Stream:
         with _explaining(entry.name):
             inner = archive.open(member)
-        return UnpackedStream(entry.name, inner, expansion, inner.close)
+        return UnpackedStream(entry.name, inner.read, expansion, inner.close)
 
     opened = entry.member(shown(member.filename), open)
     if stat.S_ISLNK(member.external_attr >> 16):

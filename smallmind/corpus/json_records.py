@@ -17,17 +17,13 @@ OPENERS = tuple('{["')  # that lines of JSON begin with
 
 
 def read_json_lines(entry: Entry) -> Iterator[Piece]:
-    """Yields a JSON value per line, each with a document; blank lines are left out."""
-    records = Records(entry)
-    for row in json_lines(entry):
-        yield from records.pieces(*row)
+    """Returns a document for each line with a JSON value; blank lines are left out."""
+    return Records(entry).documents(json_lines(entry))
 
 
 def read_json(entry: Entry) -> Iterator[Piece]:
-    """Yields an array with a document in each element, or a single record. It is read whole."""
-    records = Records(entry)
-    for row in json_elements(entry):
-        yield from records.pieces(*row)
+    """Returns a document for each element of an array, or a single one. It is read whole."""
+    return Records(entry).documents(json_elements(entry))
 
 
 def json_lines(entry: Entry) -> Iterator[Row]:

@@ -1,6 +1,7 @@
 """Parquet files, by way of pyarrow."""
 
 import importlib
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -40,12 +41,8 @@ def read_parquet(entry: Entry) -> Iterator[Piece]:
         for name in () if entry.reading.field else names:
             if name not in columns and any(word in types[name] for word in TEXT_TYPES):
                 entry.reading.leave_unread(name)
-        number = 0
-        for rows in _batches(entry, table, columns):
-            for row in rows:
-                number += 1
-                where = f"row {number:,}"
-                yield from records.pieces(row, where)
+        rows = itertools.chain.from_iterable(_batches(entry, table, columns))
+        yield from records.documents((row, f"row {i:,}") for i, row in enumerate(rows, 1))
 
 
 def _pyarrow(entry: Entry) -> Any:

@@ -53,6 +53,11 @@ class Records:
         self._turns: Turns | None = None
         self._is_known = entry.reading.chat is False or bool(entry.reading.field)
 
+    def documents(self, rows: Iterable[Row]) -> Iterator[Piece]:
+        """Yields the turns or the document of each record; see `pieces`."""
+        for value, where in rows:
+            yield from self.pieces(value, where)
+
     def pieces(self, value: object, where: str) -> Iterator[Piece]:
         """Yields the turns of a record, or its document. Unusable if it has neither."""
         if value is not None and not self._is_known:

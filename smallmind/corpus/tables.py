@@ -29,8 +29,7 @@ def read_table(entry: Entry) -> Iterator[Piece]:
         records.choose_only(names[0])  # it holds the text, whatever it is called
     elif not is_chat:
         records.choose(names, "the header row")
-    for row in itertools.chain(first, rows):
-        yield from records.pieces(*row)
+    yield from records.documents(itertools.chain(first, rows))
 
 
 def table_rows(entry: Entry) -> Iterator[Row]:

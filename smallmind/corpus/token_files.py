@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsIndex, overload
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 
@@ -37,18 +37,8 @@ TOKENS_PER_CHECK = 2**20  # tokens that are checked at once
 TOKENS_PER_READ = 2**18  # so that a long slice needs little memory besides itself
 
 
-class Header(NamedTuple):
-    """The first two numbers of a header, and the type of the ids after it."""
-
-    magic: int
-    version: int
-    dtype: np.dtype
-
-
-HEADERS = (
-    Header(20240520, 1, UINT16),  # GPT-2
-    Header(20240801, 7, UINT32),  # Llama 3
-)
+# The first two numbers of a header, and the type of the ids after it: GPT-2's, and Llama 3's.
+HEADERS = ((20240520, 1, UINT16), (20240801, 7, UINT32))
 _seeking = threading.Lock()
 
 
@@ -182,7 +172,7 @@ def check_vocabulary(tokens: MappedTokens, vocab_size: int) -> None:
 
 def encode_header(dtype: np.dtype, tokens: int) -> bytes:
     """Returns the header of a file with this many ids of UINT16 or UINT32."""
-    magic, version = next(header[:2] for header in HEADERS if header.dtype == dtype)
+    magic, version = next(header[:2] for header in HEADERS if header[2] == dtype)
     numbers = np.zeros(HEADER_BYTES // 4, "<i4")
     numbers[:3] = magic, version, tokens
     return numbers.tobytes()
@@ -211,10 +201,10 @@ def _layout(path: Path, start: bytes, size: int) -> tuple[np.dtype, int]:
             f"its magic number, {magic}, is that of llm.c's evaluation sets, which hold questions "
             "with answers; give a file of plain tokens"
         )
-    for header in HEADERS:
-        if header.magic == magic:
-            _check_header(header, start, size)
-            return header.dtype, HEADER_BYTES
+    for known, version, dtype in HEADERS:
+        if known == magic:
+            _check_header(version, dtype, start, size)
+            return dtype, HEADER_BYTES
     if found := disguised(start):
         raise InputError(f"{path} is {found.kind}; {found.advice(str(path))}")
     dtype = _type_without_header(path, start)
@@ -242,16 +232,16 @@ def _check_halves(path: Path, start: bytes) -> None:
     )
 
 
-def _check_header(header: Header, start: bytes, size: int) -> None:
+def _check_header(known: int, dtype: np.dtype, start: bytes, size: int) -> None:
     """Raises ValueError unless the header fits the size of its file."""
     if len(start) < HEADER_BYTES:
         raise ValueError(f"it ends within its header: {size:,} of {HEADER_BYTES:,} bytes")
     _, version, tokens = np.frombuffer(start, "<i4", 3).tolist()
-    if version != header.version:
-        raise ValueError(f"it has version {version}; version {header.version} is read")
+    if version != known:
+        raise ValueError(f"it has version {version}; version {known} is read")
     if tokens < 1:
         raise ValueError(f"its header announces {tokens:,} tokens")
-    expected = HEADER_BYTES + tokens * header.dtype.itemsize
+    expected = HEADER_BYTES + tokens * dtype.itemsize
     if size != expected:
         raise ValueError(
             f"its header announces {tokens:,} tokens, which take {expected:,} bytes; it has "

@@ -69,7 +69,14 @@ class TokensOnDisk(NamedTuple):
     @classmethod
     def of_files(cls, paths: Sequence[Path], tokenizer: Tokenizer | None) -> Self:
         """Files of other programs, which are held out if they are named val, else a tenth."""
-        tokenizer = tokenizer or _tokenizer_beside(paths)
+        if not tokenizer:
+            beside = paths[0].parent / TOKENIZER
+            if not beside.is_file():
+                raise InputError(
+                    f"{paths[0]} does not say what its tokens are: name their tokenizer with "
+                    f"--tokenizer FILE, or put its {TOKENIZER} beside it"
+                )
+            tokenizer = Tokenizer.load(beside)
         files = [TokenFile(path) for path in paths]
         held_out = [file for file in files if HELD_OUT_NAME.search(file.path.stem)]
         training = [file for file in files if file not in held_out]
@@ -160,16 +167,6 @@ def _check_kind(found: TokensOnDisk, tokenizer: Tokenizer | str | None) -> None:
             f"tokenizer={tokenizer!r} contradicts {found.path}, whose tokens are those of "
             f"{kind!r}; leave it out"
         )
-
-
-def _tokenizer_beside(paths: Sequence[Path]) -> Tokenizer:
-    path = paths[0].parent / TOKENIZER
-    if path.is_file():
-        return Tokenizer.load(path)
-    raise InputError(
-        f"{paths[0]} does not say what its tokens are: name their tokenizer with --tokenizer FILE, "
-        f"or put its {TOKENIZER} beside it"
-    )
 
 
 def _digest(tokens: MappedTokens, held_out: int) -> str:

@@ -103,10 +103,6 @@ class PackedDataset(Dataset):
         sizes = self.block_size, self.batch_size, self.seed
         return PackedDataset(*self._stored, *sizes, self.tokenizer, self.learn, evenly=False)
 
-    @property
-    def is_on_disk(self) -> bool:
-        return not isinstance(self._stored[0], np.ndarray)
-
     def batches_of(self, part: str) -> int:
         return self._rows(part).batches(self.batch_size)
 

@@ -37,14 +37,13 @@ class Batch(NamedTuple):
     def part(self, rows: slice) -> "Batch":
         """Returns some of its windows."""
         first = self.first_window + rows.indices(len(self.ids))[0]
-        return Batch(
-            self.ids[rows],
-            self.targets[rows],
-            self.starts[rows],
-            None if self.weights is None else self.weights[rows],
-            first,
-            None if self.firsts is None else self.firsts[rows],
+        return self._replace(
+            first_window=first, **{name: array[rows] for name, array in self._arrays()}
         )
+
+    def _arrays(self) -> list[tuple[str, np.ndarray]]:
+        named = self._asdict().items()
+        return [(name, value) for name, value in named if isinstance(value, np.ndarray)]
 
     @property
     def first_row(self) -> int:
@@ -73,11 +72,7 @@ class Batch(NamedTuple):
 
     def copy(self) -> "Batch":
         """Returns its windows in arrays of their own."""
-        optional = {"weights": self.weights, "firsts": self.firsts}
-        copied: dict[str, Any] = {
-            name: array.copy() for name, array in optional.items() if array is not None
-        }
-        return self._replace(ids=self.ids.copy(), targets=self.targets.copy(), **copied)
+        return self._replace(**{name: array.copy() for name, array in self._arrays()})
 
 
 class Dataset:
@@ -189,7 +184,7 @@ class Dataset:
     @property
     def is_on_disk(self) -> bool:
         """True if windows are read from files when they are needed."""
-        return not isinstance(self.train, np.ndarray)
+        return not isinstance(self.stored[0], np.ndarray)
 
     @property
     def held_out_batches(self) -> int:
