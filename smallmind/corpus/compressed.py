@@ -10,6 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import IO, cast
 
 from smallmind.checks import InputError
@@ -148,15 +149,13 @@ class _Decompressed:
         return True
 
 
-def _xz_decompressor() -> lzma.LZMADecompressor:
-    return lzma.LZMADecompressor(memlimit=XZ_MEMORY)
-
-
 # By the suffix of a file, what reads its unpacked bytes from a stream.
 PACKED: dict[str, Callable[[Stream], Callable[[int], bytes]]] = {
     ".gz": lambda stream: gzip.GzipFile(fileobj=cast(IO[bytes], stream)).read,
     ".bz2": lambda stream: _Decompressed(stream, bz2.BZ2Decompressor).read,
-    ".xz": lambda stream: _Decompressed(stream, _xz_decompressor).read,
+    ".xz": lambda stream: (
+        _Decompressed(stream, partial(lzma.LZMADecompressor, memlimit=XZ_MEMORY)).read
+    ),
 }
 
 

@@ -22,7 +22,7 @@ from smallmind.corpus.turns import NEEDED
 EXPANSION = 4  # of compressed texts, about
 MAX_REASONS = 3  # in a message
 CODE_SUFFIXES = (".js", ".mjs", ".cjs", ".css")  # of files that may be minified
-MINIFIED_LINE = 500  # characters of a line, on average
+MINIFIED_LINE = 500  # characters of a line, on average: longer than anybody writes them
 SURROGATES = re.compile("[\ud800-\udfff]")  # JSON can write one half of a UTF-16 pair; UTF-8 cannot
 LINE_ENDS = {
     "\r\n": "CRLF line ends became LF",
@@ -127,16 +127,12 @@ def _pieces(file: File, reading: Reading) -> Iterator[Piece]:
     is_first = entry.suffix in CODE_SUFFIXES
     for piece in read(entry) if file.is_named else read_found(entry):
         if cleaned := cleaner.clean(piece):
-            if is_first and _is_minified(cleaned.text):
+            text = cleaned.text
+            if is_first and len(text) > MINIFIED_LINE * (4 + text.count("\n")):
                 reading.count("Among the texts", "file", "of minified code; see --exclude")
             is_first = False
             yield cleaned
     reading.end_file(file.size, has_text=reading.documents > before)
-
-
-def _is_minified(text: str) -> bool:
-    """Returns True for code whose lines are longer than anybody writes them."""
-    return len(text) > MINIFIED_LINE * (4 + text.count("\n"))
 
 
 class _Cleaner:

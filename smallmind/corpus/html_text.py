@@ -47,7 +47,7 @@ class _Page(HTMLParser):
     def __init__(self, layout: TextLayout) -> None:
         super().__init__(convert_charrefs=True)
         self._layout = layout
-        self._left_out = self._kept = 0  # how many elements of these kinds are open
+        self._left_out = self._preformatted = 0  # how many elements of these kinds are open
 
     def held(self, limits: Limits) -> tuple[int, int]:
         is_tag = self.cdata_elem is None and self.rawdata[1:2].isalpha()
@@ -56,17 +56,17 @@ class _Page(HTMLParser):
     def handle_starttag(self, tag: str, _attrs: Any) -> None:
         self._separate(tag)
         self._left_out += tag in LEFT_OUT_ELEMENTS
-        self._kept += tag in PREFORMATTED
+        self._preformatted += tag in PREFORMATTED
 
     def handle_endtag(self, tag: str) -> None:
         self._separate(tag)
         self._left_out = max(0, self._left_out - (tag in LEFT_OUT_ELEMENTS))
-        self._kept = max(0, self._kept - (tag in PREFORMATTED))
+        self._preformatted = max(0, self._preformatted - (tag in PREFORMATTED))
 
     def handle_data(self, data: str) -> None:
         if self._left_out:
             return
-        if self._kept:
+        if self._preformatted:
             self._layout.write(data)
             return
         words = WHITE_SPACE.sub(" ", data)

@@ -23,7 +23,10 @@ TEXT_TYPES = ("string", "utf8")  # in the names of types that hold text
 
 def read_parquet(entry: Entry) -> Iterator[Piece]:
     """Yields a document per row, from the column of the text. InputError without pyarrow."""
-    parquet = _pyarrow(entry)
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise InputError(f'{entry.name} needs pyarrow: pip install "smallmind[parquet]"') from None
     records = Records(entry, "column")
     with closing(entry.open()) as file:
         with _naming(entry):
@@ -43,13 +46,6 @@ def read_parquet(entry: Entry) -> Iterator[Piece]:
                 entry.reading.leave_unread(name)
         rows = itertools.chain.from_iterable(_batches(entry, table, columns))
         yield from records.documents((row, f"row {i:,}") for i, row in enumerate(rows, 1))
-
-
-def _pyarrow(entry: Entry) -> Any:
-    try:
-        return importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise InputError(f'{entry.name} needs pyarrow: pip install "smallmind[parquet]"') from None
 
 
 def _batches(entry: Entry, table: Any, columns: list[str]) -> Iterator[list[Any]]:

@@ -266,11 +266,14 @@ class Turns:
         if asked and asked[-1].role == USER:
             texts = [asked[-1].text]
             for name in shape.more:
+                value = record.get(name)
                 if name.casefold() in CHOICE_FIELDS:
-                    text, answer = self._choices(_opened(record.get(name)), answer, name, where)
-                    texts.append(text)
+                    text, answer = self._choices(_opened(value), answer, name, where)
+                elif isinstance(value, list) and all(isinstance(text, str) for text in value):
+                    text = "\n\n".join(value)
                 else:
-                    texts.append(self._passages(record.get(name), name, where))
+                    text = self._text(value, name, where)
+                texts.append(text)
             if any(text.strip() for text in texts[1:]):
                 text = "\n\n".join(text for text in texts if text.strip())
                 asked[-1] = asked[-1]._replace(text=text)
@@ -280,12 +283,6 @@ class Turns:
             if said and thought.strip() and not said[-1].thought:
                 said[-1] = said[-1]._replace(thought=thought)
         return asked + said
-
-    def _passages(self, value: object, name: str, where: str) -> str:
-        """Returns a text, or a list of texts as one, with a blank line between them."""
-        if isinstance(value, list) and all(isinstance(text, str) for text in value):
-            return "\n\n".join(value)
-        return self._text(value, name, where)
 
     def _history(self, record: dict[Any, Any], shape: TurnFields, where: str) -> list[Turn]:
         """Returns the turns before a question: pairs of texts, or messages."""

@@ -30,7 +30,7 @@ MIN_PAIRS = 2  # times that a pair occurs before it is worth a token
 # A word ends between a letter or number and one of these. Others may be letters in a later version
 # of Unicode than Python's.
 BORDER = re.compile(r"(?<=[^\W_])[\s!-/:-@\[-`{-~\u3001\u3002\uff01\uff0c\uff1f]")
-NONE = -1
+NO_TOKEN = -1
 END = 2**30  # after each of many texts: no token has this number
 MAX_JOINED = 4  # characters that NFC makes one of
 
@@ -42,7 +42,7 @@ class Chunk(NamedTuple):
 
     data: np.ndarray  # uint8, UTF-8
     stops: np.ndarray  # int64 (S,), where each text ends
-    following: np.ndarray  # int32 (S,), the token after it, or NONE
+    following: np.ndarray  # int32 (S,), the token after it, or NO_TOKEN
 
 
 class Special(NamedTuple):
@@ -138,24 +138,24 @@ def _chunks(texts: Iterable[str], special: Special) -> Iterator[Chunk]:
 
 
 def _pieces(text: str, special: Special) -> Iterator[tuple[int, str, int]]:
-    """-> where pieces of a text begin, each normalized, and the special token after it, or NONE."""
+    """-> where pieces of a text begin, each normalized, and the token after it, or NO_TOKEN."""
     for start, piece, token in _divided(text, special.raw):
         if not (special.joins or special.late):
             yield start, piece, token
             continue
         for begin, part, late in _divided(special.normalize(piece), special.late):
-            yield start + begin, part, token if late == NONE else late
+            yield start + begin, part, token if late == NO_TOKEN else late
 
 
 def _divided(text: str, tokens: dict[str, int]) -> Iterator[tuple[int, str, int]]:
-    """-> where pieces of a text begin, each, and the token after it: NONE after the last one."""
+    """-> where pieces of a text begin, each, and the token after it: NO_TOKEN after the last."""
     start = 0
     if tokens:
         longest_first = sorted(tokens, key=len, reverse=True)
         for found in re.finditer("|".join(map(re.escape, longest_first)), text):
             yield start, text[start : found.start()], tokens[found[0]]
             start = found.end()
-    yield start, text[start:], NONE
+    yield start, text[start:], NO_TOKEN
 
 
 def learn_merges(
@@ -248,7 +248,7 @@ def _encoder(pattern: Pattern, table: Merges, whole: Whole) -> Callable[[Chunk],
         count = encode.encode(
             ids, *chunk, classes, pattern, table, whole, local.memory, local.chain
         )
-        if not is_complete and NONE in ids[:count]:
+        if not is_complete and NO_TOKEN in ids[:count]:
             first = int(np.argmax(lacks[chunk.data]))
             near = chunk.data[max(0, first - 3) : first + 4].tobytes().decode("utf-8", "ignore")
             unknown = next(character for character in near if lacks[list(character.encode())].any())

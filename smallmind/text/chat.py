@@ -133,10 +133,9 @@ class ChatFormat:
         settings |= {"chat_template": self.jinja, "eos_token": self.end}
         if SPECIAL_TOKENS_MAP in found:  # that of an imported model, which names its own end
             found[SPECIAL_TOKENS_MAP]["eos_token"] = self.end
-        found[CONFIG] = {**found.get(CONFIG, {}), "eos_token_id": end}
-        generation = {**found.get(GENERATION_CONFIG, {})}
+        found.setdefault(CONFIG, {})["eos_token_id"] = end
+        generation = found.setdefault(GENERATION_CONFIG, {})
         generation["eos_token_id"] = ends[0] if len(ends) == 1 else ends
-        found[GENERATION_CONFIG] = generation
         return found
 
 

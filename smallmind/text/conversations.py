@@ -76,7 +76,7 @@ class PackedDataset(Dataset):
             for part in self._stored
         )
         self.window_weights = self.train.learned_of_rows if evenly else None
-        self._kept = {}
+        self._cached = {}
         for rows, name in ((self.train, "train on"), (self.held_out, "hold out")):
             if not rows.pieces.begins.size:
                 raise InputError(

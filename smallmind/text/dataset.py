@@ -120,7 +120,7 @@ class Dataset:
         self.batch_size = check_field(RunConfig, "batch_size", batch_size)
         self.seed = check_field(RunConfig, "seed", seed)
         self.tokenizer = tokenizer
-        self._kept: dict[tuple[str, int], Batch] = {}
+        self._cached: dict[tuple[str, int], Batch] = {}
 
     def __repr__(self) -> str:
         return (
@@ -206,10 +206,10 @@ class Dataset:
         # A held-out part shorter than a window is still evaluated, in shorter windows.
         T = min(self.block_size, len(tokens) - 1)
         starts = random_starts((self.seed, stream, number), self.batch_size, len(tokens) - T)
-        batch = self._kept.get((part, number)) or _windows(tokens, T, starts, None)
+        batch = self._cached.get((part, number)) or _windows(tokens, T, starts, None)
         nbytes = batch.ids.nbytes + batch.targets.nbytes
-        if self.is_on_disk and len(self._kept) < MAX_CACHED_BYTES // nbytes:
-            self._kept[part, number] = batch
+        if self.is_on_disk and len(self._cached) < MAX_CACHED_BYTES // nbytes:
+            self._cached[part, number] = batch
         return batch
 
 

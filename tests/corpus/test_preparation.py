@@ -96,9 +96,9 @@ def in_memory(paths, **fields):
     return read.dataset(made, 4, RunConfig(batch_size=2, seed=1)), read
 
 
-def on_disk(paths, directory, piece=2**20, shard_tokens=SHARD_TOKENS, **fields):
-    """The data of a run with a prepared text."""
-    corpus = Corpus(list(paths), limits=Limits(piece=piece))
+def on_disk(paths, directory, piece=2**20, shard_tokens=SHARD_TOKENS, chat=None, **fields):
+    """The data of a run with a prepared text, or prepared conversations."""
+    corpus = Corpus(list(paths), limits=Limits(piece=piece), chat=chat)
     encoding = Encoding.of_run(RunConfig(**fields))
     return TokensOnDisk.of_shards(prepare(corpus, directory, encoding, shard_tokens))
 

@@ -9,17 +9,16 @@ import pytest
 from smallmind import InputError, Tokenizer
 from smallmind.corpus import preparation, survey
 from smallmind.corpus.corpus import Corpus
-from smallmind.corpus.preparation import Encoding, prepare
-from smallmind.corpus.reading import Limits
+from smallmind.corpus.preparation import Encoding
 from smallmind.corpus.shards import open_shards
-from smallmind.corpus.tokens import TokensOnDisk, find_tokens
+from smallmind.corpus.tokens import find_tokens
 from smallmind.runs import assembly, source
 from smallmind.settings.config import RunConfig
 from smallmind.text import chat
 from smallmind.text.chat import CUT, KINDS, LEARNED, START
 from smallmind.text.templates import TEMPLATES, format_of
 from tests.corpus.reading import conversations, written
-from tests.corpus.test_preparation import end_after
+from tests.corpus.test_preparation import end_after, on_disk
 from tests.corpus.texts import write_conversations
 from tests.corpus.writing import contents
 from tests.peaks import traced
@@ -27,7 +26,6 @@ from tests.programs import refusal
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
-SHARD_TOKENS = 150
 KINDS_OF_TOKENIZER = {
     "char": {"tokenizer": "char"},
     "byte": {"tokenizer": "byte", "chat_template": "llama3"},
@@ -58,12 +56,6 @@ def in_memory(paths, **fields):
     encoding = Encoding.of_run(run)
     read = source.read_source(list(paths), run, encoding)
     return read, assembly.fit_tokenizer(run, read, encoding)
-
-
-def on_disk(paths, directory, piece=2**20, chat=None, shard_tokens=SHARD_TOKENS, **fields):
-    corpus = Corpus(list(paths), limits=Limits(piece=piece), chat=chat)
-    encoding = Encoding.of_run(RunConfig(**fields))
-    return TokensOnDisk.of_shards(prepare(corpus, directory, encoding, shard_tokens))
 
 
 def test_marked_tokens_on_disk_are_those_in_memory(folder, tmp_path, fields):
@@ -201,7 +193,7 @@ def test_preparing_many_takes_memory_that_does_not_grow_with_them(tmp_path, monk
         line = json.dumps({"question": "Who sat on the mat?", "answer": "The cat, " * 9})
         path = written(tmp_path / f"{count}.jsonl", f"{line}\n" * count)
         with traced():
-            found = on_disk([path], tmp_path / f"{count}", 1 << 12, None, 10**6, tokenizer="byte")
+            found = on_disk([path], tmp_path / f"{count}", 1 << 12, 10**6, tokenizer="byte")
             peaks[count] = tracemalloc.get_traced_memory()[1]
         assert len(found.tokens) > 100 * count
     assert peaks[2_500] < peaks[250] + 100 * 2_500 // 4
