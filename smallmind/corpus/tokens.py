@@ -180,7 +180,9 @@ def _digest(tokens: MappedTokens, held_out: int) -> str:
 
 def _report(saved: dict[str, Any]) -> Report:
     """Rebuilds a Report from its stored form."""
-    counts = (whole(saved[name]) for name in ("files", "documents", "characters", "empty"))
-    skipped = tuple(Skipped(str(path), str(reason)) for path, reason in saved["skipped"])
-    of_turns = (whole(saved.get(name, 0)) for name in ("conversations", "turns", "unanswered"))
-    return Report(*counts, skipped, tuple(map(str, saved["notes"])), *of_turns)
+    return Report(
+        skipped=tuple(Skipped(str(path), str(reason)) for path, reason in saved["skipped"]),
+        notes=tuple(map(str, saved["notes"])),
+        **{name: whole(saved[name]) for name in ("files", "documents", "characters", "empty")},
+        **{name: whole(saved.get(name, 0)) for name in ("conversations", "turns", "unanswered")},
+    )

@@ -223,7 +223,7 @@ class TokenSource(Source):
         self.found = found
         self.is_chat = found.is_chat
         self.is_given = is_given  # rather than made from a text that was given
-        self.on_disk = found.place
+        self.on_disk = found.path
         self.name, self.report = name, found.report
         self.tokenizer = found.tokenizer
         self.held_out = found.held_out_characters
@@ -247,7 +247,7 @@ class TokenSource(Source):
     def _check(self, tokenizer: Tokenizer) -> None:
         if tokenizer.digest != self.found.tokenizer.digest:
             raise InputError(
-                f"the tokens in {self.found.place} are not those of this model; give the texts "
+                f"the tokens in {self.found.path} are not those of this model; give the texts "
                 "that they were made from"
             )
 

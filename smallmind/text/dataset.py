@@ -1,6 +1,7 @@
 """The tokens of a text, and windows of them."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -37,13 +38,10 @@ class Batch(NamedTuple):
     def part(self, rows: slice) -> "Batch":
         """Returns some of its windows."""
         first = self.first_window + rows.indices(len(self.ids))[0]
-        return self._replace(
-            first_window=first, **{name: array[rows] for name, array in self._arrays()}
-        )
+        return self._each(lambda array: array[rows])._replace(first_window=first)
 
-    def _arrays(self) -> list[tuple[str, np.ndarray]]:
-        named = self._asdict().items()
-        return [(name, value) for name, value in named if isinstance(value, np.ndarray)]
+    def _each(self, change: Callable[[np.ndarray], np.ndarray]) -> "Batch":
+        return Batch(*(change(x) if isinstance(x, np.ndarray) else x for x in self))
 
     @property
     def first_row(self) -> int:
@@ -72,7 +70,7 @@ class Batch(NamedTuple):
 
     def copy(self) -> "Batch":
         """Returns its windows in arrays of their own."""
-        return self._replace(**{name: array.copy() for name, array in self._arrays()})
+        return self._each(lambda array: array.copy())
 
 
 class Dataset:

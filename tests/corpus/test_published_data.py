@@ -11,14 +11,10 @@ from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.reading import Limits
 from smallmind.corpus.survey import conversations, hashed, survey_conversations
 from smallmind.text.chat import Turn
-from tests.corpus.reading import documents, refused, skipped, written
+from tests.corpus.reading import documents, lines, refused, skipped, written
 
 USER, ASSISTANT = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 ASKED, SAID = Turn("user", "2+2?"), Turn("assistant", "4")
-
-
-def lines(*values):
-    return "".join(json.dumps(value) + "\n" for value in values)
 
 
 def read(path, **settings):
