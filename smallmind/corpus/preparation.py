@@ -56,7 +56,7 @@ from smallmind.corpus.survey import (
 from smallmind.files import durable
 from smallmind.files.lock import RunLock
 from smallmind.settings.config import SHARD_TOKENS, RunConfig
-from smallmind.text.chat import KINDS, encode_each
+from smallmind.text.chat import MARK_KINDS, encode_each
 from smallmind.text.dataset import HELD_OUT
 from smallmind.text.templates import HEADERS, fit_template, format_of
 from smallmind.text.tokenizer import Tokenizer
@@ -300,7 +300,7 @@ def _write(
     """Writes all that is missing in the directory."""
     vocab_size, append = tokenizer.vocab_size, _append
     if plan.conversations:
-        vocab_size, append = KINDS * vocab_size, _append_conversations
+        vocab_size, append = MARK_KINDS * vocab_size, _append_conversations
     writer = ShardWriter(directory, vocab_size, tokenizer.digest, wanted["shard_tokens"])
     with writer:
         durable.clear_stale(directory, 0, (TOKENIZER, PLAN))

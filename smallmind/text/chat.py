@@ -18,7 +18,7 @@ SYSTEM, USER, ASSISTANT = ROLES = "system", "user", "assistant"
 TEXT = "text"  # the role of a plain document
 # The lowest bits of marked tokens: what a token is in its conversation.
 PLAIN, LEARNED, CUT, START = range(4)
-KINDS = 4
+MARK_KINDS = 4
 CONVERSATIONS_AT_ONCE, CHARACTERS_AT_ONCE = 1000, 1 << 20  # that are encoded
 TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
 CONFIG, SPECIAL_TOKENS_MAP = "config.json", "special_tokens_map.json"
@@ -90,7 +90,7 @@ class ChatFormat:
         raise NotImplementedError
 
     def encode(self, tokenizer: Tokenizer, conversation: Conversation) -> np.ndarray:
-        """conversation -> marked tokens (n,), int32: KINDS * id + kind.
+        """conversation -> marked tokens (n,), int32: MARK_KINDS * id + kind.
 
         The kind is LEARNED for the tokens of the assistant's learned turns and the one that ends
         each, START for the first token, CUT for the first one after an answer, and else PLAIN. A
@@ -113,7 +113,7 @@ class ChatFormat:
         marked = _encoded(tokenizer, rendered)
         for i, conversation in enumerate(conversations):
             if is_document(conversation):
-                marked[i] = tokenizer.begun(marked[i] // KINDS) * KINDS + LEARNED
+                marked[i] = tokenizer.begun(marked[i] // MARK_KINDS) * MARK_KINDS + LEARNED
                 marked[i][:1] += START - LEARNED
         return marked
 
@@ -122,7 +122,7 @@ class ChatFormat:
     ) -> np.ndarray:
         """conversation, more variables for Jinja -> ids (n,) up to where the assistant answers."""
         rendered = self.render(conversation, answers=True, **variables)
-        return _encoded(tokenizer, [rendered])[0] // KINDS
+        return _encoded(tokenizer, [rendered])[0] // MARK_KINDS
 
     def published(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """-> `tokenizer.published` with what other programs have to know about the template."""
@@ -236,21 +236,21 @@ def _marked(
     for text, is_special, is_cut, begin, end in segments:
         if is_special:
             kind = PLAIN if begin is None else LEARNED
-            marked = np.array([special[text] * KINDS + kind], np.int32)
+            marked = np.array([special[text] * MARK_KINDS + kind], np.int32)
         else:
             ids = ids_of[text]
-            marked = ids * KINDS
+            marked = ids * MARK_KINDS
             if begin is not None:
                 first = _tokens_before(ids_of[begin], ids)
                 last = len(ids) if end is None else _tokens_before(ids_of[end], ids)
                 marked[first:last] += LEARNED
         if is_cut and len(marked):
-            marked[0] = marked[0] // KINDS * KINDS + CUT
+            marked[0] = marked[0] // MARK_KINDS * MARK_KINDS + CUT
         pieces.append(marked)
     if not pieces:
         return np.empty(0, np.int32)
     whole = np.concatenate(pieces)
-    whole[:1] = whole[:1] // KINDS * KINDS + START
+    whole[:1] = whole[:1] // MARK_KINDS * MARK_KINDS + START
     return whole
 
 

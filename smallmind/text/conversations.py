@@ -10,7 +10,7 @@ from smallmind.checks import InputError, check_field
 from smallmind.console import activity
 from smallmind.randomness import hash64, hash_words
 from smallmind.settings.config import ModelConfig, RunConfig
-from smallmind.text.chat import CUT, KINDS, LEARNED, START
+from smallmind.text.chat import CUT, LEARNED, MARK_KINDS, START
 from smallmind.text.dataset import Batch, Dataset, Tokens
 from smallmind.text.packing import pack, pack_evenly
 from smallmind.text.tokenizer import Tokenizer
@@ -134,7 +134,7 @@ class PackedDataset(Dataset):
 
     def as_text(self) -> Dataset:
         """-> the training part as one text, with its windows anywhere: for what needs no masks."""
-        ids = self._stored[0][: 64 * self.batch_size * self.block_size] // KINDS
+        ids = self._stored[0][: 64 * self.batch_size * self.block_size] // MARK_KINDS
         return Dataset(ids, min(self.block_size, len(ids) // 2), self.batch_size, self.seed)
 
 
@@ -204,9 +204,9 @@ class PackedRows:
                 begin, length = self._begins[piece], self._lengths[piece]
                 marked = self._marked[begin : begin + length]
                 end = first + length - 1
-                ids[i, first:end] = marked[:-1] // KINDS
-                targets[i, first:end] = marked[1:] // KINDS
-                weights[i, first:end] = self._learns_all or marked[1:] % KINDS == LEARNED
+                ids[i, first:end] = marked[:-1] // MARK_KINDS
+                targets[i, first:end] = marked[1:] // MARK_KINDS
+                weights[i, first:end] = self._learns_all or marked[1:] % MARK_KINDS == LEARNED
                 firsts[i, first:end] = first
                 first = end
             ids[i, first:], targets[i, first:], weights[i, first:] = 0, 0, 0.0
@@ -216,8 +216,8 @@ class PackedRows:
 
 def _questions(marked: np.ndarray) -> Iterator[Question]:
     """The marked tokens of a conversation -> a question for each answer; none for a document."""
-    ids = np.asarray(marked) // KINDS
-    learned = np.concatenate([[False], np.asarray(marked) % KINDS == LEARNED, [False]])
+    ids = np.asarray(marked) // MARK_KINDS
+    learned = np.concatenate([[False], np.asarray(marked) % MARK_KINDS == LEARNED, [False]])
     borders = np.flatnonzero(learned[1:] != learned[:-1])
     previous = 0
     for begin, end in zip(borders[::2].tolist(), borders[1::2].tolist(), strict=True):
@@ -276,7 +276,7 @@ def _survey(marked: Tokens) -> Iterator[np.ndarray]:
     found: dict[int, list[np.ndarray]] = {kind: [] for kind in (START, CUT, LEARNED)}
     with activity.doing("Packing conversations", usual=len(marked) < activity.LARGE):
         for first in activity.parts(range(0, len(marked), CHUNK)):
-            kinds = marked[first : first + CHUNK] % KINDS
+            kinds = marked[first : first + CHUNK] % MARK_KINDS
             for kind, places in found.items():
                 places.append(np.flatnonzero(kinds == kind) + first)
     return (np.concatenate([np.empty(0, np.int64), *places]) for places in found.values())

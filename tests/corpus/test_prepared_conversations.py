@@ -15,7 +15,7 @@ from smallmind.corpus.tokens import find_tokens
 from smallmind.runs import assembly, source
 from smallmind.settings.config import RunConfig
 from smallmind.text import chat
-from smallmind.text.chat import CUT, KINDS, LEARNED, START
+from smallmind.text.chat import CUT, LEARNED, MARK_KINDS, START
 from smallmind.text.templates import TEMPLATES, format_of
 from tests.corpus.reading import conversations, written
 from tests.corpus.test_preparation import end_after, on_disk
@@ -71,7 +71,7 @@ def test_marked_tokens_on_disk_are_those_in_memory(folder, tmp_path, fields):
     assert format_of(found.tokenizer) == TEMPLATES[name]
     shards = open_shards(tmp_path / "shards")
     shards.verify()
-    assert shards.index.recipe.vocab_size == KINDS * tokenizer.vocab_size
+    assert shards.index.recipe.vocab_size == MARK_KINDS * tokenizer.vocab_size
     assert len(shards.train.files) > 1
     again = find_tokens([tmp_path / "shards"], None)
     assert again.is_chat and again.report == found.report
@@ -81,11 +81,11 @@ def test_each_conversation_is_there_with_its_answers_learned(folder, tmp_path):
     found = on_disk([folder], tmp_path / "shards", tokenizer="byte")
     tokenizer = found.tokenizer
     marked = found.tokens[:]
-    parts = np.split(marked, np.flatnonzero(marked % KINDS == START)[1:])
+    parts = np.split(marked, np.flatnonzero(marked % MARK_KINDS == START)[1:])
     read = conversations(Corpus(folder))
     assert len(parts) == len(read) == 16
     for tokens, turns in zip(parts, read, strict=True):
-        ids, kinds = tokens // KINDS, tokens % KINDS
+        ids, kinds = tokens // MARK_KINDS, tokens % MARK_KINDS
         learned = tokenizer.decode(ids[kinds == LEARNED])
         if turns[0][0]:
             written = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
@@ -116,7 +116,7 @@ def test_long_documents_among_them_become_several(folder, tmp_path, monkeypatch)
     np.testing.assert_array_equal(found.tokens[:], np.concatenate(read.marked(tokenizer)))
     texts = [turns[0].text for turns in read.conversations if turns[0].role == chat.TEXT]
     assert texts == ["the cat's ", "🐈 sat on t", "he mat"]
-    assert found.report.documents == 16 and (found.tokens[:] % KINDS == START).sum() == 18
+    assert found.report.documents == 16 and (found.tokens[:] % MARK_KINDS == START).sum() == 18
 
 
 @pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.8, 0.95])
