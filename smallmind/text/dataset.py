@@ -41,7 +41,8 @@ class Batch(NamedTuple):
         return self._each(lambda array: array[rows])._replace(first_window=first)
 
     def _each(self, change: Callable[[np.ndarray], np.ndarray]) -> "Batch":
-        return Batch(*(change(x) if isinstance(x, np.ndarray) else x for x in self))
+        changed: Any = (change(x) if isinstance(x, np.ndarray) else x for x in self)
+        return Batch(*changed)
 
     @property
     def first_row(self) -> int:
