@@ -62,7 +62,7 @@ from smallmind.forecast import compiling
 
 # A tenth of the built-in conversations.
 every = questions.built_in_conversations
-questions.built_in_conversations = lambda seed: every(questions.COUNT // 10, seed)
+questions.built_in_conversations = lambda seed: every(questions.CONVERSATIONS // 10, seed)
 
 # Nothing is trained to predict how long a run takes.
 compiling.rehearse = lambda *_: None

@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.runs.assembly import outline_of
     from smallmind.runs.creating import outline, prepare
     from smallmind.runs.source import size_on_disk
-    from smallmind.text.stories import CHARACTERS
+    from smallmind.text.stories import MIN_CHARACTERS
 
     console = Console()
     choices, prepared, size = choices_of(options), None, None
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
             settings = outline(choices, characters)
             size = TextSize(0, characters, is_on_disk=True)
         elif tokens is not None and not run.text:
-            settings = outline(choices, CHARACTERS)
+            settings = outline(choices, MIN_CHARACTERS)
         else:
             prepared = prepare(choices)
             settings = prepared.settings

@@ -10,21 +10,22 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import IO, Protocol, cast
+from functools import partial
+from typing import IO, cast
 
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.corpus.entry import Entry, Piece, Stream, read, read_found
 from smallmind.corpus.reading import FileStream, Limits, Skipped, shown
 
-BLOCK = 2**16  # bytes that are read at once
+BYTES_PER_READ = 2**16  # bytes that are read at once
 XZ_MEMORY = 2**28  # bytes: `xz -9` needs 65 MiB, a hostile header may ask for gigabytes
-ENCRYPTED = 1  # flag of a member of a zip archive
+ENCRYPTED_FLAG = 1  # flag of a member of a zip archive
 # Other methods unpack a block at once, however much comes out of it.
-METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-OUTSIDE = re.compile(r"[\\/]|[A-Za-z]:|(.*[\\/])?\.\.([\\/]|$)", re.DOTALL)
+KNOWN_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+OUTSIDE_PATH = re.compile(r"[\\/]|[A-Za-z]:|(.*[\\/])?\.\.([\\/]|$)", re.DOTALL)
 # The standard library raises these for damaged files and for contradictory headers.
-DAMAGED = (
+DAMAGE_ERRORS = (
     EOFError,
     LookupError,
     OSError,
@@ -38,22 +39,15 @@ DAMAGED = (
 )
 
 
-class Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
 class Expansion:
-    """Counts what is unpacked from a stream, and refuses too much of it.
-
-    It counts bytes that were really read and written: what headers say may be false.
-    """
+    """Counts the bytes that are really unpacked, whatever headers say; refuses too many of them."""
 
     def __init__(self, name: str, packed: Stream, limits: Limits) -> None:
         self._name, self._packed, self._limits = name, packed, limits
         self._start, self._count = packed.count, 0
 
     def add(self, count: int) -> None:
-        """So many bytes were unpacked. InputError if they are too many."""
+        """Counts bytes that were unpacked. InputError if they are too many."""
         self._count += count
         ratio = self._limits.ratio
         allowed = max(self._limits.unpacked, ratio * (self._packed.count - self._start))
@@ -68,20 +62,21 @@ class UnpackedStream:
     """The contents of a compressed file. InputError if it is damaged or too large."""
 
     def __init__(
-        self, name: str, inner: Readable, expansion: Expansion, close: Callable[[], None]
+        self,
+        name: str,
+        read: Callable[[int], bytes],
+        expansion: Expansion,
+        close: Callable[[], None],
     ) -> None:
-        self._name, self._inner, self._expansion, self._close = name, inner, expansion, close
+        self._name, self._read, self._expansion, self.close = name, read, expansion, close
         self.count = 0
 
     def read(self, size: int, /) -> bytes:
         with _explaining(self._name):
-            data = self._inner.read(size)
+            data = self._read(size)
         self.count += len(data)
         self._expansion.add(len(data))
         return data
-
-    def close(self) -> None:
-        self._close()
 
 
 @contextmanager
@@ -91,7 +86,7 @@ def _explaining(name: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except DAMAGED as error:
+    except DAMAGE_ERRORS as error:
         reason = shown(error).rstrip(".") or type(error).__name__
         raise InputError(
             f"{name} is damaged or incomplete: {reason}; download or copy it again"
@@ -105,12 +100,11 @@ def read_packed(entry: Entry) -> Iterator[Piece]:
 
 def unpacked(entry: Entry) -> Entry:
     """Returns the contents of a compressed file, whose suffix is one of PACKED."""
-    unpack = PACKED[entry.suffix]
 
     def open() -> Stream:
         packed = entry.open()
         expansion = Expansion(entry.name, packed, entry.reading.limits)
-        return UnpackedStream(entry.name, unpack(packed), expansion, packed.close)
+        return UnpackedStream(entry.name, PACKED[entry.suffix](packed), expansion, packed.close)
 
     return entry.unpacked(open)
 
@@ -135,7 +129,7 @@ class _Decompressed:
         while len(data) < size and self._has_more():
             block = b""
             if self._decompressor.needs_input:
-                block = self._rest or self._stream.read(BLOCK)
+                block = self._rest or self._stream.read(BYTES_PER_READ)
                 self._rest = b""
                 if not block:
                     raise EOFError("it ends too early")
@@ -148,33 +142,25 @@ class _Decompressed:
             return True
         rest = self._decompressor.unused_data.lstrip(b"\0")
         while not rest:
-            if not (block := self._stream.read(BLOCK)):
+            if not (block := self._stream.read(BYTES_PER_READ)):
                 return False
             rest = block.lstrip(b"\0")
         self._decompressor, self._rest = self._make(), rest
         return True
 
 
-def _gzip(stream: Stream) -> Readable:
-    return gzip.GzipFile(fileobj=cast(IO[bytes], stream))
-
-
-def _bzip2(stream: Stream) -> Readable:
-    return _Decompressed(stream, bz2.BZ2Decompressor)
-
-
-def _xz(stream: Stream) -> Readable:
-    return _Decompressed(stream, lambda: lzma.LZMADecompressor(memlimit=XZ_MEMORY))
-
-
-PACKED: dict[str, Callable[[Stream], Readable]] = {".gz": _gzip, ".bz2": _bzip2, ".xz": _xz}
+# By the suffix of a file, what reads its unpacked bytes from a stream.
+PACKED: dict[str, Callable[[Stream], Callable[[int], bytes]]] = {
+    ".gz": lambda stream: gzip.GzipFile(fileobj=cast(IO[bytes], stream)).read,
+    ".bz2": lambda stream: _Decompressed(stream, bz2.BZ2Decompressor).read,
+    ".xz": lambda stream: (
+        _Decompressed(stream, partial(lzma.LZMADecompressor, memlimit=XZ_MEMORY)).read
+    ),
+}
 
 
 def read_zip(entry: Entry) -> Iterator[Piece]:
-    """Yields the documents in a zip archive, in its own order, each member by its suffix.
-
-    Nothing is written to disk. InputError if the archive is damaged, encrypted or made to do harm.
-    """
+    """Yields the documents in a zip archive. InputError if it is damaged, or may do harm."""
     with closing(cast(FileStream, entry.open())) as file:  # never inside another file
         with _explaining(entry.name):
             archive = zipfile.ZipFile(cast(IO[bytes], file))
@@ -195,14 +181,14 @@ def read_zip(entry: Entry) -> Iterator[Piece]:
 def _check(entry: Entry, member: zipfile.ZipInfo) -> None:
     """Raises InputError for a member that no honest archive has, or that cannot be read."""
     name = shown(member.orig_filename)
-    if OUTSIDE.match(member.orig_filename):
+    if OUTSIDE_PATH.match(member.orig_filename):
         raise InputError(
             f"{entry.name} has a member {name!r}, outside the folder of the archive; "
             "refusing it: such paths are used to overwrite files"
         )
-    if member.flag_bits & ENCRYPTED:
+    if member.flag_bits & ENCRYPTED_FLAG:
         raise InputError(f"{entry.name} is encrypted; unpack it and give the files in it")
-    if member.compress_type not in METHODS:
+    if member.compress_type not in KNOWN_METHODS:
         raise InputError(
             f"{entry.name}: {name} is not compressed with deflate, as is usual; unpack the "
             "archive and give the files in it"
@@ -219,7 +205,7 @@ def _read_member(
     def open() -> Stream:
         with _explaining(entry.name):
             inner = archive.open(member)
-        return UnpackedStream(entry.name, inner, expansion, inner.close)
+        return UnpackedStream(entry.name, inner.read, expansion, inner.close)
 
     opened = entry.member(shown(member.filename), open)
     if stat.S_ISLNK(member.external_attr >> 16):

@@ -20,9 +20,10 @@ from smallmind.corpus.reading import (
 from smallmind.corpus.turns import NEEDED
 
 EXPANSION = 4  # of compressed texts, about
-MOST_REASONS = 3  # in a message
-OF_CODE, LONG_LINES = (".js", ".mjs", ".cjs", ".css"), 500  # that is minified; characters
-HALVES = re.compile("[\ud800-\udfff]")  # JSON can write one half of a UTF-16 pair; UTF-8 cannot
+MAX_REASONS = 3  # in a message
+CODE_SUFFIXES = (".js", ".mjs", ".cjs", ".css")  # of files that may be minified
+MINIFIED_LINE = 500  # characters of a line, on average: longer than anybody writes them
+SURROGATES = re.compile("[\ud800-\udfff]")  # JSON can write one half of a UTF-16 pair; UTF-8 cannot
 LINE_ENDS = {
     "\r\n": "CRLF line ends became LF",
     "\r": "CR line ends became LF",
@@ -123,26 +124,19 @@ def _pieces(file: File, reading: Reading) -> Iterator[Piece]:
     before = reading.documents
     cleaner = _Cleaner(reading)
     entry = Entry.of_file(file.path, reading, file.is_named, file.size)
-    is_first = entry.suffix in OF_CODE
+    is_first = entry.suffix in CODE_SUFFIXES
     for piece in read(entry) if file.is_named else read_found(entry):
         if cleaned := cleaner.clean(piece):
-            if is_first and _is_minified(cleaned.text):
+            text = cleaned.text
+            if is_first and len(text) > MINIFIED_LINE * (4 + text.count("\n")):
                 reading.count("Among the texts", "file", "of minified code; see --exclude")
             is_first = False
             yield cleaned
     reading.end_file(file.size, has_text=reading.documents > before)
 
 
-def _is_minified(text: str) -> bool:
-    """Returns True for code whose lines are longer than anybody writes them."""
-    return len(text) > LONG_LINES * (4 + text.count("\n"))
-
-
 class _Cleaner:
-    """Cleans the pieces of one document after the other, and counts them.
-
-    Line ends become LF, lone surrogates are replaced.
-    """
+    """Cleans pieces of documents, and counts them: LF ends lines, lone surrogates are replaced."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -173,7 +167,7 @@ class _Cleaner:
             text.encode()  # ten times as fast as looking for them
         except UnicodeEncodeError:
             self._reading.note("half characters became U+FFFD")
-            return HALVES.sub("\ufffd", text)
+            return SURROGATES.sub("\ufffd", text)
         return text
 
 
@@ -181,8 +175,8 @@ def _nothing(skipped: list[Skipped], notes: Sequence[str]) -> InputError:
     """Returns the error if there is no text at all."""
     if not skipped and notes:
         return InputError(f"no text was found ({notes[0]}); give other texts or patterns")
-    reasons = "; ".join(map(str, skipped[:MOST_REASONS]))
-    more = len(skipped) - MOST_REASONS
+    reasons = "; ".join(map(str, skipped[:MAX_REASONS]))
+    more = len(skipped) - MAX_REASONS
     reasons += f"; and {more:,} more" if more > 0 else ""
     found = f": {reasons}" if reasons else ""
     return InputError(f"no text was found{found}; give a file or folder with text in it")

@@ -8,13 +8,13 @@ from encodings.aliases import aliases
 
 from smallmind.checks import InputError, nearest
 from smallmind.console import activity
-from smallmind.corpus.entry import HEAD, Entry, Piece, Stream, document
+from smallmind.corpus.entry import HEAD_BYTES, Entry, Piece, Stream, document
 from smallmind.corpus.reading import Unusable, shown
 from smallmind.files.encoding import MARKS, advice, likely_encoding, unmarked_utf16
 
-KIND = re.compile("it is (.+?)([:;]) (.+)")  # advice that knows what a file is
+KIND_OF_FILE = re.compile("it is (.+?)([:;]) (.+)")  # advice that knows what a file is
 # Python has codecs of these names, which are not encodings of files.
-NOT_OF_FILES = ("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape")
+OTHER_CODECS = ("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape")
 
 
 def check_encoding(name: str) -> None:
@@ -30,7 +30,7 @@ def check_encoding(name: str) -> None:
 def _is_known(name: str) -> bool:
     try:
         b" ".decode(name)
-        return codecs.lookup(name).name.replace("_", "-") not in NOT_OF_FILES
+        return codecs.lookup(name).name.replace("_", "-") not in OTHER_CODECS
     except UnicodeDecodeError:  # half a character
         return True
     except (LookupError, ValueError):
@@ -43,10 +43,7 @@ def read_text(entry: Entry) -> Iterator[Piece]:
 
 
 def decoded(entry: Entry, declared: re.Pattern[bytes] | None = None) -> Iterator[str]:
-    """Yields the text of an entry in chunks. `declared` finds the encoding that its head declares.
-
-    Unusable if it is not text in its encoding.
-    """
+    """Yields the text of an entry; its head may declare the encoding. Unusable if not text."""
     with closing(entry.open()) as stream:
         try:
             yield from _decode(entry, stream, declared)
@@ -58,7 +55,7 @@ def decoded(entry: Entry, declared: re.Pattern[bytes] | None = None) -> Iterator
 
 
 def _decode(entry: Entry, stream: Stream, declared: re.Pattern[bytes] | None) -> Iterator[str]:
-    head = stream.read(HEAD)
+    head = stream.read(HEAD_BYTES)
     encoding = _encoding(entry, head, declared)
     if codecs.lookup(encoding).name == "utf-8" and (name := unmarked_utf16(head)):
         raise _wrong_encoding(entry, head, "is not UTF-8: every second byte is zero", name)
@@ -88,9 +85,7 @@ def _blocks(head: bytes, stream: Stream, size: int) -> Iterator[bytes]:
 
 
 def _encoding(entry: Entry, head: bytes, declared: re.Pattern[bytes] | None) -> str:
-    """-> a byte order mark decides, then the user, then what the text declares; else it is
-    UTF-8.
-    """
+    """-> the encoding by a byte order mark, the user, or what the text declares; else UTF-8."""
     if head.startswith(codecs.BOM_UTF8):
         return "utf-8-sig"
     for mark, name in MARKS.items():
@@ -108,10 +103,7 @@ def _encoding(entry: Entry, head: bytes, declared: re.Pattern[bytes] | None) -> 
 def _undecodable(
     entry: Entry, encoding: str, error: UnicodeError, block: bytes, offset: int, around: bytes
 ) -> Unusable:
-    """Returns the error for a block that begins at `offset` and cannot be decoded.
-
-    `around` is that block with those before and after it.
-    """
+    """Returns the error for a block at `offset`, which `around` has with the ones beside it."""
     is_utf8 = codecs.lookup(encoding).name.startswith("utf-8")
     shown_name = "UTF-8" if is_utf8 else encoding
     reason = f"is not {shown_name}"
@@ -131,7 +123,7 @@ def _undecodable(
 def _wrong_encoding(entry: Entry, data: bytes, reason: str, likely: str | None) -> Unusable:
     """-> the error for a file that is not UTF-8 but, from its data, likely in another encoding."""
     words = advice(entry.name, data)
-    found = KIND.match(words)
+    found = KIND_OF_FILE.match(words)
     if not found:
         return Unusable(entry.name, reason, words if _takes_commands(entry) else "save it as UTF-8")
     kind, mark, rest = found.groups()

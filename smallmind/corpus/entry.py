@@ -13,12 +13,12 @@ from smallmind.checks import InputError
 from smallmind.corpus.reading import FileStream, NoText, Reading, Skipped, Unusable, shown
 from smallmind.files.encoding import HTML, NOTEBOOK, disguised
 
-TEXT = ".txt"
-HEAD = 4096  # bytes that tell what a file is
-NESTED = (".gz", ".bz2", ".xz", ".zip", ".parquet")  # not read inside a compressed file
-ARCHIVES = (".zip", ".parquet")
-OF_MARKUP = (".html", ".htm", ".xhtml", ".xht", ".xml")
-OF_RECORDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+TEXT_SUFFIX = ".txt"
+HEAD_BYTES = 4096  # bytes that tell what a file is
+PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zip", ".parquet")  # not read inside a compressed file
+ARCHIVE_SUFFIXES = (".zip", ".parquet")
+MARKUP_SUFFIXES = (".html", ".htm", ".xhtml", ".xht", ".xml")
+RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 # Archives that have no reader: some of them would pass as text.
 UNKNOWN_ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".zst")
 
@@ -40,7 +40,7 @@ class Stream(Protocol):
     count: int  # how many have been read
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes, fewer only at the end. InputError if they cannot be had."""
+        """Reads at most `size` bytes, fewer only at the end. InputError if it cannot."""
         ...
 
     def close(self) -> None: ...
@@ -88,26 +88,23 @@ Reader = Callable[[Entry], Iterator[Piece]]
 
 
 def read(entry: Entry) -> Iterator[Piece]:
-    """Yields the documents in an entry.
-
-    Unusable if nothing can be had from it, InputError if it is damaged.
-    """
+    """Yields the documents in an entry. Unusable if it has none, InputError if it is damaged."""
     if entry.size == 0:
         raise Unusable(entry.name, "is empty", "give a file with text in it")
     suffix = entry.suffix
     if suffix in UNKNOWN_ARCHIVES:
         raise Unusable(entry.name, f"is a {suffix} archive", "unpack it and give the files in it")
-    if entry.is_unpacked and suffix in NESTED:
+    if entry.is_unpacked and suffix in PACKED_SUFFIXES:
         reason = f"is a {suffix} file inside a compressed file"
         raise Unusable(entry.name, reason, "unpack the outer one first")
-    if entry.reading.is_glance and suffix not in (*OF_RECORDS, *NESTED):
+    if entry.reading.is_glance and suffix not in (*RECORD_SUFFIXES, *PACKED_SUFFIXES):
         return
     reader: Reader = parts.load(parts.READERS, _reader_of(entry))
     has_text, left_out, skipped = False, entry.reading.left_out, len(entry.reading.skipped)
     for piece in reader(entry):
         has_text = True
         yield piece
-        if entry.reading.is_glance and suffix in OF_RECORDS:
+        if entry.reading.is_glance and suffix in RECORD_SUFFIXES:
             return
     if not has_text and entry.reading.left_out > left_out:
         raise Unusable(
@@ -121,16 +118,13 @@ def read(entry: Entry) -> Iterator[Piece]:
 
 
 def _reader_of(entry: Entry) -> str:
-    """Returns the suffix by which to read an entry: its first bytes may be those of another format.
-
-    Unusable if they are of one that has no reader, however the file is called.
-    """
+    """Returns the suffix by which to read an entry, or raises Unusable, by its first bytes too."""
     with entry.reading.paused(), closing(entry.open()) as stream:
-        found = disguised(stream.read(HEAD))
+        found = disguised(stream.read(HEAD_BYTES))
     suffix = entry.suffix
-    is_table = suffix in (*NESTED, *OF_RECORDS)
-    if found is None or (found.kind == HTML and suffix in OF_MARKUP):
-        return suffix if suffix in parts.READERS else TEXT
+    is_table = suffix in (*PACKED_SUFFIXES, *RECORD_SUFFIXES)
+    if found is None or (found.kind == HTML and suffix in MARKUP_SUFFIXES):
+        return suffix if suffix in parts.READERS else TEXT_SUFFIX
     if found.kind == HTML and not is_table:
         entry.reading.note("read the text of HTML, without its tags,")
         return ".html"
@@ -152,7 +146,7 @@ def read_found(entry: Entry) -> Iterator[Piece]:
         if reading.is_glance and not any(piece.role for piece in read(entry)):
             return
         # The members of an archive are skipped one by one.
-        if entry.suffix not in ARCHIVES and entry.name not in reading.decodable:
+        if entry.suffix not in ARCHIVE_SUFFIXES and entry.name not in reading.decodable:
             short = _checked(entry)
             if short is None:
                 reading.decodable.add(entry.name)
@@ -186,9 +180,7 @@ def _checked(entry: Entry) -> list[Piece] | None:
 
 
 def document(chunks: Iterable[str], size: int) -> Iterator[Piece]:
-    """Yields the chunks of one document, which may be empty, in pieces of at most `size`
-    characters.
-    """
+    """Yields the chunks of one document, which may be empty, in pieces of at most `size`."""
     last = ""
     for chunk in chunks:
         for start in range(0, len(chunk), size):

@@ -12,14 +12,14 @@ from smallmind.corpus.entry import Entry
 from smallmind.corpus.json_records import json_elements, json_lines
 from smallmind.corpus.reading import Limits, Reading, shown
 from smallmind.corpus.records import Row, kind_of
-from smallmind.corpus.tables import csv_rows, tsv_rows
+from smallmind.corpus.tables import table_rows
 
 READERS: dict[str, Callable[[Entry], Iterator[Row]]] = {
     ".jsonl": json_lines,
     ".ndjson": json_lines,
     ".json": json_elements,
-    ".csv": csv_rows,
-    ".tsv": tsv_rows,
+    ".csv": table_rows,
+    ".tsv": table_rows,
 }
 LIMITS = Limits(record=2**22)  # characters: far more than any context has
 

@@ -12,19 +12,19 @@ from typing import NamedTuple
 
 from smallmind.checks import InputError, count_of
 from smallmind.console import activity
-from smallmind.corpus.entry import NESTED, OF_RECORDS, TEXT
+from smallmind.corpus.entry import PACKED_SUFFIXES, RECORD_SUFFIXES, TEXT_SUFFIX
 from smallmind.corpus.reading import Skipped, not_regular, shown
 from smallmind.corpus.shards import holds_tokens
 
 WILDCARDS = "*?["
-RUN = ("config.json", "metrics.jsonl")  # files in the directory of a run
+RUN_FILES = ("config.json", "metrics.jsonl")  # files in the directory of a run
 TRAINING_NAME = re.compile(r"(?:^|[_.-])train(?:ing)?(?:[_.-]|$)", re.IGNORECASE)
 TEST_NAME = re.compile(r"(?:^|[_.-])(?:test|eval|dev|val(?:id|idation)?)(?:[_.-]|$)", re.IGNORECASE)
 # Folders with what others wrote, and files that programs write, which few mean to learn from.
-OF_OTHERS = ("node_modules", "bower_components", "site-packages", "__pycache__", "venv")
-MADE = re.compile(r".*[.-]min\.(js|css|mjs)|.*\.(js|css)\.map|package-lock\.json|.*\.lock")
-LEAVE_OUT = "to leave them out: --exclude"
-OF_DATA = {*NESTED, *OF_RECORDS, TEXT}  # suffixes of the files of a data set
+FOLDERS_OF_OTHERS = ("node_modules", "bower_components", "site-packages", "__pycache__", "venv")
+MADE_NAME = re.compile(r".*[.-]min\.(js|css|mjs)|.*\.(js|css)\.map|package-lock\.json|.*\.lock")
+EXCLUDE_ADVICE = "to leave them out: --exclude"
+DATA_SUFFIXES = {*PACKED_SUFFIXES, *RECORD_SUFFIXES, TEXT_SUFFIX}
 
 
 class File(NamedTuple):
@@ -37,7 +37,7 @@ class File(NamedTuple):
     @property
     def is_compressed(self) -> bool:
         """True if the file takes more space when unpacked."""
-        return self.path.suffix.lower() in NESTED
+        return self.path.suffix.lower() in PACKED_SUFFIXES
 
 
 class Found(NamedTuple):
@@ -57,42 +57,42 @@ class _Finder:
         self._folders: set[str] = set()  # the same of folders: links may lead back to them
         self.skipped: dict[str, Skipped] = {}
 
-    def add(self, given: str) -> None:
-        """The files that a path means. InputError if there is nothing, or no file."""
+    def add(self, name: str) -> None:
+        """Adds the files that a path means. InputError if there is nothing, or no file."""
         try:
-            status = os.stat(given)
+            status = os.stat(name)
             if stat.S_ISDIR(status.st_mode):
-                os.listdir(given)  # OSError if it cannot be read
+                os.listdir(name)  # OSError if it cannot be read
         except (FileNotFoundError, NotADirectoryError):
-            self._add_glob(given)
+            self._add_glob(name)
             return
         except (OSError, ValueError) as error:
-            raise InputError(f"cannot read {shown(given)}: {_reason(error)}") from None
-        if self._is_excluded(Path(given), Path(given).parts):
+            raise InputError(f"cannot read {shown(name)}: {_reason(error)}") from None
+        if self._is_excluded(Path(name), Path(name).parts):
             return
         if stat.S_ISDIR(status.st_mode):
-            self._add_found(Path(given), Path(given))
+            self._add_found(Path(name), Path(name))
         elif stat.S_ISREG(status.st_mode):
-            self._add_file(Path(given), status.st_size, is_named=True)
+            self._add_file(Path(name), status.st_size, is_named=True)
         else:
-            raise InputError(not_regular(given))
+            raise InputError(not_regular(name))
 
-    def _add_glob(self, given: str) -> None:
-        if not any(mark in given for mark in WILDCARDS):
+    def _add_glob(self, name: str) -> None:
+        if not any(mark in name for mark in WILDCARDS):
             raise InputError(
-                f"{shown(given) or repr(given)} does not exist; give the path of a file or folder, "
+                f"{shown(name) or repr(name)} does not exist; give the path of a file or folder, "
                 "or a pattern such as 'texts/**/*.txt'"
             )
-        matches = expand(Path(given))
+        matches = expand(Path(name))
         if not matches:
-            raise InputError(f"no file matches {shown(given)}; give another pattern or a path")
-        root = _fixed(Path(given))
+            raise InputError(f"no file matches {shown(name)}; give another pattern or a path")
+        root = _fixed(Path(name))
         for path in matches:
             if not self._is_excluded(path, path.parts):
                 self._add_found(path, root)
 
     def _add_found(self, top: Path, root: Path) -> None:
-        """A file, or all files in a folder. What is neither, or leads out of `root`, is skipped."""
+        """Adds a file, or all in a folder; skips what is neither, and links out of `root`."""
         waiting, within = [top], os.path.realpath(root)
         while waiting:
             activity.tick()
@@ -106,7 +106,7 @@ class _Finder:
                     continue
                 is_folder = stat.S_ISDIR(status.st_mode)
                 folder = path if is_folder else path.parent
-                if all((folder / name).is_file() for name in RUN):
+                if all((folder / name).is_file() for name in RUN_FILES):
                     # A run's output is not a text to learn from, and it changes during training.
                     self._skip(folder, "is the directory of a run")
                 elif holds_tokens(folder):
@@ -165,28 +165,28 @@ def find(paths: Sequence[str | PathLike[str]], exclude: Sequence[str] = ()) -> F
 
 
 def _unwanted(files: Sequence[File]) -> Iterator[str]:
-    """Yields names what few people mean to learn from, by the names of files and folders."""
+    """Yields notes about what few people mean to learn from, by the names of files and folders."""
     paths = [file.path.parts for file in files]
-    for name in OF_OTHERS:
+    for name in FOLDERS_OF_OTHERS:
         if n := sum(name in parts for parts in paths):
-            yield f"Among the texts: {count_of(n, 'file')} of {name}; {LEAVE_OUT} {name}"
-    made = [parts[-1] for parts in paths if MADE.fullmatch(parts[-1])]
+            yield f"Among the texts: {count_of(n, 'file')} of {name}; {EXCLUDE_ADVICE} {name}"
+    made = [parts[-1] for parts in paths if MADE_NAME.fullmatch(parts[-1])]
     if made:
         yield (
             f"Among the texts: {count_of(len(made), 'file')} that programs have made, such as "
-            f"{shown(made[0], 60)}; {LEAVE_OUT} PATTERN"
+            f"{shown(made[0], 60)}; {EXCLUDE_ADVICE} PATTERN"
         )
     splits = [
         (parts[:i], part)
         for parts in paths
         for i, part in enumerate(parts)
-        if i < len(parts) - 1 or os.path.splitext(part)[1].lower() in OF_DATA
+        if i < len(parts) - 1 or os.path.splitext(part)[1].lower() in DATA_SUFFIXES
     ]
     trained = {folder for folder, part in splits if TRAINING_NAME.search(part)}
     tests = (part for folder, part in splits if folder in trained and TEST_NAME.search(part))
     if names := [shown(name, 60) for name in dict.fromkeys(tests)]:
         more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-        yield f"Among the texts: a split for tests, {names[0]}{more}; {LEAVE_OUT} {names[0]}"
+        yield f"Among the texts: a split for tests, {names[0]}{more}; {EXCLUDE_ADVICE} {names[0]}"
 
 
 def _fixed(pattern: Path) -> Path:
@@ -201,10 +201,7 @@ def _is_within(path: Path, folder: str) -> bool:
 
 
 def expand(pattern: Path) -> list[Path]:
-    """-> the files and folders that match a pattern, in order; `**` means any number of folders.
-
-    Hidden ones only match a part that begins with a dot.
-    """
+    """-> what matches a pattern, in order; `**` is any number of folders, `*` nothing hidden."""
     level = [Path(pattern.anchor)]
     for part in pattern.relative_to(pattern.anchor).parts:
         if part == "**":

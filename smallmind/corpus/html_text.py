@@ -7,7 +7,7 @@ from typing import Any
 
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece, document
-from smallmind.corpus.layout import LEFT_OUT, LINE, PARAGRAPH, SPACE, Layout, growing
+from smallmind.corpus.layout import LEFT_OUT_ELEMENTS, LINE, PARAGRAPH, SPACE, TextLayout, growing
 from smallmind.corpus.reading import Limits, Unusable, shown
 
 CHARSET = re.compile(rb"""<meta\b[^>]*\bcharset\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE)
@@ -18,7 +18,7 @@ PARAGRAPHS = re.compile(
     "pre|section|table|title|ul"
 )
 LINES = re.compile("br|caption|dd|div|dt|figcaption|legend|li|option|td|th|tr")
-KEPT_AS_IS = ("pre", "textarea")  # elements whose white space matters
+PREFORMATTED = ("pre", "textarea")  # elements whose white space matters
 
 
 def read_html(entry: Entry) -> Iterator[Piece]:
@@ -27,9 +27,9 @@ def read_html(entry: Entry) -> Iterator[Piece]:
 
 
 def _chunks(entry: Entry) -> Iterator[str]:
-    layout = Layout()
+    layout = TextLayout()
     page = _Page(layout)
-    for text in growing(entry, decoded(entry, CHARSET), page):
+    for text in growing(entry, decoded(entry, CHARSET), page.held):
         try:
             page.feed(text)
         except AssertionError as error:  # of the standard library, for odd declarations
@@ -44,10 +44,10 @@ def _chunks(entry: Entry) -> Iterator[str]:
 class _Page(HTMLParser):
     """Writes the text of a page to a layout."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: TextLayout) -> None:
         super().__init__(convert_charrefs=True)
         self._layout = layout
-        self._left_out = self._kept = 0  # how many elements of these kinds are open
+        self._left_out = self._preformatted = 0  # how many elements of these kinds are open
 
     def held(self, limits: Limits) -> tuple[int, int]:
         is_tag = self.cdata_elem is None and self.rawdata[1:2].isalpha()
@@ -55,18 +55,18 @@ class _Page(HTMLParser):
 
     def handle_starttag(self, tag: str, _attrs: Any) -> None:
         self._separate(tag)
-        self._left_out += tag in LEFT_OUT
-        self._kept += tag in KEPT_AS_IS
+        self._left_out += tag in LEFT_OUT_ELEMENTS
+        self._preformatted += tag in PREFORMATTED
 
     def handle_endtag(self, tag: str) -> None:
         self._separate(tag)
-        self._left_out = max(0, self._left_out - (tag in LEFT_OUT))
-        self._kept = max(0, self._kept - (tag in KEPT_AS_IS))
+        self._left_out = max(0, self._left_out - (tag in LEFT_OUT_ELEMENTS))
+        self._preformatted = max(0, self._preformatted - (tag in PREFORMATTED))
 
     def handle_data(self, data: str) -> None:
         if self._left_out:
             return
-        if self._kept:
+        if self._preformatted:
             self._layout.write(data)
             return
         words = WHITE_SPACE.sub(" ", data)

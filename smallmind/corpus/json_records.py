@@ -13,28 +13,21 @@ from smallmind.corpus.json_values import DuplicateKey, parsed
 from smallmind.corpus.reading import Unusable, shown
 from smallmind.corpus.records import Records, Row, lines
 
-VALUES = tuple('{["')  # that lines of JSON begin with
+OPENERS = tuple('{["')  # that lines of JSON begin with
 
 
 def read_json_lines(entry: Entry) -> Iterator[Piece]:
-    """Yields a JSON value per line, each with a document; blank lines are left out."""
-    records = Records(entry)
-    for row in json_lines(entry):
-        yield from records.pieces(*row)
+    """Returns a document for each line with a JSON value; blank lines are left out."""
+    return Records(entry).documents(json_lines(entry))
 
 
 def read_json(entry: Entry) -> Iterator[Piece]:
-    """Yields an array with a document in each element, or a single record. It is read whole."""
-    records = Records(entry)
-    for row in json_elements(entry):
-        yield from records.pieces(*row)
+    """Returns a document for each element of an array, or a single one. It is read whole."""
+    return Records(entry).documents(json_elements(entry))
 
 
 def json_lines(entry: Entry) -> Iterator[Row]:
-    """Yields the value of each line that is not blank.
-
-    Unusable, naming the file and the line, for one that is not JSON.
-    """
+    """Yields the value of each line that is not blank. Unusable, naming one that is not JSON."""
     for number, line in enumerate(lines(entry, decoded(entry)), 1):
         if line.isspace():
             continue
@@ -70,7 +63,7 @@ def _has_lines(entry: Entry) -> bool:
         try:
             with closing(rows):
                 first = next(rows, "").lstrip()
-                return first[:1] in VALUES and next(rows, None) is not None and _is_value(first)
+                return first[:1] in OPENERS and next(rows, None) is not None and _is_value(first)
         except InputError:  # what is wrong is said by whoever reads it whole
             return False
 

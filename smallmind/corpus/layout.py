@@ -1,31 +1,30 @@
 """The text of marked-up documents: words, and the spaces and line breaks between them."""
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
 
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry
 from smallmind.corpus.reading import Limits
 
-NOTHING, SPACE, LINE, PARAGRAPH = range(4)  # what separates words, the weakest first
+NO_SEPARATOR, SPACE, LINE, PARAGRAPH = range(4)  # what separates words, the weakest first
 SEPARATORS = ("", " ", "\n", "\n\n")
-LEFT_OUT = ("script", "style")  # elements
+LEFT_OUT_ELEMENTS = ("script", "style")  # elements
 
 
-class Layout:
+class TextLayout:
     """Collects text. Of several separators between words only the strongest is written."""
 
     def __init__(self) -> None:
         self._written: list[str] = []
-        self._separator = NOTHING
+        self._separator = NO_SEPARATOR
         self._has_begun = False
 
     def write(self, words: str) -> None:
-        """Words, which do not begin with white space unless it matters."""
+        """Writes words, which do not begin with white space unless it matters."""
         if self._has_begun:
             self._written.append(SEPARATORS[self._separator])
         self._written.append(words)
-        self._separator, self._has_begun = NOTHING, True
+        self._separator, self._has_begun = NO_SEPARATOR, True
 
     def separate(self, separator: int) -> None:
         """Separates the next words from the previous ones, if there are both."""
@@ -38,39 +37,32 @@ class Layout:
         return written
 
 
-class Parser(Protocol):
-    """A parser that is fed, and holds what it needs more text for."""
-
-    def held(self, limits: Limits) -> tuple[int, int]:
-        """The characters or bytes of an unfinished element, and how many of them may be held."""
-        ...
-
-
 def separator_in(space: str) -> int:
     """White space at the edge of an element -> the separator that it amounts to."""
     breaks = space.count("\n")
-    return min(LINE + breaks - 1, PARAGRAPH) if breaks else SPACE if space else NOTHING
+    return min(LINE + breaks - 1, PARAGRAPH) if breaks else SPACE if space else NO_SEPARATOR
 
 
-def growing(entry: Entry, chunks: Iterable[str], parser: Parser) -> Iterator[str]:
-    """Yields the chunks, joined until they are longer than what the parser holds and will scan
-    again.
+def growing(
+    entry: Entry, chunks: Iterable[str], held: Callable[[Limits], tuple[int, int]]
+) -> Iterator[str]:
+    """Yields the chunks, joined until they are longer than what the parser will scan again.
 
-    A tag or comment of any length is so scanned a few times, rather than once per chunk.
-    InputError for one that would take too much memory.
+    A tag or comment of any length is so scanned a few times, rather than once per chunk. `held`
+    returns how long the unfinished element is, and how long it may be: InputError beyond that.
     """
     waiting: list[str] = []
     length = 0
     for chunk in chunks:
         waiting.append(chunk)
         length += len(chunk)
-        held, longest = parser.held(entry.reading.limits)
-        if length + held > longest and held:
+        unfinished, longest = held(entry.reading.limits)
+        if length + unfinished > longest and unfinished:
             raise InputError(
                 f"{entry.name} has a tag or comment of more than {longest:,} characters; "
                 "shorten it, or leave the file out"
             )
-        if length >= held:
+        if length >= unfinished:
             yield "".join(waiting)
             waiting, length = [], 0
     yield "".join(waiting)

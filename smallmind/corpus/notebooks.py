@@ -12,10 +12,7 @@ from smallmind.corpus.reading import Unusable
 
 
 def read_notebook(entry: Entry) -> Iterator[Piece]:
-    """Yields the cells of a notebook, with a blank line between them: one document.
-
-    Unusable if it is not one.
-    """
+    """Yields the cells of a notebook, with a blank line between them, as one document."""
     for notebook, _ in json_elements(entry):
         texts = [text for text in map(_source, _cells(entry, notebook)) if text.strip()]
         entry.reading.note("read the cells of notebooks, without outputs and attachments,")

@@ -1,6 +1,7 @@
 """Parquet files, by way of pyarrow."""
 
 import importlib
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,18 +15,18 @@ from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.json_values import Number
 from smallmind.corpus.reading import Unusable, shown
 from smallmind.corpus.records import Records
-from smallmind.corpus.turns import TELLING
+from smallmind.corpus.turns import TELLING_FIELDS
 
-ROWS = 256  # that are converted at once
-OF_TEXT = ("string", "utf8")  # in the names of types that hold text
+ROWS_AT_ONCE = 256  # that are converted at once
+TEXT_TYPES = ("string", "utf8")  # in the names of types that hold text
 
 
 def read_parquet(entry: Entry) -> Iterator[Piece]:
-    """Yields a document per row, from the column of the text.
-
-    InputError without pyarrow, and for a damaged file.
-    """
-    parquet = _pyarrow(entry)
+    """Yields a document per row, from the column of the text. InputError without pyarrow."""
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise InputError(f'{entry.name} needs pyarrow: pip install "smallmind[parquet]"') from None
     records = Records(entry, "column")
     with closing(entry.open()) as file:
         with _naming(entry):
@@ -36,32 +37,21 @@ def read_parquet(entry: Entry) -> Iterator[Piece]:
             twice = next(name for name in names if names.count(name) > 1)
             reason = f"has two columns with the name {shown(twice, 60)!r}"
             raise Unusable(entry.name, reason, "rename one of them")
-        telling = [name for name in names if name.casefold() in TELLING]
+        telling = [name for name in names if name.casefold() in TELLING_FIELDS]
         first = next(iter(next(_batches(entry, table, telling), [])), None) if telling else None
         shape = records.look_for_turns(names, "its columns", first)
         columns = list(shape.names) if shape else [records.choose(names, "its columns")]
         for name in () if entry.reading.field else names:
-            if name not in columns and any(word in types[name] for word in OF_TEXT):
+            if name not in columns and any(word in types[name] for word in TEXT_TYPES):
                 entry.reading.leave_unread(name)
-        number = 0
-        for rows in _batches(entry, table, columns):
-            for row in rows:
-                number += 1
-                where = f"row {number:,}"
-                yield from records.pieces(row, where)
-
-
-def _pyarrow(entry: Entry) -> Any:
-    try:
-        return importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise InputError(f'{entry.name} needs pyarrow: pip install "smallmind[parquet]"') from None
+        rows = itertools.chain.from_iterable(_batches(entry, table, columns))
+        yield from records.documents((row, f"row {i:,}") for i, row in enumerate(rows, 1))
 
 
 def _batches(entry: Entry, table: Any, columns: list[str]) -> Iterator[list[Any]]:
     """Yields the rows with these columns, some at a time."""
     with _naming(entry):
-        batches = iter(table.iter_batches(batch_size=ROWS, columns=columns))
+        batches = iter(table.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns))
     while True:
         with _naming(entry):
             batch = next(batches, None)
@@ -92,7 +82,7 @@ def _as_json(value: Any) -> Any:
 
 @contextmanager
 def _naming(entry: Entry) -> Iterator[None]:
-    """Whatever pyarrow raises within the block becomes an InputError that names the file."""
+    """Turns whatever pyarrow raises within the block into an InputError that names the file."""
     try:
         yield
     except (InputError, MemoryError):

@@ -45,9 +45,9 @@ from smallmind.corpus.shards import (
     write_record,
 )
 from smallmind.corpus.survey import (
-    ConversationDigest,
-    Plan,
+    CorpusPlan,
     conversations,
+    hashed,
     joined,
     survey,
     survey_conversations,
@@ -56,15 +56,15 @@ from smallmind.corpus.survey import (
 from smallmind.files import durable
 from smallmind.files.lock import RunLock
 from smallmind.settings.config import SHARD_TOKENS, RunConfig
-from smallmind.text.chat import KINDS, encode_each
+from smallmind.text.chat import MARK_KINDS, encode_each
 from smallmind.text.dataset import HELD_OUT
 from smallmind.text.templates import HEADERS, fit_template, format_of
 from smallmind.text.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer.json"
-COMMIT = 1 << 25  # tokens after which progress is recorded
-TOGETHER = 1 << 18  # tokens of whole conversations that are written at once, or more
-MOST_SKIPPED = 100  # files whose names are kept
+TOKENS_PER_COMMIT = 1 << 25  # tokens after which progress is recorded
+TOKENS_PER_APPEND = 1 << 18  # tokens of whole conversations that are written at once, or more
+MAX_SKIPPED = 100  # files whose names are recorded
 
 
 class Encoding(NamedTuple):
@@ -77,10 +77,7 @@ class Encoding(NamedTuple):
 
     @classmethod
     def of_run(cls, run: RunConfig, tokenizer: Tokenizer | None = None) -> "Encoding":
-        """-> the encoding that settings describe, perhaps with a tokenizer that is there already.
-
-        InputError if they name a file that does not hold one.
-        """
+        """-> the encoding that settings describe. InputError if they name no tokenizer."""
         if tokenizer is None and run.tokenizer not in parts.TOKENIZERS:
             tokenizer = Tokenizer.load(run.tokenizer)
         if tokenizer:
@@ -102,7 +99,7 @@ class Encoding(NamedTuple):
         return self.kind.separator if self.chosen_separator is None else self.chosen_separator
 
     def described(self) -> dict[str, Any]:
-        """Everything that must stay equal for the tokens to be equal, as JSON."""
+        """-> everything that must stay equal for the tokens to be equal, as JSON."""
         said = {"separator": self.chosen_separator, "template": self.template}
         chosen: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
         if isinstance(self.tokenizer, Tokenizer):
@@ -205,7 +202,7 @@ def load_tokenizer(shards: Shards) -> Tokenizer:
 
 
 def _files_digest(corpus: Corpus) -> str:
-    """SHA-256 of the names, sizes and times of the files."""
+    """-> the SHA-256 of the names, sizes and times of the files."""
     sha = hashlib.sha256()
     for file in corpus.files:
         try:
@@ -228,21 +225,18 @@ def _check_same(directory: Path, found: Any, wanted: dict[str, Any]) -> None:
     )
 
 
-def _read_plan(directory: Path, wanted: dict[str, Any]) -> Plan | None:
+def _read_plan(directory: Path, wanted: dict[str, Any]) -> CorpusPlan | None:
     """Returns the plan of a process that was killed; None if there is none."""
     if not os.path.lexists(directory / PLAN):
         return None
     with read_record(directory / PLAN) as fields:
-        made_from, plan = fields["made_from"], Plan(**fields["plan"])
+        made_from, plan = fields["made_from"], CorpusPlan(**fields["plan"])
     _check_same(directory, made_from, wanted)
     return plan
 
 
 def _template_time(path: Path) -> datetime:
-    """Returns the time that templates write: that of the plan, also in a process that resumes.
-
-    Earlier versions saved none, and took that of its file.
-    """
+    """Returns the time that templates write: the plan's; earlier versions took its file's."""
     with read_record(path) as fields:
         if "template_time" not in fields:
             return datetime.fromtimestamp(os.stat(path).st_mtime)
@@ -251,58 +245,44 @@ def _template_time(path: Path) -> datetime:
 
 def _tidy(directory: Path, index: Index) -> None:
     """Removes what is left of a process that was killed once the directory was complete."""
-    kept, records = described(index.parts), (PROGRESS, PLAN)
+    known, records = described(index.parts), (PROGRESS, PLAN)
     names = {*written(directory), *(name for name in records if (directory / name).exists())}
-    if names <= kept:
+    if names <= known:
         return
     # Another process may be doing the same, or the directory be on a disk that is read only.
     with suppress(InputError, OSError), RunLock(directory):
-        remove_leftovers(directory, kept)
+        remove_leftovers(directory, known)
         durable.clear_stale(directory, 0, (TOKENIZER, PLAN))
         for name in records:
             if os.path.lexists(directory / name):
                 durable.remove(directory / name)
 
 
-def _fitted(corpus: Corpus, plan: Plan, characters: str, encoding: Encoding) -> Tokenizer:
-    """Returns the tokenizer for texts that have been surveyed."""
-    if plan.conversations:
-        of_turns = _fitted_to_turns(corpus, plan, characters, encoding)
-        return fit_template(of_turns, encoding.template)[0]
+def _fitted(corpus: Corpus, plan: CorpusPlan, characters: str, encoding: Encoding) -> Tokenizer:
+    """Returns the tokenizer of surveyed texts. InputError if it does not know a character."""
     tokenizer = encoding.tokenizer
     if isinstance(tokenizer, Tokenizer):
-        return _checked(tokenizer, characters)
-    if not encoding.kind.is_learned:
-        return Tokenizer(characters, tokenizer, **encoding.settings)
-    held_out = plan.held_out or int(plan.characters * HELD_OUT)
-    texts = joined(corpus.pieces("Learning the tokens of"), encoding.separator)
-    trained_on = _first(texts, plan.characters - held_out)
-    return encoding.kind.learn(trained_on, **encoding.settings)
+        if unknown := tokenizer.unknown(characters):
+            raise InputError(
+                f"the texts have {len(unknown)} characters that the tokenizer does not know, such "
+                f"as {unknown[0]!r}; remove them, or choose another tokenizer"
+            )
+    elif not encoding.kind.is_learned:
+        characters += HEADERS if plan.conversations else ""
+        tokenizer = Tokenizer(characters, tokenizer, **encoding.settings)
+    else:
+        pieces = corpus.pieces("Learning the tokens of")
+        if plan.conversations:
+            count = plan.conversations - plan.held_out
+            texts = texts_of(itertools.islice(conversations(pieces), count))
+        else:
+            held_out = plan.held_out or int(plan.characters * HELD_OUT)
+            texts = _first(joined(pieces, encoding.separator), plan.characters - held_out)
+        tokenizer = encoding.kind.learn(texts, **encoding.settings)
+    return fit_template(tokenizer, encoding.template)[0] if plan.conversations else tokenizer
 
 
-def _fitted_to_turns(corpus: Corpus, plan: Plan, characters: str, encoding: Encoding) -> Tokenizer:
-    """Returns the tokenizer for the texts of turns."""
-    tokenizer = encoding.tokenizer
-    if isinstance(tokenizer, Tokenizer):
-        return _checked(tokenizer, characters)
-    if not encoding.kind.is_learned:
-        return Tokenizer(characters + HEADERS, tokenizer, **encoding.settings)
-    count = plan.conversations - plan.held_out
-    read = itertools.islice(conversations(corpus.pieces("Learning the tokens of")), count)
-    return encoding.kind.learn(texts_of(read), **encoding.settings)
-
-
-def _checked(tokenizer: Tokenizer, characters: str) -> Tokenizer:
-    """Returns a tokenizer that was given. InputError if it does not know all of the characters."""
-    if unknown := tokenizer.unknown(characters):
-        raise InputError(
-            f"the texts have {len(unknown)} characters that the tokenizer does not know, such as "
-            f"{unknown[0]!r}; remove them, or choose another tokenizer"
-        )
-    return tokenizer
-
-
-def _train_tokens(corpus: Corpus, plan: Plan, tokenizer: Tokenizer) -> int:
+def _train_tokens(corpus: Corpus, plan: CorpusPlan, tokenizer: Tokenizer) -> int:
     """Returns the number of tokens to train on, if the last of them are held out; else 0."""
     if plan.held_out or plan.conversations:
         return 0
@@ -315,12 +295,12 @@ def _train_tokens(corpus: Corpus, plan: Plan, tokenizer: Tokenizer) -> int:
 
 
 def _write(
-    corpus: Corpus, plan: Plan, tokenizer: Tokenizer, directory: Path, wanted: dict[str, Any]
+    corpus: Corpus, plan: CorpusPlan, tokenizer: Tokenizer, directory: Path, wanted: dict[str, Any]
 ) -> None:
     """Writes all that is missing in the directory."""
     vocab_size, append = tokenizer.vocab_size, _append
     if plan.conversations:
-        vocab_size, append = KINDS * vocab_size, _append_conversations
+        vocab_size, append = MARK_KINDS * vocab_size, _append_conversations
     writer = ShardWriter(directory, vocab_size, tokenizer.digest, wanted["shard_tokens"])
     with writer:
         durable.clear_stale(directory, 0, (TOKENIZER, PLAN))
@@ -338,30 +318,27 @@ def _write(
         template = format_of(tokenizer) if plan.conversations else None
         if template and not template.thinks:
             report = report.leaving_out(plan.thoughts)
-        shown = dataclasses.replace(report, skipped=report.skipped[:MOST_SKIPPED])
+        shown = dataclasses.replace(report, skipped=report.skipped[:MAX_SKIPPED])
         writer.state.update(made_from=wanted, report=dataclasses.asdict(shown), **plan._asdict())
         if plan.conversations:  # the template, which tokenizer.json has no place for
             writer.state["published"] = dict(tokenizer.published)
     durable.remove(directory / PLAN)
 
 
-def _append(writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenizer) -> str:
-    """Writes all tokens that are missing -> SHA-256 of the whole text.
-
-    What was written before is read again, but not encoded.
-    """
+def _append(writer: ShardWriter, corpus: Corpus, plan: CorpusPlan, tokenizer: Tokenizer) -> str:
+    """Writes all missing tokens -> SHA-256 of the whole text, of which only the rest is encoded."""
     sha, lengths = hashlib.sha256(), deque[int]()
     begun = writer.position or {"part": 0, "characters": 0, "tokens": 0}
     texts = joined(corpus.pieces("Encoding"), plan.separator)
     train = _first(texts, plan.characters - plan.held_out)
     uncommitted = 0
-    for part, given in enumerate((train, texts) if plan.held_out else (texts,)):
+    for part, of_part in enumerate((train, texts) if plan.held_out else (texts,)):
         done, tokens, last = 0, 0, None
         if part < begun["part"]:
             done = plan.characters
         elif part == begun["part"]:
             done, tokens, last = begun["characters"], begun["tokens"], begun.get("last")
-        chunks = tokenizer.encode_chunks(_remaining(tokenizer.chunks(given), done, sha, lengths))
+        chunks = tokenizer.encode_chunks(_remaining(tokenizer.chunks(of_part), done, sha, lengths))
         for ids in tokenizer.begin_documents(chunks, last):
             # The training part ends between documents, or after a number of tokens.
             train_ids = len(ids) * (part == 0) if plan.held_out else plan.train_tokens - tokens
@@ -372,45 +349,42 @@ def _append(writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenize
             position |= {"last": int(ids[-1])} if tokenizer.beginning and len(ids) else {}
             writer.append(ids[:train_ids])
             writer.append(ids[train_ids:], position, held_out=True)
-            if uncommitted >= COMMIT:
+            if uncommitted >= TOKENS_PER_COMMIT:
                 writer.commit()
                 uncommitted = 0
     return sha.hexdigest()
 
 
 def _append_conversations(
-    writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenizer
+    writer: ShardWriter, corpus: Corpus, plan: CorpusPlan, tokenizer: Tokenizer
 ) -> str:
     """Writes the marked tokens of all conversations that are missing -> SHA-256 of all of them."""
-    template, digest = format_of(tokenizer), ConversationDigest()
+    template, sha = format_of(tokenizer), hashlib.sha256()
     assert template
     planned = _template_time(writer.directory / PLAN)
     done = begun = int((writer.position or {"conversations": 0})["conversations"])
     trained_on = plan.conversations - plan.held_out
     batch: list[np.ndarray] = []
     tokens = uncommitted = 0
-    read = digest.of(conversations(corpus.pieces("Encoding")))
+    read = hashed(conversations(corpus.pieces("Encoding")), sha)
     for marked in encode_each(tokenizer, template.at(planned), itertools.islice(read, begun, None)):
         batch.append(marked)
         done, tokens = done + 1, tokens + len(marked)
-        if tokens < TOGETHER and done not in (trained_on, plan.conversations):
+        if tokens < TOKENS_PER_APPEND and done not in (trained_on, plan.conversations):
             continue
         ids = np.concatenate(batch)
         writer.append(ids, {"conversations": done}, held_out=done > trained_on)
         batch, tokens, uncommitted = [], 0, uncommitted + tokens
-        if uncommitted >= COMMIT:
+        if uncommitted >= TOKENS_PER_COMMIT:
             writer.commit()
             uncommitted = 0
-    return digest.hexdigest()
+    return sha.hexdigest()
 
 
 def _remaining(
     texts: Iterable[str], done: int, sha: "hashlib._Hash", lengths: deque[int]
 ) -> Iterator[str]:
-    """Yields the texts, all of which are hashed, without this many characters at their beginning.
-
-    The length of each that was taken is put in `lengths`.
-    """
+    """Hashes the texts and yields what is beyond the first `done` characters; notes its lengths."""
     for text in texts:
         activity.tick()
         sha.update(text.encode())

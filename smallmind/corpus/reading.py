@@ -4,19 +4,19 @@ import io
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smallmind.checks import InputError
-from smallmind.checks import count_of as count_of
+from smallmind.checks import InputError, count_of
 from smallmind.console import activity
+from smallmind.corpus.json_values import has_text
 from smallmind.files import durable
 
-STEP = 2**16  # bytes between two changes of the share that has been read
-MOST_UNREAD, MOST_SHOWN = 256, 12  # names of fields that are remembered, and that are shown
+BYTES_PER_STEP = 2**16  # bytes between two changes of the share that has been read
+MAX_UNREAD, MAX_SHOWN = 256, 12  # names of fields that are remembered, and that are shown
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,11 @@ class Reading:
         self._notes: Counter[str] = Counter()
         self._of_this_file: set[str] = set()
         self._start = 0  # where the current file begins in all bytes
-        self._steps = activity.parts(range(math.ceil(size / STEP)))
+        self._steps = activity.parts(range(math.ceil(size / BYTES_PER_STEP)))
         self._done, self._is_paused = -1, False
 
     def note(self, words: str) -> None:
-        """Something about the file that is being read, said once per file."""
+        """Notes something about the file that is being read, once per file."""
         self._of_this_file.add(words)
 
     def count(self, label: str, thing: str, more: str) -> None:
@@ -120,8 +120,19 @@ class Reading:
 
     def leave_unread(self, name: object, in_turns: bool = False) -> None:
         """Remembers a field with text that is not part of what is read."""
-        if isinstance(name, str) and len(self.unread) < MOST_UNREAD:
+        if isinstance(name, str) and len(self.unread) < MAX_UNREAD:
             self.unread[name, in_turns] = None
+
+    def note_unread(
+        self, record: dict[Any, Any], read: Collection[str], texts: Iterable[str] = ()
+    ) -> None:
+        """Remembers the fields of a record with text that is neither read nor one of the texts."""
+        names = [name for name in record if name not in read and (name, False) not in self.unread]
+        said = {text.strip() for text in texts} if names else set()
+        for name in names:
+            value = record[name]
+            if not (isinstance(value, str) and value.strip() in said) and has_text(value):
+                self.leave_unread(name)
 
     @property
     def left_out(self) -> int:
@@ -130,7 +141,7 @@ class Reading:
         return self.unanswered + sum(counted)
 
     def end_file(self, size: int, has_text: bool) -> None:
-        """The file ends; what was noted about a file without text does not matter."""
+        """Ends the file; what was noted about one without text is dropped."""
         self._start += size
         self.files += has_text
         self._notes.update(self._of_this_file if has_text else ())
@@ -142,8 +153,8 @@ class Reading:
         for (label, thing, more), n in sorted(self._counts.items()):
             notes.append(f"{label}: {count_of(n, thing)} {more}")
         unread = [repr(shown(name, 60)) + " of turns" * of_turns for name, of_turns in self.unread]
-        if more_names := unread[MOST_SHOWN:]:
-            unread = [*unread[:MOST_SHOWN], f"{len(more_names):,} more"]
+        if more_names := unread[MAX_SHOWN:]:
+            unread = [*unread[:MAX_SHOWN], f"{len(more_names):,} more"]
         if unread:
             notes.append(f"Not read: the text in {', '.join(unread)}")
         notes += before
@@ -152,15 +163,15 @@ class Reading:
         return Report(*counts, (*skipped, *self.skipped), tuple(notes), *turns)
 
     def reach(self, position: int) -> None:
-        """The current file has been read up to this position."""
+        """Shows that the current file has been read up to this position."""
         activity.tick()
-        while not self._is_paused and self._done < (self._start + position) // STEP:
+        while not self._is_paused and self._done < (self._start + position) // BYTES_PER_STEP:
             self._done += 1
             next(self._steps, None)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Within the block, bytes are read that will be read again."""
+        """Shows no progress within the block: its bytes will be read again."""
         before, self._is_paused = self._is_paused, True
         try:
             yield
@@ -169,7 +180,7 @@ class Reading:
 
     @contextmanager
     def checking(self) -> Iterator[None]:
-        """Within the block, files are read to their end, whatever is read of them later."""
+        """Reads files to their end within the block, whatever is read of them later."""
         before, self.is_glance = self.is_glance, False
         try:
             with self.paused():
@@ -192,10 +203,7 @@ class Reading:
 
 
 class FileStream(io.BufferedReader):
-    """The bytes of a regular file; what has been read counts as progress.
-
-    InputError naming the file if it cannot be opened or read.
-    """
+    """The bytes of a regular file, read as progress. InputError if it cannot be read."""
 
     def __init__(self, path: Path, reading: Reading) -> None:
         self._name, self._reading, self.count = shown(path), reading, 0

@@ -2,24 +2,20 @@
 
 import io
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
 
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece, document
-from smallmind.corpus.json_values import has_text
 from smallmind.corpus.reading import NoText, shown
-from smallmind.corpus.turns import NEEDED, Shape, Turns, check_origin, find_shape
+from smallmind.corpus.turns import NEEDED, TurnFields, Turns, check_origin, find_shape
 
-OBVIOUS = ("text", "content", "story")  # fields that hold the text, the most likely first
-MOST_NAMES = 20  # fields in a message
+TEXT_NAMES = ("text", "content", "story")  # fields that hold the text, the most likely first
+MAX_NAMES = 20  # fields in a message
 
 Row = tuple[object, str]  # a record, and where it is in its file
 
 
 def lines(entry: Entry, chunks: Iterable[str]) -> Iterator[str]:
-    """Yields lines with their ends, which are LF, CRLF or CR. InputError for one that is too
-    long.
-    """
+    """Yields lines with their ends: LF, CRLF or CR. InputError for one that is too long."""
     longest = entry.reading.limits.record
     line: list[str] = []  # the parts of it that have been read
     number, length, held = 1, 0, ""
@@ -47,14 +43,6 @@ def too_long(entry: Entry, where: str) -> InputError:
     )
 
 
-def document_of(entry: Entry, text: str | None) -> Iterator[Piece]:
-    """Yields the document of a record; one without text is counted, not read."""
-    if not text:
-        entry.reading.empty += 1
-    else:
-        yield from document([text], entry.reading.limits.piece)
-
-
 class Records:
     """Reads records: conversations, or texts in the field of the user, else the obvious one."""
 
@@ -65,31 +53,33 @@ class Records:
         self._turns: Turns | None = None
         self._is_known = entry.reading.chat is False or bool(entry.reading.field)
 
-    def pieces(self, value: object, where: str) -> Iterator[Piece]:
-        """A record, which `where` names -> its turns, or its document.
+    def documents(self, rows: Iterable[Row]) -> Iterator[Piece]:
+        """Yields the turns or the document of each record; see `pieces`."""
+        for value, where in rows:
+            yield from self.pieces(value, where)
 
-        Unusable if it has neither, InputError if it is damaged.
-        """
+    def pieces(self, value: object, where: str) -> Iterator[Piece]:
+        """Yields the turns of a record, or its document. Unusable if it has neither."""
         if value is not None and not self._is_known:
             self.look_for_turns(value if isinstance(value, dict) else (), where, value)
         if self._turns and value is not None:
             return self._turns.pieces(value, where)
-        return document_of(self._entry, self.text_of(value, where))
+        if text := self._text_of(value, where):
+            return document([text], self._entry.reading.limits.piece)
+        self._entry.reading.empty += 1
+        return iter(())
 
     def look_for_turns(
         self, names: Collection[object], where: str, record: object = None
-    ) -> Shape | None:
-        """Finds out by the names of the fields, and the first record, which of them are turns.
-
-        InputError if none are, and conversations have been asked for.
-        """
+    ) -> TurnFields | None:
+        """Finds out which fields of a first record are turns. InputError if --chat finds none."""
         if self._is_known:
             return None
         self._is_known = True
         check_origin(self._entry, record)
-        shape = find_shape(names, record if isinstance(record, dict) else None, OBVIOUS)
+        shape = find_shape(names, record if isinstance(record, dict) else None, TEXT_NAMES)
         if shape:
-            self._turns = Turns(self._entry, shape, has_text=named(names, OBVIOUS) is not None)
+            self._turns = Turns(self._entry, shape, has_text=named(names, TEXT_NAMES) is not None)
         elif self._entry.reading.chat:
             raise InputError(
                 f"{self._entry.name} has no conversation in {where}; --chat needs fields with "
@@ -98,44 +88,31 @@ class Records:
         return shape
 
     def choose(self, names: Collection[object], where: str) -> str:
-        """Returns the field, out of those that a record has; the same for all records of the file.
-
-        Unusable if the record lacks it.
-        """
+        """Returns the field, the same for all records of a file. Unusable if one lacks it."""
         if self._chosen in names and self._chosen is not None:
             return self._chosen
         if self._chosen is None:
             field = self._entry.reading.field
-            self._chosen = named(names, (field,) if field else OBVIOUS)
-            if self._chosen is not None:
-                self.note(self._chosen)
+            found = named(names, (field,) if field else TEXT_NAMES)
+            if found is not None:
+                self.choose_only(found)
         if self._chosen is None or self._chosen not in names:
             raise self._missing([name for name in names if isinstance(name, str)], where)
         return self._chosen
 
-    def note(self, field: str) -> None:
-        """Says which field is read, unless the user has."""
+    def choose_only(self, field: str) -> None:
+        """Reads this field of all records, and says so unless the user has chosen it."""
+        self._chosen = field
         if not self._entry.reading.field:
             words = f"read the text from {self._name} {shown(field, 60)!r}"
             self._entry.reading.note(words)
 
-    def note_unread(self, record: dict[Any, Any], field: str) -> None:
-        """Notes the other fields of a record that have text, unless the user has chosen one."""
-        reading = self._entry.reading
-        if reading.field:
-            return
-        for name, value in record.items():
-            if name != field and (name, False) not in reading.unread and has_text(value):
-                reading.leave_unread(name)
-
-    def text_of(self, value: object, where: str) -> str | None:
-        """Returns the text of a record, itself one or an object; None for null.
-
-        Unusable if there is no text in it; `where` says which record it is.
-        """
+    def _text_of(self, value: object, where: str) -> str | None:
+        """Returns the text of a record, or None for null. Unusable if there is no text in it."""
         if isinstance(value, dict):
             name = self.choose(value, where)
-            self.note_unread(value, name)
+            if not self._entry.reading.field:
+                self._entry.reading.note_unread(value, (name,))
             value = value[name]
             if value is not None and not isinstance(value, str):
                 where = f"field {shown(name, 60)!r} in {where}"
@@ -151,8 +128,8 @@ class Records:
     def _missing(self, known: list[str], where: str) -> NoText:
         field = self._chosen or self._entry.reading.field
         wanted = repr(shown(field, 60)) if field else "'text', 'content' or 'story'"
-        names = ", ".join(shown(name, 60) for name in known[:MOST_NAMES])
-        names += " and others" if len(known) > MOST_NAMES else ""
+        names = ", ".join(shown(name, 60) for name in known[:MAX_NAMES])
+        names += " and others" if len(known) > MAX_NAMES else ""
         reason = f"has no field {wanted} in {where}"
         if not known:
             return NoText(self._entry.name, reason, "it has no fields at all")

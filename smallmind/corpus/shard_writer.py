@@ -28,9 +28,9 @@ from smallmind.corpus.shards import (
     PARTS,
     PROGRESS,
     Index,
-    Recipe,
     ResumePoint,
     Shard,
+    ShardRecipe,
     WrittenPart,
     damaged,
     digest,
@@ -40,13 +40,12 @@ from smallmind.corpus.shards import (
 from smallmind.corpus.token_files import HEADER_BYTES, dtype_for, encode_header
 from smallmind.files import durable, safetensors
 from smallmind.files.lock import RunLock
-from smallmind.settings.config import SHARD_TOKENS
 from smallmind.text.ids import check_ids
 
-CHUNK = 2**20  # tokens that are written at once
-OURS = re.compile(r"(?:train|held_out)_[0-9]{6,}\.bin", re.ASCII)
+MAX_WRITE = 2**20  # tokens that are written at once
+SHARD_NAME = re.compile(r"(?:train|held_out)_[0-9]{6,}\.bin", re.ASCII)
 # The header has 32 bits for the tokens of a shard, and ids are int32 in memory.
-MOST = {"shard_tokens": 2**31 - 1, "vocab_size": 2**31}
+MAX_COUNTS = {"shard_tokens": 2**31 - 1, "vocab_size": 2**31}
 
 
 class ShardWriter:
@@ -65,17 +64,15 @@ class ShardWriter:
         directory: str | PathLike[str],
         vocab_size: int,
         tokenizer_digest: str,
-        shard_tokens: int = SHARD_TOKENS,
-        state: Mapping[str, Any] | None = None,
+        shard_tokens: int,
     ) -> None:
         self.directory = Path(directory)
-        self.state = dict(state or {})  # goes into the index; may be changed until the end
-        self._recipe = Recipe(
+        self.state: dict[str, Any] = {}  # goes into the index; may be changed until the end
+        self._recipe = ShardRecipe(
             check_count("vocab_size", vocab_size),
             check_type("tokenizer_digest", tokenizer_digest, str),
             check_count("shard_tokens", shard_tokens),
         )
-        safetensors.to_json(self.state)
         make_directory(self.directory)
         self._lock = RunLock(self.directory)
         self._parts: dict[str, PartWriter] = {}
@@ -101,21 +98,19 @@ class ShardWriter:
         ids = check_ids("ids", ids, self._recipe.vocab_size) if len(ids) else np.empty(0, np.int32)
         if ids.ndim != 1:
             raise InputError(f"ids has shape {ids.shape}; it must have one dimension")
-        position = _copied(position)
+        if position is not None:  # as it will be read back; TypeError or ValueError if not JSON
+            position = safetensors.from_json(safetensors.to_json(position))
         with self._changing():
             self._parts["held_out" if held_out else "train"].append(ids)
             if position is not None:
-                self._mark(position)
+                self._marked = ResumePoint(self._recipe, self._written(), position)
                 recorded = self._recorded.parts
                 if any(len(self._parts[p].shards) > len(recorded[p].shards) for p in PARTS):
                     self._record()
 
-    def commit(self, position: Any = None) -> None:
-        """Records the last position, or this one, so that it survives even a power failure."""
-        position = _copied(position)
+    def commit(self) -> None:
+        """Records the last position, so that it survives even a power failure."""
         with self._changing():
-            if position is not None:
-                self._mark(position)
             self._record()
 
     def __enter__(self) -> Self:
@@ -143,10 +138,12 @@ class ShardWriter:
             check_own(self.directory)
             progress = ResumePoint(self._recipe, dict.fromkeys(PARTS, WrittenPart()), None)
             progress.write(self.directory)
-        for name, found, given in zip(Recipe._fields, progress.recipe, self._recipe, strict=True):
-            if found != given:
+        for name, found, wanted in zip(
+            ShardRecipe._fields, progress.recipe, self._recipe, strict=True
+        ):
+            if found != wanted:
                 raise InputError(
-                    f"{self.directory} was begun with {name}={found!r}, not {given!r}; choose "
+                    f"{self.directory} was begun with {name}={found!r}, not {wanted!r}; choose "
                     "another directory, or remove it to begin again"
                 )
         parts = progress.parts
@@ -163,9 +160,6 @@ class ShardWriter:
         with suppress(FileNotFoundError):
             durable.remove(self.directory / PROGRESS)
         raise InputError(f"{self.directory} is complete; choose another directory to write to")
-
-    def _mark(self, position: Any) -> None:
-        self._marked = ResumePoint(self._recipe, self._written(), position)
 
     def _written(self) -> dict[str, WrittenPart]:
         return {name: part.progress() for name, part in self._parts.items()}
@@ -209,7 +203,7 @@ class ShardWriter:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """After an exception in the block nothing more is written: some of it may be missing."""
+        """Lets nothing more be written after an exception in the block: some may be missing."""
         if not self._is_usable:
             raise ValueError("this writer has ended or failed; make a new one, which resumes it")
         self._is_usable = False
@@ -230,13 +224,11 @@ class ShardWriter:
 
 
 class PartWriter:
-    """Writes the shards of a part, resuming after `progress`.
+    """Writes the shards of a part, after `progress`. OSError, InputError if that is not there."""
 
-    OSError naming the file if the disk refuses something, InputError if what progress describes is
-    not there.
-    """
-
-    def __init__(self, directory: Path, part: str, recipe: Recipe, progress: WrittenPart) -> None:
+    def __init__(
+        self, directory: Path, part: str, recipe: ShardRecipe, progress: WrittenPart
+    ) -> None:
         self.directory = directory
         self.part = part
         self.shards = list(progress.shards)
@@ -252,7 +244,7 @@ class PartWriter:
     def append(self, ids: np.ndarray) -> None:
         """Writes ids (n,), which must be in the vocabulary; shards are finished on the way."""
         while len(ids):
-            piece = ids[: min(self._shard_tokens - self.tokens, CHUNK)].astype(self._dtype)
+            piece = ids[: min(self._shard_tokens - self.tokens, MAX_WRITE)].astype(self._dtype)
             ids = ids[len(piece) :]
             with durable.naming(self._path(len(self.shards))):
                 durable.write_all(self._file(), piece.view(np.uint8).data)
@@ -279,7 +271,7 @@ class PartWriter:
         return WrittenPart(tuple(self.shards), self.tokens, self._sha.hexdigest())
 
     def sync(self) -> None:
-        """After this, all that was appended survives a power failure."""
+        """Makes all that was appended survive a power failure."""
         for number in list(self._files):
             with durable.naming(self._path(number)):
                 durable.files.fsync(self._files[number])
@@ -331,17 +323,13 @@ def written(directory: Path) -> list[str]:
     for name in sorted(os.listdir(directory)):
         match = durable.TEMPORARY.fullmatch(name)
         target = match[1] if match else name
-        if OURS.fullmatch(target) or (match and target in (INDEX, PROGRESS)):
+        if SHARD_NAME.fullmatch(target) or (match and target in (INDEX, PROGRESS)):
             names.append(name)
     return names
 
 
 def check_own(directory: Path, records: Container[str] = ()) -> None:
-    """Raises InputError if a directory holds files that no writer has made there, but for hidden
-    ones.
-
-    `records` are those that its caller writes beside progress.json.
-    """
+    """Raises InputError for visible files that neither a writer nor its caller (`records`) made."""
     names = [name for name in sorted(os.listdir(directory)) if not name.startswith(".")]
     reason = f"but no {PROGRESS} of a preparation"
     if PROGRESS in names:
@@ -364,26 +352,21 @@ def described(parts: Mapping[str, WrittenPart]) -> set[str]:
     }
 
 
-def remove_leftovers(directory: Path, kept: set[str]) -> None:
+def remove_leftovers(directory: Path, known: set[str]) -> None:
     """Removes what writers have made but for these files; the lock must be held."""
     # The record may not be synced yet; the one before it, which a power failure would bring back,
     # describes files that are removed here.
     with durable.naming(directory):
         durable.files.fsync_directory(directory)
     for name in written(directory):
-        if name not in kept:
+        if name not in known:
             durable.remove(directory / name)
 
 
-def _copied(position: Any) -> Any:
-    """Returns a position as it will be read back. TypeError or ValueError if it is not JSON."""
-    return None if position is None else safetensors.from_json(safetensors.to_json(position))
-
-
 def check_count(name: str, value: int) -> int:
-    """Returns value, of one of MOST. InputError if no directory can have as many."""
-    if not 1 <= check_type(name, value, int) <= MOST[name]:
-        raise InputError(f"{name}={value} must be at least 1 and at most {MOST[name]}")
+    """Returns value, of one of MAX_COUNTS. InputError if no directory can have as many."""
+    if not 1 <= check_type(name, value, int) <= MAX_COUNTS[name]:
+        raise InputError(f"{name}={value} must be at least 1 and at most {MAX_COUNTS[name]}")
     return value
 
 

@@ -24,16 +24,16 @@ FORMATS = {INDEX: 1, PROGRESS: 2, PLAN: 1}
 PARTS = ("train", "held_out")
 DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 # Beside one of these; index.json alone could be anybody's.
-BESIDE = ("tokenizer.json", "train_000000.bin", "held_out_000000.bin")
+FILES_BESIDE = ("tokenizer.json", "train_000000.bin", "held_out_000000.bin")
 REMEDY = "restore it, or remove the directory and prepare it again"
-TOKENS = "a number of tokens"
-PIECE = 2**20  # bytes of a file that are digested at once
+TOKEN_COUNT = "a number of tokens"
+BYTES_PER_READ = 2**20  # bytes of a file that are digested at once
 
 
 def holds_tokens(directory: str | PathLike[str]) -> bool:
     """Returns True if a directory holds shards, finished or not."""
     is_named = any(os.path.isfile(os.path.join(directory, name)) for name in (INDEX, PROGRESS))
-    return is_named and any(os.path.isfile(os.path.join(directory, name)) for name in BESIDE)
+    return is_named and any(os.path.isfile(os.path.join(directory, name)) for name in FILES_BESIDE)
 
 
 class Shard(NamedTuple):
@@ -44,7 +44,7 @@ class Shard(NamedTuple):
     sha256: str
 
 
-class Recipe(NamedTuple):
+class ShardRecipe(NamedTuple):
     """Everything that must stay the same from the first shard to the last."""
 
     vocab_size: int
@@ -63,7 +63,7 @@ class WrittenPart(NamedTuple):
 class Index(NamedTuple):
     """The contents of a complete directory."""
 
-    recipe: Recipe
+    recipe: ShardRecipe
     parts: Mapping[str, WrittenPart]
     state: dict[str, Any]  # whatever the caller of the writer gave
 
@@ -93,7 +93,7 @@ class Index(NamedTuple):
 class ResumePoint(NamedTuple):
     """Where an unfinished writer can resume."""
 
-    recipe: Recipe
+    recipe: ShardRecipe
     parts: Mapping[str, WrittenPart]
     position: Any  # JSON, of the caller: all tokens before it have been written
 
@@ -149,10 +149,7 @@ class Shards:
 
 
 def open_shards(directory: str | PathLike[str]) -> Shards:
-    """Returns the shards in a directory; sizes are checked, and digests only by `verify`.
-
-    InputError if it is not complete, or a file is missing or has another size.
-    """
+    """Returns the shards in a directory. InputError if it is not complete, or sizes differ."""
     directory = Path(directory)
     try:
         return Shards(directory, Index.read(directory))
@@ -182,16 +179,14 @@ def damaged(path: Path) -> str:
 
 
 def digest(path: Path, start: int = 0, nbytes: int | None = None) -> "hashlib._Hash":
-    """-> the SHA-256 of a file, or of nbytes of it from start on. InputError if it cannot be
-    read.
-    """
+    """-> the SHA-256 of a file, or of nbytes from start on. InputError if it cannot be read."""
     sha = hashlib.sha256()
     try:
         with durable.open_regular(path, follow=False) as file:
             count = os.fstat(file.fileno()).st_size if nbytes is None else nbytes
             file.seek(start)
-            for done in activity.parts(range(0, count, PIECE)):
-                sha.update(file.read(min(PIECE, count - done)))
+            for done in activity.parts(range(0, count, BYTES_PER_READ)):
+                sha.update(file.read(min(BYTES_PER_READ, count - done)))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; {REMEDY}") from None
     except ValueError as error:
@@ -201,10 +196,7 @@ def digest(path: Path, start: int = 0, nbytes: int | None = None) -> "hashlib._H
 
 @contextmanager
 def read_record(path: Path) -> Iterator[dict[str, Any]]:
-    """Reads a JSON object; errors about its fields within the block name the file.
-
-    FileNotFoundError if it is missing.
-    """
+    """Reads a JSON object; errors about its fields within the block name the file."""
     try:
         with durable.open_regular(path, follow=False) as file:
             fields = safetensors.from_json(file.read())
@@ -234,23 +226,24 @@ def write_record(path: Path, fields: Mapping[str, Any]) -> None:
     durable.write(path, [safetensors.to_json(fields).encode() + b"\n"])
 
 
-def _recipe(fields: dict[str, Any]) -> Recipe:
-    recipe = Recipe(*(fields[name] for name in Recipe._fields))
-    whole(recipe.vocab_size, 1, TOKENS)
-    whole(recipe.shard_tokens, 1, TOKENS)
+def _recipe(fields: dict[str, Any]) -> ShardRecipe:
+    recipe = ShardRecipe(*(fields[name] for name in ShardRecipe._fields))
+    whole(recipe.vocab_size, 1, TOKEN_COUNT)
+    whole(recipe.shard_tokens, 1, TOKEN_COUNT)
     if not isinstance(recipe.tokenizer_digest, str):
         raise ValueError("its tokenizer_digest is not a string")
     return recipe
 
 
 def _part(fields: dict[str, Any], part: str) -> WrittenPart:
-    shards, tokens = _shards(fields["shards"], part), whole(fields["tokens"], 0, TOKENS)
+    shards, tokens = _shards(fields["shards"], part), whole(fields["tokens"], 0, TOKEN_COUNT)
     return WrittenPart(shards, tokens, _digits(fields["sha256"]))
 
 
 def _shards(described: Any, part: str) -> tuple[Shard, ...]:
     shards = tuple(
-        Shard(s["name"], whole(s["tokens"], 1, TOKENS), _digits(s["sha256"])) for s in described
+        Shard(s["name"], whole(s["tokens"], 1, TOKEN_COUNT), _digits(s["sha256"]))
+        for s in described
     )
     for number, shard in enumerate(shards):
         # A name is also a path: one from elsewhere could lead out of the directory.

@@ -14,17 +14,17 @@ from smallmind.text.chat import TEXT, Conversation, Located, Turn
 from smallmind.text.dataset import HELD_OUT
 from smallmind.text.tokenizer import batched
 
-LEAST_HELD_OUT, MOST_HELD_OUT = 0.05, 0.2  # share of a text, as whole documents
-MOST_STARTS = 1 << 20  # of documents, that are remembered
-BEGINNING = 200  # characters
-LONGEST = 1 << 22  # characters of a plain document among conversations
+MIN_HELD_OUT, MAX_HELD_OUT = 0.05, 0.2  # share of a text, as whole documents
+MAX_STARTS = 1 << 20  # of documents, that are remembered
+BEGINNING_CHARACTERS = 200  # characters
+MAX_DOCUMENT = 1 << 22  # characters of a plain document among conversations
 CODE_POINTS = 0x110000
 
 
 def conversations(pieces: Iterable[Piece]) -> Iterator[Conversation]:
     """Documents in pieces -> each as a conversation; a plain one is a single turn.
 
-    A plain one of more than LONGEST characters becomes several: a conversation is held in memory.
+    A plain one of more than MAX_DOCUMENT characters becomes several: each is held in memory.
     """
     turns: list[Turn] = []
     texts: list[str] = []
@@ -38,11 +38,11 @@ def conversations(pieces: Iterable[Piece]) -> Iterator[Conversation]:
             continue
         texts.append(piece.text)
         length += len(piece.text)
-        if piece.ends or length > LONGEST:
+        if piece.ends or length > MAX_DOCUMENT:
             text = "".join(texts)
-            last = length if piece.ends else length // LONGEST * LONGEST
-            for start in range(0, last, LONGEST):
-                yield (Turn(TEXT, text[start : min(last, start + LONGEST)]),)
+            last = length if piece.ends else length // MAX_DOCUMENT * MAX_DOCUMENT
+            for start in range(0, last, MAX_DOCUMENT):
+                yield (Turn(TEXT, text[start : min(last, start + MAX_DOCUMENT)]),)
             texts, length = [text[last:]], length - last
 
 
@@ -54,7 +54,7 @@ def texts_of(conversations: Iterable[Conversation]) -> Iterator[str]:
 class DocumentStarts:
     """Where the documents of a text begin, but for the first, in characters.
 
-    Of more than MOST_STARTS only every second, fourth, ... is remembered.
+    Of more than MAX_STARTS only every second, fourth, ... is remembered.
     """
 
     def __init__(self) -> None:
@@ -62,27 +62,24 @@ class DocumentStarts:
         self._count, self._stride = 0, 1
 
     def add(self, start: int) -> None:
-        """A document begins here, after all others."""
+        """Adds the beginning of a document after all others."""
         if self._count % self._stride == 0:
             self._starts.append(start)
         self._count += 1
-        if len(self._starts) > MOST_STARTS:
+        if len(self._starts) > MAX_STARTS:
             self._starts = self._starts[::2]
             self._stride *= 2
 
     def held_out(self, characters: int) -> int:
-        """The length of the text -> how much of it, at its end, is held out as whole documents.
-
-        As near to a tenth as they allow; 0 if that is less than a twentieth or more than a fifth.
-        """
+        """-> the characters of whole documents to hold out, about a tenth; 0 if none fit."""
         if not self._starts:
             return 0
         held_out = characters - np.array(self._starts)[::-1]
         best = int(held_out[np.argmin(np.abs(held_out - HELD_OUT * characters))])
-        return best if LEAST_HELD_OUT * characters <= best <= MOST_HELD_OUT * characters else 0
+        return best if MIN_HELD_OUT * characters <= best <= MAX_HELD_OUT * characters else 0
 
 
-class Plan(NamedTuple):
+class CorpusPlan(NamedTuple):
     """All facts known before the first token is written."""
 
     characters: int
@@ -112,7 +109,7 @@ def joined(
         is_between = piece.ends
 
 
-def survey(pieces: Iterable[Piece], separator: str) -> tuple[Plan, str]:
+def survey(pieces: Iterable[Piece], separator: str) -> tuple[CorpusPlan, str]:
     """Reads the documents whose pieces these are, once -> the plan, the characters, sorted."""
     starts, seen, sha = DocumentStarts(), np.zeros(CODE_POINTS, bool), hashlib.sha256()
     characters = nbytes = 0
@@ -123,18 +120,18 @@ def survey(pieces: Iterable[Piece], separator: str) -> tuple[Plan, str]:
         nbytes += len(data)
         characters += len(text)
         seen[np.frombuffer(text.encode("utf-32-le"), np.uint32)] = True
-        beginning += text[: BEGINNING - len(beginning)]
+        beginning += text[: BEGINNING_CHARACTERS - len(beginning)]
     distinct = "".join(map(chr, np.flatnonzero(seen)))
     held_out = starts.held_out(characters)
-    plan = Plan(characters, nbytes, held_out, sha.hexdigest(), beginning, separator)
+    plan = CorpusPlan(characters, nbytes, held_out, sha.hexdigest(), beginning, separator)
     return plan, distinct
 
 
-def survey_conversations(conversations: Iterable[Conversation]) -> tuple[Plan, str]:
+def survey_conversations(conversations: Iterable[Conversation]) -> tuple[CorpusPlan, str]:
     """Reads conversations once -> the plan, the characters of their turns, sorted."""
-    seen, digest = np.zeros(CODE_POINTS, bool), ConversationDigest()
+    seen, sha = np.zeros(CODE_POINTS, bool), hashlib.sha256()
     count = characters = nbytes = thoughts = 0
-    for conversation in digest.of(conversations):
+    for conversation in hashed(conversations, sha):
         count += 1
         text = "".join(turn.text for turn in conversation)
         characters, nbytes = characters + len(text), nbytes + len(text.encode())
@@ -142,7 +139,7 @@ def survey_conversations(conversations: Iterable[Conversation]) -> tuple[Plan, s
         seen[np.frombuffer(text.encode("utf-32-le"), np.uint32)] = True
     distinct = "".join(map(chr, np.flatnonzero(seen)))
     counts = characters, nbytes, held_out_of(count)
-    plan = Plan(*counts, digest.hexdigest(), "", "", conversations=count, thoughts=thoughts)
+    plan = CorpusPlan(*counts, sha.hexdigest(), "", "", conversations=count, thoughts=thoughts)
     return plan, distinct
 
 
@@ -156,18 +153,9 @@ def held_out_of(conversations: int) -> int:
     return max(1, round(HELD_OUT * conversations))
 
 
-class ConversationDigest:
-    """SHA-256 of conversations, which identifies them."""
-
-    def __init__(self) -> None:
-        self._sha = hashlib.sha256()
-
-    def of(self, conversations: Iterable[Conversation]) -> Iterator[Conversation]:
-        """Adds each conversation as it passes."""
-        for conversation in conversations:
-            said = [turn[:2] if turn == Turn(*turn[:2]) else turn for turn in conversation]
-            self._sha.update(to_json(said).encode())
-            yield conversation
-
-    def hexdigest(self) -> str:
-        return self._sha.hexdigest()
+def hashed(conversations: Iterable[Conversation], sha: "hashlib._Hash") -> Iterator[Conversation]:
+    """Yields the conversations, each of which is added to `sha`: its digest identifies them."""
+    for conversation in conversations:
+        said = [turn[:2] if turn == Turn(*turn[:2]) else turn for turn in conversation]
+        sha.update(to_json(said).encode())
+        yield conversation

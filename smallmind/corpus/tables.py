@@ -8,75 +8,45 @@ from collections.abc import Iterator
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.reading import Unusable, shown
-from smallmind.corpus.records import Records, Row, document_of, lines, too_long
+from smallmind.corpus.records import Records, Row, lines, too_long
 
 SEPARATORS = ",;\t|"  # that a file with commas in its name may really have
 TAB = "\t"
-CHOSEN = re.compile(r'"?sep=(.)"?\r?\n?', re.IGNORECASE)  # a first line that Excel reads and writes
+# A first line that Excel reads and writes.
+SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\r?\n?', re.IGNORECASE)
 QUOTED = re.compile(r'"[^"]*"?')
 
 
-def read_csv(entry: Entry) -> Iterator[Piece]:
-    """Comma-separated values; if the header has no comma, what it has instead separates them."""
-    return _read_table(entry, SEPARATORS)
-
-
-def read_tsv(entry: Entry) -> Iterator[Piece]:
-    """Tab-separated values, in which quotation marks are text."""
-    return _read_table(entry, TAB)
-
-
-def csv_rows(entry: Entry) -> Iterator[Row]:
-    """Returns the rows of comma-separated values: their cells by the names of their columns."""
-    return _named_rows(entry, SEPARATORS)
-
-
-def tsv_rows(entry: Entry) -> Iterator[Row]:
-    """Returns the rows of tab-separated values: their cells by the names of their columns."""
-    return _named_rows(entry, TAB)
-
-
-def _read_table(entry: Entry, separators: str) -> Iterator[Piece]:
+def read_table(entry: Entry) -> Iterator[Piece]:
     """Yields a document per row, from the column of the text. Unusable for a damaged row."""
-    names, rows = _opened(entry, separators)
+    names, rows = _opened(entry)
     if not names:
         return
     records = Records(entry, "column")
-    first = next(rows, None)
-    record = _by_name(names, first[1]) if first else None
-    is_chat = records.look_for_turns(names, "the header row", record) is not None
-    column = ""
-    if is_chat:
-        pass
-    elif len(names) == 1 and not entry.reading.field:  # it holds the text, whatever it is called
-        column = names[0]
-        records.note(column)
-    else:
-        column = records.choose(names, "the header row")
-    for where, row in itertools.chain([first] if first else [], rows):
-        record = _by_name(names, row)
-        if is_chat:
-            yield from records.pieces(record, where)
-        else:
-            records.note_unread(record, column)
-            yield from document_of(entry, record[column])
+    first = list(itertools.islice(rows, 1))
+    is_chat = records.look_for_turns(names, "the header row", first[0][0] if first else None)
+    if not is_chat and len(names) == 1 and not entry.reading.field:
+        records.choose_only(names[0])  # it holds the text, whatever it is called
+    elif not is_chat:
+        records.choose(names, "the header row")
+    yield from records.documents(itertools.chain(first, rows))
 
 
-def _named_rows(entry: Entry, separators: str) -> Iterator[Row]:
-    names, rows = _opened(entry, separators)
-    for where, row in rows:
-        yield _by_name(names, row), where
+def table_rows(entry: Entry) -> Iterator[Row]:
+    """Returns the rows of a table: their cells by the names of their columns."""
+    return _opened(entry)[1]
 
 
-def _by_name(names: list[str], row: list[str]) -> dict[str, str]:
-    return dict(itertools.zip_longest(names, row[: len(names)], fillvalue=""))
+def _opened(entry: Entry) -> tuple[list[str], Iterator[Row]]:
+    """-> the names of the columns, and each row that is not empty.
 
-
-def _opened(entry: Entry, separators: str) -> tuple[list[str], Iterator[tuple[str, list[str]]]]:
-    """Yields the names of the columns, and each row that is not empty, after where it is."""
+    In .tsv tabs separate, and quotation marks are text; else commas do or, if the header has none,
+    what it has instead.
+    """
+    separators = TAB if entry.suffix == ".tsv" else SEPARATORS
     text = lines(entry, decoded(entry))
     first, before = next(text, ""), 0
-    if chosen := CHOSEN.fullmatch(first):
+    if chosen := SEPARATOR_LINE.fullmatch(first):
         separator, first, before = chosen[1], next(text, ""), 1
     else:
         unquoted = QUOTED.sub("", first)
@@ -91,7 +61,7 @@ def _opened(entry: Entry, separators: str) -> tuple[list[str], Iterator[tuple[st
         reason = f"has two columns with the name {shown(twice, 60)!r}"
         raise Unusable(entry.name, reason, "rename one of them")
 
-    def checked() -> Iterator[tuple[str, list[str]]]:
+    def checked() -> Iterator[Row]:
         for number, row in rows:
             where = f"the row in line {number + before:,}"
             if any(row[len(names) :]):
@@ -106,7 +76,8 @@ def _opened(entry: Entry, separators: str) -> tuple[list[str], Iterator[tuple[st
                     "a file to .csv to remove them)"
                 )
             if row:
-                yield where, row
+                cells = itertools.zip_longest(names, row[: len(names)], fillvalue="")
+                yield dict(cells), where
 
     return names, checked()
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsIndex, overload
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 
@@ -29,26 +29,16 @@ from smallmind.files.encoding import disguised
 HEADER_BYTES = 1024
 SAMPLE_BYTES = 2**16  # that tell how wide the ids are
 EVALUATION_MAGIC = 20240522  # llm.c's multiple-choice questions, such as HellaSwag
-META = "meta.json"
+META_NAME = "meta.json"
 MAX_META_BYTES = 1_000_000
-NANOGPT = ("train.bin", "val.bin")
+NANOGPT_NAMES = ("train.bin", "val.bin")
 UINT16, UINT32 = np.dtype("<u2"), np.dtype("<u4")
-CHUNK = 2**20  # tokens that are checked at once
-PIECE = 2**18  # tokens that are read at once, so that a long slice needs little besides itself
+TOKENS_PER_CHECK = 2**20  # tokens that are checked at once
+TOKENS_PER_READ = 2**18  # so that a long slice needs little memory besides itself
 
 
-class Header(NamedTuple):
-    """The first two numbers of a header, and the type of the ids after it."""
-
-    magic: int
-    version: int
-    dtype: np.dtype
-
-
-HEADERS = (
-    Header(20240520, 1, UINT16),  # GPT-2
-    Header(20240801, 7, UINT32),  # Llama 3
-)
+# The first two numbers of a header, and the type of the ids after it: GPT-2's, and Llama 3's.
+HEADERS = ((20240520, 1, UINT16), (20240801, 7, UINT32))
 _seeking = threading.Lock()
 
 
@@ -85,8 +75,8 @@ class TokenFile:
         pages count as memory of the process, and after a truncation they end it with SIGBUS.
         """
         width = self.dtype.itemsize
-        for begin in range(0, len(out), PIECE):
-            piece = out[begin : begin + PIECE]
+        for begin in range(0, len(out), TOKENS_PER_READ):
+            piece = out[begin : begin + TOKENS_PER_READ]
             try:
                 data = _read_at(self._file, len(piece) * width, self._start + first * width)
             except OSError as error:
@@ -148,51 +138,41 @@ class MappedTokens:
 
     def locate(self, index: int) -> tuple[TokenFile, int]:
         """Returns the file that holds a token, and the token's number in that file."""
-        place = self._start + range(len(self))[index]
-        number = bisect_right(self._ends, place)
+        position = self._start + range(len(self))[index]
+        number = bisect_right(self._ends, position)
         file = self.files[number]
-        return file, place - (self._ends[number] - len(file))
+        return file, position - (self._ends[number] - len(file))
 
     def _read(self, start: int, stop: int) -> np.ndarray:
         out = np.empty(stop - start, np.int32)
-        place, rest = self._start + start, out
-        number = bisect_right(self._ends, place)
+        position, rest = self._start + start, out
+        number = bisect_right(self._ends, position)
         while len(rest):
             file, end = self.files[number], self._ends[number]
-            here = rest[: end - place]
-            file.read(place - (end - len(file)), here)
-            place, rest, number = end, rest[len(here) :], number + 1
+            here = rest[: end - position]
+            file.read(position - (end - len(file)), here)
+            position, rest, number = end, rest[len(here) :], number + 1
         return out
 
 
-def open_tokens(*paths: str | PathLike[str]) -> MappedTokens:
-    """-> the tokens of files, in this order. InputError for the first that is not a token file."""
-    if not paths:
-        raise InputError("no token file was given")
-    return MappedTokens([TokenFile(path) for path in paths])
-
-
 def check_vocabulary(tokens: MappedTokens, vocab_size: int) -> None:
-    """InputError naming file and position of the first id that is not below vocab_size.
-
-    Reads all tokens once, a chunk at a time.
-    """
+    """Raises InputError naming file and position of the first id that is not below vocab_size."""
     usual = len(tokens) < activity.LARGE
     with activity.doing("Checking that all tokens are in the vocabulary", usual):
-        for start in activity.parts(range(0, len(tokens), CHUNK)):
-            ids: Any = tokens[start : start + CHUNK].view(np.uint32)  # as in the file
+        for start in activity.parts(range(0, len(tokens), TOKENS_PER_CHECK)):
+            ids: Any = tokens[start : start + TOKENS_PER_CHECK].view(np.uint32)  # as in the file
             if ids.max() >= vocab_size:
                 wrong = int(np.argmax(ids >= vocab_size))
-                file, place = tokens.locate(start + wrong)
+                file, position = tokens.locate(start + wrong)
                 raise InputError(
-                    f"{file.path}: token {place:,} is {ids[wrong]}, outside the vocabulary of "
+                    f"{file.path}: token {position:,} is {ids[wrong]}, outside the vocabulary of "
                     f"{vocab_size:,}; the file was made with another tokenizer or is damaged"
                 )
 
 
 def encode_header(dtype: np.dtype, tokens: int) -> bytes:
     """Returns the header of a file with this many ids of UINT16 or UINT32."""
-    magic, version = next(header[:2] for header in HEADERS if header.dtype == dtype)
+    magic, version = next(header[:2] for header in HEADERS if header[2] == dtype)
     numbers = np.zeros(HEADER_BYTES // 4, "<i4")
     numbers[:3] = magic, version, tokens
     return numbers.tobytes()
@@ -221,10 +201,10 @@ def _layout(path: Path, start: bytes, size: int) -> tuple[np.dtype, int]:
             f"its magic number, {magic}, is that of llm.c's evaluation sets, which hold questions "
             "with answers; give a file of plain tokens"
         )
-    for header in HEADERS:
-        if header.magic == magic:
-            _check_header(header, start, size)
-            return header.dtype, HEADER_BYTES
+    for known, version, dtype in HEADERS:
+        if known == magic:
+            _check_header(version, dtype, start, size)
+            return dtype, HEADER_BYTES
     if found := disguised(start):
         raise InputError(f"{path} is {found.kind}; {found.advice(str(path))}")
     dtype = _type_without_header(path, start)
@@ -248,20 +228,20 @@ def _check_halves(path: Path, start: bytes) -> None:
         )
     raise InputError(
         f"{path} seems to hold ids of 32 bits: every second half-word is 0 or small; if it does, "
-        f'put {{"dtype": "uint32"}} into {META} beside it, else {{"dtype": "uint16"}}'
+        f'put {{"dtype": "uint32"}} into {META_NAME} beside it, else {{"dtype": "uint16"}}'
     )
 
 
-def _check_header(header: Header, start: bytes, size: int) -> None:
-    """ValueError unless the header fits the size of its file."""
+def _check_header(known: int, dtype: np.dtype, start: bytes, size: int) -> None:
+    """Raises ValueError unless the header fits the size of its file."""
     if len(start) < HEADER_BYTES:
         raise ValueError(f"it ends within its header: {size:,} of {HEADER_BYTES:,} bytes")
     _, version, tokens = np.frombuffer(start, "<i4", 3).tolist()
-    if version != header.version:
-        raise ValueError(f"it has version {version}; version {header.version} is read")
+    if version != known:
+        raise ValueError(f"it has version {version}; version {known} is read")
     if tokens < 1:
         raise ValueError(f"its header announces {tokens:,} tokens")
-    expected = HEADER_BYTES + tokens * header.dtype.itemsize
+    expected = HEADER_BYTES + tokens * dtype.itemsize
     if size != expected:
         raise ValueError(
             f"its header announces {tokens:,} tokens, which take {expected:,} bytes; it has "
@@ -271,14 +251,14 @@ def _check_header(header: Header, start: bytes, size: int) -> None:
 
 def _type_without_header(path: Path, start: bytes) -> np.dtype:
     """Returns the type of the ids in a file that has no known header, and begins like this."""
-    meta = path.with_name(META)
+    meta = path.with_name(META_NAME)
     if not os.path.lexists(meta):
-        if path.name in NANOGPT:
+        if path.name in NANOGPT_NAMES:
             _check_halves(path, start)
             return UINT16
         raise InputError(
             f"{path} has no header of a token file; if it holds nothing but ids, put their type "
-            f'into {META} beside it: {{"dtype": "uint16"}} or {{"dtype": "uint32"}}'
+            f'into {META_NAME} beside it: {{"dtype": "uint16"}} or {{"dtype": "uint32"}}'
         )
     with durable.explained(meta, "JSON file"):
         fields = from_json(durable.read(meta, MAX_META_BYTES))

@@ -14,20 +14,20 @@ from smallmind.corpus.finding import TRAINING_NAME, WILDCARDS, expand
 from smallmind.corpus.preparation import TOKENIZER, load_tokenizer
 from smallmind.corpus.reading import Report, Skipped
 from smallmind.corpus.shards import INDEX, Shards, holds_tokens, open_shards
-from smallmind.corpus.token_files import CHUNK, MappedTokens, TokenFile, check_vocabulary
+from smallmind.corpus.token_files import TOKENS_PER_CHECK, MappedTokens, TokenFile, check_vocabulary
 from smallmind.text.dataset import HELD_OUT
 from smallmind.text.tokenizer import Tokenizer
 
 SUFFIX = ".bin"
 HELD_OUT_NAME = re.compile(r"(?:^|[_.-])val(?:id|idation)?(?:[_.-]|$)", re.IGNORECASE)
-SAMPLE = 1 << 16  # tokens from which the length of a text is estimated
-BEGINNING = 100  # tokens
+SAMPLE_TOKENS = 1 << 16  # tokens from which the length of a text is estimated
+BEGINNING_TOKENS = 100  # tokens
 
 
 class TokensOnDisk(NamedTuple):
     """The tokens of a text in both parts, and what is known about the text."""
 
-    place: str  # directory or file, for messages
+    path: str  # of a directory or file, for messages
     train: MappedTokens
     held_out: MappedTokens
     tokens: MappedTokens  # of both
@@ -69,7 +69,14 @@ class TokensOnDisk(NamedTuple):
     @classmethod
     def of_files(cls, paths: Sequence[Path], tokenizer: Tokenizer | None) -> Self:
         """Files of other programs, which are held out if they are named val, else a tenth."""
-        tokenizer = tokenizer or _tokenizer_beside(paths)
+        if not tokenizer:
+            beside = paths[0].parent / TOKENIZER
+            if not beside.is_file():
+                raise InputError(
+                    f"{paths[0]} does not say what its tokens are: name their tokenizer with "
+                    f"--tokenizer FILE, or put its {TOKENIZER} beside it"
+                )
+            tokenizer = Tokenizer.load(beside)
         files = [TokenFile(path) for path in paths]
         held_out = [file for file in files if HELD_OUT_NAME.search(file.path.stem)]
         training = [file for file in files if file not in held_out]
@@ -78,7 +85,7 @@ class TokensOnDisk(NamedTuple):
         tokens = MappedTokens((*training, *held_out))
         check_vocabulary(tokens, tokenizer.vocab_size)
         count = sum(map(len, held_out)) or int(len(tokens) * HELD_OUT)
-        sample = tokens[: min(SAMPLE, len(tokens))]
+        sample = tokens[: min(SAMPLE_TOKENS, len(tokens))]
         spelled = tokenizer.spelled(sample).characters
         return cls(
             str(paths[0]),
@@ -89,7 +96,7 @@ class TokensOnDisk(NamedTuple):
             _digest(tokens, count),
             round(len(tokens) * spelled / max(1, len(sample))),
             0,
-            tokenizer.decode(sample[:BEGINNING]),
+            tokenizer.decode(sample[:BEGINNING_TOKENS]),
             tokenizer.separator,
             None,
         )
@@ -152,43 +159,30 @@ def _check_kind(found: TokensOnDisk, tokenizer: Tokenizer | str | None) -> None:
             tokenizer = tokenizer.with_special(list(found.tokenizer.special))
         if tokenizer.digest != found.tokenizer.digest:
             raise InputError(
-                f"{found.place} has tokens of another tokenizer, {TOKENIZER} in it; prepare the "
+                f"{found.path} has tokens of another tokenizer, {TOKENIZER} in it; prepare the "
                 "texts with the one that is needed: smallmind prepare ... --tokenizer FILE"
             )
     elif tokenizer not in (None, "char", kind):  # "char" is the default
         raise InputError(
-            f"tokenizer={tokenizer!r} contradicts {found.place}, whose tokens are those of "
+            f"tokenizer={tokenizer!r} contradicts {found.path}, whose tokens are those of "
             f"{kind!r}; leave it out"
         )
 
 
-def _tokenizer_beside(paths: Sequence[Path]) -> Tokenizer:
-    path = paths[0].parent / TOKENIZER
-    if path.is_file():
-        return Tokenizer.load(path)
-    raise InputError(
-        f"{paths[0]} does not say what its tokens are: name their tokenizer with --tokenizer FILE, "
-        f"or put its {TOKENIZER} beside it"
-    )
-
-
 def _digest(tokens: MappedTokens, held_out: int) -> str:
-    """SHA-256 of tokens and of how many are held out."""
+    """-> the SHA-256 of tokens and of how many are held out."""
     sha = hashlib.sha256(str(held_out).encode())
     with activity.doing("Computing the digest of the tokens", usual=len(tokens) < activity.LARGE):
-        for start in activity.parts(range(0, len(tokens), CHUNK)):
-            sha.update(tokens[start : start + CHUNK].astype("<i4", copy=False).data)
+        for start in activity.parts(range(0, len(tokens), TOKENS_PER_CHECK)):
+            sha.update(tokens[start : start + TOKENS_PER_CHECK].astype("<i4", copy=False).data)
     return sha.hexdigest()
 
 
 def _report(saved: dict[str, Any]) -> Report:
     """Rebuilds a Report from its stored form."""
     return Report(
-        files=whole(saved["files"]),
-        documents=whole(saved["documents"]),
-        characters=whole(saved["characters"]),
-        empty=whole(saved["empty"]),
         skipped=tuple(Skipped(str(path), str(reason)) for path, reason in saved["skipped"]),
         notes=tuple(map(str, saved["notes"])),
+        **{name: whole(saved[name]) for name in ("files", "documents", "characters", "empty")},
         **{name: whole(saved.get(name, 0)) for name in ("conversations", "turns", "unanswered")},
     )

@@ -10,21 +10,22 @@ from smallmind.corpus.json_values import has_text, parsed
 from smallmind.corpus.reading import Unusable, shown
 from smallmind.text.chat import ASSISTANT, SYSTEM, USER, Turn
 
-LISTS = ("messages", "conversations", "conversation")  # fields that hold all turns
-ANSWERS = ("output", "response", "answer", "completion")
+LIST_FIELDS = ("messages", "conversations", "conversation")  # fields that hold all turns
+ANSWER_FIELDS = ("output", "response", "answer", "completion")
 # A field with a question -> those that may hold its answer, the likeliest first.
-QUESTIONS = {
-    "instruction": ANSWERS,
+QUESTION_FIELDS = {
+    "instruction": ANSWER_FIELDS,
     "prompt": ("completion", "response", "answer", "output"),
     "question": ("answer", "response", "output", "completion"),
     "query": ("answer", "response", "output", "completion"),
 }
-INPUTS = ("input", "context")  # that a question is about
-CHOICES = ("choices", "options")  # among which its answer is
-HISTORY = ("history",)  # the questions and answers before it
-SYSTEMS = ("system", "system_prompt")
-THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # before an answer
-TELLING = {*LISTS, *QUESTIONS, *ANSWERS}  # fields by which conversations are recognised
+INPUT_FIELDS = ("input", "context")  # that a question is about
+CHOICE_FIELDS = ("choices", "options")  # among which its answer is
+HISTORY_FIELDS = ("history",)  # the questions and answers before it
+SYSTEM_FIELDS = ("system", "system_prompt")
+THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")  # before an answer
+# By these conversations are recognised.
+TELLING_FIELDS = {*LIST_FIELDS, *QUESTION_FIELDS, *ANSWER_FIELDS}
 ROLE_FIELDS, TEXT_FIELDS = ("role", "from"), ("content", "value", "text")
 # Fields of a turn or a record that say whether it is learned; `masked` says the opposite. KTO's
 # `label` is false beside an answer to avoid.
@@ -35,7 +36,7 @@ SAID_FALSE, SAID_TRUE = ("false", "no"), ("true", "yes")
 TEXT_PARTS = ("text", "input_text", "output_text", None)
 THOUGHT_PARTS = ("thinking", "reasoning")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-MOST_SHAPES = 256  # that are remembered of one file
+MAX_SHAPES = 256  # that are remembered of one file
 ROLES = {
     "system": SYSTEM,
     "developer": SYSTEM,
@@ -54,7 +55,7 @@ NEEDED = (
 )
 
 
-class Shape(NamedTuple):
+class TurnFields(NamedTuple):
     """The fields of a record that hold its conversation; none where there is none of a kind."""
 
     messages: str = ""
@@ -80,27 +81,28 @@ class Shape(NamedTuple):
         """Returns True if the fields of a record hold what they are called."""
         if self.messages:
             return _is_messages(_opened(record.get(self.messages)))
-        return all(_may_be_said(record.get(name)) for name in (self.question, self.answer))
+        said = record.get(self.question), record.get(self.answer)
+        return all(value is None or isinstance(value, str | list) for value in said)
 
-    def completed(self, names: Collection[object]) -> "Shape":
-        """With the fields among `names` that a conversation may have or not."""
+    def completed(self, names: Collection[object]) -> "TurnFields":
+        """-> the shape with the fields among `names` that a conversation may have or not."""
         by_key = _by_key(names)
 
         def each(wanted: Collection[str]) -> tuple[str, ...]:
             return tuple(by_key[name] for name in wanted if name in by_key)
 
-        shape = self._replace(system=each(SYSTEMS), marks=each(RECORD_MARKS))
+        shape = self._replace(system=each(SYSTEM_FIELDS), marks=each(RECORD_MARKS))
         if self.messages:
             return shape
-        more, thought = each((*INPUTS, *CHOICES)), each(THOUGHTS)
-        return shape._replace(more=more, history=each(HISTORY), thought=thought)
+        more, thought = each((*INPUT_FIELDS, *CHOICE_FIELDS)), each(THOUGHT_FIELDS)
+        return shape._replace(more=more, history=each(HISTORY_FIELDS), thought=thought)
 
 
 def find_shape(
     names: Collection[object],
     record: Mapping[Any, Any] | None = None,
     texts: Collection[str] = (),
-) -> Shape | None:
+) -> TurnFields | None:
     """The names of a record's fields -> those of its conversation; None if it has none.
 
     Without a record, as for the columns of a table without rows, no field is a list. A record that
@@ -109,13 +111,13 @@ def find_shape(
     """
     by_key = _by_key(names)
     shapes = []
-    for name in LISTS if record else ():
+    for name in LIST_FIELDS if record else ():
         if record and name in by_key and _may_be_list(record[by_key[name]]):
-            shapes.append(Shape(by_key[name]))
-    for name, answers in QUESTIONS.items():
+            shapes.append(TurnFields(by_key[name]))
+    for name, answers in QUESTION_FIELDS.items():
         answer = next((by_key[word] for word in answers if word in by_key), "")
         if name in by_key and answer:
-            shapes.append(Shape("", by_key[name], (), answer))
+            shapes.append(TurnFields("", by_key[name], (), answer))
     certain = [shape for shape in shapes if record is None or shape.fits(record)]
     has_other = any(name in by_key for name in texts)
     found = next(iter(certain if has_other else certain or shapes), None)
@@ -123,7 +125,7 @@ def find_shape(
 
 
 def check_origin(entry: Entry, record: object) -> None:
-    """Unusable for the export of a messenger, whose people have names instead of roles."""
+    """Raises Unusable for the export of a messenger, whose people have names, not roles."""
     if not isinstance(record, dict):
         return
     chats = record.get("chats")
@@ -147,9 +149,7 @@ def _by_key(names: Collection[object]) -> dict[str, str]:
 
 
 def _opened(value: object) -> object:
-    """-> the list or object that JSON in a text holds, as in the cells of a table; else the
-    value.
-    """
+    """-> the list or object that JSON in a text holds, as in cells of tables; else the value."""
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
     try:
@@ -173,16 +173,12 @@ def _is_messages(value: object) -> bool:
     )
 
 
-def _may_be_said(value: object) -> bool:
-    return value is None or isinstance(value, str | list)
-
-
 class Turns:
     """The conversations of one file of records, all of one shape."""
 
-    def __init__(self, entry: Entry, shape: Shape, has_text: bool = False) -> None:
+    def __init__(self, entry: Entry, shape: TurnFields, has_text: bool = False) -> None:
         self._entry, self._reading, self._shape = entry, entry.reading, shape
-        self._shapes: dict[tuple[object, ...], Shape] = {}  # by the names of a record's fields
+        self._shapes: dict[tuple[object, ...], TurnFields] = {}  # by the names of a record's fields
         # There is something else to read in it.
         self._otherwise = ", or give --no-chat to read the texts" if has_text else ""
 
@@ -195,8 +191,9 @@ class Turns:
             raise self._wrong(f"{where} is not an object with a conversation")
         shape = self._shape_of(record)
         turns = self._turns(record, shape, where)
-        self._note_unread(record, shape.names, turns)
         reading = self._reading
+        texts = (text for turn in turns for text in (turn.text, turn.thought))
+        reading.note_unread(record, shape.names, texts)
         if not any(turn.role == ASSISTANT and turn.text.strip() for turn in turns):
             reading.unanswered += 1
             return
@@ -216,10 +213,10 @@ class Turns:
         self._count(turns, asked)
         reading.conversations += 1
         reading.turns += len(turns)
-        place = f"{self._entry.name}: {where}"
+        located = f"{self._entry.name}: {where}"
         for number, turn in enumerate(learned, 1):
             is_last = number == len(turns)
-            yield Piece(turn.text, is_last, turn.role, turn.learned, turn.thought, place)
+            yield Piece(turn.text, is_last, turn.role, turn.learned, turn.thought, located)
 
     def _count(self, turns: Sequence[Turn], asked: Sequence[bool]) -> None:
         """Counts what is not learned, and what is thought."""
@@ -235,40 +232,25 @@ class Turns:
             if turn.thought:
                 self._reading.count("Read", "thought", "before an answer")
 
-    def _shape_of(self, record: dict[Any, Any]) -> Shape:
+    def _shape_of(self, record: dict[Any, Any]) -> TurnFields:
         """Returns the shape with the optional fields of this record: others may have had fewer."""
         key = tuple(record)
         shape = self._shapes.get(key)
         if shape is None:
             shape = self._shape.completed(record)
-            if len(self._shapes) < MOST_SHAPES:
+            if len(self._shapes) < MAX_SHAPES:
                 self._shapes[key] = shape
                 self._reading.note(f"read conversations from {shape}")
         return shape
 
-    def _note_unread(
-        self, record: dict[Any, Any], read: Collection[str], turns: Sequence[Turn]
-    ) -> None:
-        """Notes the fields with text that are not part of the conversation."""
-        unread = self._reading.unread
-        names = [name for name in record if name not in read and (name, False) not in unread]
-        if not names:
-            return
-        said = {text.strip() for turn in turns for text in (turn.text, turn.thought)}
-        for name in names:
-            value = record[name]
-            is_said = isinstance(value, str) and value.strip() in said
-            if not is_said and has_text(value):
-                self._reading.leave_unread(name)
-
-    def _turns(self, record: dict[Any, Any], shape: Shape, where: str) -> list[Turn]:
+    def _turns(self, record: dict[Any, Any], shape: TurnFields, where: str) -> list[Turn]:
         if shape.messages:
             value = self._field(record, shape.messages, where)
             turns = self._messages(value, where)
         else:
             turns = self._history(record, shape, where) + self._asked(record, shape, where)
         if not all(self._says_learned(record, name, where, False) for name in shape.marks):
-            turns = [_unlearned(turn) for turn in turns]
+            turns = [turn._replace(learned=turn.role != ASSISTANT) for turn in turns]
         texts = [self._text(record.get(name), name, where) for name in shape.system]
         first = "\n\n".join(text for text in dict.fromkeys(texts) if text.strip())
         if first and not (turns and turns[0].role == SYSTEM):
@@ -277,18 +259,21 @@ class Turns:
             self._reading.leave_unread(shape.system[0])
         return turns
 
-    def _asked(self, record: dict[Any, Any], shape: Shape, where: str) -> list[Turn]:
+    def _asked(self, record: dict[Any, Any], shape: TurnFields, where: str) -> list[Turn]:
         """Returns the question of a record and its answer."""
         value, answer = self._field(record, shape.question, where), record.get(shape.answer)
         asked = self._said(USER, value, shape.question, where)
         if asked and asked[-1].role == USER:
             texts = [asked[-1].text]
             for name in shape.more:
-                if name.casefold() in CHOICES:
-                    text, answer = self._choices(_opened(record.get(name)), answer, name, where)
-                    texts.append(text)
+                value = record.get(name)
+                if name.casefold() in CHOICE_FIELDS:
+                    text, answer = self._choices(_opened(value), answer, name, where)
+                elif isinstance(value, list) and all(isinstance(text, str) for text in value):
+                    text = "\n\n".join(value)
                 else:
-                    texts.append(self._passages(record.get(name), name, where))
+                    text = self._text(value, name, where)
+                texts.append(text)
             if any(text.strip() for text in texts[1:]):
                 text = "\n\n".join(text for text in texts if text.strip())
                 asked[-1] = asked[-1]._replace(text=text)
@@ -299,13 +284,7 @@ class Turns:
                 said[-1] = said[-1]._replace(thought=thought)
         return asked + said
 
-    def _passages(self, value: object, name: str, where: str) -> str:
-        """Returns a text, or a list of texts as one, with a blank line between them."""
-        if isinstance(value, list) and all(isinstance(text, str) for text in value):
-            return "\n\n".join(value)
-        return self._text(value, name, where)
-
-    def _history(self, record: dict[Any, Any], shape: Shape, where: str) -> list[Turn]:
+    def _history(self, record: dict[Any, Any], shape: TurnFields, where: str) -> list[Turn]:
         """Returns the turns before a question: pairs of texts, or messages."""
         turns: list[Turn] = []
         for name in shape.history:
@@ -393,7 +372,7 @@ class Turns:
             raise self._wrong(f"{where} has no {TEXT_FIELDS[0]}")
         text, thought = self._content(turn.get(name), name, where)
         for other in rest:
-            if role == ASSISTANT and other in THOUGHTS:
+            if role == ASSISTANT and other in THOUGHT_FIELDS:
                 words = self._text(turn[other], other, where)
                 if words.strip() and not thought.strip():
                     thought = words
@@ -431,10 +410,7 @@ class Turns:
         return self._content(value, name, where)[0]
 
     def _content(self, value: object, name: str, where: str) -> tuple[str, str]:
-        """A text, a number, or the parts of a text -> it, and what is thought in its parts.
-
-        Null is an empty text.
-        """
+        """A text, a number, null or parts -> the text, and what is thought in its parts."""
         if value is None:
             return "", ""
         if isinstance(value, str):
@@ -447,9 +423,9 @@ class Turns:
         thoughts: list[str] = []
         for number, part in enumerate(value, 1):
             kind = part.get("type") if isinstance(part, dict) else ""
-            kept, field = texts, "text"
+            into, field = texts, "text"
             if kind in THOUGHT_PARTS:
-                kept, field = thoughts, kind if kind in part else "text"
+                into, field = thoughts, kind if kind in part else "text"
             text = part.get(field) if isinstance(part, dict) else None
             is_known = kind in (*TEXT_PARTS, *THOUGHT_PARTS) and isinstance(part, dict)
             if not is_known or not (isinstance(text, str) or (kind and text is None)):
@@ -459,7 +435,7 @@ class Turns:
                     f"text{words}",
                     "remove such parts",
                 )
-            kept.append(text or "")
+            into.append(text or "")
         return "".join(texts), "".join(thoughts)
 
     def _field(self, record: dict[Any, Any], name: str, where: str) -> object:
@@ -475,10 +451,6 @@ def _first(names: Sequence[str], fields: Mapping[Any, Any]) -> str:
     """Returns the first of the names whose field has a value, or is there, or else the first."""
     present = [name for name in names if name in fields]
     return next((x for x in present if fields[x] is not None), (present or names)[0])
-
-
-def _unlearned(turn: Turn) -> Turn:
-    return turn._replace(learned=False) if turn.role == ASSISTANT else turn
 
 
 def _is_asked(turns: Sequence[Turn]) -> bool:

@@ -9,14 +9,14 @@ from xml.parsers import expat
 from smallmind.checks import InputError
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece, document
-from smallmind.corpus.layout import LEFT_OUT, LINE, Layout, growing, separator_in
+from smallmind.corpus.layout import LEFT_OUT_ELEMENTS, LINE, TextLayout, growing, separator_in
 from smallmind.corpus.reading import Limits, Unusable, shown
 
 ENCODING = re.compile(rb"""\A\s*<\?xml\b[^>]*\bencoding\s*=\s*["']([\w.:-]+)""")
 PREDEFINED = ("amp", "apos", "gt", "lt", "quot")
 # An entity that stands for others, or for a long text, makes gigabytes of a small file.
-LONGEST_ENTITY = 100  # characters
-MOST_SPACE = 2**16  # characters of white space that are kept in a row
+MAX_ENTITY = 100  # characters
+MAX_SPACE = 2**16  # characters of white space that are kept in a row
 
 
 def read_xml(entry: Entry) -> Iterator[Piece]:
@@ -26,7 +26,7 @@ def read_xml(entry: Entry) -> Iterator[Piece]:
 
 def _chunks(entry: Entry) -> Iterator[str]:
     elements = _Elements(entry.name)
-    for text in growing(entry, decoded(entry, ENCODING), elements):
+    for text in growing(entry, decoded(entry, ENCODING), elements.held):
         elements.feed(text)
         yield elements.layout.take()
     elements.end()
@@ -40,7 +40,7 @@ class _Elements:
     """
 
     def __init__(self, name: str) -> None:
-        self.layout = Layout()
+        self.layout = TextLayout()
         self._name = name
         self._fed = 0  # bytes
         self._left_out = 0  # how many elements of this kind are open
@@ -69,7 +69,7 @@ class _Elements:
             raise Unusable(self._name, reason, advice) from None
 
     def end(self) -> None:
-        """The file ends here. InputError if it should not."""
+        """Ends the file. InputError if it should not end here."""
         if self._fed:
             self.feed("", is_last=True)
 
@@ -93,7 +93,7 @@ class _Elements:
             return
         data = self._held + data
         text = data.rstrip()
-        self._held = data[len(text) :][:MOST_SPACE]
+        self._held = data[len(text) :][:MAX_SPACE]
         if not text:
             return
         if self._is_after_tag:
@@ -104,17 +104,17 @@ class _Elements:
         self._is_after_tag = self._is_after_end = False
 
     def _declare(self, name: str, _is_parameter: bool, value: str | None, *_where: Any) -> None:
-        if value and name not in PREDEFINED and ("&" in value or len(value) > LONGEST_ENTITY):
+        if value and name not in PREDEFINED and ("&" in value or len(value) > MAX_ENTITY):
             raise InputError(
                 f"{self._name} defines the entity {shown(name, 60)!r}, which stands for other "
                 "entities or a long text; replace it by its text"
             )
 
     def _entity(self, name: str, is_parameter: bool) -> None:
-        """An entity that an external definition declares, as in XHTML."""
+        """Writes an entity that an external definition declares, as in XHTML."""
         if not is_parameter:
             self._text(html5.get(f"{name};", ""))
 
 
 def _is_left_out(tag: str) -> bool:
-    return tag.rpartition(":")[2].lower() in LEFT_OUT
+    return tag.rpartition(":")[2].lower() in LEFT_OUT_ELEMENTS

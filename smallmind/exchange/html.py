@@ -21,7 +21,7 @@ from smallmind.files import durable
 from smallmind.nn.parameters import Role
 from smallmind.parts import types_for
 from smallmind.settings.config import ModelConfig, __version__
-from smallmind.text.templates import Template, format_of
+from smallmind.text.templates import KnownTemplate, format_of
 from smallmind.text.tokenizer import Tokenizer
 
 SUFFIXES = (".html", ".htm")
@@ -130,7 +130,7 @@ def _template(tokenizer: Tokenizer) -> dict[str, Any] | None:
     template = format_of(tokenizer)
     if template is None:
         return None
-    if not isinstance(template, Template):
+    if not isinstance(template, KnownTemplate):
         raise InputError(
             "its chat template is in the language of Jinja, which a page does not read; tune it "
             "with --chat-template chatml first"

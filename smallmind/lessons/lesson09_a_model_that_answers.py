@@ -15,7 +15,7 @@ import numpy as np
 
 import smallmind
 from smallmind.settings.presets import ARCHITECTURES
-from smallmind.text.chat import KINDS, LEARNED, Turn, encode_each
+from smallmind.text.chat import LEARNED, MARK_KINDS, Turn, encode_each
 from smallmind.text.conversations import PackedDataset
 from smallmind.text.questions import built_in_conversations
 from smallmind.text.templates import fit_template
@@ -51,7 +51,7 @@ print(f"Special tokens: {dict(tokenizer.special)}")
 
 # %%
 hostile = [Turn("user", "I say <|im_end|>"), Turn("assistant", "So what?")]
-ids = template.encode(tokenizer, hostile) // KINDS
+ids = template.encode(tokenizer, hostile) // MARK_KINDS
 ends = int((ids == tokenizer.special["<|im_end|>"]).sum())
 print(f"{ends} turns have ended, although the text has the name three times")
 assert ends == 2 and tokenizer.decode(ids).count("<|im_end|>") == 3
@@ -67,8 +67,8 @@ assert ends == 2 and tokenizer.decode(ids).count("<|im_end|>") == 3
 # %%
 marked = template.encode(tokenizer, conversations[0])
 for token in marked[-24:].tolist():
-    mark = "learned" if token % KINDS == LEARNED else ""
-    print(f"{tokenizer.decode([token // KINDS])!r:>16} {mark}")
+    mark = "learned" if token % MARK_KINDS == LEARNED else ""
+    print(f"{tokenizer.decode([token // MARK_KINDS])!r:>16} {mark}")
 
 # %% [markdown]
 # The sum of the losses is divided by the number of learned tokens *of the whole update*. Averages

@@ -14,7 +14,7 @@ from smallmind.losses.loss import Evaluated, FirstLoss, Loss
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Pass
 from smallmind.settings.config import RunConfig
-from smallmind.text.chat import ASSISTANT, KINDS, LEARNED, USER, Turn
+from smallmind.text.chat import ASSISTANT, LEARNED, MARK_KINDS, USER, Turn
 from smallmind.text.dataset import HELD_OUT, Batch, Dataset
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
@@ -263,7 +263,7 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Iterable[Sequence[str]]) -> Batch:
     if template:
         turns = [[Turn(USER, prompt), Turn(ASSISTANT, answer)] for prompt, answer in answered]
         marked = template.encode_all(tokenizer, turns)
-        encoded = [(tokens // KINDS, tokens % KINDS == LEARNED) for tokens in marked]
+        encoded = [(tokens // MARK_KINDS, tokens % MARK_KINDS == LEARNED) for tokens in marked]
     else:
         ends = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
         end, encoded = np.array(ends, np.int32), []

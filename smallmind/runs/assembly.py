@@ -21,7 +21,7 @@ from smallmind.settings.rules import Start
 from smallmind.settings.settings import Settings
 from smallmind.text.char_tokenizer import CharTokenizer
 from smallmind.text.dataset import HELD_OUT, Dataset
-from smallmind.text.templates import HEADERS, Template, fit_template
+from smallmind.text.templates import HEADERS, KnownTemplate, fit_template
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.training import Training
 
@@ -99,7 +99,7 @@ def _fit_to_conversations(
     else:
         tokenizer = _with_characters(run, tokenizer, source.alphabet, initial)
     fitted, template = fit_template(tokenizer, run.chat_template)
-    headers = "".join(template.before.values()) if isinstance(template, Template) else ""
+    headers = "".join(template.before.values()) if isinstance(template, KnownTemplate) else ""
     return _with_characters(run, fitted, headers, initial)
 
 

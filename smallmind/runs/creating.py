@@ -251,7 +251,7 @@ def about_tokens_on_disk(source: Source) -> dict[str, Any]:
     fields["tokenizer"] = tokenizer.kind
     if not source.is_chat and found.separator != tokenizer.separator:
         fields["text_separator"] = found.separator
-    return {"of_tokens": fields, "directory": str(found.place)}
+    return {"of_tokens": fields, "directory": str(found.path)}
 
 
 def _forecast(source: Source, tokenizer: Tokenizer, cache: Path | None, choices: Choices) -> Fields:

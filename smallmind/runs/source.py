@@ -20,10 +20,10 @@ from smallmind.corpus.preparation import Encoding, identity, prepare
 from smallmind.corpus.reading import Report
 from smallmind.corpus.shards import INDEX, Index
 from smallmind.corpus.survey import (
-    BEGINNING,
-    ConversationDigest,
+    BEGINNING_CHARACTERS,
     DocumentStarts,
     conversations,
+    hashed,
     held_out_of,
     joined,
     texts_of,
@@ -114,7 +114,7 @@ class TextSource(Source):
         self.text, self.name, self.report = text, name, report
         self.held_out = held_out  # characters of documents at its end; 0: the last tenth of tokens
         self.characters = len(text)
-        self.beginning = text[:BEGINNING]
+        self.beginning = text[:BEGINNING_CHARACTERS]
         self.nbytes = sys.getsizeof(text)
 
     @functools.cached_property
@@ -160,11 +160,11 @@ class ConversationSource(Source):
 
     @functools.cached_property
     def sha256(self) -> str:
-        digest = ConversationDigest()
+        sha = hashlib.sha256()
         with activity.doing("Computing the digest of the conversations", usual=True):
-            for _ in digest.of(activity.parts(self.conversations)):
+            for _ in hashed(activity.parts(self.conversations), sha):
                 pass
-        return digest.hexdigest()
+        return sha.hexdigest()
 
     @property
     def text(self) -> str:
@@ -223,7 +223,7 @@ class TokenSource(Source):
         self.found = found
         self.is_chat = found.is_chat
         self.is_given = is_given  # rather than made from a text that was given
-        self.on_disk = found.place
+        self.on_disk = found.path
         self.name, self.report = name, found.report
         self.tokenizer = found.tokenizer
         self.held_out = found.held_out_characters
@@ -247,7 +247,7 @@ class TokenSource(Source):
     def _check(self, tokenizer: Tokenizer) -> None:
         if tokenizer.digest != self.found.tokenizer.digest:
             raise InputError(
-                f"the tokens in {self.found.place} are not those of this model; give the texts "
+                f"the tokens in {self.found.path} are not those of this model; give the texts "
                 "that they were made from"
             )
 
@@ -285,7 +285,7 @@ def read_source(
     InputError if there is no text, or a file cannot be read.
     """
     if text is None and run and run.chat:
-        from smallmind.text.questions import HELD_OUT as UNSEEN
+        from smallmind.text.questions import HELD_OUT_CONVERSATIONS as UNSEEN
         from smallmind.text.questions import built_in_conversations
 
         return ConversationSource(

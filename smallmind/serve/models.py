@@ -12,7 +12,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.files import model_in
 from smallmind.runs.loading import precision_of
 from smallmind.serve.engine import Engine, Line, prompt_part
-from smallmind.text.chat import Format
+from smallmind.text.chat import ChatFormat
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
@@ -29,7 +29,7 @@ class Loaded(NamedTuple):
 
     model: TransformerModel
     tokenizer: Tokenizer
-    template: Format | None  # None: it was not trained on conversations
+    template: ChatFormat | None  # None: it was not trained on conversations
     line: Line
     name: str  # such as "the newest checkpoint, step 250"
     version: tuple[float, ...]  # of its files: another one is loaded again

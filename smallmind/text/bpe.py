@@ -26,13 +26,13 @@ from smallmind.kernels.bpe.words import Words
 from smallmind.kernels.codegen.threads import cores
 
 CHUNK = 1 << 20  # characters
-LEAST = 2  # times that a pair occurs before it is worth a token
+MIN_PAIRS = 2  # times that a pair occurs before it is worth a token
 # A word ends between a letter or number and one of these. Others may be letters in a later version
 # of Unicode than Python's.
 BORDER = re.compile(r"(?<=[^\W_])[\s!-/:-@\[-`{-~\u3001\u3002\uff01\uff0c\uff1f]")
-NONE = -1
+NO_TOKEN = -1
 END = 2**30  # after each of many texts: no token has this number
-MOST_JOINED = 4  # characters that NFC makes one of
+MAX_JOINED = 4  # characters that NFC makes one of
 
 Result = TypeVar("Result")
 
@@ -42,7 +42,7 @@ class Chunk(NamedTuple):
 
     data: np.ndarray  # uint8, UTF-8
     stops: np.ndarray  # int64 (S,), where each text ends
-    following: np.ndarray  # int32 (S,), the token after it, or NONE
+    following: np.ndarray  # int32 (S,), the token after it, or NO_TOKEN
 
 
 class Special(NamedTuple):
@@ -76,7 +76,7 @@ class Special(NamedTuple):
     def longest(self) -> int:
         """Returns the most characters of a text that become one of them; 1 if there is none."""
         late = max(map(len, self.late), default=1)
-        return max(max(map(len, self.raw), default=1), late * MOST_JOINED if self.joins else late)
+        return max(max(map(len, self.raw), default=1), late * MAX_JOINED if self.joins else late)
 
     def is_cut(self, text: str, end: int) -> bool:
         """Returns True if a special token begins before the end of a word and reaches beyond it."""
@@ -95,10 +95,7 @@ def _is_cut(text: str, end: int, tokens: Iterable[str]) -> bool:
 
 
 def cut(texts: Iterable[str], special: Special) -> Iterator[str]:
-    """Texts, one after another -> the same text in chunks of about CHUNK characters.
-
-    They end where a word ends, and never within a special token: each can be encoded by itself.
-    """
+    """Texts, one after another -> the same in chunks of about CHUNK characters of whole words."""
     waiting: list[str] = []
     size, enough = 0, 2 * CHUNK
     for text in texts:
@@ -141,24 +138,24 @@ def _chunks(texts: Iterable[str], special: Special) -> Iterator[Chunk]:
 
 
 def _pieces(text: str, special: Special) -> Iterator[tuple[int, str, int]]:
-    """-> where pieces of a text begin, each normalized, and the special token after it, or NONE."""
+    """-> where pieces of a text begin, each normalized, and the token after it, or NO_TOKEN."""
     for start, piece, token in _divided(text, special.raw):
         if not (special.joins or special.late):
             yield start, piece, token
             continue
         for begin, part, late in _divided(special.normalize(piece), special.late):
-            yield start + begin, part, token if late == NONE else late
+            yield start + begin, part, token if late == NO_TOKEN else late
 
 
 def _divided(text: str, tokens: dict[str, int]) -> Iterator[tuple[int, str, int]]:
-    """-> where pieces of a text begin, each, and the token after it: NONE after the last one."""
+    """-> where pieces of a text begin, each, and the token after it: NO_TOKEN after the last."""
     start = 0
     if tokens:
         longest_first = sorted(tokens, key=len, reverse=True)
         for found in re.finditer("|".join(map(re.escape, longest_first)), text):
             yield start, text[start : found.start()], tokens[found[0]]
             start = found.end()
-    yield start, text[start:], NONE
+    yield start, text[start:], NO_TOKEN
 
 
 def learn_merges(
@@ -182,7 +179,7 @@ def learn_merges(
     merges.count_pairs(pairs, corpus)
     learned = np.empty((most, 2), np.int32)
     for i in activity.parts(range(most)):
-        pair = merges.next_pair(pairs, LEAST)
+        pair = merges.next_pair(pairs, MIN_PAIRS)
         if pair == merges.NONE:
             return learned[:i]
         pairs = pairs.with_room(merges.most_changes(pairs, corpus, pair))
@@ -191,25 +188,25 @@ def learn_merges(
     return learned
 
 
-def _count(given: Iterable[Chunk], pattern: Pattern) -> Words:
+def _count(chunks: Iterable[Chunk], pattern: Pattern) -> Words:
     """Returns the words of texts and how often they occur, in any order."""
     classes = character_classes()
-    own = threading.local()
+    local = threading.local()
     counted: list[list[Words]] = []
 
     def count(chunk: Chunk) -> None:
-        if not hasattr(own, "words"):
-            own.words = [Words.empty(1 << 10, 1 << 14)]
-            counted.append(own.words)
+        if not hasattr(local, "words"):
+            local.words = [Words.empty(1 << 10, 1 << 14)]
+            counted.append(local.words)
         start = 0
         while (
             start := words.count_words(
-                own.words[0], chunk.data, chunk.stops, start, classes, pattern
+                local.words[0], chunk.data, chunk.stops, start, classes, pattern
             )
         ) < len(chunk.data):
-            own.words[0] = own.words[0].grown()
+            local.words[0] = local.words[0].grown()
 
-    for _ in _on_threads(count, given):
+    for _ in _on_threads(count, chunks):
         pass
     total = counted.pop()[0] if counted else Words.empty(1 << 10, 1 << 14)
     while counted:  # each is freed once it has been added
@@ -230,10 +227,7 @@ def _added(total: Words, some: Words) -> Words:
 def encode_chunks(
     texts: Iterable[str], pattern: Pattern, table: Merges, whole: Whole, special: Special
 ) -> Iterator[np.ndarray]:
-    """Texts, as `cut` makes them -> the tokens of each, int32.
-
-    InputError naming the first character with a byte that has no token.
-    """
+    """Texts, as `cut` makes them -> the tokens of each, int32. InputError where a byte has none."""
     return _on_threads(_encoder(pattern, table, whole), _chunks(texts, special))
 
 
@@ -242,17 +236,19 @@ def _encoder(pattern: Pattern, table: Merges, whole: Whole) -> Callable[[Chunk],
     classes = character_classes()
     lacks = table.bytes < 0
     is_complete = not lacks.any()
-    own = threading.local()
+    local = threading.local()
 
     def run(chunk: Chunk) -> np.ndarray:
         n = len(chunk.data)
-        if not hasattr(own, "memory"):
-            own.memory, own.chain = Memory.empty(), Chain.empty(n)
-        if len(own.chain.tokens) < n:
-            own.chain = Chain.empty(n)
+        if not hasattr(local, "memory"):
+            local.memory, local.chain = Memory.empty(), Chain.empty(n)
+        if len(local.chain.tokens) < n:
+            local.chain = Chain.empty(n)
         ids = np.empty(n + len(chunk.stops), np.int32)
-        count = encode.encode(ids, *chunk, classes, pattern, table, whole, own.memory, own.chain)
-        if not is_complete and NONE in ids[:count]:
+        count = encode.encode(
+            ids, *chunk, classes, pattern, table, whole, local.memory, local.chain
+        )
+        if not is_complete and NO_TOKEN in ids[:count]:
             first = int(np.argmax(lacks[chunk.data]))
             near = chunk.data[max(0, first - 3) : first + 4].tobytes().decode("utf-8", "ignore")
             unknown = next(character for character in near if lacks[list(character.encode())].any())
@@ -267,10 +263,7 @@ def _encoder(pattern: Pattern, table: Merges, whole: Whole) -> Callable[[Chunk],
 def encode_each(
     texts: Sequence[str], pattern: Pattern, table: Merges, whole: Whole, special: Special
 ) -> list[np.ndarray]:
-    """Texts -> the tokens of each, int32, without special tokens: they are one chunk of many.
-
-    InputError as for `encode_chunks`.
-    """
+    """Texts -> the tokens of each, int32, without special tokens: they are one chunk of many."""
     if not texts:
         return []
     pieces = [special.normalize(text) for text in texts]
@@ -287,12 +280,12 @@ def encode_each(
     ]
 
 
-def _on_threads(function: Callable[[Chunk], Result], given: Iterable[Chunk]) -> Iterator[Result]:
+def _on_threads(function: Callable[[Chunk], Result], chunks: Iterable[Chunk]) -> Iterator[Result]:
     """Yields function(chunk) for each chunk, in their order, on as many threads as there are cores.
 
     The first one here, as it may compile kernels. Only as many chunks are made as threads take.
     """
-    remaining = iter(given)
+    remaining = iter(chunks)
     for chunk in remaining:
         yield function(chunk)
         break

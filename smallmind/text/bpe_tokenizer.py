@@ -19,7 +19,7 @@ from smallmind.text.tokenizer_json import OWN, Rules
 
 END_OF_TEXT = "<|endoftext|>"
 ENDS = (END_OF_TEXT, "<|end_of_text|>")  # the second is Llama 3's
-LARGE = 10**6  # characters that may take more than a second to learn from
+LONG_TEXT = 10**6  # characters that may take more than a second to learn from
 MAX_TOKENS = 2**20
 CONTINUED = bytes(range(0x80, 0xC0))  # in UTF-8, the bytes within a character
 MAX_BYTES = 2**26  # of all tokens together: merges of merges could be longer than any memory
@@ -58,7 +58,7 @@ class BPETokenizer(Tokenizer):
         split: str = RunConfig.bpe_split,
     ) -> None:
         check_type("text", text, str)
-        with activity.doing("Learning the tokens of the text", usual=len(text) < LARGE):
+        with activity.doing("Learning the tokens of the text", usual=len(text) < LONG_TEXT):
             self._learn(sliced(text), vocab_size, split)
 
     @classmethod
@@ -128,7 +128,9 @@ class BPETokenizer(Tokenizer):
     @functools.cached_property
     def _lengths(self) -> tuple[np.ndarray, np.ndarray]:
         """The characters and bytes of each token."""
-        characters = np.array([_characters(token) for token in self.vocabulary])
+        # A character begins in the token that has its first byte.
+        begun = [token.translate(None, CONTINUED) for token in self.vocabulary]
+        characters = np.array(list(map(len, begun)))
         return characters, np.array([len(token) for token in self.vocabulary])
 
     @property
@@ -200,7 +202,7 @@ class BPETokenizer(Tokenizer):
             "merges": self.merges.ravel().tolist(),
             "special": self.special,
             # Follows from the merges, unless it comes from a file of others.
-            "vocabulary": (None if _follows(ordinary, self.merges) else as_characters(ordinary)),
+            "vocabulary": None if _follows(ordinary, self.merges) else as_characters(ordinary),
         }
 
     @classmethod
@@ -240,11 +242,7 @@ class BPETokenizer(Tokenizer):
         if split is None:
             raise InputError("it does not split texts into words")
         special = tokenizer_json.special_tokens(data)
-        numbers = {
-            token: number
-            for token, number in data["model"]["vocab"].items()
-            if token not in special
-        }
+        numbers = {x: i for x, i in data["model"]["vocab"].items() if x not in special}
         _numbers(numbers.values(), f"its vocabulary contains ids outside 0..{MAX_TOKENS - 1:,}")
         vocabulary = [b""] * (1 + max(numbers.values(), default=-1))
         for token, number in zip(as_bytes(list(numbers)), numbers.values(), strict=True):
@@ -331,9 +329,7 @@ def _results(vocabulary: list[bytes], merges: np.ndarray, ids: dict[bytes, int])
 
 
 def _is_in_order(merges: np.ndarray) -> bool:
-    """-> True if the i-th merge is of tokens before 256 + i, so that its result can be that
-    token.
-    """
+    """-> True if the i-th merge is of tokens before 256 + i, so that it can make that token."""
     before = np.arange(256, 256 + len(merges))
     return bool((merges >= 0).all() and (merges < before[:, None]).all())
 
@@ -360,8 +356,3 @@ def _in_order(merges: np.ndarray) -> list[bytes]:
             raise InputError(f"its tokens have more than {MAX_BYTES:,} bytes together")
         vocabulary.append(token)
     return vocabulary
-
-
-def _characters(token: bytes) -> int:
-    """Returns the number of characters that begin in a token."""
-    return len(token.translate(None, CONTINUED))

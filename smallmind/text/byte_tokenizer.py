@@ -13,7 +13,7 @@ from smallmind.text.byte_alphabet import CHARACTER_OF
 from smallmind.text.ids import total
 from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer
 
-BYTES = 256
+BYTE_TOKENS = 256
 
 
 @suggesting()
@@ -37,21 +37,21 @@ class ByteTokenizer(Tokenizer):
         return ids
 
     def _add(self, special: Any) -> "ByteTokenizer":
-        """Itself, with these special tokens from now on. TypeError or ValueError if wrong."""
+        """Adds special tokens -> itself. TypeError or ValueError if they are wrong."""
         if special:
-            self.special = self._check_special(special, BYTES)
+            self.special = self._check_special(special, BYTE_TOKENS)
             self._names = [name.encode() for name in self.special]
-            self.vocab_size = BYTES + len(self._names)
-            begin = (np.arange(BYTES) & 0xC0) != 0x80  # as in `spelled`
+            self.vocab_size = BYTE_TOKENS + len(self._names)
+            begin = (np.arange(BYTE_TOKENS) & 0xC0) != 0x80  # as in `spelled`
             self._characters = np.append(begin, list(map(len, self.special)))
-            self._lengths = np.append(np.ones(BYTES, int), list(map(len, self._names)))
+            self._lengths = np.append(np.ones(BYTE_TOKENS, int), list(map(len, self._names)))
         return self
 
     def token_bytes(self, token: int) -> bytes:
-        return bytes([token]) if token < BYTES else self._names[token - BYTES]
+        return bytes([token]) if token < BYTE_TOKENS else self._names[token - BYTE_TOKENS]
 
     def _text(self, ids: np.ndarray) -> str:
-        if self.special and ids.max() >= BYTES:
+        if self.special and ids.max() >= BYTE_TOKENS:
             return super()._text(ids)
         return ids.astype(np.uint8).tobytes().decode("utf-8", "replace")
 

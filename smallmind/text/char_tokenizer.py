@@ -28,10 +28,7 @@ class CharTokenizer(Tokenizer):
         self._set(characters, {}, len(characters))
 
     def _set(self, characters: str, special: dict[str, int], first: int) -> None:
-        """Sets the vocabulary: so many characters, then the special tokens and other characters.
-
-        `characters` are in the order of their ids.
-        """
+        """Sets the vocabulary: `first` characters, then special tokens and other characters."""
         self.characters, self.special, self._first = characters, special, first
         taken = set(special.values())
         self.vocab_size = len(characters) + len(special)
@@ -122,11 +119,7 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def of_pieces(cls, pieces: Sequence[str], special: Mapping[str, int]) -> "CharTokenizer":
-        """-> the tokenizer with these tokens in the order of their ids. InputError if they are
-        others.
-
-        Some of them are the special ones.
-        """
+        """-> the tokenizer of tokens in the order of their ids. InputError if they are others."""
         characters = [piece for piece in pieces if piece not in special]
         if any(len(x) != 1 for x in characters) or len(set(characters)) < len(characters):
             raise InputError("its tokens are not single characters, each once")

@@ -18,8 +18,8 @@ SYSTEM, USER, ASSISTANT = ROLES = "system", "user", "assistant"
 TEXT = "text"  # the role of a plain document
 # The lowest bits of marked tokens: what a token is in its conversation.
 PLAIN, LEARNED, CUT, START = range(4)
-KINDS = 4
-TOGETHER, LONGEST = 1000, 1 << 20  # conversations that are encoded at once; their characters
+MARK_KINDS = 4
+CONVERSATIONS_AT_ONCE, CHARACTERS_AT_ONCE = 1000, 1 << 20  # that are encoded
 TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
 CONFIG, SPECIAL_TOKENS_MAP = "config.json", "special_tokens_map.json"
 
@@ -56,7 +56,7 @@ class Rendered(NamedTuple):
     said: tuple[tuple[int, int], ...]  # where the texts of turns begin and end
 
 
-class Format:
+class ChatFormat:
     """Turns conversations into tokens. A subclass says how it writes them."""
 
     name: str
@@ -68,17 +68,14 @@ class Format:
     def render(
         self, conversation: Conversation, answers: bool = False, **variables: Any
     ) -> Rendered:
-        """Writes a conversation; with `answers`, up to where the assistant begins to answer.
-
-        variables are more of those that a template in Jinja may read.
-        """
+        """Writes a conversation, with `answers` up to an answer; variables are more for Jinja."""
         raise NotImplementedError
 
     def render_all(self, conversations: Sequence[Conversation]) -> list[Rendered]:
         """Writes several conversations; see `render`."""
         return [self.render(conversation) for conversation in conversations]
 
-    def at(self, now: datetime | None) -> "Format":
+    def at(self, now: datetime | None) -> "ChatFormat":
         """Returns the template at a time, which some write; None: at any time, the current one."""
         del now
         return self
@@ -93,7 +90,7 @@ class Format:
         raise NotImplementedError
 
     def encode(self, tokenizer: Tokenizer, conversation: Conversation) -> np.ndarray:
-        """conversation -> marked tokens (n,), int32: KINDS * id + kind.
+        """conversation -> marked tokens (n,), int32: MARK_KINDS * id + kind.
 
         The kind is LEARNED for the tokens of the assistant's learned turns and the one that ends
         each, START for the first token, CUT for the first one after an answer, and else PLAIN. A
@@ -116,22 +113,19 @@ class Format:
         marked = _encoded(tokenizer, rendered)
         for i, conversation in enumerate(conversations):
             if is_document(conversation):
-                marked[i] = tokenizer.begun(marked[i] // KINDS) * KINDS + LEARNED
+                marked[i] = tokenizer.begun(marked[i] // MARK_KINDS) * MARK_KINDS + LEARNED
                 marked[i][:1] += START - LEARNED
         return marked
 
     def prompt(
         self, tokenizer: Tokenizer, conversation: Conversation, **variables: Any
     ) -> np.ndarray:
-        """conversation -> ids (n,) up to where the assistant begins to answer.
-
-        variables are more of those that a template in Jinja may read.
-        """
+        """conversation, more variables for Jinja -> ids (n,) up to where the assistant answers."""
         rendered = self.render(conversation, answers=True, **variables)
-        return _encoded(tokenizer, [rendered])[0] // KINDS
+        return _encoded(tokenizer, [rendered])[0] // MARK_KINDS
 
     def published(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """`tokenizer.published`, with what other programs have to know about the template."""
+        """-> `tokenizer.published` with what other programs have to know about the template."""
         found = {name: dict(part) for name, part in tokenizer.published.items()}
         end = tokenizer.special[self.end]
         ends = [end, *{tokenizer.end_of_text} - {None, end}]
@@ -139,10 +133,9 @@ class Format:
         settings |= {"chat_template": self.jinja, "eos_token": self.end}
         if SPECIAL_TOKENS_MAP in found:  # that of an imported model, which names its own end
             found[SPECIAL_TOKENS_MAP]["eos_token"] = self.end
-        found[CONFIG] = {**found.get(CONFIG, {}), "eos_token_id": end}
-        generation = {**found.get(GENERATION_CONFIG, {})}
+        found.setdefault(CONFIG, {})["eos_token_id"] = end
+        generation = found.setdefault(GENERATION_CONFIG, {})
         generation["eos_token_id"] = ends[0] if len(ends) == 1 else ends
-        found[GENERATION_CONFIG] = generation
         return found
 
 
@@ -157,10 +150,7 @@ def is_learned(turn: Turn) -> bool:
 
 
 def _encoded(tokenizer: Tokenizer, rendered: Sequence[Rendered]) -> list[np.ndarray]:
-    """Each of what a template has written -> marked tokens (n,).
-
-    Its texts are encoded together: most are short, and many the same.
-    """
+    """Rendered conversations -> marked tokens (n,) of each. Equal texts are encoded once."""
     divided = [list(_segments(tokenizer, one)) for one in rendered]
     texts = {
         text: None
@@ -188,29 +178,33 @@ class _Segment(NamedTuple):
 def _segments(tokenizer: Tokenizer, rendered: Rendered) -> Iterator[_Segment]:
     """Divides what a template has written at its special tokens."""
     learned, cuts = deque(rendered.learned), set(rendered.cuts)
-    place = 0
+    position = 0
     for start, last in [*_special_tokens(tokenizer, rendered), (len(rendered.text),) * 2]:
-        if place < start:
-            yield _segment(rendered.text[place:start], place, False, learned, cuts)
+        if position < start:
+            yield _segment(rendered.text[position:start], position, False, learned, cuts)
         if start < last:
             yield _segment(rendered.text[start:last], start, True, learned, cuts)
-        place = last
+        position = last
 
 
 def _segment(
-    text: str, place: int, is_special: bool, learned: deque[tuple[int, int]], cuts: Container[int]
+    text: str,
+    position: int,
+    is_special: bool,
+    learned: deque[tuple[int, int]],
+    cuts: Container[int],
 ) -> _Segment:
     """Returns the segment at a place; takes what ends before it out of `learned`."""
-    last = place + len(text)
+    last = position + len(text)
     begin = end = None
-    while learned and learned[0][1] <= place:
+    while learned and learned[0][1] <= position:
         learned.popleft()
     for first, after in learned:
         if first >= last:
             break
-        begin = text[: max(0, first - place)]
-        end = text[: after - place] if after < last else None
-    return _Segment(text, is_special, place in cuts, begin, end)
+        begin = text[: max(0, first - position)]
+        end = text[: after - position] if after < last else None
+    return _Segment(text, is_special, position in cuts, begin, end)
 
 
 def _special_tokens(tokenizer: Tokenizer, rendered: Rendered) -> Iterator[tuple[int, int]]:
@@ -223,15 +217,15 @@ def _special_tokens(tokenizer: Tokenizer, rendered: Rendered) -> Iterator[tuple[
     text, said = rendered.text, rendered.said
     begins = [begin for begin, _ in said]
     names, shown = special_names(tuple(tokenizer.special)), special_names(tuple(tokenizer.shown))
-    place = 0
-    while found := names.search(text, place):
+    position = 0
+    while found := names.search(text, position):
         before = bisect_left(begins, found.end()) - 1
         if before >= 0 and said[before][1] > found.start():
-            place = found.start() + 1
+            position = found.start() + 1
             found = shown.match(text, found.start()) if tokenizer.shown else None
         if found:
             yield found.span()
-            place = found.end()
+            position = found.end()
 
 
 def _marked(
@@ -242,21 +236,21 @@ def _marked(
     for text, is_special, is_cut, begin, end in segments:
         if is_special:
             kind = PLAIN if begin is None else LEARNED
-            marked = np.array([special[text] * KINDS + kind], np.int32)
+            marked = np.array([special[text] * MARK_KINDS + kind], np.int32)
         else:
             ids = ids_of[text]
-            marked = ids * KINDS
+            marked = ids * MARK_KINDS
             if begin is not None:
                 first = _tokens_before(ids_of[begin], ids)
                 last = len(ids) if end is None else _tokens_before(ids_of[end], ids)
                 marked[first:last] += LEARNED
         if is_cut and len(marked):
-            marked[0] = marked[0] // KINDS * KINDS + CUT
+            marked[0] = marked[0] // MARK_KINDS * MARK_KINDS + CUT
         pieces.append(marked)
     if not pieces:
         return np.empty(0, np.int32)
     whole = np.concatenate(pieces)
-    whole[:1] = whole[:1] // KINDS * KINDS + START
+    whole[:1] = whole[:1] // MARK_KINDS * MARK_KINDS + START
     return whole
 
 
@@ -269,7 +263,7 @@ def _tokens_before(beginning: np.ndarray, ids: np.ndarray) -> int:
 
 
 def encode_each(
-    tokenizer: Tokenizer, template: Format, conversations: Iterable[Conversation]
+    tokenizer: Tokenizer, template: ChatFormat, conversations: Iterable[Conversation]
 ) -> Iterator[np.ndarray]:
     """Yields the marked tokens of each conversation; many are encoded together."""
     batch: list[Conversation] = []
@@ -277,7 +271,7 @@ def encode_each(
     for conversation in conversations:
         batch.append(conversation)
         length += sum(len(turn.text) for turn in conversation)
-        if len(batch) == TOGETHER or length > LONGEST:
+        if len(batch) == CONVERSATIONS_AT_ONCE or length > CHARACTERS_AT_ONCE:
             yield from template.encode_all(tokenizer, batch)
             batch, length = [], 0
     if batch:

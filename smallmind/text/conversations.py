@@ -10,7 +10,7 @@ from smallmind.checks import InputError, check_field
 from smallmind.console import activity
 from smallmind.randomness import hash64, hash_words
 from smallmind.settings.config import ModelConfig, RunConfig
-from smallmind.text.chat import CUT, KINDS, LEARNED, START
+from smallmind.text.chat import CUT, LEARNED, MARK_KINDS, START
 from smallmind.text.dataset import Batch, Dataset, Tokens
 from smallmind.text.packing import pack, pack_evenly
 from smallmind.text.tokenizer import Tokenizer
@@ -50,8 +50,8 @@ class PackedDataset(Dataset):
     """
 
     is_packed = is_weighted = True
-    train: "Rows"
-    held_out: "Rows"
+    train: "PackedRows"
+    held_out: "PackedRows"
     tokenizer: Tokenizer
 
     def __init__(
@@ -72,10 +72,11 @@ class PackedDataset(Dataset):
         self.tokenizer = tokenizer
         self._stored = train, held_out
         self.train, self.held_out = (
-            Rows(part, self.block_size, learn, self.batch_size, evenly) for part in self._stored
+            PackedRows(part, self.block_size, learn, self.batch_size, evenly)
+            for part in self._stored
         )
         self.window_weights = self.train.learned_of_rows if evenly else None
-        self._kept = {}
+        self._cached = {}
         for rows, name in ((self.train, "train on"), (self.held_out, "hold out")):
             if not rows.pieces.begins.size:
                 raise InputError(
@@ -102,22 +103,18 @@ class PackedDataset(Dataset):
         sizes = self.block_size, self.batch_size, self.seed
         return PackedDataset(*self._stored, *sizes, self.tokenizer, self.learn, evenly=False)
 
-    @property
-    def is_on_disk(self) -> bool:
-        return not isinstance(self._stored[0], np.ndarray)
-
     def batches_of(self, part: str) -> int:
         return self._rows(part).batches(self.batch_size)
 
-    def _rows(self, part: str) -> "Rows":
+    def _rows(self, part: str) -> "PackedRows":
         return self.train if part == "train" else self.held_out
 
     def windows(self, starts: np.ndarray, out: Batch | None = None) -> Batch:
-        """Rows that begin at starts (B,), multiples of block_size."""
+        """-> the rows that begin at starts (B,), multiples of block_size."""
         return self.train.batch(starts // self.block_size, out)._replace(starts=starts)
 
     def evaluation_batch(self, part: str, number: int) -> Batch:
-        """Batch `number` of a part, in an order of its rows that is always the same.
+        """-> batch `number` of a part, in an order of its rows that is always the same.
 
         Each row is in one batch; the last one may have fewer. Beyond them it begins anew.
         """
@@ -128,10 +125,7 @@ class PackedDataset(Dataset):
         return rows.batch(chosen[number * self.batch_size :][: self.batch_size])
 
     def questions(self, most: int, longest: int) -> list[Question]:
-        """Questions of the held-out part, spread evenly, with answers of at most `longest` tokens.
-
-        If no answer is that short, all are taken.
-        """
+        """Returns held-out questions, evenly, with answers of at most `longest` if any."""
         rows = self.held_out
         marked = [rows.piece(i) for i in range(len(rows.pieces.begins))]
         found = [question for tokens in marked for question in _questions(tokens)]
@@ -140,11 +134,11 @@ class PackedDataset(Dataset):
 
     def as_text(self) -> Dataset:
         """-> the training part as one text, with its windows anywhere: for what needs no masks."""
-        ids = self._stored[0][: 64 * self.batch_size * self.block_size] // KINDS
+        ids = self._stored[0][: 64 * self.batch_size * self.block_size] // MARK_KINDS
         return Dataset(ids, min(self.block_size, len(ids) // 2), self.batch_size, self.seed)
 
 
-class Rows:
+class PackedRows:
     """The rows of one part; as tokens, their inputs one after another, and one more."""
 
     def __init__(
@@ -205,25 +199,25 @@ class Rows:
         ids, targets, weights, firsts = out.ids, out.targets, out.weights, out.firsts
         assert weights is not None and firsts is not None
         for i, row in enumerate(rows.tolist()):
-            place = 0
+            first = 0
             for piece in range(self._ends[row - 1] if row else 0, self._ends[row]):
                 begin, length = self._begins[piece], self._lengths[piece]
                 marked = self._marked[begin : begin + length]
-                end = place + length - 1
-                ids[i, place:end] = marked[:-1] // KINDS
-                targets[i, place:end] = marked[1:] // KINDS
-                weights[i, place:end] = self._learns_all or marked[1:] % KINDS == LEARNED
-                firsts[i, place:end] = place
-                place = end
-            ids[i, place:], targets[i, place:], weights[i, place:] = 0, 0, 0.0
-            firsts[i, place:] = np.arange(place, T)
+                end = first + length - 1
+                ids[i, first:end] = marked[:-1] // MARK_KINDS
+                targets[i, first:end] = marked[1:] // MARK_KINDS
+                weights[i, first:end] = self._learns_all or marked[1:] % MARK_KINDS == LEARNED
+                firsts[i, first:end] = first
+                first = end
+            ids[i, first:], targets[i, first:], weights[i, first:] = 0, 0, 0.0
+            firsts[i, first:] = np.arange(first, T)
         return Batch(ids[:B], targets[:B], rows, weights[:B], firsts=firsts[:B])
 
 
 def _questions(marked: np.ndarray) -> Iterator[Question]:
     """The marked tokens of a conversation -> a question for each answer; none for a document."""
-    ids = np.asarray(marked) // KINDS
-    learned = np.concatenate([[False], np.asarray(marked) % KINDS == LEARNED, [False]])
+    ids = np.asarray(marked) // MARK_KINDS
+    learned = np.concatenate([[False], np.asarray(marked) % MARK_KINDS == LEARNED, [False]])
     borders = np.flatnonzero(learned[1:] != learned[:-1])
     previous = 0
     for begin, end in zip(borders[::2].tolist(), borders[1::2].tolist(), strict=True):
@@ -249,12 +243,12 @@ def find_pieces(marked: Tokens, T: int, learns_all: bool = False) -> Pieces:
     cut_short = several = 0
     for start, end in zip(starts[~fits].tolist(), ends[~fits].tolist(), strict=True):
         activity.tick()
-        own = cuts[np.searchsorted(cuts, start) : np.searchsorted(cuts, end)].tolist()
+        inner = cuts[np.searchsorted(cuts, start) : np.searchsorted(cuts, end)].tolist()
         is_text = learned_between(start + 1, end) == end - start - 1
         if is_text:
             divided = [(at, min(T + 1, end - at)) for at in range(start, end - 1, T)]
         else:
-            divided = list(_divided([start, *own, end], T + 1))
+            divided = list(_divided([start, *inner, end], T + 1))
             cut_short += sum(length > T + 1 for _, length in divided)
             several += len(divided) > 1
         begins.append(np.array([begin for begin, _ in divided], np.int64))
@@ -264,8 +258,8 @@ def find_pieces(marked: Tokens, T: int, learns_all: bool = False) -> Pieces:
     begin, size = begin[order], size[order]
     learned = np.maximum(size - 1, 0) if learns_all else learned_between(begin + 1, begin + size)
     has_any = learned > 0
-    kept = begin[has_any], size[has_any], learned[has_any]
-    return Pieces(*kept, several, cut_short, int((~has_any).sum()))
+    left_out = int((~has_any).sum())
+    return Pieces(begin[has_any], size[has_any], learned[has_any], several, cut_short, left_out)
 
 
 def _divided(borders: list[int], most: int) -> Iterator[tuple[int, int]]:
@@ -282,7 +276,7 @@ def _survey(marked: Tokens) -> Iterator[np.ndarray]:
     found: dict[int, list[np.ndarray]] = {kind: [] for kind in (START, CUT, LEARNED)}
     with activity.doing("Packing conversations", usual=len(marked) < activity.LARGE):
         for first in activity.parts(range(0, len(marked), CHUNK)):
-            kinds = marked[first : first + CHUNK] % KINDS
+            kinds = marked[first : first + CHUNK] % MARK_KINDS
             for kind, places in found.items():
                 places.append(np.flatnonzero(kinds == kind) + first)
     return (np.concatenate([np.empty(0, np.int64), *places]) for places in found.values())

@@ -1,6 +1,7 @@
 """The tokens of a text, and windows of them."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -11,9 +12,9 @@ from smallmind.randomness import hash64_each
 from smallmind.settings.config import ModelConfig, RunConfig
 from smallmind.text.tokenizer import Spelled, Tokenizer
 
-COPIED = 64  # windows at a time: copies take memory
+WINDOWS_PER_COPY = 64  # windows at a time: copies take memory
 HELD_OUT = 0.1  # share of a text, at its end, that is never trained on
-KEPT = 4 * 2**20  # bytes of windows for evaluations, which are not read from disk each time
+MAX_CACHED_BYTES = 4 * 2**20  # of windows for evaluations, not read from disk each time
 
 
 class Tokens(Protocol):
@@ -37,14 +38,11 @@ class Batch(NamedTuple):
     def part(self, rows: slice) -> "Batch":
         """Returns some of its windows."""
         first = self.first_window + rows.indices(len(self.ids))[0]
-        return Batch(
-            self.ids[rows],
-            self.targets[rows],
-            self.starts[rows],
-            None if self.weights is None else self.weights[rows],
-            first,
-            None if self.firsts is None else self.firsts[rows],
-        )
+        return self._each(lambda array: array[rows])._replace(first_window=first)
+
+    def _each(self, change: Callable[[np.ndarray], np.ndarray]) -> "Batch":
+        changed: Any = (change(x) if isinstance(x, np.ndarray) else x for x in self)
+        return Batch(*changed)
 
     @property
     def first_row(self) -> int:
@@ -73,11 +71,7 @@ class Batch(NamedTuple):
 
     def copy(self) -> "Batch":
         """Returns its windows in arrays of their own."""
-        optional = {"weights": self.weights, "firsts": self.firsts}
-        copied: dict[str, Any] = {
-            name: array.copy() for name, array in optional.items() if array is not None
-        }
-        return self._replace(ids=self.ids.copy(), targets=self.targets.copy(), **copied)
+        return self._each(lambda array: array.copy())
 
 
 class Dataset:
@@ -125,7 +119,7 @@ class Dataset:
         self.batch_size = check_field(RunConfig, "batch_size", batch_size)
         self.seed = check_field(RunConfig, "seed", seed)
         self.tokenizer = tokenizer
-        self._kept: dict[tuple[str, int], Batch] = {}
+        self._cached: dict[tuple[str, int], Batch] = {}
 
     def __repr__(self) -> str:
         return (
@@ -143,10 +137,7 @@ class Dataset:
         seed: int = RunConfig.seed,
         held_out: int | None = None,
     ) -> "Dataset":
-        """-> the dataset of a text, whose last `held_out` characters are held out; None: a tenth.
-
-        InputError if the tokenizer does not know a character.
-        """
+        """-> the dataset of a text. Its last `held_out` characters are held out; None: a tenth."""
         check_type("text", text, str)
         check_type("tokenizer", tokenizer, Tokenizer)
         with activity.doing("Encoding the text", usual=len(text) < activity.LARGE):
@@ -192,7 +183,7 @@ class Dataset:
     @property
     def is_on_disk(self) -> bool:
         """True if windows are read from files when they are needed."""
-        return not isinstance(self.train, np.ndarray)
+        return not isinstance(self.stored[0], np.ndarray)
 
     @property
     def held_out_batches(self) -> int:
@@ -209,20 +200,20 @@ class Dataset:
         return self.tokenizer.spelled(tokens) if self.tokenizer else Spelled.as_bytes(tokens)
 
     def evaluation_batch(self, part: str, number: int) -> Batch:
-        """Batch `number` of the part "train" or "held_out": the same in every evaluation."""
+        """-> batch `number` of the part "train" or "held_out": the same in every evaluation."""
         tokens, stream = (self.train, 2) if part == "train" else (self.held_out, 1)
         # A held-out part shorter than a window is still evaluated, in shorter windows.
         T = min(self.block_size, len(tokens) - 1)
         starts = random_starts((self.seed, stream, number), self.batch_size, len(tokens) - T)
-        batch = self._kept.get((part, number)) or _windows(tokens, T, starts, None)
+        batch = self._cached.get((part, number)) or _windows(tokens, T, starts, None)
         nbytes = batch.ids.nbytes + batch.targets.nbytes
-        if self.is_on_disk and len(self._kept) < KEPT // nbytes:
-            self._kept[part, number] = batch
+        if self.is_on_disk and len(self._cached) < MAX_CACHED_BYTES // nbytes:
+            self._cached[part, number] = batch
         return batch
 
 
 def random_starts(key: tuple[int, ...], count: int, limit: int, stride: int = 1) -> np.ndarray:
-    """`count` multiples of stride below limit, determined by key."""
+    """Draws `count` multiples of stride below limit, determined by key."""
     choices = (limit - 1) // stride + 1
     hashes = hash64_each(key, np.arange(count))
     return (hashes % np.uint64(choices)).astype(np.int64) * stride
@@ -237,8 +228,8 @@ def _windows(tokens: Tokens, T: int, starts: np.ndarray, out: Batch | None) -> B
         # All windows as overlapping rows, without copying anything.
         shape = len(tokens) - T, T + 1
         windows = np.ndarray(shape, tokens.dtype, tokens, strides=2 * tokens.strides)
-        for first in range(0, len(starts), COPIED):
-            rows = slice(first, first + COPIED)
+        for first in range(0, len(starts), WINDOWS_PER_COPY):
+            rows = slice(first, first + WINDOWS_PER_COPY)
             copies = windows[starts[rows]]
             ids[rows], targets[rows] = copies[:, :-1], copies[:, 1:]
         return Batch(ids, targets, starts)

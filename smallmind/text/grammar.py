@@ -46,7 +46,7 @@ Symbols = tuple[Symbol, ...]
 
 
 @dataclass(frozen=True)
-class Rule:
+class Production:
     """The alternatives of a rule, their probabilities and, to draw one, the cumulative sums."""
 
     alternatives: tuple[Symbols, ...]
@@ -59,10 +59,7 @@ class Rule:
 
 
 def parse_symbols(template: str) -> Symbols:
-    """The text of one alternative -> its symbols. ValueError if it is malformed.
-
-    Outside `<...>` and `{...}`, text is literal.
-    """
+    """The text of one alternative -> its symbols. ValueError if it is malformed."""
     symbols: list[Symbol] = []
     for token in re.findall(r"<[^<>]*>|\{(?:[^{}]|\{\w+\})*\}|[^<>{}]+|.", template):
         if reference := re.fullmatch(r"<(\w+(?: \w+)*)(?: \{(\w+)\})?>", token):
@@ -78,7 +75,7 @@ def parse_symbols(template: str) -> Symbols:
     return tuple(symbols)
 
 
-def parse_rule(body: str) -> Rule:
+def parse_rule(body: str) -> Production:
     """The text after `name:` -> the rule. ValueError if it is malformed."""
     weights, alternatives = [], []
     for alternative in re.sub(r"\s+", " ", body).split("|"):
@@ -91,7 +88,7 @@ def parse_rule(body: str) -> Rule:
     probabilities = tuple(weight / sum(weights) for weight in weights)
     # Without the last sum, which rounding may leave below a number drawn.
     thresholds = tuple(accumulate(probabilities))[:-1]
-    return Rule(tuple(alternatives), probabilities, thresholds)
+    return Production(tuple(alternatives), probabilities, thresholds)
 
 
 class Grammar:
@@ -110,7 +107,7 @@ class Grammar:
     """
 
     def __init__(self, rules: str) -> None:
-        self._rules: dict[str, Rule] = {}
+        self._rules: dict[str, Production] = {}
         for line in re.sub(r"\n[ \t]+", " ", rules.strip()).splitlines():
             if line:
                 name, colon, body = line.partition(": ")
@@ -120,11 +117,7 @@ class Grammar:
         self._start: Symbols = (Reference(next(iter(self._rules)), None),)
 
     def sample(self, random: Random) -> str:
-        """A source of random numbers -> the text of one derivation.
-
-        Uses only `random.random()`: unlike `choice`, its stream is the same in all versions of
-        Python.
-        """
+        """Derives a text by `random.random()`, whose stream is the same in every Python."""
         pieces: list[str] = []
         self._write(self._start, {}, random, pieces)
         return "".join(pieces)

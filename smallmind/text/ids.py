@@ -20,10 +20,10 @@ def check_ids(name: str, ids: Any, vocab_size: int) -> np.ndarray:
     if array.dtype.kind not in "iu":
         raise InputError(f"{name} is of type {array.dtype}; it must hold whole numbers")
     if array.size and not _are_inside(array, vocab_size):
-        place = tuple(np.argwhere((array < 0) | (array >= vocab_size))[0].tolist())
-        shown = ", ".join(map(str, place))
+        index = tuple(np.argwhere((array < 0) | (array >= vocab_size))[0].tolist())
+        shown = ", ".join(map(str, index))
         raise InputError(
-            f"{name}[{shown}] = {array[place]} is outside the vocabulary of {vocab_size}"
+            f"{name}[{shown}] = {array[index]} is outside the vocabulary of {vocab_size}"
         )
     return array
 

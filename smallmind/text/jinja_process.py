@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NoReturn, SupportsIndex
 
-MEMORY = 2**30  # bytes
-LONGEST = 2**26  # characters of a conversation as it is rendered
+MAX_MEMORY = 2**30  # bytes
+MAX_CHARACTERS = 2**26  # characters of a conversation as it is rendered
 # Where a character comes from: the template, some turns, or one of them: see `said`.
 TEMPLATE, TURNS, FIRST = range(3)
-MOST = 500_000  # turns of a conversation: each has a character that stands for it
+MAX_TURNS = 500_000  # turns of a conversation: each has a character that stands for it
 RUNS = re.compile(r"(.)\1*", re.DOTALL)
 # These filters return their arguments, or parts that are cut from them and stay traced.
-KEEPING = {
+TRACED_FILTERS = {
     *("abs", "attr", "batch", "capitalize", "count", "d", "default", "dictsort", "first", "float"),
     *("groupby", "int", "items", "last", "length", "list", "lower", "map", "max", "min", "random"),
     *("reject", "rejectattr", "reverse", "round", "select", "selectattr", "slice", "sort"),
@@ -78,14 +78,14 @@ class Traced(str):
             pieces += (self, part) if pieces else (part,)
         return concat(pieces)
 
-    def lstrip(self, *given: Any) -> "Traced":
-        return self[len(self) - len(str.lstrip(self, *given)) :]
+    def lstrip(self, *arguments: Any) -> "Traced":
+        return self[len(self) - len(str.lstrip(self, *arguments)) :]
 
-    def rstrip(self, *given: Any) -> "Traced":
-        return self[: len(str.rstrip(self, *given))]
+    def rstrip(self, *arguments: Any) -> "Traced":
+        return self[: len(str.rstrip(self, *arguments))]
 
-    def strip(self, *given: Any) -> "Traced":
-        return self.rstrip(*given).lstrip(*given)
+    def strip(self, *arguments: Any) -> "Traced":
+        return self.rstrip(*arguments).lstrip(*arguments)
 
     def removeprefix(self, prefix: str) -> "Traced":
         return self[len(self) - len(str.removeprefix(self, prefix)) :]
@@ -110,28 +110,28 @@ class Traced(str):
 
     def _placed(self, pieces: Iterable[str], sep: str | None) -> list[Any]:
         """Cuts out pieces that have sep between them, or white space if it is None."""
-        found, place = [], 0
+        found, start = [], 0
         for piece in pieces:
-            place = str.find(self, piece, place) if sep is None else place
-            found.append(self[place : place + len(piece)])
-            place += len(piece) + len(sep or "")
+            start = str.find(self, piece, start) if sep is None else start
+            found.append(self[start : start + len(piece)])
+            start += len(piece) + len(sep or "")
         return found
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1) -> str:
         if not old:
             return derived(str.replace(self, old, new, count), self, new)
-        return own(new).join(self.split(old, count))
+        return of_template(new).join(self.split(old, count))
 
 
 def _following(name: str) -> Callable[..., Any]:
     """Returns a method of texts whose results are not traced character by character."""
     method = getattr(str, name)
 
-    def follow(self: Traced, *given: Any, **named: Any) -> Any:
-        result = method(self, *given, **named)
+    def follow(self: Traced, *arguments: Any, **named: Any) -> Any:
+        result = method(self, *arguments, **named)
         if name in CASES and len(result) == len(self):
             return Traced(result, self._origin)
-        return derived(result, self, given, named)
+        return derived(result, self, arguments, named)
 
     return functools.wraps(method)(follow)
 
@@ -142,7 +142,7 @@ for _name in (*CASES, *FOLLOWED, "__format__", "__mod__", "__rmod__", "__repr__"
     setattr(Traced, _name, _following(_name))
 
 
-def own(text: str) -> Traced:
+def of_template(text: str) -> Traced:
     """Returns a text as the template's own, unless it is traced already."""
     return text if isinstance(text, Traced) else Traced(text, chr(TEMPLATE) * len(text))
 
@@ -153,14 +153,11 @@ def concat(pieces: Iterable[str]) -> str:
     text = "".join(parts)
     if not any(isinstance(part, Traced) for part in parts):
         return text
-    return Traced(text, "".join(own(part)._origin for part in parts))
+    return Traced(text, "".join(of_template(part)._origin for part in parts))
 
 
 def derived(result: Any, *sources: Any) -> Any:
-    """Returns the result of an operation: a text gets the origin of its sources.
-
-    If several turns are among them, it is not known which one says it.
-    """
+    """Gives a resulting text the origin of its sources; that of several turns is not known."""
     if not isinstance(result, str) or isinstance(result, Traced):
         return result
     origins = set[str]()
@@ -193,7 +190,7 @@ def main() -> None:
     with contextlib.suppress(ImportError, ValueError, OSError):  # Windows has no such limits
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     for line in sys.stdin.buffer:
         request = json.loads(line)
         for conversation in request.pop("conversations"):
@@ -231,8 +228,8 @@ def rendered(
     with `parts`, a text is a list of one part.
     """
     del seconds
-    if len(turns) > MOST:
-        raise ValueError(f"it has more than {MOST:,} turns")
+    if len(turns) > MAX_TURNS:
+        raise ValueError(f"it has more than {MAX_TURNS:,} turns")
     messages = []
     for number, (role, text, thought) in enumerate(turns):
         content: Any = Traced(text, said(number) * len(text))
@@ -247,10 +244,10 @@ def rendered(
     pieces, length = [], 0
     for piece in compiled_template.generate(messages=messages, **variables):
         length += len(piece)
-        if length > LONGEST:
-            raise ValueError(f"it writes more than {LONGEST:,} characters")
+        if length > MAX_CHARACTERS:
+            raise ValueError(f"it writes more than {MAX_CHARACTERS:,} characters")
         pieces.append(piece)
-    whole = own(concat(pieces))
+    whole = of_template(concat(pieces))
     found = [
         number
         for run in RUNS.finditer(whole._origin)
@@ -262,9 +259,7 @@ def rendered(
 
 @functools.lru_cache(4)
 def compiled(text: str) -> tuple[Any, Any]:
-    """-> the environment and the template, with the functions that those of transformers may
-    call.
-    """
+    """-> the environment and the template, with the functions of transformers."""
     from jinja2 import nodes
     from jinja2.compiler import CodeGenerator
     from jinja2.exceptions import TemplateError
@@ -308,48 +303,48 @@ def compiled(text: str) -> tuple[Any, Any]:
             result = super().call_binop(context, operator, left, right)
             return derived(result, left, right)
 
-        def call(self, context: Any, function: Any, *given: Any, **named: Any) -> Any:
+        def call(self, context: Any, function: Any, *arguments: Any, **named: Any) -> Any:
             owner = getattr(function, "__self__", None)
             if type(owner) is str:
-                function = getattr(own(owner), function.__name__)
-            result = super().call(context, function, *given, **named)
+                function = getattr(of_template(owner), function.__name__)
+            result = super().call(context, function, *arguments, **named)
             # Macros and loops write, containers return what they hold: all of it is traced already.
             if isinstance(function, Macro | LoopContext) or isinstance(owner, dict | list | tuple):
                 return result
             # Jinja adds variables of loops and blocks, as _loop_vars, which no function reads.
             named = {name: value for name, value in named.items() if not name.startswith("_")}
-            return derived(result, owner, given, named)
+            return derived(result, owner, arguments, named)
 
         def wrap_str_format(self, value: Any) -> Any:
             wrapped = super().wrap_str_format(value)
             if wrapped is None:
                 return None
 
-            def formatted(*given: Any, **named: Any) -> Any:
-                result = str.__str__(wrapped(*given, **named))
-                return derived(result, value.__self__, given, named)
+            def formatted(*arguments: Any, **named: Any) -> Any:
+                result = str.__str__(wrapped(*arguments, **named))
+                return derived(result, value.__self__, arguments, named)
 
             return formatted
 
     def following(name: str, function: Any) -> Any:
         @functools.wraps(function)
-        def follow(*given: Any, **named: Any) -> Any:
-            result = function(*given, **named)
+        def follow(*arguments: Any, **named: Any) -> Any:
+            result = function(*arguments, **named)
             # A filter may get the environment or its context, in which nothing is said.
-            values = [value for value in given if not hasattr(value, "eval_ctx")]
+            values = [value for value in arguments if not hasattr(value, "eval_ctx")]
             return derived(result, [v for v in values if v is not environment], named)
 
-        return function if name in KEEPING else follow
+        return function if name in TRACED_FILTERS else follow
 
     def join(values: Iterable[Any], between: str = "", attribute: Any = None) -> str:
         found = values if attribute is None else [environment.getitem(v, attribute) for v in values]
-        return own(between).join(found)
+        return of_template(between).join(found)
 
     def replace(text: Any, old: str, new: Any, count: int | None = None) -> str:
-        return own(str(text)).replace(str(old), str(new), -1 if count is None else count)
+        return of_template(str(text)).replace(str(old), str(new), -1 if count is None else count)
 
-    def tojson(value: Any, ensure_ascii: bool = False, *given: Any, **settings: Any) -> str:
-        names = dict(zip(("indent", "separators", "sort_keys"), given, strict=False))
+    def tojson(value: Any, ensure_ascii: bool = False, *arguments: Any, **settings: Any) -> str:
+        names = dict(zip(("indent", "separators", "sort_keys"), arguments, strict=False))
         return derived(json.dumps(value, ensure_ascii=ensure_ascii, **names, **settings), value)
 
     def raise_exception(message: str) -> NoReturn:

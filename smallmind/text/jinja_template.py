@@ -34,23 +34,23 @@ from smallmind.text.chat import (
     ASSISTANT,
     TOKENIZER_CONFIG,
     USER,
+    ChatFormat,
     Conversation,
-    Format,
     Rendered,
     Turn,
     is_learned,
 )
-from smallmind.text.jinja_process import LONGEST, MEMORY
+from smallmind.text.jinja_process import MAX_CHARACTERS, MAX_MEMORY
 from smallmind.text.tokenizer import Tokenizer, special_names
 
-SECONDS = 5.0  # of computing for one conversation
-STARTING = 30.0  # for the start of the process
-LONGEST_LINE = 8 * LONGEST
+MAX_SECONDS = 5.0  # of computing for one conversation
+MAX_START_SECONDS = 30.0  # for the start of the process
+MAX_LINE_CHARACTERS = 8 * MAX_CHARACTERS
 TOO_MUCH = "it takes more than"
 THOUGHTS = "reasoning_content", "thinking"  # the fields of messages that transformers fills
 
 
-class Written(NamedTuple):
+class WrittenText(NamedTuple):
     """The text that a template has written, and where turns say something in it."""
 
     text: str
@@ -76,7 +76,7 @@ class Written(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class JinjaTemplate(Format):
+class JinjaTemplate(ChatFormat):
     """A template as its text, and what is known of it from how it writes short conversations."""
 
     text: str
@@ -96,10 +96,7 @@ class JinjaTemplate(Format):
 
     @classmethod
     def of(cls, text: str, tokenizer: Tokenizer) -> Self:
-        """Returns the template of a tokenizer.
-
-        InputError if it cannot be rendered, or does not say where an answer ends.
-        """
+        """Studies the template of a tokenizer. InputError if it does not show where answers end."""
         if importlib.util.find_spec("jinja2") is None:
             raise InputError('the chat template needs jinja2: pip install "smallmind[chat]"')
         said = tokenizer.published.get(TOKENIZER_CONFIG, {})
@@ -130,7 +127,7 @@ class JinjaTemplate(Format):
         return list(map(self._rendered, conversations, written))
 
     def _rendered(
-        self, conversation: Conversation, written: Written, answers: bool = False
+        self, conversation: Conversation, written: WrittenText, answers: bool = False
     ) -> Rendered:
         if written.error:
             problem = f"the chat template refuses the conversation: {written.error}"
@@ -177,19 +174,14 @@ class JinjaTemplate(Format):
 
     def _write(
         self, conversations: Sequence[Conversation], answers: bool, variables: Mapping[str, Any]
-    ) -> list[Written]:
-        """Renders conversations.
-
-        Some templates refuse an answer as their model wrote it, with its thought: they get it
-        again, with the thought apart.
-        """
-        given = {**self.roles, "add_generation_prompt": answers, **variables}
+    ) -> list[WrittenText]:
+        """Renders conversations, once more with thoughts divided from texts if one is refused."""
         request = {
             "template": self.text,
             "thoughts": [name for name in THOUGHTS if re.search(rf"\b{name}\b", self.text)],
             "parts": self.parts,
             "now": self.now.isoformat() if self.now else None,
-            "variables": given,
+            "variables": {**self.roles, "add_generation_prompt": answers, **variables},
         }
         written = self.process.render(request, conversations)
         for i, turns in enumerate(conversations):
@@ -228,7 +220,7 @@ class JinjaTemplate(Format):
             problems += errors[:1] or ["does not write what is said"]
         raise InputError(f"the chat template {problems[0]}")
 
-    def _knowing(self, prompt: Written, single: Written, several: Written) -> Self:
+    def _knowing(self, prompt: WrittenText, single: WrittenText, several: WrittenText) -> Self:
         """Returns the template with what these tell about it: two conversations, one longer."""
         middle, last = (several.turns()[turn][-1] for turn in (1, 3))
         following = self._common(middle, last)
@@ -291,26 +283,26 @@ class _Process:
 
     def render(
         self, request: Mapping[str, Any], conversations: Sequence[Conversation]
-    ) -> list[Written]:
+    ) -> list[WrittenText]:
         """Renders conversations; `request` has the other arguments of `jinja_process.rendered`."""
         turns = [[(t.role, t.text, t.thought) for t in turns] for turns in conversations]
-        whole = {**request, "seconds": SECONDS, "conversations": turns}
+        whole = {**request, "seconds": MAX_SECONDS, "conversations": turns}
         with self._lock:
             return self._answers(json.dumps(whole).encode() + b"\n", len(turns))
 
-    def _answers(self, request: bytes, count: int) -> list[Written]:
+    def _answers(self, request: bytes, count: int) -> list[WrittenText]:
         process = self._started()
         assert process.stdin and process.stdout
         # On Windows it does not limit itself.
-        timer = threading.Timer(STARTING + SECONDS * count, process.kill)
+        timer = threading.Timer(MAX_START_SECONDS + MAX_SECONDS * count, process.kill)
         timer.start()
-        answers: list[Written] = []
+        answers: list[WrittenText] = []
         try:
             with contextlib.suppress(OSError):
                 process.stdin.write(request)
                 process.stdin.flush()
                 while len(answers) < count:
-                    line = process.stdout.readline(LONGEST_LINE)
+                    line = process.stdout.readline(MAX_LINE_CHARACTERS)
                     if not line.endswith(b"\n"):
                         break
                     answers.append(_written(json.loads(line)))
@@ -319,9 +311,9 @@ class _Process:
             if len(answers) < count:  # else the next request would read the rest
                 self._end()
         if len(answers) < count:
-            most = f"{SECONDS:g} seconds of computing or {MEMORY >> 30} GB"
-            answers.append(Written("", error=f"{TOO_MUCH} {most} for one conversation"))
-            answers += [Written("", error="another one was too much")] * (count - len(answers))
+            most = f"{MAX_SECONDS:g} seconds of computing or {MAX_MEMORY >> 30} GB"
+            answers.append(WrittenText("", error=f"{TOO_MUCH} {most} for one conversation"))
+            answers += [WrittenText("", error="another one was too much")] * (count - len(answers))
         return answers
 
     def _started(self) -> "subprocess.Popen[bytes]":
@@ -340,10 +332,10 @@ class _Process:
         return self._running
 
 
-def _written(answer: Mapping[str, Any]) -> Written:
+def _written(answer: Mapping[str, Any]) -> WrittenText:
     said = iter(answer.get("said", ()))
     places = tuple(zip(said, said, said, strict=True))
-    return Written(answer.get("text", ""), places, answer.get("error", ""))
+    return WrittenText(answer.get("text", ""), places, answer.get("error", ""))
 
 
 def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:

@@ -46,7 +46,7 @@ def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
 def pack_evenly(
     lengths: np.ndarray, weights: np.ndarray, capacity: int, multiple: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Like `pack`, into rows that have about the same sum of weights (n,), one per sequence.
+    """Packs like `pack`, into rows that have about the same sum of weights (n,), one per sequence.
 
     Their number is a multiple of `multiple` if that takes few more rows.
     """
@@ -73,11 +73,7 @@ def _longest_first(lengths: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def _spread(lengths: np.ndarray, capacity: int, count: int) -> np.ndarray | None:
-    """-> the row of each sequence, among `count` rows of nearly the same length; None if one is
-    longer than capacity.
-
-    The longest first, each into the emptiest row (Graham 1969).
-    """
+    """-> the row of each: the longest first, into the emptiest (Graham 1969); None if full."""
     rows = [(0, row) for row in range(count)]  # a heap by what they hold
     row_of = np.empty(len(lengths), np.int64)
     for i, length in _longest_first(lengths):

@@ -7,19 +7,19 @@ that begin with words of the question: then the last two tokens written mostly o
 too, before what is asked for, and a small model learns soonest to continue from there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 from smallmind.text.chat import ASSISTANT, USER, Conversation, Turn
 from smallmind.text.grammar import Grammar
 from smallmind.text.stories import RULES
 
-COUNT = 40_000  # conversations
-HELD_OUT = 1_000  # of them, about stories that none of the others is about
-FACTS = 3  # in a story
-QUESTIONS = 6  # in a conversation, at most
-ABSENT = 0.1  # share of questions about what is not in the story
+CONVERSATIONS = 40_000  # conversations
+HELD_OUT_CONVERSATIONS = 1_000  # of them, about stories that none of the others is about
+MAX_FACTS = 3  # in a story
+MAX_QUESTIONS = 6  # in a conversation
+ABSENT_SHARE = 0.1  # of questions about what is not in the story
 UNKNOWN = "I do not know."
 # The settings of a run on them, unless others are chosen: measured, see bench/LOG.md.
 BUILT_IN_FIELDS: dict[str, Any] = {
@@ -40,19 +40,42 @@ BUILT_IN_FIELDS: dict[str, Any] = {
 }
 
 
-class Fact(NamedTuple):
-    """A part of a story, and the questions that it answers."""
+# Each thing that a story may tell, and the questions that it answers, with their answers.
+FACTS = (
+    (
+        "{hero} had {two} {thing}s. The {thing}s were {colour}.",
+        ("What did {hero} have?", "{hero} had {two} {thing}s."),
+        ("How many {thing}s did {hero} have?", "{hero} had {two} {thing}s."),
+        ("What colour were the {thing}s?", "The {thing}s were {colour}."),
+        ("Who had the {thing}s?", "The {thing}s were {hero}'s."),
+    ),
+    (
+        "{hero} found {two} {mood} {creature}s. The {creature}s were at the {place}.",
+        ("What did {hero} find?", "{hero} found {two} {mood} {creature}s."),
+        ("How many {creature}s did {hero} find?", "{hero} found {two} {mood} {creature}s."),
+        ("Where were the {creature}s?", "The {creature}s were at the {place}."),
+    ),
+    (
+        "The {look} {thing} was {hero}'s.",
+        ("Whose was the {thing}?", "The {thing} was {hero}'s."),
+        ("Who had the {thing}?", "The {thing} was {hero}'s."),
+    ),
+    (
+        "The {mood} {creature} followed {hero}.",
+        ("Who did the {creature} follow?", "The {creature} followed {hero}."),
+    ),
+)
 
-    told: str
-    answers: list[tuple[str, str]]  # questions and answers
 
-
-def built_in_conversations(count: int = COUNT, seed: int = 1) -> list[Conversation]:
-    """Conversations about stories that are all different, the same for the same seed."""
-    words, random, known = Words(), Random(seed), set()
+def built_in_conversations(count: int = CONVERSATIONS, seed: int = 1) -> list[Conversation]:
+    """-> conversations about stories that are all different, the same for the same seed."""
+    grammar, random, known = Grammar(RULES), Random(seed), set()
+    words = {rule: grammar.words(rule) for rule in ("place", "look", "mood", "colour")}
+    words = {"hero": grammar.words("boy") + grammar.words("girl"), **words}
+    words |= {rule: grammar.words(rule) for rule in ("thing", "creature", "two")}
     conversations: list[Conversation] = []
     while len(conversations) < count:
-        story, questions = words.story(random)
+        story, questions = _story(words, random)
         if story not in known:
             known.add(story)
             conversations.append(tuple(_turns(story, questions)))
@@ -67,78 +90,27 @@ def _turns(story: str, questions: list[tuple[str, str]]) -> Iterator[Turn]:
         said = ""
 
 
-class Words:
-    """The words of the grammar, by its rules, and the stories that they make."""
-
-    def __init__(self) -> None:
-        grammar = Grammar(RULES)
-        self._all = {
-            rule: grammar.words(rule)
-            for rule in (
-                *("boy", "girl", "place", "look", "mood", "colour", "thing", "creature", "two"),
-            )
-        }
-        self._all["hero"] = self._all["boy"] + self._all["girl"]
-
-    def story(self, random: Random) -> tuple[str, list[tuple[str, str]]]:
-        """Draws a story -> it, and some questions about it with their answers."""
-        count = 1 + int(FACTS * random.random())
-        rules = "hero", "place", "look", "mood", "colour", "thing", "creature", "two"
-        drawn = zip(*(_some(random, self._all[rule], count + 1) for rule in rules), strict=True)
-        *facts, absent = (_fact(random, *words) for words in drawn)
-        questions = _some(random, [one for fact in facts for one in fact.answers], QUESTIONS)
-        unknown = [(question, UNKNOWN) for question, _ in absent.answers]
-        for i in range(len(questions)):
-            if unknown and random.random() < ABSENT:
-                questions[i] = unknown.pop(int(len(unknown) * random.random()))
-        return " ".join(fact.told for fact in facts), questions
+def _story(words: Mapping[str, Sequence[str]], random: Random) -> tuple[str, list[tuple[str, str]]]:
+    """Draws a story -> it, and some questions about it with their answers."""
+    count = 1 + int(MAX_FACTS * random.random())
+    drawn = zip(*(_some(random, rule, count + 1) for rule in words.values()), strict=True)
+    *facts, absent = (_fact(random, dict(zip(words, each, strict=True))) for each in drawn)
+    answers = [one for _, *answers in facts for one in answers]
+    questions = _some(random, answers, MAX_QUESTIONS)
+    unknown = [(question, UNKNOWN) for question, _ in absent[1:]]
+    for i in range(len(questions)):
+        if unknown and random.random() < ABSENT_SHARE:
+            questions[i] = unknown.pop(int(len(unknown) * random.random()))
+    return " ".join(told for told, *_ in facts), questions
 
 
-def _fact(
-    random: Random,
-    hero: str,
-    place: str,
-    look: str,
-    mood: str,
-    colour: str,
-    thing: str,
-    creature: str,
-    number: str,
-) -> Fact:
-    """Draws what is told, with some of these words."""
-    kind = int(4 * random.random())
-    if kind == 0:
-        had = f"{hero} had {number} {thing}s."
-        were = f"The {thing}s were {colour}."
-        answers = [
-            (f"What did {hero} have?", had),
-            (f"How many {thing}s did {hero} have?", had),
-            (f"What colour were the {thing}s?", were),
-            (f"Who had the {thing}s?", f"The {thing}s were {hero}'s."),
-        ]
-        return Fact(f"{had} {were}", answers)
-    if kind == 1:
-        found = f"{hero} found {number} {mood} {creature}s."
-        were = f"The {creature}s were at the {place}."
-        answers = [
-            (f"What did {hero} find?", found),
-            (f"How many {creature}s did {hero} find?", found),
-            (f"Where were the {creature}s?", were),
-        ]
-        return Fact(f"{found} {were}", answers)
-    if kind == 2:
-        was = f"The {thing} was {hero}'s."
-        answers = [(f"Whose was the {thing}?", was), (f"Who had the {thing}?", was)]
-        return Fact(f"The {look} {thing} was {hero}'s.", answers)
-    followed = f"The {creature} followed {hero}."
-    answers = [(f"Who did the {creature} follow?", followed)]
-    return Fact(f"The {mood} {creature} followed {hero}.", answers)
+def _fact(random: Random, words: dict[str, str]) -> list[Any]:
+    """Draws what is told with some of these words -> it, then each question and its answer."""
+    told, *answers = FACTS[int(len(FACTS) * random.random())]
+    return [told.format_map(words), *(tuple(x.format_map(words) for x in one) for one in answers)]
 
 
 def _some(random: Random, words: Any, count: int) -> list[Any]:
-    """Draws this many different ones, in any order.
-
-    Only with `random.random()`, whose stream is the same everywhere.
-    """
+    """Draws some different ones by `random.random()`, whose stream is the same everywhere."""
     left = list(words)
     return [left.pop(int(len(left) * random.random())) for _ in range(min(count, len(left)))]

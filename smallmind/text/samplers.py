@@ -13,8 +13,8 @@ from smallmind.randomness import hash64, hash_words, permuted
 from smallmind.settings.config import TrainingConfig
 from smallmind.text.dataset import Batch, Dataset, random_starts
 
-MOST_SHUFFLED = 1 << 20  # windows whose order is held in memory
-BLUR = 0.2  # share of their weight by which windows change places from epoch to epoch
+MAX_SHUFFLED = 1 << 20  # windows whose order is held in memory
+BLUR_SHARE = 0.2  # share of their weight by which windows change places from epoch to epoch
 
 
 class Sampler:
@@ -88,7 +88,7 @@ class Epochs(Sampler):
     def starts(self, number: int) -> np.ndarray:
         epoch = number // (self.steps * self.batches)
         first, last = self._first(number), self._first(number, 1)
-        if self.windows > MOST_SHUFFLED:
+        if self.windows > MAX_SHUFFLED:
             key, T = hash64(self.dataset.seed, 3, epoch), self.dataset.block_size
             return permuted(np.arange(first, last), self.windows, key) * T + self._offset(epoch)
         shuffled = self._shuffled  # another thread may draw from another epoch
@@ -100,14 +100,12 @@ class Epochs(Sampler):
         return self._first(number, 1) - self._first(number)
 
     def _first(self, number: int, following: int = 0) -> int:
-        """-> the place of the first window of a batch in its epoch, or of the one that follows
-        it.
-        """
+        """-> the place in its epoch of the first window of a batch, or of one `following` it."""
         count = self.steps * self.batches
-        place = number % count + following
+        index = number % count + following
         if self._weights is not None:
-            return -(-self.windows * place // count)  # the first one has the most
-        return min(place * self.dataset.batch_size, self.windows)
+            return -(-self.windows * index // count)  # the first one has the most
+        return min(index * self.dataset.batch_size, self.windows)
 
     def _shuffle(self, epoch: int) -> np.ndarray:
         data = self.dataset
@@ -138,7 +136,7 @@ def _balanced(
     count, least = len(sizes), int(sizes.min())
     if sizes.max() <= 1:
         return order
-    heaviest_first = np.argsort(-weights * (1 + BLUR * random), kind="stable")
+    heaviest_first = np.argsort(-weights * (1 + BLUR_SHARE * random), kind="stable")
     weighed, batch_of = np.zeros(count), np.empty(len(weights), np.int64)
     shuffled = order[order < count]  # the batches: of those that weigh the same, any may be first
     batches = [np.arange(count)] * least + [np.flatnonzero(sizes > least)]
@@ -169,5 +167,5 @@ def count_steps(config: TrainingConfig, data: Dataset) -> TrainingConfig:
 
 
 def draw(sampler: Sampler, number: int, out: Batch | None = None) -> Batch:
-    """Batch `number`, from 0, in the first rows of `out` if given."""
+    """-> batch `number`, from 0, in the first rows of `out` if there is one."""
     return sampler.dataset.windows(sampler.starts(number), out)

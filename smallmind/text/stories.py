@@ -134,7 +134,7 @@ smiled: smiled | laughed | cheered | danced
 """
 
 
-CHARACTERS = 1_000_000  # of the built-in text, at least
+MIN_CHARACTERS = 1_000_000  # of the built-in text, at least
 # The settings of a run on it, unless a size is chosen: measured, see bench/LOG.md.
 BUILT_IN_FIELDS: dict[str, Any] = {
     "n_embd": 48,
@@ -155,12 +155,8 @@ BUILT_IN_FIELDS: dict[str, Any] = {
 ENTROPY_PER_CHARACTER = 0.28832654418222364
 
 
-def built_in_text(characters: int = CHARACTERS, seed: int = 1) -> str:
-    """Complete stories with at least this many characters in total.
-
-    Each story ends in an empty line. The same seed gives the same text on every machine and
-    version of Python.
-    """
+def built_in_text(characters: int = MIN_CHARACTERS, seed: int = 1) -> str:
+    """Writes complete stories of at least so many characters, the same for a seed everywhere."""
     random, grammar = Random(seed), Grammar(RULES)
     stories: list[str] = []
     written = 0

@@ -16,8 +16,8 @@ from smallmind.text.chat import (
     SYSTEM,
     TOKENIZER_CONFIG,
     USER,
+    ChatFormat,
     Conversation,
-    Format,
     Rendered,
     Turn,
     is_learned,
@@ -26,7 +26,7 @@ from smallmind.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Template(Format):
+class KnownTemplate(ChatFormat):
     """A template that is data, as in `parts.CHAT_TEMPLATES`."""
 
     name: str
@@ -84,10 +84,10 @@ class Template(Format):
     def jinja(self) -> str:
         written = "{% for message in messages %}"
         if self.begin:
-            written += _if("loop.first", _quoted(self.begin))
+            written += _if("loop.first", self.begin)
         if self.system:
             turn = self.before[SYSTEM] + self.system + self.after[SYSTEM]
-            written += _if("loop.first and messages[0]['role'] != 'system'", _quoted(turn))
+            written += _if("loop.first and messages[0]['role'] != 'system'", turn)
         if isinstance(self.turns, str) and not self.lead:
             space = " " if self.begin else ""  # as in ChatML: runs are resumed with the same text
             written += "{{" + space + self._value(USER) + space + "}}"
@@ -96,8 +96,7 @@ class Template(Format):
                 written += f"{{% {word} message['role'] == '{role}' %}}"
                 written += "{{ " + self._value(role) + " }}"
             written += "{% else %}{{ " + self._value(SYSTEM) + " }}{% endif %}"
-        asked = _if("add_generation_prompt", _quoted(self.before[ASSISTANT]))
-        return written + "{% endfor %}" + asked
+        return written + "{% endfor %}" + _if("add_generation_prompt", self.before[ASSISTANT])
 
     def _value(self, role: str) -> str:
         """Returns the turn of a message with this role as an expression of Jinja."""
@@ -111,8 +110,9 @@ class Template(Format):
         return " + ".join(fields.get(piece) or _quoted(piece) for piece in pieces)
 
 
-def _if(condition: str, value: str) -> str:
-    return "{% if " + condition + " %}{{ " + value + " }}{% endif %}"
+def _if(condition: str, text: str) -> str:
+    """Returns what writes a text in Jinja if a condition holds."""
+    return "{% if " + condition + " %}{{ " + _quoted(text) + " }}{% endif %}"
 
 
 def _quoted(text: str) -> str:
@@ -120,7 +120,7 @@ def _quoted(text: str) -> str:
     return "'" + repr('"' + text)[2:]
 
 
-TEMPLATES = {name: Template(name, **fields) for name, fields in parts.CHAT_TEMPLATES.items()}
+TEMPLATES = {name: KnownTemplate(name, **fields) for name, fields in parts.CHAT_TEMPLATES.items()}
 _SYSTEM = "%(system)s"  # in place of the system turn that is added
 # The characters of all headers, which a vocabulary of characters has to have.
 HEADERS = "".join(
@@ -186,17 +186,17 @@ def _token(token: str) -> str:
     return f"[ {token[1:].strip()!r} ]" if token[0] == "." and len(token) > 1 else token
 
 
-def _known(jinja: str) -> Format | None:
+def _known(jinja: str) -> ChatFormat | None:
     """Returns the known template that does the same as one in Jinja; None if there is none."""
     steps = _steps(jinja)
     for known in TEMPLATES.values():
         if steps == _steps(known.jinja):
             return known
         wanted = _steps(replace(known, system=_SYSTEM).jinja)
-        place = next(i for i, (_, what) in enumerate(wanted) if _SYSTEM in what)
-        if [*steps[:place], *steps[place + 1 :]] == [*wanted[:place], *wanted[place + 1 :]]:
-            kind, said = steps[place]
-            begin, end = wanted[place][1].split(_SYSTEM)
+        index = next(i for i, (_, what) in enumerate(wanted) if _SYSTEM in what)
+        if [*steps[:index], *steps[index + 1 :]] == [*wanted[:index], *wanted[index + 1 :]]:
+            kind, said = steps[index]
+            begin, end = wanted[index][1].split(_SYSTEM)
             system = said[len(begin) : len(said) - len(end)]
             is_plain = not any(mark in system for mark in ("<|", *known.special))
             if kind == "text" and said == begin + system + end and is_plain:
@@ -209,30 +209,26 @@ ANOTHER = (
 )
 
 
-def format_of(tokenizer: Tokenizer) -> Format | None:
-    """Returns the template that a tokenizer carries; None if it has none.
-
-    Known ones need no other package. InputError if it is damaged, or the package for templates in
-    Jinja is missing.
-    """
+def format_of(tokenizer: Tokenizer) -> ChatFormat | None:
+    """Returns the template that a tokenizer carries, or None. InputError if it cannot be used."""
     try:
         return find_template(tokenizer)
     except InputError as error:
         raise InputError(f"{error}; or {ANOTHER}") from None
 
 
-def find_template(tokenizer: Tokenizer) -> Format | None:
-    """Like `format_of`, but an error only says what is wrong."""
+def find_template(tokenizer: Tokenizer) -> ChatFormat | None:
+    """-> the same as `format_of`, but an error only says what is wrong."""
     if tokenizer not in _FOUND:
         _FOUND[tokenizer] = _find(tokenizer)
     return _FOUND[tokenizer]
 
 
 # A template in Jinja is rendered to study it: once for a tokenizer.
-_FOUND: "WeakKeyDictionary[Tokenizer, Format | None]" = WeakKeyDictionary()
+_FOUND: "WeakKeyDictionary[Tokenizer, ChatFormat | None]" = WeakKeyDictionary()
 
 
-def _find(tokenizer: Tokenizer) -> Format | None:
+def _find(tokenizer: Tokenizer) -> ChatFormat | None:
     said = tokenizer.published.get(TOKENIZER_CONFIG, {}).get("chat_template")
     if isinstance(said, list):  # several, by name
         named = {one.get("name"): one.get("template") for one in said if isinstance(one, Mapping)}
@@ -256,7 +252,7 @@ def _ending(tokenizer: Tokenizer, end: int) -> Tokenizer:
     return tokenizer.with_published(files)
 
 
-def fit_template(tokenizer: Tokenizer, name: str | None) -> tuple[Tokenizer, Format]:
+def fit_template(tokenizer: Tokenizer, name: str | None) -> tuple[Tokenizer, ChatFormat]:
     """-> the tokenizer with the special tokens of its own template, or of the one named, and that.
 
     Without a name, a tokenizer without a template gets ChatML. InputError for an unknown name.

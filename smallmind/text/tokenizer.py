@@ -32,7 +32,7 @@ class Spelled(NamedTuple):
 
     @classmethod
     def as_bytes(cls, ids: np.ndarray) -> "Spelled":
-        """If each of them is a character of one byte."""
+        """Counts each of them as a character of one byte."""
         return cls(ids.size, ids.size)
 
 
@@ -77,7 +77,7 @@ class Tokenizer:
 
     @classmethod
     def learn(cls, texts: Iterable[str], **settings: Any) -> "Tokenizer":
-        """The tokenizer of texts, one after another, of which only a little is kept in memory."""
+        """Learns the tokenizer of texts, one after another; only a little of them is in memory."""
         raise NotImplementedError
 
     @property
@@ -214,10 +214,7 @@ class Tokenizer:
         return ""
 
     def _check_special(self, special: Any, first: int, end: int | None = None) -> dict[str, int]:
-        """Special tokens, from anywhere, that are to follow `first` others. ValueError if wrong.
-
-        With `end` others may be between them, all of a lower number than that.
-        """
+        """Checks special tokens: after `first` others, or below `end`. ValueError if not so."""
         if not isinstance(special, Mapping):
             raise TypeError("its special tokens are not an object")
         numbers = list(special.values())
@@ -230,7 +227,7 @@ class Tokenizer:
         return dict(sorted(special.items(), key=lambda item: item[1]))
 
     def token_bytes(self, token: int) -> bytes:
-        """The UTF-8 of a token, which may be a part of a character."""
+        """-> the UTF-8 of a token, which may be a part of a character."""
         raise NotImplementedError
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
@@ -253,7 +250,7 @@ class Tokenizer:
         return b"".join(map(self.token_bytes, ids.tolist())).decode("utf-8", "replace")
 
     def state(self) -> dict[str, Any]:
-        """The arguments of `from_state` as JSON-able values; "kind" is one of them."""
+        """-> the arguments of `from_state` as JSON-able values; "kind" is one of them."""
         raise NotImplementedError
 
     @classmethod
@@ -308,7 +305,7 @@ class Tokenizer:
         return made
 
     def as_json(self) -> dict[str, Any]:
-        """The contents of a tokenizer.json that gives the same ids in other programs."""
+        """-> the contents of a tokenizer.json that gives the same ids in other programs."""
         raise NotImplementedError
 
     @classmethod
@@ -336,10 +333,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | PathLike[str], contents: dict[str, Any] | None = None) -> "Tokenizer":
-        """Reads a tokenizer.json, also one of another program. InputError if it is none.
-
-        contents: what `tokenizer_json.read` has found there, if it has been read.
-        """
+        """Reads a tokenizer.json, or `contents` that have been read. InputError if it is none."""
         try:
             return Tokenizer.from_json(read(path) if contents is None else contents)
         except InputError as error:

@@ -39,15 +39,13 @@ class Rules(NamedTuple):
     shown: frozenset[str] = frozenset()  # special tokens that belong to the text
 
     def state(self) -> dict[str, Any]:
-        """As JSON-able values, without what is as in tokenizers made here."""
+        """-> the rules as JSON-able values, without what is as in tokenizers made here."""
         sets = {"late": sorted(self.late), "shown": sorted(self.shown)}
         return {name: value for name, value in (self._asdict() | sets).items() if value}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Rules":
-        """-> the rules whose `state()` is part of this. TypeError or ValueError if it is
-        damaged.
-        """
+        """-> the rules in a state. TypeError or ValueError if they are damaged."""
         rules = cls(
             state.get("normalizer"),
             state.get("ignore_merges", False),
@@ -56,9 +54,8 @@ class Rules(NamedTuple):
         )
         if rules.normalizer not in (None, "NFC"):
             raise ValueError(f"its normalizer is {shown_value(rules.normalizer)}")
-        if not isinstance(rules.ignore_merges, bool) or not rules.late | rules.shown <= set(
-            state["special"]
-        ):
+        are_special = rules.late | rules.shown <= set(state["special"])
+        if not isinstance(rules.ignore_merges, bool) or not are_special:
             raise ValueError("its rules are damaged")
         return rules
 
@@ -89,29 +86,17 @@ def never_merges(data: dict[str, Any]) -> bool:
 
 
 def rules_of(data: dict[str, Any]) -> Rules:
-    """Returns a file's rules for turning texts into tokens, besides its vocabulary and merges."""
-    added = data.get("added_tokens") or []
-    normalizer = normalizer_of(data)
+    """Returns a file's rules besides its vocabulary and merges. InputError for unknown ones."""
+    added, normalizer = data.get("added_tokens") or [], data.get("normalizer")
+    if normalizer not in (None, {"type": "NFC"}):  # NFC joins letters and their accents
+        kind = normalizer.get("type") if isinstance(normalizer, dict) else normalizer
+        raise InputError(f"its normalizer is {shown_value(kind)}; only NFC is known here")
     late = {token["content"] for token in added if token.get("normalized")}
     if normalizer is None and len(late) == len(added):
         late = set()  # all are looked for together
     shown = {token["content"] for token in added if not token.get("special", True)}
     ignore_merges = bool(data["model"].get("ignore_merges"))
-    return Rules(normalizer, ignore_merges, frozenset(late), frozenset(shown))
-
-
-def normalizer_of(data: dict[str, Any]) -> str | None:
-    """-> the first change made to a text: "NFC", which joins letters and their accents, or None.
-
-    InputError if it is something else.
-    """
-    normalizer = data.get("normalizer")
-    if normalizer is None:
-        return None
-    if normalizer != {"type": "NFC"}:
-        kind = normalizer.get("type") if isinstance(normalizer, dict) else normalizer
-        raise InputError(f"its normalizer is {shown_value(kind)}; only NFC is known here")
-    return "NFC"
+    return Rules(normalizer and "NFC", ignore_merges, frozenset(late), frozenset(shown))
 
 
 def contents(
@@ -173,10 +158,7 @@ def byte_level(split: str | None) -> dict[str, Any]:
 
 
 def split_of(pre_tokenizer: Any) -> str | None:
-    """Returns the name of the pattern of a pre-tokenizer; None if it splits nothing.
-
-    InputError if it is none that byte-level tokenizers here know.
-    """
+    """Returns the pattern of a pre-tokenizer; None if it splits nothing. InputError if unknown."""
     unknown = InputError(
         "its pre_tokenizer is not known to this version: it must be ByteLevel, alone, after Digits "
         "or after a Split by the pattern of GPT-2, GPT-4, Llama 3 or Qwen 2"
@@ -240,10 +222,7 @@ def added_around(post_processor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def pair_of(merge: Any) -> list[str]:
-    """Returns the two tokens of a merge: a list, or as earlier versions write it, one text.
-
-    ValueError for any other number of tokens.
-    """
+    """Returns the two tokens of a merge: a list, or as earlier versions write it, one text."""
     pair = merge.split(" ") if isinstance(merge, str) else list(merge)
     if len(pair) != 2:
         raise ValueError("a merge is not of two tokens")
@@ -261,15 +240,14 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Within it no garbage is collected: 150,000 merges, each a list, take a third longer."""
-    if not gc.isenabled():
-        yield
-        return
+    """Collects no garbage within the block: 150,000 merges, each a list, take a third longer."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def encoded(data: dict[str, Any]) -> bytes:

@@ -11,7 +11,7 @@ import numpy as np
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import GenerationConfig
-from smallmind.text.chat import ASSISTANT, SYSTEM, USER, Format, Turn
+from smallmind.text.chat import ASSISTANT, SYSTEM, USER, ChatFormat, Turn
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.writing.generation import Writer
@@ -29,7 +29,7 @@ class Prompt(NamedTuple):
 
 def prompt_of(
     tokenizer: Tokenizer,
-    template: Format,
+    template: ChatFormat,
     system: str,
     turns: Sequence[Turn],
     context: int,

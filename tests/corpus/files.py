@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 
+from smallmind.corpus.token_files import MappedTokens, TokenFile
+
 GPT2, LLAMA3, EVALUATION = (20240520, 1), (20240801, 7), (20240522, 1)
 IDS = np.arange(1000, dtype=np.int32) * 7 % 50257
 
@@ -22,3 +24,7 @@ def plain(path, ids, dtype="uint16"):
     path.write_bytes(np.asarray(ids, dtype).astype(np.dtype(dtype).newbyteorder("<")).tobytes())
     path.with_name("meta.json").write_text(json.dumps({"dtype": dtype, "vocab_size": 50257}))
     return path
+
+
+def tokens_of(*paths):
+    return MappedTokens(map(TokenFile, paths))

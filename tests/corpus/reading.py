@@ -1,5 +1,7 @@
 """Helpers for the tests of this folder: reading paths to the end, and asserting refusals."""
 
+import json
+
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.reading import Limits
 from tests.programs import refusal
@@ -59,3 +61,7 @@ def written(path, data):
 def skipped(corpus, folder):
     """Name of a file in the folder -> why it was skipped."""
     return {path.removeprefix(f"{folder}/"): reason for path, reason in corpus.report.skipped}
+
+
+def lines(*values):
+    return "".join(json.dumps(value) + "\n" for value in values)

@@ -13,16 +13,12 @@ from hypothesis import strategies as st
 from smallmind import InputError
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.reading import Limits
-from tests.corpus.reading import conversations, corpus, documents, refused, written
+from tests.corpus.reading import conversations, corpus, documents, lines, refused, written
 
 QUESTION, ANSWER = ("user", "Who has the owl?"), ("assistant", "Tom.")
 SYSTEM = ("system", "Be brief.")
 USER, ASSISTANT = {"role": "user", "content": "Who has the owl?"}, {"from": "gpt", "value": "Tom."}
 ASKED, SAID = QUESTION[1], ANSWER[1]
-
-
-def lines(*values):
-    return "".join(json.dumps(value) + "\n" for value in values)
 
 
 FORMS = [

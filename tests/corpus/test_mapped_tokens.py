@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smallmind.corpus.token_files import MappedTokens, open_tokens
 from smallmind.memory.tracker import MIB
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, RandomWindows, draw
-from tests.corpus.files import IDS, LLAMA3, llm_c, plain
+from tests.corpus.files import IDS, LLAMA3, llm_c, plain, tokens_of
 from tests.programs import output_of
 
 FORMATS = [llm_c, lambda path, ids: llm_c(path, ids, LLAMA3), plain]
@@ -32,7 +31,7 @@ def files(draw):
 def test_any_slice_of_any_files_is_that_of_the_array(contents, slices, first, last, size):
     with tempfile.TemporaryDirectory() as folder:
         paths = [write(Path(folder) / f"{i}.bin", ids) for i, (ids, write) in enumerate(contents)]
-        tokens = open_tokens(*paths) if paths else MappedTokens([])
+        tokens = tokens_of(*paths)
         array = np.array([i for ids, _ in contents for i in ids], np.int32)
         for found, expected in (tokens, array), (tokens.part(first, last), array[first:last]):
             assert len(found) == len(expected)
@@ -51,7 +50,7 @@ def test_any_slice_of_any_files_is_that_of_the_array(contents, slices, first, la
 
 
 def test_a_slice_is_an_array_of_its_own_and_an_element_an_int(tmp_path):
-    tokens = open_tokens(llm_c(tmp_path / "a.bin", IDS))
+    tokens = tokens_of(llm_c(tmp_path / "a.bin", IDS))
     tokens[:10][:] = 5
     np.testing.assert_array_equal(tokens[np.int64(0) : np.int64(10)], IDS[:10])
     assert type(tokens[np.int32(-1)]) is int
@@ -59,7 +58,7 @@ def test_a_slice_is_an_array_of_its_own_and_an_element_an_int(tmp_path):
 
 
 def test_files_are_not_loaded_whole_by_mistake(tmp_path):
-    tokens = open_tokens(llm_c(tmp_path / "a.bin", IDS))
+    tokens = tokens_of(llm_c(tmp_path / "a.bin", IDS))
     for load in np.array, np.asarray, np.ascontiguousarray:
         with pytest.raises(TypeError, match="take slices"):
             load(tokens)
@@ -78,7 +77,7 @@ def test_a_dataset_of_files_has_the_batches_of_an_array(tmp_path, sampler):
         FORMATS[i % 3](tmp_path / f"{i}.bin", IDS[borders[i] : borders[i + 1]]) for i in range(5)
     ]
     expected = Dataset(IDS, block_size=16, batch_size=3, seed=4)
-    tokens = open_tokens(*paths)
+    tokens = tokens_of(*paths)
     found = Dataset(tokens.part(stop=900), 16, batch_size=3, seed=4, held_out=tokens.part(900))
     assert found.held_out_batches == expected.held_out_batches and repr(found) == repr(expected)
     batches = [
@@ -97,10 +96,10 @@ def test_a_dataset_of_files_has_the_batches_of_an_array(tmp_path, sampler):
 WINDOWS = """
 import sys
 import numpy as np
-from smallmind.corpus.token_files import check_vocabulary, open_tokens
+from smallmind.corpus.token_files import MappedTokens, TokenFile, check_vocabulary
 from smallmind.memory.tracker import peak_resident_bytes
 
-tokens = open_tokens(sys.argv[1])
+tokens = MappedTokens([TokenFile(sys.argv[1])])
 random = np.random.default_rng(1)
 for start in random.integers(0, len(tokens) - 1024, 20_000):
     tokens[start : start + 1024]

@@ -96,9 +96,9 @@ def in_memory(paths, **fields):
     return read.dataset(made, 4, RunConfig(batch_size=2, seed=1)), read
 
 
-def on_disk(paths, directory, piece=2**20, shard_tokens=SHARD_TOKENS, **fields):
-    """The data of a run with a prepared text."""
-    corpus = Corpus(list(paths), limits=Limits(piece=piece))
+def on_disk(paths, directory, piece=2**20, shard_tokens=SHARD_TOKENS, chat=None, **fields):
+    """The data of a run with a prepared text, or prepared conversations."""
+    corpus = Corpus(list(paths), limits=Limits(piece=piece), chat=chat)
     encoding = Encoding.of_run(RunConfig(**fields))
     return TokensOnDisk.of_shards(prepare(corpus, directory, encoding, shard_tokens))
 
@@ -200,7 +200,7 @@ def test_long_texts_without_spaces_are_not_read_again_and_again(monkeypatch):
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=200), st.integers(1, 9))
 def test_held_out_parts_begin_with_a_document_however_many_there_are(lengths, most):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(survey, "MOST_STARTS", most)
+        patch.setattr(survey, "MAX_STARTS", most)
         starts, ends = DocumentStarts(), np.cumsum(lengths)
         for end in ends[:-1]:
             starts.add(int(end))
@@ -211,7 +211,7 @@ def test_held_out_parts_begin_with_a_document_however_many_there_are(lengths, mo
 
 
 def test_a_tenth_is_found_among_more_documents_than_are_remembered(tmp_path, monkeypatch):
-    monkeypatch.setattr(survey, "MOST_STARTS", 64)
+    monkeypatch.setattr(survey, "MAX_STARTS", 64)
     records = "\n".join(json.dumps({"text": f"story {i}"}) for i in range(1000))
     paths = [written(tmp_path / "a.jsonl", records)]
     found = on_disk(paths, tmp_path / "shards", tokenizer="char")

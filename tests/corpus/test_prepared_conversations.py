@@ -9,17 +9,16 @@ import pytest
 from smallmind import InputError, Tokenizer
 from smallmind.corpus import preparation, survey
 from smallmind.corpus.corpus import Corpus
-from smallmind.corpus.preparation import Encoding, prepare
-from smallmind.corpus.reading import Limits
+from smallmind.corpus.preparation import Encoding
 from smallmind.corpus.shards import open_shards
-from smallmind.corpus.tokens import TokensOnDisk, find_tokens
+from smallmind.corpus.tokens import find_tokens
 from smallmind.runs import assembly, source
 from smallmind.settings.config import RunConfig
 from smallmind.text import chat
-from smallmind.text.chat import CUT, KINDS, LEARNED, START
+from smallmind.text.chat import CUT, LEARNED, MARK_KINDS, START
 from smallmind.text.templates import TEMPLATES, format_of
 from tests.corpus.reading import conversations, written
-from tests.corpus.test_preparation import end_after
+from tests.corpus.test_preparation import end_after, on_disk
 from tests.corpus.texts import write_conversations
 from tests.corpus.writing import contents
 from tests.peaks import traced
@@ -27,7 +26,6 @@ from tests.programs import refusal
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
-SHARD_TOKENS = 150
 KINDS_OF_TOKENIZER = {
     "char": {"tokenizer": "char"},
     "byte": {"tokenizer": "byte", "chat_template": "llama3"},
@@ -60,12 +58,6 @@ def in_memory(paths, **fields):
     return read, assembly.fit_tokenizer(run, read, encoding)
 
 
-def on_disk(paths, directory, piece=2**20, chat=None, shard_tokens=SHARD_TOKENS, **fields):
-    corpus = Corpus(list(paths), limits=Limits(piece=piece), chat=chat)
-    encoding = Encoding.of_run(RunConfig(**fields))
-    return TokensOnDisk.of_shards(prepare(corpus, directory, encoding, shard_tokens))
-
-
 def test_marked_tokens_on_disk_are_those_in_memory(folder, tmp_path, fields):
     found = on_disk([folder], tmp_path / "shards", **fields)
     read, tokenizer = in_memory([folder], **fields)
@@ -79,7 +71,7 @@ def test_marked_tokens_on_disk_are_those_in_memory(folder, tmp_path, fields):
     assert format_of(found.tokenizer) == TEMPLATES[name]
     shards = open_shards(tmp_path / "shards")
     shards.verify()
-    assert shards.index.recipe.vocab_size == KINDS * tokenizer.vocab_size
+    assert shards.index.recipe.vocab_size == MARK_KINDS * tokenizer.vocab_size
     assert len(shards.train.files) > 1
     again = find_tokens([tmp_path / "shards"], None)
     assert again.is_chat and again.report == found.report
@@ -89,11 +81,11 @@ def test_each_conversation_is_there_with_its_answers_learned(folder, tmp_path):
     found = on_disk([folder], tmp_path / "shards", tokenizer="byte")
     tokenizer = found.tokenizer
     marked = found.tokens[:]
-    parts = np.split(marked, np.flatnonzero(marked % KINDS == START)[1:])
+    parts = np.split(marked, np.flatnonzero(marked % MARK_KINDS == START)[1:])
     read = conversations(Corpus(folder))
     assert len(parts) == len(read) == 16
     for tokens, turns in zip(parts, read, strict=True):
-        ids, kinds = tokens // KINDS, tokens % KINDS
+        ids, kinds = tokens // MARK_KINDS, tokens % MARK_KINDS
         learned = tokenizer.decode(ids[kinds == LEARNED])
         if turns[0][0]:
             written = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
@@ -109,22 +101,22 @@ def test_each_conversation_is_there_with_its_answers_learned(folder, tmp_path):
 def test_tokens_do_not_depend_on_where_texts_are_cut(folder, tmp_path, monkeypatch, fields):
     expected = on_disk([folder], tmp_path / "whole", **fields)
     for number, (together, most) in enumerate([(1, 1), (3, 10**6), (10**6, 50)]):
-        monkeypatch.setattr(chat, "TOGETHER", together)
-        monkeypatch.setattr(chat, "LONGEST", most)
-        monkeypatch.setattr(preparation, "TOGETHER", most)
+        monkeypatch.setattr(chat, "CONVERSATIONS_AT_ONCE", together)
+        monkeypatch.setattr(chat, "CHARACTERS_AT_ONCE", most)
+        monkeypatch.setattr(preparation, "TOKENS_PER_APPEND", most)
         found = on_disk([folder], tmp_path / str(number), number + 1, **fields)
         assert contents(tmp_path / str(number)) == contents(tmp_path / "whole")
         assert found.report == expected.report
 
 
 def test_long_documents_among_them_become_several(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(survey, "LONGEST", 10)
+    monkeypatch.setattr(survey, "MAX_DOCUMENT", 10)
     found = on_disk([folder], tmp_path / "shards", 4, tokenizer="byte")
     read, tokenizer = in_memory([folder], tokenizer="byte")
     np.testing.assert_array_equal(found.tokens[:], np.concatenate(read.marked(tokenizer)))
     texts = [turns[0].text for turns in read.conversations if turns[0].role == chat.TEXT]
     assert texts == ["the cat's ", "🐈 sat on t", "he mat"]
-    assert found.report.documents == 16 and (found.tokens[:] % KINDS == START).sum() == 18
+    assert found.report.documents == 16 and (found.tokens[:] % MARK_KINDS == START).sum() == 18
 
 
 @pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.8, 0.95])
@@ -133,7 +125,7 @@ def test_a_preparation_that_ended_anywhere_is_continued(
     folder, tmp_path, monkeypatch, fields, share
 ):
     expected = on_disk([folder], tmp_path / "unbroken", **fields)
-    monkeypatch.setattr(preparation, "TOGETHER", 20)
+    monkeypatch.setattr(preparation, "TOKENS_PER_APPEND", 20)
     with monkeypatch.context() as patch:
         end_after(patch, share * len(expected.tokens))
         with pytest.raises(EOFError):
@@ -194,14 +186,14 @@ def test_a_single_conversation_is_refused_and_leaves_nothing(tmp_path):
 
 
 def test_preparing_many_takes_memory_that_does_not_grow_with_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(chat, "LONGEST", 1 << 12)
-    monkeypatch.setattr(preparation, "TOGETHER", 1 << 12)
+    monkeypatch.setattr(chat, "CHARACTERS_AT_ONCE", 1 << 12)
+    monkeypatch.setattr(preparation, "TOKENS_PER_APPEND", 1 << 12)
     peaks = {}
     for count in (250, 2_500):
         line = json.dumps({"question": "Who sat on the mat?", "answer": "The cat, " * 9})
         path = written(tmp_path / f"{count}.jsonl", f"{line}\n" * count)
         with traced():
-            found = on_disk([path], tmp_path / f"{count}", 1 << 12, None, 10**6, tokenizer="byte")
+            found = on_disk([path], tmp_path / f"{count}", 1 << 12, 10**6, tokenizer="byte")
             peaks[count] = tracemalloc.get_traced_memory()[1]
         assert len(found.tokens) > 100 * count
     assert peaks[2_500] < peaks[250] + 100 * 2_500 // 4

@@ -1,6 +1,7 @@
 """Data as they are published: missing values, marked turns, odd tables, files in disguise."""
 
 import gzip
+import hashlib
 import json
 import zipfile
 
@@ -8,16 +9,12 @@ import pytest
 
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.reading import Limits
-from smallmind.corpus.survey import ConversationDigest, conversations, survey_conversations
+from smallmind.corpus.survey import conversations, hashed, survey_conversations
 from smallmind.text.chat import Turn
-from tests.corpus.reading import documents, refused, skipped, written
+from tests.corpus.reading import documents, lines, refused, skipped, written
 
 USER, ASSISTANT = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 ASKED, SAID = Turn("user", "2+2?"), Turn("assistant", "4")
-
-
-def lines(*values):
-    return "".join(json.dumps(value) + "\n" for value in values)
 
 
 def read(path, **settings):
@@ -239,8 +236,8 @@ def test_thoughts_and_marks_change_the_digest_and_nothing_else_does():
     def digest(*turns):
         return survey_conversations([turns, turns])[0].sha256
 
-    before = ConversationDigest()
-    list(before.of([(ASKED, SAID)] * 2))
+    before = hashlib.sha256()
+    list(hashed([(ASKED, SAID)] * 2, before))
     assert before.hexdigest() == digest(ASKED, SAID)
     known = "286fff5466a89d7088b3fb170f246d2b4f2ddc8d0f80cf986fbded140a5fa1bc"  # of saved runs
     assert before.hexdigest() == known

@@ -6,13 +6,9 @@ import pytest
 
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.reading import Limits
-from tests.corpus.reading import corpus, documents, refused, skipped, written
+from tests.corpus.reading import corpus, documents, lines, refused, skipped, written
 
 LONG = 'A long cell, with "quotes".\n' * 40_000  # 1.1 million characters
-
-
-def lines(*values):
-    return "".join(json.dumps(value) + "\n" for value in values)
 
 
 def test_each_line_is_a_document(tmp_path):

@@ -28,7 +28,7 @@ def undisturbed(tmp_path, monkeypatch, prepare):
     monkeypatch.setattr(durable, "files", Quick())
     # Puts back what the writers set.
     monkeypatch.setattr(bpe, "CHUNK", bpe.CHUNK)
-    monkeypatch.setattr(preparation, "TOGETHER", preparation.TOGETHER)
+    monkeypatch.setattr(preparation, "TOKENS_PER_APPEND", preparation.TOKENS_PER_APPEND)
     prepare(tmp_path / "undisturbed")
     return contents(tmp_path / "undisturbed")
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from smallmind.console import activity
 from smallmind.corpus.shards import open_shards
-from smallmind.corpus.token_files import open_tokens
 from tests.corpus import writing
+from tests.corpus.files import tokens_of
 from tests.corpus.writing import DOCUMENTS, contents, part, prepare, writer
 from tests.programs import edited, refusal, refuses, started
 
@@ -189,8 +189,6 @@ def test_wrong_arguments_are_refused_and_the_writer_goes_on(tmp_path):
         refuses("must be at least 1 and at most", writer, tmp_path / "none", **changed)
     with pytest.raises(TypeError, match="tokenizer_digest must be str"):
         writer(tmp_path / "none", tokenizer_digest=3)
-    with pytest.raises(TypeError):
-        writer(tmp_path / "none", state={"x": object()})
     assert not (tmp_path / "none").exists()
     with writer(tmp_path) as shards:
         refuses(r"ids\[1\] = 300 is outside the vocabulary of 300", shards.append, [0, 300])
@@ -288,4 +286,4 @@ def test_a_damaged_record_of_progress_is_refused(tmp_path, content):
 
 def test_shards_are_read_like_any_other_token_files(whole):
     paths = sorted(whole.glob("train_*.bin"))
-    np.testing.assert_array_equal(open_tokens(*paths)[:], part(False))
+    np.testing.assert_array_equal(tokens_of(*paths)[:], part(False))

@@ -13,15 +13,14 @@ from smallmind.corpus.token_files import (
     check_vocabulary,
     dtype_for,
     encode_header,
-    open_tokens,
 )
-from tests.corpus.files import EVALUATION, GPT2, IDS, LLAMA3, header, llm_c, plain
+from tests.corpus.files import EVALUATION, GPT2, IDS, LLAMA3, header, llm_c, plain, tokens_of
 from tests.programs import refusal, refuses
 
 
 @pytest.mark.parametrize("magic", [GPT2, LLAMA3])
 def test_files_of_llm_c_are_read(tmp_path, magic):
-    tokens = open_tokens(llm_c(tmp_path / "fineweb_train_000001.bin", IDS, magic))
+    tokens = tokens_of(llm_c(tmp_path / "fineweb_train_000001.bin", IDS, magic))
     assert tokens[:].dtype == np.int32
     np.testing.assert_array_equal(tokens[:], IDS)
 
@@ -29,7 +28,7 @@ def test_files_of_llm_c_are_read(tmp_path, magic):
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 def test_files_without_a_header_have_the_type_in_meta_json(tmp_path, dtype):
     ids = [65535, 1, 2] if dtype == "uint16" else [100_000, 128_255, 0]
-    assert open_tokens(plain(tmp_path / "tokens.bin", ids, dtype))[:].tolist() == ids
+    assert tokens_of(plain(tmp_path / "tokens.bin", ids, dtype))[:].tolist() == ids
 
 
 @pytest.mark.parametrize("name", ["train.bin", "val.bin"])
@@ -40,7 +39,7 @@ def test_files_of_nanogpt_are_read_without_their_pickle(tmp_path, name):
 
     (tmp_path / "meta.pkl").write_bytes(pickle.dumps(Trap()))
     (tmp_path / name).write_bytes(IDS.astype("<u2").tobytes())
-    np.testing.assert_array_equal(open_tokens(tmp_path / name)[:], IDS)
+    np.testing.assert_array_equal(tokens_of(tmp_path / name)[:], IDS)
     assert not (tmp_path / "opened").exists()
 
 
@@ -105,7 +104,6 @@ def test_a_file_of_unknown_type_is_refused_until_it_is_named(tmp_path):
 def test_what_is_not_a_regular_file_is_refused(tmp_path):
     refuses("is a directory; give the token files in it", TokenFile, tmp_path)
     refuses("does not exist", TokenFile, tmp_path / "none.bin")
-    refuses("no token file was given", open_tokens)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no FIFOs")
@@ -132,7 +130,7 @@ def test_wider_ids_without_a_type_are_refused(tmp_path, name, ids, dtype, words)
     refuses(words, TokenFile, path)
     if dtype == "<u4":  # the advice is followed
         (tmp_path / "meta.json").write_text('{"dtype": "uint32"}')
-        np.testing.assert_array_equal(open_tokens(path)[:], ids)
+        np.testing.assert_array_equal(tokens_of(path)[:], ids)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +145,7 @@ def test_wider_ids_without_a_type_are_refused(tmp_path, name, ids, dtype, words)
 )
 def test_ids_of_16_bits_are_known(tmp_path, ids):
     (tmp_path / "train.bin").write_bytes(np.asarray(ids).astype("<u2").tobytes())
-    np.testing.assert_array_equal(open_tokens(tmp_path / "train.bin")[:], ids)
+    np.testing.assert_array_equal(tokens_of(tmp_path / "train.bin")[:], ids)
 
 
 def test_pointers_are_no_tokens(tmp_path):
@@ -158,7 +156,7 @@ def test_pointers_are_no_tokens(tmp_path):
 
 
 def test_a_file_that_is_truncated_while_it_is_read_is_an_error(tmp_path):
-    tokens = open_tokens(llm_c(tmp_path / "a.bin", IDS))
+    tokens = tokens_of(llm_c(tmp_path / "a.bin", IDS))
     os.truncate(tmp_path / "a.bin", 1500)
     assert tokens[0] == IDS[0]
     with pytest.raises(InputError, match=r"a\.bin was truncated while it was read"):
@@ -169,7 +167,7 @@ def test_the_first_id_outside_the_vocabulary_is_named(tmp_path):
     first = llm_c(tmp_path / "first.bin", IDS)
     ids = IDS.astype("<u4")
     ids[[123, 700]] = 2**32 - 1, 60_000
-    tokens = open_tokens(first, llm_c(tmp_path / "second.bin", ids, LLAMA3))
+    tokens = tokens_of(first, llm_c(tmp_path / "second.bin", ids, LLAMA3))
     check_vocabulary(tokens.part(0, 1123), int(IDS.max()) + 1)
     assert refusal(check_vocabulary, tokens, 50257).startswith(
         f"{tmp_path / 'second.bin'}: token 123 is 4294967295, outside the vocabulary of 50,257"
@@ -182,5 +180,5 @@ def test_the_check_of_a_vocabulary_says_what_it_does(tmp_path, monkeypatch):
     monkeypatch.setattr(activity, "LARGE", 10)
     shown = []
     with activity.showing_on(lambda phrase, _: shown.append(phrase)):
-        check_vocabulary(open_tokens(llm_c(tmp_path / "a.bin", IDS)), 50257)
+        check_vocabulary(tokens_of(llm_c(tmp_path / "a.bin", IDS)), 50257)
     assert shown[0] == "Checking that all tokens are in the vocabulary"

@@ -269,7 +269,7 @@ def test_a_directory_that_was_moved_is_found_there(tmp_path):
     before = find_tokens([prepared(tmp_path)], None)
     moved = (tmp_path / "shards").rename(tmp_path / "moved")
     after = find_tokens([str(moved)], None)
-    assert after.sha256 == before.sha256 and after.place == str(moved)
+    assert after.sha256 == before.sha256 and after.path == str(moved)
     np.testing.assert_array_equal(after.tokens[:], encoded())
 
 
@@ -291,7 +291,7 @@ def test_files_are_read_only_where_they_are_asked(tmp_path, monkeypatch):
     directory = prepared(tmp_path)
     monkeypatch.setattr("smallmind.corpus.token_files.TokenFile.read", None)
     found = find_tokens([directory], None)
-    assert isinstance(found, TokensOnDisk) and Path(found.place) == directory
+    assert isinstance(found, TokensOnDisk) and Path(found.path) == directory
 
 
 def test_a_folder_of_texts_may_have_a_file_that_is_named_like_tokens(tmp_path):

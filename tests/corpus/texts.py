@@ -45,6 +45,6 @@ def write_conversations(root):
 
 def prepare_conversations(directory):
     """Prepares the conversations beside the directory in it, like prepare_texts."""
-    preparation.TOGETHER = 100
+    preparation.TOKENS_PER_APPEND = 100
     corpus = Corpus(write_conversations(directory.parent), limits=Limits(piece=40))
     prepare(corpus, directory, Encoding("byte"), SHARD_TOKENS)

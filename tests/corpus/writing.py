@@ -33,11 +33,12 @@ def writer(directory, **changed):
 def prepare(directory, until=DOCUMENTS):
     """Writes the documents, each in two pieces, and commits now and then."""
     try:
-        shards = writer(directory, state={"documents": DOCUMENTS})
+        shards = writer(directory)
     except InputError as error:
         if "is complete" in str(error):
             return
         raise
+    shards.state["documents"] = DOCUMENTS
     with shards:
         for number in range((shards.position or {"next": 0})["next"], DOCUMENTS):
             if number == until:

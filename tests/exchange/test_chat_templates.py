@@ -12,8 +12,8 @@ import pytest
 
 import smallmind
 from smallmind import Chat, Tokenizer
-from smallmind.text.chat import KINDS as MARKS
 from smallmind.text.chat import LEARNED, Turn
+from smallmind.text.chat import MARK_KINDS as MARKS
 from smallmind.text.stories import built_in_text
 from smallmind.text.templates import HEADERS, TEMPLATES, fit_template, format_of
 from tests.exchange import chat

@@ -15,7 +15,7 @@ from smallmind.runs.chat_recipe import evaluated_in_time
 from smallmind.runs.source import TOKENS
 from smallmind.runs.verification import fingerprint
 from smallmind.settings.presets import ARCHITECTURES
-from smallmind.text.chat import KINDS, Turn
+from smallmind.text.chat import MARK_KINDS, Turn
 from smallmind.text.conversations import PackedDataset
 from smallmind.text.packing import pack
 from smallmind.text.templates import TEMPLATES
@@ -402,7 +402,7 @@ def test_a_template_that_writes_the_date_writes_that_of_the_run(file, tmp_path, 
         run.train()
     again = Run.open(run.path)
     marked = again.source.marked(tokenizer.with_published(published))
-    assert tokenizer.decode(marked[0] // KINDS).startswith("29 Feb 2020<|im_start|>")
+    assert tokenizer.decode(marked[0] // MARK_KINDS).startswith("29 Feb 2020<|im_start|>")
     assert all(verdict.fault is None for verdict in again.verify())
     config = json.loads((run.path / "config.json").read_text())
     assert config.pop("template_time") == "2020-02-29T23:59:00"

@@ -100,7 +100,7 @@ def test_weights_are_those_of_a_text_in_memory(folder, tmp_path, monkeypatch, ki
 def test_a_run_resumes_anywhere_in_an_epoch_too_long_to_shuffle(
     folder, tmp_path, monkeypatch, stop
 ):
-    monkeypatch.setattr(samplers, "MOST_SHUFFLED", 10)
+    monkeypatch.setattr(samplers, "MAX_SHUFFLED", 10)
     shards, fields = prepared(folder, tmp_path / "shards"), LENGTHS["epochs"]
     create(folder, tmp_path / "whole", **fields).train()
     run = create(shards, tmp_path / "run", **fields)

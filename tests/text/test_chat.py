@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smallmind import InputError, Tokenizer
-from smallmind.text.chat import CUT, KINDS, LEARNED, START, TEXT, Turn
+from smallmind.text.chat import CUT, LEARNED, MARK_KINDS, START, TEXT, Turn
 from smallmind.text.templates import TEMPLATES, fit_template, format_of
 
 CONVERSATION = [
@@ -75,10 +75,10 @@ def shown(tokenizer, marked):
     """The text of marked tokens, with brackets around what is learned."""
     pieces, learned = [], False
     for token in marked.tolist():
-        if (token % KINDS == LEARNED) != learned:
+        if (token % MARK_KINDS == LEARNED) != learned:
             pieces.append("]" if learned else "[")
             learned = not learned
-        pieces.append(tokenizer.decode([token // KINDS]))
+        pieces.append(tokenizer.decode([token // MARK_KINDS]))
     return "".join(pieces) + ("]" if learned else "")
 
 
@@ -87,9 +87,9 @@ def test_a_conversation_as_it_is_written_and_what_is_learned_of_it(tokenizer, na
     grown, template = fit_template(tokenizer, name)
     marked = template.encode(grown, CONVERSATION)
     assert shown(grown, marked) == EXPECTED[name]
-    assert marked[0] % KINDS == START and (marked % KINDS == START).sum() == 1
-    (cut,) = np.flatnonzero(marked % KINDS == CUT)
-    assert grown.decode(marked[cut:] // KINDS).endswith(
+    assert marked[0] % MARK_KINDS == START and (marked % MARK_KINDS == START).sum() == 1
+    (cut,) = np.flatnonzero(marked % MARK_KINDS == CUT)
+    assert grown.decode(marked[cut:] // MARK_KINDS).endswith(
         "She found it." + template.end + ("\n" if name == "chatml" else "")
     )
 
@@ -99,15 +99,15 @@ def test_a_prompt_ends_where_the_answer_begins(tokenizer, name):
     grown, template = fit_template(tokenizer, name)
     prompt = template.prompt(grown, CONVERSATION[:-1])
     marked = template.encode(grown, CONVERSATION)
-    np.testing.assert_array_equal(marked[: len(prompt)] // KINDS, prompt)
-    assert (marked[len(prompt) :] % KINDS == LEARNED)[0]
+    np.testing.assert_array_equal(marked[: len(prompt)] // MARK_KINDS, prompt)
+    assert (marked[len(prompt) :] % MARK_KINDS == LEARNED)[0]
 
 
 def test_a_plain_document_is_learned_but_for_its_first_token(tokenizer):
     grown, template = fit_template(tokenizer, "chatml")
     marked = template.encode(grown, [Turn(TEXT, "Who has the owl?")])
-    assert (marked % KINDS).tolist() == [START] + [LEARNED] * (len(marked) - 1)
-    assert grown.decode(marked // KINDS) == "Who has the owl?"
+    assert (marked % MARK_KINDS).tolist() == [START] + [LEARNED] * (len(marked) - 1)
+    assert grown.decode(marked // MARK_KINDS) == "Who has the owl?"
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -120,10 +120,10 @@ def test_names_of_special_tokens_in_a_turn_are_ordinary_text(name, role):
     marked, expected = template.encode(grown, turns), template.encode(grown, plain)
 
     def special(tokens):
-        return [i for i in (tokens // KINDS).tolist() if i in grown.special.values()]
+        return [i for i in (tokens // MARK_KINDS).tolist() if i in grown.special.values()]
 
     assert special(marked) == special(expected)
-    assert grown.decode(marked // KINDS).count(hostile) == 3
+    assert grown.decode(marked // MARK_KINDS).count(hostile) == 3
 
 
 def test_any_character_may_be_in_a_turn():
@@ -132,17 +132,17 @@ def test_any_character_may_be_in_a_turn():
     for last in (0xFDD0, 0xFDEF, 0x10FFFF):
         text = "".join(map(chr, range(0xFDD0, last + 1))) + "<|im_end|>"
         marked = template.encode(grown, [Turn("user", text), Turn("assistant", text)])
-        ids = marked // KINDS
+        ids = marked // MARK_KINDS
         assert (ids == grown.special["<|im_end|>"]).sum() == 2
         assert grown.decode(ids).count(text) == 2
-        assert grown.decode(ids[marked % KINDS == LEARNED]) == text + "<|im_end|>"
+        assert grown.decode(ids[marked % MARK_KINDS == LEARNED]) == text + "<|im_end|>"
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_nothing_between_two_answers_is_learned(name):
     grown, template = fit_template(Tokenizer(kind="byte"), name)
     marked = template.encode(grown, [Turn("assistant", "a"), Turn("assistant", "b")])
-    learned = grown.decode(marked[marked % KINDS == LEARNED] // KINDS)
+    learned = grown.decode(marked[marked % MARK_KINDS == LEARNED] // MARK_KINDS)
     assert learned == "".join(template.lead + answer + template.end for answer in "ab")
 
 
@@ -160,7 +160,7 @@ def test_names_of_tokens_that_are_not_of_the_template_are_ordinary_text():
     grown, template = fit_template(KINDS_OF_TOKENS["bpe"]().with_special(["<tool>"]), "chatml")
     said = "a<tool>b<|endoftext|>c"
     turns = [Turn("user", said), Turn("assistant", said)]
-    for tokens in (template.encode(grown, turns) // KINDS, template.prompt(grown, turns)):
+    for tokens in (template.encode(grown, turns) // MARK_KINDS, template.prompt(grown, turns)):
         assert not {grown.special["<tool>"], grown.end_of_text} & set(tokens.tolist())
         assert grown.decode(tokens).count(said) == 2
 
@@ -178,7 +178,7 @@ def test_any_conversation_gives_its_answers_and_no_more(pairs, name):
         for role, text in zip(("user", "assistant"), pair, strict=True)
     ]
     marked = template.encode(grown, turns)
-    learned = marked[marked % KINDS == LEARNED] // KINDS
+    learned = marked[marked % MARK_KINDS == LEARNED] // MARK_KINDS
     answers = [answer.strip() if template.strips else answer for _, answer in pairs]
     answers = [
         template.lead + answer.removeprefix(template.lead) for answer in answers if answer.strip()
@@ -204,9 +204,9 @@ def test_a_default_system_turn_is_added_where_there_is_none():
     grown = grown.with_published(template.published(grown))
     found = format_of(grown)
     assert found == template
-    text = grown.decode(found.encode(grown, CONVERSATION[1:3]) // KINDS)
+    text = grown.decode(found.encode(grown, CONVERSATION[1:3]) // MARK_KINDS)
     assert text.startswith("<|im_start|>system\nYou are kind.<|im_end|>\n<|im_start|>user\n")
-    assert "You are kind" not in grown.decode(found.encode(grown, CONVERSATION) // KINDS)
+    assert "You are kind" not in grown.decode(found.encode(grown, CONVERSATION) // MARK_KINDS)
 
 
 def test_the_jinja_of_a_template_does_not_change():

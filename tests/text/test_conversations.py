@@ -5,8 +5,8 @@ import pytest
 
 from smallmind import InputError, Tokenizer
 from smallmind.text import samplers
-from smallmind.text.chat import KINDS, TEXT, Turn, encode_each
-from smallmind.text.conversations import PackedDataset, Rows, find_pieces
+from smallmind.text.chat import MARK_KINDS, TEXT, Turn, encode_each
+from smallmind.text.conversations import PackedDataset, PackedRows, find_pieces
 from smallmind.text.samplers import Epochs, RandomWindows, draw
 from smallmind.text.templates import fit_template
 
@@ -59,7 +59,7 @@ def test_an_epoch_has_each_conversation_once_and_whole(conversations):
         for ids, targets, _ in documents(batch):
             np.testing.assert_array_equal(ids[1:], targets[:-1])
             found.append((*ids.tolist(), int(targets[-1])))
-    assert sorted(found) == sorted(tuple(t // KINDS for t in tokens) for tokens in wanted)
+    assert sorted(found) == sorted(tuple(t // MARK_KINDS for t in tokens) for tokens in wanted)
 
 
 def learned_of_updates(data, batches):
@@ -156,7 +156,7 @@ def test_a_long_conversation_is_cut_before_a_turn_that_follows_an_answer():
     assert len(pieces.begins) > 1 and (pieces.lengths <= 201).all()
     np.testing.assert_array_equal(pieces.begins[1:], (pieces.begins + pieces.lengths)[:-1])
     for begin in pieces.begins:
-        text = TOKENIZER.decode(tokens[begin : begin + 20] // KINDS)
+        text = TOKENIZER.decode(tokens[begin : begin + 20] // MARK_KINDS)
         assert text.startswith("<|im_start|>user\n")
 
 
@@ -205,14 +205,14 @@ def learns_the_answers_alone(conversations):
 
 def test_a_planted_error_in_the_mask_is_noticed(conversations, monkeypatch):
     assert learns_the_answers_alone(conversations)
-    right = Rows.batch
+    right = PackedRows.batch
 
     def early(rows, *arguments):  # the token before each answer instead of the one that ends it
         batch = right(rows, *arguments)
         return batch._replace(weights=np.roll(batch.weights, -1, axis=1))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Rows, "batch", early)
+        patch.setattr(PackedRows, "batch", early)
         assert not learns_the_answers_alone(conversations)
     render = type(TEMPLATE).render
     changes = {

@@ -21,11 +21,11 @@ from smallmind.corpus.reading import Report
 from smallmind.corpus.tokens import TokensOnDisk
 from smallmind.runs.source import ConversationSource, read_source
 from smallmind.text import jinja_template
-from smallmind.text.chat import KINDS, LEARNED, Turn
+from smallmind.text.chat import LEARNED, MARK_KINDS, Turn
 from smallmind.text.chat import TEXT as TEXT_ROLE
-from smallmind.text.jinja_process import Traced, own
+from smallmind.text.jinja_process import Traced, of_template
 from smallmind.text.jinja_template import JinjaTemplate
-from smallmind.text.templates import TEMPLATES, Template, fit_template, format_of
+from smallmind.text.templates import TEMPLATES, KnownTemplate, fit_template, format_of
 from tests.programs import output_of, started
 
 pytest.importorskip("jinja2")
@@ -67,16 +67,16 @@ def test_a_template_of_another_program():
     found = format_of(tokenizer)
     assert isinstance(found, JinjaTemplate) and found.end == "<|im_end|>"
     marked = found.encode(tokenizer, CONVERSATION)
-    assert tokenizer.decode(marked // KINDS) == (
+    assert tokenizer.decode(marked // MARK_KINDS) == (
         "<s>\n<|im_start|>user 1\nWho?<|im_end|><|im_start|>assistant 2\nI <|im_end|> am.<|im_end|>"
         "<|im_start|>user 3\n<s>Why?<|im_end|><|im_start|>assistant 4\nSo.<|im_end|>"
     )
-    learned = marked[marked % KINDS == LEARNED] // KINDS
+    learned = marked[marked % MARK_KINDS == LEARNED] // MARK_KINDS
     assert tokenizer.decode(learned) == "I <|im_end|> am.<|im_end|>So.<|im_end|>"
     ends = (learned == tokenizer.special["<|im_end|>"]).sum()
-    assert ends == 2 and (marked // KINDS == tokenizer.special["<s>"]).sum() == 1
+    assert ends == 2 and (marked // MARK_KINDS == tokenizer.special["<s>"]).sum() == 1
     prompt = found.prompt(tokenizer, CONVERSATION[:3])
-    np.testing.assert_array_equal(prompt, marked[: len(prompt)] // KINDS)
+    np.testing.assert_array_equal(prompt, marked[: len(prompt)] // MARK_KINDS)
     fitted, again = fit_template(tokenizer, None)
     assert again is found and tokenizer.special[END] in fitted.ends - tokenizer.ends
     assert fit_template(fitted, None)[0] is fitted and format_of(fitted).jinja == ODD
@@ -126,7 +126,7 @@ ENDLESS = "{% for i in range(99999) %}" * 4 + "{% endfor %}" * 4
 
 
 def test_a_template_without_an_end_is_stopped(monkeypatch):
-    monkeypatch.setattr(jinja_template, "SECONDS", 1.0)
+    monkeypatch.setattr(jinja_template, "MAX_SECONDS", 1.0)
     with pytest.raises(InputError, match="takes more than 1 seconds of computing or 1 GB"):
         format_of(carrying(ENDLESS))
     assert format_of(carrying(ODD)).end == "<|im_end|>"  # in a new process
@@ -162,7 +162,7 @@ def chatml(content="message.content", before="", after=""):
 def learned_by(template, turns):
     tokenizer = carrying(template)
     marked = format_of(tokenizer).encode(tokenizer, turns)
-    return tokenizer.decode(marked[marked % KINDS == LEARNED] // KINDS)
+    return tokenizer.decode(marked[marked % MARK_KINDS == LEARNED] // MARK_KINDS)
 
 
 def counted(tokenizer, ids, name):
@@ -216,8 +216,8 @@ def test_what_is_said_never_becomes_a_special_token(way):
     turns = [Turn("user", "c"), Turn("assistant", hostile)]
     template = format_of(tokenizer)
     marked = template.encode(tokenizer, turns)
-    assert counted(tokenizer, marked // KINDS, END) == 2
-    learned = marked[marked % KINDS == LEARNED] // KINDS
+    assert counted(tokenizer, marked // MARK_KINDS, END) == 2
+    learned = marked[marked % MARK_KINDS == LEARNED] // MARK_KINDS
     text = tokenizer.decode(learned)
     assert text.lower().count("im_end") == 4 and text.endswith(END)
     assert counted(tokenizer, learned, END) == 1 and learned[-1] == tokenizer.special[END]
@@ -252,15 +252,15 @@ def test_tokens_that_belong_to_the_text_are_tokens_wherever_they_are():
     tokenizer = carrying(ODD)
     template, said = format_of(tokenizer), "<think>\nso\n</think>\n\nI am<s>."
     for turns in ([Turn("user", said)], [Turn("user", "a"), Turn("assistant", said)]):
-        ids = template.encode(tokenizer, turns) // KINDS
+        ids = template.encode(tokenizer, turns) // MARK_KINDS
         assert [counted(tokenizer, ids, name) for name in SPECIAL] == [len(turns)] * 2 + [1] * 3
         prompt = template.prompt(tokenizer, turns)
         assert [counted(tokenizer, prompt, name) for name in SHOWN] == [1, 1]
     # So they are for a template that is known, and in a plain document.
     known = TEMPLATES["chatml"]
-    ids = known.encode(tokenizer, [Turn("user", said)]) // KINDS
+    ids = known.encode(tokenizer, [Turn("user", said)]) // MARK_KINDS
     assert [counted(tokenizer, ids, name) for name in SPECIAL] == [1, 1, 0, 1, 1]
-    ids = known.encode(tokenizer, [Turn(TEXT_ROLE, said)]) // KINDS
+    ids = known.encode(tokenizer, [Turn(TEXT_ROLE, said)]) // MARK_KINDS
     assert [counted(tokenizer, ids, name) for name in SPECIAL] == [0, 0, 0, 1, 1]
 
 
@@ -357,7 +357,7 @@ def test_an_earlier_answer_keeps_an_end_at_which_the_model_stops(name):
     end = {"generation_config.json": {"eos_token_id": tokenizer.special[name]}}
     tokenizer = tokenizer.with_published({**tokenizer.published, **end})
     marked = format_of(tokenizer).encode(tokenizer, turns)
-    learned = tokenizer.decode(marked[marked % KINDS == LEARNED] // KINDS)
+    learned = tokenizer.decode(marked[marked % MARK_KINDS == LEARNED] // MARK_KINDS)
     assert learned == ("b<|im_end|>d<s>" if name == END else "bd<s>")
 
 
@@ -398,7 +398,7 @@ def test_prepared_conversations_have_one_time_whenever_they_are_resumed(
         os.utime(path, (then.timestamp(),) * 2)
     corpus = Corpus([tmp_path / "a.jsonl"])
     tokens = TokensOnDisk.of_shards(prepare(corpus, tmp_path / "tokens", encoding(template)))
-    text = tokens.tokenizer.decode(tokens.tokens[:] // KINDS)
+    text = tokens.tokenizer.decode(tokens.tokens[:] // MARK_KINDS)
     assert text.count("29 Feb 2020<|im_start|>user") == 5
 
 
@@ -464,7 +464,7 @@ def test_the_time_is_that_of_the_conversations_or_now():
     tokenizer = carrying("{{ strftime_now('%d %b %Y') }}" + chatml())
     template = format_of(tokenizer)
     turns = [Turn("user", "a"), Turn("assistant", "b")]
-    then = template.at(datetime(2020, 2, 29)).encode(tokenizer, turns) // KINDS
+    then = template.at(datetime(2020, 2, 29)).encode(tokenizer, turns) // MARK_KINDS
     assert tokenizer.decode(then).startswith("29 Feb 2020<|im_start|>")
     days = [datetime.now()]
     text = tokenizer.decode(template.prompt(tokenizer, turns))
@@ -595,7 +595,7 @@ def test_chatml_with_a_system_turn_is_known_too():
     )
     tokenizer = carrying(template)
     found = format_of(tokenizer)
-    assert isinstance(found, Template) and found.system == said
+    assert isinstance(found, KnownTemplate) and found.system == said
     assert format_of(tokenizer.with_published(found.published(tokenizer))) == found
     for turns in (CONVERSATION, [Turn("system", "Be."), *CONVERSATION]):
         expected = JinjaTemplate.of(template, tokenizer).encode(tokenizer, turns)
@@ -619,8 +619,8 @@ def test_thousands_of_turns_are_rendered_like_few():
     tokenizer = carrying(ODD)
     template, few = format_of(tokenizer), CONVERSATION[:2]
     marked = template.encode(tokenizer, few * 3_000)
-    assert (marked % KINDS == LEARNED).sum() == 3_000 * len("I <|im_end|> am.") + 3_000
-    assert counted(tokenizer, marked // KINDS, END) == 6_000
+    assert (marked % MARK_KINDS == LEARNED).sum() == 3_000 * len("I <|im_end|> am.") + 3_000
+    assert counted(tokenizer, marked // MARK_KINDS, END) == 6_000
 
 
 # Templates do this with texts. Here the template wrote digits, one turn capitals and another one
@@ -660,4 +660,4 @@ def test_texts_are_followed_character_by_character(first, second, operations):
     for operation in operations:
         plain, followed = operation(plain, second), operation(followed, traced(second))
     assert followed == plain
-    assert list(map(ord, own(followed)._origin)) == list(map(origin_of, plain))
+    assert list(map(ord, of_template(followed)._origin)) == list(map(origin_of, plain))

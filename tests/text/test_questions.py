@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from smallmind.text.questions import ABSENT, QUESTIONS, UNKNOWN, built_in_conversations
+from smallmind.text.questions import ABSENT_SHARE, MAX_QUESTIONS, UNKNOWN, built_in_conversations
 
 COUNT = 2000
 # The parts of stories, and each question with the part that answers it, and the answer.
@@ -82,7 +82,7 @@ def test_a_reader_of_another_story_is_wrong(conversations):
 
 def test_some_questions_have_no_answer_in_the_story(conversations):
     answers = [answer for *_, answer in asked(conversations)]
-    assert answers.count(UNKNOWN) / len(answers) == pytest.approx(ABSENT, abs=0.02)
+    assert answers.count(UNKNOWN) / len(answers) == pytest.approx(ABSENT_SHARE, abs=0.02)
 
 
 def without(names, answer):
@@ -114,7 +114,7 @@ def test_stories_are_all_different_and_follow_from_the_seed(conversations):
 
 def test_a_conversation_has_one_story_and_several_questions(conversations):
     lengths = Counter(len(turns) // 2 for turns in conversations)
-    assert set(lengths) == set(range(1, QUESTIONS + 1))
+    assert set(lengths) == set(range(1, MAX_QUESTIONS + 1))
     for turns in conversations:
         questions = [turn.text.rpartition("\n")[2] for turn in turns[::2]]
         assert len(set(questions)) == len(questions)

@@ -39,7 +39,7 @@ def sampler_of(tokens, block_size, batch_size, batches=1, seed=1):
     return Epochs(dataset, batches)
 
 
-@pytest.mark.parametrize("most", [samplers.MOST_SHUFFLED, 1])
+@pytest.mark.parametrize("most", [samplers.MAX_SHUFFLED, 1])
 @pytest.mark.parametrize(
     ("tokens", "batch_size", "batches"),
     [(1000, 4, 1), (1000, 4, 3), (990, 7, 2), (40, 8, 2), (41, 8, 2)],
@@ -48,7 +48,7 @@ def test_every_window_appears_once_per_epoch_in_a_new_order(
     monkeypatch, most, tokens, batch_size, batches
 ):
     """Also in epochs too long to shuffle."""
-    monkeypatch.setattr(samplers, "MOST_SHUFFLED", most)
+    monkeypatch.setattr(samplers, "MAX_SHUFFLED", most)
     sampler, orders = sampler_of(tokens, 16, batch_size, batches), []
     per_epoch = sampler.steps * batches
     for epoch in range(4):

@@ -11,7 +11,6 @@ import pytest
 import smallmind
 from smallmind import InputError, TrainingConfig
 from smallmind.console import activity
-from smallmind.corpus.token_files import open_tokens
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, RandomWindows, draw
@@ -20,7 +19,7 @@ from smallmind.training import prefetch
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.prefetch import drawing
 from smallmind.training.records import RollbackRecord, StepRecord
-from tests.corpus.files import llm_c
+from tests.corpus.files import llm_c, tokens_of
 from tests.faults.interrupts import interrupted_everywhere
 from tests.training.test_resume import SMALL, Saves, digest, losses, new_training, shown, tensors_of
 from tests.training.test_spikes import spiking_training
@@ -340,7 +339,7 @@ def test_a_token_file_that_is_truncated_ends_the_run_at_that_batch(ahead, tmp_pa
     ids = new_training().data.train[:600]
     path = llm_c(tmp_path / "tokens.bin", ids)
     whole, training, records = new_training(), new_training(), []
-    whole.data.train, training.data.train = ids, open_tokens(path)
+    whole.data.train, training.data.train = ids, tokens_of(path)
     expected = list(whole.steps(config(steps=5, val_every=0)))
 
     def on_draw(number):
