@@ -23,9 +23,7 @@ class InputError(ValueError):
 
 
 def environment_number(name: str, low: int) -> int | None:
-    """-> a whole number in an environment variable, None without it. InputError if it is below
-    low.
-    """
+    """-> a whole number in an environment variable, None without it."""
     text = os.environ.get(name)
     if text is None:
         return None
@@ -266,8 +264,7 @@ Public = TypeVar("Public", bound=Callable[..., Any])
 
 
 def suggesting(*configs: type, names: Collection[str] = ()) -> Callable[[Public], Public]:
-    """-> a decorator of functions and classes: for an unknown argument, TypeError names the
-    nearest.
+    """-> a decorator: for an unknown argument, TypeError names the nearest.
 
     `configs` are those whose fields a function takes as keywords, too, and `names` other ones.
     """

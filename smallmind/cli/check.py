@@ -10,7 +10,7 @@ INDENT = " " * 8  # of the second line of a check
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind check`: those of train."""
+    """Adds the flags of `smallmind check`: those of train."""
     add_training_flags(parser)
 
 

@@ -119,12 +119,13 @@ def model_for_minutes(settings: Settings) -> str:
 
 def _describe_data(console: Console, run: "Run") -> None:
     tokenizer, dataset = run.training.tokenizer, run.training.data
-    rows = [["text", shorten(run.name)], *text_rows(run.source, tokenizer, dataset)]
-    if run.source.on_disk:
-        rows.append(["read from", shorten(run.source.on_disk)])
+    source = run.files.source
+    rows = [["text", shorten(run.files.name)], *text_rows(source, tokenizer, dataset)]
+    if source.on_disk:
+        rows.append(["read from", shorten(source.on_disk)])
     console.table("Data", rows)
-    if run.source.report:
-        describe_reading(console, run.source.report)
+    if source.report:
+        describe_reading(console, source.report)
     for advice in filter(None, (_grown(run), _advice_on_vocabulary(run), _advice_on_length(run))):
         console.line(advice)
 
@@ -161,21 +162,15 @@ def _packing_rows(data: "PackedDataset") -> list[list[str]]:
     rows = []
     for name, part in (("training", data.train), ("held out", data.held_out)):
         share, windows = part.learned / max(1, part.tokens), count_of(part.count, "window")
-        rows.append(
-            [
-                name,
-                f"{part.tokens:,} tokens, {share:.0%} learned, in {windows}",
-            ]
-        )
+        rows.append([name, f"{part.tokens:,} tokens, {share:.0%} learned, in {windows}"])
     rows.append(["left empty", f"{data.train.padding:.1%} of the windows"])
     pieces = data.train.pieces
-    for what, count in (
-        ("cut at a turn", pieces.divided),
-        ("cut short", pieces.cut_short),
-        ("without an answer", pieces.left_out),
-    ):
-        if count:
-            rows.append([what, f"{count:,} that are longer than a window"])
+    longer = {
+        "cut at a turn": pieces.divided,
+        "cut short": pieces.cut_short,
+        "without an answer": pieces.left_out,
+    }
+    rows += [[x, f"{n:,} that are longer than a window"] for x, n in longer.items() if n]
     return rows
 
 
@@ -236,8 +231,8 @@ def _advice_on_vocabulary(run: "Run") -> str:
 
 def _advice_on_length(run: "Run") -> str:
     """Returns what to expect of a text that is short, or short for so many steps; else nothing."""
-    data, training, characters = run.training.data, run.settings.training, run.source.characters
-    report = run.source.report
+    data, training, source = run.training.data, run.settings.training, run.files.source
+    characters, report = source.characters, source.report
     if report and report.conversations:
         if run.settings.run.init_from or report.conversations >= ENOUGH_PAIRS:
             return ""
@@ -246,7 +241,7 @@ def _advice_on_length(run: "Run") -> str:
             "teach the form of an answer, not the language. Start from a model that was trained on "
             "a text, or imported: --init-from RUN"
         )
-    if run.source.is_chat:  # built in, and new each time
+    if source.is_chat:  # built in, and new each time
         return ""
     tokens = len(data.train)
     passes = training.steps * training.grad_accum_steps * data.batch_size * data.block_size / tokens
@@ -276,10 +271,7 @@ def _describe_run(console: Console, run: "Run") -> None:
     epochs = f" ({count_of(training.epochs, 'epoch')})" if training.epochs else ""
     rows = [
         ["steps", f"{training.steps:,}{epochs}"],
-        [
-            "tokens per step",
-            f"{windows * block_size:,} ({shape})",
-        ],
+        ["tokens per step", f"{windows * block_size:,} ({shape})"],
         ["optimizer", _optimizer_of(training)],
         ["precision", f"{run.training.model.precision}"],
     ]

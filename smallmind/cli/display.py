@@ -13,6 +13,7 @@ from smallmind.console.live_line import can_print
 from smallmind.console.table import GAP, format_bytes
 from smallmind.forecast.pace import MAX_PASSES
 from smallmind.optim.loss_scaler import FALLS, PERIOD
+from smallmind.runs.summary import metrics_so_far
 from smallmind.settings.config import TrainingConfig
 from smallmind.settings.presets import PRESETS
 from smallmind.text import questions, stories
@@ -38,7 +39,6 @@ from smallmind.training.records import (
     TargetRecord,
     ThreadsRecord,
 )
-from smallmind.views.run_view import RunView
 
 if TYPE_CHECKING:
     from smallmind.runs.run import Run
@@ -66,9 +66,7 @@ MAX_FINDINGS = 3  # lines about one problem at one step
 
 
 class ProgressDisplay:
-    """The progress of a run: one live line on a terminal; elsewhere a line every few records.
-
-    If records take longer, a line every minute."""
+    """The progress of a run: one live line on a terminal; elsewhere a line every few records."""
 
     def __init__(self, console: Console, steps: int, token: str = "token") -> None:
         self.console = console
@@ -154,13 +152,13 @@ class ProgressDisplay:
                 )
 
     def show_health(self) -> None:
-        """At the end: says that health was checked, if there was nothing to warn about."""
+        """Says at the end that health was checked, if there was nothing to warn about."""
         if self.health_checks and not self.known:
             checks = count_of(self.health_checks, "check")
             self.console.line(f"Health: {checks}, no problems")
 
     def _show_step(self, record: StepRecord) -> None:
-        """Loss, learning rate, speed and the time that is left."""
+        """Shows loss, learning rate, speed and the time that is left."""
         self.progress.update(record)
         is_tenth = self.step_records % PLAIN_EVERY == 0
         if not self.console.is_terminal and (is_tenth or record.step == self.steps):
@@ -174,7 +172,7 @@ class ProgressDisplay:
         self.console.live(*self.progress.variants(self.console.is_terminal, step, so_far))
 
     def _show_evaluation(self, record: EvaluationRecord, place: str) -> None:
-        """The loss on both parts of the text; the rest is about the held-out part."""
+        """Shows the loss on both parts of the text; the rest is about the held-out part."""
         self.progress.update(record)
         # The training loss is that of steps, on other windows.
         losses = f"held-out loss {record.val_loss:.4f}  on training text {record.train_loss:.4f}"
@@ -186,7 +184,7 @@ class ProgressDisplay:
         self.console.line(below + scores)
 
     def _show_findings(self, record: HealthRecord) -> None:
-        """Each finding once per run; of several similar ones, the first few and their number."""
+        """Shows each finding once per run; of similar ones, the first few and their number."""
         self.health_checks += 1
         new = [f for f in record.findings if (f.name, f.problem) not in self.known]
         self.known |= {(finding.name, finding.problem) for finding in new}
@@ -201,8 +199,9 @@ class ProgressDisplay:
 
 
 def show_losses(console: Console, run: "Run") -> None:
-    """The training loss from the first step to the last, also of earlier sessions, in a line."""
-    losses = RunView(run.path, fields=("loss",)).curves["loss"].finite().smoothed().values
+    """Shows the training loss from the first step to the last, also of earlier sessions."""
+    metrics = metrics_so_far(run.path)
+    losses = metrics.curve("loss").smoothed().values if metrics else []
     if len(losses) < FEWEST_LOSSES:
         return
     begin, end = f"Training loss: {losses[0]:.4f} ", f" {losses[-1]:.4f}"
@@ -240,7 +239,7 @@ def show_minutes(console: Console, run: "Run") -> None:
 
 
 def show_costs(console: Console, run: "Run") -> None:
-    """The share of time in evaluations and of clipped gradients, with advice if it is large.
+    """Shows the share of time in evaluations and of clipped gradients, with advice if large.
 
     The evaluation after the last step does not count: it belongs to the result.
     """
@@ -253,7 +252,7 @@ def show_costs(console: Console, run: "Run") -> None:
         share = evaluating / seconds
         text = f"Evaluations took {evaluating:.1f} of {seconds:.1f} seconds ({share:.0%})"
         is_chosen = (config.val_every, config.val_batches) not in NOT_CHOSEN
-        is_chosen = is_chosen and not run.config.limits_evaluations
+        is_chosen = is_chosen and not run.files.config.limits_evaluations
         if is_chosen and share > MAX_EVALUATING and evaluating > MIN_SECONDS:
             console.warning(
                 f"{text}: evaluate less often (--val-every) or on less text (--val-batches)"
@@ -274,7 +273,7 @@ def show_costs(console: Console, run: "Run") -> None:
 
 
 def show_usage(console: Console, training: "Training") -> None:
-    """The share of the machine that steps used, with advice if they waited much for data."""
+    """Shows the share of the machine that steps used, with advice if they waited for data."""
     usage = training.usage
     if not usage or not usage.updates:
         return
@@ -289,7 +288,7 @@ def show_usage(console: Console, training: "Training") -> None:
 
 
 def show_looks(console: Console, training: "Training") -> None:
-    """With a target loss: when and how often the run has looked at its held-out loss."""
+    """Shows when and how often a run with a target has looked at its held-out loss."""
     progress, config = training.progress, training.config
     if config.target_loss is None:
         return
@@ -307,7 +306,7 @@ def show_looks(console: Console, training: "Training") -> None:
 
 
 def show_result(console: Console, run: "Run") -> None:
-    """The loss on the whole held-out part, and for the stories its distance to their entropy."""
+    """Shows the loss on the whole held-out part; of the stories also how far it is from optimal."""
     result = run.final
     if not result:
         return
@@ -322,8 +321,8 @@ def show_result(console: Console, run: "Run") -> None:
         batches = count_of(config.val_batches, "batch", "batches")
         console.line(f"  The held-out losses of evaluations before it are those of {batches}")
     console.line(f"  {scores}")
-    if run.asked:
-        console.line(exact(run.asked.exact_match, run.asked.asked))
+    if run.session.ended.asked:
+        console.line(exact(run.session.ended.asked.exact_match, run.session.ended.asked.asked))
     elif run.settings.run.text is None:
         floor, excess = floor_of_stories(result)
         console.line(
@@ -338,9 +337,7 @@ def exact(share: float, asked: int) -> str:
 
 
 def floor_of_stories(result: Evaluation) -> tuple[float, float]:
-    """-> the entropy of the built-in stories and a model's distance from it, in nats per
-    character.
-    """
+    """-> the entropy of the built-in stories, and how far a model is above, per character."""
     from smallmind.text.stories import ENTROPY_PER_CHARACTER
 
     return ENTROPY_PER_CHARACTER, result.nats_per_character - ENTROPY_PER_CHARACTER
@@ -352,10 +349,7 @@ def token_name(kind: str) -> str:
 
 
 def _scores(result: Evaluation | EvaluationRecord, token: str) -> str:
-    """2.879 bits/char, perplexity 7.36, next char right 39.4%
-
-    Bits per byte as well where they differ, or tokens are no characters.
-    """
+    """-> "2.879 bits/char, perplexity 7.36, next char right 39.4%"; bits/byte where they differ."""
     bits = f"{result.bits_per_character:.3f} bits/char"
     if token != "char" or f"{result.bits_per_byte:.3f}" != f"{result.bits_per_character:.3f}":
         bits += f", {result.bits_per_byte:.3f} bits/byte"
@@ -367,7 +361,7 @@ def _scores(result: Evaluation | EvaluationRecord, token: str) -> str:
 
 
 def format_perplexity(value: float) -> str:
-    """Three significant digits: 7.36, 47.5, 1,234."""
+    """-> three significant digits: 7.36, 47.5, 1,234."""
     if not math.isfinite(value):
         return str(value)
     return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"

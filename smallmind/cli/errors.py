@@ -16,7 +16,7 @@ EXPECTED = (InputError, FloatingPointError, OSError, MemoryError, KeyboardInterr
 
 
 def status_of(error: BaseException) -> int:
-    """2 for wrong input, 130 for Ctrl-C, what SystemExit says, else 1."""
+    """-> 2 for wrong input, 130 for Ctrl-C, what SystemExit says, else 1."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
     if isinstance(error, InputError):

@@ -14,7 +14,7 @@ TYPES = parts.types_for("store")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind export`."""
+    """Adds the flags of `smallmind export`."""
     add_run(parser, "directory of a run, or a model or checkpoint file")
     formats = ", ".join([*parts.FORMATS, *parts.ADAPTER_FORMATS])
     parser.add_argument(

@@ -129,7 +129,7 @@ def _unread(stream: int) -> int:
 
 
 def _check_equal(group: "Group", options: argparse.Namespace) -> None:
-    """InputError naming the first rank that was started differently from rank 0."""
+    """Raises InputError naming the first rank that was started differently from rank 0."""
     here = {name: repr(value) for name, value in vars(options).items() if name != "run"}
     here["version"] = repr(__version__)  # instead of the flag
     first = group.share(here)[0]

@@ -32,7 +32,7 @@ MISSING = "smallmind serve needs a server: python -m pip install starlette uvico
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind serve`."""
+    """Adds the flags of `smallmind serve`."""
     parser.epilog = (
         "The page is for you: talk, see the probabilities, watch runs. Programs find OpenAI's API "
         "at http://localhost:8000/v1. Ctrl-C ends it, after the answers that are being written."

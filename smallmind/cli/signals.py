@@ -19,7 +19,7 @@ STOPPING = "Stopping after this step, then saving. Ctrl-C again quits without sa
 
 
 def ending_on_signals() -> AbstractContextManager[None]:
-    """Within the block, Ctrl-C, SIGTERM and SIGHUP end the command as exceptions do: files close.
+    """Ends the command on Ctrl-C, SIGTERM and SIGHUP within the block as errors do: files close.
 
     On Windows, which has no SIGHUP and sends no SIGTERM, Ctrl-Break does; it is also what a program
     that has started this one can send. So does SIGUSR1 with mpiexec: that of Open MPI kills its
@@ -42,7 +42,7 @@ def ending_on_signals() -> AbstractContextManager[None]:
 
 @contextmanager
 def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
-    """Within the block, Ctrl-C, SIGTERM and SIGHUP end training after the current batch.
+    """Ends training within the block after the current batch on Ctrl-C, SIGTERM and SIGHUP.
 
     So do Ctrl-Break on Windows, and SIGUSR1 with mpiexec.
 
@@ -72,7 +72,7 @@ def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
 
 
 def _of_mpiexec() -> tuple[str, ...]:
-    """Signals that stop only what mpiexec has started."""
+    """Returns the signals that stop only what mpiexec has started."""
     return ("SIGUSR1",) if launched() else ()
 
 

@@ -126,7 +126,7 @@ _state = _State()
 
 @contextmanager
 def showing_on(hook: Hook) -> Iterator[None]:
-    """Within the block, what is being done goes to this hook."""
+    """Shows what is being done within the block on this hook."""
     previous, _state.hook = _state.hook, hook
     try:
         yield
@@ -136,7 +136,7 @@ def showing_on(hook: Hook) -> Iterator[None]:
 
 @contextmanager
 def doing(phrase: str, usual: bool = False) -> Iterator[None]:
-    """Within the block, the hook shows a phrase such as "Reading the text".
+    """Shows a phrase within the block, such as "Reading the text".
 
     A usual one is shown only on a line that is replaced, once it has taken a second.
     """
@@ -146,7 +146,7 @@ def doing(phrase: str, usual: bool = False) -> Iterator[None]:
 
 @contextmanager
 def refreshing(show: Callable[[str], object]) -> Iterator[None]:
-    """Within the block, show is called about once a second with the progress: "17%, 0:12 left"."""
+    """Calls `show` within the block about once a second with the progress: "17%, 0:12 left"."""
     with _under_way(_Task(on_progress=show)):
         yield
 
@@ -194,7 +194,7 @@ def parts(items: Sequence[Item]) -> Iterator[Item]:
 
 @contextmanager
 def expecting_kernels(count: int, finished: Callable[[], int] | None = None) -> Iterator[None]:
-    """Within the block, compiling is announced as one of about `count` kernels; 0: not known.
+    """Announces compiling within the block as one of about `count` kernels; 0: not known.
 
     If several processes compile, `finished` returns how many of them are compiled.
     """
@@ -232,12 +232,12 @@ def compiled() -> tuple[int, float]:
 
 
 def clock() -> float:
-    """Like time.perf_counter, in seconds, but it stands still while kernels compile."""
+    """Returns seconds like time.perf_counter, but stands still while kernels compile."""
     return clock_ns() / 1e9
 
 
 def clock_ns() -> int:
-    """In nanoseconds."""
+    """Returns the nanoseconds of `clock`."""
     now = _state.compile_start if _state.compiling else time.perf_counter_ns()
     return now - _state.compile_time
 

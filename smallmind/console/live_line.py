@@ -125,9 +125,7 @@ def fit(variants: tuple[str, ...], width: int) -> str:
 
 
 def column_after(text: str, column: int, columns: int) -> int:
-    """-> where the cursor is after a text that begins at a column: at `columns` if the row is
-    full.
-    """
+    """-> where the cursor is after a text that begins at a column; `columns`: the row is full."""
     start = text.rfind("\n") + 1
     column = 0 if start else column
     for char in text[start:]:

@@ -78,7 +78,7 @@ class Table:
         return text.translate(str.maketrans(BOX, ASCII_BOX)) if ascii_only else text
 
     def parts(self, draw: Callable[["Table"], str], width: int) -> Iterator[str]:
-        """Drawings of parts with the first column and as many others as fit a width, if any do."""
+        """Yields drawings of parts with the first column and as many others as fit a width."""
         columns = list(zip(self.heads, *self.rows, strict=True))
         begin = 1
         while begin < len(columns):
@@ -155,7 +155,7 @@ def format_bytes(nbytes: int) -> str:
 
 
 def _indented(cell: str) -> str:
-    """Escaped; HTML would drop the spaces in front."""
+    """Escapes a cell, and its spaces in front, which HTML would drop."""
     return "&#160;" * (len(cell) - len(cell.lstrip(" "))) + escape(cell.lstrip(" "))
 
 

@@ -142,7 +142,7 @@ def likely_encoding(data: bytes) -> str | None:
 
 
 def unmarked_utf16(data: bytes) -> str | None:
-    """UTF-16LE or UTF-16BE if nearly every second byte of a text is zero, else None.
+    """-> UTF-16LE or UTF-16BE if nearly every second byte of a text is zero, else None.
 
     Python decodes such a text as UTF-8 too.
     """

@@ -30,14 +30,7 @@ from smallmind.runs.assembly import Initial, build_training, fit_tokenizer, new_
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import RUNS, TEXT, Text, default_directory, is_literal, paths_of
 from smallmind.runs.products import fastest_products
-from smallmind.runs.source import (
-    TOKENS,
-    ConversationSource,
-    Source,
-    TokenSource,
-    about_characters,
-    read_source,
-)
+from smallmind.runs.source import TOKENS, Source, about_characters, read_source
 from smallmind.runs.trials import History
 from smallmind.settings.config import OF_BLOCKS, ModelConfig, Precision, RunConfig, TrainingConfig
 from smallmind.settings.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, SIZES, Fields
@@ -51,7 +44,6 @@ from smallmind.settings.rules import (
 )
 from smallmind.settings.settings import Origin, Settings, fields_of, new_files
 from smallmind.text.dataset import HELD_OUT, Dataset
-from smallmind.text.packing import window_for
 from smallmind.text.samplers import Epochs
 from smallmind.text.stories import BUILT_IN_FIELDS
 from smallmind.text.templates import find_template
@@ -59,11 +51,7 @@ from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.training import Training
 
 # Names of several settings, by what sets them.
-SETS: Mapping[str, Mapping[str, Any]] = {
-    "size": SIZES,
-    "arch": ARCHITECTURES,
-    "preset": PRESETS,
-}
+SETS: Mapping[str, Mapping[str, Any]] = {"size": SIZES, "arch": ARCHITECTURES, "preset": PRESETS}
 
 
 class Prepared(NamedTuple):
@@ -173,9 +161,7 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
             f"lora_rank={chosen.training.lora_rank} adapts a model: name it with --init-from"
         )
     initial = Initial.read(chosen.run)
-    known: dict[str, Any] = {"characters": characters}
-    if initial:
-        known["start"] = initial.start
+    known: dict[str, Any] = {"characters": characters, **(initial.facts if initial else {})}
     if text is None:
         known["is_chat"] = bool(chosen.run.chat)
     if text is None and not initial:
@@ -223,7 +209,8 @@ def _facts_of_text(run: RunConfig, source: Source, tokenizer: Tokenizer) -> dict
     report, separator = source.report, tokenizer.separator_token
     several = report is not None and report.documents > 1
     known = {
-        **about_tokens_on_disk(source),
+        **source.facts,
+        **source.about_conversations(tokenizer),
         "is_chat": source.is_chat,
         "has_documents": several and tokenizer.is_learned and separator is not None,
         "vocab_size": tokenizer.vocab_size,
@@ -234,24 +221,7 @@ def _facts_of_text(run: RunConfig, source: Source, tokenizer: Tokenizer) -> dict
     between = known.get("of_tokens", {}).get("text_separator", run.text_separator)
     if between and run.mask_documents:
         known["separator"] = tokenizer.token_of(between)
-    if source.is_chat:
-        known["conversations"] = report.conversations if report else 0
-    if isinstance(source, ConversationSource):
-        known["conversations"] = len(source.conversations)
-        known["window"] = lambda: window_for([len(tokens) for tokens in source.marked(tokenizer)])
     return known
-
-
-def about_tokens_on_disk(source: Source) -> dict[str, Any]:
-    """Returns the facts of tokens that are on disk, by name; none of any other text."""
-    if not (isinstance(source, TokenSource) and source.is_given):
-        return {}
-    tokenizer, found = source.tokenizer, source.found
-    fields = {field: getattr(tokenizer, name) for name, field in tokenizer.settings.items()}
-    fields["tokenizer"] = tokenizer.kind
-    if not source.is_chat and found.separator != tokenizer.separator:
-        fields["text_separator"] = found.separator
-    return {"of_tokens": fields, "directory": str(found.place)}
 
 
 def _forecast(source: Source, tokenizer: Tokenizer, cache: Path | None, choices: Choices) -> Fields:
@@ -270,7 +240,7 @@ def history_of(
     choices: Choices, source: Source, tokenizer: Tokenizer, folders: Sequence[Path], unique: int
 ) -> History:
     """Finds the outcomes of a text in folders of runs, for runs of these choices."""
-    settings = choices.settings(Facts(**about_tokens_on_disk(source)))
+    settings = choices.settings(Facts(**source.facts))
     return History(folders, source.sha256, settings, tokenizer, unique, choices.given)
 
 
@@ -284,14 +254,12 @@ def outline(choices: Choices, characters: int) -> Settings:
     def forecast(choices: Choices) -> Fields:
         return budget.fit(choices, budget.tokens_of(resolve(choices).given, characters))
 
-    start: dict[str, Any] = {"start": initial.start} if initial else {}
-    return choices.settings(Facts(characters=characters, forecast=forecast, **start))
+    known = initial.facts if initial else {}
+    return choices.settings(Facts(characters=characters, forecast=forecast, **known))
 
 
 def _check_grows(settings: Settings, initial: Initial, tokenizer: Tokenizer) -> None:
-    """Raises InputError if a model is to learn new tokens, and the part that would is not
-    trained.
-    """
+    """Raises InputError if a model is to learn new tokens with a part that is not trained."""
     training, added = settings.training, tokenizer.vocab_size - initial.config.vocab_size
     frozen = frozen_parts(training.freeze, initial.config) & {"embedding", "head"}
     if added <= 0 or not (training.adapter or frozen):
@@ -408,9 +376,7 @@ def _fetching(source: Path) -> str:
 
 
 def _check_template(source: Path, tokenizer: Tokenizer) -> None:
-    """Raises InputError if the model's chat template could not be used. Without jinja2 that is
-    unknown.
-    """
+    """Raises InputError if the chat template cannot be used; unknown without jinja2."""
     if importlib.util.find_spec("jinja2") is None:
         return
     try:

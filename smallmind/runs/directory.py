@@ -251,7 +251,7 @@ class RunDirectory:
             self._add_event(fields)
 
     def begin_events(self, step: int) -> None:
-        """From now on `log` also writes an event file, of a session that starts after a step.
+        """Makes `log` write an event file too, of a session that starts after a step.
 
         The first one of a run gets its earlier records too.
         """
@@ -364,7 +364,7 @@ class RunDirectory:
             durable.write(self.path / PUBLISHED, [_published(tokenizer.published)])
 
     def digests(self) -> dict[str, Sequence[str]]:
-        """Returns the SHA-256 of each file of a new run that nothing but the run may change."""
+        """Returns the SHA-256 of the files of a new run that only the run may change."""
         found: dict[str, Sequence[str]] = {}
         for name in (TOKENIZER, PUBLISHED, MODEL, IMPORTED):
             path = self.path / name
@@ -413,9 +413,7 @@ class RunDirectory:
         return self._read(METRICS).splitlines(keepends=True)
 
     def _read(self, name: str) -> bytes:
-        """-> the content of one of its files; empty if that is missing. InputError if
-        unreadable.
-        """
+        """-> the content of one of its files; empty if it is missing."""
         path = self.path / name
         try:
             with durable.open_regular(path, follow=False) as file:
@@ -474,11 +472,10 @@ class RunDirectory:
             raise self._taken()
 
     def _left_by_a_start(self, text: str | None = None) -> set[str]:
-        """Returns the files that a start has made which was killed before it could save its config.
+        """Returns the files of a start that was killed before it could save its config.
 
-        It makes empty metrics before all others, and only where there are no such files. Since then
-        the user may have put some there: only a tokenizer that was written here counts, with what
-        was published with it, and the same text.
+        It makes empty metrics before all others. Files that the user has put there since do not
+        count: only a tokenizer that was written here, what was published with it, the same text.
         """
         if _content(self.path / METRICS) != b"":
             return set()
@@ -513,9 +510,7 @@ class RunDirectory:
 
 
 def _timing(saved: Any) -> dict[str, float] | None:
-    """-> the timing of a run by minutes as it was saved. ValueError or TypeError if it is
-    damaged.
-    """
+    """Checks the timing of a run by minutes, as it was saved."""
     if saved is None:
         return None
     found = {name: number(value) for name, value in check_type("timing", saved, dict).items()}
@@ -549,7 +544,7 @@ def _digests(saved: Any) -> Mapping[str, Sequence[str]]:
 
 
 def digest_of_file(path: Path) -> str:
-    """SHA-256 of a file; of safetensors the one that it holds, with which its reader compares it.
+    """Returns the SHA-256 of a file; of safetensors the one that it holds, which readers compare.
 
     InputError if it cannot be read.
     """

@@ -43,7 +43,7 @@ for _ in range(8):
 
 
 def frame(data: bytes) -> bytes:
-    """Data with its length and its checksums."""
+    """-> data with its length and its checksums."""
     length = struct.pack("<Q", len(data))
     return length + _masked_crc(length) + data + _masked_crc(data)
 
@@ -96,9 +96,7 @@ def _field(number: int, wire_type: int, value: bytes) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """-> a number from 0 on, seven bits per byte, the lowest first; the top bit says: more
-    follow.
-    """
+    """Encodes seven bits per byte, the lowest first; the top bit says that more follow."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)

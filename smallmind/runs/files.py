@@ -47,7 +47,7 @@ def model_in(directory: Path) -> Path | None:
 
 
 def default_directory(name: str) -> Path:
-    """runs/<date>-<name>, with a number appended if that exists."""
+    """-> runs/<date>-<name>, with a number appended if that exists."""
     base = Path(RUNS) / f"{datetime.date.today().isoformat()}-{name}"
     path, number = base, 2
     while path.exists():

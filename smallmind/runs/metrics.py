@@ -57,11 +57,11 @@ class MetricsTable:
         return found
 
     def losses_svg(self) -> Svg:
-        """Training and held-out loss as a picture; empty without any."""
+        """Draws training and held-out loss; empty without any."""
         return picture(losses_of(self.curve("loss"), self.curve("val_loss")))
 
     def to_csv(self) -> str:
-        """Comma-separated, with a header; a cell is empty if its row has no value."""
+        """-> comma-separated text with a header; a cell is empty if its row has no value."""
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, lineterminator="\n")
         writer.writeheader()

@@ -169,7 +169,7 @@ def _receive(
 
 
 def _check_instruction_sets(group: Group, training: Training, settings: Settings) -> None:
-    """InputError naming the first rank whose results would have other bits than those of rank 0."""
+    """Raises InputError naming the first rank whose results would differ from those of rank 0."""
 
     def check(first: str, here: str) -> None:
         if here != first and not settings.training.allow_mixed_cpus:

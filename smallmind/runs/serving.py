@@ -77,9 +77,7 @@ class Served:
             self._process.wait()
 
     def _announced(self) -> str:
-        """-> the address that the server prints. InputError with its message if it does not
-        start.
-        """
+        """-> the address that the server prints. InputError if it does not start."""
         assert self._process.stdout
         timer = threading.Timer(STARTING, self._process.kill)
         timer.start()
@@ -103,7 +101,7 @@ class Served:
 
 
 def _apart() -> dict[str, Any]:
-    """Arguments of a process that an interrupt of this program does not reach."""
+    """Returns the arguments of a process that an interrupt of this program does not reach."""
     if os.name == "nt":
         return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}  # type: ignore[attr-defined]
     return {"start_new_session": True}

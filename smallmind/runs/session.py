@@ -100,7 +100,12 @@ class Session:
                 return follow(records, self.training, line, steps, on_record)
 
     def fit_steps(self, end: float) -> tuple[pace.Pace, float] | None:
-        """Sets the number of steps. Arguments, result and errors as `Run.fit_steps`."""
+        """Sets the number of steps so that the run ends at `end`, in activity.clock's seconds.
+
+        It ends sooner after MAX_PASSES over the text. Times a few steps, without effect -> the pace
+        measured, and the seconds left then; None if it was stopped and still awaits timing.
+        InputError if not even one step fits.
+        """
         self._start()
         return self._fit_steps(end)
 
@@ -272,7 +277,7 @@ class Session:
         return training.evaluations.ask(0, FEWEST_ASKED)
 
     def _interrupt(self) -> None:
-        """Stops, or raises KeyboardInterrupt while no step has been trained that could be saved."""
+        """Ends training, or raises KeyboardInterrupt while no step could be saved."""
         if not self.has_trained:
             raise KeyboardInterrupt
         self.stop()

@@ -10,7 +10,6 @@ from smallmind.checks import InputError, count_of, number
 from smallmind.console.activity import duration
 from smallmind.console.table import Table
 from smallmind.nn.network import declare_parameters
-from smallmind.runs.files import name_of
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.saved import RunFiles
 from smallmind.training import checkpoint
@@ -55,7 +54,7 @@ def _table(run: RunFiles, metrics: MetricsTable | None) -> Table:
     size = f"{shape}, {declare_parameters(model).count:,} parameters"
     rows = [("model", f"{model.architecture}, {size}" if model.architecture else size)]
     if not run.config.imported:
-        rows.append(("text", name_of(run.settings.run.text, bool(run.settings.run.chat))))
+        rows.append(("text", run.name))
     if metrics:
         held_out = metrics.curve("val_loss")
         if len(held_out):
@@ -89,7 +88,7 @@ def history_of(run: RunFiles, model: str) -> dict[str, str]:
     tokens = settings.model.block_size * settings.run.batch_size * training.grad_accum_steps
     facts = {
         "model": model,
-        "text": name_of(settings.run.text, bool(settings.run.chat)),
+        "text": run.name,
         "length": f"{count_of(training.steps, 'step')} of {count_of(tokens, 'token')}",
         "optimizer": f"{training.optimizer}, learning rate {training.learning_rate:g}, "
         f"schedule {training.schedule}",

@@ -70,7 +70,7 @@ def verify_run(
 
 
 def _fault_of(path: Path, digests: Sequence[str]) -> str | None:
-    """Like `fault_of`, but reads all of a model, whose digest is a part of it."""
+    """Finds faults as `fault_of`, but reads all of a model, whose digest is a part of it."""
     fault = fault_of(path, digests)
     if not fault and path.name == MODEL:
         try:

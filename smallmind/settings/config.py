@@ -402,11 +402,7 @@ class TrainingConfig:
         needs=("optimizer", "muon"),
     )
     momentum: float = setting(
-        0.95,
-        "Muon's decay of the mean gradient",
-        low=0.0,
-        below=1.0,
-        needs=("optimizer", "muon"),
+        0.95, "Muon's decay of the mean gradient", low=0.0, below=1.0, needs=("optimizer", "muon")
     )
     momentum_warmup_steps: int = setting(
         300,
@@ -472,8 +468,7 @@ class TrainingConfig:
     save_every: int = setting(250, "steps between checkpoints; 0: only at the end", low=0)
     keep: int = setting(3, "newest checkpoints to keep, besides the best", low=1)
     compress: bool = setting(
-        False,
-        "compress checkpoints, which takes a sixth of their size, and time in the background",
+        False, "compress checkpoints, which takes a sixth of their size, and time in the background"
     )
     early_stopping_patience: int = setting(
         0, "evaluations without a lower loss before the run ends early; 0: never", low=0

@@ -38,15 +38,6 @@ from smallmind.settings.sources import (
 UNKNOWN: Any = None  # a fact that is not known yet
 
 
-class Start(NamedTuple):
-    """The model that a run starts from, as far as settings follow from it."""
-
-    config: ModelConfig
-    tokenizer: str  # its kind
-    limits_context: bool  # to the positions that it has learned
-    pairs: int | None  # tokens by which its pairs are numbered; None if it does not embed them
-
-
 @dataclass(frozen=True)
 class Facts:
     """Facts about a text, a starting model and this machine. They are not all known at once."""
@@ -54,7 +45,10 @@ class Facts:
     # Before a text is read.
     characters: int = UNKNOWN  # about, as if each were a byte
     built_in: Fields = UNKNOWN  # settings that were measured for the built-in text, if it is used
-    start: Start = UNKNOWN
+    start: ModelConfig = UNKNOWN  # that of the model that the run starts from
+    start_tokenizer: str = UNKNOWN  # its kind
+    limits_context: bool = UNKNOWN  # to the positions that it has learned
+    pairs: int | None = UNKNOWN  # tokens by which its pairs are numbered, if it embeds them
     precision: str = UNKNOWN  # the fastest number type of this machine
     # Afterwards.
     is_chat: bool = UNKNOWN
@@ -248,8 +242,8 @@ def tokenizer_by_length(choices: Choices, facts: Facts) -> Fields:
 
 def dropout_and_width(choices: Choices, facts: Facts) -> Fields:
     """Keeps the width of the model, and its dropout: new to any, it would be far worse."""
-    config = facts.start.config
-    return _unless_chosen({"dropout": config.dropout, "n_embd": config.n_embd}, choices.given)
+    kept = {"dropout": facts.start.dropout, "n_embd": facts.start.n_embd}
+    return _unless_chosen(kept, choices.given)
 
 
 # Measured, see "Conversations" in bench/LOG.md: fewer of them are read more often, and drop more.
@@ -277,11 +271,11 @@ def conversations(choices: Choices, facts: Facts) -> Fields:
             given = {other: value for other, value in given.items() if other != name}
     window = USUAL_WINDOW if facts.window is None else facts.window()
     fields: Fields = {"early_stopping_patience": CHAT_PATIENCE, "block_size": window}
-    if start and start.limits_context:
+    if start and facts.limits_context:
         del fields["block_size"]
-        window = start.config.block_size
+        window = start.block_size
     elif start and given.get("lora_rank"):
-        fields["block_size"] = window = min(start.config.block_size, window)
+        fields["block_size"] = window = min(start.block_size, window)
     tokens = UPDATE_TOKENS if count < FEW_CONVERSATIONS else LONG_UPDATE_TOKENS
     fields["batch_size"] = max(1, round(tokens / (given.get("block_size") or window)))
     if not any(given.get(name) for name in ALTERNATIVES["length of the run"]):
@@ -389,12 +383,12 @@ def starting_model(choices: Choices, facts: Facts) -> Fields:
     these settings was chosen differently.
     """
     now = with_defaults(choices.given)
-    config = facts.start.config
-    fixed = {**vars(config), "tokenizer": facts.start.tokenizer}
+    config = facts.start
+    fixed = {**vars(config), "tokenizer": facts.start_tokenizer}
     fixed["mask_documents"] = config.document_token is not None
     del fixed["dropout"], fixed["vocab_size"]
     T = now["block_size"]
-    if not facts.start.limits_context and ModelConfig.block_size != T:
+    if not facts.limits_context and ModelConfig.block_size != T:
         longest = LONGEST_WINDOW if facts.is_chat and not now["lora_rank"] else 0
         fixed["block_size"] = min(T, max(config.block_size, longest))
     for name, value in fixed.items():
@@ -431,8 +425,8 @@ def tokens_on_disk(choices: Choices, facts: Facts) -> Fields:
 def vocabulary(_: Choices, facts: Facts) -> Fields:
     """Takes the vocabulary of the tokenizer; a starting model numbers pairs of tokens as before."""
     fields: Fields = {"vocab_size": facts.vocab_size}
-    if facts.start and facts.vocab_size > facts.start.config.vocab_size:
-        fields["bigram_vocab"] = facts.start.pairs
+    if facts.start and facts.vocab_size > facts.start.vocab_size:
+        fields["bigram_vocab"] = facts.pairs
     return fields
 
 

@@ -58,9 +58,7 @@ def to_saved(config: Any) -> dict[str, Any]:
 
 
 def check_format(saved: Mapping[str, Any]) -> None:
-    """Raises InputError if a newer version wrote this config. Version 0.1.0 wrote no format
-    number.
-    """
+    """Raises InputError if a newer version wrote this config; 0.1.0 wrote no number."""
     number = saved.get("format", FORMAT)
     if type(number) is not int or number > FORMAT:
         raise InputError(

@@ -9,7 +9,7 @@ from smallmind.cli import main
 from smallmind.settings import rules
 from smallmind.settings.config import ModelConfig
 from smallmind.settings.presets import RECIPES
-from smallmind.settings.rules import RULES, Choices, Facts, Rule, Start, resolve
+from smallmind.settings.rules import RULES, Choices, Facts, Rule, resolve
 from smallmind.settings.settings import CHOSEN, Settings
 from smallmind.settings.sources import FIELDS
 from tests.programs import CATS, refuses
@@ -104,7 +104,7 @@ def test_what_a_program_replaces_is_chosen():
 
 def test_a_starting_model_decides_for_its_weights():
     config = ModelConfig(vocab_size=9, n_layer=2, n_embd=32, n_head=2, position="rope")
-    facts = Facts(start=Start(config, "char", False, None))
+    facts = Facts(start=config, start_tokenizer="char", limits_context=False)
     choices = Choices({"init_from": "first"})
     settings = choices.settings(facts)
     assert settings.model == config
