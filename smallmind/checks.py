@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 MAX_DIGITS = 300  # of a number in JSON: a float holds it
-LARGEST = 1e30  # nothing that a run measures gets there
-LONGEST = 4096  # characters of a setting: no system has longer paths
-SHOWN = 80  # characters of a value in a message
+MAX_MEASURED = 1e30  # nothing that a run measures gets there
+MAX_CHARACTERS = 4096  # characters of a setting: no system has longer paths
+MAX_SHOWN = 80  # characters of a value in a message
 
 
 class InputError(ValueError):
@@ -88,7 +88,7 @@ def whole(value: Any, low: int = 0, meaning: str = "") -> int:
 
 def number(value: Any) -> float:
     """Returns a number that a run has measured; NaN for anything else that a file may hold."""
-    is_number = type(value) in (int, float) and abs(value) < LARGEST
+    is_number = type(value) in (int, float) and abs(value) < MAX_MEASURED
     return float(value) if is_number else math.nan
 
 
@@ -156,8 +156,8 @@ def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
     is_text = field.type in (str, str | None, str | tuple[str, ...] | None)
     if is_text and not isinstance(value, str):
         raise InputError(f"{shown} must be text in quotes")
-    if isinstance(value, str) and len(value) > LONGEST:
-        raise InputError(f"{shown} has {len(value):,} characters, more than {LONGEST:,}")
+    if isinstance(value, str) and len(value) > MAX_CHARACTERS:
+        raise InputError(f"{shown} has {len(value):,} characters, more than {MAX_CHARACTERS:,}")
     if isinstance(value, str) and not _is_unicode(value):
         raise InputError(f"{shown} is not valid UTF-8; rename it")
     if field.type not in (int, int | None, float, float | None):
@@ -199,7 +199,7 @@ def shown_value(value: Any) -> str:
     if not isinstance(value, str | numbers.Number):
         return reprlib.repr(value)
     text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def check_type(name: str, value: Any, *kinds: type | None) -> Any:
@@ -257,7 +257,7 @@ def nearest(word: str, known: Collection[str], cutoff: float = 0.0) -> str | Non
     for one in known:
         if len(word) > 1 and word == "".join(part[:1] for part in one.split("_")):
             return one
-    return next(iter(difflib.get_close_matches(word[:SHOWN], known, n=1, cutoff=cutoff)), None)
+    return next(iter(difflib.get_close_matches(word[:MAX_SHOWN], known, n=1, cutoff=cutoff)), None)
 
 
 Public = TypeVar("Public", bound=Callable[..., Any])

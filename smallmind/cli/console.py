@@ -25,7 +25,7 @@ from smallmind.guide import with_page
 WIDTH = 80
 INDENT = "  "  # of the second and later lines of a long one
 MARGIN = "  | "  # of quoted text
-SILENT = 60.0  # seconds after which a file gets a line about work that lasts
+SILENT_SECONDS = 60.0  # seconds after which a file gets a line about work that lasts
 
 
 class Console:
@@ -91,7 +91,7 @@ class Console:
         """
         silent = time.monotonic() - self._printed
         if not self.is_terminal:
-            if silent >= SILENT:
+            if silent >= SILENT_SECONDS:
                 self.line(fit(variants, line_width()))
         elif not self._live.column:
             self._live.show(*variants)
@@ -191,16 +191,12 @@ class Console:
             # again when it exits: into the null device.
             self.has_reader = False
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-            if not _has_no_reader(error):
+            # Windows has no name for the error of a pipe whose other end is closed.
+            is_closed_pipe = os.name == "nt" and error.errno == errno.EINVAL
+            if not (isinstance(error, BrokenPipeError) or is_closed_pipe):
                 self.failure = error
                 if not self.defer_errors:
                     raise
-
-
-def _has_no_reader(error: OSError) -> bool:
-    """Tells whether the other end of a pipe is closed; Windows has no name for that error."""
-    is_pipe_of_windows = os.name == "nt" and error.errno == errno.EINVAL
-    return isinstance(error, BrokenPipeError) or is_pipe_of_windows
 
 
 def typed_lines(notes: Console) -> Iterator[str]:
@@ -253,10 +249,11 @@ def full_width() -> int:
 
 def wrap(text: str, width: int, indent: str = INDENT) -> str:
     """Breaks a line that is longer than width at spaces; words are never broken."""
-    lines = []
-    for line in text.split("\n"):
-        lines += [line] if len(line) <= width else _wrapped(line, width, indent)
-    return "\n".join(lines)
+    lines = textwrap.TextWrapper(
+        width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    fits = (line if len(line) <= width else lines.fill(line) for line in text.split("\n"))
+    return "\n".join(fits)
 
 
 def shorten(name: str, width: int = 40) -> str:
@@ -268,12 +265,6 @@ def shorten(name: str, width: int = 40) -> str:
 def _quote(word: str) -> str:
     """-> a word quoted for a shell, if possible with double quotes, which also work on Windows."""
     return f'"{word}"' if re.fullmatch(r"[\w]+( [\w]+)+", word) else shlex.quote(word)
-
-
-def _wrapped(line: str, width: int, indent: str) -> list[str]:
-    return textwrap.wrap(
-        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
 
 
 @functools.cache

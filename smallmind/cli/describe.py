@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from smallmind.text.dataset import Dataset
     from smallmind.text.tokenizer import Tokenizer
 
-MOST_IN_HEAD = 0.5  # share of the arithmetic
-MOST_SKIPPED = 5  # files that are named
-FEWEST_PER_TOKEN = 100  # tokens of the text for each of the vocabulary
+MAX_HEAD_SHARE = 0.5  # share of the arithmetic
+MAX_SKIPPED_SHOWN = 5  # files that are named
+MIN_PER_TOKEN = 100  # tokens of the text for each of the vocabulary
 # Measured, see "Short texts" in bench/LOG.md: after so many passes over a text, or fewer with so
 # many parameters for each of its tokens, the held-out loss has risen again.
-MOST_PASSES, FEWER_PASSES, MOST_PARAMETERS = 64, 24, 12
+MAX_PASSES, FEWER_PASSES, MAX_PARAMETERS_PER_TOKEN = 64, 24, 12
 ENOUGH_PAIRS = 50_000  # conversations: fewer teach the form of an answer, not the language
-ENOUGH = 50_000  # characters: a small model then writes more than what it has read
+ENOUGH_CHARACTERS = 50_000  # characters: a small model then writes more than what it has read
 
 
 def describe(console: Console, run: "Run") -> None:
@@ -183,9 +183,9 @@ def describe_reading(console: Console, report: Report) -> None:
     if report.unanswered:
         left_out = count_of(report.unanswered, "conversation")
         console.line(f"Left out: {left_out} without an answer")
-    for skipped in report.skipped[:MOST_SKIPPED]:
+    for skipped in report.skipped[:MAX_SKIPPED_SHOWN]:
         console.line(f"Skipped: {skipped}")
-    if (more := len(report.skipped) - MOST_SKIPPED) > 0:
+    if (more := len(report.skipped) - MAX_SKIPPED_SHOWN) > 0:
         console.line(f"Skipped: {more:,} more")
 
 
@@ -216,12 +216,12 @@ def _advice_on_vocabulary(run: "Run") -> str:
     share = head / (head + sum(x.size for x in blocks))
     if wanted == getattr(RunConfig, name):  # nobody has chosen it
         return ""
-    if share > MOST_IN_HEAD:
+    if share > MAX_HEAD_SHARE:
         return (
             f"The head takes {share:.0%} of the arithmetic: a smaller --vocab-size or a larger "
             "model learns more in the same time"
         )
-    if len(tokens) < FEWEST_PER_TOKEN * V:
+    if len(tokens) < MIN_PER_TOKEN * V:
         return (
             f"The text has {len(tokens) / V:.0f} tokens for each of the vocabulary: too few to "
             "learn all of them well; a smaller --vocab-size would do better"
@@ -245,20 +245,20 @@ def _advice_on_length(run: "Run") -> str:
         return ""
     tokens = len(data.train)
     passes = training.steps * training.grad_accum_steps * data.batch_size * data.block_size / tokens
-    is_large = run.training.model.flat.data.size > MOST_PARAMETERS * tokens
-    if passes > (FEWER_PASSES if is_large else MOST_PASSES):
-        enough = max(ENOUGH, math.ceil(characters * passes / FEWER_PASSES))
+    is_large = run.training.model.flat.data.size > MAX_PARAMETERS_PER_TOKEN * tokens
+    if passes > (FEWER_PASSES if is_large else MAX_PASSES):
+        enough = max(ENOUGH_CHARACTERS, math.ceil(characters * passes / FEWER_PASSES))
         scale = 10 ** (len(str(enough)) - 2)
-        fewer = ", or fewer steps" if characters >= ENOUGH else ""
+        fewer = ", or fewer steps" if characters >= ENOUGH_CHARACTERS else ""
         return (
             f"Expect the model to repeat these {characters:,} characters by heart: it reads them "
             f"{passes:,.0f} times; to write something new it needs {-(-enough // scale) * scale:,} "
             f"or more{fewer}"
         )
-    if characters < ENOUGH and not run.settings.run.init_from:
+    if characters < ENOUGH_CHARACTERS and not run.settings.run.init_from:
         return (
             f"Expect no more than pieces of these {characters:,} characters: to write something "
-            f"new a model needs {ENOUGH:,} or more"
+            f"new a model needs {ENOUGH_CHARACTERS:,} or more"
         )
     return ""
 
@@ -275,12 +275,10 @@ def _describe_run(console: Console, run: "Run") -> None:
         ["optimizer", _optimizer_of(training)],
         ["precision", f"{run.training.model.precision}"],
     ]
-    if run.session.leader.size > 1:
-        fewest, others = divmod(training.shards, run.session.leader.size)
-        own = f"{fewest} or {fewest + 1}" if others else f"{fewest}"
-        rows.append(
-            ["processes", f"{run.session.leader.size}, each {own} of {training.shards} data shards"]
-        )
+    if (size := run.session.leader.size) > 1:
+        fewest, others = divmod(training.shards, size)
+        each = f"{fewest} or {fewest + 1}" if others else f"{fewest}"
+        rows.append(["processes", f"{size}, each {each} of {training.shards} data shards"])
     if training.recompute != CheckpointStrategy.NONE:
         rows.append(["activations", f"recomputed, {training.recompute}"])
     if config.backend == "numba":

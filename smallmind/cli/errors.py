@@ -34,11 +34,8 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         # Without its number, which Python writes first.
         advice = ADVICE.get(error.errno or 0)
-        place = [] if error.filename is None else [str(error.filename)]
-        said = (
-            error.strerror
-            if advice is None or ";" in error.strerror
-            else (f"{error.strerror}; {advice}")
-        )
-        return " ".join(": ".join([*place, said]).split("\n"))
+        path = "" if error.filename is None else f"{error.filename}: "
+        has_none = advice is None or ";" in error.strerror
+        reason = error.strerror if has_none else f"{error.strerror}; {advice}"
+        return " ".join(f"{path}{reason}".split("\n"))
     return "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)

@@ -54,8 +54,8 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.runs.summary import history_of
 
     console = Console()
-    source, (to, place) = run_of(options), options.to
-    path = Path(place)
+    source, (to, target) = run_of(options), options.to
+    path = Path(target)
     check_export(path, to, options.type)
     with activity.showing_on(Console(sys.stderr).activity):
         found = find(source, options.checkpoint, options.adapter)

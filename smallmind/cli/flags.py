@@ -26,7 +26,8 @@ from smallmind.settings.rules import Choices
 from smallmind.settings.settings import RENAMED, SECTIONS
 from smallmind.settings.sources import FIELDS, FOLLOWING, MODEL_FIELDS, flag_of, without_effect
 
-ELSEWHERE = (*FOLLOWING, "text", "enable_diagnostics", "part_settings")  # no flags of their section
+# In the section of their config.
+WITHOUT_FLAG = (*FOLLOWING, "text", "enable_diagnostics", "part_settings")
 ALIASES = {"learning_rate": "--lr"}  # how most programs name it
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # what a backslash makes of the letter after it
 MORE_HELP = {"stop": "; \\n is a line break, \\t a tab, \\\\ a backslash"}
@@ -63,7 +64,7 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
         title = (config.__doc__ or "").splitlines()[0].split(" (")[0].split(". ")[0].rstrip(".")
         group = parser.add_argument_group(title)
         for field in dataclasses.fields(config):
-            if field.name not in ELSEWHERE:
+            if field.name not in WITHOUT_FLAG:
                 _add_flag(group, field)
 
 

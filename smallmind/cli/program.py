@@ -37,7 +37,7 @@ COMMANDS = {
 }
 
 # Flag or field -> advice if it is given twice, where the advice is not just to give it once.
-TWICE = {
+ADVICE_IF_TWICE = {
     "text_field": "a run reads one field: give one, or join them into one in a copy of the file"
 }
 NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}  # types of flags
@@ -136,7 +136,7 @@ class _Parser(argparse.ArgumentParser):
         given = (self._given[action.dest], texts)
         values = [shown_value(" ".join(part)) for part in given if part]
         shown = f", as {' and '.join(values)}" if values else ""
-        advice = TWICE.get(action.dest, "leave one of them out")
+        advice = ADVICE_IF_TWICE.get(action.dest, "leave one of them out")
         return f"{'/'.join(names)} is given twice{shown}; {advice}"
 
     def _get_value(self, action: argparse.Action, text: str) -> Any:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from smallmind.cli.console import Console
     from smallmind.runs.run import Run
 
-ENDING = ("SIGTERM", "SIGHUP", "SIGBREAK")  # SIGBREAK is Ctrl-Break on Windows
+ENDING_SIGNALS = ("SIGTERM", "SIGHUP", "SIGBREAK")  # SIGBREAK is Ctrl-Break on Windows
 STOPPING = "Stopping after this step, then saving. Ctrl-C again quits without saving."
 
 
@@ -37,7 +37,7 @@ def ending_on_signals() -> AbstractContextManager[None]:
         if len(received) == 1:
             raise SystemExit(128 + number)
 
-    return raising(end, *handled("SIGINT", *ENDING, *_of_mpiexec()))
+    return raising(end, *handled("SIGINT", *ENDING_SIGNALS, *_of_mpiexec()))
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
     """
     received: list[int] = []
     is_impatient = impatience()
-    numbers = handled("SIGINT", *ENDING, *_of_mpiexec())
+    numbers = handled("SIGINT", *ENDING_SIGNALS, *_of_mpiexec())
     outside = {number: signal.getsignal(number) for number in numbers}
 
     def stop(number: int, frame: FrameType | None) -> None:

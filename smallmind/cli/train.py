@@ -92,9 +92,9 @@ def _run(options: argparse.Namespace, start: float, group: "Group") -> int:
     console = Console(defer_errors=True)
     with activity.showing_on(console.activity):
         choices = choices_of_run(options)
-        if launched() and choices.given.get("data_shards") is None:
+        if launched() and choices.chosen.get("data_shards") is None:
             choices = choices.having(data_shards=DEFAULT_SHARDS)
-        for name, file in new_files(choices.given).items():
+        for name, file in new_files(choices.chosen).items():
             check_writable(flag_of(name), file)
         created = Run.of(choices)
         created.session.join(Leader(group))

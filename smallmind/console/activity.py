@@ -18,8 +18,8 @@ from smallmind.console.live_line import LiveLine
 Hook = Callable[[str | None, bool], object]
 Item = TypeVar("Item")
 
-QUIET = 3.0  # seconds between two lines in a file
-SPARING = 30.0  # between two about compiling
+QUIET_SECONDS = 3.0  # seconds between two lines in a file
+COMPILING_SECONDS = 30.0  # between two about compiling
 COMPILING = "Compiling kernels for this CPU, once"
 REFRESH = 1.0  # seconds between two changes of a line that is replaced
 LARGE = 10**8  # bytes that may take more than a second to read, encode or write
@@ -29,13 +29,13 @@ class Pause:
     """Keeps the lines in a file apart, those about compiling further than others."""
 
     def __init__(self) -> None:
-        self._last, self._time = "", -QUIET
+        self._last, self._time = "", -QUIET_SECONDS
 
     def is_over(self, text: str) -> bool:
         """Returns True if this line may be written now; then the next pause begins."""
         is_same = text.startswith(COMPILING) and self._last.startswith(COMPILING)
         now = time.monotonic()
-        if now - self._time < (SPARING if is_same else QUIET):
+        if now - self._time < (COMPILING_SECONDS if is_same else QUIET_SECONDS):
             return False
         self._last, self._time = text, now
         return True

@@ -171,8 +171,8 @@ def _width(cell: str) -> int:
 def _padded(cells: Sequence[str], widths: Sequence[int], sides: str) -> list[str]:
     padded = []
     for cell, width, side in zip(cells, widths, sides, strict=True):
-        line, room = cell.replace("\n", " "), " " * (width - _width(cell))
-        padded.append(line + room if side == "<" else room + line)
+        line, blanks = cell.replace("\n", " "), " " * (width - _width(cell))
+        padded.append(line + blanks if side == "<" else blanks + line)
     return padded
 
 
@@ -182,9 +182,9 @@ def _wrapped(rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
     for _ in cells[0]:
         widths = _widths([line for row in cells for line in _lines(row)])
         widest = widths.index(max(widths))
-        room = max(8, width - 1 - sum(w + 3 for w in widths) + widths[widest])
+        most = max(8, width - 1 - sum(w + 3 for w in widths) + widths[widest])
         for row in cells:
-            row[widest] = _wrapped_cell(row[widest], room)
+            row[widest] = _wrapped_cell(row[widest], most)
     return cells
 
 

@@ -31,7 +31,7 @@ else:
 NO_FULL_FSYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOTTY, errno.EOPNOTSUPP}
 # Seconds between attempts at what Windows refuses while another program has the file open, as virus
 # scanners and indexers do for a moment with every new one.
-WAITS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
+WAIT_SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
 MAX_WRITE = 2**24  # bytes per system call: some systems refuse more than 2 GB
 # .<target>.<random digits>.smallmind, in earlier versions .<target>.<process>-<number>.smallmind. A
 # process number says nothing: it is 1 in every container, and another host has its own.
@@ -107,7 +107,7 @@ def _fsync(file: int) -> None:
 
 def _patiently(operation: Callable[[], None]) -> None:
     """Calls operation, on Windows again as long as another program may have the file open."""
-    for wait in WAITS if os.name == "nt" else ():
+    for wait in WAIT_SECONDS if os.name == "nt" else ():
         try:
             return operation()
         except PermissionError:
@@ -238,7 +238,7 @@ def new_directory(path: Path, names: Collection[str]) -> Iterator[None]:
     After an error there are neither. InputError if something is there already.
     """
     check_new_directory(path)
-    made = [place for place in (path, *path.parents) if not place.exists()]
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     try:
         yield

@@ -52,8 +52,8 @@ TEXTUAL = (
 ASCII = bytes(range(0x80))
 CONTROLS = bytes(range(0x80, 0xA0))  # in ISO-8859-1; characters in Windows-1252, except for
 UNDEFINED = b"\x81\x8d\x8f\x90\x9d"
-MOSTLY_ASCII = 0.7  # share of the bytes, in the languages of Western Europe
-MOSTLY_VALID = 0.9  # share of the bytes above ASCII, in a damaged UTF-8 text
+MIN_ASCII_SHARE = 0.7  # share of the bytes, in the languages of Western Europe
+MIN_VALID_SHARE = 0.9  # share of the bytes above ASCII, in a damaged UTF-8 text
 
 
 class Disguise(NamedTuple):
@@ -132,9 +132,9 @@ def likely_encoding(data: bytes) -> str | None:
         return None
     above = len(data.translate(None, delete=ASCII))
     valid = len(data.decode("utf-8", "ignore").encode().translate(None, delete=ASCII))
-    if valid >= MOSTLY_VALID * above:
+    if valid >= MIN_VALID_SHARE * above:
         return "UTF-8"
-    if len(data) - above < MOSTLY_ASCII * len(data):
+    if len(data) - above < MIN_ASCII_SHARE * len(data):
         return None
     if not any(byte in data for byte in CONTROLS):
         return "ISO-8859-1"

@@ -43,9 +43,9 @@ from smallmind.settings.rules import (
     with_defaults,
 )
 from smallmind.settings.settings import Origin, Settings, fields_of, new_files
+from smallmind.text import questions, stories
 from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.samplers import Epochs
-from smallmind.text.stories import BUILT_IN_FIELDS
 from smallmind.text.templates import find_template
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.training import Training
@@ -84,7 +84,7 @@ def choices_of(settings: Settings | None, recipe: str | None, fields: dict[str, 
         if settings:
             raise InputError(f"{name}={value!r} would change nothing: settings has every setting")
     if settings:
-        return Choices(settings.replace(**{"lengths": None, **fields}).fields, recipe=None)
+        return Choices(settings.replace(**({"lengths": None} | fields)).fields, recipe=None)
     for name, value in names.items():
         if check_type(name, value, str) not in SETS[name]:
             raise InputError(f"{name}={value!r} must be one of {', '.join(SETS[name])}")
@@ -103,15 +103,15 @@ def create(
     check_type("text", text, str, PathLike, list, tuple, None)
     check_type("out", out, str, PathLike, None)
     literal = str(text) if is_literal(text) else None
-    out = out or choices.given.get("out")
+    out = out or choices.chosen.get("out")
     if out:  # before a long text is read
         RunDirectory(Path(out)).check_free(literal)
     prepared = prepare(choices, text, Path(out or default_directory("")).parent / TOKENS)
     settings, source = prepared.settings, prepared.source
     path = Path(out or default_directory(source.name))
-    given = settings.run.text if text is None else text
+    text = settings.run.text if text is None else text
     config = SavedConfig(
-        with_paths(settings, path / TEXT if literal else given, str(path)),
+        with_paths(settings, path / TEXT if literal else text, str(path)),
         source.sha256,
         initial_sha256=prepared.initial.sha256 if prepared.initial else None,
         begins_texts=True,
@@ -165,8 +165,8 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     if text is None:
         known["is_chat"] = bool(chosen.run.chat)
     if text is None and not initial:
-        known["built_in"] = built_in_fields(known["is_chat"])
-    run = RunConfig(**fields_of(RunConfig, resolve(choices, Facts(**known)).given))
+        known["built_in"] = (questions if known["is_chat"] else stories).BUILT_IN_FIELDS
+    run = RunConfig(**fields_of(RunConfig, resolve(choices, Facts(**known)).chosen))
     encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
     source = read_source(text, run, encoding, cache)
     tokenizer = fit_tokenizer(run, source, encoding, initial)
@@ -193,15 +193,6 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     settings = settle(choices, facts)
     data = dataset_for(settings.fields)
     return Prepared(settings, source, tokenizer, data, initial, facts)
-
-
-def built_in_fields(is_chat: bool) -> Fields:
-    """Returns the settings that were measured for the built-in stories or questions."""
-    if is_chat:
-        from smallmind.text import questions
-
-        return questions.BUILT_IN_FIELDS
-    return BUILT_IN_FIELDS
 
 
 def _facts_of_text(run: RunConfig, source: Source, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -241,7 +232,7 @@ def history_of(
 ) -> History:
     """Finds the outcomes of a text in folders of runs, for runs of these choices."""
     settings = choices.settings(Facts(**source.facts))
-    return History(folders, source.sha256, settings, tokenizer, unique, choices.given)
+    return History(folders, source.sha256, settings, tokenizer, unique, choices.chosen)
 
 
 def outline(choices: Choices, characters: int) -> Settings:
@@ -252,7 +243,7 @@ def outline(choices: Choices, characters: int) -> Settings:
     initial = Initial.read(choices.settings().run)
 
     def forecast(choices: Choices) -> Fields:
-        return budget.fit(choices, budget.tokens_of(resolve(choices).given, characters))
+        return budget.fit(choices, budget.tokens_of(resolve(choices).chosen, characters))
 
     known = initial.facts if initial else {}
     return choices.settings(Facts(characters=characters, forecast=forecast, **known))
@@ -340,8 +331,14 @@ def import_model(
             f"{source} does not exist; give a directory of transformers or a GGUF file. To fetch a "
             f"published model: pip install huggingface_hub, then {_fetching(source)}"
         )
+    path = default_directory(source.stem) if out is None else Path(out)
     if find_peft(source):
-        return _import_adapter(source, out, base)
+        adapted = find(source) if base is None else find(base, adapter=source)
+        saved, tokenizer = adapted.adapter(), adapted.tokenizer()
+        assert saved.base
+        run = RunConfig(tokenizer=tokenizer.kind, out=str(path), init_from=saved.base.path)
+        settings = Settings(saved.config, TrainingConfig(**saved.adapter.settings), run)
+        return _write_imported(path, settings, tokenizer, source, saved.model())
     if base is not None:
         raise InputError(f"{source} is not an adapter of PEFT: leave out the base, {base}")
     found = find_external(source)
@@ -358,8 +355,18 @@ def import_model(
     if model is None:  # the file is kept, with blocks of integers as they are
         for _ in found.parameters():
             pass  # checks them
-    path = default_directory(source.stem) if out is None else Path(out)
     settings = Settings(found.config, run=RunConfig(tokenizer=tokenizer.kind, out=str(path)))
+    return _write_imported(path, settings, tokenizer, source, model)
+
+
+def _write_imported(
+    path: Path,
+    settings: Settings,
+    tokenizer: Tokenizer,
+    source: Path,
+    model: TransformerModel | None,
+) -> tuple[RunDirectory, SavedConfig]:
+    """Writes a run with this model, or with a copy of its file -> its directory and its config."""
     config = SavedConfig(settings, text_sha256="", imported=str(source.resolve().name))
     copied = source if model is None else None
     directory, config = _write(path, config, tokenizer, model=model, copied=copied)
@@ -371,8 +378,8 @@ def _fetching(source: Path) -> str:
     """-> the commands that fetch and import a published model, which a person may have named."""
     is_name = not source.is_absolute() and len(source.parts) == 2 and not source.suffix
     name = source.as_posix() if is_name else "OWNER/NAME"
-    place = name.partition("/")[2]
-    return f"hf download {name} --local-dir {place} and smallmind import {place}"
+    folder = name.partition("/")[2]
+    return f"hf download {name} --local-dir {folder} and smallmind import {folder}"
 
 
 def _check_template(source: Path, tokenizer: Tokenizer) -> None:
@@ -382,28 +389,11 @@ def _check_template(source: Path, tokenizer: Tokenizer) -> None:
     try:
         find_template(tokenizer)
     except InputError as error:
-        place = (
-            "the GGUF file" if source.is_file() else "chat_template.jinja or tokenizer_config.json"
-        )
+        files = "chat_template.jinja or tokenizer_config.json"
         raise InputError(
-            f"{source}: {error}; remove the template from {place} to import the model without it"
+            f"{source}: {error}; remove the template from "
+            f"{'the GGUF file' if source.is_file() else files} to import the model without it"
         ) from None
-
-
-def _import_adapter(
-    source: Path, out: str | PathLike[str] | None, base: str | PathLike[str] | None
-) -> tuple[RunDirectory, SavedConfig]:
-    """Writes a run with an adapter of PEFT -> its directory and its config."""
-    found = find(source) if base is None else find(base, adapter=source)
-    saved, tokenizer = found.adapter(), found.tokenizer()
-    assert saved.base
-    path = default_directory(source.stem) if out is None else Path(out)
-    run = RunConfig(tokenizer=tokenizer.kind, out=str(path), init_from=saved.base.path)
-    settings = Settings(saved.config, TrainingConfig(**saved.adapter.settings), run=run)
-    config = SavedConfig(settings, text_sha256="", imported=str(source.resolve().name))
-    directory, config = _write(path, config, tokenizer, model=saved.model())
-    directory.unlock()
-    return directory, config
 
 
 def _shortened(config: ModelConfig, block_size: int) -> ModelConfig:

@@ -49,15 +49,16 @@ from smallmind.training import checkpoint
 from smallmind.training.profiler import ProfileRow
 from smallmind.training.records import FailureRecord, FinalRecord, Record
 
-ENDING = {  # fields of the records that end a run
+ENDING_FIELDS = {  # fields of the records that end a run
     field.name
     for kind in (FailureRecord, FinalRecord)
     for field in dataclasses.fields(kind)
     if field.name != "step"
 }
-OPTIONAL = ("teacher_sha256", "initial_sha256", "imported", "template_time")  # texts in config.json
-FLAGS = ("awaits_timing", "limits_evaluations", "begins_texts", "packs_evenly")  # likewise
-PIECE = 2**20  # bytes that are read at a time
+# In config.json.
+OPTIONAL_TEXTS = ("teacher_sha256", "initial_sha256", "imported", "template_time")
+OPTIONAL_FLAGS = ("awaits_timing", "limits_evaluations", "begins_texts", "packs_evenly")
+PIECE_BYTES = 2**20  # that are read at a time
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 2,000
 SAMPLES_BEGIN = re.compile(rb"^(?=--- step \d+$)", re.MULTILINE)
 
@@ -197,20 +198,20 @@ class RunDirectory:
 
         The text of a run that has one of its own is there, wherever the run was created.
         """
-        file, own = self.path / CONFIG, self.path / TEXT
+        file, text = self.path / CONFIG, self.path / TEXT
         try:
             with durable.open_regular(file) as opened:
                 saved = from_json(opened.read(MAX_CONFIG_BYTES))
             settings = Settings.from_dict(saved)
             recorded = settings.run.text
-            if isinstance(recorded, str) and Path(recorded).name == TEXT and own.is_file():
-                settings = settings.replace(text=str(own.resolve()))
+            if isinstance(recorded, str) and Path(recorded).name == TEXT and text.is_file():
+                settings = settings.replace(text=str(text.resolve()))
             return SavedConfig(
                 settings,
                 check_type("text_sha256", saved["text_sha256"], str),
-                **{name: check_type(name, saved.get(name), str, None) for name in OPTIONAL},
+                **{name: check_type(name, saved.get(name), str, None) for name in OPTIONAL_TEXTS},
                 extended_after=whole(saved.get("extended_after", 0)),
-                **{name: check_type(name, saved.get(name, False), bool) for name in FLAGS},
+                **{name: check_type(name, saved.get(name, False), bool) for name in OPTIONAL_FLAGS},
                 sha256=_digests(saved.get("sha256", {})),
                 timing=_timing(saved.get("timing")),
             )
@@ -310,7 +311,7 @@ class RunDirectory:
         kept = [
             line
             for line, record in zip(lines, records, strict=True)
-            if record and record["step"] <= step and not ENDING & record.keys()
+            if record and record["step"] <= step and not ENDING_FIELDS & record.keys()
         ]
         if len(kept) == len(lines) == count and not is_in_line:
             return
@@ -365,15 +366,8 @@ class RunDirectory:
 
     def digests(self) -> dict[str, Sequence[str]]:
         """Returns the SHA-256 of the files of a new run that only the run may change."""
-        found: dict[str, Sequence[str]] = {}
-        for name in (TOKENIZER, PUBLISHED, MODEL, IMPORTED):
-            path = self.path / name
-            if path.exists():
-                is_large = name in (MODEL, IMPORTED)
-                content = b"" if is_large else path.read_bytes()
-                sha256 = digest_of_file(path) if is_large else hashlib.sha256(content).hexdigest()
-                found[name] = [sha256]
-        return found
+        paths = [self.path / name for name in (TOKENIZER, PUBLISHED, MODEL, IMPORTED)]
+        return {path.name: [digest_of_file(path)] for path in paths if path.exists()}
 
     def load_tokenizer(self) -> Tokenizer | None:
         """Returns the tokenizer of the run; None if an earlier version made the directory."""
@@ -450,8 +444,8 @@ class RunDirectory:
         except FileExistsError:
             raise self._taken() from None
         # An identical text may be the user's own file.
-        own = [n for n in _new_files(text) if n != TEXT or not os.path.lexists(self.path / n)]
-        self._files = [self.path / name for name in own]
+        made = [n for n in _new_files(text) if n != TEXT or not os.path.lexists(self.path / n)]
+        self._files = [self.path / name for name in made]
 
     def check_free(self, text: str | None = None) -> None:
         """Raises InputError if the directory holds a run, or part of one, or one is starting there.
@@ -528,11 +522,9 @@ def _new_files(text: str | None) -> list[str]:
 
 def _content(path: Path) -> bytes | None:
     """Returns the content of a regular file; None if there is none."""
-    try:
-        with durable.open_regular(path, follow=False) as file:
-            return file.read()
-    except (OSError, ValueError):
-        return None
+    with suppress(OSError, ValueError), durable.open_regular(path, follow=False) as file:
+        return file.read()
+    return None
 
 
 def _digests(saved: Any) -> Mapping[str, Sequence[str]]:
@@ -554,7 +546,7 @@ def digest_of_file(path: Path) -> str:
     with durable.explained(path, "file"), durable.open_regular(path) as file:
         usual = os.fstat(file.fileno()).st_size < activity.LARGE
         with activity.doing(f"Checking {path}", usual=usual):
-            while piece := file.read(PIECE):
+            while piece := file.read(PIECE_BYTES):
                 sha256.update(piece)
                 activity.tick()
     return sha256.hexdigest()

@@ -19,8 +19,8 @@ from smallmind.settings.settings import LOSS_RECORDS
 from smallmind.training.records import Record
 
 FIELDS = [field.name for kind in Record.__subclasses__() for field in dataclasses.fields(kind)]
-place = FIELDS.index("of")
-FIELDS[place : place + 3] = LOSS_RECORDS  # in place of the fields of a LossRecord
+first = FIELDS.index("of")
+FIELDS[first : first + 3] = LOSS_RECORDS  # instead of the fields of a LossRecord
 FIELDS.append("kind")  # last: the columns before it are those of earlier versions
 
 

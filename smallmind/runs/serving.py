@@ -13,7 +13,7 @@ from typing import Any
 from smallmind.checks import InputError
 from smallmind.parallel.environment import python
 
-STARTING, ENDING = 120.0, 10.0  # seconds that the server may take
+STARTING_SECONDS, ENDING_SECONDS = 120.0, 10.0  # seconds that the server may take
 PROGRAM = """
 sys.stdout.reconfigure(line_buffering=True)
 from smallmind.cli import main
@@ -71,7 +71,7 @@ class Served:
         with suppress(OSError):
             self._process.stdin.close()
         try:
-            self._process.wait(ENDING)
+            self._process.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -79,7 +79,7 @@ class Served:
     def _announced(self) -> str:
         """-> the address that the server prints. InputError if it does not start."""
         assert self._process.stdout
-        timer = threading.Timer(STARTING, self._process.kill)
+        timer = threading.Timer(STARTING_SECONDS, self._process.kill)
         timer.start()
         said = []
         for line in self._process.stdout:
@@ -91,7 +91,8 @@ class Served:
         self._process.stdout.close()
         self.stop()
         message = " ".join(said).removeprefix("smallmind: ")
-        raise InputError(message or f"the server did not start within {STARTING:.0f} seconds")
+        late = f"the server did not start within {STARTING_SECONDS:.0f} seconds"
+        raise InputError(message or late)
 
     def _read_on(self) -> None:
         assert self._process.stdout

@@ -217,7 +217,9 @@ class Session:
             tracker = MemoryTracker() if config.enable_diagnostics else None
             newest = files.begin()
             yield from self._warnings(newest.step if newest else 0)
-            if newest is None and (asked := self._ask_before(training)):
+            # Only a model that the run starts from may know an answer.
+            asks = newest is None and self._asking and files.settings.run.init_from
+            if asks and (asked := training.evaluations.ask(0, FEWEST_ASKED)):
                 self._log(asked)
                 yield asked
             refit = self._refitting()
@@ -267,15 +269,6 @@ class Session:
         self._save(config, awaits_timing=False)
         return True
 
-    def _ask_before(self, training: Training) -> AnswersRecord | None:
-        """Asks a few questions before the first step, if that takes a small part of the run.
-
-        Only a model that the run starts from may know an answer.
-        """
-        if not (self._asking and self.files.settings.run.init_from):
-            return None
-        return training.evaluations.ask(0, FEWEST_ASKED)
-
     def _interrupt(self) -> None:
         """Ends training, or raises KeyboardInterrupt while no step could be saved."""
         if not self.has_trained:
@@ -315,16 +308,16 @@ class Session:
 def _seconds_for_questions(progress: RunProgress) -> float:
     """Returns the time for questions at the end of a run, after its steps and its evaluations."""
     evaluating = ("evaluations", "last evaluation", "final evaluation")
-    apart = sum(seconds for kind, seconds in progress.seconds.items() if kind != "total")
+    others = sum(seconds for kind, seconds in progress.seconds.items() if kind != "total")
     spent = sum(progress.seconds.get(kind, 0.0) for kind in evaluating)
-    return evaluating_seconds(progress.seconds["total"] - apart) - spent
+    return evaluating_seconds(progress.seconds["total"] - others) - spent
 
 
 def save_ending(
     training: Training,
     directory: RunDirectory,
-    note_model: Callable[[str], object] | None = None,
-    leader: Leader | None = None,
+    note_model: Callable[[str], object],
+    leader: Leader,
 ) -> Ended:
     """Saves the model, and of a run that has ended its final evaluation, its answers and a sample.
 
@@ -337,8 +330,7 @@ def save_ending(
         directory.save_model(training.model, training.tokenizer, step, note_model)
     if has_ended:
         with StepClock(training.progress).apart("final evaluation"):
-            if leader:
-                leader.announce("evaluate_held_out", training.config)
+            leader.announce("evaluate_held_out", training.config)
             final = training.evaluate_held_out()
     if final:
         scores = final.loss, final.perplexity, final.bits_per_character, final.bits_per_byte

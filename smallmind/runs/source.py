@@ -46,7 +46,7 @@ from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 
 CHUNK = 1 << 20  # characters
-SAMPLE = 100_000  # characters that tell about a whole text
+SAMPLE_CHARACTERS = 100_000  # that tell about a whole text
 TOKENS = "tokens"  # the directory, beside runs, of texts that were too large for memory
 LARGE = 0.1  # share of the free memory: a larger text is kept on disk
 UNSAFE = re.compile(r"[^\w.-]+")  # in names of directories, somewhere
@@ -112,7 +112,7 @@ class Source:
 
     def about_tokens(self, tokenizer: Tokenizer) -> float:
         """Counts its tokens in a part of it -> about how many it has."""
-        sample = self.text[:SAMPLE]
+        sample = self.text[:SAMPLE_CHARACTERS]
         return self.characters * len(tokenizer.encode(sample)) / max(1, len(sample))
 
     def unknown(self, tokenizer: Tokenizer) -> str:
@@ -303,7 +303,8 @@ def digest(text: str) -> str:
     """-> SHA-256 of a text. InputError if it has halves of characters, which no file holds."""
     sha = hashlib.sha256()
     with activity.doing("Computing the digest of the text", usual=len(text) < activity.LARGE):
-        for start in activity.parts(range(0, len(text), CHUNK)):  # no copy of a long text
+        # In pieces, without a copy of a long text.
+        for start in activity.parts(range(0, len(text), CHUNK)):
             sha.update(encoded(text, start, start + CHUNK))
     return sha.hexdigest()
 

@@ -18,7 +18,12 @@ from smallmind.training import checkpoint
 def html_of(run: RunFiles) -> str:
     """Describes a run in a table, as far as it is known, with its losses as a picture."""
     metrics = metrics_so_far(run.path)
-    return _table(run, metrics).html() + (_image(metrics.losses_svg()) if metrics else "")
+    table, picture = _table(run, metrics).html(), metrics.losses_svg() if metrics else Svg("")
+    if not picture:
+        return table
+    # As <img>, which keeps its style from the page and the page's from it.
+    data = base64.b64encode(picture.encode()).decode()
+    return f'{table}<img alt="Losses by step" src="data:image/svg+xml;base64,{data}"/>'
 
 
 def metrics_so_far(path: Path) -> MetricsTable | None:
@@ -58,20 +63,14 @@ def _table(run: RunFiles, metrics: MetricsTable | None) -> Table:
     if metrics:
         held_out = metrics.curve("val_loss")
         if len(held_out):
-            step, loss = min(
-                zip(held_out.steps, held_out.values, strict=True), key=lambda pair: pair[1]
-            )
+            loss = min(held_out.values)
+            step = held_out.steps[held_out.values.index(loss)]
             rows.append(("best held-out loss", f"{loss:.4f} nats per token, after step {step:,}"))
-        for field, name, form in (
-            (
-                "final_loss",
-                "final held-out loss",
-                "{:.4f} nats per token, on the whole held-out text",
-            ),
-            ("final_bits_per_byte", "bits per byte", "{:.3f}"),
-        ):
-            if final := metrics.curve(field).values:
-                rows.append((name, form.format(final[-1])))
+        if final := metrics.curve("final_loss").values:
+            text = f"{final[-1]:.4f} nats per token, on the whole held-out text"
+            rows.append(("final held-out loss", text))
+        if bits := metrics.curve("final_bits_per_byte").values:
+            rows.append(("bits per byte", f"{bits[-1]:.3f}"))
         if seconds := metrics.curve("elapsed_seconds").values:
             rows.append(("time of training", duration(seconds[-1])))
     return Table(f"Run {run.path}: {state_of(run)}", rows, align="<<")
@@ -109,11 +108,3 @@ def history_of(run: RunFiles, model: str) -> dict[str, str]:
             step, loss, final = found[-1]
             facts[f"{final}held-out loss"] = f"{loss:.4f} nats per token, after step {step:,}"
     return facts
-
-
-def _image(picture: Svg) -> str:
-    """Returns the picture as <img>, which keeps its style from the page and the page's from it."""
-    if not picture:
-        return ""
-    data = base64.b64encode(picture.encode()).decode()
-    return f'<img alt="Losses by step" src="data:image/svg+xml;base64,{data}"/>'

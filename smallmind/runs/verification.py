@@ -136,7 +136,7 @@ def _with_length_of(config: TrainingConfig, state: RunState) -> TrainingConfig:
     if not isinstance(saved, dict):
         return config  # that of another run: resuming says so
     lengths = {name: saved[name] for name in ("steps", "lengths", "epochs") if name in saved}
-    return dataclasses.replace(config, **{"lengths": None, **lengths})
+    return dataclasses.replace(config, **({"lengths": None} | lengths))
 
 
 def _step(path: Path) -> int:

@@ -210,7 +210,8 @@ class ModelConfig:
         fields = {field.name for field in dataclasses.fields(cls)}
         chosen = {name: value for name, value in values.items() if name in fields}
         others = [(name, value) for name, value in values.items() if name not in fields]
-        return cls(**{**chosen, "part_settings": (*chosen.get("part_settings", ()), *others)})
+        chosen["part_settings"] = (*chosen.get("part_settings", ()), *others)
+        return cls(**chosen)
 
     def part(self, slot: str) -> str:
         """Returns the name of a part in its table, such as "rmsnorm" for the slot "norm"."""
@@ -568,7 +569,6 @@ class TrainingConfig:
                 f"precision={self.precision!r} contradicts use_mixed_precision=True, which means "
                 "float16; leave one of them out"
             )
-
         self._check_adapter()
         _ = self.fitted  # raises early
 
@@ -648,13 +648,12 @@ class TrainingConfig:
 
     def with_warmup(self, steps_per_epoch: int) -> "TrainingConfig":
         """Copies the config with its warmup in steps, as it is saved with a run."""
-        if self.warmup_share is None and self.warmup_epochs is None:
-            return self
-        warmup = self.warmup_steps
         if self.warmup_share is not None:
             warmup = round(self.warmup_share * self.steps)
         elif self.warmup_epochs is not None:
             warmup = round(self.warmup_epochs * steps_per_epoch)
+        else:
+            return self
         return dataclasses.replace(self, warmup_steps=warmup, warmup_share=None, warmup_epochs=None)
 
     @property

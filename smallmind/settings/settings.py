@@ -174,9 +174,9 @@ class Settings:
         """
         _check_names(fields)
         changed = {
-            name: dataclasses.replace(config, **own) if own else config
+            name: dataclasses.replace(config, **changes) if changes else config
             for name, config in self.sections.items()
-            for own in [fields_of(type(config), fields)]
+            for changes in [fields_of(type(config), fields)]
         }
         return self._of(changed, {**self.origins, **dict.fromkeys(fields, by)})
 

@@ -8,7 +8,8 @@ from smallmind import Run
 from smallmind.charts.text import ASCII_BLOCKS, BLOCKS
 from smallmind.cli.console import Console
 from smallmind.cli.display import show_losses
-from smallmind.training.training import Training
+from smallmind.runs.session import Session
+from smallmind.training.evaluations import Evaluations
 from smallmind.views.report import report
 from tests.cli.test_cli import SMALL
 from tests.faults.test_consoles import Recorded
@@ -59,14 +60,19 @@ def test_a_run_of_few_records_or_without_metrics_has_no_curve(tmp_path):
 
 
 def test_an_interrupted_run_shows_what_it_has(text, tmp_path, monkeypatch, cli):
-    original = Training.evaluate
+    fresh_training, original, trainings = Session.fresh_training, Evaluations.evaluate, []
 
-    def evaluate(training, step, batches):
+    def noting(session):
+        trainings.append(fresh_training(session))
+        return trainings[-1]
+
+    def evaluate(evaluations, step, batches):
         if step == 20:
-            training.stop()
-        return original(training, step, batches)
+            trainings[-1].stop()
+        return original(evaluations, step, batches)
 
-    monkeypatch.setattr(Training, "evaluate", evaluate)
+    monkeypatch.setattr(Session, "fresh_training", noting)
+    monkeypatch.setattr(Evaluations, "evaluate", evaluate)
     printed = cli("train", text, SMALL, "--log-every 2 --out", tmp_path / "run").out
     assert LINE.search(printed) and "step 30/30" not in printed
 

@@ -26,7 +26,8 @@ from smallmind.forecast.budget import (
 )
 from smallmind.forecast.law import Outcome, Trial, law_of
 from smallmind.forecast.pace import MAX_PASSES, Pace
-from smallmind.settings.rules import FITTED, Choices, Facts
+from smallmind.settings.rules import FITTED_FIELDS, Choices, Facts
+from smallmind.settings.settings import to_saved
 from smallmind.text.dataset import HELD_OUT
 from tests.programs import CATS, costs_at, refuses
 
@@ -169,7 +170,7 @@ def test_only_what_is_missing_is_chosen(monkeypatch):
         ({}, "gpt2"),
         ({}, None),  # it chooses nothing: a saved run
         ({"init_from": "runs/book"}, "modern"),
-        (dict.fromkeys(FITTED, 8) | {"dropout": 0.1}, "modern"),
+        (dict.fromkeys(FITTED_FIELDS, 8) | {"dropout": 0.1}, "modern"),
     ]:
         choices = Choices({**given, "minutes": 1.0}, recipe)
         assert choices.settings(Facts(forecast=timed)) == choices.settings()
@@ -355,6 +356,6 @@ def test_the_command_line_and_the_library_choose_the_same(text, tmp_path, monkey
     }
     printed = cli("train", text, "--minutes 10 --batch-size 4 --out", tmp_path / "run").flat
     saved = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
-    assert saved["model"] == dataclasses.asdict(model) and saved["run"]["batch_size"] == 4
+    assert saved["model"] == to_saved(model) and saved["run"]["batch_size"] == 4
     shape = f"{model.n_layer} layers of {model.n_embd} channels, 4 windows of {model.block_size}"
     assert f"For 10 minutes: {shape}" in printed
