@@ -138,10 +138,7 @@ COMPARISONS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
 
 
 def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
-    """Returns value as a plain Python number, string or bool for this field.
-
-    InputError naming the field, the value and what is allowed, if the value is not.
-    """
+    """Returns value as a plain Python value for this field. InputError if it is not allowed."""
     if value is None and field.default is None:
         return None
     is_several = field.type == str | tuple[str, ...] | None and isinstance(value, list | tuple)
@@ -203,10 +200,7 @@ def shown_value(value: Any) -> str:
 
 
 def check_type(name: str, value: Any, *kinds: type | None) -> Any:
-    """Returns value if it is of one of these types, None among them. TypeError naming it if not.
-
-    True and False are no numbers.
-    """
+    """Returns value if it is of one of these types; True and False are no numbers. TypeError."""
     types = _types(kinds)
     if isinstance(value, types) and not (isinstance(value, bool) and bool not in types):
         return value

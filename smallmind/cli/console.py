@@ -200,10 +200,7 @@ class Console:
 
 
 def typed_lines(notes: Console) -> Iterator[str]:
-    """Yields lines of the standard input but for empty ones, until its end; Ctrl-C discards one.
-
-    InputError if it cannot be read.
-    """
+    """Yields lines of standard input that are not empty; Ctrl-C discards one."""
     if sys.stdin is None:
         raise InputError("standard input is closed: type lines in a terminal, or pipe them in")
     if hasattr(sys.stdin, "reconfigure"):

@@ -214,10 +214,7 @@ def show_minutes(console: Console, run: "Run") -> None:
 
 
 def show_costs(console: Console, run: "Run") -> None:
-    """Shows the share of time in evaluations and of clipped gradients, with advice if large.
-
-    The evaluation after the last step does not count: it belongs to the result.
-    """
+    """Shows the share of time in evaluations before the last, and of clipped gradients."""
     training = run.training
     progress, config = training.progress, training.config
     seconds, evaluating = progress.seconds["total"], progress.seconds["evaluations"]

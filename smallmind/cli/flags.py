@@ -139,10 +139,7 @@ def _precisions(text: str) -> list[str]:
 
 
 def add_precision(parser: argparse.ArgumentParser, several: str = "") -> None:
-    """Adds --precision, of a model that is not trained; `run_of` fills in the default.
-
-    With `several`, what is done with them, it is a list.
-    """
+    """Adds --precision of an untrained model: a list, if `several` says what is done with it."""
     first, *others = parts.QUANTISED.values()
     bits = [f"about {first.bits} per weight in {first.name}"]
     bits += [f"{kind.bits} in {kind.name}" for kind in others]
@@ -189,10 +186,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def run_of(options: argparse.Namespace) -> Path:
-    """Returns the run that a command names, or the newest, which standard error then names.
-
-    Sets options.precision to that of the run, if the command has the flag and it was left out.
-    """
+    """Returns the run that a command names, or the newest; sets options.precision to its own."""
     if options.run_flag and options.run_name:
         raise InputError(f"give one run, not both {options.run_name} and {options.run_flag}")
     named = options.run_name or options.run_flag
@@ -205,10 +199,7 @@ def run_of(options: argparse.Namespace) -> Path:
 
 
 def runs_of(options: argparse.Namespace) -> list[Path]:
-    """-> the runs that a command names, each once, or the newest, which standard error then names.
-
-    The folder of a sweep names its runs that have begun.
-    """
+    """Returns the runs that a command names, those of a sweep that have begun, or the newest."""
     found: dict[Path, None] = {}
     for path in map(find_run, options.run_names):
         found |= dict.fromkeys(_runs_in(path) or [path])

@@ -226,10 +226,7 @@ def _train(
     start: float,
     resuming: str | None = None,
 ) -> int:
-    """Trains to the end or an interrupt, and shows the results -> exit status.
-
-    With --minutes the run counts them from `start`, if it has not been timed yet.
-    """
+    """Trains to the end or an interrupt, minutes counted from `start` -> exit status."""
     from smallmind.cli.describe import describe
     from smallmind.cli.display import show_result
 

@@ -82,10 +82,7 @@ class _Task:
             _state.hook(self.phrase, False)
 
     def so_far(self) -> str:
-        """Returns the progress: "17%, 0:12 left", or without parts the time since the start, 0:12.
-
-        Nothing in the first second.
-        """
+        """-> "17%, 0:12 left", or without parts the time so far; nothing in the first second."""
         share, width = 0.0, 1.0
         for done, count in self.parts:
             width /= count
@@ -136,10 +133,7 @@ def showing_on(hook: Hook) -> Iterator[None]:
 
 @contextmanager
 def doing(phrase: str, usual: bool = False) -> Iterator[None]:
-    """Shows a phrase within the block, such as "Reading the text".
-
-    A usual one is shown only on a line that is replaced, once it has taken a second.
-    """
+    """Shows a phrase within the block; a usual one once it has taken a second, on a live line."""
     with _under_way(_Task(phrase, at_once=not usual)):
         yield
 

@@ -92,10 +92,7 @@ class LiveLine:
 
 
 def knows_escapes(stream: TextIO) -> bool:
-    """Returns True if a stream is a terminal that knows escape sequences.
-
-    The console of Windows does only after a program has asked it to, which this one does not.
-    """
+    """Tells if a terminal knows escape sequences. That of Windows does only when asked to."""
     is_dumb = os.name == "nt" or os.environ.get("TERM") in (None, "", "dumb")
     return stream.isatty() and not is_dumb
 

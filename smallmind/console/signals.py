@@ -152,10 +152,7 @@ def impatience() -> Callable[[], bool]:
 
 @contextmanager
 def stopping_on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """Calls stop on Ctrl-C within the block; another one a second later raises KeyboardInterrupt.
-
-    If the program has its own handler for Ctrl-C, that one stays.
-    """
+    """Calls stop on Ctrl-C within the block, unless the program handles it; then raises."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return

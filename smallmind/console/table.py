@@ -41,10 +41,7 @@ class Table:
         return "\n".join(self._lines([self.heads, ["-" * width for width in wide]]))
 
     def outline(self, width: int, ascii_only: bool = False) -> str:
-        """Returns the title above the rows in an outline, their cells wrapped to a width in all.
-
-        Only the last column is right-aligned.
-        """
+        """Returns the title above the rows in an outline; only the last column is right-aligned."""
         from tabulate import tabulate  # takes time to import, which --help does not need
 
         style = "outline" if ascii_only else "rounded_outline"
@@ -54,10 +51,7 @@ class Table:
         return f"{self.title}\n{table}\n"
 
     def box(self, widths: Sequence[int] = (), ascii_only: bool = False) -> str:
-        """Returns the table in a box of double lines, all of the same length.
-
-        A column is as wide as its longest cell, and at least as wide as `widths` says.
-        """
+        """Returns the table in a box of double lines; `widths` are the smallest of its columns."""
         cells = _widths([self.heads, *self._body()])
         wide = [max(pair) for pair in zip_longest(cells, widths, fillvalue=0)]
         inside = max(sum(wide) + 3 * len(wide) - 1, len(self.title) + 2)
@@ -142,10 +136,7 @@ class Tabular:
 
 
 def escape(value: Any) -> str:
-    """Escapes what the value prints as, for the text of an HTML or SVG element or attribute.
-
-    Control characters become marks: HTML and SVG do not have them.
-    """
+    """Escapes a value for HTML or SVG, which do not have control characters."""
     return html.escape(printable(str(value)))
 
 

@@ -119,10 +119,7 @@ def advice(path: str, data: bytes, suffix: str = ".txt") -> str:
 
 
 def likely_encoding(data: bytes) -> str | None:
-    """Returns the encoding that a text is probably in, by the name that iconv knows; None: unknown.
-
-    "UTF-8" if only a few of its characters are damaged.
-    """
+    """-> the probable encoding, by its name in iconv; "UTF-8" if damaged; None: unknown."""
     for mark, name in MARKS.items():
         if data.startswith(mark):
             return name if _decodes(data, name) else None

@@ -107,10 +107,7 @@ class RunLock:
 
 
 def is_held(directory: str | PathLike[str]) -> bool | None:
-    """-> True if a process holds the lock of a directory, seen from outside, without taking it.
-
-    None if that cannot be told: the process is on another host, or the disk was full.
-    """
+    """Tells from outside if a process holds the lock of a directory; None if that is not known."""
     path = Path(directory) / NAME
     try:
         # Not by locking it: a run that starts meanwhile would be refused.

@@ -35,10 +35,7 @@ class Initial(NamedTuple):
 
     @classmethod
     def read(cls, run: RunConfig, sha256: str | None = None) -> "Initial | None":
-        """Returns the model that init_from names; None if it is not set.
-
-        InputError if a run was created with another, which had this digest.
-        """
+        """Returns the model that init_from names, if any. InputError if it had another digest."""
         if run.init_from is None:
             return None
         found = find(run.init_from)
@@ -97,10 +94,7 @@ def fit_tokenizer(
 def _with_characters(
     run: RunConfig, tokenizer: Tokenizer, text: str, initial: Initial | None
 ) -> Tokenizer:
-    """Returns the tokenizer of the initial weights with the characters of a text that it lacks.
-
-    InputError if its tokens are not characters.
-    """
+    """Returns the tokenizer with characters that it lacks. InputError if its tokens are others."""
     if not (initial and (new := tokenizer.unknown(text))):
         return tokenizer
     if isinstance(tokenizer, CharTokenizer):
@@ -182,10 +176,7 @@ def _check_tokens(role: str, path: str, of_model: Tokenizer, of_text: Tokenizer)
 
 
 def outline_of(settings: Settings, tokenizer: Tokenizer | None) -> Outline:
-    """Returns the loss of a run with the shapes of its models, from their files' metadata.
-
-    InputError if their tokens are not those of the tokenizer, if that is known.
-    """
+    """Returns the loss of a run with the shapes of its models. InputError if tokens differ."""
     kind, config = settings.loss
     found = {(role, x): find(x) for role, x in config.models.items()} if config else {}
     for (role, path), model in found.items():

@@ -96,10 +96,7 @@ def choices_of(settings: Settings | None, recipe: str | None, fields: dict[str, 
 def create(
     choices: Choices, text: Text, out: str | PathLike[str] | None
 ) -> tuple[RunDirectory, SavedConfig, Prepared]:
-    """Writes the run -> its directory, locked, its config, and what it was prepared from.
-
-    Arguments and errors as `Run.create`.
-    """
+    """Writes the run -> its directory, locked, its config, what it is made of. As `Run.create`."""
     check_type("text", text, str, PathLike, list, tuple, None)
     check_type("out", out, str, PathLike, None)
     literal = str(text) if is_literal(text) else None
@@ -273,10 +270,7 @@ BY_MACHINE = Origin("this machine", "As many threads as its cores and the size o
 
 
 def settle(choices: Choices, facts: Facts) -> Settings:
-    """Settles the settings of a new run: all that follows from its facts and from the machine.
-
-    InputError if they contradict each other, or the machine has fewer threads.
-    """
+    """Settles what follows from the facts and the machine. InputError if settings contradict."""
     settings = choices.settings(facts)
     run, training = settings.run, settings.training
     frozen_parts(training.freeze, settings.model)  # raises early
@@ -299,10 +293,7 @@ def settle(choices: Choices, facts: Facts) -> Settings:
 
 
 def with_paths(settings: Settings, text: Text, out: str | None) -> Settings:
-    """-> the settings with this text and directory, and paths that are valid from any directory.
-
-    `out` stays as given.
-    """
+    """-> the settings with this text and directory, and absolute paths; `out` stays as it is."""
     run = settings.run
     paths = {
         "init_from": run.init_from,
@@ -320,10 +311,7 @@ def import_model(
     block_size: int | None,
     base: str | PathLike[str] | None = None,
 ) -> tuple[RunDirectory, SavedConfig]:
-    """Writes the run -> its directory and its config. Arguments and errors as `Run.import_model`.
-
-    It has no text: what needs one says so.
-    """
+    """Writes a run without a text -> its directory and its config. As `Run.import_model`."""
     source = Path(check_type("source", source, str, PathLike))
     check_type("out", out, str, PathLike, None)
     if not source.exists():

@@ -129,10 +129,7 @@ class RunDirectory:
         return directory
 
     def lock(self) -> bool:
-        """Keeps other processes out until `unlock` -> whether it was not locked by this one yet.
-
-        InputError naming the process that holds the lock.
-        """
+        """Keeps other processes out, or InputError -> True if it was not locked by this one."""
         if self._lock:
             return False
         self._lock = RunLock(self.path)
@@ -152,10 +149,7 @@ class RunDirectory:
             self._lock = None
 
     def discard_untrained(self) -> None:
-        """Removes what `create` made if no step was trained since, and unlocks the directory.
-
-        Leaves everything if another process holds the lock.
-        """
+        """Removes what `create` made if no step was trained, unless another process locks it."""
         try:
             self.lock()
         except InputError:
@@ -239,10 +233,7 @@ class RunDirectory:
             self.problems.append(f"{sentence}: {error.strerror}")
 
     def log(self, record: Record, seconds: float) -> None:
-        """Appends a line to the metrics, after this many seconds of training.
-
-        While the disk is full, keeps it for the next call.
-        """
+        """Appends a line to the metrics, or keeps it for the next call while the disk is full."""
         fields = record.fields
         fields.setdefault("elapsed_seconds", seconds)
         self._unwritten += json.dumps(fields).encode() + b"\n"
@@ -252,10 +243,7 @@ class RunDirectory:
             self._add_event(fields)
 
     def begin_events(self, step: int) -> None:
-        """Makes `log` write an event file too, of a session that starts after a step.
-
-        The first one of a run gets its earlier records too.
-        """
+        """Makes `log` write an event file too; the first one of a run gets its earlier records."""
         is_first = not any(self.path.glob(PATTERN))
         self._events = EventFile(self.path, 0 if is_first else step)
         if is_first:
@@ -286,10 +274,7 @@ class RunDirectory:
                 os.close(file)
 
     def cut_metrics(self, step: int) -> None:
-        """Prepares the metrics for a run that resumes after a step, and writes the rest again.
-
-        Removes damaged lines, those of later steps and those that end a run.
-        """
+        """Removes lines that are damaged, of later steps or end a run; writes the rest again."""
         path = self.path / METRICS
         unwritten, self._unwritten = self._unwritten.splitlines(keepends=True), b""
         is_in_line, self._in_line = self._in_line, False
@@ -345,10 +330,7 @@ class RunDirectory:
         step: int,
         announce: Callable[[str], object] | None = None,
     ) -> None:
-        """Writes model and tokenizer to one file, with the step that they were saved after.
-
-        `announce` gets its SHA-256 before it takes the place of another.
-        """
+        """Writes model and tokenizer to one file; `announce` gets its SHA-256 before."""
         saved = {"tokenizer": tokenizer.saved, "step": str(step)}
         with activity.doing("Saving the model", usual=model.flat.data.nbytes < activity.LARGE):
             model.save(self.path / MODEL, saved, announce)
@@ -434,10 +416,7 @@ class RunDirectory:
                 # A run that could not start has just removed its directory.
 
     def _claim(self, text: str | None, was_begun: bool) -> None:
-        """Creates the metrics, which shows that the directory is taken even where locks fail.
-
-        A start that was killed may have created them already, before this one has locked.
-        """
+        """Creates the metrics, which shows that the directory is taken even where locks fail."""
         self._check_names(text)
         try:
             (self.path / METRICS).touch(exist_ok=was_begun)
@@ -448,10 +427,7 @@ class RunDirectory:
         self._files = [self.path / name for name in made]
 
     def check_free(self, text: str | None = None) -> None:
-        """Raises InputError if the directory holds a run, or part of one, or one is starting there.
-
-        `text` is that of the run, if it is to be written to text.txt.
-        """
+        """Raises InputError if the directory holds part of a run, or one is starting there."""
         self._check_names(text)
         if os.path.lexists(self.path / METRICS) and is_held(self.path):
             raise InputError(
@@ -536,10 +512,7 @@ def _digests(saved: Any) -> Mapping[str, Sequence[str]]:
 
 
 def digest_of_file(path: Path) -> str:
-    """Returns the SHA-256 of a file; of safetensors the one that it holds, which readers compare.
-
-    InputError if it cannot be read.
-    """
+    """Returns the SHA-256 of a file; of safetensors the one that it holds, which readers check."""
     if path.suffix == ".safetensors":
         return safetensors.read_digest(path)
     sha256 = hashlib.sha256()

@@ -29,14 +29,14 @@ MAX_PATH_CHARACTERS = 1000  # a longer string is a text
 Text = str | PathLike[str] | Sequence[str | PathLike[str]] | None
 
 
-def newest_run(parent: str | PathLike[str] = RUNS) -> Path:
-    """-> the directory below parent whose run was created last. InputError if there is none."""
+def newest_run() -> Path:
+    """-> the directory in RUNS whose run was created last. InputError if there is none."""
     created: list[tuple[int, Path]] = []
-    for config in Path(parent).glob(f"*/{CONFIG}"):
+    for config in Path(RUNS).glob(f"*/{CONFIG}"):
         with suppress(OSError):  # removed meanwhile
             created.append((config.stat().st_mtime_ns, config.parent))
     if not created:
-        raise InputError(f"{parent} holds no run; give RUN, the directory of one")
+        raise InputError(f"{RUNS} holds no run; give RUN, the directory of one")
     return max(created)[1]
 
 

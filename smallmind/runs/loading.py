@@ -78,7 +78,8 @@ class _InCheckpoint:
     """The state of a checkpoint, with a tokenizer."""
 
     def __init__(self, saved: RunState, name: str) -> None:
-        self.saved, self.name, self.step = saved, name, saved.step
+        self.saved, self.name = saved, name
+        self.step: int | None = saved.step
 
     def tokenizer(self) -> Tokenizer:
         return tokenizer_of(self.saved)
@@ -174,10 +175,7 @@ def _in_file(path: Path, name: str) -> StoredModel:
 
 
 def _check_files(directory: Path, *names: str) -> None:
-    """Raises InputError if a file of a run is there but is not the one that the run has saved.
-
-    Those of earlier versions, and of runs whose config.json is lost, are taken as they are.
-    """
+    """Raises InputError if a file is not the one that the run saved, as far as that is known."""
     digests: Mapping[str, Sequence[str]] = {}
     with suppress(InputError):
         digests = RunDirectory(directory).load_config().sha256

@@ -47,10 +47,7 @@ class MetricsFile:
         self._last = b""  # the line before it
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Returns the records since the last call, to be consumed before the next one.
-
-        OSError or ValueError if the file cannot be read, at once.
-        """
+        """Returns the records since the last call, to be consumed before the next one."""
         with durable.open_regular(self.path) as file:
             file.seek(self._offset - len(self._last))
             if file.read(len(self._last)) != self._last:  # it is another file

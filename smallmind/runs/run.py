@@ -13,7 +13,7 @@ from smallmind.checks import InputError, check_type, suggesting
 from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import check_export, export, export_adapter
 from smallmind.exchange.published import as_learned
-from smallmind.exchange.stored import find, load
+from smallmind.exchange.stored import StoredModel, find, load
 from smallmind.forecast.threads import choose_threads
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import creating, summary
@@ -26,7 +26,7 @@ from smallmind.runs.serving import Served
 from smallmind.runs.session import Ended, Session
 from smallmind.runs.source import read_source, recognising
 from smallmind.runs.verification import Verdict, verify_run
-from smallmind.settings.config import NEUTRAL
+from smallmind.settings.config import NEUTRAL, ModelConfig
 from smallmind.settings.rules import Choices
 from smallmind.settings.settings import Settings
 from smallmind.tasks.results import TaskResult
@@ -362,14 +362,7 @@ class Run:
         Of an adapter alone, with `to` "peft", a directory of that package, or "gguf-adapter".
         """
         check_export(Path(check_type("path", path, str, PathLike)), to, type)
-        found = find(self.path, checkpoint)
-        if to in parts.ADAPTER_FORMATS:
-            return export_adapter(found.adapter(), path, to)
-        model, tokenizer = found.load("numpy")
-        if self.settings.run.chat:
-            tokenizer = as_learned(tokenizer)
-        history = summary.history_of(self.files, found.name)
-        export(model, tokenizer, path, to, type, self.path.resolve().name, history)
+        export_stored(find(self.path, checkpoint), self, path, to, type, self.path)
 
     def serve(self, port: int | None = None, precision: str | None = None) -> Served:
         """Serves the page and OpenAI's API of the run, beside this program -> where.
@@ -410,3 +403,25 @@ class Run:
             self.unlock()
         else:
             self.directory.discard_untrained()
+
+
+def export_stored(
+    found: StoredModel,
+    run: Run | None,
+    path: str | PathLike[str],
+    to: str,
+    type: str | None,
+    source: Path,
+) -> ModelConfig:
+    """Exports a model on disk, with the history of its run if it has one -> its config."""
+    if to in parts.ADAPTER_FORMATS:
+        adapter = found.adapter()
+        export_adapter(adapter, path, to)
+        return adapter.config
+    model, tokenizer = found.load("numpy")
+    if run and run.settings.run.chat:
+        tokenizer = as_learned(tokenizer)
+    name = source.resolve().name if source.is_dir() else source.stem
+    history = summary.history_of(run.files, found.name) if run else {}
+    export(model, tokenizer, path, to, type, name, history)
+    return model.config

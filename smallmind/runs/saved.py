@@ -87,10 +87,7 @@ class RunFiles:
         assert self.source
 
     def newest(self) -> RunState | None:
-        """Reads the newest sound checkpoint; None if nothing has been saved yet.
-
-        Damaged ones are skipped and listed in `skipped_checkpoints`. InputError if all are damaged.
-        """
+        """Reads the newest sound checkpoint, or None. InputError if all are damaged."""
         newest = self._read_newest()
         if self.skipped_checkpoints and not newest:
             raise InputError(
@@ -124,10 +121,7 @@ class RunFiles:
         return newest is not None and self.has_ended and self.directory.is_complete(newest.step)
 
     def lock(self) -> None:
-        """Keeps other processes from training the run, until `unlock` or the end of training.
-
-        InputError naming the process that is training it.
-        """
+        """Keeps other processes from training the run. InputError naming one that trains it."""
         if self.directory.lock():
             self._newest = None  # another process may have saved a newer one since
 

@@ -110,10 +110,7 @@ class Session:
         return self._fit_steps(end)
 
     def steps(self, after_save: str | None = None) -> Generator[Record, None, Ended]:
-        """Yields each record once it is written -> how it ended. Errors as `Run.steps`.
-
-        `after_save` is a command that runs after each save, as `AfterSave` takes it.
-        """
+        """Yields each record once it is written -> how it ended. Arguments and errors as `Run`."""
         self._start()
         return self._steps(after_save)
 
@@ -288,10 +285,7 @@ class Session:
         directory.problems.clear()
 
     def _note_model(self, digest: str) -> None:
-        """Saves the digest of the model that is about to be written, beside that of the last one.
-
-        A process that is killed in between leaves one of the two.
-        """
+        """Saves the digest of the next model beside that of the last: a killed run leaves one."""
         known = self.files.config.sha256
         self.files.save_config(sha256={**known, MODEL: [*known.get(MODEL, ())[-1:], digest]})
 

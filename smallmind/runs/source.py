@@ -350,10 +350,7 @@ def read_source(
 def reread_source(
     directory: Path, run: RunConfig, encoding: Encoding, sha256: str, cache: Path
 ) -> Source:
-    """Returns the text that the run in a directory was created with, which `sha256` identifies.
-
-    InputError, with advice, if it has changed or cannot be read.
-    """
+    """Returns the text that a run was created with. InputError, with advice, if it has changed."""
     try:
         if run.text is not None:
             if kept := _find_prepared(run, encoding, sha256, cache):
@@ -380,18 +377,12 @@ def reread_source(
 
 
 def recognising(run: RunConfig) -> RunConfig:
-    """Returns the settings of a saved run on conversations, for reading texts again or others.
-
-    Each file tells again if it has some: they may have been mixed with records of plain text.
-    """
+    """Returns the settings of a saved run for reading texts: each file tells if it is a chat."""
     return dataclasses.replace(run, chat=None) if run.chat else run
 
 
 def about_characters(text: Text, run: RunConfig) -> int | None:
-    """Returns about how many characters a text has, which is not read: as if each were a byte.
-
-    None if it consists of tokens already, or is the built-in one.
-    """
+    """Returns about how many characters a text has, from its bytes; None of tokens, or built in."""
     if text is None:
         return None
     if is_literal(text):
@@ -401,10 +392,7 @@ def about_characters(text: Text, run: RunConfig) -> int | None:
 
 
 def size_on_disk(text: Text, run: RunConfig) -> int | None:
-    """Returns about how many characters a text has that a run would keep on disk.
-
-    None if it is not large for the memory, or consists of tokens already.
-    """
+    """Returns about how many characters a text has that is large for the memory; else None."""
     count = None if is_literal(text) else about_characters(text, run)
     return count if count and _is_large(count) else None
 

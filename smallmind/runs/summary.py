@@ -77,10 +77,7 @@ def _table(run: RunFiles, metrics: MetricsTable | None) -> Table:
 
 
 def history_of(run: RunFiles, model: str) -> dict[str, str]:
-    """Tells how one of a run's models was trained, for those who get it: name -> fact.
-
-    Paths are left out: they are nobody else's business.
-    """
+    """Tells how one of a run's models was trained, without paths: name -> fact."""
     settings, training = run.config.settings, run.config.settings.training
     if run.config.imported:
         return {"imported from": run.config.imported}

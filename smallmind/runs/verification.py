@@ -81,10 +81,7 @@ def _fault_of(path: Path, digests: Sequence[str]) -> str | None:
 
 
 def fingerprint(state: RunState, saved: RunState | None = None) -> dict[str, str]:
-    """Computes the SHA-256 of every tensor and every part of the state, except for times.
-
-    Leaves out what `saved` lacks in a part: earlier versions did not save it.
-    """
+    """Computes the SHA-256 of every tensor and part of the state but times, that `saved` has."""
     parts = {
         name: hashlib.sha256(np.ascontiguousarray(tensor).tobytes()).hexdigest()
         for name, tensor in state.tensors.items()

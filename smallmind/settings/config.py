@@ -574,10 +574,7 @@ class TrainingConfig:
 
     @property
     def fitted(self) -> tuple[tuple[int, int], ...]:
-        """The steps after which the length of a run by minutes was chosen, and the lengths.
-
-        Empty in a run of any other length. InputError if `lengths` says something else.
-        """
+        """The steps after which a run by minutes got another length, and the lengths."""
         if self.lengths is None:
             return ()
         try:

@@ -137,17 +137,11 @@ class Choices:
 
     @property
     def fields(self) -> Fields:
-        """All fields that are set, by choice or by the recipe; any other has its default.
-
-        InputError for an unknown recipe or a value out of range.
-        """
+        """All fields that are set, by choice or by the recipe; any other has its default."""
         return self.alone.chosen
 
     def settings(self, facts: Facts = NO_FACTS) -> Settings:
-        """Returns the settings of a run, as far as they follow from the choices and the facts.
-
-        InputError for an unknown name or a value out of range, and where choices contradict facts.
-        """
+        """Returns the settings of a run, as far as they follow from the choices and the facts."""
         settled = self.alone if facts is NO_FACTS else resolve(self, facts)
         return Settings.from_fields(settled.chosen, settled.origins)
 
@@ -166,10 +160,7 @@ class Rule(NamedTuple):
 
 
 def resolve(choices: Choices, facts: Facts = NO_FACTS) -> Choices:
-    """Applies the RULES whose facts are known, in order -> the choices with the fields they set.
-
-    InputError for an unknown recipe, or a value that a rule cannot compute with.
-    """
+    """Applies the RULES whose facts are known, in order -> the choices with the fields they set."""
     chosen, origins = dict(choices.chosen), dict(choices.origins)
     recipe = CHAT_RECIPE if facts.is_chat and choices.is_default else choices.recipe
     if recipe is not None:
