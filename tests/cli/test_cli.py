@@ -287,7 +287,8 @@ def test_the_time_of_evaluations_is_shown(evaluating, total, advised, capsys):
             config=TrainingConfig(max_grad_norm=0, **chosen),
         )
         config = types.SimpleNamespace(limits_evaluations=limits)
-        show_costs(Console(), types.SimpleNamespace(training=training, config=config))
+        files = types.SimpleNamespace(config=config)
+        show_costs(Console(), types.SimpleNamespace(training=training, files=files))
         return flat(capsys.readouterr().out)
 
     printed = shown(val_every=10)
