@@ -356,7 +356,7 @@ def test_a_model_that_may_know_answers_is_asked_a_few_questions_first(whole, tmp
     paced(monkeypatch, 1.0, 0.01, 100.0)  # too slow
     slow = Run.create(**fields, out=tmp_path / "slow", init_from=str(whole[0].path))
     assert not any(isinstance(record, AnswersRecord) for record in slow.train())
-    assert slow.asked.asked >= FEWEST_ASKED
+    assert slow.session.ended.asked.asked >= FEWEST_ASKED
 
 
 @pytest.mark.parametrize(("seconds", "asked"), [(0, 4), (-5, 4), (20, 20), (33.5, 30), (1e3, 30)])
