@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 MAX_DIGITS = 300  # of a number in JSON: a float holds it
-LARGEST = 1e30  # nothing that a run measures gets there
-LONGEST = 4096  # characters of a setting: no system has longer paths
-SHOWN = 80  # characters of a value in a message
+MAX_MEASURED = 1e30  # nothing that a run measures gets there
+MAX_CHARACTERS = 4096  # characters of a setting: no system has longer paths
+MAX_SHOWN = 80  # characters of a value in a message
 
 
 class InputError(ValueError):
@@ -23,9 +23,7 @@ class InputError(ValueError):
 
 
 def environment_number(name: str, low: int) -> int | None:
-    """-> a whole number in an environment variable, None without it. InputError if it is below
-    low.
-    """
+    """-> a whole number in an environment variable, None without it."""
     text = os.environ.get(name)
     if text is None:
         return None
@@ -90,7 +88,7 @@ def whole(value: Any, low: int = 0, meaning: str = "") -> int:
 
 def number(value: Any) -> float:
     """Returns a number that a run has measured; NaN for anything else that a file may hold."""
-    is_number = type(value) in (int, float) and abs(value) < LARGEST
+    is_number = type(value) in (int, float) and abs(value) < MAX_MEASURED
     return float(value) if is_number else math.nan
 
 
@@ -140,10 +138,7 @@ COMPARISONS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
 
 
 def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
-    """Returns value as a plain Python number, string or bool for this field.
-
-    InputError naming the field, the value and what is allowed, if the value is not.
-    """
+    """Returns value as a plain Python value for this field. InputError if it is not allowed."""
     if value is None and field.default is None:
         return None
     is_several = field.type == str | tuple[str, ...] | None and isinstance(value, list | tuple)
@@ -158,8 +153,8 @@ def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
     is_text = field.type in (str, str | None, str | tuple[str, ...] | None)
     if is_text and not isinstance(value, str):
         raise InputError(f"{shown} must be text in quotes")
-    if isinstance(value, str) and len(value) > LONGEST:
-        raise InputError(f"{shown} has {len(value):,} characters, more than {LONGEST:,}")
+    if isinstance(value, str) and len(value) > MAX_CHARACTERS:
+        raise InputError(f"{shown} has {len(value):,} characters, more than {MAX_CHARACTERS:,}")
     if isinstance(value, str) and not _is_unicode(value):
         raise InputError(f"{shown} is not valid UTF-8; rename it")
     if field.type not in (int, int | None, float, float | None):
@@ -201,14 +196,11 @@ def shown_value(value: Any) -> str:
     if not isinstance(value, str | numbers.Number):
         return reprlib.repr(value)
     text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def check_type(name: str, value: Any, *kinds: type | None) -> Any:
-    """Returns value if it is of one of these types, None among them. TypeError naming it if not.
-
-    True and False are no numbers.
-    """
+    """Returns value if it is of one of these types; True and False are no numbers. TypeError."""
     types = _types(kinds)
     if isinstance(value, types) and not (isinstance(value, bool) and bool not in types):
         return value
@@ -259,15 +251,14 @@ def nearest(word: str, known: Collection[str], cutoff: float = 0.0) -> str | Non
     for one in known:
         if len(word) > 1 and word == "".join(part[:1] for part in one.split("_")):
             return one
-    return next(iter(difflib.get_close_matches(word[:SHOWN], known, n=1, cutoff=cutoff)), None)
+    return next(iter(difflib.get_close_matches(word[:MAX_SHOWN], known, n=1, cutoff=cutoff)), None)
 
 
 Public = TypeVar("Public", bound=Callable[..., Any])
 
 
 def suggesting(*configs: type, names: Collection[str] = ()) -> Callable[[Public], Public]:
-    """-> a decorator of functions and classes: for an unknown argument, TypeError names the
-    nearest.
+    """-> a decorator: for an unknown argument, TypeError names the nearest.
 
     `configs` are those whose fields a function takes as keywords, too, and `names` other ones.
     """

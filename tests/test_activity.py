@@ -17,6 +17,7 @@ from smallmind.console import activity
 from smallmind.files import durable, safetensors
 from smallmind.runs import source
 from smallmind.runs.directory import RunDirectory
+from smallmind.runs.parallel import Leader
 from smallmind.runs.session import save_ending
 from smallmind.text import byte_tokenizer, char_tokenizer, tokenizer
 from smallmind.text.dataset import Dataset
@@ -163,7 +164,7 @@ def test_an_evaluation_says_how_far_it_is(slow, shown, batches):
 def test_the_end_of_a_run_says_how_far_it_is(slow, shown, tmp_path):
     training = new_training()
     list(training.steps(TrainingConfig(steps=0)))
-    save_ending(training, new_directory(tmp_path))
+    save_ending(training, new_directory(tmp_path), lambda _: None, Leader())
     assert len(set(shares(shown, "Evaluating the held-out text: "))) > 3
     assert len(set(shares(shown, "Writing a sample: "))) > 10
 

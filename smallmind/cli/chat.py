@@ -38,7 +38,7 @@ Ctrl-C stops an answer, Ctrl-D ends the program."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind chat`."""
+    """Adds the flags of `smallmind chat`."""
     parser.epilog = (
         "Each line that is typed, or comes from a pipe, is a question. Lines that begin with / are "
         "commands; /help lists them."

@@ -10,7 +10,7 @@ INDENT = " " * 8  # of the second line of a check
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind check`: those of train."""
+    """Adds the flags of `smallmind check`: those of train."""
     add_training_flags(parser)
 
 
@@ -31,9 +31,8 @@ def run(options: argparse.Namespace) -> int:
         if not prepared.settings.run.minutes and (shortcoming := too_short(config)):
             console.warning(shortcoming)
         backend = prepared.settings.run.backend
-        if slower := about_precision(
-            resolve_precision(config.requested_precision, backend), backend
-        ):
+        precision = resolve_precision(config.requested_precision, backend)
+        if slower := about_precision(precision, backend):
             console.line(slower)
         training = prepared.training()
         if reason := why_not_repeated(training, config):

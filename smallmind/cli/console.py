@@ -25,7 +25,7 @@ from smallmind.guide import with_page
 WIDTH = 80
 INDENT = "  "  # of the second and later lines of a long one
 MARGIN = "  | "  # of quoted text
-SILENT = 60.0  # seconds after which a file gets a line about work that lasts
+SILENT_SECONDS = 60.0  # seconds after which a file gets a line about work that lasts
 
 
 class Console:
@@ -57,17 +57,17 @@ class Console:
             raise self.failure
 
     def line(self, text: str = "", indent: str = INDENT) -> None:
-        """A line that stays; a long one is wrapped at words and continues after indent."""
+        """Prints a line that stays; a long one is wrapped at words and continues after indent."""
         self._clear()
         self._write(wrap(text, line_width(), indent) + "\n")
 
     def warning(self, text: str) -> None:
-        """A line with a warning sign in front."""
+        """Prints a line with a warning sign in front."""
         sign = "⚠️ " if can_print(self.stream, "⚠️") else "Warning:"
         self.line(f"{sign} {with_page(text)}")
 
     def command(self, label: str, words: Sequence[str]) -> None:
-        """A shell command to copy, quoted; a long one continues after a backslash."""
+        """Prints a shell command to copy, quoted; a long one continues after a backslash."""
         parts = [" ".join(map(_quote, words[:2]))]
         for word in map(_quote, words[2:]):
             if parts[-1].startswith("--") and " " not in parts[-1] and not word.startswith("--"):
@@ -84,14 +84,14 @@ class Console:
         self._write(" \\\n".join(lines) + "\n")
 
     def live(self, *variants: str) -> None:
-        """A line that the next one replaces: the first variant that fits the terminal.
+        """Shows a line that the next one replaces: the first variant that fits the terminal.
 
         Behind an unfinished text, if that does not go on by itself. In a file it is a line of its
         own, and only after a minute without output.
         """
         silent = time.monotonic() - self._printed
         if not self.is_terminal:
-            if silent >= SILENT:
+            if silent >= SILENT_SECONDS:
                 self.line(fit(variants, line_width()))
         elif not self._live.column:
             self._live.show(*variants)
@@ -99,7 +99,7 @@ class Console:
             self._live.show(*(f" [{text}]" for text in variants), " ...")
 
     def live_lines(self, lines: Sequence[str]) -> None:
-        """Lines that the next ones replace; where there are no escape sequences, only the first."""
+        """Shows lines that the next ones replace; without escape sequences only the first."""
         if not knows_escapes(self.stream):
             self.live(lines[0])
             return
@@ -110,7 +110,7 @@ class Console:
         self._rows = len(shown)
 
     def activity(self, text: str | None, usual: bool) -> None:
-        """The activity hook: shows an activity, on a line of its own if not in a terminal."""
+        """Shows an activity, as the activity hook: on a line of its own if not in a terminal."""
         if not text:
             self._clear()
         elif self.is_terminal or usual or not self._pause.is_over(text):
@@ -119,19 +119,19 @@ class Console:
             self.line(f"{text} ...")
 
     def from_signal_handler(self, text: str) -> None:
-        """A line at once, past the stream: the signal may have interrupted a write to it."""
+        """Prints a line at once, past the stream: the signal may have interrupted a write to it."""
         shown = self._live.erasing() + wrap(printable(text), line_width()) + "\n"
         with suppress(OSError, ValueError):  # the terminal may be gone
             os.write(self.stream.fileno(), shown.encode(self.stream.encoding, "replace"))
             self._live.forget()
 
     def piece(self, text: str) -> None:
-        """Part of a text, neither wrapped nor ended by a line break."""
+        """Prints part of a text, neither wrapped nor ended by a line break."""
         self._clear()
         self._write(text)
 
     def quote(self, text: str) -> None:
-        """A text of any length, behind a margin and wrapped."""
+        """Prints a text of any length, behind a margin and wrapped."""
         width = line_width() - len(MARGIN)
         for line in text.strip().split("\n"):
             parts = textwrap.wrap(line, max(20, width), break_on_hyphens=False)
@@ -141,22 +141,19 @@ class Console:
         self.line()
 
     def table(self, title: str, rows: Sequence[Sequence[str]]) -> None:
-        """Rows of a name and values below a title, in an outline that is as wide as a line."""
+        """Prints rows of a name and values below a title, in an outline as wide as a line."""
         self._clear()
         ascii_only = not can_print(self.stream, OUTLINE)
         self._write(Table(title, rows).outline(line_width(), ascii_only))
 
     def drawing(self, text: str) -> None:
-        """Lines that are already laid out."""
+        """Prints lines that are already laid out."""
         self._clear()
         self._write(text.rstrip() + "\n")
 
     @contextmanager
     def own_screen(self) -> Iterator[None]:
-        """A screen of its own for the length of the block, without a cursor; then the one before.
-
-        Only on a terminal that knows escape sequences.
-        """
+        """Shows an empty screen without a cursor within the block; for terminals with escapes."""
         self._emit("\x1b[?1049h\x1b[?25l\x1b[H\x1b[J")
         try:
             yield
@@ -164,7 +161,7 @@ class Console:
             self._emit("\x1b[?25h\x1b[?1049l")
 
     def draw_screen(self, lines: Sequence[str]) -> None:
-        """Lines that replace those on the screen; what does not fit is cut."""
+        """Shows lines in place of those on the screen; what does not fit is cut."""
         size = shutil.get_terminal_size()
         shown = [printable(line)[: size.columns] for line in lines[: size.lines - 1]]
         self._emit("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J")
@@ -176,7 +173,7 @@ class Console:
             self._rows = 0
 
     def _write(self, text: str) -> None:
-        """Text from anywhere, of which no control character is printed: a pipe may show it too."""
+        """Prints text from anywhere without its control characters: a pipe may show it too."""
         text = printable(text)
         if self.is_terminal:
             self._live.follow(text)
@@ -194,25 +191,16 @@ class Console:
             # again when it exits: into the null device.
             self.has_reader = False
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-            if not _has_no_reader(error):
+            # Windows has no name for the error of a pipe whose other end is closed.
+            is_closed_pipe = os.name == "nt" and error.errno == errno.EINVAL
+            if not (isinstance(error, BrokenPipeError) or is_closed_pipe):
                 self.failure = error
                 if not self.defer_errors:
                     raise
 
 
-def _has_no_reader(error: OSError) -> bool:
-    """-> True if an error means that the other end of a pipe is closed; Windows has no name for
-    it.
-    """
-    is_pipe_of_windows = os.name == "nt" and error.errno == errno.EINVAL
-    return isinstance(error, BrokenPipeError) or is_pipe_of_windows
-
-
 def typed_lines(notes: Console) -> Iterator[str]:
-    """Yields lines of the standard input but for empty ones, until its end; Ctrl-C discards one.
-
-    InputError if it cannot be read.
-    """
+    """Yields lines of standard input that are not empty; Ctrl-C discards one."""
     if sys.stdin is None:
         raise InputError("standard input is closed: type lines in a terminal, or pipe them in")
     if hasattr(sys.stdin, "reconfigure"):
@@ -258,10 +246,11 @@ def full_width() -> int:
 
 def wrap(text: str, width: int, indent: str = INDENT) -> str:
     """Breaks a line that is longer than width at spaces; words are never broken."""
-    lines = []
-    for line in text.split("\n"):
-        lines += [line] if len(line) <= width else _wrapped(line, width, indent)
-    return "\n".join(lines)
+    lines = textwrap.TextWrapper(
+        width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    fits = (line if len(line) <= width else lines.fill(line) for line in text.split("\n"))
+    return "\n".join(fits)
 
 
 def shorten(name: str, width: int = 40) -> str:
@@ -273,12 +262,6 @@ def shorten(name: str, width: int = 40) -> str:
 def _quote(word: str) -> str:
     """-> a word quoted for a shell, if possible with double quotes, which also work on Windows."""
     return f'"{word}"' if re.fullmatch(r"[\w]+( [\w]+)+", word) else shlex.quote(word)
-
-
-def _wrapped(line: str, width: int, indent: str) -> list[str]:
-    return textwrap.wrap(
-        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
 
 
 @functools.cache

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from smallmind.text.dataset import Dataset
     from smallmind.text.tokenizer import Tokenizer
 
-MOST_IN_HEAD = 0.5  # share of the arithmetic
-MOST_SKIPPED = 5  # files that are named
-FEWEST_PER_TOKEN = 100  # tokens of the text for each of the vocabulary
+MAX_HEAD_SHARE = 0.5  # share of the arithmetic
+MAX_SKIPPED_SHOWN = 5  # files that are named
+MIN_PER_TOKEN = 100  # tokens of the text for each of the vocabulary
 # Measured, see "Short texts" in bench/LOG.md: after so many passes over a text, or fewer with so
 # many parameters for each of its tokens, the held-out loss has risen again.
-MOST_PASSES, FEWER_PASSES, MOST_PARAMETERS = 64, 24, 12
+MAX_PASSES, FEWER_PASSES, MAX_PARAMETERS_PER_TOKEN = 64, 24, 12
 ENOUGH_PAIRS = 50_000  # conversations: fewer teach the form of an answer, not the language
-ENOUGH = 50_000  # characters: a small model then writes more than what it has read
+ENOUGH_CHARACTERS = 50_000  # characters: a small model then writes more than what it has read
 
 
 def describe(console: Console, run: "Run") -> None:
@@ -119,12 +119,13 @@ def model_for_minutes(settings: Settings) -> str:
 
 def _describe_data(console: Console, run: "Run") -> None:
     tokenizer, dataset = run.training.tokenizer, run.training.data
-    rows = [["text", shorten(run.name)], *text_rows(run.source, tokenizer, dataset)]
-    if run.source.on_disk:
-        rows.append(["read from", shorten(run.source.on_disk)])
+    source = run.files.source
+    rows = [["text", shorten(run.files.name)], *text_rows(source, tokenizer, dataset)]
+    if source.on_disk:
+        rows.append(["read from", shorten(source.on_disk)])
     console.table("Data", rows)
-    if run.source.report:
-        describe_reading(console, run.source.report)
+    if source.report:
+        describe_reading(console, source.report)
     for advice in filter(None, (_grown(run), _advice_on_vocabulary(run), _advice_on_length(run))):
         console.line(advice)
 
@@ -161,21 +162,15 @@ def _packing_rows(data: "PackedDataset") -> list[list[str]]:
     rows = []
     for name, part in (("training", data.train), ("held out", data.held_out)):
         share, windows = part.learned / max(1, part.tokens), count_of(part.count, "window")
-        rows.append(
-            [
-                name,
-                f"{part.tokens:,} tokens, {share:.0%} learned, in {windows}",
-            ]
-        )
+        rows.append([name, f"{part.tokens:,} tokens, {share:.0%} learned, in {windows}"])
     rows.append(["left empty", f"{data.train.padding:.1%} of the windows"])
     pieces = data.train.pieces
-    for what, count in (
-        ("cut at a turn", pieces.divided),
-        ("cut short", pieces.cut_short),
-        ("without an answer", pieces.left_out),
-    ):
-        if count:
-            rows.append([what, f"{count:,} that are longer than a window"])
+    longer = {
+        "cut at a turn": pieces.divided,
+        "cut short": pieces.cut_short,
+        "without an answer": pieces.left_out,
+    }
+    rows += [[x, f"{n:,} that are longer than a window"] for x, n in longer.items() if n]
     return rows
 
 
@@ -188,9 +183,9 @@ def describe_reading(console: Console, report: Report) -> None:
     if report.unanswered:
         left_out = count_of(report.unanswered, "conversation")
         console.line(f"Left out: {left_out} without an answer")
-    for skipped in report.skipped[:MOST_SKIPPED]:
+    for skipped in report.skipped[:MAX_SKIPPED_SHOWN]:
         console.line(f"Skipped: {skipped}")
-    if (more := len(report.skipped) - MOST_SKIPPED) > 0:
+    if (more := len(report.skipped) - MAX_SKIPPED_SHOWN) > 0:
         console.line(f"Skipped: {more:,} more")
 
 
@@ -221,12 +216,12 @@ def _advice_on_vocabulary(run: "Run") -> str:
     share = head / (head + sum(x.size for x in blocks))
     if wanted == getattr(RunConfig, name):  # nobody has chosen it
         return ""
-    if share > MOST_IN_HEAD:
+    if share > MAX_HEAD_SHARE:
         return (
             f"The head takes {share:.0%} of the arithmetic: a smaller --vocab-size or a larger "
             "model learns more in the same time"
         )
-    if len(tokens) < FEWEST_PER_TOKEN * V:
+    if len(tokens) < MIN_PER_TOKEN * V:
         return (
             f"The text has {len(tokens) / V:.0f} tokens for each of the vocabulary: too few to "
             "learn all of them well; a smaller --vocab-size would do better"
@@ -236,8 +231,8 @@ def _advice_on_vocabulary(run: "Run") -> str:
 
 def _advice_on_length(run: "Run") -> str:
     """Returns what to expect of a text that is short, or short for so many steps; else nothing."""
-    data, training, characters = run.training.data, run.settings.training, run.source.characters
-    report = run.source.report
+    data, training, source = run.training.data, run.settings.training, run.files.source
+    characters, report = source.characters, source.report
     if report and report.conversations:
         if run.settings.run.init_from or report.conversations >= ENOUGH_PAIRS:
             return ""
@@ -246,24 +241,24 @@ def _advice_on_length(run: "Run") -> str:
             "teach the form of an answer, not the language. Start from a model that was trained on "
             "a text, or imported: --init-from RUN"
         )
-    if run.source.is_chat:  # built in, and new each time
+    if source.is_chat:  # built in, and new each time
         return ""
     tokens = len(data.train)
     passes = training.steps * training.grad_accum_steps * data.batch_size * data.block_size / tokens
-    is_large = run.training.model.flat.data.size > MOST_PARAMETERS * tokens
-    if passes > (FEWER_PASSES if is_large else MOST_PASSES):
-        enough = max(ENOUGH, math.ceil(characters * passes / FEWER_PASSES))
+    is_large = run.training.model.flat.data.size > MAX_PARAMETERS_PER_TOKEN * tokens
+    if passes > (FEWER_PASSES if is_large else MAX_PASSES):
+        enough = max(ENOUGH_CHARACTERS, math.ceil(characters * passes / FEWER_PASSES))
         scale = 10 ** (len(str(enough)) - 2)
-        fewer = ", or fewer steps" if characters >= ENOUGH else ""
+        fewer = ", or fewer steps" if characters >= ENOUGH_CHARACTERS else ""
         return (
             f"Expect the model to repeat these {characters:,} characters by heart: it reads them "
             f"{passes:,.0f} times; to write something new it needs {-(-enough // scale) * scale:,} "
             f"or more{fewer}"
         )
-    if characters < ENOUGH and not run.settings.run.init_from:
+    if characters < ENOUGH_CHARACTERS and not run.settings.run.init_from:
         return (
             f"Expect no more than pieces of these {characters:,} characters: to write something "
-            f"new a model needs {ENOUGH:,} or more"
+            f"new a model needs {ENOUGH_CHARACTERS:,} or more"
         )
     return ""
 
@@ -276,19 +271,14 @@ def _describe_run(console: Console, run: "Run") -> None:
     epochs = f" ({count_of(training.epochs, 'epoch')})" if training.epochs else ""
     rows = [
         ["steps", f"{training.steps:,}{epochs}"],
-        [
-            "tokens per step",
-            f"{windows * block_size:,} ({shape})",
-        ],
+        ["tokens per step", f"{windows * block_size:,} ({shape})"],
         ["optimizer", _optimizer_of(training)],
         ["precision", f"{run.training.model.precision}"],
     ]
-    if run.session.leader.size > 1:
-        fewest, others = divmod(training.shards, run.session.leader.size)
-        own = f"{fewest} or {fewest + 1}" if others else f"{fewest}"
-        rows.append(
-            ["processes", f"{run.session.leader.size}, each {own} of {training.shards} data shards"]
-        )
+    if (size := run.session.leader.size) > 1:
+        fewest, others = divmod(training.shards, size)
+        each = f"{fewest} or {fewest + 1}" if others else f"{fewest}"
+        rows.append(["processes", f"{size}, each {each} of {training.shards} data shards"])
     if training.recompute != CheckpointStrategy.NONE:
         rows.append(["activations", f"recomputed, {training.recompute}"])
     if config.backend == "numba":

@@ -13,32 +13,14 @@ from smallmind.console.live_line import can_print
 from smallmind.console.table import GAP, format_bytes
 from smallmind.forecast.pace import MAX_PASSES
 from smallmind.optim.loss_scaler import FALLS, PERIOD
+from smallmind.runs.summary import metrics_so_far
 from smallmind.settings.config import TrainingConfig
 from smallmind.settings.presets import PRESETS
 from smallmind.text import questions, stories
+from smallmind.training import records
 from smallmind.training.evaluation import Evaluation
 from smallmind.training.operations import usage_text
 from smallmind.training.progress import StatusText
-from smallmind.training.records import (
-    AnswersRecord,
-    EarlyStopRecord,
-    EvaluationRecord,
-    FallingScaleRecord,
-    FileWarningRecord,
-    HealthRecord,
-    InstructionSetRecord,
-    LossRecord,
-    OverflowRecord,
-    Record,
-    RollbackRecord,
-    SampleRecord,
-    SaveFailedRecord,
-    SaveRecord,
-    StepRecord,
-    TargetRecord,
-    ThreadsRecord,
-)
-from smallmind.views.run_view import RunView
 
 if TYPE_CHECKING:
     from smallmind.runs.run import Run
@@ -50,7 +32,7 @@ MAX_CLIPPED = 0.1
 USUAL_NORM = 1.0  # to which gradients are clipped
 MAX_EVALUATING = 0.2
 MIN_SECONDS = 10.0  # of evaluations, below which there is little to save
-UNUSED = 0.1  # of the minutes, from which it is said why
+MIN_UNUSED = 0.1  # of the minutes, from which it is said why
 LONGER_MEMORISES = (
     f"more than {MAX_PASSES} passes over the text would memorise it; --steps N trains for longer"
 )
@@ -60,15 +42,13 @@ NOT_CHOSEN = [
     tuple(fields.get(name, getattr(TrainingConfig, name)) for name in ("val_every", "val_batches"))
     for fields in ({}, *PRESETS.values(), questions.BUILT_IN_FIELDS, stories.BUILT_IN_FIELDS)
 ]
-FEWEST_LOSSES = 4  # for a curve
+MIN_LOSSES = 4  # for a curve
 MIN_SPARKLINE, MAX_SPARKLINE = 8, 40  # characters
 MAX_FINDINGS = 3  # lines about one problem at one step
 
 
 class ProgressDisplay:
-    """The progress of a run: one live line on a terminal; elsewhere a line every few records.
-
-    If records take longer, a line every minute."""
+    """The progress of a run: one live line on a terminal; elsewhere a line every few records."""
 
     def __init__(self, console: Console, steps: int, token: str = "token") -> None:
         self.console = console
@@ -83,27 +63,25 @@ class ProgressDisplay:
         """The length of the run as it is now."""
         return self.progress.steps
 
-    def show(self, record: Record) -> None:
+    def show(self, record: records.Record) -> None:
         """Shows a record, unless its kind is only for the metrics."""
-        warn, place = (
-            self.console.warning,
-            f"step {record.step:{len(str(self.steps))}}/{self.steps}",
-        )
+        warn = self.console.warning
+        prefix = f"step {record.step:{len(str(self.steps))}}/{self.steps}"
         match record:
-            case StepRecord():
+            case records.StepRecord():
                 self._show_step(record)
-            case EvaluationRecord():
-                self._show_evaluation(record, place)
-            case LossRecord():
-                self.console.line(f"{place}  {record.text}")
-            case HealthRecord():
+            case records.EvaluationRecord():
+                self._show_evaluation(record, prefix)
+            case records.LossRecord():
+                self.console.line(f"{prefix}  {record.text}")
+            case records.HealthRecord():
                 self._show_findings(record)
-            case AnswersRecord(exact_match=share, asked=asked):
-                self.console.line(f"{place}  {exact(share, asked)}")
-            case SampleRecord():
-                self.console.line(f"{place}  sample:")
+            case records.AnswersRecord(exact_match=share, asked=asked):
+                self.console.line(f"{prefix}  {exact(share, asked)}")
+            case records.SampleRecord():
+                self.console.line(f"{prefix}  sample:")
                 self.console.quote(record.text)
-            case RollbackRecord(spike_loss=loss, average_loss=average):
+            case records.RollbackRecord(spike_loss=loss, average_loss=average):
                 problem = "is not finite" if loss is None else f"rose to {loss:.4f}"
                 usual = "" if average is None else f" from an average of {average:.4f}"
                 warn(
@@ -111,56 +89,56 @@ class ProgressDisplay:
                     f"{record.step}; continuing at {record.lr_factor:g} times the learning rate, "
                     f"without that batch. The rate is now {record.next_lr:.1e}."
                 )
-            case OverflowRecord():
+            case records.OverflowRecord():
                 warn(
                     f"Step {record.step}: Gradient overflow detected, skipping update. "
                     f"Loss scale: {record.loss_scale:g}"
                 )
-                if isinstance(record, FallingScaleRecord):
+                if isinstance(record, records.FallingScaleRecord):
                     warn(
                         f"The loss scale was halved {FALLS} times in {PERIOD} steps. The largest "
                         f"gradients: {record.largest_gradients}. Lower --learning-rate, or use "
                         "--precision bfloat16."
                     )
-            case SaveFailedRecord():
+            case records.SaveFailedRecord():
                 warn(f"A checkpoint could not be saved; the next save tries again: {record.reason}")
-            case FileWarningRecord():
+            case records.FileWarningRecord():
                 warn(record.warning)
-            case SaveRecord(saved_bytes=size, uncompressed_bytes=whole, save_seconds=seconds):
+            case records.SaveRecord(saved_bytes=size, uncompressed_bytes=whole):
                 self.console.line(
-                    f"step {record.step:{len(str(self.steps))}}/{self.steps}  saved "
-                    f"{format_bytes(size)} instead of {format_bytes(whole)}, in {seconds:.2f} s"
+                    f"{prefix}  saved {format_bytes(size)} instead of {format_bytes(whole)}, "
+                    f"in {record.save_seconds:.2f} s"
                 )
-            case InstructionSetRecord():
+            case records.InstructionSetRecord():
                 warn(
                     f"The checkpoint was saved with {record.saved_instruction_set}, and this CPU "
                     f"computes with {record.instruction_set}: the results differ in the last "
                     "digits."
                 )
-            case ThreadsRecord(threads=threads, most_threads=most):
+            case records.ThreadsRecord(threads=threads, most_threads=most):
                 text = f"training on {most} threads again"
                 if threads < most:  # because of other programs, or of a small model
                     text = f"training on {threads} of {most} threads: more wait for each other"
-                self.console.line(f"{place}  {text}")
-            case EarlyStopRecord():
+                self.console.line(f"{prefix}  {text}")
+            case records.EarlyStopRecord():
                 self.console.line(
-                    f"{place}  stopped early: the best held-out loss was "
+                    f"{prefix}  stopped early: the best held-out loss was "
                     f"{record.best_loss:.4f}, after step {record.best_step}"
                 )
-            case TargetRecord():
+            case records.TargetRecord():
                 self.console.line(
-                    f"{place}  the held-out loss has reached the target of {record.target:g}: "
+                    f"{prefix}  the held-out loss has reached the target of {record.target:g}: "
                     f"{record.look_loss:.4f}"
                 )
 
     def show_health(self) -> None:
-        """At the end: says that health was checked, if there was nothing to warn about."""
+        """Says at the end that health was checked, if there was nothing to warn about."""
         if self.health_checks and not self.known:
             checks = count_of(self.health_checks, "check")
             self.console.line(f"Health: {checks}, no problems")
 
-    def _show_step(self, record: StepRecord) -> None:
-        """Loss, learning rate, speed and the time that is left."""
+    def _show_step(self, record: records.StepRecord) -> None:
+        """Shows loss, learning rate, speed and the time that is left."""
         self.progress.update(record)
         is_tenth = self.step_records % PLAIN_EVERY == 0
         if not self.console.is_terminal and (is_tenth or record.step == self.steps):
@@ -173,20 +151,20 @@ class ProgressDisplay:
         """Shows how far a step is, by default the newest that has ended."""
         self.console.live(*self.progress.variants(self.console.is_terminal, step, so_far))
 
-    def _show_evaluation(self, record: EvaluationRecord, place: str) -> None:
-        """The loss on both parts of the text; the rest is about the held-out part."""
+    def _show_evaluation(self, record: records.EvaluationRecord, prefix: str) -> None:
+        """Shows the loss on both parts of the text; the rest is about the held-out part."""
         self.progress.update(record)
         # The training loss is that of steps, on other windows.
         losses = f"held-out loss {record.val_loss:.4f}  on training text {record.train_loss:.4f}"
         scores = _scores(record, self.token)
-        self.console.line(f"{place}  {losses}")
-        below = " " * len(place) + GAP
+        self.console.line(f"{prefix}  {losses}")
+        below = " " * len(prefix) + GAP
         # On a narrow terminal the losses are wrapped, and nothing is below them.
         below = below if len(below + scores) <= line_width() else INDENT
         self.console.line(below + scores)
 
-    def _show_findings(self, record: HealthRecord) -> None:
-        """Each finding once per run; of several similar ones, the first few and their number."""
+    def _show_findings(self, record: records.HealthRecord) -> None:
+        """Shows each finding once per run; of similar ones, the first few and their number."""
         self.health_checks += 1
         new = [f for f in record.findings if (f.name, f.problem) not in self.known]
         self.known |= {(finding.name, finding.problem) for finding in new}
@@ -201,14 +179,15 @@ class ProgressDisplay:
 
 
 def show_losses(console: Console, run: "Run") -> None:
-    """The training loss from the first step to the last, also of earlier sessions, in a line."""
-    losses = RunView(run.path, fields=("loss",)).curves["loss"].finite().smoothed().values
-    if len(losses) < FEWEST_LOSSES:
+    """Shows the training loss from the first step to the last, also of earlier sessions."""
+    metrics = metrics_so_far(run.path)
+    losses = metrics.curve("loss").smoothed().values if metrics else []
+    if len(losses) < MIN_LOSSES:
         return
     begin, end = f"Training loss: {losses[0]:.4f} ", f" {losses[-1]:.4f}"
     ascii_only = not can_print(console.stream, BLOCKS)
-    room = max(MIN_SPARKLINE, line_width() - len(begin) - len(end))
-    console.line(begin + sparkline(losses, min(room, MAX_SPARKLINE), ascii_only) + end)
+    width = max(MIN_SPARKLINE, line_width() - len(begin) - len(end))
+    console.line(begin + sparkline(losses, min(width, MAX_SPARKLINE), ascii_only) + end)
 
 
 def show_minutes(console: Console, run: "Run") -> None:
@@ -216,34 +195,26 @@ def show_minutes(console: Console, run: "Run") -> None:
     fitted, minutes = run.training.config.fitted, run.settings.run.minutes
     if not (fitted and minutes and run.session.deadline and run.final):
         return
-    progress, given, left = (
-        run.training.progress,
-        60 * minutes,
-        run.session.deadline - activity.clock(),
-    )
-    planned = fitted[0][1]
+    progress, planned = run.training.progress, fitted[0][1]
+    seconds, left = 60 * minutes, run.session.deadline - activity.clock()
     if len(fitted) > 1:
         console.line(
             f"Steps were fitted to the time as the run went: {planned:,} were planned, and "
             f"{progress.step:,} trained"
         )
-    if abs(left) <= UNUSED * given:
+    if abs(left) <= MIN_UNUSED * seconds:
         return
     reason = "the machine became slower, or what follows the last step took longer than expected"
     if progress.ended:
         reason = "it had nothing more to learn"
     elif left > 0:
         reason = LONGER_MEMORISES
-    console.line(
-        f"The run took {activity.duration(given - left)} of {activity.duration(given)}: {reason}"
-    )
+    taken = activity.duration(seconds - left)
+    console.line(f"The run took {taken} of {activity.duration(seconds)}: {reason}")
 
 
 def show_costs(console: Console, run: "Run") -> None:
-    """The share of time in evaluations and of clipped gradients, with advice if it is large.
-
-    The evaluation after the last step does not count: it belongs to the result.
-    """
+    """Shows the share of time in evaluations before the last, and of clipped gradients."""
     training = run.training
     progress, config = training.progress, training.config
     seconds, evaluating = progress.seconds["total"], progress.seconds["evaluations"]
@@ -253,7 +224,7 @@ def show_costs(console: Console, run: "Run") -> None:
         share = evaluating / seconds
         text = f"Evaluations took {evaluating:.1f} of {seconds:.1f} seconds ({share:.0%})"
         is_chosen = (config.val_every, config.val_batches) not in NOT_CHOSEN
-        is_chosen = is_chosen and not run.config.limits_evaluations
+        is_chosen = is_chosen and not run.files.config.limits_evaluations
         if is_chosen and share > MAX_EVALUATING and evaluating > MIN_SECONDS:
             console.warning(
                 f"{text}: evaluate less often (--val-every) or on less text (--val-batches)"
@@ -274,7 +245,7 @@ def show_costs(console: Console, run: "Run") -> None:
 
 
 def show_usage(console: Console, training: "Training") -> None:
-    """The share of the machine that steps used, with advice if they waited much for data."""
+    """Shows the share of the machine that steps used, with advice if they waited for data."""
     usage = training.usage
     if not usage or not usage.updates:
         return
@@ -289,7 +260,7 @@ def show_usage(console: Console, training: "Training") -> None:
 
 
 def show_looks(console: Console, training: "Training") -> None:
-    """With a target loss: when and how often the run has looked at its held-out loss."""
+    """Shows when and how often a run with a target has looked at its held-out loss."""
     progress, config = training.progress, training.config
     if config.target_loss is None:
         return
@@ -307,7 +278,7 @@ def show_looks(console: Console, training: "Training") -> None:
 
 
 def show_result(console: Console, run: "Run") -> None:
-    """The loss on the whole held-out part, and for the stories its distance to their entropy."""
+    """Shows the loss on the whole held-out part; of the stories also how far it is from optimal."""
     result = run.final
     if not result:
         return
@@ -322,8 +293,8 @@ def show_result(console: Console, run: "Run") -> None:
         batches = count_of(config.val_batches, "batch", "batches")
         console.line(f"  The held-out losses of evaluations before it are those of {batches}")
     console.line(f"  {scores}")
-    if run.asked:
-        console.line(exact(run.asked.exact_match, run.asked.asked))
+    if run.session.ended.asked:
+        console.line(exact(run.session.ended.asked.exact_match, run.session.ended.asked.asked))
     elif run.settings.run.text is None:
         floor, excess = floor_of_stories(result)
         console.line(
@@ -338,9 +309,7 @@ def exact(share: float, asked: int) -> str:
 
 
 def floor_of_stories(result: Evaluation) -> tuple[float, float]:
-    """-> the entropy of the built-in stories and a model's distance from it, in nats per
-    character.
-    """
+    """-> the entropy of the built-in stories, and how far a model is above, per character."""
     from smallmind.text.stories import ENTROPY_PER_CHARACTER
 
     return ENTROPY_PER_CHARACTER, result.nats_per_character - ENTROPY_PER_CHARACTER
@@ -351,23 +320,17 @@ def token_name(kind: str) -> str:
     return "char" if parts.load(parts.TOKENIZERS, kind).unit == "characters" else "token"
 
 
-def _scores(result: Evaluation | EvaluationRecord, token: str) -> str:
-    """2.879 bits/char, perplexity 7.36, next char right 39.4%
-
-    Bits per byte as well where they differ, or tokens are no characters.
-    """
+def _scores(result: Evaluation | records.EvaluationRecord, token: str) -> str:
+    """-> "2.879 bits/char, perplexity 7.36, next char right 39.4%"; bits/byte where they differ."""
     bits = f"{result.bits_per_character:.3f} bits/char"
     if token != "char" or f"{result.bits_per_byte:.3f}" != f"{result.bits_per_character:.3f}":
         bits += f", {result.bits_per_byte:.3f} bits/byte"
-    return (
-        f"{bits}, "
-        f"perplexity {format_perplexity(result.perplexity)}, "
-        f"next {token} right {result.accuracy:.1%}"
-    )
+    perplexity = format_perplexity(result.perplexity)
+    return f"{bits}, perplexity {perplexity}, next {token} right {result.accuracy:.1%}"
 
 
 def format_perplexity(value: float) -> str:
-    """Three significant digits: 7.36, 47.5, 1,234."""
+    """-> three significant digits: 7.36, 47.5, 1,234."""
     if not math.isfinite(value):
         return str(value)
     return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"

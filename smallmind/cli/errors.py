@@ -16,7 +16,7 @@ EXPECTED = (InputError, FloatingPointError, OSError, MemoryError, KeyboardInterr
 
 
 def status_of(error: BaseException) -> int:
-    """2 for wrong input, 130 for Ctrl-C, what SystemExit says, else 1."""
+    """-> 2 for wrong input, 130 for Ctrl-C, what SystemExit says, else 1."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
     if isinstance(error, InputError):
@@ -34,11 +34,8 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         # Without its number, which Python writes first.
         advice = ADVICE.get(error.errno or 0)
-        place = [] if error.filename is None else [str(error.filename)]
-        said = (
-            error.strerror
-            if advice is None or ";" in error.strerror
-            else (f"{error.strerror}; {advice}")
-        )
-        return " ".join(": ".join([*place, said]).split("\n"))
+        path = "" if error.filename is None else f"{error.filename}: "
+        has_none = advice is None or ";" in error.strerror
+        reason = error.strerror if has_none else f"{error.strerror}; {advice}"
+        return " ".join(f"{path}{reason}".split("\n"))
     return "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     console = Console()
     choices, prepared, size = choices_of(options), None, None
     # Without tokens that are learned, --vocab-size is the number of tokens of some text.
-    kind, tokens = choices.given.get("tokenizer"), None
+    kind, tokens = choices.chosen.get("tokenizer"), None
     if kind not in FIELDS["bpe_vocab_size"][1].metadata["needs"]:
         tokens = vars(options).pop("bpe_vocab_size", None)
     choices = choices_of_run(options)

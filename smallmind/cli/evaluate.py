@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
         encoding = Encoding(tokenizer, chosen_separator=run.text_separator if run else None)
         source = read_source(options.text, run, encoding) if options.text else None
         is_own = opened is not None and (
-            source is None or source.sha256 == opened.config.text_sha256
+            source is None or source.sha256 == opened.files.config.text_sha256
         )
         data = opened.data if opened and is_own else None
         if source and not data:
@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
     if source and not is_own:
         part = f"{shorten(source.name)}, all of it (not the text of the run)"
     elif opened:
-        part = f"{shorten(opened.name)}, the held-out part"
+        part = f"{shorten(opened.files.name)}, the held-out part"
     token = token_name(tokenizer.kind)
     rows = [
         ["model", found.name],

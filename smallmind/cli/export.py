@@ -14,7 +14,7 @@ TYPES = parts.types_for("store")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind export`."""
+    """Adds the flags of `smallmind export`."""
     add_run(parser, "directory of a run, or a model or checkpoint file")
     formats = ", ".join([*parts.FORMATS, *parts.ADAPTER_FORMATS])
     parser.add_argument(
@@ -47,33 +47,20 @@ def _blocks() -> str:
 def run(options: argparse.Namespace) -> int:
     """Writes the model, and prints how to use it."""
     from smallmind.exchange.architectures import architecture_of
-    from smallmind.exchange.format import check_export, export, export_adapter
-    from smallmind.exchange.published import as_learned
+    from smallmind.exchange.format import check_export
     from smallmind.exchange.stored import find
-    from smallmind.runs.run import Run
-    from smallmind.runs.summary import history_of
+    from smallmind.runs.run import Run, export_stored
 
     console = Console()
-    source, (to, place) = run_of(options), options.to
-    path = Path(place)
+    source, (to, target) = run_of(options), options.to
+    path = Path(target)
     check_export(path, to, options.type)
     with activity.showing_on(Console(sys.stderr).activity):
         found = find(source, options.checkpoint, options.adapter)
         trained = options.adapter or source
-        if to in parts.ADAPTER_FORMATS:
-            adapter = found.adapter()
-            export_adapter(adapter, path, to)
-            config = adapter.config
-        else:
-            is_run = trained.is_dir() and not found.is_external
-            run = Run.open(trained) if is_run else None
-            history = history_of(run.files, found.name) if run else {}
-            model, tokenizer = found.load("numpy")
-            if run and run.settings.run.chat:
-                tokenizer = as_learned(tokenizer)
-            name = trained.resolve().name if trained.is_dir() else trained.stem
-            export(model, tokenizer, path, to, options.type, name, history)
-            config = model.config
+        is_run = trained.is_dir() and not (found.is_external or to in parts.ADAPTER_FORMATS)
+        run = Run.open(trained) if is_run else None
+        config = export_stored(found, run, path, to, options.type, trained)
     files = [path] if path.is_file() else list(path.iterdir())
     size = format_bytes(sum(file.stat().st_size for file in files))
     # A page runs all parts that models here have.

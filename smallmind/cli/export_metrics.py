@@ -10,7 +10,7 @@ from smallmind.cli.flags import add_run, check_writable, run_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind export-metrics`."""
+    """Adds the flags of `smallmind export-metrics`."""
     add_run(parser)
     parser.add_argument(
         "--out", type=Path, metavar="FILE.csv", help="file to write; default: standard output"

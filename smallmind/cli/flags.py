@@ -24,15 +24,10 @@ from smallmind.settings.presets import (
 )
 from smallmind.settings.rules import Choices
 from smallmind.settings.settings import RENAMED, SECTIONS
-from smallmind.settings.sources import (
-    FIELDS,
-    FOLLOWING,
-    MODEL_FIELDS,
-    flag_of,
-    without_effect,
-)
+from smallmind.settings.sources import FIELDS, FOLLOWING, MODEL_FIELDS, flag_of, without_effect
 
-ELSEWHERE = (*FOLLOWING, "text", "enable_diagnostics", "part_settings")  # no flags of their section
+# In the section of their config.
+WITHOUT_FLAG = (*FOLLOWING, "text", "enable_diagnostics", "part_settings")
 ALIASES = {"learning_rate": "--lr"}  # how most programs name it
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # what a backslash makes of the letter after it
 MORE_HELP = {"stop": "; \\n is a line break, \\t a tab, \\\\ a backslash"}
@@ -41,7 +36,7 @@ METAVARS = {int: "N", float: "X", str: "DIR"}
 
 
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `add_setting_flags`, and those of profiling."""
+    """Adds the flags of `add_setting_flags`, and those of profiling."""
     add_setting_flags(parser)
     group = parser.add_argument_group("Profiling")
     _add_flag(group, FIELDS["enable_diagnostics"][1])
@@ -61,7 +56,7 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_setting_flags(parser: argparse.ArgumentParser) -> None:
-    """TEXT, sources of settings, and a flag for every field of the configs."""
+    """Adds TEXT, sources of settings, and a flag for every field of the configs."""
     parser.usage = f"{parser.prog} [-h] [TEXT ...] [FLAG [VALUE]] ..."
     add_text(parser, "*", "; also what `smallmind prepare` wrote; without any, built-in stories")
     add_source_flags(parser)
@@ -69,12 +64,12 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
         title = (config.__doc__ or "").splitlines()[0].split(" (")[0].split(". ")[0].rstrip(".")
         group = parser.add_argument_group(title)
         for field in dataclasses.fields(config):
-            if field.name not in ELSEWHERE:
+            if field.name not in WITHOUT_FLAG:
                 _add_flag(group, field)
 
 
 def add_text(parser: argparse.ArgumentParser, count: str, more: str = "") -> None:
-    """TEXT, several times; `more` continues its help."""
+    """Adds TEXT, several times; `more` continues its help."""
     parser.add_argument(
         "text",
         nargs=count,
@@ -86,7 +81,7 @@ def add_text(parser: argparse.ArgumentParser, count: str, more: str = "") -> Non
 
 
 def add_source_flags(parser: argparse.ArgumentParser) -> None:
-    """--recipe, --size, --arch, --preset and --config."""
+    """Adds --recipe, --size, --arch, --preset and --config."""
     group = parser.add_argument_group(
         "Settings by name or from a file",
         "--config overrides --preset, which overrides --size and --arch, and these --recipe; all "
@@ -121,7 +116,7 @@ def add_source_flags(parser: argparse.ArgumentParser) -> None:
 def add_run(
     parser: argparse.ArgumentParser, what: str = "directory of the run, or its name in runs/"
 ) -> None:
-    """RUN, for `run_of`."""
+    """Adds RUN, for `run_of`."""
     parser.add_argument(
         "run_name",
         nargs="?",
@@ -144,10 +139,7 @@ def _precisions(text: str) -> list[str]:
 
 
 def add_precision(parser: argparse.ArgumentParser, several: str = "") -> None:
-    """--precision, of a model that is not trained; `run_of` fills in the default.
-
-    With `several`, what is done with them, it is a list.
-    """
+    """Adds --precision of an untrained model: a list, if `several` says what is done with it."""
     first, *others = parts.QUANTISED.values()
     bits = [f"about {first.bits} per weight in {first.name}"]
     bits += [f"{kind.bits} in {kind.name}" for kind in others]
@@ -171,18 +163,12 @@ def add_runs(
     parser: argparse.ArgumentParser,
     what: str = "directories of runs, or their names in runs/; default: the newest run there",
 ) -> None:
-    """RUN, several times, for `runs_of`."""
-    parser.add_argument(
-        "run_names",
-        nargs="*",
-        type=Path,
-        metavar="RUN",
-        help=what,
-    )
+    """Adds RUN, several times, for `runs_of`."""
+    parser.add_argument("run_names", nargs="*", type=Path, metavar="RUN", help=what)
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """--checkpoint and --adapter, as `smallmind.exchange.stored.find` takes them."""
+    """Adds --checkpoint and --adapter, as `smallmind.exchange.stored.find` takes them."""
     parser.add_argument(
         "--checkpoint",
         type=lambda text: int(text) if text.isdecimal() else text,
@@ -200,10 +186,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def run_of(options: argparse.Namespace) -> Path:
-    """Returns the run that a command names, or the newest, which standard error then names.
-
-    Sets options.precision to that of the run, if the command has the flag and it was left out.
-    """
+    """Returns the run that a command names, or the newest; sets options.precision to its own."""
     if options.run_flag and options.run_name:
         raise InputError(f"give one run, not both {options.run_name} and {options.run_flag}")
     named = options.run_name or options.run_flag
@@ -216,10 +199,7 @@ def run_of(options: argparse.Namespace) -> Path:
 
 
 def runs_of(options: argparse.Namespace) -> list[Path]:
-    """-> the runs that a command names, each once, or the newest, which standard error then names.
-
-    The folder of a sweep names its runs that have begun.
-    """
+    """Returns the runs that a command names, those of a sweep that have begun, or the newest."""
     found: dict[Path, None] = {}
     for path in map(find_run, options.run_names):
         found |= dict.fromkeys(_runs_in(path) or [path])
@@ -259,7 +239,7 @@ def _newest() -> Path:
 
 
 def add_config_flags(parser: Any, config: type, names: Collection[str] | None = None) -> None:
-    """A flag for every field of a config, or for those with these names."""
+    """Adds a flag for every field of a config, or for those with these names."""
     for field in dataclasses.fields(config):
         if names is None or field.name in names:
             _add_flag(parser, field)

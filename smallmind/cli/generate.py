@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind generate`."""
+    """Adds the flags of `smallmind generate`."""
     add_run(parser, "directory of a run, or a model or checkpoint file")
     add_checkpoint(parser)
     parser.add_argument("--prompt", metavar="TEXT", help="text to continue; default: a new line")

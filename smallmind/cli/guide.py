@@ -23,7 +23,7 @@ Flags of `smallmind train`; in config.json, TOML and `Run.create` with `_` for `
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind guide`."""
+    """Adds the flags of `smallmind guide`."""
     parser.add_argument(
         "page", nargs="?", metavar="PAGE", help="name of a page; default: list all of them"
     )

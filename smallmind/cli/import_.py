@@ -9,7 +9,7 @@ from smallmind.console import activity
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind import`."""
+    """Adds the flags of `smallmind import`."""
     parser.add_argument(
         "source",
         type=Path,

@@ -15,7 +15,7 @@ INDENT = 4 * " "  # of what a lesson is about
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind lessons`."""
+    """Adds the flags of `smallmind lessons`."""
     parser.add_argument(
         "lesson",
         nargs="?",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from smallmind.checks import InputError
 from smallmind.cli.console import error_line
 from smallmind.cli.errors import EXPECTED, message_of, status_of
-from smallmind.cli.signals import ENDING
+from smallmind.cli.signals import ENDING_SIGNALS
 from smallmind.console import activity
 from smallmind.console.signals import handling
 from smallmind.parallel.environment import rank
@@ -28,7 +28,7 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     from smallmind.parallel.group import Group  # which imports NumPy
 
-SIGNALS = ("SIGINT", *ENDING, "SIGUSR1")  # rank 0 decides what they mean
+SIGNALS = ("SIGINT", *ENDING_SIGNALS, "SIGUSR1")  # rank 0 decides what they mean
 PATIENCE = 1.0  # seconds that mpiexec gets to read the last words of a rank
 
 
@@ -129,7 +129,7 @@ def _unread(stream: int) -> int:
 
 
 def _check_equal(group: "Group", options: argparse.Namespace) -> None:
-    """InputError naming the first rank that was started differently from rank 0."""
+    """Raises InputError naming the first rank that was started differently from rank 0."""
     here = {name: repr(value) for name, value in vars(options).items() if name != "run"}
     here["version"] = repr(__version__)  # instead of the flag
     first = group.share(here)[0]

@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
     choices = choices_of_run(options)
     _ = choices.fields  # refuses a number of minutes that is out of range
-    minutes = choices.given.get("minutes") or DEFAULT_MINUTES
+    minutes = choices.chosen.get("minutes") or DEFAULT_MINUTES
     trials = options.trials
     if trials is None:
         trials = min(minutes, MAX_TRIAL_MINUTES, max(MIN_TRIAL_MINUTES, TRIAL_SHARE * minutes))
@@ -66,10 +66,10 @@ def run(options: argparse.Namespace) -> int:
         most = count_of(minutes, "minute")
         raise InputError(f"--trials {trials:g} must be from 0 to the {most} of a run")
     console = Console(sys.stderr) if options.json else Console()
-    given = {name: x for name, x in choices.given.items() if name not in ("minutes", "out")}
-    folder = Path(choices.given.get("out") or Path(RUNS) / "run").parent
+    given = {name: x for name, x in choices.chosen.items() if name not in ("minutes", "out")}
+    folder = Path(choices.chosen.get("out") or Path(RUNS) / "run").parent
     with activity.showing_on(console.activity):
-        planner = Planner(dataclasses.replace(choices, given=given), folder=folder)
+        planner = Planner(dataclasses.replace(choices, chosen=given), folder=folder)
         prepared = planner.prepared
         text = TextSize.of(prepared.source.nbytes, prepared.data)
         memory = make_plan(prepared.settings, None, text)
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _next(options: argparse.Namespace, choices: Choices, minutes: float) -> list[str]:
     """Returns the command line that trains for this time, with the flags of this one."""
-    words = ["smallmind", "train", *map(str, paths_of(choices.given.get("text")))]
+    words = ["smallmind", "train", *map(str, paths_of(choices.chosen.get("text")))]
     for name in ("config", "preset", "arch", "size", "recipe"):
         if value := getattr(options, name):
             words += [f"--{name}", str(value)]

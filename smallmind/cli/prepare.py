@@ -25,7 +25,7 @@ SETTINGS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind prepare`."""
+    """Adds the flags of `smallmind prepare`."""
     add_text(parser, "+")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="directory to write to"

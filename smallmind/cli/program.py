@@ -37,7 +37,7 @@ COMMANDS = {
 }
 
 # Flag or field -> advice if it is given twice, where the advice is not just to give it once.
-TWICE = {
+ADVICE_IF_TWICE = {
     "text_field": "a run reads one field: give one, or join them into one in a copy of the file"
 }
 NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}  # types of flags
@@ -67,7 +67,7 @@ def run(arguments: Sequence[str] | None) -> int:
 
 
 def _show_warning(message: Warning | str, *_: Any) -> None:
-    """Python's own way shows the place in the source, in two lines."""
+    """Shows a warning in one line: Python would show the line of the source too."""
     from smallmind.cli.console import error_line
     from smallmind.guide import with_page
 
@@ -103,7 +103,7 @@ class _Parser(argparse.ArgumentParser):
     several: Collection[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in argparse, but each command refuses what it does not know, with its own usage."""
+        """Refuses what a command does not know, with the usage of that command."""
         self._given: dict[str, list[str]] = {}  # what sets a value -> the value as typed
         options, unknown = super().parse_known_args(args, namespace)
         flag = next((word for word in unknown if word.startswith("-")), None)
@@ -120,7 +120,7 @@ class _Parser(argparse.ArgumentParser):
         return options, unknown
 
     def _get_values(self, action: argparse.Action, texts: Any) -> Any:
-        """As in argparse, but refuses a second value for a flag that keeps one."""
+        """Refuses a second value for a flag that keeps one."""
         if action.option_strings and not isinstance(action, argparse._AppendAction):
             if action.dest in self._given:
                 raise argparse.ArgumentError(None, self._twice(action, texts))
@@ -136,11 +136,11 @@ class _Parser(argparse.ArgumentParser):
         given = (self._given[action.dest], texts)
         values = [shown_value(" ".join(part)) for part in given if part]
         shown = f", as {' and '.join(values)}" if values else ""
-        advice = TWICE.get(action.dest, "leave one of them out")
+        advice = ADVICE_IF_TWICE.get(action.dest, "leave one of them out")
         return f"{'/'.join(names)} is given twice{shown}; {advice}"
 
     def _get_value(self, action: argparse.Action, text: str) -> Any:
-        """As in argparse, but in the words of the settings' own checks; a list if it takes one."""
+        """Refuses values in the words of the settings' checks; returns a list if it takes one."""
         if action.dest in self.several:
             parts = re.split(r"(?<!\\),", text)
             return [self._one_value(action, part.replace("\\,", ",")) for part in parts]
@@ -156,7 +156,7 @@ class _Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(None, f"{flag} {text} must be {wanted}") from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """As in argparse, but lists the choices as they are typed."""
+        """Lists the choices as they are typed."""
         if isinstance(value, list):
             for each in value:
                 self._check_value(action, each)

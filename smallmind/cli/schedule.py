@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Shows tables of the schedules side by side, and their plot."""
     choices = choices_of(options)
-    given = choices.given
+    given = choices.chosen
     names = [str(given["schedule"])] if "schedule" in given else SCHEDULES
     configs: dict[str, TrainingConfig] = {}
     errors: dict[str, InputError] = {}

@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Any
 from smallmind.checks import InputError
 from smallmind.cli.console import Console
 from smallmind.cli.flags import add_precision, find_run
-from smallmind.cli.signals import ENDING, handled
+from smallmind.cli.signals import ENDING_SIGNALS, handled
 from smallmind.console.signals import handling, impatience
 
 if TYPE_CHECKING:
     import uvicorn
 
 PORT = 8000
-TRIED = 20  # ports from the default one on
+PORTS_TRIED = 20  # ports from the default one on
 TOKEN = "SMALLMIND_TOKEN"  # the environment variable
 FORCED_SECONDS = 2  # in which what is left ends by itself, whatever it does
-SWITCH = 0.0005  # seconds until a thread that computes Python lets another one do so
+SWITCH_SECONDS = 0.0005  # seconds until a thread that computes Python lets another one do so
 MISSING = "smallmind serve needs a server: python -m pip install starlette uvicorn"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind serve`."""
+    """Adds the flags of `smallmind serve`."""
     parser.epilog = (
         "The page is for you: talk, see the probabilities, watch runs. Programs find OpenAI's API "
         "at http://localhost:8000/v1. Ctrl-C ends it, after the answers that are being written."
@@ -112,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(MISSING) from None
     from smallmind.runs.files import RUNS
 
-    sys.setswitchinterval(SWITCH)
+    sys.setswitchinterval(SWITCH_SECONDS)
     gc.freeze()  # what is imported stays: looking through all of it stops every thread for a while
     app = application(
         paths,
@@ -202,7 +202,7 @@ def _addresses() -> set[str]:
 
 def _listening(host: str, port: int | None) -> socket.socket:
     """Returns a socket at the port, or at the first free one. InputError if it is taken."""
-    ports = range(PORT, PORT + TRIED) if port is None else [port]
+    ports = range(PORT, PORT + PORTS_TRIED) if port is None else [port]
     for number in ports:
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -279,7 +279,7 @@ def _serve(
     if options.in_notebook:
         threading.Thread(target=end_with_input, daemon=True).start()
     server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
-    with handling(stop, *handled("SIGINT", *ENDING)):
+    with handling(stop, *handled("SIGINT", *ENDING_SIGNALS)):
         server.run(sockets=[listening])
     if timers:  # the process ends: one more Ctrl-C would only make that an error
         signal.signal(signal.SIGINT, signal.SIG_IGN)

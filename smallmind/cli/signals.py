@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from smallmind.cli.console import Console
     from smallmind.runs.run import Run
 
-ENDING = ("SIGTERM", "SIGHUP", "SIGBREAK")  # SIGBREAK is Ctrl-Break on Windows
+ENDING_SIGNALS = ("SIGTERM", "SIGHUP", "SIGBREAK")  # SIGBREAK is Ctrl-Break on Windows
 STOPPING = "Stopping after this step, then saving. Ctrl-C again quits without saving."
 
 
 def ending_on_signals() -> AbstractContextManager[None]:
-    """Within the block, Ctrl-C, SIGTERM and SIGHUP end the command as exceptions do: files close.
+    """Ends the command on Ctrl-C, SIGTERM and SIGHUP within the block as errors do: files close.
 
     On Windows, which has no SIGHUP and sends no SIGTERM, Ctrl-Break does; it is also what a program
     that has started this one can send. So does SIGUSR1 with mpiexec: that of Open MPI kills its
@@ -37,12 +37,12 @@ def ending_on_signals() -> AbstractContextManager[None]:
         if len(received) == 1:
             raise SystemExit(128 + number)
 
-    return raising(end, *handled("SIGINT", *ENDING, *_of_mpiexec()))
+    return raising(end, *handled("SIGINT", *ENDING_SIGNALS, *_of_mpiexec()))
 
 
 @contextmanager
 def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
-    """Within the block, Ctrl-C, SIGTERM and SIGHUP end training after the current batch.
+    """Ends training within the block after the current batch on Ctrl-C, SIGTERM and SIGHUP.
 
     So do Ctrl-Break on Windows, and SIGUSR1 with mpiexec.
 
@@ -52,7 +52,7 @@ def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
     """
     received: list[int] = []
     is_impatient = impatience()
-    numbers = handled("SIGINT", *ENDING, *_of_mpiexec())
+    numbers = handled("SIGINT", *ENDING_SIGNALS, *_of_mpiexec())
     outside = {number: signal.getsignal(number) for number in numbers}
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -72,7 +72,7 @@ def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
 
 
 def _of_mpiexec() -> tuple[str, ...]:
-    """Signals that stop only what mpiexec has started."""
+    """Returns the signals that stop only what mpiexec has started."""
     return ("SIGUSR1",) if launched() else ()
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from smallmind.checks import InputError, count_of
 from smallmind.cli.console import Console, full_width, shorten
 from smallmind.cli.flags import add_setting_flags, choices_of_run
-from smallmind.cli.signals import ENDING, handled
+from smallmind.cli.signals import ENDING_SIGNALS, handled
 from smallmind.console.activity import duration
 from smallmind.console.signals import handling, impatience
 from smallmind.console.table import GAP, Table
@@ -414,7 +414,7 @@ def stopping() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         received.append(number)
 
-    with handling(stop, *handled("SIGINT", *ENDING)):
+    with handling(stop, *handled("SIGINT", *ENDING_SIGNALS)):
         yield received
 
 

@@ -28,7 +28,7 @@ def time_of_run(run: "Run") -> str:
     config, newest = run.settings.training, run.newest()
     done = newest.step if newest else 0
     pace = run.session.pace or kept_pace(run.training, config)
-    return _time(pace, config, config.steps if run.has_ended else done)
+    return _time(pace, config, config.steps if run.files.has_ended else done)
 
 
 def slower_than_float32(run: "Run") -> str:

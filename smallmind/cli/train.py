@@ -38,7 +38,7 @@ OTHER_MASKS = ("0.1.0",)  # versions whose dropout masks were different
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind train`."""
+    """Adds the flags of `smallmind train`."""
     parser.epilog = (
         "Several processes can share the batches: mpiexec -n 4 smallmind train ... Ctrl-C or "
         "SIGTERM to mpiexec saves and ends the run; Open MPI kills its processes soon after these, "
@@ -92,9 +92,9 @@ def _run(options: argparse.Namespace, start: float, group: "Group") -> int:
     console = Console(defer_errors=True)
     with activity.showing_on(console.activity):
         choices = choices_of_run(options)
-        if launched() and choices.given.get("data_shards") is None:
+        if launched() and choices.chosen.get("data_shards") is None:
             choices = choices.having(data_shards=DEFAULT_SHARDS)
-        for name, file in new_files(choices.given).items():
+        for name, file in new_files(choices.chosen).items():
             check_writable(flag_of(name), file)
         created = Run.of(choices)
         created.session.join(Leader(group))
@@ -156,8 +156,8 @@ def _continue(console: Console, opened: "Run", options: argparse.Namespace, star
     """Trains a locked run to its end, or does what is missing there -> exit status."""
     threads = {"threads": options.threads} if "threads" in options else {}
     if "text" in options:
-        opened.move_text(options.text)
-    opened.check_text()
+        opened.files.move_text(options.text)
+    opened.files.check_text()
     opened.change(**threads, **neutral_of(options))
     try:
         newest = opened.newest()
@@ -192,7 +192,7 @@ def _build(console: Console, run: "Run") -> None:
     from smallmind.runs.assembly import outline_of
 
     loss = outline_of(run.settings, run.data.tokenizer)
-    plan = make_plan(run.settings, loss, TextSize.of(run.source.nbytes, run.data))
+    plan = make_plan(run.settings, loss, TextSize.of(run.files.source.nbytes, run.data))
     check_memory(console, plan, run.session.leader.neighbours)
     run.training  # noqa: B018
 
@@ -203,7 +203,7 @@ def _fit(console: Console, run: "Run", end: float) -> bool:
     from smallmind.cli.display import LONGER_MEMORISES
 
     with activity.doing("Timing a few steps"):
-        timed = run.fit_steps(end)
+        timed = run.session.fit_steps(end)
     if timed is None:
         return False
     (pace, left), config = timed, run.settings.training
@@ -226,15 +226,12 @@ def _train(
     start: float,
     resuming: str | None = None,
 ) -> int:
-    """Trains to the end or an interrupt, and shows the results -> exit status.
-
-    With --minutes the run counts them from `start`, if it has not been timed yet.
-    """
+    """Trains to the end or an interrupt, minutes counted from `start` -> exit status."""
     from smallmind.cli.describe import describe
     from smallmind.cli.display import show_result
 
     minutes = run.settings.run.minutes
-    if run.awaits_timing and minutes and not _fit(console, run, start + 60 * minutes):
+    if run.files.config.awaits_timing and minutes and not _fit(console, run, start + 60 * minutes):
         console.line("Interrupted while its steps were timed; nothing has been trained.")
         return 128 + signal.SIGTERM  # which another process has got
     describe(console, run)
@@ -253,11 +250,11 @@ def _train(
     if not is_finished:
         console.command("Next:", ["smallmind", "train", "--resume", str(run.path)])
         return status
-    if run.source.is_chat:
+    if run.files.source.is_chat:
         console.command("Next:", ["smallmind", "chat", str(run.path)])
         console.check()
         return status
-    prompt = _suggested_prompt(run.source.beginning)
+    prompt = _suggested_prompt(run.files.source.beginning)
     flags = ["--prompt", prompt] if prompt else []
     console.command("Next:", ["smallmind", "generate", str(run.path), *flags])
     console.check()

@@ -18,8 +18,8 @@ from smallmind.console.live_line import LiveLine
 Hook = Callable[[str | None, bool], object]
 Item = TypeVar("Item")
 
-QUIET = 3.0  # seconds between two lines in a file
-SPARING = 30.0  # between two about compiling
+QUIET_SECONDS = 3.0  # seconds between two lines in a file
+COMPILING_SECONDS = 30.0  # between two about compiling
 COMPILING = "Compiling kernels for this CPU, once"
 REFRESH = 1.0  # seconds between two changes of a line that is replaced
 LARGE = 10**8  # bytes that may take more than a second to read, encode or write
@@ -29,13 +29,13 @@ class Pause:
     """Keeps the lines in a file apart, those about compiling further than others."""
 
     def __init__(self) -> None:
-        self._last, self._time = "", -QUIET
+        self._last, self._time = "", -QUIET_SECONDS
 
     def is_over(self, text: str) -> bool:
         """Returns True if this line may be written now; then the next pause begins."""
         is_same = text.startswith(COMPILING) and self._last.startswith(COMPILING)
         now = time.monotonic()
-        if now - self._time < (SPARING if is_same else QUIET):
+        if now - self._time < (COMPILING_SECONDS if is_same else QUIET_SECONDS):
             return False
         self._last, self._time = text, now
         return True
@@ -82,10 +82,7 @@ class _Task:
             _state.hook(self.phrase, False)
 
     def so_far(self) -> str:
-        """Returns the progress: "17%, 0:12 left", or without parts the time since the start, 0:12.
-
-        Nothing in the first second.
-        """
+        """-> "17%, 0:12 left", or without parts the time so far; nothing in the first second."""
         share, width = 0.0, 1.0
         for done, count in self.parts:
             width /= count
@@ -126,7 +123,7 @@ _state = _State()
 
 @contextmanager
 def showing_on(hook: Hook) -> Iterator[None]:
-    """Within the block, what is being done goes to this hook."""
+    """Shows what is being done within the block on this hook."""
     previous, _state.hook = _state.hook, hook
     try:
         yield
@@ -136,17 +133,14 @@ def showing_on(hook: Hook) -> Iterator[None]:
 
 @contextmanager
 def doing(phrase: str, usual: bool = False) -> Iterator[None]:
-    """Within the block, the hook shows a phrase such as "Reading the text".
-
-    A usual one is shown only on a line that is replaced, once it has taken a second.
-    """
+    """Shows a phrase within the block; a usual one once it has taken a second, on a live line."""
     with _under_way(_Task(phrase, at_once=not usual)):
         yield
 
 
 @contextmanager
 def refreshing(show: Callable[[str], object]) -> Iterator[None]:
-    """Within the block, show is called about once a second with the progress: "17%, 0:12 left"."""
+    """Calls `show` within the block about once a second with the progress: "17%, 0:12 left"."""
     with _under_way(_Task(on_progress=show)):
         yield
 
@@ -194,7 +188,7 @@ def parts(items: Sequence[Item]) -> Iterator[Item]:
 
 @contextmanager
 def expecting_kernels(count: int, finished: Callable[[], int] | None = None) -> Iterator[None]:
-    """Within the block, compiling is announced as one of about `count` kernels; 0: not known.
+    """Announces compiling within the block as one of about `count` kernels; 0: not known.
 
     If several processes compile, `finished` returns how many of them are compiled.
     """
@@ -232,12 +226,12 @@ def compiled() -> tuple[int, float]:
 
 
 def clock() -> float:
-    """Like time.perf_counter, in seconds, but it stands still while kernels compile."""
+    """Returns seconds like time.perf_counter, but stands still while kernels compile."""
     return clock_ns() / 1e9
 
 
 def clock_ns() -> int:
-    """In nanoseconds."""
+    """Returns the nanoseconds of `clock`."""
     now = _state.compile_start if _state.compiling else time.perf_counter_ns()
     return now - _state.compile_time
 

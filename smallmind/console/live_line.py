@@ -92,10 +92,7 @@ class LiveLine:
 
 
 def knows_escapes(stream: TextIO) -> bool:
-    """Returns True if a stream is a terminal that knows escape sequences.
-
-    The console of Windows does only after a program has asked it to, which this one does not.
-    """
+    """Tells if a terminal knows escape sequences. That of Windows does only when asked to."""
     is_dumb = os.name == "nt" or os.environ.get("TERM") in (None, "", "dumb")
     return stream.isatty() and not is_dumb
 
@@ -125,9 +122,7 @@ def fit(variants: tuple[str, ...], width: int) -> str:
 
 
 def column_after(text: str, column: int, columns: int) -> int:
-    """-> where the cursor is after a text that begins at a column: at `columns` if the row is
-    full.
-    """
+    """-> where the cursor is after a text that begins at a column; `columns`: the row is full."""
     start = text.rfind("\n") + 1
     column = 0 if start else column
     for char in text[start:]:

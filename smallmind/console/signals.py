@@ -23,7 +23,7 @@ class Stopped(Exception):
 
 @contextmanager
 def handling(handle: Handler, *numbers: int) -> Iterator[None]:
-    """Within the block, handle is called on these signals. Only works in the main thread."""
+    """Calls handle on these signals within the block. Only works in the main thread."""
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():  # others may not set handlers
         before = {number: signal.getsignal(number) for number in numbers}
@@ -39,7 +39,7 @@ def handling(handle: Handler, *numbers: int) -> Iterator[None]:
 
 @contextmanager
 def raising(handle: Handler, *numbers: int) -> Iterator[None]:
-    """Like handling, for a handler that raises: the exception ends the block wherever it is raised.
+    """Handles signals by a handler that raises: that ends the block wherever it is raised.
 
     A signal may come in a finaliser, or in a callback of a weak reference, the garbage collector
     or C. Python drops what is raised there, and importlib has such a callback for every module
@@ -113,7 +113,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Within the block, signals wait: each is handled at its end.
+    """Defers signals within the block: each is handled at its end.
 
     For compilers and others that call back into Python from C: an exception that a handler raises
     in such a call is printed and lost, and the work is left half done.
@@ -152,10 +152,7 @@ def impatience() -> Callable[[], bool]:
 
 @contextmanager
 def stopping_on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """Within the block, Ctrl-C calls stop; another one after a second raises KeyboardInterrupt.
-
-    If the program has its own handler for Ctrl-C, that one stays.
-    """
+    """Calls stop on Ctrl-C within the block, unless the program handles it; then raises."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return

@@ -41,10 +41,7 @@ class Table:
         return "\n".join(self._lines([self.heads, ["-" * width for width in wide]]))
 
     def outline(self, width: int, ascii_only: bool = False) -> str:
-        """Returns the title above the rows in an outline, their cells wrapped to a width in all.
-
-        Only the last column is right-aligned.
-        """
+        """Returns the title above the rows in an outline; only the last column is right-aligned."""
         from tabulate import tabulate  # takes time to import, which --help does not need
 
         style = "outline" if ascii_only else "rounded_outline"
@@ -54,10 +51,7 @@ class Table:
         return f"{self.title}\n{table}\n"
 
     def box(self, widths: Sequence[int] = (), ascii_only: bool = False) -> str:
-        """Returns the table in a box of double lines, all of the same length.
-
-        A column is as wide as its longest cell, and at least as wide as `widths` says.
-        """
+        """Returns the table in a box of double lines; `widths` are the smallest of its columns."""
         cells = _widths([self.heads, *self._body()])
         wide = [max(pair) for pair in zip_longest(cells, widths, fillvalue=0)]
         inside = max(sum(wide) + 3 * len(wide) - 1, len(self.title) + 2)
@@ -78,7 +72,7 @@ class Table:
         return text.translate(str.maketrans(BOX, ASCII_BOX)) if ascii_only else text
 
     def parts(self, draw: Callable[["Table"], str], width: int) -> Iterator[str]:
-        """Drawings of parts with the first column and as many others as fit a width, if any do."""
+        """Yields drawings of parts with the first column and as many others as fit a width."""
         columns = list(zip(self.heads, *self.rows, strict=True))
         begin = 1
         while begin < len(columns):
@@ -142,10 +136,7 @@ class Tabular:
 
 
 def escape(value: Any) -> str:
-    """Escapes what the value prints as, for the text of an HTML or SVG element or attribute.
-
-    Control characters become marks: HTML and SVG do not have them.
-    """
+    """Escapes a value for HTML or SVG, which do not have control characters."""
     return html.escape(printable(str(value)))
 
 
@@ -155,7 +146,7 @@ def format_bytes(nbytes: int) -> str:
 
 
 def _indented(cell: str) -> str:
-    """Escaped; HTML would drop the spaces in front."""
+    """Escapes a cell, and its spaces in front, which HTML would drop."""
     return "&#160;" * (len(cell) - len(cell.lstrip(" "))) + escape(cell.lstrip(" "))
 
 
@@ -171,8 +162,8 @@ def _width(cell: str) -> int:
 def _padded(cells: Sequence[str], widths: Sequence[int], sides: str) -> list[str]:
     padded = []
     for cell, width, side in zip(cells, widths, sides, strict=True):
-        line, room = cell.replace("\n", " "), " " * (width - _width(cell))
-        padded.append(line + room if side == "<" else room + line)
+        line, blanks = cell.replace("\n", " "), " " * (width - _width(cell))
+        padded.append(line + blanks if side == "<" else blanks + line)
     return padded
 
 
@@ -182,9 +173,9 @@ def _wrapped(rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
     for _ in cells[0]:
         widths = _widths([line for row in cells for line in _lines(row)])
         widest = widths.index(max(widths))
-        room = max(8, width - 1 - sum(w + 3 for w in widths) + widths[widest])
+        most = max(8, width - 1 - sum(w + 3 for w in widths) + widths[widest])
         for row in cells:
-            row[widest] = _wrapped_cell(row[widest], room)
+            row[widest] = _wrapped_cell(row[widest], most)
     return cells
 
 

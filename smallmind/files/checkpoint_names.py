@@ -16,9 +16,7 @@ def file_name(step: int) -> str:
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """-> the steps that have a checkpoint in a folder, newest first. OSError if it cannot be
-    read.
-    """
+    """-> the steps that have a checkpoint in a folder, newest first."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:

@@ -16,7 +16,7 @@ from smallmind.checks import from_json
 # Finds runs of a byte, such as moments of zero, and no other repetitions: weights have none, and
 # looking for them takes twice as long.
 STRATEGY = zlib.Z_RLE
-MOST = 1100  # bytes that one compressed byte can stand for, a little more than zlib's limit
+MAX_RATIO = 1100  # bytes that one compressed byte can stand for, a little more than zlib's limit
 MAX_KIND = 1000  # bytes that say which type and shape a tensor has
 
 
@@ -44,7 +44,7 @@ def decompress(packed: np.ndarray, dtypes: dict[str, Any]) -> np.ndarray:
         raise ValueError("a compressed tensor has an unknown type or an invalid shape")
     dtype = np.dtype(dtypes[name])
     count = math.prod(shape)
-    if count * dtype.itemsize > MOST * len(content):
+    if count * dtype.itemsize > MAX_RATIO * len(content):
         raise ValueError("a compressed tensor is smaller than its shape allows")
     tensor = np.empty(count, dtype)
     by_number = tensor.view(np.uint8)
@@ -60,9 +60,7 @@ def decompress(packed: np.ndarray, dtypes: dict[str, Any]) -> np.ndarray:
 
 
 def _decompress(stream: Any, rest: memoryview, most: int, least: int | None = None) -> bytes:
-    """-> at most this many bytes of a stream, exactly as many unless at least `least` are
-    enough.
-    """
+    """-> at most this many bytes of a stream, and at least `least`, by default as many."""
     try:
         found = bytes(stream.decompress(rest, most))
     except zlib.error as error:

@@ -31,7 +31,7 @@ else:
 NO_FULL_FSYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOTTY, errno.EOPNOTSUPP}
 # Seconds between attempts at what Windows refuses while another program has the file open, as virus
 # scanners and indexers do for a moment with every new one.
-WAITS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
+WAIT_SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
 MAX_WRITE = 2**24  # bytes per system call: some systems refuse more than 2 GB
 # .<target>.<random digits>.smallmind, in earlier versions .<target>.<process>-<number>.smallmind. A
 # process number says nothing: it is 1 in every container, and another host has its own.
@@ -107,7 +107,7 @@ def _fsync(file: int) -> None:
 
 def _patiently(operation: Callable[[], None]) -> None:
     """Calls operation, on Windows again as long as another program may have the file open."""
-    for wait in WAITS if os.name == "nt" else ():
+    for wait in WAIT_SECONDS if os.name == "nt" else ():
         try:
             return operation()
         except PermissionError:
@@ -136,10 +136,7 @@ def copy(source: str | PathLike[str], target: str | PathLike[str]) -> None:
 
 
 def open_regular(path: str | PathLike[str], follow: bool = True) -> io.BufferedReader:
-    """Opens a regular file for reading; with follow=False, not through a symbolic link.
-
-    ValueError for anything but a regular file. Never blocks, even on a FIFO.
-    """
+    """Opens a regular file, or ValueError; with follow=False, not through a link. Never blocks."""
     path = Path(path)
     if not follow and path.is_symlink():
         raise ValueError("a symbolic link is in its place")
@@ -161,10 +158,7 @@ def read(path: str | PathLike[str], most: int, follow: bool = True) -> bytes:
 
 
 def open_to_append(path: Path) -> int:
-    """Opens a regular file to append to, which is made if it is missing -> its descriptor.
-
-    OSError for anything but a regular file.
-    """
+    """Opens or makes a regular file to append to -> its descriptor. OSError for anything else."""
     # Does not wait if the file is a pipe, nor follow it if it is a link.
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file; remove it")
@@ -233,12 +227,9 @@ def check_new_directory(path: Path) -> None:
 
 @contextmanager
 def new_directory(path: Path, names: Collection[str]) -> Iterator[None]:
-    """Makes a directory for the block, which writes files of these names.
-
-    After an error there are neither. InputError if something is there already.
-    """
+    """Makes a directory for a block that writes these files; after an error there are neither."""
     check_new_directory(path)
-    made = [place for place in (path, *path.parents) if not place.exists()]
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     try:
         yield

@@ -52,8 +52,8 @@ TEXTUAL = (
 ASCII = bytes(range(0x80))
 CONTROLS = bytes(range(0x80, 0xA0))  # in ISO-8859-1; characters in Windows-1252, except for
 UNDEFINED = b"\x81\x8d\x8f\x90\x9d"
-MOSTLY_ASCII = 0.7  # share of the bytes, in the languages of Western Europe
-MOSTLY_VALID = 0.9  # share of the bytes above ASCII, in a damaged UTF-8 text
+MIN_ASCII_SHARE = 0.7  # share of the bytes, in the languages of Western Europe
+MIN_VALID_SHARE = 0.9  # share of the bytes above ASCII, in a damaged UTF-8 text
 
 
 class Disguise(NamedTuple):
@@ -119,10 +119,7 @@ def advice(path: str, data: bytes, suffix: str = ".txt") -> str:
 
 
 def likely_encoding(data: bytes) -> str | None:
-    """Returns the encoding that a text is probably in, by the name that iconv knows; None: unknown.
-
-    "UTF-8" if only a few of its characters are damaged.
-    """
+    """-> the probable encoding, by its name in iconv; "UTF-8" if damaged; None: unknown."""
     for mark, name in MARKS.items():
         if data.startswith(mark):
             return name if _decodes(data, name) else None
@@ -132,9 +129,9 @@ def likely_encoding(data: bytes) -> str | None:
         return None
     above = len(data.translate(None, delete=ASCII))
     valid = len(data.decode("utf-8", "ignore").encode().translate(None, delete=ASCII))
-    if valid >= MOSTLY_VALID * above:
+    if valid >= MIN_VALID_SHARE * above:
         return "UTF-8"
-    if len(data) - above < MOSTLY_ASCII * len(data):
+    if len(data) - above < MIN_ASCII_SHARE * len(data):
         return None
     if not any(byte in data for byte in CONTROLS):
         return "ISO-8859-1"
@@ -142,7 +139,7 @@ def likely_encoding(data: bytes) -> str | None:
 
 
 def unmarked_utf16(data: bytes) -> str | None:
-    """UTF-16LE or UTF-16BE if nearly every second byte of a text is zero, else None.
+    """-> UTF-16LE or UTF-16BE if nearly every second byte of a text is zero, else None.
 
     Python decodes such a text as UTF-8 too.
     """

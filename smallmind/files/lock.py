@@ -20,7 +20,7 @@ except ImportError:  # Windows
 NAME = ".lock"
 # Windows does not let others read a locked byte: lock one far past the process number.
 LOCKED_BYTE = 2**30
-CLOCKS = 60.0  # seconds by which the clock of a disk may differ from that of the system
+CLOCK_SECONDS = 60.0  # seconds by which the clock of a disk may differ from that of the system
 HOLDER = re.compile(r"([0-9]{1,20})(?: ([\w.-]{1,64}))?", re.ASCII)  # <process> <host>
 
 
@@ -107,10 +107,7 @@ class RunLock:
 
 
 def is_held(directory: str | PathLike[str]) -> bool | None:
-    """-> True if a process holds the lock of a directory, seen from outside, without taking it.
-
-    None if that cannot be told: the process is on another host, or the disk was full.
-    """
+    """Tells from outside if a process holds the lock of a directory; None if that is not known."""
     path = Path(directory) / NAME
     try:
         # Not by locking it: a run that starts meanwhile would be refused.
@@ -128,7 +125,8 @@ def is_held(directory: str | PathLike[str]) -> bool | None:
     try:
         holder = psutil.Process(int(match[1]))
         # Another process may have its number by now.
-        return holder.status() != psutil.STATUS_ZOMBIE and holder.create_time() < locked + CLOCKS
+        is_holder = holder.create_time() < locked + CLOCK_SECONDS
+        return is_holder and holder.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
     except (psutil.Error, OverflowError):
@@ -147,19 +145,19 @@ def lock_file(file: int) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def lock_byte(file: int, place: int, unlock: bool = False) -> bool:
+def lock_byte(file: int, position: int, unlock: bool = False) -> bool:
     """Locks a byte of an open file, or unlocks it -> False if another process holds it.
 
     OSError if the disk has no locks. Unlike the lock of a file it is none between threads.
     """
     try:
         if os.name == "nt":
-            os.lseek(file, place, os.SEEK_SET)
+            os.lseek(file, position, os.SEEK_SET)
             mode = msvcrt.LK_UNLCK if unlock else msvcrt.LK_NBLCK  # type: ignore[attr-defined]
             msvcrt.locking(file, mode, 1)  # type: ignore[attr-defined]
         else:
             mode = fcntl.LOCK_UN if unlock else fcntl.LOCK_EX | fcntl.LOCK_NB
-            fcntl.lockf(file, mode, 1, place)
+            fcntl.lockf(file, mode, 1, position)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False

@@ -237,7 +237,7 @@ class StoredTensor:
 def open_tensors(
     path: str | PathLike[str], strict: bool = True
 ) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """Like `read` for files larger than memory: rows are read as they are used.
+    """Opens a file larger than memory: rows are read as they are used.
 
     The file must not be modified meanwhile; `write` does not modify files, it replaces them.
     """
@@ -264,7 +264,7 @@ def open_tensors(
 def streaming(
     path: str | PathLike[str],
 ) -> Iterator[tuple[Mapping[str, np.ndarray | StoredTensor], dict[str, str]]]:
-    """Like `read`, but rows are read within the block, on demand: each once, and in order.
+    """Reads rows within the block, on demand: each once, and in order.
 
     The digest is checked at the end of the block: InputError, and what was read must not be used.
     The tensors of a compressed file are arrays.
@@ -403,9 +403,7 @@ def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> b
 
 
 def _pieces(tensors: Mapping[str, np.ndarray]) -> Iterator[memoryview]:
-    """Yields the bytes of tensors; those of read-only mappings piece by piece, one of which is
-    loaded.
-    """
+    """Yields the bytes of tensors; those of read-only mappings in pieces that are unloaded."""
     for tensor in tensors.values():
         data = _bytes(np.ascontiguousarray(tensor))
         if not isinstance(tensor, np.memmap) or tensor.mode != "r":  # changes would be lost

@@ -8,10 +8,7 @@ MAX_HEADER = 3_000_000  # bytes: 20,000 tensors; a hostile header is rejected wi
 
 
 def read_header(file: BinaryIO, size: int) -> tuple[bytes, dict[str, Any]]:
-    """A file of this size, at its start -> length and header as in the file, the parsed header.
-
-    ValueError if it has another format.
-    """
+    """A file of this size, at its start -> length and header as in the file, the parsed header."""
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if size < 8 or length > size - 8:

@@ -29,7 +29,7 @@ from smallmind.forecast.threads import choose_threads, use_threads
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
 from smallmind.settings.presets import Fields
-from smallmind.settings.rules import FITTED, Choices, resolve
+from smallmind.settings.rules import FITTED_FIELDS, Choices, resolve
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import MODEL_FIELDS
 from smallmind.text.dataset import HELD_OUT, Dataset
@@ -120,11 +120,11 @@ def fit(
     setting that is out of range.
     """
     # Refuses values that are out of range, before anything computes.
-    fields = resolve(choices).given | {"vocab_size": vocab_size}
+    fields = resolve(choices).chosen | {"vocab_size": vocab_size}
     seconds = 60 * float(fields["minutes"])
     costs = corrected(costs_of(choices, seconds, processes), timed)
     law = law_for(known, seconds, costs)
-    return best(sizes_for(choices.given, fields, tokens, seconds, costs, law)).fields
+    return best(sizes_for(choices.chosen, fields, tokens, seconds, costs, law)).fields
 
 
 def tokens_per_step(fields: Fields) -> int:
@@ -220,7 +220,7 @@ def _fields(shape: Shape, given: Fields) -> Fields:
     size = given.get("head_size") or (HEAD if C >= WIDE else SMALL_HEAD)
     n_head = given.get("n_head") or next(h for h in range(max(1, C // size), 0, -1) if C % h == 0)
     own = {**shape._asdict(), "n_head": n_head, "n_embd": max(1, round(C / n_head)) * n_head}
-    return own | {name: given[name] for name in FITTED if name in given}
+    return own | {name: given[name] for name in FITTED_FIELDS if name in given}
 
 
 def parameters(fields: Fields) -> int | None:
@@ -265,7 +265,7 @@ def _timed(choices: Choices) -> list[Fields]:
         counted = {x: (parameters(fields | own), own) for x, own in each.items()}
         return {shape: found for shape, found in counted.items() if found[0]}
 
-    given, fields = choices.given, resolve(choices).given
+    given, fields = choices.chosen, resolve(choices).chosen
     usable = models(given)
     if not usable:  # the error says why
         return [_fields(SHAPES[0], given)]

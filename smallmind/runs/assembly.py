@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from smallmind import parts
 from smallmind.checks import InputError, count_of
@@ -15,12 +15,11 @@ from smallmind.nn.loading import Base
 from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.files import TOKENIZER
-from smallmind.runs.source import ConversationSource, Source, TextSource
+from smallmind.runs.source import Source
 from smallmind.settings.config import ModelConfig, RunConfig
-from smallmind.settings.rules import Start
 from smallmind.settings.settings import Settings
 from smallmind.text.char_tokenizer import CharTokenizer
-from smallmind.text.dataset import HELD_OUT, Dataset
+from smallmind.text.dataset import Dataset
 from smallmind.text.templates import HEADERS, KnownTemplate, fit_template
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.training import Training
@@ -36,10 +35,7 @@ class Initial(NamedTuple):
 
     @classmethod
     def read(cls, run: RunConfig, sha256: str | None = None) -> "Initial | None":
-        """Returns the model that init_from names; None if it is not set.
-
-        InputError if a run was created with another, which had this digest.
-        """
+        """Returns the model that init_from names, if any. InputError if it had another digest."""
         if run.init_from is None:
             return None
         found = find(run.init_from)
@@ -51,12 +47,15 @@ class Initial(NamedTuple):
         return initial
 
     @property
-    def start(self) -> Start:
-        """Returns what settings follow from."""
+    def facts(self) -> dict[str, Any]:
+        """The facts from which settings follow, by name."""
         config = self.config
-        pairs = (config.bigram_vocab or config.vocab_size) if config.bigram_rows else None
-        limits_context = position_class(config).limits_context
-        return Start(config, self.tokenizer.kind, limits_context, pairs)
+        return {
+            "start": config,
+            "start_tokenizer": self.tokenizer.kind,
+            "limits_context": position_class(config).limits_context,
+            "pairs": (config.bigram_vocab or config.vocab_size) if config.bigram_rows else None,
+        }
 
     def write_to(self, model: TransformerModel) -> None:
         """Gives a model its weights, one after the other, with rows for tokens that it lacks."""
@@ -77,27 +76,16 @@ def fit_tokenizer(
         return initial.tokenizer  # with what has been published of it
     if source.tokenizer:
         return source.tokenizer
-    if isinstance(source, ConversationSource):
-        return _fit_to_conversations(run, source, encoding, initial)
-    assert isinstance(source, TextSource)
-    text, tokenizer = source.text, encoding.tokenizer
-    if isinstance(tokenizer, str):
-        if encoding.kind.is_learned:
-            text = text[: len(text) - (source.held_out or int(len(text) * HELD_OUT))]
-        return Tokenizer(text, tokenizer, **encoding.settings)
-    return _with_characters(run, tokenizer, text, initial)
-
-
-def _fit_to_conversations(
-    run: RunConfig, source: ConversationSource, encoding: Encoding, initial: Initial | None
-) -> Tokenizer:
-    """Returns the tokenizer with the tokens of a template, its own if it has one."""
     tokenizer = encoding.tokenizer
     if isinstance(tokenizer, str):
-        text = source.text if encoding.kind.is_learned else source.alphabet + HEADERS
+        headers = HEADERS if source.is_chat else ""
+        text = source.text_to_learn if encoding.kind.is_learned else source.alphabet + headers
         tokenizer = Tokenizer(text, tokenizer, **encoding.settings)
     else:
         tokenizer = _with_characters(run, tokenizer, source.alphabet, initial)
+    if not source.is_chat:
+        return tokenizer
+    # A template needs its tokens.
     fitted, template = fit_template(tokenizer, run.chat_template)
     headers = "".join(template.before.values()) if isinstance(template, KnownTemplate) else ""
     return _with_characters(run, fitted, headers, initial)
@@ -106,10 +94,7 @@ def _fit_to_conversations(
 def _with_characters(
     run: RunConfig, tokenizer: Tokenizer, text: str, initial: Initial | None
 ) -> Tokenizer:
-    """Returns the tokenizer of the initial weights with the characters of a text that it lacks.
-
-    InputError if its tokens are not characters.
-    """
+    """Returns the tokenizer with characters that it lacks. InputError if its tokens are others."""
     if not (initial and (new := tokenizer.unknown(text))):
         return tokenizer
     if isinstance(tokenizer, CharTokenizer):
@@ -161,14 +146,14 @@ def build_training(
 def new_model(settings: Settings, initial: Initial | None = None) -> TransformerModel:
     """Returns the model of a new training, with the initial weights if there are any."""
     run, training = settings.run, settings.training
-    own = {"seed": run.seed, "freeze": training.freeze, "adapter": training.adapter}
+    trained = {"seed": run.seed, "freeze": training.freeze, "adapter": training.adapter}
     precision = training.requested_precision
     if initial is None:
-        model = TransformerModel(settings.model, backend=run.backend, **own)
+        model = TransformerModel(settings.model, backend=run.backend, **trained)
         model.use_precision(precision)
     else:
         config, backend = settings.model, run.backend
-        model = TransformerModel.unfilled(config, backend, precision, trains=True, **own)
+        model = TransformerModel.unfilled(config, backend, precision, trains=True, **trained)
         initial.write_to(model)
         if model.adapter and run.init_from:
             model.flat.initialise(run.seed, model.flat.kept)
@@ -191,10 +176,7 @@ def _check_tokens(role: str, path: str, of_model: Tokenizer, of_text: Tokenizer)
 
 
 def outline_of(settings: Settings, tokenizer: Tokenizer | None) -> Outline:
-    """Returns the loss of a run with the shapes of its models, from their files' metadata.
-
-    InputError if their tokens are not those of the tokenizer, if that is known.
-    """
+    """Returns the loss of a run with the shapes of its models. InputError if tokens differ."""
     kind, config = settings.loss
     found = {(role, x): find(x) for role, x in config.models.items()} if config else {}
     for (role, path), model in found.items():

@@ -30,14 +30,7 @@ from smallmind.runs.assembly import Initial, build_training, fit_tokenizer, new_
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import RUNS, TEXT, Text, default_directory, is_literal, paths_of
 from smallmind.runs.products import fastest_products
-from smallmind.runs.source import (
-    TOKENS,
-    ConversationSource,
-    Source,
-    TokenSource,
-    about_characters,
-    read_source,
-)
+from smallmind.runs.source import TOKENS, Source, about_characters, read_source
 from smallmind.runs.trials import History
 from smallmind.settings.config import OF_BLOCKS, ModelConfig, Precision, RunConfig, TrainingConfig
 from smallmind.settings.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, SIZES, Fields
@@ -50,20 +43,15 @@ from smallmind.settings.rules import (
     with_defaults,
 )
 from smallmind.settings.settings import Origin, Settings, fields_of, new_files
+from smallmind.text import questions, stories
 from smallmind.text.dataset import HELD_OUT, Dataset
-from smallmind.text.packing import window_for
 from smallmind.text.samplers import Epochs
-from smallmind.text.stories import BUILT_IN_FIELDS
 from smallmind.text.templates import find_template
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.training import Training
 
 # Names of several settings, by what sets them.
-SETS: Mapping[str, Mapping[str, Any]] = {
-    "size": SIZES,
-    "arch": ARCHITECTURES,
-    "preset": PRESETS,
-}
+SETS: Mapping[str, Mapping[str, Any]] = {"size": SIZES, "arch": ARCHITECTURES, "preset": PRESETS}
 
 
 class Prepared(NamedTuple):
@@ -96,7 +84,7 @@ def choices_of(settings: Settings | None, recipe: str | None, fields: dict[str, 
         if settings:
             raise InputError(f"{name}={value!r} would change nothing: settings has every setting")
     if settings:
-        return Choices(settings.replace(**{"lengths": None, **fields}).fields, recipe=None)
+        return Choices(settings.replace(**({"lengths": None} | fields)).fields, recipe=None)
     for name, value in names.items():
         if check_type(name, value, str) not in SETS[name]:
             raise InputError(f"{name}={value!r} must be one of {', '.join(SETS[name])}")
@@ -108,22 +96,19 @@ def choices_of(settings: Settings | None, recipe: str | None, fields: dict[str, 
 def create(
     choices: Choices, text: Text, out: str | PathLike[str] | None
 ) -> tuple[RunDirectory, SavedConfig, Prepared]:
-    """Writes the run -> its directory, locked, its config, and what it was prepared from.
-
-    Arguments and errors as `Run.create`.
-    """
+    """Writes the run -> its directory, locked, its config, what it is made of. As `Run.create`."""
     check_type("text", text, str, PathLike, list, tuple, None)
     check_type("out", out, str, PathLike, None)
     literal = str(text) if is_literal(text) else None
-    out = out or choices.given.get("out")
+    out = out or choices.chosen.get("out")
     if out:  # before a long text is read
         RunDirectory(Path(out)).check_free(literal)
     prepared = prepare(choices, text, Path(out or default_directory("")).parent / TOKENS)
     settings, source = prepared.settings, prepared.source
     path = Path(out or default_directory(source.name))
-    given = settings.run.text if text is None else text
+    text = settings.run.text if text is None else text
     config = SavedConfig(
-        with_paths(settings, path / TEXT if literal else given, str(path)),
+        with_paths(settings, path / TEXT if literal else text, str(path)),
         source.sha256,
         initial_sha256=prepared.initial.sha256 if prepared.initial else None,
         begins_texts=True,
@@ -173,14 +158,12 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
             f"lora_rank={chosen.training.lora_rank} adapts a model: name it with --init-from"
         )
     initial = Initial.read(chosen.run)
-    known: dict[str, Any] = {"characters": characters}
-    if initial:
-        known["start"] = initial.start
+    known: dict[str, Any] = {"characters": characters, **(initial.facts if initial else {})}
     if text is None:
         known["is_chat"] = bool(chosen.run.chat)
     if text is None and not initial:
-        known["built_in"] = built_in_fields(known["is_chat"])
-    run = RunConfig(**fields_of(RunConfig, resolve(choices, Facts(**known)).given))
+        known["built_in"] = (questions if known["is_chat"] else stories).BUILT_IN_FIELDS
+    run = RunConfig(**fields_of(RunConfig, resolve(choices, Facts(**known)).chosen))
     encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
     source = read_source(text, run, encoding, cache)
     tokenizer = fit_tokenizer(run, source, encoding, initial)
@@ -209,21 +192,13 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     return Prepared(settings, source, tokenizer, data, initial, facts)
 
 
-def built_in_fields(is_chat: bool) -> Fields:
-    """Returns the settings that were measured for the built-in stories or questions."""
-    if is_chat:
-        from smallmind.text import questions
-
-        return questions.BUILT_IN_FIELDS
-    return BUILT_IN_FIELDS
-
-
 def _facts_of_text(run: RunConfig, source: Source, tokenizer: Tokenizer) -> dict[str, Any]:
     """Returns the facts of a text that has been read and encoded, by name."""
     report, separator = source.report, tokenizer.separator_token
     several = report is not None and report.documents > 1
     known = {
-        **about_tokens_on_disk(source),
+        **source.facts,
+        **source.about_conversations(tokenizer),
         "is_chat": source.is_chat,
         "has_documents": several and tokenizer.is_learned and separator is not None,
         "vocab_size": tokenizer.vocab_size,
@@ -234,24 +209,7 @@ def _facts_of_text(run: RunConfig, source: Source, tokenizer: Tokenizer) -> dict
     between = known.get("of_tokens", {}).get("text_separator", run.text_separator)
     if between and run.mask_documents:
         known["separator"] = tokenizer.token_of(between)
-    if source.is_chat:
-        known["conversations"] = report.conversations if report else 0
-    if isinstance(source, ConversationSource):
-        known["conversations"] = len(source.conversations)
-        known["window"] = lambda: window_for([len(tokens) for tokens in source.marked(tokenizer)])
     return known
-
-
-def about_tokens_on_disk(source: Source) -> dict[str, Any]:
-    """Returns the facts of tokens that are on disk, by name; none of any other text."""
-    if not (isinstance(source, TokenSource) and source.is_given):
-        return {}
-    tokenizer, found = source.tokenizer, source.found
-    fields = {field: getattr(tokenizer, name) for name, field in tokenizer.settings.items()}
-    fields["tokenizer"] = tokenizer.kind
-    if not source.is_chat and found.separator != tokenizer.separator:
-        fields["text_separator"] = found.separator
-    return {"of_tokens": fields, "directory": str(found.path)}
 
 
 def _forecast(source: Source, tokenizer: Tokenizer, cache: Path | None, choices: Choices) -> Fields:
@@ -270,8 +228,8 @@ def history_of(
     choices: Choices, source: Source, tokenizer: Tokenizer, folders: Sequence[Path], unique: int
 ) -> History:
     """Finds the outcomes of a text in folders of runs, for runs of these choices."""
-    settings = choices.settings(Facts(**about_tokens_on_disk(source)))
-    return History(folders, source.sha256, settings, tokenizer, unique, choices.given)
+    settings = choices.settings(Facts(**source.facts))
+    return History(folders, source.sha256, settings, tokenizer, unique, choices.chosen)
 
 
 def outline(choices: Choices, characters: int) -> Settings:
@@ -282,16 +240,14 @@ def outline(choices: Choices, characters: int) -> Settings:
     initial = Initial.read(choices.settings().run)
 
     def forecast(choices: Choices) -> Fields:
-        return budget.fit(choices, budget.tokens_of(resolve(choices).given, characters))
+        return budget.fit(choices, budget.tokens_of(resolve(choices).chosen, characters))
 
-    start: dict[str, Any] = {"start": initial.start} if initial else {}
-    return choices.settings(Facts(characters=characters, forecast=forecast, **start))
+    known = initial.facts if initial else {}
+    return choices.settings(Facts(characters=characters, forecast=forecast, **known))
 
 
 def _check_grows(settings: Settings, initial: Initial, tokenizer: Tokenizer) -> None:
-    """Raises InputError if a model is to learn new tokens, and the part that would is not
-    trained.
-    """
+    """Raises InputError if a model is to learn new tokens with a part that is not trained."""
     training, added = settings.training, tokenizer.vocab_size - initial.config.vocab_size
     frozen = frozen_parts(training.freeze, initial.config) & {"embedding", "head"}
     if added <= 0 or not (training.adapter or frozen):
@@ -314,10 +270,7 @@ BY_MACHINE = Origin("this machine", "As many threads as its cores and the size o
 
 
 def settle(choices: Choices, facts: Facts) -> Settings:
-    """Settles the settings of a new run: all that follows from its facts and from the machine.
-
-    InputError if they contradict each other, or the machine has fewer threads.
-    """
+    """Settles what follows from the facts and the machine. InputError if settings contradict."""
     settings = choices.settings(facts)
     run, training = settings.run, settings.training
     frozen_parts(training.freeze, settings.model)  # raises early
@@ -340,10 +293,7 @@ def settle(choices: Choices, facts: Facts) -> Settings:
 
 
 def with_paths(settings: Settings, text: Text, out: str | None) -> Settings:
-    """-> the settings with this text and directory, and paths that are valid from any directory.
-
-    `out` stays as given.
-    """
+    """-> the settings with this text and directory, and absolute paths; `out` stays as it is."""
     run = settings.run
     paths = {
         "init_from": run.init_from,
@@ -361,10 +311,7 @@ def import_model(
     block_size: int | None,
     base: str | PathLike[str] | None = None,
 ) -> tuple[RunDirectory, SavedConfig]:
-    """Writes the run -> its directory and its config. Arguments and errors as `Run.import_model`.
-
-    It has no text: what needs one says so.
-    """
+    """Writes a run without a text -> its directory and its config. As `Run.import_model`."""
     source = Path(check_type("source", source, str, PathLike))
     check_type("out", out, str, PathLike, None)
     if not source.exists():
@@ -372,8 +319,14 @@ def import_model(
             f"{source} does not exist; give a directory of transformers or a GGUF file. To fetch a "
             f"published model: pip install huggingface_hub, then {_fetching(source)}"
         )
+    path = default_directory(source.stem) if out is None else Path(out)
     if find_peft(source):
-        return _import_adapter(source, out, base)
+        adapted = find(source) if base is None else find(base, adapter=source)
+        saved, tokenizer = adapted.adapter(), adapted.tokenizer()
+        assert saved.base
+        run = RunConfig(tokenizer=tokenizer.kind, out=str(path), init_from=saved.base.path)
+        settings = Settings(saved.config, TrainingConfig(**saved.adapter.settings), run)
+        return _write_imported(path, settings, tokenizer, source, saved.model())
     if base is not None:
         raise InputError(f"{source} is not an adapter of PEFT: leave out the base, {base}")
     found = find_external(source)
@@ -390,8 +343,18 @@ def import_model(
     if model is None:  # the file is kept, with blocks of integers as they are
         for _ in found.parameters():
             pass  # checks them
-    path = default_directory(source.stem) if out is None else Path(out)
     settings = Settings(found.config, run=RunConfig(tokenizer=tokenizer.kind, out=str(path)))
+    return _write_imported(path, settings, tokenizer, source, model)
+
+
+def _write_imported(
+    path: Path,
+    settings: Settings,
+    tokenizer: Tokenizer,
+    source: Path,
+    model: TransformerModel | None,
+) -> tuple[RunDirectory, SavedConfig]:
+    """Writes a run with this model, or with a copy of its file -> its directory and its config."""
     config = SavedConfig(settings, text_sha256="", imported=str(source.resolve().name))
     copied = source if model is None else None
     directory, config = _write(path, config, tokenizer, model=model, copied=copied)
@@ -403,41 +366,22 @@ def _fetching(source: Path) -> str:
     """-> the commands that fetch and import a published model, which a person may have named."""
     is_name = not source.is_absolute() and len(source.parts) == 2 and not source.suffix
     name = source.as_posix() if is_name else "OWNER/NAME"
-    place = name.partition("/")[2]
-    return f"hf download {name} --local-dir {place} and smallmind import {place}"
+    folder = name.partition("/")[2]
+    return f"hf download {name} --local-dir {folder} and smallmind import {folder}"
 
 
 def _check_template(source: Path, tokenizer: Tokenizer) -> None:
-    """Raises InputError if the model's chat template could not be used. Without jinja2 that is
-    unknown.
-    """
+    """Raises InputError if the chat template cannot be used; unknown without jinja2."""
     if importlib.util.find_spec("jinja2") is None:
         return
     try:
         find_template(tokenizer)
     except InputError as error:
-        place = (
-            "the GGUF file" if source.is_file() else "chat_template.jinja or tokenizer_config.json"
-        )
+        files = "chat_template.jinja or tokenizer_config.json"
         raise InputError(
-            f"{source}: {error}; remove the template from {place} to import the model without it"
+            f"{source}: {error}; remove the template from "
+            f"{'the GGUF file' if source.is_file() else files} to import the model without it"
         ) from None
-
-
-def _import_adapter(
-    source: Path, out: str | PathLike[str] | None, base: str | PathLike[str] | None
-) -> tuple[RunDirectory, SavedConfig]:
-    """Writes a run with an adapter of PEFT -> its directory and its config."""
-    found = find(source) if base is None else find(base, adapter=source)
-    saved, tokenizer = found.adapter(), found.tokenizer()
-    assert saved.base
-    path = default_directory(source.stem) if out is None else Path(out)
-    run = RunConfig(tokenizer=tokenizer.kind, out=str(path), init_from=saved.base.path)
-    settings = Settings(saved.config, TrainingConfig(**saved.adapter.settings), run=run)
-    config = SavedConfig(settings, text_sha256="", imported=str(source.resolve().name))
-    directory, config = _write(path, config, tokenizer, model=saved.model())
-    directory.unlock()
-    return directory, config
 
 
 def _shortened(config: ModelConfig, block_size: int) -> ModelConfig:

@@ -49,15 +49,16 @@ from smallmind.training import checkpoint
 from smallmind.training.profiler import ProfileRow
 from smallmind.training.records import FailureRecord, FinalRecord, Record
 
-ENDING = {  # fields of the records that end a run
+ENDING_FIELDS = {  # fields of the records that end a run
     field.name
     for kind in (FailureRecord, FinalRecord)
     for field in dataclasses.fields(kind)
     if field.name != "step"
 }
-OPTIONAL = ("teacher_sha256", "initial_sha256", "imported", "template_time")  # texts in config.json
-FLAGS = ("awaits_timing", "limits_evaluations", "begins_texts", "packs_evenly")  # likewise
-PIECE = 2**20  # bytes that are read at a time
+# In config.json.
+OPTIONAL_TEXTS = ("teacher_sha256", "initial_sha256", "imported", "template_time")
+OPTIONAL_FLAGS = ("awaits_timing", "limits_evaluations", "begins_texts", "packs_evenly")
+PIECE_BYTES = 2**20  # that are read at a time
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 2,000
 SAMPLES_BEGIN = re.compile(rb"^(?=--- step \d+$)", re.MULTILINE)
 
@@ -128,10 +129,7 @@ class RunDirectory:
         return directory
 
     def lock(self) -> bool:
-        """Keeps other processes out until `unlock` -> whether it was not locked by this one yet.
-
-        InputError naming the process that holds the lock.
-        """
+        """Keeps other processes out, or InputError -> True if it was not locked by this one."""
         if self._lock:
             return False
         self._lock = RunLock(self.path)
@@ -151,10 +149,7 @@ class RunDirectory:
             self._lock = None
 
     def discard_untrained(self) -> None:
-        """Removes what `create` made if no step was trained since, and unlocks the directory.
-
-        Leaves everything if another process holds the lock.
-        """
+        """Removes what `create` made if no step was trained, unless another process locks it."""
         try:
             self.lock()
         except InputError:
@@ -197,20 +192,20 @@ class RunDirectory:
 
         The text of a run that has one of its own is there, wherever the run was created.
         """
-        file, own = self.path / CONFIG, self.path / TEXT
+        file, text = self.path / CONFIG, self.path / TEXT
         try:
             with durable.open_regular(file) as opened:
                 saved = from_json(opened.read(MAX_CONFIG_BYTES))
             settings = Settings.from_dict(saved)
             recorded = settings.run.text
-            if isinstance(recorded, str) and Path(recorded).name == TEXT and own.is_file():
-                settings = settings.replace(text=str(own.resolve()))
+            if isinstance(recorded, str) and Path(recorded).name == TEXT and text.is_file():
+                settings = settings.replace(text=str(text.resolve()))
             return SavedConfig(
                 settings,
                 check_type("text_sha256", saved["text_sha256"], str),
-                **{name: check_type(name, saved.get(name), str, None) for name in OPTIONAL},
+                **{name: check_type(name, saved.get(name), str, None) for name in OPTIONAL_TEXTS},
                 extended_after=whole(saved.get("extended_after", 0)),
-                **{name: check_type(name, saved.get(name, False), bool) for name in FLAGS},
+                **{name: check_type(name, saved.get(name, False), bool) for name in OPTIONAL_FLAGS},
                 sha256=_digests(saved.get("sha256", {})),
                 timing=_timing(saved.get("timing")),
             )
@@ -238,10 +233,7 @@ class RunDirectory:
             self.problems.append(f"{sentence}: {error.strerror}")
 
     def log(self, record: Record, seconds: float) -> None:
-        """Appends a line to the metrics, after this many seconds of training.
-
-        While the disk is full, keeps it for the next call.
-        """
+        """Appends a line to the metrics, or keeps it for the next call while the disk is full."""
         fields = record.fields
         fields.setdefault("elapsed_seconds", seconds)
         self._unwritten += json.dumps(fields).encode() + b"\n"
@@ -251,10 +243,7 @@ class RunDirectory:
             self._add_event(fields)
 
     def begin_events(self, step: int) -> None:
-        """From now on `log` also writes an event file, of a session that starts after a step.
-
-        The first one of a run gets its earlier records too.
-        """
+        """Makes `log` write an event file too; the first one of a run gets its earlier records."""
         is_first = not any(self.path.glob(PATTERN))
         self._events = EventFile(self.path, 0 if is_first else step)
         if is_first:
@@ -285,10 +274,7 @@ class RunDirectory:
                 os.close(file)
 
     def cut_metrics(self, step: int) -> None:
-        """Prepares the metrics for a run that resumes after a step, and writes the rest again.
-
-        Removes damaged lines, those of later steps and those that end a run.
-        """
+        """Removes lines that are damaged, of later steps or end a run; writes the rest again."""
         path = self.path / METRICS
         unwritten, self._unwritten = self._unwritten.splitlines(keepends=True), b""
         is_in_line, self._in_line = self._in_line, False
@@ -310,7 +296,7 @@ class RunDirectory:
         kept = [
             line
             for line, record in zip(lines, records, strict=True)
-            if record and record["step"] <= step and not ENDING & record.keys()
+            if record and record["step"] <= step and not ENDING_FIELDS & record.keys()
         ]
         if len(kept) == len(lines) == count and not is_in_line:
             return
@@ -344,10 +330,7 @@ class RunDirectory:
         step: int,
         announce: Callable[[str], object] | None = None,
     ) -> None:
-        """Writes model and tokenizer to one file, with the step that they were saved after.
-
-        `announce` gets its SHA-256 before it takes the place of another.
-        """
+        """Writes model and tokenizer to one file; `announce` gets its SHA-256 before."""
         saved = {"tokenizer": tokenizer.saved, "step": str(step)}
         with activity.doing("Saving the model", usual=model.flat.data.nbytes < activity.LARGE):
             model.save(self.path / MODEL, saved, announce)
@@ -364,16 +347,9 @@ class RunDirectory:
             durable.write(self.path / PUBLISHED, [_published(tokenizer.published)])
 
     def digests(self) -> dict[str, Sequence[str]]:
-        """Returns the SHA-256 of each file of a new run that nothing but the run may change."""
-        found: dict[str, Sequence[str]] = {}
-        for name in (TOKENIZER, PUBLISHED, MODEL, IMPORTED):
-            path = self.path / name
-            if path.exists():
-                is_large = name in (MODEL, IMPORTED)
-                content = b"" if is_large else path.read_bytes()
-                sha256 = digest_of_file(path) if is_large else hashlib.sha256(content).hexdigest()
-                found[name] = [sha256]
-        return found
+        """Returns the SHA-256 of the files of a new run that only the run may change."""
+        paths = [self.path / name for name in (TOKENIZER, PUBLISHED, MODEL, IMPORTED)]
+        return {path.name: [digest_of_file(path)] for path in paths if path.exists()}
 
     def load_tokenizer(self) -> Tokenizer | None:
         """Returns the tokenizer of the run; None if an earlier version made the directory."""
@@ -413,9 +389,7 @@ class RunDirectory:
         return self._read(METRICS).splitlines(keepends=True)
 
     def _read(self, name: str) -> bytes:
-        """-> the content of one of its files; empty if that is missing. InputError if
-        unreadable.
-        """
+        """-> the content of one of its files; empty if it is missing."""
         path = self.path / name
         try:
             with durable.open_regular(path, follow=False) as file:
@@ -442,24 +416,18 @@ class RunDirectory:
                 # A run that could not start has just removed its directory.
 
     def _claim(self, text: str | None, was_begun: bool) -> None:
-        """Creates the metrics, which shows that the directory is taken even where locks fail.
-
-        A start that was killed may have created them already, before this one has locked.
-        """
+        """Creates the metrics, which shows that the directory is taken even where locks fail."""
         self._check_names(text)
         try:
             (self.path / METRICS).touch(exist_ok=was_begun)
         except FileExistsError:
             raise self._taken() from None
         # An identical text may be the user's own file.
-        own = [n for n in _new_files(text) if n != TEXT or not os.path.lexists(self.path / n)]
-        self._files = [self.path / name for name in own]
+        made = [n for n in _new_files(text) if n != TEXT or not os.path.lexists(self.path / n)]
+        self._files = [self.path / name for name in made]
 
     def check_free(self, text: str | None = None) -> None:
-        """Raises InputError if the directory holds a run, or part of one, or one is starting there.
-
-        `text` is that of the run, if it is to be written to text.txt.
-        """
+        """Raises InputError if the directory holds part of a run, or one is starting there."""
         self._check_names(text)
         if os.path.lexists(self.path / METRICS) and is_held(self.path):
             raise InputError(
@@ -474,11 +442,10 @@ class RunDirectory:
             raise self._taken()
 
     def _left_by_a_start(self, text: str | None = None) -> set[str]:
-        """Returns the files that a start has made which was killed before it could save its config.
+        """Returns the files of a start that was killed before it could save its config.
 
-        It makes empty metrics before all others, and only where there are no such files. Since then
-        the user may have put some there: only a tokenizer that was written here counts, with what
-        was published with it, and the same text.
+        It makes empty metrics before all others. Files that the user has put there since do not
+        count: only a tokenizer that was written here, what was published with it, the same text.
         """
         if _content(self.path / METRICS) != b"":
             return set()
@@ -513,9 +480,7 @@ class RunDirectory:
 
 
 def _timing(saved: Any) -> dict[str, float] | None:
-    """-> the timing of a run by minutes as it was saved. ValueError or TypeError if it is
-    damaged.
-    """
+    """Checks the timing of a run by minutes, as it was saved."""
     if saved is None:
         return None
     found = {name: number(value) for name, value in check_type("timing", saved, dict).items()}
@@ -533,11 +498,9 @@ def _new_files(text: str | None) -> list[str]:
 
 def _content(path: Path) -> bytes | None:
     """Returns the content of a regular file; None if there is none."""
-    try:
-        with durable.open_regular(path, follow=False) as file:
-            return file.read()
-    except (OSError, ValueError):
-        return None
+    with suppress(OSError, ValueError), durable.open_regular(path, follow=False) as file:
+        return file.read()
+    return None
 
 
 def _digests(saved: Any) -> Mapping[str, Sequence[str]]:
@@ -549,17 +512,14 @@ def _digests(saved: Any) -> Mapping[str, Sequence[str]]:
 
 
 def digest_of_file(path: Path) -> str:
-    """SHA-256 of a file; of safetensors the one that it holds, with which its reader compares it.
-
-    InputError if it cannot be read.
-    """
+    """Returns the SHA-256 of a file; of safetensors the one that it holds, which readers check."""
     if path.suffix == ".safetensors":
         return safetensors.read_digest(path)
     sha256 = hashlib.sha256()
     with durable.explained(path, "file"), durable.open_regular(path) as file:
         usual = os.fstat(file.fileno()).st_size < activity.LARGE
         with activity.doing(f"Checking {path}", usual=usual):
-            while piece := file.read(PIECE):
+            while piece := file.read(PIECE_BYTES):
                 sha256.update(piece)
                 activity.tick()
     return sha256.hexdigest()

@@ -25,7 +25,7 @@ NAME = "events.out.tfevents.{seconds:010d}.smallmind"
 VERSION = b"brain.Event:2"
 MASK = 0xA282EAD8
 POLYNOMIAL = 0x82F63B78  # of CRC-32C, its bits reversed
-LARGEST = 3.4028234e38  # float that fits into 32 bits
+MAX_FLOAT32 = 3.4028234e38  # float that fits into 32 bits
 VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5  # wire types
 START = 1  # of a session: TensorBoard drops what earlier ones wrote from this step on
 
@@ -43,7 +43,7 @@ for _ in range(8):
 
 
 def frame(data: bytes) -> bytes:
-    """Data with its length and its checksums."""
+    """-> data with its length and its checksums."""
     length = struct.pack("<Q", len(data))
     return length + _masked_crc(length) + data + _masked_crc(data)
 
@@ -61,9 +61,13 @@ def scalars_of(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         yield from ((f"update_ratio/{name}", number(ratio)) for name, ratio in ratios.items())
         return
     # The kind of the record, by a field that only it has.
-    kinds = {"spike_step": "rollback", "final_loss": "final", "val_loss": "evaluation"}
-    kinds |= {"used_gflops": "usage"}
-    kinds |= {"loss_scale": "training"}
+    kinds = {
+        "spike_step": "rollback",
+        "final_loss": "final",
+        "val_loss": "evaluation",
+        "used_gflops": "usage",
+        "loss_scale": "training",
+    }
     group = next((group for field, group in kinds.items() if field in record), None)
     for name, value in record.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -74,7 +78,7 @@ def scalars_of(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 def summary_event(step: int, scalars: Iterable[tuple[str, float]]) -> bytes:
     values = b""
     for tag, scalar in scalars:
-        fits = math.copysign(math.inf, scalar) if abs(scalar) > LARGEST else scalar
+        fits = math.copysign(math.inf, scalar) if abs(scalar) > MAX_FLOAT32 else scalar
         value = _field(1, BYTES, tag.encode()) + _field(2, FLOAT, struct.pack("<f", fits))
         values += _field(1, BYTES, value)
     return _event(step, _field(5, BYTES, values))
@@ -96,9 +100,7 @@ def _field(number: int, wire_type: int, value: bytes) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """-> a number from 0 on, seven bits per byte, the lowest first; the top bit says: more
-    follow.
-    """
+    """Encodes seven bits per byte, the lowest first; the top bit says that more follow."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)

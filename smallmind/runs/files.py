@@ -29,14 +29,14 @@ MAX_PATH_CHARACTERS = 1000  # a longer string is a text
 Text = str | PathLike[str] | Sequence[str | PathLike[str]] | None
 
 
-def newest_run(parent: str | PathLike[str] = RUNS) -> Path:
-    """-> the directory below parent whose run was created last. InputError if there is none."""
+def newest_run() -> Path:
+    """-> the directory in RUNS whose run was created last. InputError if there is none."""
     created: list[tuple[int, Path]] = []
-    for config in Path(parent).glob(f"*/{CONFIG}"):
+    for config in Path(RUNS).glob(f"*/{CONFIG}"):
         with suppress(OSError):  # removed meanwhile
             created.append((config.stat().st_mtime_ns, config.parent))
     if not created:
-        raise InputError(f"{parent} holds no run; give RUN, the directory of one")
+        raise InputError(f"{RUNS} holds no run; give RUN, the directory of one")
     return max(created)[1]
 
 
@@ -47,7 +47,7 @@ def model_in(directory: Path) -> Path | None:
 
 
 def default_directory(name: str) -> Path:
-    """runs/<date>-<name>, with a number appended if that exists."""
+    """-> runs/<date>-<name>, with a number appended if that exists."""
     base = Path(RUNS) / f"{datetime.date.today().isoformat()}-{name}"
     path, number = base, 2
     while path.exists():

@@ -1,7 +1,7 @@
 """Models of this package on disk: model files, and runs with their checkpoints."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,22 +26,25 @@ from smallmind.training.checkpoint import BEST, CHECKPOINTS
 from smallmind.training.state import RunState
 
 
-class ModelFile(StoredModel):
-    """A model file, with its tokenizer."""
+class _InFile:
+    """The path of a file with a tokenizer."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.path, self.name = path, name
 
-    @functools.cached_property
-    def config(self) -> ModelConfig:
-        try:
-            saved = {"config": from_json(safetensors.read_metadata(self.path)["config"])}
-        except (KeyError, ValueError) as error:
-            raise InputError(f"{self.path} does not describe its model: {error}") from None
-        return _config(saved, "config", str(self.path))
-
     def tokenizer(self) -> Tokenizer:
         return _tokenizer(safetensors.read_metadata(self.path), str(self.path))
+
+
+class ModelFile(_InFile, StoredModel):
+    """A model file, with its tokenizer."""
+
+    @functools.cached_property
+    def config(self) -> ModelConfig:
+        def read() -> Any:
+            return from_json(safetensors.read_metadata(self.path)["config"])
+
+        return _config(read, str(self.path))
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         with safetensors.streaming(self.path) as (tensors, _):
@@ -59,14 +62,8 @@ class ModelFile(StoredModel):
         return model, tokenizer
 
 
-class AdapterFile(StoredAdapter):
+class AdapterFile(_InFile, StoredAdapter):
     """A model file of an adapter alone, with the tokenizer of both."""
-
-    def __init__(self, path: Path, name: str) -> None:
-        self.path, self.name = path, name
-
-    def tokenizer(self) -> Tokenizer:
-        return _tokenizer(safetensors.read_metadata(self.path), str(self.path))
 
     def adapter(self) -> SavedAdapter:
         tensors, metadata = safetensors.read(self.path)
@@ -77,18 +74,23 @@ class AdapterFile(StoredAdapter):
         return SavedAdapter.of(str(self.path), config, facts, tensors)
 
 
-class Checkpoint(StoredModel):
-    """The model of a checkpoint, as it was then."""
+class _InCheckpoint:
+    """The state of a checkpoint, with a tokenizer."""
 
     def __init__(self, saved: RunState, name: str) -> None:
-        self.saved, self.name, self.step = saved, name, saved.step
-
-    @functools.cached_property
-    def config(self) -> ModelConfig:
-        return _config(self.saved.state, "model", _step_name(self.saved))
+        self.saved, self.name = saved, name
+        self.step: int | None = saved.step
 
     def tokenizer(self) -> Tokenizer:
         return tokenizer_of(self.saved)
+
+
+class Checkpoint(_InCheckpoint, StoredModel):
+    """The model of a checkpoint, as it was then."""
+
+    @functools.cached_property
+    def config(self) -> ModelConfig:
+        return _config(lambda: self.saved.state["model"], _step_name(self.saved))
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         return _parameters(self, weights(self.saved.tensors))
@@ -98,14 +100,8 @@ class Checkpoint(StoredModel):
         return TransformerModel.from_tensors(self.config, tensors, source, backend, precision)
 
 
-class AdapterCheckpoint(StoredAdapter):
+class AdapterCheckpoint(_InCheckpoint, StoredAdapter):
     """The adapter of a checkpoint, as it was then."""
-
-    def __init__(self, saved: RunState, name: str) -> None:
-        self.saved, self.name, self.step = saved, name, saved.step
-
-    def tokenizer(self) -> Tokenizer:
-        return tokenizer_of(self.saved)
 
     def adapter(self) -> SavedAdapter:
         state, tensors = self.saved.state, weights(self.saved.tensors)
@@ -179,10 +175,7 @@ def _in_file(path: Path, name: str) -> StoredModel:
 
 
 def _check_files(directory: Path, *names: str) -> None:
-    """Raises InputError if a file of a run is there but is not the one that the run has saved.
-
-    Those of earlier versions, and of runs whose config.json is lost, are taken as they are.
-    """
+    """Raises InputError if a file is not the one that the run saved, as far as that is known."""
     digests: Mapping[str, Sequence[str]] = {}
     with suppress(InputError):
         digests = RunDirectory(directory).load_config().sha256
@@ -211,10 +204,10 @@ def _step_name(saved: RunState) -> str:
     return f"the checkpoint of step {saved.step}"
 
 
-def _config(saved: Mapping[str, Any], key: str, source: str) -> ModelConfig:
-    """Checks the config of a model in a file. InputError naming its source if it is wrong."""
+def _config(read: Callable[[], Any], source: str) -> ModelConfig:
+    """Reads the config of a model in a file. InputError naming its source if it is wrong."""
     try:
-        return from_saved(ModelConfig, saved[key])
+        return from_saved(ModelConfig, read())
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{source} does not describe its model: {error}") from None
 

@@ -19,8 +19,8 @@ from smallmind.settings.settings import LOSS_RECORDS
 from smallmind.training.records import Record
 
 FIELDS = [field.name for kind in Record.__subclasses__() for field in dataclasses.fields(kind)]
-place = FIELDS.index("of")
-FIELDS[place : place + 3] = LOSS_RECORDS  # in place of the fields of a LossRecord
+first = FIELDS.index("of")
+FIELDS[first : first + 3] = LOSS_RECORDS  # instead of the fields of a LossRecord
 FIELDS.append("kind")  # last: the columns before it are those of earlier versions
 
 
@@ -57,11 +57,11 @@ class MetricsTable:
         return found
 
     def losses_svg(self) -> Svg:
-        """Training and held-out loss as a picture; empty without any."""
+        """Draws training and held-out loss; empty without any."""
         return picture(losses_of(self.curve("loss"), self.curve("val_loss")))
 
     def to_csv(self) -> str:
-        """Comma-separated, with a header; a cell is empty if its row has no value."""
+        """-> comma-separated text with a header; a cell is empty if its row has no value."""
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, lineterminator="\n")
         writer.writeheader()

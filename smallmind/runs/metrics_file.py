@@ -47,10 +47,7 @@ class MetricsFile:
         self._last = b""  # the line before it
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Returns the records since the last call, to be consumed before the next one.
-
-        OSError or ValueError if the file cannot be read, at once.
-        """
+        """Returns the records since the last call, to be consumed before the next one."""
         with durable.open_regular(self.path) as file:
             file.seek(self._offset - len(self._last))
             if file.read(len(self._last)) != self._last:  # it is another file
@@ -65,22 +62,22 @@ class MetricsFile:
         return self._records(whole)  # one by one: a hundred thousand take 100 MB
 
     def _records(self, data: bytes) -> Iterator[dict[str, Any]]:
-        place = 0
-        while place < len(data):
-            first = place
-            while self.sparse and (step := STEP.match(data, place)):
+        offset = 0
+        while offset < len(data):
+            first = offset
+            while self.sparse and (step := STEP.match(data, offset)):
                 self.lines += 1
-                place = step.end()
-            if place > first:
-                yield from _last_record(data[first:place])
+                offset = step.end()
+            if offset > first:
+                yield from _last_record(data[first:offset])
                 continue
-            end = data.index(b"\n", place)
+            end = data.index(b"\n", offset)
             self.lines += 1
-            if record := record_of(data[place:end]):
+            if record := record_of(data[offset:end]):
                 yield record
             else:
                 self.unreadable.append(self.lines)
-            place = end + 1
+            offset = end + 1
 
 
 def _last_record(lines: bytes) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ from smallmind.training.checkpoint import Saver
 from smallmind.training.state import RunState
 from smallmind.training.training import Training
 
-CHUNK = 1 << 22  # tokens that are sent at once
+CHUNK_TOKENS = 1 << 22  # that are sent at once
 
 Stopping = Callable[[Callable[[], None]], object]
 
@@ -138,7 +138,7 @@ def _receive(
 ) -> Training:
     """Builds the training that rank 0 has.
 
-    `lengths` are those of the training and the held-out part, in tokens, `on_disk` the place and
+    `lengths` are those of the training and the held-out part, in tokens, `on_disk` the path and
     the digest of tokens on disk, and `others` the ModelConfigs of models that the loss needs.
     """
     settings = Settings.from_dict(saved).replace(threads=threads)
@@ -169,7 +169,7 @@ def _receive(
 
 
 def _check_instruction_sets(group: Group, training: Training, settings: Settings) -> None:
-    """InputError naming the first rank whose results would have other bits than those of rank 0."""
+    """Raises InputError naming the first rank whose results would differ from those of rank 0."""
 
     def check(first: str, here: str) -> None:
         if here != first and not settings.training.allow_mixed_cpus:
@@ -188,9 +188,9 @@ def _same_tokens(on_disk: tuple[str, str] | None, tokenizer: Tokenizer) -> Token
     """Returns the tokens on disk of rank 0, if this machine has them in the same place."""
     if not on_disk:
         return None
-    place, digest = on_disk
+    path, digest = on_disk
     try:
-        found = find_tokens([place], tokenizer)
+        found = find_tokens([path], tokenizer)
     except (InputError, OSError):
         return None
     return found if found and found.sha256 == digest else None
@@ -200,17 +200,17 @@ def _send_tokens(group: Group, parts: tuple[Tokens, Tokens], has_them: bool) -> 
     """Writes rank 0's tokens into the arrays of those who lack them; on all ranks."""
     if all(group.together(lambda: has_them)):
         return
-    buffer = np.empty(CHUNK, np.int32)
+    buffer = np.empty(CHUNK_TOKENS, np.int32)
     with activity.doing("Sending the tokens to the other ranks"):
         for part in parts:
-            for start in activity.parts(range(0, len(part), CHUNK)):
-                chunk = buffer[: min(CHUNK, len(part) - start)]
+            for start in activity.parts(range(0, len(part), CHUNK_TOKENS)):
+                chunk = buffer[: min(CHUNK_TOKENS, len(part) - start)]
                 if group.is_first:
-                    chunk[...] = part[start : start + CHUNK]
+                    chunk[...] = part[start : start + CHUNK_TOKENS]
                 group.send(chunk)
                 if not has_them:
                     assert isinstance(part, np.ndarray)
-                    part[start : start + CHUNK] = chunk
+                    part[start : start + CHUNK_TOKENS] = chunk
 
 
 def _file_of(length: int) -> np.ndarray:

@@ -24,7 +24,7 @@ from smallmind.runs.files import RUNS, Text
 from smallmind.runs.source import TOKENS
 from smallmind.runs.trials import MIN_STEPS, PLAIN
 from smallmind.settings.presets import RECIPES
-from smallmind.settings.rules import FITTED, Choices
+from smallmind.settings.rules import FITTED_FIELDS, Choices
 from smallmind.settings.settings import Settings
 from smallmind.settings.sources import ALTERNATIVES, flag_of, flags_of
 from smallmind.text.dataset import HELD_OUT
@@ -79,7 +79,7 @@ class Planner:
     def sizes(self, minutes: float) -> list[Size]:
         """-> each size of the model, as it would be trained in this time, from the smallest on."""
         text = self.unique / (1 - HELD_OUT)
-        given = self.choices.given
+        given = self.choices.chosen
         fields = self.choices.fields | {"vocab_size": self.prepared.tokenizer.vocab_size}
         return sizes_for(given, fields, text, 60 * minutes, self._cost, self.law(minutes))
 
@@ -139,7 +139,7 @@ class Planner:
 
 def _check(choices: Choices) -> None:
     """Raises InputError for choices that a plan cannot follow."""
-    given, recipe, fields = choices.given, choices.recipe, choices.fields
+    given, recipe, fields = choices.chosen, choices.recipe, choices.fields
     if recipe is None:
         raise InputError(
             "a plan is for a recipe that chooses the size of the model: leave out the config.json "
@@ -149,9 +149,9 @@ def _check(choices: Choices) -> None:
         raise InputError("a plan is made in one process: start it without mpiexec")
     if given.get("init_from"):
         raise InputError("a plan is for new models: leave out --init-from")
-    if not RECIPES[recipe].fits:
+    if not RECIPES[recipe].adapts:
         raise InputError(f"the recipe {recipe} does not choose a size; plan with another --recipe")
-    if all(name in given for name in FITTED):
+    if all(name in given for name in FITTED_FIELDS):
         raise InputError("all that follows from the time is given: leave out the size of the model")
     if lengths := [name for name in ALTERNATIVES["length of the run"] if given.get(name)]:
         raise InputError(

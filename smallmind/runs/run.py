@@ -13,21 +13,20 @@ from smallmind.checks import InputError, check_type, suggesting
 from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import check_export, export, export_adapter
 from smallmind.exchange.published import as_learned
-from smallmind.exchange.stored import find, load
-from smallmind.forecast.pace import Pace
+from smallmind.exchange.stored import StoredModel, find, load
 from smallmind.forecast.threads import choose_threads
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import creating, summary
-from smallmind.runs.directory import RunDirectory, SavedConfig
-from smallmind.runs.files import CONFIG, RUNS, TASKS, Text, name_of
+from smallmind.runs.directory import RunDirectory
+from smallmind.runs.files import CONFIG, RUNS, TASKS, Text
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.precisions import COMPARED, PrecisionTable, losses_of
 from smallmind.runs.saved import RunFiles
 from smallmind.runs.serving import Served
 from smallmind.runs.session import Ended, Session
-from smallmind.runs.source import Source, read_source, recognising
+from smallmind.runs.source import read_source, recognising
 from smallmind.runs.verification import Verdict, verify_run
-from smallmind.settings.config import NEUTRAL
+from smallmind.settings.config import NEUTRAL, ModelConfig
 from smallmind.settings.rules import Choices
 from smallmind.settings.settings import Settings
 from smallmind.tasks.results import TaskResult
@@ -36,7 +35,7 @@ from smallmind.text.dataset import Dataset
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.evaluation import Evaluation, evaluate_held_out, evaluate_tokens
 from smallmind.training.progress import OnRecord
-from smallmind.training.records import AnswersRecord, Record
+from smallmind.training.records import Record
 from smallmind.training.state import RunState
 from smallmind.training.training import Training
 
@@ -156,34 +155,12 @@ class Run:
         raise InputError(f"{parent} holds no unfinished run; name the directory of one{reasons}")
 
     @property
-    def name(self) -> str:
-        run = self.settings.run
-        return name_of(run.text, bool(run.chat))
-
-    @property
     def settings(self) -> Settings:
         return self.files.settings
 
     @property
-    def config(self) -> SavedConfig:
-        """The content of config.json."""
-        return self.files.config
-
-    @property
-    def source(self) -> Source:
-        """The text, or its tokens, read on first use. InputError if it has changed."""
-        return self.files.source
-
-    @property
-    def text(self) -> str:
-        """The text. InputError if it is no longer the one that the run was created with."""
-        if self.source.on_disk or self.source.is_chat:
-            raise InputError("the text of this run is not in memory; its tokens are in `data`")
-        return self.source.text
-
-    @property
     def data(self) -> Dataset:
-        """The encoded text, read on first use. InputError as for `text`."""
+        """The encoded text, read on first use. InputError if it has changed."""
         return self.files.data
 
     @property
@@ -200,39 +177,14 @@ class Run:
         return self.session.ended.final
 
     @property
-    def asked(self) -> AnswersRecord | None:
-        """The answers to held-out questions, at the end of a run on conversations."""
-        return self.session.ended.asked
-
-    @property
     def sample(self) -> str | None:
         """A text that the model wrote at the end."""
         return self.session.ended.sample
 
     @property
-    def has_ended(self) -> bool:
-        """True if no step is left to train; what comes after the last one may be missing."""
-        return self.files.has_ended
-
-    @property
     def is_finished(self) -> bool:
         """True once the run has ended by itself, and its final model and its sample are saved."""
         return self.files.is_finished
-
-    @property
-    def awaits_timing(self) -> bool:
-        """True while steps are still to follow from `minutes`, or evaluations from their time."""
-        return self.config.awaits_timing
-
-    def move_text(self, text: Text) -> None:
-        """Notes other paths of the text. InputError if it is not the run's own."""
-        self.files.move_text(text)
-
-    def check_text(self) -> None:
-        """Raises InputError if the text has changed since the run was created, or cannot be
-        read.
-        """
-        self.files.check_text()
 
     def newest(self) -> RunState | None:
         """Reads the newest sound checkpoint. Result and errors as `RunFiles.newest`."""
@@ -264,7 +216,7 @@ class Run:
         if text is not None:
             run = recognising(self.settings.run)
             source = read_source(text, run, Encoding.of_run(run, tokenizer), self.files.cache)
-            if source.sha256 != self.config.text_sha256:
+            if source.sha256 != self.files.config.text_sha256:
                 if whole := source.whole(tokenizer, model.config.block_size):
                     return evaluate_held_out(model, whole)
                 return evaluate_tokens(model, tokenizer, source.tokens(tokenizer))
@@ -376,15 +328,6 @@ class Run:
         """
         self.files.extend(steps, epochs)
 
-    def fit_steps(self, end: float) -> tuple[Pace, float] | None:
-        """Sets the number of steps so that the run ends at `end`, in activity.clock's seconds.
-
-        It ends sooner after MAX_PASSES over the text. Times a few steps, without effect -> the pace
-        measured, and the seconds left then; None if it was stopped and still awaits timing.
-        InputError if not even one step fits.
-        """
-        return self.session.fit_steps(end)
-
     def steps(self) -> Generator[Record, None, Ended]:
         """Trains from the newest checkpoint, or the start, and yields each record.
 
@@ -419,14 +362,7 @@ class Run:
         Of an adapter alone, with `to` "peft", a directory of that package, or "gguf-adapter".
         """
         check_export(Path(check_type("path", path, str, PathLike)), to, type)
-        found = find(self.path, checkpoint)
-        if to in parts.ADAPTER_FORMATS:
-            return export_adapter(found.adapter(), path, to)
-        model, tokenizer = found.load("numpy")
-        if self.settings.run.chat:
-            tokenizer = as_learned(tokenizer)
-        history = summary.history_of(self.files, found.name)
-        export(model, tokenizer, path, to, type, self.path.resolve().name, history)
+        export_stored(find(self.path, checkpoint), self, path, to, type, self.path)
 
     def serve(self, port: int | None = None, precision: str | None = None) -> Served:
         """Serves the page and OpenAI's API of the run, beside this program -> where.
@@ -446,16 +382,16 @@ class Run:
         records of the retraining. InputError if nothing has been saved yet.
         """
         training = None
-        if not (digests_only or self.config.imported):
+        if not (digests_only or self.files.config.imported):
             self.change(threads=None)  # the run may come from another machine
             training = self.session.fresh_training()
         return verify_run(
             self.path,
-            self.config.sha256,
+            self.files.config.sha256,
             training,
             self.settings.training,
             on_record,
-            is_imported=bool(self.config.imported),
+            is_imported=bool(self.files.config.imported),
         )
 
     def discard_untrained(self) -> None:
@@ -467,3 +403,25 @@ class Run:
             self.unlock()
         else:
             self.directory.discard_untrained()
+
+
+def export_stored(
+    found: StoredModel,
+    run: Run | None,
+    path: str | PathLike[str],
+    to: str,
+    type: str | None,
+    source: Path,
+) -> ModelConfig:
+    """Exports a model on disk, with the history of its run if it has one -> its config."""
+    if to in parts.ADAPTER_FORMATS:
+        adapter = found.adapter()
+        export_adapter(adapter, path, to)
+        return adapter.config
+    model, tokenizer = found.load("numpy")
+    if run and run.settings.run.chat:
+        tokenizer = as_learned(tokenizer)
+    name = source.resolve().name if source.is_dir() else source.stem
+    history = summary.history_of(run.files, found.name) if run else {}
+    export(model, tokenizer, path, to, type, name, history)
+    return model.config

@@ -9,7 +9,7 @@ from smallmind.corpus.preparation import Encoding
 from smallmind.runs import assembly
 from smallmind.runs.creating import with_paths
 from smallmind.runs.directory import RunDirectory, SavedConfig
-from smallmind.runs.files import TOKENIZER, Text
+from smallmind.runs.files import TOKENIZER, Text, name_of
 from smallmind.runs.loading import tokenizer_of
 from smallmind.runs.source import TOKENS, Source, reread_source
 from smallmind.settings.settings import Settings
@@ -47,6 +47,11 @@ class RunFiles:
         self._is_extended = False  # and config.json does not say so yet
 
     @property
+    def name(self) -> str:
+        """A short name of the text."""
+        return name_of(self.settings.run.text, bool(self.settings.run.chat))
+
+    @property
     def source(self) -> Source:
         """The text, or its tokens. InputError if it has changed."""
         if self._source is None:
@@ -78,16 +83,11 @@ class RunFiles:
         self.save_config()
 
     def check_text(self) -> None:
-        """Raises InputError if the text has changed since the run was created, or cannot be
-        read.
-        """
+        """Raises InputError if the text has changed since the run was created."""
         assert self.source
 
     def newest(self) -> RunState | None:
-        """Reads the newest sound checkpoint; None if nothing has been saved yet.
-
-        Damaged ones are skipped and listed in `skipped_checkpoints`. InputError if all are damaged.
-        """
+        """Reads the newest sound checkpoint, or None. InputError if all are damaged."""
         newest = self._read_newest()
         if self.skipped_checkpoints and not newest:
             raise InputError(
@@ -121,10 +121,7 @@ class RunFiles:
         return newest is not None and self.has_ended and self.directory.is_complete(newest.step)
 
     def lock(self) -> None:
-        """Keeps other processes from training the run, until `unlock` or the end of training.
-
-        InputError naming the process that is training it.
-        """
+        """Keeps other processes from training the run. InputError naming one that trains it."""
         if self.directory.lock():
             self._newest = None  # another process may have saved a newer one since
 

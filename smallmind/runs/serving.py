@@ -13,7 +13,7 @@ from typing import Any
 from smallmind.checks import InputError
 from smallmind.parallel.environment import python
 
-STARTING, ENDING = 120.0, 10.0  # seconds that the server may take
+STARTING_SECONDS, ENDING_SECONDS = 120.0, 10.0  # seconds that the server may take
 PROGRAM = """
 sys.stdout.reconfigure(line_buffering=True)
 from smallmind.cli import main
@@ -71,17 +71,15 @@ class Served:
         with suppress(OSError):
             self._process.stdin.close()
         try:
-            self._process.wait(ENDING)
+            self._process.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
     def _announced(self) -> str:
-        """-> the address that the server prints. InputError with its message if it does not
-        start.
-        """
+        """-> the address that the server prints. InputError if it does not start."""
         assert self._process.stdout
-        timer = threading.Timer(STARTING, self._process.kill)
+        timer = threading.Timer(STARTING_SECONDS, self._process.kill)
         timer.start()
         said = []
         for line in self._process.stdout:
@@ -93,7 +91,8 @@ class Served:
         self._process.stdout.close()
         self.stop()
         message = " ".join(said).removeprefix("smallmind: ")
-        raise InputError(message or f"the server did not start within {STARTING:.0f} seconds")
+        late = f"the server did not start within {STARTING_SECONDS:.0f} seconds"
+        raise InputError(message or late)
 
     def _read_on(self) -> None:
         assert self._process.stdout
@@ -103,7 +102,7 @@ class Served:
 
 
 def _apart() -> dict[str, Any]:
-    """Arguments of a process that an interrupt of this program does not reach."""
+    """Returns the arguments of a process that an interrupt of this program does not reach."""
     if os.name == "nt":
         return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}  # type: ignore[attr-defined]
     return {"start_new_session": True}

@@ -100,15 +100,17 @@ class Session:
                 return follow(records, self.training, line, steps, on_record)
 
     def fit_steps(self, end: float) -> tuple[pace.Pace, float] | None:
-        """Sets the number of steps. Arguments, result and errors as `Run.fit_steps`."""
+        """Sets the number of steps so that the run ends at `end`, in activity.clock's seconds.
+
+        It ends sooner after MAX_PASSES over the text. Times a few steps, without effect -> the pace
+        measured, and the seconds left then; None if it was stopped and still awaits timing.
+        InputError if not even one step fits.
+        """
         self._start()
         return self._fit_steps(end)
 
     def steps(self, after_save: str | None = None) -> Generator[Record, None, Ended]:
-        """Yields each record once it is written -> how it ended. Errors as `Run.steps`.
-
-        `after_save` is a command that runs after each save, as `AfterSave` takes it.
-        """
+        """Yields each record once it is written -> how it ended. Arguments and errors as `Run`."""
         self._start()
         return self._steps(after_save)
 
@@ -212,7 +214,9 @@ class Session:
             tracker = MemoryTracker() if config.enable_diagnostics else None
             newest = files.begin()
             yield from self._warnings(newest.step if newest else 0)
-            if newest is None and (asked := self._ask_before(training)):
+            # Only a model that the run starts from may know an answer.
+            asks = newest is None and self._asking and files.settings.run.init_from
+            if asks and (asked := training.evaluations.ask(0, FEWEST_ASKED)):
                 self._log(asked)
                 yield asked
             refit = self._refitting()
@@ -262,17 +266,8 @@ class Session:
         self._save(config, awaits_timing=False)
         return True
 
-    def _ask_before(self, training: Training) -> AnswersRecord | None:
-        """Asks a few questions before the first step, if that takes a small part of the run.
-
-        Only a model that the run starts from may know an answer.
-        """
-        if not (self._asking and self.files.settings.run.init_from):
-            return None
-        return training.evaluations.ask(0, FEWEST_ASKED)
-
     def _interrupt(self) -> None:
-        """Stops, or raises KeyboardInterrupt while no step has been trained that could be saved."""
+        """Ends training, or raises KeyboardInterrupt while no step could be saved."""
         if not self.has_trained:
             raise KeyboardInterrupt
         self.stop()
@@ -290,10 +285,7 @@ class Session:
         directory.problems.clear()
 
     def _note_model(self, digest: str) -> None:
-        """Saves the digest of the model that is about to be written, beside that of the last one.
-
-        A process that is killed in between leaves one of the two.
-        """
+        """Saves the digest of the next model beside that of the last: a killed run leaves one."""
         known = self.files.config.sha256
         self.files.save_config(sha256={**known, MODEL: [*known.get(MODEL, ())[-1:], digest]})
 
@@ -310,16 +302,16 @@ class Session:
 def _seconds_for_questions(progress: RunProgress) -> float:
     """Returns the time for questions at the end of a run, after its steps and its evaluations."""
     evaluating = ("evaluations", "last evaluation", "final evaluation")
-    apart = sum(seconds for kind, seconds in progress.seconds.items() if kind != "total")
+    others = sum(seconds for kind, seconds in progress.seconds.items() if kind != "total")
     spent = sum(progress.seconds.get(kind, 0.0) for kind in evaluating)
-    return evaluating_seconds(progress.seconds["total"] - apart) - spent
+    return evaluating_seconds(progress.seconds["total"] - others) - spent
 
 
 def save_ending(
     training: Training,
     directory: RunDirectory,
-    note_model: Callable[[str], object] | None = None,
-    leader: Leader | None = None,
+    note_model: Callable[[str], object],
+    leader: Leader,
 ) -> Ended:
     """Saves the model, and of a run that has ended its final evaluation, its answers and a sample.
 
@@ -332,8 +324,7 @@ def save_ending(
         directory.save_model(training.model, training.tokenizer, step, note_model)
     if has_ended:
         with StepClock(training.progress).apart("final evaluation"):
-            if leader:
-                leader.announce("evaluate_held_out", training.config)
+            leader.announce("evaluate_held_out", training.config)
             final = training.evaluate_held_out()
     if final:
         scores = final.loss, final.perplexity, final.bits_per_character, final.bits_per_byte

@@ -5,11 +5,13 @@ import functools
 import hashlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -34,15 +36,17 @@ from smallmind.files.encoding import encoded
 from smallmind.memory.available import available_bytes
 from smallmind.runs.files import Text, is_literal, name_of, paths_of
 from smallmind.settings.config import RunConfig
+from smallmind.settings.presets import Fields
 from smallmind.text.chat import Conversation, encode_each
 from smallmind.text.conversations import PackedDataset
-from smallmind.text.dataset import Dataset, Tokens
+from smallmind.text.dataset import HELD_OUT, Dataset, Tokens
+from smallmind.text.packing import window_for
 from smallmind.text.stories import built_in_text
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 
 CHUNK = 1 << 20  # characters
-SAMPLE = 100_000  # characters that tell about a whole text
+SAMPLE_CHARACTERS = 100_000  # that tell about a whole text
 TOKENS = "tokens"  # the directory, beside runs, of texts that were too large for memory
 LARGE = 0.1  # share of the free memory: a larger text is kept on disk
 UNSAFE = re.compile(r"[^\w.-]+")  # in names of directories, somewhere
@@ -60,11 +64,22 @@ class Source:
     on_disk: str | None = None  # where its tokens are
     now: datetime | None = None  # in templates that write the time
     is_chat = is_built_in = False
+    facts: Mapping[str, Any] = MappingProxyType({})  # for settings that follow from its tokens
 
     @functools.cached_property
     def text(self) -> str:
         """Returns all of it, or what turns say; nothing of tokens on disk."""
         return ""
+
+    @property
+    def text_to_learn(self) -> str:
+        """The part of the text from which a tokenizer is learned."""
+        return self.text
+
+    @property
+    def alphabet(self) -> str:
+        """A text with all characters that the tokenizer has to know."""
+        return self.text
 
     @functools.cached_property
     def held_out(self) -> int:
@@ -75,6 +90,12 @@ class Source:
     def sha256(self) -> str:
         """Returns the digest that identifies it."""
         raise NotImplementedError
+
+    def about_conversations(self, tokenizer: Tokenizer) -> Fields:
+        """Returns the facts for settings that follow from conversations; none of plain text."""
+        del tokenizer
+        count = self.report.conversations if self.report else 0
+        return {"conversations": count} if self.is_chat else {}
 
     def tokens(self, tokenizer: Tokenizer) -> Tokens:
         """Returns all of its tokens, of plain text."""
@@ -91,7 +112,7 @@ class Source:
 
     def about_tokens(self, tokenizer: Tokenizer) -> float:
         """Counts its tokens in a part of it -> about how many it has."""
-        sample = self.text[:SAMPLE]
+        sample = self.text[:SAMPLE_CHARACTERS]
         return self.characters * len(tokenizer.encode(sample)) / max(1, len(sample))
 
     def unknown(self, tokenizer: Tokenizer) -> str:
@@ -116,6 +137,10 @@ class TextSource(Source):
         self.characters = len(text)
         self.beginning = text[:BEGINNING_CHARACTERS]
         self.nbytes = sys.getsizeof(text)
+
+    @property
+    def text_to_learn(self) -> str:
+        return self.text[: len(self.text) - (self.held_out or int(len(self.text) * HELD_OUT))]
 
     @functools.cached_property
     def sha256(self) -> str:
@@ -179,6 +204,12 @@ class ConversationSource(Source):
             found.update(*(turn.text for turn in conversation))
         return "".join(sorted(found))
 
+    def about_conversations(self, tokenizer: Tokenizer) -> Fields:
+        def window() -> int:
+            return window_for([len(tokens) for tokens in self.marked(tokenizer)])
+
+        return {"conversations": len(self.conversations), "window": window}
+
     def marked(self, tokenizer: Tokenizer) -> list[np.ndarray]:
         """Returns the marked tokens of each conversation."""
         if self._marked and self._marked[0] == tokenizer.digest:
@@ -195,9 +226,6 @@ class ConversationSource(Source):
         return marked
 
     def whole(self, tokenizer: Tokenizer, T: int) -> PackedDataset:
-        """Raises InputError if the model has no chat template, or no answer fits into windows of
-        T.
-        """
         if format_of(tokenizer) is None:
             raise InputError(
                 f"{self.name} has conversations, and the model was not trained on any: evaluate it "
@@ -219,18 +247,27 @@ class TokenSource(Source):
 
     tokenizer: Tokenizer
 
-    def __init__(self, found: TokensOnDisk, name: str, is_given: bool = True) -> None:
+    def __init__(self, found: TokensOnDisk, name: str, from_text: bool = False) -> None:
         self.found = found
         self.is_chat = found.is_chat
-        self.is_given = is_given  # rather than made from a text that was given
         self.on_disk = found.path
         self.name, self.report = name, found.report
         self.tokenizer = found.tokenizer
         self.held_out = found.held_out_characters
         self.characters = found.characters  # of tokens of other programs, an estimate
         self.beginning = found.beginning
-
         self.sha256 = found.sha256
+        if not from_text:  # whose settings are chosen, as for a text in memory
+            self.facts = {"of_tokens": self._settings(), "directory": str(found.path)}
+
+    def _settings(self) -> Fields:
+        """Returns the settings of the tokenizer that the tokens were encoded with."""
+        found, tokenizer = self.found, self.tokenizer
+        fields = {field: getattr(tokenizer, name) for name, field in tokenizer.settings.items()}
+        fields["tokenizer"] = tokenizer.kind
+        if not self.is_chat and found.separator != tokenizer.separator:
+            fields["text_separator"] = found.separator
+        return fields
 
     def about_tokens(self, tokenizer: Tokenizer) -> float:
         return float(len(self.tokens(tokenizer)))
@@ -263,10 +300,11 @@ def dataset_of(
 
 
 def digest(text: str) -> str:
-    """SHA-256 of a text. InputError if it has halves of characters, which no file can hold."""
+    """-> SHA-256 of a text. InputError if it has halves of characters, which no file holds."""
     sha = hashlib.sha256()
     with activity.doing("Computing the digest of the text", usual=len(text) < activity.LARGE):
-        for start in activity.parts(range(0, len(text), CHUNK)):  # no copy of a long text
+        # In pieces, without a copy of a long text.
+        for start in activity.parts(range(0, len(text), CHUNK)):
             sha.update(encoded(text, start, start + CHUNK))
     return sha.hexdigest()
 
@@ -312,10 +350,7 @@ def read_source(
 def reread_source(
     directory: Path, run: RunConfig, encoding: Encoding, sha256: str, cache: Path
 ) -> Source:
-    """Returns the text that the run in a directory was created with, which `sha256` identifies.
-
-    InputError, with advice, if it has changed or cannot be read.
-    """
+    """Returns the text that a run was created with. InputError, with advice, if it has changed."""
     try:
         if run.text is not None:
             if kept := _find_prepared(run, encoding, sha256, cache):
@@ -342,18 +377,12 @@ def reread_source(
 
 
 def recognising(run: RunConfig) -> RunConfig:
-    """Returns the settings of a saved run on conversations, for reading texts again or others.
-
-    Each file tells again if it has some: they may have been mixed with records of plain text.
-    """
+    """Returns the settings of a saved run for reading texts: each file tells if it is a chat."""
     return dataclasses.replace(run, chat=None) if run.chat else run
 
 
 def about_characters(text: Text, run: RunConfig) -> int | None:
-    """Returns about how many characters a text has, which is not read: as if each were a byte.
-
-    None if it consists of tokens already, or is the built-in one.
-    """
+    """Returns about how many characters a text has, from its bytes; None of tokens, or built in."""
     if text is None:
         return None
     if is_literal(text):
@@ -363,10 +392,7 @@ def about_characters(text: Text, run: RunConfig) -> int | None:
 
 
 def size_on_disk(text: Text, run: RunConfig) -> int | None:
-    """Returns about how many characters a text has that a run would keep on disk.
-
-    None if it is not large for the memory, or consists of tokens already.
-    """
+    """Returns about how many characters a text has that is large for the memory; else None."""
     count = None if is_literal(text) else about_characters(text, run)
     return count if count and _is_large(count) else None
 
@@ -388,7 +414,7 @@ def _prepared(corpus: Corpus, encoding: Encoding, cache: Path, name: str) -> Tok
     directory = cache / f"{UNSAFE.sub('_', name)[:40]}-{key[:12]}"
     with activity.doing(f"Preparing the text in {directory}, as it is large for the memory"):
         shards = prepare(corpus, directory, encoding)
-    return TokenSource(TokensOnDisk.of_shards(shards), name, is_given=False)
+    return TokenSource(TokensOnDisk.of_shards(shards), name, from_text=True)
 
 
 def _find_prepared(
@@ -409,5 +435,5 @@ def _find_prepared(
                 continue
             if index.state.get("sha256") == sha256 and index.recipe.tokenizer_digest == wanted:
                 found = find_tokens([path.parent], None)
-                return TokenSource(found, name_of(run.text), is_given=False) if found else None
+                return TokenSource(found, name_of(run.text), from_text=True) if found else None
     return None

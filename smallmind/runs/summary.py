@@ -10,7 +10,6 @@ from smallmind.checks import InputError, count_of, number
 from smallmind.console.activity import duration
 from smallmind.console.table import Table
 from smallmind.nn.network import declare_parameters
-from smallmind.runs.files import name_of
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.saved import RunFiles
 from smallmind.training import checkpoint
@@ -19,7 +18,12 @@ from smallmind.training import checkpoint
 def html_of(run: RunFiles) -> str:
     """Describes a run in a table, as far as it is known, with its losses as a picture."""
     metrics = metrics_so_far(run.path)
-    return _table(run, metrics).html() + (_image(metrics.losses_svg()) if metrics else "")
+    table, picture = _table(run, metrics).html(), metrics.losses_svg() if metrics else Svg("")
+    if not picture:
+        return table
+    # As <img>, which keeps its style from the page and the page's from it.
+    data = base64.b64encode(picture.encode()).decode()
+    return f'{table}<img alt="Losses by step" src="data:image/svg+xml;base64,{data}"/>'
 
 
 def metrics_so_far(path: Path) -> MetricsTable | None:
@@ -55,41 +59,32 @@ def _table(run: RunFiles, metrics: MetricsTable | None) -> Table:
     size = f"{shape}, {declare_parameters(model).count:,} parameters"
     rows = [("model", f"{model.architecture}, {size}" if model.architecture else size)]
     if not run.config.imported:
-        rows.append(("text", name_of(run.settings.run.text, bool(run.settings.run.chat))))
+        rows.append(("text", run.name))
     if metrics:
         held_out = metrics.curve("val_loss")
         if len(held_out):
-            step, loss = min(
-                zip(held_out.steps, held_out.values, strict=True), key=lambda pair: pair[1]
-            )
+            loss = min(held_out.values)
+            step = held_out.steps[held_out.values.index(loss)]
             rows.append(("best held-out loss", f"{loss:.4f} nats per token, after step {step:,}"))
-        for field, name, form in (
-            (
-                "final_loss",
-                "final held-out loss",
-                "{:.4f} nats per token, on the whole held-out text",
-            ),
-            ("final_bits_per_byte", "bits per byte", "{:.3f}"),
-        ):
-            if final := metrics.curve(field).values:
-                rows.append((name, form.format(final[-1])))
+        if final := metrics.curve("final_loss").values:
+            text = f"{final[-1]:.4f} nats per token, on the whole held-out text"
+            rows.append(("final held-out loss", text))
+        if bits := metrics.curve("final_bits_per_byte").values:
+            rows.append(("bits per byte", f"{bits[-1]:.3f}"))
         if seconds := metrics.curve("elapsed_seconds").values:
             rows.append(("time of training", duration(seconds[-1])))
     return Table(f"Run {run.path}: {state_of(run)}", rows, align="<<")
 
 
 def history_of(run: RunFiles, model: str) -> dict[str, str]:
-    """Tells how one of a run's models was trained, for those who get it: name -> fact.
-
-    Paths are left out: they are nobody else's business.
-    """
+    """Tells how one of a run's models was trained, without paths: name -> fact."""
     settings, training = run.config.settings, run.config.settings.training
     if run.config.imported:
         return {"imported from": run.config.imported}
     tokens = settings.model.block_size * settings.run.batch_size * training.grad_accum_steps
     facts = {
         "model": model,
-        "text": name_of(settings.run.text, bool(settings.run.chat)),
+        "text": run.name,
         "length": f"{count_of(training.steps, 'step')} of {count_of(tokens, 'token')}",
         "optimizer": f"{training.optimizer}, learning rate {training.learning_rate:g}, "
         f"schedule {training.schedule}",
@@ -110,11 +105,3 @@ def history_of(run: RunFiles, model: str) -> dict[str, str]:
             step, loss, final = found[-1]
             facts[f"{final}held-out loss"] = f"{loss:.4f} nats per token, after step {step:,}"
     return facts
-
-
-def _image(picture: Svg) -> str:
-    """Returns the picture as <img>, which keeps its style from the page and the page's from it."""
-    if not picture:
-        return ""
-    data = base64.b64encode(picture.encode()).decode()
-    return f'<img alt="Losses by step" src="data:image/svg+xml;base64,{data}"/>'

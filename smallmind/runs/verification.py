@@ -70,7 +70,7 @@ def verify_run(
 
 
 def _fault_of(path: Path, digests: Sequence[str]) -> str | None:
-    """Like `fault_of`, but reads all of a model, whose digest is a part of it."""
+    """Finds faults as `fault_of`, but reads all of a model, whose digest is a part of it."""
     fault = fault_of(path, digests)
     if not fault and path.name == MODEL:
         try:
@@ -81,10 +81,7 @@ def _fault_of(path: Path, digests: Sequence[str]) -> str | None:
 
 
 def fingerprint(state: RunState, saved: RunState | None = None) -> dict[str, str]:
-    """Computes the SHA-256 of every tensor and every part of the state, except for times.
-
-    Leaves out what `saved` lacks in a part: earlier versions did not save it.
-    """
+    """Computes the SHA-256 of every tensor and part of the state but times, that `saved` has."""
     parts = {
         name: hashlib.sha256(np.ascontiguousarray(tensor).tobytes()).hexdigest()
         for name, tensor in state.tensors.items()
@@ -136,7 +133,7 @@ def _with_length_of(config: TrainingConfig, state: RunState) -> TrainingConfig:
     if not isinstance(saved, dict):
         return config  # that of another run: resuming says so
     lengths = {name: saved[name] for name in ("steps", "lengths", "epochs") if name in saved}
-    return dataclasses.replace(config, **{"lengths": None, **lengths})
+    return dataclasses.replace(config, **({"lengths": None} | lengths))
 
 
 def _step(path: Path) -> int:

@@ -274,11 +274,7 @@ LLAMA = Architecture(
             **GPT2.metadata.keys,
             "vocab_size": "vocab_size",
             "n_kv_head": "attention.head_count_kv",
-            "head_size": (
-                "attention.key_length",
-                "attention.value_length",
-                "rope.dimension_count",
-            ),
+            "head_size": ("attention.key_length", "attention.value_length", "rope.dimension_count"),
             "rope_theta": "rope.freq_base",
             "norm_epsilon": "attention.layer_norm_rms_epsilon",
         },

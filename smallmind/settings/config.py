@@ -212,7 +212,8 @@ class ModelConfig:
         fields = {field.name for field in dataclasses.fields(cls)}
         chosen = {name: value for name, value in values.items() if name in fields}
         others = [(name, value) for name, value in values.items() if name not in fields]
-        return cls(**{**chosen, "part_settings": (*chosen.get("part_settings", ()), *others)})
+        chosen["part_settings"] = (*chosen.get("part_settings", ()), *others)
+        return cls(**chosen)
 
     def part(self, slot: str) -> str:
         """Returns the name of a part in its table, such as "rmsnorm" for the slot "norm"."""
@@ -404,11 +405,7 @@ class TrainingConfig:
         needs=("optimizer", "muon"),
     )
     momentum: float = setting(
-        0.95,
-        "Muon's decay of the mean gradient",
-        low=0.0,
-        below=1.0,
-        needs=("optimizer", "muon"),
+        0.95, "Muon's decay of the mean gradient", low=0.0, below=1.0, needs=("optimizer", "muon")
     )
     momentum_warmup_steps: int = setting(
         300,
@@ -474,8 +471,7 @@ class TrainingConfig:
     save_every: int = setting(250, "steps between checkpoints; 0: only at the end", low=0)
     keep: int = setting(3, "newest checkpoints to keep, besides the best", low=1)
     compress: bool = setting(
-        False,
-        "compress checkpoints, which takes a sixth of their size, and time in the background",
+        False, "compress checkpoints, which takes a sixth of their size, and time in the background"
     )
     early_stopping_patience: int = setting(
         0, "evaluations without a lower loss before the run ends early; 0: never", low=0
@@ -575,16 +571,12 @@ class TrainingConfig:
                 f"precision={self.precision!r} contradicts use_mixed_precision=True, which means "
                 "float16; leave one of them out"
             )
-
         self._check_adapter()
         _ = self.fitted  # raises early
 
     @property
     def fitted(self) -> tuple[tuple[int, int], ...]:
-        """The steps after which the length of a run by minutes was chosen, and the lengths.
-
-        Empty in a run of any other length. InputError if `lengths` says something else.
-        """
+        """The steps after which a run by minutes got another length, and the lengths."""
         if self.lengths is None:
             return ()
         try:
@@ -655,13 +647,12 @@ class TrainingConfig:
 
     def with_warmup(self, steps_per_epoch: int) -> "TrainingConfig":
         """Copies the config with its warmup in steps, as it is saved with a run."""
-        if self.warmup_share is None and self.warmup_epochs is None:
-            return self
-        warmup = self.warmup_steps
         if self.warmup_share is not None:
             warmup = round(self.warmup_share * self.steps)
         elif self.warmup_epochs is not None:
             warmup = round(self.warmup_epochs * steps_per_epoch)
+        else:
+            return self
         return dataclasses.replace(self, warmup_steps=warmup, warmup_share=None, warmup_epochs=None)
 
     @property

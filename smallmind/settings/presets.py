@@ -31,10 +31,8 @@ class Recipe(NamedTuple):
     about: str
     settings: Fields
     sizes: dict[str, Fields]  # name of a size -> what is different for it
-    sets_rates: bool  # by the optimizer, the batch and the width
-    fits: bool  # with `minutes`, the size of the model follows from the time
     learns_tokens: float  # of a text with so many bytes and more; below, characters are tokens
-    masks_documents: bool = False  # attention stays inside those of a text that has several
+    adapts: bool  # sets rates, document masks and, with `minutes`, the model by what is known
 
     def tokenizer_for(self, size: int) -> str:
         """Returns the kind of tokenizer for a text of so many bytes."""
@@ -47,9 +45,8 @@ RECIPES = {
         {},
         # The larger the model, the lower the rate (Brown et al. 2020, table 2.1).
         {"medium": {"learning_rate": 6e-4}, "large": {"learning_rate": 6e-4}},
-        sets_rates=False,
-        fits=False,
         learns_tokens=math.inf,
+        adapts=False,
     ),
     "modern": Recipe(
         "the parts of Qwen3, Muon, and a rate that falls to zero",
@@ -64,10 +61,8 @@ RECIPES = {
             "max_grad_norm": 0.0,
         },
         {},
-        sets_rates=True,
-        fits=True,
         learns_tokens=1e6,  # measured, see "Characters or learned tokens" in bench/LOG.md
-        masks_documents=True,  # likewise, see "Document masks"
+        adapts=True,  # likewise, see "Document masks"
     ),
 }
 RECIPES["chat"] = RECIPES["modern"]._replace(

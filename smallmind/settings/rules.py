@@ -38,15 +38,6 @@ from smallmind.settings.sources import (
 UNKNOWN: Any = None  # a fact that is not known yet
 
 
-class Start(NamedTuple):
-    """The model that a run starts from, as far as settings follow from it."""
-
-    config: ModelConfig
-    tokenizer: str  # its kind
-    limits_context: bool  # to the positions that it has learned
-    pairs: int | None  # tokens by which its pairs are numbered; None if it does not embed them
-
-
 @dataclass(frozen=True)
 class Facts:
     """Facts about a text, a starting model and this machine. They are not all known at once."""
@@ -54,7 +45,10 @@ class Facts:
     # Before a text is read.
     characters: int = UNKNOWN  # about, as if each were a byte
     built_in: Fields = UNKNOWN  # settings that were measured for the built-in text, if it is used
-    start: Start = UNKNOWN
+    start: ModelConfig = UNKNOWN  # that of the model that the run starts from
+    start_tokenizer: str = UNKNOWN  # its kind
+    limits_context: bool = UNKNOWN  # to the positions that it has learned
+    pairs: int | None = UNKNOWN  # tokens by which its pairs are numbered, if it embeds them
     precision: str = UNKNOWN  # the fastest number type of this machine
     # Afterwards.
     is_chat: bool = UNKNOWN
@@ -78,7 +72,7 @@ NO_FACTS = Facts()
 class Choices:
     """A person's choices, and the recipe that sets the rest."""
 
-    given: Fields
+    chosen: Fields
     recipe: str | None = DEFAULT_RECIPE  # None: they are all, like those of a saved run
     size: str | None = None
     in_file: frozenset[str] = frozenset()  # the names of those that a TOML file sets
@@ -116,16 +110,16 @@ class Choices:
                 "of the two"
             )
         for what, names in ALTERNATIVES.items():
-            chosen = [flag_of(name) for name in names if flags.get(name)]
-            if len(chosen) > 1:
-                raise InputError(f"{chosen[0]} and {chosen[1]} both set the {what}; give only one")
-        given: Fields = {}
+            both = [flag_of(name) for name in names if flags.get(name)]
+            if len(both) > 1:
+                raise InputError(f"{both[0]} and {both[1]} both set the {what}; give only one")
+        chosen: Fields = {}
         origins: dict[str, Origin] = {}
         for by, source in {**named, str(file): from_file, CHOSEN.by: flags}.items():
-            given = _override(given, source)
+            chosen = _override(chosen, source)
             origins |= dict.fromkeys(source, Origin(by))
         return cls(
-            given,
+            chosen,
             None if reuses else recipe or DEFAULT_RECIPE,
             size,
             frozenset() if reuses else frozenset(from_file),
@@ -134,7 +128,7 @@ class Choices:
         )
 
     def having(self, **fields: Any) -> "Choices":
-        return dataclasses.replace(self, given=self.given | fields)
+        return dataclasses.replace(self, chosen=self.chosen | fields)
 
     @functools.cached_property
     def alone(self) -> "Choices":
@@ -143,19 +137,13 @@ class Choices:
 
     @property
     def fields(self) -> Fields:
-        """All fields that are set, by choice or by the recipe; any other has its default.
-
-        InputError for an unknown recipe or a value out of range.
-        """
-        return self.alone.given
+        """All fields that are set, by choice or by the recipe; any other has its default."""
+        return self.alone.chosen
 
     def settings(self, facts: Facts = NO_FACTS) -> Settings:
-        """Returns the settings of a run, as far as they follow from the choices and the facts.
-
-        InputError for an unknown name or a value out of range, and where choices contradict facts.
-        """
+        """Returns the settings of a run, as far as they follow from the choices and the facts."""
         settled = self.alone if facts is NO_FACTS else resolve(self, facts)
-        return Settings.from_fields(settled.given, settled.origins)
+        return Settings.from_fields(settled.chosen, settled.origins)
 
 
 class Rule(NamedTuple):
@@ -172,18 +160,15 @@ class Rule(NamedTuple):
 
 
 def resolve(choices: Choices, facts: Facts = NO_FACTS) -> Choices:
-    """Applies the RULES whose facts are known, in order -> the choices with the fields they set.
-
-    InputError for an unknown recipe, or a value that a rule cannot compute with.
-    """
-    given, origins = dict(choices.given), dict(choices.origins)
+    """Applies the RULES whose facts are known, in order -> the choices with the fields they set."""
+    chosen, origins = dict(choices.chosen), dict(choices.origins)
     recipe = CHAT_RECIPE if facts.is_chat and choices.is_default else choices.recipe
     if recipe is not None:
         if recipe not in RECIPES:
             raise InputError(f"recipe={recipe!r} must be one of {', '.join(RECIPES)}")
-        for name in given.keys() & FIELDS.keys():
-            check(FIELDS[name][1], given[name])
-    settled = Choices(given, recipe, choices.size, origins=origins)
+        for name in chosen.keys() & FIELDS.keys():
+            check(FIELDS[name][1], chosen[name])
+    settled = Choices(chosen, recipe, choices.size, origins=origins)
     for rule in RULES:
         if rule.needs and getattr(facts, rule.needs) is None:
             continue
@@ -191,9 +176,9 @@ def resolve(choices: Choices, facts: Facts = NO_FACTS) -> Choices:
         if rule.apply is settings_of_recipe and recipe:
             origin = Origin(f"recipe {recipe}", RECIPES[recipe].about)
         for name, value in rule.apply(settled, facts).items():
-            if name not in given or given[name] != value:
+            if name not in chosen or chosen[name] != value:
                 origins[name] = origin
-            given[name] = value
+            chosen[name] = value
     return settled
 
 
@@ -205,51 +190,51 @@ def _override(fields: Fields, source: Fields) -> Fields:
     return fields | source
 
 
-def _unless_chosen(fields: Fields, given: Fields) -> Fields:
+def _unless_chosen(fields: Fields, chosen: Fields) -> Fields:
     """Leaves out the fields that have been chosen."""
-    return {name: value for name, value in fields.items() if name not in given}
+    return {name: value for name, value in fields.items() if name not in chosen}
 
 
 DEFAULTS = {name: field.default for name, (_, field) in FIELDS.items()}
 
 
-def with_defaults(given: Fields) -> Mapping[str, Any]:
+def with_defaults(chosen: Fields) -> Mapping[str, Any]:
     """Returns every field by name: as it has been set so far, or its default."""
-    return ChainMap(given, DEFAULTS)
+    return ChainMap(chosen, DEFAULTS)
 
 
 # Settings that choose the size of a model for the built-in stories.
-SIZING = ("n_layer", "n_embd", "n_head", "n_kv_head", "minutes")
+SIZING_FIELDS = ("n_layer", "n_embd", "n_head", "n_kv_head", "minutes")
 
 
 def built_in_text(choices: Choices, facts: Facts) -> Fields:
     """Takes the settings that were measured for the built-in stories or questions."""
-    given = choices.given
+    chosen = choices.chosen
     if choices.recipe != (CHAT_RECIPE if facts.is_chat else DEFAULT_RECIPE):
         return {}
-    if not facts.is_chat and any(given.get(name) for name in SIZING):
+    if not facts.is_chat and any(chosen.get(name) for name in SIZING_FIELDS):
         return {}
     replaced = {
         name
         for names in ALTERNATIVES.values()
-        if any(given.get(other) for other in names)
+        if any(chosen.get(other) for other in names)
         for name in names
     }
-    return _unless_chosen(facts.built_in, given | dict.fromkeys(replaced))
+    return _unless_chosen(facts.built_in, chosen | dict.fromkeys(replaced))
 
 
 def tokenizer_by_length(choices: Choices, facts: Facts) -> Fields:
     """Learns tokens from a long text, and takes the characters of a short one."""
-    given = choices.given
-    if choices.recipe is None or "tokenizer" in given or given.get("init_from"):
+    chosen = choices.chosen
+    if choices.recipe is None or "tokenizer" in chosen or chosen.get("init_from"):
         return {}
     return {"tokenizer": RECIPES[choices.recipe].tokenizer_for(facts.characters)}
 
 
 def dropout_and_width(choices: Choices, facts: Facts) -> Fields:
     """Keeps the width of the model, and its dropout: new to any, it would be far worse."""
-    config = facts.start.config
-    return _unless_chosen({"dropout": config.dropout, "n_embd": config.n_embd}, choices.given)
+    kept = {"dropout": facts.start.dropout, "n_embd": facts.start.n_embd}
+    return _unless_chosen(kept, choices.chosen)
 
 
 # Measured, see "Conversations" in bench/LOG.md: fewer of them are read more often, and drop more.
@@ -270,40 +255,42 @@ def conversations(choices: Choices, facts: Facts) -> Fields:
     """
     if choices.recipe != CHAT_RECIPE:
         return {}
-    given, start, count = choices.given, facts.start, facts.conversations
+    chosen, start, count = choices.chosen, facts.start, facts.conversations
     of_size = SIZES[choices.size] if choices.size else {}
     for name in ("block_size", "batch_size"):
-        if name in of_size and given.get(name) == of_size[name]:
-            given = {other: value for other, value in given.items() if other != name}
+        if name in of_size and chosen.get(name) == of_size[name]:
+            chosen = {other: value for other, value in chosen.items() if other != name}
     window = USUAL_WINDOW if facts.window is None else facts.window()
     fields: Fields = {"early_stopping_patience": CHAT_PATIENCE, "block_size": window}
-    if start and start.limits_context:
+    if start and facts.limits_context:
         del fields["block_size"]
-        window = start.config.block_size
-    elif start and given.get("lora_rank"):
-        fields["block_size"] = window = min(start.config.block_size, window)
+        window = start.block_size
+    elif start and chosen.get("lora_rank"):
+        fields["block_size"] = window = min(start.block_size, window)
     tokens = UPDATE_TOKENS if count < FEW_CONVERSATIONS else LONG_UPDATE_TOKENS
-    fields["batch_size"] = max(1, round(tokens / (given.get("block_size") or window)))
-    if not any(given.get(name) for name in ALTERNATIVES["length of the run"]):
+    fields["batch_size"] = max(1, round(tokens / (chosen.get("block_size") or window)))
+    if not any(chosen.get(name) for name in ALTERNATIVES["length of the run"]):
         epochs = round((SEEN_TUNING if start else SEEN_CONVERSATIONS) / max(1, count))
         fields["epochs"] = min(MOST_EPOCHS, max(FEWEST_EPOCHS, epochs))
     if count < FEW_CONVERSATIONS and not start:
         fields["dropout"] = CHAT_DROPOUT
-    return _unless_chosen(fields, given)
+    return _unless_chosen(fields, chosen)
 
 
 def document_masks(choices: Choices, facts: Facts) -> Fields:
     """Keeps attention inside each document where a learned tokenizer has a token between them."""
-    given, recipe = choices.given, choices.recipe
-    if facts.is_chat or not recipe or not RECIPES[recipe].masks_documents:
+    chosen, recipe = choices.chosen, choices.recipe
+    decided = {"mask_documents", "text_separator"} & chosen.keys()
+    if facts.is_chat or not recipe or not RECIPES[recipe].adapts:
         return {}
-    if given.get("init_from") or not given.keys().isdisjoint({"mask_documents", "text_separator"}):
+    if chosen.get("init_from") or decided:
         return {}
     return {"mask_documents": True} if facts.has_documents else {}
 
 
-SHAPE = ("n_layer", "n_embd", "n_head")
-FITTED = (*SHAPE, "block_size", "batch_size", "dropout", "weight_decay")  # to the minutes
+SHAPE_FIELDS = ("n_layer", "n_embd", "n_head")
+# Fitted to the minutes.
+FITTED_FIELDS = (*SHAPE_FIELDS, "block_size", "batch_size", "dropout", "weight_decay")
 
 
 def model_for_minutes(choices: Choices, facts: Facts) -> Fields:
@@ -311,25 +298,25 @@ def model_for_minutes(choices: Choices, facts: Facts) -> Fields:
 
     For conversations the rest follows from them.
     """
-    given, recipe = choices.given, choices.recipe
-    names = SHAPE if recipe == CHAT_RECIPE else FITTED
-    if not given.get("minutes") or given.get("init_from") or all(name in given for name in names):
+    chosen, recipe = choices.chosen, choices.recipe
+    names = SHAPE_FIELDS if recipe == CHAT_RECIPE else FITTED_FIELDS
+    if not chosen.get("minutes") or chosen.get("init_from") or chosen.keys() >= {*names}:
         return {}
-    if not recipe or not RECIPES[recipe].fits:
+    if not recipe or not RECIPES[recipe].adapts:
         return {}
     fields = facts.forecast(choices)
-    return {name: fields[name] for name in SHAPE} if recipe == CHAT_RECIPE else fields
+    return {name: fields[name] for name in SHAPE_FIELDS} if recipe == CHAT_RECIPE else fields
 
 
-WIDE = 256  # channels from which a model is tuned with AdamW
+WIDE_CHANNELS = 256  # channels from which a model is tuned with AdamW
 
 
 def tuned_with_adamw(choices: Choices, _: Facts) -> Fields:
     """Trains adapters, and wide models that the run starts from, with AdamW."""
-    given = choices.given
-    is_wide = given.get("init_from") and given.get("n_embd", 0) >= WIDE
-    if choices.recipe and (given.get("lora_rank") or is_wide):
-        return _unless_chosen({"optimizer": "adamw"}, given)
+    chosen = choices.chosen
+    is_wide = chosen.get("init_from") and chosen.get("n_embd", 0) >= WIDE_CHANNELS
+    if choices.recipe and (chosen.get("lora_rank") or is_wide):
+        return _unless_chosen({"optimizer": "adamw"}, chosen)
     return {}
 
 
@@ -337,12 +324,12 @@ def settings_of_recipe(choices: Choices, _: Facts) -> Fields:
     """Takes what has not been chosen from the recipe, but no layers beside a starting model."""
     if choices.recipe is None:
         return {}
-    found, given = RECIPES[choices.recipe], choices.given
+    found, chosen = RECIPES[choices.recipe], choices.chosen
     fields = found.settings
-    if given.get("init_from"):
+    if chosen.get("init_from"):
         fields = {name: x for name, x in fields.items() if name not in MODEL_FIELDS}
     fields = fields | found.sizes.get(choices.size or "", {})
-    return _unless_chosen(_override(fields, given), given)
+    return _unless_chosen(_override(fields, chosen), chosen)
 
 
 # Measured with models of 128 and 576 channels, see "Adapting models of others" in bench/LOG.md.
@@ -358,8 +345,8 @@ def rates(choices: Choices, _: Facts) -> Fields:
     beta2 is 0.99 for 768 tokens per update and averages over as many tokens for any other number
     (Marek et al. 2025), but is at least 0.9.
     """
-    now = with_defaults(choices.given)
-    if choices.recipe is None or not RECIPES[choices.recipe].sets_rates:
+    now = with_defaults(choices.chosen)
+    if choices.recipe is None or not RECIPES[choices.recipe].adapts:
         return {}
     # A model that the run starts from brings its own block size.
     tokens = now["batch_size"] * now["grad_accum_steps"] * now["block_size"]
@@ -378,7 +365,7 @@ def rates(choices: Choices, _: Facts) -> Fields:
         fields["min_lr"] = 0.0
     if not now["use_mixed_precision"]:
         fields["precision"] = "auto"
-    return _unless_chosen(fields, choices.given)
+    return _unless_chosen(fields, choices.chosen)
 
 
 def starting_model(choices: Choices, facts: Facts) -> Fields:
@@ -388,13 +375,13 @@ def starting_model(choices: Choices, facts: Facts) -> Fields:
     conversations also a longer one, unless an adapter alone is trained. InputError if another of
     these settings was chosen differently.
     """
-    now = with_defaults(choices.given)
-    config = facts.start.config
-    fixed = {**vars(config), "tokenizer": facts.start.tokenizer}
+    now = with_defaults(choices.chosen)
+    config = facts.start
+    fixed = {**vars(config), "tokenizer": facts.start_tokenizer}
     fixed["mask_documents"] = config.document_token is not None
     del fixed["dropout"], fixed["vocab_size"]
     T = now["block_size"]
-    if not facts.start.limits_context and ModelConfig.block_size != T:
+    if not facts.limits_context and ModelConfig.block_size != T:
         longest = LONGEST_WINDOW if facts.is_chat and not now["lora_rank"] else 0
         fixed["block_size"] = min(T, max(config.block_size, longest))
     for name, value in fixed.items():
@@ -417,7 +404,7 @@ def tokens_on_disk(choices: Choices, facts: Facts) -> Fields:
 
     InputError if another setting of it was chosen.
     """
-    now = with_defaults(choices.given)
+    now = with_defaults(choices.chosen)
     for name in facts.of_tokens.keys() - {"tokenizer", "text_separator"}:
         value = facts.of_tokens[name]
         if now[name] not in (value, DEFAULTS[name]):
@@ -431,8 +418,8 @@ def tokens_on_disk(choices: Choices, facts: Facts) -> Fields:
 def vocabulary(_: Choices, facts: Facts) -> Fields:
     """Takes the vocabulary of the tokenizer; a starting model numbers pairs of tokens as before."""
     fields: Fields = {"vocab_size": facts.vocab_size}
-    if facts.start and facts.vocab_size > facts.start.config.vocab_size:
-        fields["bigram_vocab"] = facts.start.pairs
+    if facts.start and facts.vocab_size > facts.start.vocab_size:
+        fields["bigram_vocab"] = facts.pairs
     return fields
 
 
@@ -441,7 +428,7 @@ def token_between_documents(choices: Choices, facts: Facts) -> Fields:
 
     InputError if there is none.
     """
-    now = with_defaults(choices.given)
+    now = with_defaults(choices.chosen)
     if not now["mask_documents"] or now["document_token"] is not None:
         return {}
     if facts.separator is None:
@@ -454,13 +441,13 @@ def token_between_documents(choices: Choices, facts: Facts) -> Fields:
 
 def fast_precision(choices: Choices, facts: Facts) -> Fields:
     """Replaces the precision auto by that of this machine: elsewhere it would be another one."""
-    now = with_defaults(choices.given)
+    now = with_defaults(choices.chosen)
     return {"precision": facts.precision} if now["precision"] == Precision.AUTO else {}
 
 
 def lowest_rate(choices: Choices, _: Facts) -> Fields:
     """Ends the learning rate at a tenth of its peak, unless something else is chosen."""
-    now = with_defaults(choices.given)
+    now = with_defaults(choices.chosen)
     return {"min_lr": now["learning_rate"] / 10} if now["min_lr"] is None else {}
 
 
@@ -469,14 +456,14 @@ def steps(choices: Choices, facts: Facts) -> Fields:
 
     Those of a run by minutes are not known yet.
     """
-    now = with_defaults(choices.given)
+    now = with_defaults(choices.chosen)
     share, in_epochs = now["warmup_share"], now["warmup_epochs"]
     if now["minutes"] and share:
         return {}
     fields: Fields = {}
     count = 0
     if now["epochs"] or in_epochs is not None:
-        count = facts.steps_per_epoch(choices.given)
+        count = facts.steps_per_epoch(choices.chosen)
     if now["epochs"]:
         fields["steps"] = now["epochs"] * count
     if share is not None:
@@ -493,8 +480,8 @@ EVALUATIONS = 10  # of a run on conversations, if there is time
 
 def evaluations_of_answers(choices: Choices, _: Facts) -> Fields:
     """Evaluates held-out answers all along a run, in a share of its time."""
-    now = with_defaults(choices.given)
-    is_chosen = not choices.given.keys().isdisjoint({"val_every", "val_batches"})
+    now = with_defaults(choices.chosen)
+    is_chosen = not choices.chosen.keys().isdisjoint({"val_every", "val_batches"})
     if choices.recipe != CHAT_RECIPE or is_chosen:
         return {}
     every = max(1, now["steps"] // EVALUATIONS)

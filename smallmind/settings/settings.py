@@ -38,10 +38,7 @@ def current_names(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_saved(kind: Any, saved: Mapping[str, Any]) -> Any:
-    """The fields of a config of this kind, as any version wrote them -> the config.
-
-    TypeError or ValueError where they are something else.
-    """
+    """Fields of a config, as any version wrote them -> the config. TypeError or ValueError."""
     if not isinstance(saved, Mapping):
         raise TypeError(f"{shown_value(saved)} is not a JSON object")
     before = {field.name: field.metadata["before"] for field in dataclasses.fields(kind)}
@@ -55,9 +52,7 @@ def to_saved(config: Any) -> dict[str, Any]:
 
 
 def check_format(saved: Mapping[str, Any]) -> None:
-    """Raises InputError if a newer version wrote this config. Version 0.1.0 wrote no format
-    number.
-    """
+    """Raises InputError if a newer version wrote this config; 0.1.0 wrote no number."""
     number = saved.get("format", FORMAT)
     if type(number) is not int or number > FORMAT:
         raise InputError(
@@ -119,11 +114,7 @@ class Settings:
     def from_fields(
         cls, fields: Mapping[str, Any], origins: Mapping[str, Origin] = MappingProxyType({})
     ) -> "Settings":
-        """Fields of the configs by name -> settings. No two configs share a field name.
-
-        `origins` say what has set them, if that was not a person. InputError for an unknown name or
-        the first value that is out of range.
-        """
+        """Fields of the configs by name, which no two share -> settings. InputError if wrong."""
         check_type("fields", fields, Mapping)
         _check_names(fields)
         sections = {name: kind(**fields_of(kind, fields)) for name, kind in SECTIONS.items()}
@@ -158,24 +149,18 @@ class Settings:
         return {name: x for config in self.sections.values() for name, x in vars(config).items()}
 
     def explain(self) -> dict[str, Origin]:
-        """Returns what has set each field that is not a plain default, by its name.
-
-        Settings that were read from a run say "chosen" of each: only a new run knows more.
-        """
+        """Returns what has set each field that is not a plain default; "chosen" in a saved run."""
         plain = {x.name: x.default for kind in SECTIONS.values() for x in dataclasses.fields(kind)}
         changed = [name for name, value in self.fields.items() if value != plain[name]]
         return {name: self.origins.get(name, CHOSEN) for name in changed}
 
     def replace(self, by: Origin = CHOSEN, /, **fields: Any) -> "Settings":
-        """Copies the settings with other values for these fields, whichever config has them.
-
-        `by` is what `explain` says of them. InputError for an unknown name or a value out of range.
-        """
+        """Copies the settings with other values; `by` is what `explain` says of them."""
         _check_names(fields)
         changed = {
-            name: dataclasses.replace(config, **own) if own else config
+            name: dataclasses.replace(config, **changes) if changes else config
             for name, config in self.sections.items()
-            for own in [fields_of(type(config), fields)]
+            for changes in [fields_of(type(config), fields)]
         }
         return self._of(changed, {**self.origins, **dict.fromkeys(fields, by)})
 

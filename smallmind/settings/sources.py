@@ -40,8 +40,8 @@ MODEL_FIELDS = {field.name for field in dataclasses.fields(ModelConfig)}
 
 def flag_of(name: str) -> str:
     """Returns the flag of the command line that sets a field."""
-    own = FIELDS[name][1].metadata["flag"] if name in FIELDS else ""
-    return own or "--" + name.replace("_", "-")
+    flag = FIELDS[name][1].metadata["flag"] if name in FIELDS else ""
+    return flag or "--" + name.replace("_", "-")
 
 
 def flags_of(fields: Fields) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from smallmind.console.activity import QUIET, duration, showing_on
+from smallmind.console.activity import QUIET_SECONDS, duration, showing_on
 from smallmind.console.live_line import LiveLine, can_print
 from smallmind.training.records import EvaluationRecord, Record, StepRecord
 
@@ -98,7 +98,7 @@ class ProgressLine:
     def __init__(self) -> None:
         self.progress = StatusText(0, sys.stderr)
         self.line = LiveLine(sys.stderr)
-        self._shown = -QUIET
+        self._shown = -QUIET_SECONDS
 
     def show(self, record: Record) -> None:
         """Shows a record of a step, or of an evaluation with the next one."""
@@ -125,7 +125,7 @@ class ProgressLine:
     def _show_text(self, *variants: str) -> None:
         if self.line.is_live:
             self.line.show(*variants)
-        elif time.monotonic() - self._shown >= QUIET:
+        elif time.monotonic() - self._shown >= QUIET_SECONDS:
             self._shown = time.monotonic()
             self.line.write(f"{variants[0]}\n")
 

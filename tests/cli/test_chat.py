@@ -94,7 +94,7 @@ def test_a_saved_conversation_can_be_trained_on(typed, tmp_path):
     typed("0?", "1?", f"/save {file}")
     file.write_text(file.read_text() * 2)
     run = Run.create(text=file, out=tmp_path / "run", steps=1, **FIELDS)
-    assert run.source.report.conversations == 2 and run.source.report.turns == 8
+    assert run.files.source.report.conversations == 2 and run.files.source.report.turns == 8
 
 
 def test_ctrl_c_stops_the_answer_not_the_program(typed, monkeypatch):

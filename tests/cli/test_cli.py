@@ -200,7 +200,7 @@ def test_a_short_text_is_said_to_be_learned_by_heart_before_the_first_step(tmp_p
 
 
 def test_a_long_text_that_is_read_too_often_needs_more_text_or_fewer_steps(advised, monkeypatch):
-    monkeypatch.setattr(describe, "ENOUGH", 1000)
+    monkeypatch.setattr(describe, "ENOUGH_CHARACTERS", 1000)
     many = advised(TEXT[:2000], "many", "--steps 200")
     assert many.endswith("to write something new it needs 7,500 or more, or fewer steps ")
     assert advised((TEXT * 3)[:7500], "enough", "--steps 200") == ""
@@ -287,7 +287,8 @@ def test_the_time_of_evaluations_is_shown(evaluating, total, advised, capsys):
             config=TrainingConfig(max_grad_norm=0, **chosen),
         )
         config = types.SimpleNamespace(limits_evaluations=limits)
-        show_costs(Console(), types.SimpleNamespace(training=training, config=config))
+        files = types.SimpleNamespace(config=config)
+        show_costs(Console(), types.SimpleNamespace(training=training, files=files))
         return flat(capsys.readouterr().out)
 
     printed = shown(val_every=10)

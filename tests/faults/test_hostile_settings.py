@@ -16,7 +16,7 @@ from smallmind import InputError, ModelConfig, RunConfig, TrainingConfig, Transf
 from smallmind.charts.curve import Curve
 from smallmind.charts.figure import Figure, Line, Panel
 from smallmind.charts.svg import picture
-from smallmind.cli.console import SILENT, Console, error_line
+from smallmind.cli.console import SILENT_SECONDS, Console, error_line
 from smallmind.console.table import Table
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.metrics import read_metrics
@@ -336,7 +336,7 @@ NOT_SHOWN = "\x1b\x07\x9b\r\x08\x7f\u202e\u2067\u200f\u061c\0"
 def test_control_characters_are_shown_nowhere(show, is_terminal):
     stream = Stream(is_terminal)
     console = Console(stream)
-    console._printed -= SILENT  # so that a pipe gets the live line too
+    console._printed -= SILENT_SECONDS  # so that a pipe gets the live line too
     show(console)
     text = stream.text.removeprefix("\r").removeprefix("\x1b[K")  # those of the live line
     assert "b" in text and not any(c in text for c in NOT_SHOWN)

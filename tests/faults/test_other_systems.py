@@ -86,7 +86,7 @@ class Held:
         return run
 
 
-@pytest.mark.parametrize("attempts", [0, 1, len(durable.WAITS)])
+@pytest.mark.parametrize("attempts", [0, 1, len(durable.WAIT_SECONDS)])
 def test_windows_replaces_and_removes_files_that_a_scanner_had_open(
     tmp_path, monkeypatch, attempts
 ):

@@ -26,7 +26,7 @@ from smallmind.forecast.budget import (
 )
 from smallmind.forecast.law import Outcome, Trial, law_of
 from smallmind.forecast.pace import MAX_PASSES, Pace
-from smallmind.settings.rules import FITTED, Choices, Facts
+from smallmind.settings.rules import FITTED_FIELDS, Choices, Facts
 from smallmind.settings.settings import to_saved
 from smallmind.text.dataset import HELD_OUT
 from tests.programs import CATS, costs_at, refuses
@@ -170,7 +170,7 @@ def test_only_what_is_missing_is_chosen(monkeypatch):
         ({}, "gpt2"),
         ({}, None),  # it chooses nothing: a saved run
         ({"init_from": "runs/book"}, "modern"),
-        (dict.fromkeys(FITTED, 8) | {"dropout": 0.1}, "modern"),
+        (dict.fromkeys(FITTED_FIELDS, 8) | {"dropout": 0.1}, "modern"),
     ]:
         choices = Choices({**given, "minutes": 1.0}, recipe)
         assert choices.settings(Facts(forecast=timed)) == choices.settings()

@@ -12,7 +12,7 @@ STORIES = Facts(built_in=BUILT_IN_FIELDS, is_chat=False)
 
 def chosen(recipe="modern", facts=STORIES, **given):
     """The fields of BUILT_IN_FIELDS that a run gets."""
-    fields = resolve(Choices(given, recipe), facts).given
+    fields = resolve(Choices(given, recipe), facts).chosen
     return {name: fields[name] for name in BUILT_IN_FIELDS if name in fields}
 
 

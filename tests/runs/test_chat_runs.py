@@ -79,8 +79,8 @@ def test_it_is_of_conversations_with_a_chat_template(whole):
 def test_questions_are_asked_at_the_end(whole):
     run, records = whole
     assert not any(isinstance(record, AnswersRecord) for record in records)
-    assert run.asked.asked == 2
-    assert [answer[:2] for answer in run.asked.answers] == [
+    assert run.session.ended.asked.asked == 2
+    assert [answer[:2] for answer in run.session.ended.asked.answers] == [
         ("Who is 18?", "The ant."),
         ("Who is 19?", "The bat."),
     ]
@@ -115,7 +115,7 @@ def test_a_run_that_is_interrupted_in_mid_epoch_ends_with_the_same_bits(
     again.resume()
     first, second = (each.load()[0].flat.data for each in (whole[0], again))
     np.testing.assert_array_equal(first, second)
-    assert again.final == whole[0].final and again.asked == whole[0].asked
+    assert again.session.ended == whole[0].session.ended
 
 
 def test_prepared_conversations_train_alike(file, whole, tmp_path, monkeypatch):
@@ -144,8 +144,8 @@ def test_texts_in_records_may_be_mixed_with_conversations(file, tmp_path):
     texts = tmp_path / "texts.jsonl"
     texts.write_text(json.dumps({"text": "Who is it? The cow."}) + "\n")
     run = create([texts, file], tmp_path / "run")
-    assert run.settings.run.chat is True and run.source.report.documents == 21
-    assert Run.open(tmp_path / "run").source.sha256 == run.source.sha256
+    assert run.settings.run.chat is True and run.files.source.report.documents == 21
+    assert Run.open(tmp_path / "run").files.source.sha256 == run.files.source.sha256
     with pytest.raises(InputError, match=r"texts.jsonl has no conversation in line 1"):
         create([texts, file], tmp_path / "no", chat=True)
 
@@ -319,11 +319,11 @@ def test_evaluations_are_timed_once_and_kept_for_a_run_that_resumes(file, tmp_pa
     paced(monkeypatch, 1.0, 0.1)
     fields = {**SHAPE, "batch_size": 1, "epochs": 4, "save_every": 3}
     whole = Run.create(text=file, out=tmp_path / "whole", **fields)
-    assert whole.config.limits_evaluations and whole.awaits_timing
+    assert whole.files.config.limits_evaluations and whole.files.config.awaits_timing
     assert "not timed" not in repr(whole)
     records = whole.train()
     steps, every = whole.settings.training.steps, whole.settings.training.val_every
-    assert not whole.awaits_timing
+    assert not whole.files.config.awaits_timing
     evaluated = [record.step for record in records if isinstance(record, EvaluationRecord)]
     assert evaluated == sorted({*range(every, steps, every), steps})
     run = left(Run.create(text=file, out=tmp_path / "cut", **fields), 5)
@@ -339,7 +339,7 @@ def test_evaluations_are_timed_once_and_kept_for_a_run_that_resumes(file, tmp_pa
 @pytest.mark.parametrize("chosen", [{"val_every": 7}, {"val_batches": 3}, {"recipe": "modern"}])
 def test_evaluations_that_a_person_has_chosen_stay(chosen, file, tmp_path):
     run = Run.create(text=file, out=tmp_path / "run", **SHAPE, **chosen)
-    assert not run.config.limits_evaluations and not run.awaits_timing
+    assert not run.files.config.limits_evaluations and not run.files.config.awaits_timing
     for name, value in chosen.items():
         assert getattr(run.settings.training, name, value) == value
 
@@ -356,7 +356,7 @@ def test_a_model_that_may_know_answers_is_asked_a_few_questions_first(whole, tmp
     paced(monkeypatch, 1.0, 0.01, 100.0)  # too slow
     slow = Run.create(**fields, out=tmp_path / "slow", init_from=str(whole[0].path))
     assert not any(isinstance(record, AnswersRecord) for record in slow.train())
-    assert slow.asked.asked >= FEWEST_ASKED
+    assert slow.session.ended.asked.asked >= FEWEST_ASKED
 
 
 @pytest.mark.parametrize(("seconds", "asked"), [(0, 4), (-5, 4), (20, 20), (33.5, 30), (1e3, 30)])
@@ -401,7 +401,7 @@ def test_a_template_that_writes_the_date_writes_that_of_the_run(file, tmp_path, 
         run = Run.create(text=file, out=tmp_path / "run", init_from=start, **fields)
         run.train()
     again = Run.open(run.path)
-    marked = again.source.marked(tokenizer.with_published(published))
+    marked = again.files.source.marked(tokenizer.with_published(published))
     assert tokenizer.decode(marked[0] // MARK_KINDS).startswith("29 Feb 2020<|im_start|>")
     assert all(verdict.fault is None for verdict in again.verify())
     config = json.loads((run.path / "config.json").read_text())
@@ -441,7 +441,7 @@ def test_a_run_of_an_earlier_version_keeps_its_windows(file, tmp_path):
     assert fingerprint(state) != fingerprint(earlier)
     again = Run.open(tmp_path / "run")
     again.resume()
-    assert again.config.packs_evenly is False
+    assert again.files.config.packs_evenly is False
     assert all(verdict.fault is None for verdict in again.verify())
 
 

@@ -9,7 +9,7 @@ from smallmind.cli import main
 from smallmind.settings import rules
 from smallmind.settings.config import ModelConfig
 from smallmind.settings.presets import RECIPES
-from smallmind.settings.rules import RULES, Choices, Facts, Rule, Start, resolve
+from smallmind.settings.rules import RULES, Choices, Facts, Rule, resolve
 from smallmind.settings.settings import CHOSEN, Settings
 from smallmind.settings.sources import FIELDS
 from tests.programs import CATS, refuses
@@ -33,10 +33,10 @@ def test_each_rule_has_a_name_a_sentence_and_a_fact():
 
 
 def test_a_rule_waits_for_its_fact():
-    assert "tokenizer" not in resolve(Choices({})).given
-    found = resolve(Choices({}), Facts(characters=10**6)).given
+    assert "tokenizer" not in resolve(Choices({})).chosen
+    found = resolve(Choices({}), Facts(characters=10**6)).chosen
     assert found["tokenizer"] == "bpe"
-    assert resolve(Choices({"tokenizer": "byte"}), Facts(characters=10**6)).given["tokenizer"] == (
+    assert resolve(Choices({"tokenizer": "byte"}), Facts(characters=10**6)).chosen["tokenizer"] == (
         "byte"
     )
 
@@ -59,8 +59,8 @@ def test_a_new_rule_is_a_function_and_a_line(monkeypatch):
 def test_resolving_changes_no_choices():
     given = {"n_layer": 2}
     choices = Choices(given)
-    assert resolve(choices).given["n_layer"] == 2 and len(resolve(choices).given) > 10
-    assert choices.given == given == {"n_layer": 2}
+    assert resolve(choices).chosen["n_layer"] == 2 and len(resolve(choices).chosen) > 10
+    assert choices.chosen == given == {"n_layer": 2}
 
 
 def test_settings_say_what_has_set_them(tmp_path):
@@ -104,7 +104,7 @@ def test_what_a_program_replaces_is_chosen():
 
 def test_a_starting_model_decides_for_its_weights():
     config = ModelConfig(vocab_size=9, n_layer=2, n_embd=32, n_head=2, position="rope")
-    facts = Facts(start=Start(config, "char", False, None))
+    facts = Facts(start=config, start_tokenizer="char", limits_context=False)
     choices = Choices({"init_from": "first"})
     settings = choices.settings(facts)
     assert settings.model == config

@@ -136,7 +136,7 @@ def test_settings_can_come_as_one_object_and_the_text_as_a_path(finished, tmp_pa
     with pytest.raises(InputError, match="recipe='gpt2' would change nothing"):
         Run.create(settings, text, out=tmp_path / "run", recipe="gpt2")
     run = Run.create(settings, text, out=str(tmp_path / "run"))
-    assert run.name == "cats" and run.settings.run.text == str(text)
+    assert run.files.name == "cats" and run.settings.run.text == str(text)
     run.train()
     assert outcome(run) == outcome(finished[0])
 
@@ -344,13 +344,13 @@ def test_a_run_that_was_interrupted_while_timed_still_ends_after_its_minutes(
     run = Run.create(text=TEXT, out=tmp_path / "run", minutes=3.0, **FIELDS)
     with pytest.raises(KeyboardInterrupt):
         run.train()
-    assert run.awaits_timing and "not timed yet, to train for 3 minutes" in repr(run)
+    assert run.files.config.awaits_timing and "not timed yet, to train for 3 minutes" in repr(run)
     monkeypatch.setattr(pace, "measure", lambda *_: Pace(6.0, 0.0, 0.0, 0.0))
     monkeypatch.setattr(pace, "refitting", lambda *_: lambda: None)
     run = Run.open(run.path) if reopened else run
     run.resume()
     steps = run.settings.training.steps
-    assert run.is_finished and 25 <= steps <= 29 and not run.awaits_timing
+    assert run.is_finished and 25 <= steps <= 29 and not run.files.config.awaits_timing
     assert Run.open(run.path).settings.training.steps == steps
     monkeypatch.setattr(pace, "measure", None)  # only once
     assert Run.open(run.path).resume() == []
@@ -368,7 +368,7 @@ def test_a_run_that_is_stopped_while_timed_has_not_begun(tmp_path, monkeypatch, 
             return measure(training, *arguments)
 
     monkeypatch.setattr(pace, "measure", measure_and_stop)
-    assert start(run) == [] and run.awaits_timing
+    assert start(run) == [] and run.files.config.awaits_timing
     monkeypatch.setattr(pace, "measure", lambda *_: Pace(6.0, 0.0, 0.0, 0.0))
     monkeypatch.setattr(pace, "refitting", lambda *_: lambda: None)
     assert 25 <= start(run)[-1].step <= 29
@@ -381,13 +381,13 @@ def test_a_run_that_awaits_timing_gets_its_length_from_whoever_resumes_it(tmp_pa
     run = Run.open(run.path)
     run.resume(steps=10)
     assert run.is_finished and run.settings.training.steps == 10
-    assert not Run.open(run.path).awaits_timing
+    assert not Run.open(run.path).files.config.awaits_timing
 
 
 def test_a_run_of_minutes_ends_after_so_many_passes(tmp_path, monkeypatch):
     monkeypatch.setattr(pace, "measure", lambda *_: Pace(1e-6, 0.0, 0.0, 0.0))
     run = Run.create(text=TEXT, out=tmp_path / "run", minutes=3.0, **FIELDS)
-    run.fit_steps(clock() + 180)
+    run.session.fit_steps(clock() + 180)
     data = run.training.data
     tokens = run.settings.training.steps * data.batch_size * data.block_size
     assert 63 * len(data.train) < tokens <= 64 * len(data.train)

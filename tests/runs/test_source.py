@@ -47,9 +47,9 @@ def test_documents_are_held_out_whole(folder, tmp_path):
     held_out = tokenizer.decode(run.data.held_out)
     assert held_out == "\n\n".join(STORIES[36:]) + "\n"
     whole = tokenizer.decode(run.data.train) + held_out
-    assert whole == run.text and all(story in whole for story in STORIES)
-    assert run.source.report.documents == 40 and run.source.report.files == 11
-    assert len(run.source.report.skipped) == 1
+    assert whole == run.files.source.text and all(story in whole for story in STORIES)
+    assert run.files.source.report.documents == 40 and run.files.source.report.files == 11
+    assert len(run.files.source.report.skipped) == 1
 
 
 def test_learned_tokens_come_from_the_training_part(folder, tmp_path):
@@ -57,7 +57,7 @@ def test_learned_tokens_come_from_the_training_part(folder, tmp_path):
     fields = {**FIELDS, "tokenizer": "bpe", "bpe_vocab_size": 300}
     run = Run.create(text=[folder], out=tmp_path / "run", **fields)
     tokenizer = run.data.tokenizer
-    assert run.text.count("<|endoftext|>") == 40
+    assert run.files.source.text.count("<|endoftext|>") == 40
     assert tokenizer.decode(run.data.held_out).endswith("zzzqqq " * 40)
     assert not any(b"zz" in token for token in tokenizer.vocabulary)
     assert tokenizer.special["<|endoftext|>"] in run.data.train
@@ -67,11 +67,11 @@ def test_a_run_on_many_files_is_resumed_and_evaluated(folder, tmp_path):
     run = Run.create(text=[folder / "*.txt", folder / "a.jsonl"], out=tmp_path / "run", **FIELDS)
     run.train()
     again = Run.open(tmp_path / "run")
-    assert again.text == run.text and again.is_finished
+    assert again.files.source.text == run.files.source.text and again.is_finished
     assert again.evaluate() == again.evaluate([folder / "*.txt", folder / "a.jsonl"])
     assert len(again.resume(steps=3)) > 0
     (folder / "a.jsonl").write_text('{"story": "another one"}\n', encoding="utf-8")
-    refuses("has changed since the run was created", Run.open(tmp_path / "run").check_text)
+    refuses("has changed since the run was created", Run.open(tmp_path / "run").files.check_text)
 
 
 def test_a_text_that_has_moved_is_found_where_it_is_said_to_be(folder, tmp_path, cli):
@@ -95,10 +95,10 @@ def test_a_file_that_an_earlier_version_read_as_plain_text_still_is(tmp_path, is
     run = Run.create(text=plain, out=tmp_path / "run", **FIELDS)
     with edited(tmp_path / "run" / "config.json") as config:
         run.unlock()
-        assert "\r" not in run.text
+        assert "\r" not in run.files.source.text
         config["run"]["text"] = [str(file)] if is_list else str(file)
         config["text_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
-    assert Run.open(tmp_path / "run").text == file.read_bytes().decode()
+    assert Run.open(tmp_path / "run").files.source.text == file.read_bytes().decode()
 
 
 @pytest.mark.parametrize("text", ["word " * 150, "x" * 400, "a\0b", "a/b" * 90])
@@ -124,18 +124,19 @@ def test_settings_may_name_several_texts(folder, tmp_path, cli):
     latin = tmp_path / "latin.txt"
     latin.write_bytes(("straße " * 40).encode("latin-1"))
     cli("train", latin, small, "--encoding latin-1 --out", tmp_path / "latin")
-    assert "straße" in Run.open(tmp_path / "latin").text
+    assert "straße" in Run.open(tmp_path / "latin").files.source.text
 
 
 def test_documents_may_be_separated_by_another_character(folder, tmp_path, cli):
     fields = {**FIELDS, "text_separator": "\f", "mask_documents": True}
     run = Run.create(text=folder, out=tmp_path / "run", **fields)
-    assert run.text.count("\f") == 39 and run.text.endswith(STORIES[-1] + "\n")
+    text = run.files.source.text
+    assert text.count("\f") == 39 and text.endswith(STORIES[-1] + "\n")
     token = run.data.tokenizer.encode("\f")[0]
     assert run.settings.model.document_token == token and token in run.data.train
     run.train()
     again = Run.open(tmp_path / "run")
-    assert again.text == run.text and again.evaluate() == again.evaluate(folder)
+    assert again.files.source.text == text and again.evaluate() == again.evaluate(folder)
     prepared = str(tmp_path / "prepared")
     cli("prepare", folder, "--separator", ["\f"], "--out", prepared)
     on_disk = Run.create(text=prepared, out=tmp_path / "disk", **{**FIELDS, "mask_documents": True})
