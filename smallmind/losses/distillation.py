@@ -15,7 +15,7 @@ from smallmind.checks import InputError, check_type, count_of, suggesting
 from smallmind.console import activity
 from smallmind.files import safetensors
 from smallmind.losses.cross_entropy import slack_of
-from smallmind.losses.loss import Comparison, FirstLoss, Loss
+from smallmind.losses.loss import Loss
 from smallmind.losses.teacher_cache import (
     TOKENS_PER_PASS,
     CacheOutline,
@@ -84,7 +84,7 @@ class Distillation(Loss):
         self.top_k = min(top_k, self.vocab_size)
         self.cache_file = cache
         self.cache: TeacherCache | None = None
-        self.temperature_parameter = Temperature(self.config.temperature, learn_temperature)
+        self.parameter: Temperature = Temperature(self.config.temperature, learn_temperature)
 
     @classmethod
     def of(cls, models: Sequence[TransformerModel], config: DistillationConfig | None) -> Self:
@@ -102,7 +102,7 @@ class Distillation(Loss):
 
     @property
     def temperature(self) -> float:
-        return self.temperature_parameter.value
+        return self.parameter.value
 
     @functools.cached_property
     def digest(self) -> str:
@@ -192,7 +192,7 @@ class Distillation(Loss):
                     coefficients = self.config.alpha, self.temperature, loss_scale
                     model.workspace.kernels.distillation(*outputs, *inputs, *coefficients, *weights)
                     dtemperature = share * float(dtemperatures.sum())
-                    self.temperature_parameter.backward(dtemperature, batch.ids.size)
+                    self.parameter.backward(dtemperature, batch.ids.size)
 
             self._with_teacher_logits(model, batch, part, learn, kept)
 
@@ -201,26 +201,6 @@ class Distillation(Loss):
             return model.loss_and_gradients(
                 batch.ids, batch.targets, scale, at, objective, **weighting
             )
-
-    def take_gradient(self) -> float:
-        """Returns the gradient of the temperature so far, and clears it."""
-        return self.temperature_parameter.take_gradient()
-
-    def add_gradient(self, gradient: float) -> None:
-        """Adds to the gradient of the temperature."""
-        self.temperature_parameter.dx += gradient
-
-    def step(self, learning_rate: float) -> None:
-        """Updates the temperature, if it is learnt."""
-        self.temperature_parameter.step(learning_rate)
-
-    def state(self) -> dict[str, Any]:
-        """Returns that of the temperature."""
-        return self.temperature_parameter.state()
-
-    def load_state(self, state: Any) -> None:
-        """Restores the temperature."""
-        self.temperature_parameter.load_state(state)
 
     @property
     def comparing(self) -> str:
@@ -248,7 +228,7 @@ class Distillation(Loss):
         found: list[float] = sums.tolist()
         return found
 
-    def compared(self, sums: Sequence[Sequence[float]]) -> Comparison:
+    def compared(self, sums: Sequence[Sequence[float]]) -> tuple[str, dict[str, float], str]:
         """The sums of some batches -> the correlation of student and teacher; 0 if one is constant.
 
         Above 0.9 the student orders tokens much as the teacher does.
@@ -257,9 +237,9 @@ class Distillation(Loss):
         scale = math.sqrt(student * teacher)
         share = float(products / scale) if scale > 0 else 0.0
         text = f"correlation with the teacher {share:.3f} (above 0.9 once it is learned)"
-        return Comparison("teacher", {"teacher_correlation": share}, text)
+        return "teacher", {"teacher_correlation": share}, text
 
-    def first_loss(self, model: TransformerModel, batch: Batch) -> FirstLoss:
+    def first_loss(self, model: TransformerModel, batch: Batch) -> tuple[float, float, str]:
         """Guesses among all tokens, against the teacher on this batch.
 
         Its cross-entropy is ln V, and its KL from the teacher ln V less the teacher's entropy. The
@@ -280,7 +260,7 @@ class Distillation(Loss):
                 self._with_teacher_logits(model, batch, part, add, kept)
         guess, alpha = math.log(self.vocab_size), self.config.alpha
         kl, temperature = guess - float(np.mean(entropies)), self.temperature
-        return FirstLoss(
+        return (
             (1 - alpha) * guess + alpha * temperature**2 * kl,
             slack_of(model) * (1 - alpha + alpha * max(1.0, temperature)),
             f"{1 - alpha:g} ln {self.vocab_size} + {alpha:g} x {temperature:g}^2 x the KL from "

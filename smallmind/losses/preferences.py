@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from smallmind.checks import InputError, check_field, check_type, suggesting
 from smallmind.losses.cross_entropy import SLACK
-from smallmind.losses.loss import Evaluated, FirstLoss, Loss
+from smallmind.losses.loss import Loss
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Pass
 from smallmind.settings.config import RunConfig
@@ -157,15 +157,17 @@ class Preferences(Loss):
             self._reference = tensors["reference"].copy()
             self._reference.flags.writeable = False
 
-    def evaluated(self, model: TransformerModel, batch: Batch) -> Evaluated:
+    def evaluated(
+        self, model: TransformerModel, batch: Batch
+    ) -> tuple[list[float], int, int, np.ndarray]:
         """Evaluates the pairs of a batch: right are those with a margin above 0."""
         margins = self.margins(model, batch)
         losses: list[float] = np.logaddexp(0, -margins).tolist()
-        return Evaluated(losses, len(losses), int((margins > 0).sum()), np.empty(0, np.int32))
+        return losses, len(losses), int((margins > 0).sum()), np.empty(0, np.int32)
 
-    def first_loss(self, _model: TransformerModel, _batch: Batch) -> FirstLoss:
+    def first_loss(self, _model: TransformerModel, _batch: Batch) -> tuple[float, float, str]:
         """Has no margin, as long as the model is the reference: ln 2."""
-        return FirstLoss(math.log(2), SLACK, "ln 2")
+        return math.log(2), SLACK, "ln 2"
 
     def rows(self) -> list[list[str]]:
         """Returns names and values for the description of a run."""

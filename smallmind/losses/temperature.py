@@ -54,7 +54,7 @@ class Temperature:
         self.dx[0] = 0
 
     def step(self, learning_rate: float) -> None:
-        """One update, if it is learnt. Clears dx."""
+        """Updates it if it is learnt, and clears dx."""
         if self.is_learnt:
             self.updates += 1
             coefficients = AdamWCoefficients(

@@ -79,8 +79,7 @@ class GradientSum:
 
     def agree(self, value: Result) -> Result:
         """Takes the value of rank 0, on all ranks."""
-        shared: Result = self.group.share(value)[0]
-        return shared
+        return self.group.agree(value)
 
     def rank_of(self, shard: int) -> str:
         """Returns the name of the rank that computes a shard."""

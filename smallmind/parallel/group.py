@@ -55,6 +55,11 @@ class Group:
         """
         return [value]
 
+    def agree(self, value: Result) -> Result:
+        """Takes the value of rank 0, on all ranks."""
+        shared: Result = self.share(value)[0]
+        return shared
+
     def end(self, status: int) -> bool:
         """Rank 0 ends the others, who wait for it or will soon -> whether they did."""
         return True

@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from smallmind.checks import InputError
+from smallmind.settings.config import TrainingConfig
 from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
 
@@ -28,12 +29,22 @@ def bounds(count: int, parts: int) -> list[int]:
     return [count * i // parts for i in range(parts + 1)]
 
 
-def check_size(size: int, shards: int) -> None:
-    """Raises InputError if there are more ranks than shards."""
-    if size > shards:
+def check_processes(size: int, config: TrainingConfig, one_process: str = "") -> None:
+    """Raises InputError if a run cannot have so many ranks; `one_process` is why its loss cannot.
+
+    It needs a shard for each of them.
+    """
+    if size > config.shards:
         raise InputError(
-            f"data_shards={shards} is too few for {size} ranks: start at most {shards}, or a new "
-            f"run with --data-shards {size}"
+            f"data_shards={config.shards} is too few for {size} ranks: start at most "
+            f"{config.shards}, or a new run with --data-shards {size}"
+        )
+    if size > 1 and one_process:
+        raise InputError(one_process)
+    if size > 1 and config.products == "blas":
+        raise InputError(
+            "products='blas' is for one process: with several, the bits of the results must "
+            "not depend on the machine; use products='numba'"
         )
 
 

@@ -7,8 +7,7 @@ from smallmind.forecast import pace
 from smallmind.settings.config import TrainingConfig
 from smallmind.settings.rules import EVALUATIONS
 from smallmind.training.answers import FEWEST_ASKED
-from smallmind.training.evaluation import EVALUATING, evaluating_seconds
-from smallmind.training.evaluations import SAMPLE_TOKENS
+from smallmind.training.evaluation import EVALUATING, SAMPLE_TOKENS, evaluating_seconds
 from smallmind.training.training import Training
 
 FEWEST_TOKENS = 4096  # in windows of an evaluation, which is more often rather than on more

@@ -13,7 +13,7 @@ from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.records import AnswersRecord
 from smallmind.writing.answers import MORE, Asked, answers, written
 
-MOST_ASKED, MOST_SHOWN = 100, 12
+MAX_QUESTIONS, MOST_SHOWN = 100, 12
 FEWEST_ASKED = 4  # however long they take
 SHORT = 48  # tokens: longer answers are seldom the same word for word
 LONGEST = 1000  # characters that are kept of a question or an answer
@@ -39,7 +39,7 @@ def ask(
     step: int,
     model: TransformerModel,
     data: PackedDataset,
-    most: int = MOST_ASKED,
+    most: int = MAX_QUESTIONS,
     check_stop: Callable[[], object] = lambda: None,
     seconds: float | None = None,
 ) -> AnswersRecord:

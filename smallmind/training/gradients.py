@@ -20,7 +20,6 @@ from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
 from smallmind.training.live_state import LiveState
 from smallmind.training.prefetch import Batches, drawing
-from smallmind.training.ranks import Ranks
 
 # Gradients are sent during the backward pass if sending them takes more than this share of a step,
 # in the median of some steps after the first ones.
@@ -130,8 +129,9 @@ class Gradients:
         total = Summed(sum(self.losses), sum(weight for _, weight, _ in shards))
         self.divisor = total.over(self.sampler.windows_in_step(step))
         self.learned = total.weight * self.run.loss.terms(self.sampler.dataset.block_size)
-        for _, _, gradient in shards:
-            self.run.loss.add_gradient(gradient / self.divisor)
+        if parameter := self.run.loss.parameter:
+            for _, _, gradient in shards:
+                parameter.dx += gradient / self.divisor
         exchanging = time.perf_counter()
         with self.run.model.workspace.profile("ReduceGradients"):
             self._sum.total()
@@ -200,7 +200,8 @@ class Gradients:
             summed = accumulate_gradients(
                 run.model, sampler, step, run.loss, windows, loss_scale, at
             )
-            computed.append((*summed, run.loss.take_gradient()))
+            parameter = run.loss.parameter
+            computed.append((*summed, parameter.take_gradient() if parameter else 0.0))
             self._sum.add(shard)
         return computed
 
@@ -251,7 +252,7 @@ class Gradients:
 def computing(
     run: LiveState,
     sampler: Sampler,
-    ranks: Ranks,
+    gradient_sum: GradientSum,
     steps: int,
     check_stop: Callable[[], object],
 ) -> Iterator[Gradients]:
@@ -261,7 +262,6 @@ def computing(
     """
     config, data, pool = run.config, run.data, run.model.workspace.pool
     shards, ahead = config.shards, config.batches_ahead(data.is_on_disk)
-    with ranks.adding(run.model, config) as gradient_sum:
-        own = ShardSampler(sampler, shards, gradient_sum.own)
-        with drawing(own, pool, ahead, steps * sampler.batches) as batches:
-            yield Gradients(run, own, batches, gradient_sum, check_stop)
+    own = ShardSampler(sampler, shards, gradient_sum.own)
+    with drawing(own, pool, ahead, steps * sampler.batches) as batches:
+        yield Gradients(run, own, batches, gradient_sum, check_stop)

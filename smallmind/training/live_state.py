@@ -18,7 +18,6 @@ from smallmind.optim.schedule import Schedule, schedule
 from smallmind.settings.config import NEUTRAL, ModelConfig, Precision, TrainingConfig, __version__
 from smallmind.settings.settings import from_saved, to_saved
 from smallmind.text.dataset import Dataset
-from smallmind.training.ranks import Ranks
 from smallmind.training.records import RunProgress
 from smallmind.training.spikes import Spikes
 from smallmind.training.state import SNAPSHOT, TOKENIZER, RunState, split_snapshot, with_snapshot
@@ -52,7 +51,7 @@ class LiveState:
         model: TransformerModel,
         data: Dataset,
         loss: Loss,
-        ranks: Ranks,
+        optimizer: Optimizer,
     ) -> None:
         self.config = config
         self.model = model
@@ -60,7 +59,7 @@ class LiveState:
         self.loss = loss
         self.progress = RunProgress()
         self.passes = 0  # batches trained on so far: dropout masks depend on it
-        self.optimizer: Optimizer = ranks.optimizer(model, config)
+        self.optimizer = optimizer
         self.schedule: Schedule = schedule(config)
         self.scaler = LossScaler() if model.precision == Precision.FLOAT16 else None
         self.spikes = Spikes(config.max_rollbacks)
@@ -79,14 +78,16 @@ class LiveState:
     def clear_gradients(self) -> None:
         """Sets all gradients to zero, those of the loss included."""
         self.model.zero_gradients()
-        self.loss.take_gradient()
+        if self.loss.parameter:
+            self.loss.parameter.zero_gradient()
 
     def capture_model(self) -> RunState:
         """Returns the state that outlives a run: weights, dropout counter, loss. Copies nothing."""
         flat = self.model.flat
         tensors = {f"{WEIGHTS}{name}": flat.stored[name] for name in flat.kept}
         tensors |= {f"{OF_LOSS}{name}": value for name, value in self.loss.tensors().items()}
-        state = {"passes": self.passes, LOSS_STATE: self.loss.state()}
+        parameter = self.loss.parameter
+        state = {"passes": self.passes, LOSS_STATE: parameter and parameter.state()}
         return RunState(self.progress.step, tensors, state)
 
     def capture(self) -> RunState:
@@ -139,7 +140,8 @@ class LiveState:
     def load_model(self, state: RunState) -> None:
         self.model.flat.write(weights(state.tensors))
         self.passes = int(state.state["passes"])
-        self.loss.load_state(state.state[LOSS_STATE])
+        if self.loss.parameter:
+            self.loss.parameter.load_state(state.state[LOSS_STATE])
         own = ((name.removeprefix(OF_LOSS), x) for name, x in state.tensors.items())
         self.loss.load_tensors({name: x for name, x in own if name in self.loss.tensors()})
 

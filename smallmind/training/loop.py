@@ -13,7 +13,7 @@ from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.optim.optimizer import rate_settings
 from smallmind.training.checkpoint import Saver
 from smallmind.training.clock import StepClock
-from smallmind.training.evaluations import Evaluations
+from smallmind.training.evaluation import Evaluations
 from smallmind.training.gradients import Gradients, passes_in_step
 from smallmind.training.health import checked_update, largest_gradients, not_finite
 from smallmind.training.live_state import LiveState
@@ -130,10 +130,10 @@ class Loop:
         is_updated, largest = math.isfinite(norm), None
         if run.scaler and run.scaler.keeps_falling:
             largest = largest_gradients(run.model, divisor)
-        if is_updated:
-            run.loss.step(rate)
-        else:
+        if not is_updated:
             run.clear_gradients()
+        elif run.loss.parameter:
+            run.loss.parameter.step(rate)
         clock.count(windows)
         usage, waiting = self.usage, self.gradients.waiting
         usage.count(clock.stepping - usage.seconds, waiting - usage.waiting, windows)

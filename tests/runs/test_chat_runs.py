@@ -21,7 +21,7 @@ from smallmind.text.packing import pack
 from smallmind.text.templates import TEMPLATES
 from smallmind.training import answers, checkpoint
 from smallmind.training.answers import FEWEST_ASKED, MOST_SHOWN
-from smallmind.training.evaluations import SAMPLE_TOKENS
+from smallmind.training.evaluation import SAMPLE_TOKENS
 from smallmind.training.records import AnswersRecord, EvaluationRecord, StepRecord
 from tests.programs import CATS
 from tests.runs.small import left
