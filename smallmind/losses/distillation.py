@@ -140,8 +140,13 @@ class Distillation(Loss):
         InputError if model, dataset and teacher, or the cache, do not belong together.
         """
         self.check(model.config, dataset.block_size)
-        if self.teacher:
-            _check_precision(self.teacher, model)
+        if self.teacher and self.teacher.workspace.dtype != model.workspace.dtype:
+            raise InputError("teacher and student differ in dtype; build both with the same one")
+        if self.teacher and self.teacher.precision != Precision.FLOAT32:
+            raise InputError(
+                f"the teacher is stored as {self.teacher.precision}; call its "
+                "use_precision(Precision.FLOAT32)"
+            )
         if self.cache_file is None:
             return
         digest = self.digest
@@ -196,11 +201,9 @@ class Distillation(Loss):
 
             self._with_teacher_logits(model, batch, part, learn, kept)
 
-        weighting = batch.weighting
+        ids, targets, weighting = batch.ids, batch.targets, batch.weighting
         with ExitStack() as kept:
-            return model.loss_and_gradients(
-                batch.ids, batch.targets, scale, at, objective, **weighting
-            )
+            return model.loss_and_gradients(ids, targets, scale, at, objective, **weighting)
 
     @property
     def comparing(self) -> str:
@@ -349,16 +352,6 @@ def _sums_of_products(
         t -= t.mean(axis=1, keepdims=True)
         sums += np.vdot(s, t), np.vdot(s, s), np.vdot(t, t)
     return sums
-
-
-def _check_precision(teacher: TransformerModel, model: TransformerModel) -> None:
-    if teacher.workspace.dtype != model.workspace.dtype:
-        raise InputError("teacher and student differ in dtype; build both with the same one")
-    if teacher.precision != Precision.FLOAT32:
-        raise InputError(
-            f"the teacher is stored as {teacher.precision}; call its "
-            "use_precision(Precision.FLOAT32)"
-        )
 
 
 def model_digest(model: TransformerModel) -> str:

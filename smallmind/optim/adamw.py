@@ -10,8 +10,7 @@ from smallmind.checks import InputError, check_field, check_type, suggesting
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from smallmind.nn.parameters import ALIGNED, Role
 from smallmind.nn.transformer import TransformerModel
-from smallmind.optim.clipping import Clipping
-from smallmind.optim.optimizer import Optimizer, UpdateSize
+from smallmind.optim.optimizer import Clipping, Optimizer, UpdateSize
 from smallmind.parallel.group import ALONE, Group
 from smallmind.parallel.shards import bounds
 from smallmind.settings.config import TrainingConfig
@@ -114,17 +113,20 @@ class AdamW(Optimizer):
         )
         for part in self._parts:
             if part.moments.start < part.moments.stop:
-                own = part.parameters
-                moments = self.m[part.moments], self.v[part.moments]
-                given = *moments, part.decayed, coefficients, flat.copy_of(own)
-                kernels.adamw(flat.data[own], flat.grad[own], *given)
+                kernels.adamw(
+                    flat.data[part.parameters],
+                    flat.grad[part.parameters],
+                    self.m[part.moments],
+                    self.v[part.moments],
+                    part.decayed,
+                    coefficients,
+                    flat.copy_of(part.parameters),
+                )
             if self.group.size > 1:
                 self.share_parameters(part.whole, part.ends)
 
     def _own_parts(self, moments: slice, ends: list[int]) -> Iterator[_Part]:
-        """Yields the part of each range of parameters with its roles to which these moments
-        belong.
-        """
+        """Yields the part of each range of parameters to which these moments belong."""
         end = 0
         for whole in self._ranges:
             start, end = end, end + whole.stop - whole.start

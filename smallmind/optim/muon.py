@@ -9,8 +9,7 @@ from smallmind.kernels.reference_optimizers import MatrixBlocks, MuonCoefficient
 from smallmind.nn.parameters import Parameters, ParameterSpec, Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
-from smallmind.optim.clipping import Clipping
-from smallmind.optim.optimizer import Optimizer, UpdateSize
+from smallmind.optim.optimizer import Clipping, Optimizer, UpdateSize
 from smallmind.parallel.group import ALONE, Group
 from smallmind.settings.config import TrainingConfig
 

@@ -67,20 +67,18 @@ class Schedule:
         return place + (self.steps - place) * progress(step, begin, end)
 
     def during_warmup(self, step: float) -> float:
-        """Equal increments, the first above 0: step `warmup` is the first at the peak."""
+        """Rises evenly from above 0: step `warmup` is the first at the peak."""
         return self.peak * (step + 1) / (self.warmup + 1)
 
     def after_warmup(self, step: float) -> float:
-        """The learning rate of a step after the warmup."""
+        """step -> its learning rate, after the warmup."""
         raise NotImplementedError
 
     def observe(self, val_loss: float) -> None:
-        """Called with the held-out loss of each evaluation, in nats per token."""
+        """Takes the held-out loss of each evaluation into account, in nats per token."""
 
     def state(self) -> dict[str, Any]:
-        """-> the state that a resumed run needs, JSON-able: everything that `observe` has
-        changed.
-        """
+        """-> the state that a resumed run needs, JSON-able: all that `observe` has changed."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:

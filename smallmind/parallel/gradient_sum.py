@@ -10,7 +10,7 @@ The parts of the vector that a backward pass finishes first can be on their way 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,13 +22,6 @@ from smallmind.parallel.shards import Node, TreeSum, bounds, left_over, own_shar
 Result = TypeVar("Result")
 
 BLOCK = 1 << 20  # elements that are exchanged at a time: what arrives stays in the cache
-
-
-class _Exchange(NamedTuple):
-    """A part of the vector that is on its way."""
-
-    vectors: list[np.ndarray]  # what this rank has left of it; the last one gets the total
-    arriving: list[Pending]
 
 
 class GradientSum:
@@ -54,10 +47,11 @@ class GradientSum:
         # The nodes that each rank has left once it has added its own shards.
         self._left = [left_over(own_shards(r, group.size, shards)) for r in range(group.size)]
         self._unused: list[np.ndarray] = []
-        self._rooms: dict[tuple[int, int], np.ndarray] = {}
+        self._buffers: dict[tuple[int, int], np.ndarray] = {}
         self._rounded: np.ndarray | None = None  # the gradient of the last own shard
         self._sent = 0  # parts of this step
-        self._on_its_way: _Exchange | None = None
+        # What this rank has left of a part, the last of which gets the total; what it waits for.
+        self._on_its_way: tuple[list[np.ndarray], list[Pending]] | None = None
         self._sums: list[Pending] = []
 
     def together(self, compute: Callable[[], Result]) -> list[Result]:
@@ -128,8 +122,7 @@ class GradientSum:
             pending.wait()
         self._sums.clear()
         self._sent = 0
-        self._unused += [node.value for node in self._tree.nodes]
-        self._tree.nodes.clear()
+        self._forget_sums()
         if self._rounded is not None:
             self._model.workspace.kernels.copy_vector(self._grad, self._rounded)
 
@@ -137,6 +130,9 @@ class GradientSum:
         """Ends a step that all ranks have given up. The gradients are anything then."""
         if self.early and self.group.size > 1:  # others may have sent some of it already
             self.total()
+        self._forget_sums()
+
+    def _forget_sums(self) -> None:
         self._unused += [node.value for node in self._tree.nodes]
         self._tree.nodes.clear()
 
@@ -162,7 +158,7 @@ class GradientSum:
         self._sent += 1
         # While one part is added up, the next one is on its way.
         self._add_arrived()
-        self._on_its_way = _Exchange(vectors, arriving)
+        self._on_its_way = vectors, arriving
 
     def _own_sum(self, part: slice) -> list[Node[np.ndarray]]:
         """-> a part of what remains of the own shards. All of the last one is in the last node."""
@@ -192,9 +188,9 @@ class GradientSum:
         sent = []
         for i in range(max(map(len, self._left))):
             senders = [len(left) > i for left in self._left]
-            room = self._room(turn, i, length * (sum(senders) - (i < len(vectors))))
+            buffer = self._buffer(turn, i, length * (sum(senders) - (i < len(vectors))))
             vector = vectors[i] if i < len(vectors) else None
-            sent.append(self.group.spread(vector, ends, senders, room))
+            sent.append(self.group.spread(vector, ends, senders, buffer))
         return sent
 
     def _add_arrived(self) -> None:
@@ -209,12 +205,12 @@ class GradientSum:
         self._add_pieces(vectors[-1][own], [vector[own] for vector in vectors], arrived)
         self._sums.append(self.group.collect(vectors[-1], ends))
 
-    def _room(self, turn: int, i: int, size: int) -> np.ndarray:
+    def _buffer(self, turn: int, i: int, size: int) -> np.ndarray:
         """Returns an array for what arrives, reused for every other part."""
-        room = self._rooms.get((turn, i))
-        if room is None or room.size < size:
-            room = self._rooms[turn, i] = self._rent(size)
-        return room[:size]
+        buffer = self._buffers.get((turn, i))
+        if buffer is None or buffer.size < size:
+            buffer = self._buffers[turn, i] = self._rent(size)
+        return buffer[:size]
 
     def _rent(self, size: int) -> np.ndarray:
         """Returns an array that stays with this sum, contents undefined."""
@@ -257,7 +253,7 @@ def _others(parts: Sequence[slice], size: int) -> Iterator[slice]:
 def adding(
     model: TransformerModel, shards: int, rounds: bool = False, group: Group = ALONE
 ) -> Iterator[GradientSum]:
-    """Within the block, adds up gradients, in vectors that are rented from the model's pool."""
+    """Adds up gradients within the block, in vectors that are rented from the model's pool."""
     gradient_sum = GradientSum(model, group, shards, rounds)
     try:
         yield gradient_sum

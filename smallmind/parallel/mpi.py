@@ -15,7 +15,7 @@ from smallmind.kernels.number_types import BFLOAT16
 from smallmind.parallel.group import ENDED, Group
 
 SHARE = 1  # the tag of messages with small values
-MOST = 1 << 26  # bytes of an array that are sent at a time: counts of MPI are 32 bits
+MAX_SENT = 1 << 26  # bytes of an array that are sent at a time: counts of MPI are 32 bits
 TYPES = {np.dtype(np.float32): MPI.FLOAT, np.dtype(BFLOAT16): MPI.INT16_T}
 SPINNING = 1e-3  # seconds of a wait in which a rank only lets others run; then it sleeps
 NAP = 1e-4  # seconds
@@ -44,7 +44,7 @@ class MPIGroup(Group):
         ]
 
     def share(self, value: Any) -> list[Any]:
-        """As in Group. Values are sent in pairs, so that an error can name who has not answered."""
+        """Sends values in pairs, so that an error can name who has not answered."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         data = json.dumps(value).encode()
         values: dict[int, Any] = {self.rank: json.loads(data)}
@@ -70,8 +70,8 @@ class MPIGroup(Group):
 
     def send(self, array: np.ndarray) -> None:
         data = array.reshape(-1).view(np.uint8)
-        for start in range(0, data.size, MOST):
-            request = self._communicator.Ibcast([data[start : start + MOST], MPI.BYTE], 0)
+        for start in range(0, data.size, MAX_SENT):
+            request = self._communicator.Ibcast([data[start : start + MAX_SENT], MPI.BYTE], 0)
             self._wait(request.Test, lambda: [0])
 
     def spread(
@@ -79,20 +79,20 @@ class MPIGroup(Group):
         vector: np.ndarray | None,
         ends: Sequence[int],
         senders: Sequence[bool],
-        room: np.ndarray,
+        buffer: np.ndarray,
     ) -> "_Pending":
         lengths = [b - a for a, b in itertools.pairwise(ends)]
         counts = [0 if vector is None or r == self.rank else n for r, n in enumerate(lengths)]
         own = lengths[self.rank]
         arriving = [own if sends and r != self.rank else 0 for r, sends in enumerate(senders)]
         places = np.cumsum([0, *arriving]).tolist()
-        kind = TYPES[room.dtype]
+        kind = TYPES[buffer.dtype]
         request = self._communicator.Ialltoallv(
-            [room[:0] if vector is None else vector, (counts, ends[:-1]), kind],
-            [room, (arriving, places[:-1]), kind],
+            [buffer[:0] if vector is None else vector, (counts, ends[:-1]), kind],
+            [buffer, (arriving, places[:-1]), kind],
         )
         pieces = [
-            room[place : place + count] if count else None
+            buffer[place : place + count] if count else None
             for place, count in zip(places, arriving, strict=False)
         ]
         return _Pending(self, request, pieces)

@@ -23,9 +23,7 @@ DEFAULT_SHARDS = 8  # of a run that begins under mpiexec, on any number of ranks
 
 
 def bounds(count: int, parts: int) -> list[int]:
-    """-> where each of the parts of `count` things begins, and the end; they differ by at most
-    one.
-    """
+    """-> where each of the nearly equal parts of `count` things begins, and the end."""
     return [count * i // parts for i in range(parts + 1)]
 
 
@@ -111,20 +109,16 @@ class TreeSum(Generic[Value]):
 
     def push(self, node: Node[Value]) -> None:
         """Adds the next shards, or the node of their sum."""
-        while self.nodes and self.joins(node):
-            left = self.nodes.pop()
+        while self.nodes:
+            left = self.nodes[-1]
+            if left.size != node.size or left.first % (2 * left.size):
+                break  # they are not the two halves of a larger one
+            self.nodes.pop()
             node = Node(left.first, 2 * left.size, self._add(left.value, node.value))
         self.nodes.append(node)
 
-    def joins(self, node: Node[Value]) -> bool:
-        """Returns True if the last node and this one are the two halves of a larger one."""
-        last = self.nodes[-1]
-        return last.size == node.size and last.first % (2 * last.size) == 0
-
     def total(self) -> Value:
-        """-> the sum of all that was pushed; from the right if their number is not a power of
-        two.
-        """
+        """Adds what is left, from the right -> the sum of all that was pushed."""
         value = self.nodes.pop().value
         while self.nodes:
             value = self._add(self.nodes.pop().value, value)

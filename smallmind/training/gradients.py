@@ -141,9 +141,7 @@ class Gradients:
         return total.loss / self.divisor
 
     def place_of_fault(self) -> str:
-        """-> where the loss of the last step is not finite, for a message; empty if it is or
-        alone.
-        """
+        """-> where the loss of the last step is not finite, for a message; empty if alone."""
         bad = [shard for shard, loss in enumerate(self.losses) if not math.isfinite(loss)]
         if not bad or not self._sum.is_divided:
             return ""

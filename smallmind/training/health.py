@@ -64,9 +64,7 @@ class GradientDiagnostics:
 
 
 def largest_gradients(model: TransformerModel, scale: float, count: int = 3) -> str:
-    """-> the parameters with the largest gradients, in multiples of scale, those not finite
-    first.
-    """
+    """Lists the parameters with the largest gradients over scale, those not finite first."""
 
     def size(gradient: np.ndarray) -> float:
         norm = _norm(gradient)

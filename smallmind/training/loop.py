@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from smallmind.checks import InputError
 from smallmind.console import activity
@@ -30,7 +30,7 @@ from smallmind.training.records import (
     TargetRecord,
 )
 from smallmind.training.state import Snapshot
-from smallmind.training.step_threads import StepThreads
+from smallmind.training.step_threads import FastestThreads
 from smallmind.training.target import Target
 
 FAR = 1000  # times max_grad_norm: there AdamW's epsilon begins to count beside clipped gradients
@@ -40,16 +40,16 @@ FAR = 1000  # times max_grad_norm: there AdamW's epsilon begins to count beside 
 class Loop:
     """Takes a run through its steps, and yields a record of whatever happens.
 
-    `gradients` computes those of its steps, on the threads that `threads` chooses; `saver` gets the
-    state when a save is due; `evaluations` are what it does between steps; `on_step` is called
-    about once a second with the number of the step, and how far it is if it takes long: "17%, 0:12
-    left"; `usage` counts the steps; `refit` returns another length for the run, if it should have
-    one from here on.
+    `gradients` computes those of its steps; `threads` chooses on how many, unless it is None;
+    `saver` gets the state when a save is due; `evaluations` are what it does between steps;
+    `on_step` is called about once a second with the number of the step, and how far it is if it
+    takes long: "17%, 0:12 left"; `usage` counts the steps; `refit` returns another length for the
+    run, if it should have one from here on.
     """
 
     run: LiveState
     gradients: Gradients
-    threads: StepThreads
+    threads: FastestThreads | None
     saver: Saver | None
     snapshot_every: int
     evaluations: Evaluations
@@ -63,7 +63,7 @@ class Loop:
     def records(self, until: float = math.inf) -> Iterator[Record]:
         """Trains to the end or to the step `until`, and yields what happens."""
         run, gradients = self.run, self.gradients
-        clock, self._reported = StepClock(run.progress), self.usage.sums
+        clock, self._reported = StepClock(run.progress), replace(self.usage)
         # The run was stopped during it.
         if self._evaluation_is_due() or self._target.is_due():
             yield from self._after_step(clock)
@@ -76,7 +76,8 @@ class Loop:
                 run.progress.step = step
                 yield from self._after_step(clock)
                 continue
-            self.threads.begin()
+            if self.threads:
+                self.threads.begin()
             try:
                 with self._showing(step):
                     loss = gradients.compute(step, run.loss_scale)
@@ -91,7 +92,8 @@ class Loop:
                 clock.restart(run.progress)
                 continue
             yield from self._update(step, loss, gradients.sampler.windows_in_step(step), clock)
-            yield from self.threads.news(step)
+            if self.threads and (news := self.threads.news(step)):
+                yield news
             yield from self._after_step(clock)
         yield from self._finish()
 
@@ -120,7 +122,8 @@ class Loop:
             limits = config.max_grad_norm or None, config.max_grad_value or None
             divisor = run.loss_scale * self.gradients.divisor
             norm = run.optimizer.step(limits[0], divisor, limits[1])
-            self.threads.end()
+            if self.threads:
+                self.threads.end()
             if run.scaler:
                 run.scaler.update(overflowed=not math.isfinite(norm))
         if reason := self._fatal_reason(norm):
@@ -149,7 +152,7 @@ class Loop:
         if step % config.log_every and step not in (1, config.steps):
             return
         seconds, windows_per_second = clock.since_last()
-        recent, self._reported = self.usage.since(*self._reported), self.usage.sums
+        recent, self._reported = self.usage.since(self._reported), replace(self.usage)
         yield StepRecord(
             step=step,
             loss=loss,

@@ -184,27 +184,17 @@ class Usage:
             needed = self.operations.window * windows + self.operations.update
             self.rates.append(needed / seconds)
 
-    def since(self, seconds: float, waiting: float, windows: int, updates: int) -> "Usage":
-        """Returns the steps since these sums."""
-        return Usage(
-            self.operations,
-            self.ceiling,
-            self.ceiling_precision,
-            self.seconds - seconds,
-            self.waiting - waiting,
-            self.windows - windows,
-            self.updates - updates,
-        )
-
-    @property
-    def sums(self) -> tuple[float, float, int, int]:
-        """The arguments of `since`."""
-        return self.seconds, self.waiting, self.windows, self.updates
+    def since(self, earlier: "Usage") -> "Usage":
+        """Returns the sums of the steps since those of an earlier copy."""
+        names = "seconds", "waiting", "windows", "updates"
+        sums = {name: getattr(self, name) - getattr(earlier, name) for name in names}
+        return dataclasses.replace(self, **sums)
 
     @property
     def rate(self) -> float:
         """Operations per second, without those that are computed again."""
-        return self._needed / self.seconds if self.seconds > 0 else 0.0
+        needed = self.operations.window * self.windows + self.operations.update * self.updates
+        return needed / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def typical_rate(self) -> float:
@@ -215,10 +205,6 @@ class Usage:
     def waiting_share(self) -> float:
         """The share of their time that steps wait for batches."""
         return min(1.0, self.waiting / self.seconds) if self.seconds > 0 else 0.0
-
-    @property
-    def _needed(self) -> int:
-        return self.operations.window * self.windows + self.operations.update * self.updates
 
     def record(self, step: int) -> UsageRecord:
         """Returns the record of the whole session."""

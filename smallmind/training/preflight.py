@@ -86,9 +86,7 @@ def preflight(
 def copy_model(
     model: TransformerModel, backend: str | None = None, **fields: Any
 ) -> TransformerModel:
-    """-> a float32 model with the same weights, optionally with another back end or other
-    settings.
-    """
+    """-> a float32 model with the same weights, perhaps with another back end or settings."""
     config = dataclasses.replace(model.config, **fields) if fields else model.config
     copy = TransformerModel(
         config, seed=model.seed, backend=backend or model.backend, adapter=model.adapter
