@@ -28,7 +28,7 @@ from smallmind.settings.config import TrainingConfig, __version__, micro_batch_s
 from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import save
-from smallmind.training.evaluation import MOST_HELD_OUT, SAMPLE_TOKENS, evaluating_seconds
+from smallmind.training.evaluation import MAX_HELD_OUT, SAMPLE_TOKENS, evaluating_seconds
 from smallmind.training.gradients import FIRST, set_up
 from smallmind.training.state import split_snapshot
 from smallmind.training.step_threads import may_choose, on_one_thread
@@ -264,7 +264,7 @@ def _timed_pace(
 def batches_at_the_end(data: Dataset) -> int:
     """Counts batches that have the tokens that the evaluation after training predicts."""
     tokens = data.batch_size * data.block_size
-    return min(data.held_out_batches, math.ceil(MOST_HELD_OUT / tokens))
+    return min(data.held_out_batches, math.ceil(MAX_HELD_OUT / tokens))
 
 
 def most_steps(config: TrainingConfig, data: Dataset) -> int:

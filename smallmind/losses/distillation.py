@@ -79,6 +79,7 @@ class Distillation(Loss):
         )
         check_type("teacher", teacher, TransformerModel)
         self.teacher: TransformerModel | None = teacher
+        self.models, self.comparing = [teacher], "Comparing with the teacher"
         self.teacher_config = teacher.config
         self.vocab_size = teacher.config.vocab_size
         self.top_k = min(top_k, self.vocab_size)
@@ -109,16 +110,6 @@ class Distillation(Loss):
         """The digest of the teacher."""
         assert self.teacher
         return model_digest(self.teacher)
-
-    @property
-    def models(self) -> Sequence[TransformerModel]:
-        """The teacher, unless its logits are read from a cache."""
-        return [self.teacher] if self.teacher else []
-
-    @property
-    def one_process(self) -> str:
-        """Why a cache is in the way of several processes."""
-        return "a teacher cache is for one rank: leave out --teacher-cache" if self.cache else ""
 
     def check(self, model: ModelConfig, block_size: int) -> None:
         """Raises InputError if the teacher cannot teach such a student on windows of this size."""
@@ -153,14 +144,18 @@ class Distillation(Loss):
         if self.teacher and not os.path.lexists(self.cache_file):
             with activity.doing(f"Running the teacher over the text once, for {self.cache_file}"):
                 make_cache(self.cache_file, self.teacher, digest, self.top_k, dataset)
-        self.cache = TeacherCache(self.cache_file, digest, self.vocab_size, self.top_k, dataset)
-        self.teacher = None
+        self._read(TeacherCache(self.cache_file, digest, self.vocab_size, self.top_k, dataset))
 
     def outlined(self, config: ModelConfig) -> None:
-        """Has a cache without a file instead of the teacher, if it has one."""
+        """Takes a cache without a file instead of the teacher, if it has one."""
         if self.cache_file is not None:
-            self.cache = CacheOutline(self.vocab_size, config.block_size, self.top_k)
-            self.teacher = None
+            self._read(CacheOutline(self.vocab_size, config.block_size, self.top_k))
+
+    def _read(self, cache: TeacherCache) -> None:
+        """Takes a cache instead of the teacher: it has only some windows, none of held-out text."""
+        self.cache, self.stride = cache, cache.block_size
+        self.teacher, self.models, self.comparing = None, [], ""
+        self.one_process = "a teacher cache is for one rank: leave out --teacher-cache"
 
     def preparation(self, backend: Backend) -> int:
         """Counts the bytes that the teacher takes to fill the cache, besides its weights."""
@@ -170,11 +165,6 @@ class Distillation(Loss):
         ids = unbacked((max(1, TOKENS_PER_PASS // T), T), np.int32)
         chosen = CACHING * self.teacher.with_logits(ids, lambda logits: logits.nbytes)
         return backend.pool.statistics().bytes_held + chosen
-
-    @property
-    def stride(self) -> int:
-        """Windows must start at multiples of this: a cache holds only some windows."""
-        return self.cache.block_size if self.cache else 1
 
     def loss_and_gradients(
         self,
@@ -204,11 +194,6 @@ class Distillation(Loss):
         ids, targets, weighting = batch.ids, batch.targets, batch.weighting
         with ExitStack() as kept:
             return model.loss_and_gradients(ids, targets, scale, at, objective, **weighting)
-
-    @property
-    def comparing(self) -> str:
-        """Names a comparison; a cache has nothing about held-out text."""
-        return "Comparing with the teacher" if self.teacher else ""
 
     def sums(self, model: TransformerModel, batch: Batch) -> list[float]:
         """A batch -> three sums, to be added to those of others for the correlation.

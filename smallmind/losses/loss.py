@@ -39,26 +39,17 @@ class Loss:
     sequences: ClassVar[int] = 1  # that the model sees of each window of the data, side by side
     forward_passes: ClassVar[int] = 1  # over each of them in a step
     parameter: Temperature | None = None  # of the loss itself
-
-    @property
-    def stride(self) -> int:
-        """Windows start at multiples of this."""
-        return 1
-
-    @property
-    def models(self) -> Sequence[TransformerModel]:
-        """The models that compute in each pass, besides the one that learns."""
-        return ()
+    models: Sequence[
+        TransformerModel
+    ] = ()  # that compute in each pass, besides the one that learns
+    stride: int = 1  # windows start at multiples of this
+    one_process: str = ""  # why a run cannot have several processes, and what to do
+    comparing: str = ""  # names a comparison of `sums` of held-out batches, if there is one
 
     @property
     def digest(self) -> str | None:
         """The digest of what the loss depends on besides its settings: models."""
         return None
-
-    @property
-    def one_process(self) -> str:
-        """Why a run cannot have several processes, and what to do; empty if it can."""
-        return ""
 
     def terms(self, T: int) -> int:
         """Counts what the loss of a window of T tokens is the mean of."""
@@ -131,11 +122,6 @@ class Loss:
         ]
         predictions, correct = int(learned.sum()), int(right[learned].sum())
         return sums, predictions, correct, batch.targets[learned]
-
-    @property
-    def comparing(self) -> str:
-        """Names a comparison of `sums` of held-out batches; empty if there is none."""
-        return ""
 
     def sums(self, model: TransformerModel, batch: Batch) -> list[float]:
         """Returns what a held-out batch adds to a comparison at an evaluation."""

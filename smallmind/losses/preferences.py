@@ -50,6 +50,7 @@ class Preferences(Loss):
     unrecorded = "the weight of each answer follows from another pass"
     sequences = 2
     forward_passes = 2
+    one_process = "pairs are learned by one process: start the program without mpiexec"
 
     def __init__(self, reference: TransformerModel, pairs: Batch, beta: float = 0.1) -> None:
         check_type("reference", reference, TransformerModel)
@@ -82,11 +83,6 @@ class Preferences(Loss):
 
     def __repr__(self) -> str:
         return f"<Preferences: {len(self):,} pairs, beta={self.beta:g}>"
-
-    @property
-    def one_process(self) -> str:
-        """Why a run cannot have several processes."""
-        return "pairs are learned by one process: start the program without mpiexec"
 
     def seen(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Returns ids and targets (2 B, T) of the answers."""
@@ -232,7 +228,7 @@ class PairsDataset(Dataset):
         return math.ceil(pairs / self.batch_size)
 
     def evaluation_batch(self, part: str, number: int) -> Batch:
-        """Batch `number` of a part, in the order of its pairs; beyond them it begins anew."""
+        """Returns batch `number` of a part, in order; after the last comes the first."""
         first, last = (0, self._count) if part == "train" else (self._count, len(self._ids))
         first += number % self.batches_of(part) * self.batch_size
         rows = np.arange(first, min(last, first + self.batch_size))

@@ -35,6 +35,8 @@ class GradientSum:
         self, model: TransformerModel, group: Group, shards: int, rounds: bool = False
     ) -> None:
         self.group = group
+        # On the value of rank 0; results of all ranks besides the gradient; what is on its way.
+        self.agree, self.collect, self.poll = group.agree, group.together, group.poll
         self.is_divided = group.size > 1
         self._shards = shards
         self.own = own_shards(group.rank, group.size, shards)
@@ -62,18 +64,6 @@ class GradientSum:
             if error is self.group.agreed or not self.is_divided:
                 self.discard()
             raise
-
-    def collect(self, compute: Callable[[], Result]) -> list[Result]:
-        """Every rank computes something besides the gradient -> the results of all."""
-        return self.group.together(compute)
-
-    def poll(self) -> None:
-        """Lets what is on its way make progress."""
-        self.group.poll()
-
-    def agree(self, value: Result) -> Result:
-        """Takes the value of rank 0, on all ranks."""
-        return self.group.agree(value)
 
     def rank_of(self, shard: int) -> str:
         """Returns the name of the rank that computes a shard."""
@@ -154,7 +144,15 @@ class GradientSum:
         vectors = [node.value for node in self._own_sum(part)]
         if self.group.size == 1:
             return
-        arriving = self._spread(vectors, self._sent % 2)
+        # What this rank has left of the part: a piece to each rank.
+        ends = bounds(vectors[0].size, self.group.size)
+        length, arriving = ends[self.group.rank + 1] - ends[self.group.rank], []
+        for i in range(max(map(len, self._left))):
+            senders = [len(left) > i for left in self._left]
+            size = length * (sum(senders) - (i < len(vectors)))
+            buffer = self._buffer(self._sent % 2, i, size)
+            vector = vectors[i] if i < len(vectors) else None
+            arriving.append(self.group.spread(vector, ends, senders, buffer))
         self._sent += 1
         # While one part is added up, the next one is on its way.
         self._add_arrived()
@@ -181,18 +179,6 @@ class GradientSum:
             tree.total()
         return tree.nodes
 
-    def _spread(self, vectors: list[np.ndarray], turn: int) -> list[Pending]:
-        """Sends what this rank has left of a part, a piece to each rank."""
-        ends = bounds(vectors[0].size, self.group.size)
-        length = ends[self.group.rank + 1] - ends[self.group.rank]
-        sent = []
-        for i in range(max(map(len, self._left))):
-            senders = [len(left) > i for left in self._left]
-            buffer = self._buffer(turn, i, length * (sum(senders) - (i < len(vectors))))
-            vector = vectors[i] if i < len(vectors) else None
-            sent.append(self.group.spread(vector, ends, senders, buffer))
-        return sent
-
     def _add_arrived(self) -> None:
         """Adds up the part that is on its way, and sends the sum of this rank's piece."""
         if not self._on_its_way:
@@ -201,8 +187,21 @@ class GradientSum:
         self._on_its_way = None
         arrived = [pending.wait() for pending in arriving]
         ends = bounds(vectors[0].size, self.group.size)
-        own = self.group.own(ends)
-        self._add_pieces(vectors[-1][own], [vector[own] for vector in vectors], arrived)
+        own = [vector[self.group.own(ends)] for vector in vectors]
+        add = self._model.workspace.kernels.add_vectors
+
+        def join(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+            add(left, left, right)
+            return left
+
+        tree: TreeSum[np.ndarray] = TreeSum(join)  # of all ranks' pieces, some of which change
+        for rank, left in enumerate(self._left):
+            for i, node in enumerate(left):
+                piece = own[i] if rank == self.group.rank else arrived[i][rank]
+                assert piece is not None
+                tree.push(Node(node.first, node.size, piece))
+        if (total := tree.total()) is not own[-1]:
+            own[-1][...] = total
         self._sums.append(self.group.collect(vectors[-1], ends))
 
     def _buffer(self, turn: int, i: int, size: int) -> np.ndarray:
@@ -215,29 +214,6 @@ class GradientSum:
     def _rent(self, size: int) -> np.ndarray:
         """Returns an array that stays with this sum, contents undefined."""
         return self._model.workspace.pool.rent(size, self._dtype, self)
-
-    def _add_pieces(
-        self,
-        out: np.ndarray,
-        own: list[np.ndarray],
-        arrived: list[list[np.ndarray | None]],
-    ) -> None:
-        """Writes the sum over all ranks' pieces. Those that it adds change."""
-        add = self._model.workspace.kernels.add_vectors
-
-        def join(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-            add(left, left, right)
-            return left
-
-        tree: TreeSum[np.ndarray] = TreeSum(join)
-        for rank, left in enumerate(self._left):
-            for i, node in enumerate(left):
-                piece = own[i] if rank == self.group.rank else arrived[i][rank]
-                assert piece is not None
-                tree.push(Node(node.first, node.size, piece))
-        total = tree.total()
-        if total is not out:
-            out[...] = total
 
 
 def _others(parts: Sequence[slice], size: int) -> Iterator[slice]:

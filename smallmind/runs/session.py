@@ -20,7 +20,7 @@ from smallmind.runs.saved import RunFiles
 from smallmind.settings.config import TrainingConfig
 from smallmind.training import checkpoint
 from smallmind.training.after_save import AfterSave
-from smallmind.training.answers import FEWEST_ASKED
+from smallmind.training.answers import MIN_QUESTIONS
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.clock import StepClock
 from smallmind.training.energy import EnergyMeter
@@ -269,7 +269,7 @@ class Session:
         """
         if not (self._asking and self.files.settings.run.init_from):
             return None
-        return training.evaluations.ask(0, FEWEST_ASKED)
+        return training.evaluations.ask(0, MIN_QUESTIONS)
 
     def _interrupt(self) -> None:
         """Stops, or raises KeyboardInterrupt while no step has been trained that could be saved."""
@@ -331,7 +331,7 @@ def save_ending(
     if step or has_ended:
         directory.save_model(training.model, training.tokenizer, step, note_model)
     if has_ended:
-        with StepClock(training.progress).apart("final evaluation"):
+        with StepClock(training.progress).counting("final evaluation"):
             if leader:
                 leader.announce("evaluate_held_out", training.config)
             final = training.evaluate_held_out()
@@ -339,7 +339,7 @@ def save_ending(
         scores = final.loss, final.perplexity, final.bits_per_character, final.bits_per_byte
         record = FinalRecord(step, *scores, final.accuracy)
         directory.log(record, training.progress.seconds["total"])
-        with StepClock(training.progress).apart("questions"):
+        with StepClock(training.progress).counting("questions"):
             asked = training.evaluations.ask(
                 step, seconds=_seconds_for_questions(training.progress)
             )

@@ -16,7 +16,7 @@ from smallmind.settings.config import Precision
 
 @contextmanager
 def detect_anomaly(model: TransformerModel) -> Iterator[None]:
-    """Within the block, the first NaN or Inf of a pass raises FloatingPointError naming its layer.
+    """Raises FloatingPointError within the block at the first NaN or Inf of a pass, with its layer.
 
     Checks everything that a kernel reads and writes as soon as it returns, which makes passes take
     up to 50 % longer. In float16 the backward pass is not checked: overflow is normal there, and

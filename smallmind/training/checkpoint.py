@@ -285,18 +285,15 @@ class BackgroundSaver(Saver):
                 self.failure = error
             else:
                 self.failure = self._pending = None
-                self._report(snapshot, activity.clock() - begin)
-
-    def _report(self, saved: Snapshot, seconds: float) -> None:
-        """Notes a save, and starts what is to be done after it."""
-        path = _folder(self.directory) / file_name(saved.step)
-        if self.compress:
-            nbytes = sum(tensor.nbytes for tensor in saved.tensors.values())
-            with suppress(OSError):  # somebody has removed it
-                size = path.stat().st_size
-                self._saved.append(SaveRecord(saved.step, size, nbytes, seconds))
-        if self.after_save:
-            self.after_save.start(saved.step, path)
+                seconds, step = activity.clock() - begin, snapshot.step
+                path = _folder(self.directory) / file_name(step)
+                if self.compress:
+                    nbytes = sum(tensor.nbytes for tensor in snapshot.tensors.values())
+                    with suppress(OSError):  # somebody has removed it
+                        size = path.stat().st_size
+                        self._saved.append(SaveRecord(step, size, nbytes, seconds))
+                if self.after_save:
+                    self.after_save.start(step, path)
 
 
 def _thread_name(directory: str | PathLike[str]) -> str:

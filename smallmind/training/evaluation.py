@@ -19,7 +19,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.tokenizer import Spelled, Tokenizer
-from smallmind.training.answers import MAX_QUESTIONS, SHORT, answer, ask
+from smallmind.training.answers import MAX_QUESTIONS, SHORT_ANSWER, answer, ask
 from smallmind.training.records import AnswersRecord, EvaluationRecord, LossRecord
 from smallmind.writing.generation import generate
 
@@ -30,16 +30,16 @@ _Counts = tuple[list[float], int, int, int, int, int]
 _Batches = Sequence[Callable[[], _Counts]]  # of an evaluation: any process may compute each
 
 GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it, modulo 1, are spread evenly
-MOST_HELD_OUT = 1 << 18  # tokens predicted at the end of a run: the loss to 0.003 nats or so
+MAX_HELD_OUT = 1 << 18  # tokens predicted at the end of a run: the loss to 0.003 nats or so
 TEXT = CrossEntropy()  # the loss of a text, whatever a run minimises
-EVALUATING = 0.1  # share of the time of a run for evaluations and questions
+EVALUATION_SHARE = 0.1  # share of the time of a run for evaluations and questions
 SAMPLE_TOKENS = 400
 COMPARED_BATCHES = 4  # held-out ones, for what a loss compares
 
 
 def evaluating_seconds(training_seconds: float) -> float:
     """Returns the time for evaluations and questions in a run whose steps take so many seconds."""
-    return EVALUATING / (1 - EVALUATING) * training_seconds
+    return EVALUATION_SHARE / (1 - EVALUATION_SHARE) * training_seconds
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _overlapping(
 def evaluate_held_out(
     model: TransformerModel, dataset: Dataset, batch_size: int = 32
 ) -> Evaluation:
-    """Evaluates a model on the held-out part of a text: all of it, or about MOST_HELD_OUT."""
+    """Evaluates a model on the held-out part of a text: all of it, or about MAX_HELD_OUT."""
     with activity.doing("Evaluating the held-out text", usual=True):
         return _evaluate(_held_out_batches(model, dataset, batch_size, TEXT))
 
@@ -182,10 +182,10 @@ def _held_out_batches(
     model: TransformerModel, dataset: Dataset, batch_size: int, loss: Loss
 ) -> _Batches:
     if dataset.is_packed:
-        most = math.ceil(MOST_HELD_OUT / (dataset.batch_size * dataset.block_size))
+        most = math.ceil(MAX_HELD_OUT / (dataset.batch_size * dataset.block_size))
         numbers = range(min(most, dataset.held_out_batches))
         return _packed_batches(model, dataset, "held_out", numbers, loss)
-    return _text_batches(model, dataset.held_out, dataset.spelled, batch_size, MOST_HELD_OUT)
+    return _text_batches(model, dataset.held_out, dataset.spelled, batch_size, MAX_HELD_OUT)
 
 
 def _packed_batches(
@@ -299,7 +299,7 @@ class Evaluations:
                 windows = _packed_batches(model, data, "held_out", numbers, self.loss)
             else:
                 B, T = data.batch_size, min(data.block_size, len(data.held_out) - 1)
-                most = min(MOST_HELD_OUT, batches * B * max(1, T // 2))
+                most = min(MAX_HELD_OUT, batches * B * max(1, T // 2))
                 shift, spells = number * GOLDEN % 1.0, Spelled.as_bytes
                 windows = _text_batches(model, data.held_out, spells, B, most, shift)
             return self._compute(windows)[0].loss
@@ -333,7 +333,7 @@ class Evaluations:
             return ""
         with activity.doing("Writing a sample", usual=True):
             if isinstance(self.data, PackedDataset):
-                (question,) = self.data.questions(1, SHORT)
+                (question,) = self.data.questions(1, SHORT_ANSWER)
                 return str(answer(self.model, tokenizer, question))
             tokens = SAMPLE_TOKENS if tokens is None else tokens
             return generate(self.model, tokenizer, max_tokens=tokens, seed=self.data.seed)

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from smallmind.console import activity
 from smallmind.losses.loss import Loss
@@ -83,7 +83,7 @@ def accumulate_gradients(
 
 
 def passes_in_step(sampler: Sampler, step: int) -> int:
-    """Batches of a step that are not empty."""
+    """Counts the batches of a step that are not empty."""
     return sum(sampler.windows_in_batch(number) > 0 for number in sampler.batches_in_step(step))
 
 
@@ -106,6 +106,7 @@ class Gradients:
         self.waiting = 0.0  # seconds that all steps have waited for their batches
         self._batches = batches
         self._sum = gradient_sum
+        self.agree, self.collect = gradient_sum.agree, gradient_sum.collect
         self._check_stop = check_stop
         self._exchange_share = 0.0  # of the time of the last step
         self._exchange_shares: list[float] = []  # of the first steps, the largest of all processes
@@ -118,7 +119,7 @@ class Gradients:
         begun = time.perf_counter()
         try:
             shared = self._sum.together(
-                lambda: (self._own_part(step, loss_scale), self._exchange_share)
+                lambda: (self._own_shards(step, loss_scale), self._exchange_share)
             )
         except Exception:
             self.run.clear_gradients()
@@ -147,27 +148,12 @@ class Gradients:
             return ""
         return f" in data shard {bad[0]}, on {self._sum.rank_of(bad[0])}"
 
-    def agree(self, steps: int | None) -> int | None:
-        """Takes what the first process has chosen."""
-        return self._sum.agree(steps)
-
-    def collect(self, compute: Callable[[], Any]) -> list[Any]:
-        """Every process computes something -> the results of all."""
-        return self._sum.collect(compute)
-
     def last_batch(self, step: int) -> Batch:
         """Returns the windows here, perhaps none, of the last batch that the step has computed."""
         sampler = self.sampler
         last = max(filter(sampler.windows_in_batch, sampler.batches_in_step(step)))
         count = sum(sampler.windows_of(last, shard) for shard in self._sum.own)
         return self._batches.latest.part(slice(count))
-
-    def _own_part(self, step: int, loss_scale: float) -> list[tuple[float, float, float]]:
-        """Returns the result of `_own_shards`. Others wait for early sends, even after an error."""
-        try:
-            return self._own_shards(step, loss_scale)
-        finally:
-            self._sum.send_early()
 
     def _own_shards(self, step: int, loss_scale: float) -> list[tuple[float, float, float]]:
         """Adds up the gradients of this process's shards.
@@ -186,21 +172,25 @@ class Gradients:
             # Each shard has windows of all batches of the step, which share their buffers.
             return batch.copy() if are_copied else batch
 
-        for shard in self._sum.own:
-
-            def windows(number: int, shard: int = shard) -> Batch:
+        def compute(shard: int) -> Summed:
+            def windows(number: int) -> Batch:
                 self._check_stop()
                 return sampler.shard(number, get_batch(number), shard)
 
             at = Pass(run.passes)
             if self._sum.early and shard == self._sum.own[-1]:
                 at = self._sending_early(at, step)
-            summed = accumulate_gradients(
-                run.model, sampler, step, run.loss, windows, loss_scale, at
-            )
-            parameter = run.loss.parameter
-            computed.append((*summed, parameter.take_gradient() if parameter else 0.0))
-            self._sum.add(shard)
+            model = run.model
+            return accumulate_gradients(model, sampler, step, run.loss, windows, loss_scale, at)
+
+        parameter = run.loss.parameter
+        try:
+            for shard in self._sum.own:
+                summed = compute(shard)
+                computed.append((*summed, parameter.take_gradient() if parameter else 0.0))
+                self._sum.add(shard)
+        finally:
+            self._sum.send_early()  # others wait for it, even after an error
         return computed
 
     def _choose_overlap(self, exchange_share: float) -> None:
@@ -254,7 +244,7 @@ def computing(
     steps: int,
     check_stop: Callable[[], object],
 ) -> Iterator[Gradients]:
-    """Within the block, computes the gradients of a run up to a step.
+    """Computes the gradients of a run within the block, up to a step.
 
     check_stop raises Stopped to end the run before its next batch.
     """

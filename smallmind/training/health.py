@@ -54,7 +54,13 @@ class GradientDiagnostics:
         problem, message = _problem(gradients, role) if gradients.size else ("", "")
         if not problem:
             return None
-        return Finding(name, problem, message + (_statistics(gradients) if verbose else ""))
+        if verbose:
+            zeros = 1 - np.count_nonzero(gradients) / gradients.size
+            message += (
+                f"; norm {_norm(gradients):.3g}, mean {gradients.mean(dtype=np.float64):.3g}, "
+                f"from {gradients.min():.3g} to {gradients.max():.3g}, {zeros:.1%} zeros"
+            )
+        return Finding(name, problem, message)
 
     @staticmethod
     def get_gradient_norm(gradients: np.ndarray) -> tuple[float, bool]:
@@ -101,12 +107,6 @@ def _problem(gradients: np.ndarray, role: Role | None) -> tuple[str, str]:
         return "exploding", f"exploding gradients (norm={norm:.2f}): lower the learning rate"
     if norm < VANISHING:
         return "vanishing", f"vanishing gradients (norm={norm:.2e}): check the initialisation"
-    sparse = _sparse(gradients, role, nonzero)
-    return ("sparse", sparse) if sparse else ("", "")
-
-
-def _sparse(gradients: np.ndarray, role: Role | None, nonzero: int) -> str:
-    """Returns the message about a gradient with too many zeros, or ""."""
     size, where = gradients.size, ""
     if gradients.ndim == 2:
         rows = np.count_nonzero(gradients.any(axis=1))
@@ -114,16 +114,8 @@ def _sparse(gradients: np.ndarray, role: Role | None, nonzero: int) -> str:
         if role == Role.EMBEDDING:
             size = rows * gradients.shape[1]
     if nonzero >= (1 - SPARSE) * size:
-        return ""
-    return f"{1 - nonzero / size:.1%} of its gradients are zero{where}"
-
-
-def _statistics(gradients: np.ndarray) -> str:
-    zeros = 1 - np.count_nonzero(gradients) / gradients.size
-    return (
-        f"; norm {_norm(gradients):.3g}, mean {gradients.mean(dtype=np.float64):.3g}, "
-        f"from {gradients.min():.3g} to {gradients.max():.3g}, {zeros:.1%} zeros"
-    )
+        return "", ""
+    return "sparse", f"{1 - nonzero / size:.1%} of its gradients are zero{where}"
 
 
 def check_model(model: TransformerModel, loss_scale: float = 1.0) -> list[Finding]:
@@ -169,7 +161,7 @@ def dead_units(
 def _silent_units(
     model: TransformerModel, ids: np.ndarray, targets: np.ndarray
 ) -> dict[str, list[bool]]:
-    """For each layer, which hidden units are silent for every token; {} without tokens."""
+    """-> which hidden units of each layer are silent for every token; {} without tokens."""
     if not len(ids):
         return {}
     peaks: dict[str, np.ndarray] = {}  # the largest |activation| of each unit, by layer
@@ -201,8 +193,7 @@ def update_ratios(model: TransformerModel, before: Mapping[str, np.ndarray]) -> 
     """
     ratios = {}
     for name, old in before.items():
-        norm = _norm(old)
-        if norm:
+        if norm := _norm(old):
             ratios[name] = _norm(model.parameters[name] - old) / norm
     return ratios if any(ratios.values()) else {}
 

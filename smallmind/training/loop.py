@@ -33,7 +33,8 @@ from smallmind.training.state import Snapshot
 from smallmind.training.step_threads import FastestThreads
 from smallmind.training.target import Target
 
-FAR = 1000  # times max_grad_norm: there AdamW's epsilon begins to count beside clipped gradients
+# Times max_grad_norm: there AdamW's epsilon begins to count beside clipped gradients.
+FAR_FACTOR = 1000
 
 
 @dataclass
@@ -79,7 +80,7 @@ class Loop:
             if self.threads:
                 self.threads.begin()
             try:
-                with self._showing(step):
+                with self._announced(step):
                     loss = gradients.compute(step, run.loss_scale)
             except Stopped:
                 break
@@ -107,7 +108,7 @@ class Loop:
         if steps is not None:
             run.refit(steps)
 
-    def _showing(self, step: int) -> AbstractContextManager[None]:
+    def _announced(self, step: int) -> AbstractContextManager[None]:
         if self.on_step:
             return activity.refreshing(functools.partial(self.on_step, step))
         return activity.doing(f"Training step {step}", usual=True)
@@ -148,7 +149,7 @@ class Loop:
         run.spikes.observe(loss, self.gradients.learned)
         limit = config.max_grad_norm
         progress.clipped += 0 < limit < norm
-        progress.far_clipped += 0 < FAR * limit < norm
+        progress.far_clipped += 0 < FAR_FACTOR * limit < norm
         if step % config.log_every and step not in (1, config.steps):
             return
         seconds, windows_per_second = clock.since_last()
@@ -190,17 +191,17 @@ class Loop:
         )
 
     def _after_step(self, clock: StepClock) -> Iterator[Record]:
-        """Evaluates, writes a sample, takes a snapshot and saves, each if it is due."""
+        """Evaluates, samples, takes a snapshot and saves, each if it is due."""
         config, progress = self.run.config, self.run.progress
         if self._evaluation_is_due():
             is_end = progress.step == config.steps
-            with clock.apart("last evaluation" if is_end else "evaluations"):
+            with clock.counting("last evaluation" if is_end else "evaluations"):
                 records = list(self._evaluation())
             yield from records
             if self._evaluation_is_due():  # it was stopped
                 return
         if self._target.is_due():
-            with clock.apart("looks"):
+            with clock.counting("looks"):
                 look = functools.partial(self.evaluations.look, progress.step, progress.looks)
                 found = self._target.look(look)
             if found is None:
@@ -210,7 +211,7 @@ class Loop:
         # The final evaluation runs after the last save.
         is_last = progress.ended or step == config.steps
         if config.sample_every and step % config.sample_every == 0 and not is_last:
-            with clock.apart("samples"):
+            with clock.counting("samples"):
                 text = self.evaluations.sample()
             yield SampleRecord(step, text)
         best = progress.best_step == progress.evaluated == step
@@ -218,12 +219,12 @@ class Loop:
         # A run that resumes from a saved state has it as its snapshot, so this run needs it too.
         broken = None
         if is_save_due or step % self.snapshot_every == 0:
-            with clock.apart("saves"):
+            with clock.counting("saves"):
                 broken = self._keep_state()
         if is_save_due and self.saver and broken:
             yield SaveFailedRecord(step, f"{broken} has NaN or Inf: the last checkpoint stays")
         elif is_save_due and self.saver:
-            with clock.apart("saves"):
+            with clock.counting("saves"):
                 failed = list(self._save(self.saver, best))
             yield from failed
         if self.saver:

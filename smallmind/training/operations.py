@@ -30,9 +30,9 @@ from smallmind.training.records import UsageRecord
 
 # The ceiling is the best of some turns of so many seconds. Two threads may begin on one core, and
 # the system moves them between turns.
-TURNS, LENGTH = 5, 0.01
-BETTER = 1.01  # times as high as the one that is kept: worth writing
-LAST = 1000  # steps of which the median tells the usual rate
+TURNS, TURN_SECONDS = 5, 0.01
+MIN_GAIN = 1.01  # times as high as the one that is kept: worth writing
+MAX_RATES = 1000  # steps of which the median tells the usual rate
 
 
 class Operations(NamedTuple):
@@ -149,13 +149,13 @@ def _ceiling(threads: int, precision: Precision) -> float:
 
     count = run_at_ceiling(precision)
     contestant = Contestant(lambda: run_at_ceiling(precision))
-    best = count / min(min(turn(contestant, LENGTH)) for _ in range(TURNS))
+    best = count / min(min(turn(contestant, TURN_SECONDS)) for _ in range(TURNS))
     directory = cache_directory("smallmind.kernels.ceilings")
     if directory is None:
         return best
     files, key = CheckedFiles(directory, "ceiling"), f"{platform.node()} {threads} {precision}"
     kept = files.load(key) or 0.0
-    if best > BETTER * kept:
+    if best > MIN_GAIN * kept:
         with suppress(OSError):  # a disk that is full or cannot be written to
             files.save(key, best)
     return max(best, kept)
@@ -172,7 +172,7 @@ class Usage:
     waiting: float = 0.0  # for batches
     windows: int = 0
     updates: int = 0
-    rates: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))  # of each step
+    rates: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RATES))  # of each step
 
     def count(self, seconds: float, waiting: float, windows: int) -> None:
         """Counts a step."""

@@ -96,7 +96,7 @@ def copy_model(
 
 
 def first_loss(model: TransformerModel, loss: Loss, data: Dataset) -> Check:
-    """Returns an untrained model guesses: its loss on a batch is what the loss expects."""
+    """Checks that an untrained model guesses: its loss on a batch is what the loss expects."""
     batch = draw(RandomWindows(data, stride=max(data.stride, loss.stride)), 0)
     expected, slack, formula = loss.first_loss(model, batch)
     value = loss.loss_and_gradients(copy_model(model, dropout=0.0), batch, 1.0, 0.0)
@@ -109,7 +109,7 @@ def first_loss(model: TransformerModel, loss: Loss, data: Dataset) -> Check:
 
 
 def every_gradient(model: TransformerModel, batch: Batch) -> Check:
-    """Returns the loss depends on every parameter."""
+    """Checks that the loss depends on every parameter."""
     model = copy_model(model)
     # Away from the initialisation, where a projection of zeros hides all parameters behind it.
     random = np.random.default_rng(0)
@@ -145,7 +145,7 @@ def distinct_samples(dataset: Dataset) -> Batch:
 
 
 def memorise(model: TransformerModel, samples: Batch) -> Check:
-    """Returns a model without dropout that learns at all memorises a few windows in 100 steps.
+    """Checks that a model without dropout memorises a few windows in 100 steps.
 
     Trains the model, at a learning rate of its own.
     """
@@ -174,10 +174,9 @@ def _learn(model: TransformerModel, samples: Batch, rate: float) -> tuple[int, f
 
 
 def learns_at_peak(model: TransformerModel, samples: Batch, config: TrainingConfig) -> Check:
-    """-> the optimizer of the run lowers the loss at the highest learning rate that the run
-    reaches.
+    """Checks that the optimizer lowers the loss at the highest learning rate of the run.
 
-    And no tenth, hundredth ... of that rate gets much further in as many steps: such a rate was
+    And that no tenth, hundredth ... of it gets much further in as many steps: such a rate was
     better for whole runs too (see bench/LOG.md).
     """
     planned = schedule(config)
@@ -233,7 +232,7 @@ def _last_loss(losses: list[float]) -> float:
 
 
 def backward_pass(config: ModelConfig, adapter: Adapter | None = None) -> Check:
-    """Returns the gradients of a small model of the same kind, in float64 with plain NumPy."""
+    """Checks the gradients of a small model of the same kind, in float64 with plain NumPy."""
     small = small_config(config)
     model = TransformerModel(small, backend="numpy", dtype=np.float64, adapter=adapter)
     # Away from the initialisation, where gains are 1 and biases 0.
@@ -278,7 +277,7 @@ def small_config(config: ModelConfig) -> ModelConfig:
 
 
 def kernels_agree(model: TransformerModel, samples: Batch) -> Check:
-    """Returns the compiled kernels compute the same gradients as plain NumPy."""
+    """Checks that the compiled kernels compute the same gradients as plain NumPy."""
     plain = copy_model(model, backend="numpy")
     for each in (model, plain):
         each.zero_gradients()

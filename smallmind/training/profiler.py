@@ -133,7 +133,7 @@ class TrainingProfiler(Tabular):
 
     @contextmanager
     def watch(self, model: TransformerModel) -> Iterator[None]:
-        """Within the block, the model's passes, its optimizer and every kernel are measured."""
+        """Measures the model's passes, its optimizer and every kernel within the block."""
         workspace = model.workspace
         profile = workspace.profile
         if not self.enabled:

@@ -132,7 +132,7 @@ class ProgressLine:
 
 @contextmanager
 def showing_progress(wanted: bool | None) -> Iterator[ProgressLine | None]:
-    """A progress line for the duration of the block; the last state of it stays.
+    """Shows a progress line within the block; the last state of it stays.
 
     None is for a terminal or notebook only; with False nothing is shown, not even compiling.
     """

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from smallmind.settings.config import TrainingConfig
 from smallmind.text.dataset import Dataset
-from smallmind.training.evaluation import MOST_HELD_OUT, count_overlapping
+from smallmind.training.evaluation import MAX_HELD_OUT, count_overlapping
 from smallmind.training.records import LookRecord, RunProgress, TargetRecord
 from smallmind.training.spikes import DECAY
 
@@ -124,11 +124,11 @@ class Target(NamedTuple):
         return TargetRecord(progress.step, found.loss, target)
 
     def _tokens(self, overlap: int) -> float:
-        """Tokens that a batch predicts, of windows of which each token is in as many as overlap."""
+        """Counts the tokens that a batch predicts if each token is in `overlap` windows."""
         return self.data.batch_size * self.data.block_size / overlap
 
     @property
     def _all_batches(self) -> int:
         """The number of batches of the evaluation at the end."""
         n, T = len(self.data.held_out) - 1, self.data.block_size
-        return math.ceil(count_overlapping(n, T, MOST_HELD_OUT) / self.data.batch_size)
+        return math.ceil(count_overlapping(n, T, MAX_HELD_OUT) / self.data.batch_size)

@@ -248,7 +248,7 @@ class Training:
             raise Stopped
 
     def state(self) -> RunState:
-        """Everything that a resumed run needs. Its tensors are live: the next step changes them."""
+        """Returns all that a resumed run needs. The next step changes its tensors."""
         return self._run.capture_all()
 
     def load_state(self, state: RunState) -> None:
@@ -399,7 +399,7 @@ class Training:
 
 
 def _interrupt(training: Training) -> None:
-    """Stops, or raises KeyboardInterrupt while no step has been trained that could be saved."""
+    """Stops it, or raises KeyboardInterrupt if no step has been trained that could be saved."""
     if not training.progress.step:
         raise KeyboardInterrupt
     training.stop()
