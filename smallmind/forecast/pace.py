@@ -29,10 +29,10 @@ from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import save
 from smallmind.training.evaluation import MAX_HELD_OUT, SAMPLE_TOKENS, evaluating_seconds
-from smallmind.training.gradients import FIRST, set_up
+from smallmind.training.gradients import FIRST_PASS, set_up
 from smallmind.training.state import split_snapshot
 from smallmind.training.step_threads import may_choose, on_one_thread
-from smallmind.training.target import LOOKING
+from smallmind.training.target import LOOK_SHARE
 from smallmind.training.training import Training
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Pace:
         samples = times(config.sample_every, steps - 1)
         apart = evaluations * self.evaluation + samples * self.sample + saves * self.save
         training = max(0, steps - done) * self.step
-        looks = 0.0 if config.target_loss is None else LOOKING * training
+        looks = 0.0 if config.target_loss is None else LOOK_SHARE * training
         return training + looks + apart + self.end
 
 
@@ -205,7 +205,7 @@ def _timed_pace(
         optimizer, right = make_optimizer(model, config), np.empty(batch.ids.shape, np.bool_)
         optimizer.learning_rate *= 1e-3  # passes over one batch must not lead anywhere
         calls = (
-            lambda: training.loss.loss_and_gradients(model, batch, at=FIRST),
+            lambda: training.loss.loss_and_gradients(model, batch, at=FIRST_PASS),
             lambda: optimizer.step(config.max_grad_norm or None),
             lambda: model.losses(batch.ids, batch.targets, right),
         )

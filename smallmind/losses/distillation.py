@@ -33,8 +33,9 @@ from smallmind.settings.config import ModelConfig, Precision, micro_batch_sizes
 from smallmind.settings.settings import to_saved
 from smallmind.text.dataset import Batch, Dataset
 
-ROWS = 64  # positions whose logits are compared at a time
-CACHING = 10  # memory of top_k_log_probabilities, in sizes of the logits: it computes in float64
+MAX_ROWS = 64  # positions whose logits are compared at a time
+# Memory of top_k_log_probabilities, in sizes of the logits: it computes in float64.
+CACHING_SIZES = 10
 
 
 @suggesting()
@@ -90,9 +91,15 @@ class Distillation(Loss):
     @classmethod
     def of(cls, models: Sequence[TransformerModel], config: DistillationConfig | None) -> Self:
         """Distils a teacher with these settings."""
-        (teacher,), config = models, config or DistillationConfig()
-        learning = config.temperature, config.alpha, config.learn_temperature
-        return cls(teacher, *learning, config.teacher_cache, config.teacher_top_k)
+        config = config or DistillationConfig()
+        return cls(
+            *models,
+            temperature=config.temperature,
+            alpha=config.alpha,
+            learn_temperature=config.learn_temperature,
+            cache=config.teacher_cache,
+            top_k=config.teacher_top_k,
+        )
 
     def __repr__(self) -> str:
         return (
@@ -163,7 +170,7 @@ class Distillation(Loss):
             return 0
         T = self.teacher_config.block_size
         ids = unbacked((max(1, TOKENS_PER_PASS // T), T), np.int32)
-        chosen = CACHING * self.teacher.with_logits(ids, lambda logits: logits.nbytes)
+        chosen = CACHING_SIZES * self.teacher.with_logits(ids, lambda logits: logits.nbytes)
         return backend.pool.statistics().bytes_held + chosen
 
     def loss_and_gradients(
@@ -182,10 +189,18 @@ class Distillation(Loss):
 
             def learn(teacher_logits: np.ndarray) -> None:
                 with pool.borrow(losses.size, dtype) as dtemperatures:
-                    outputs = losses, dlogits, dtemperatures
-                    inputs = logits, teacher_logits, targets
-                    coefficients = self.config.alpha, self.temperature, loss_scale
-                    model.workspace.kernels.distillation(*outputs, *inputs, *coefficients, *weights)
+                    model.workspace.kernels.distillation(
+                        losses,
+                        dlogits,
+                        dtemperatures,
+                        logits,
+                        teacher_logits,
+                        targets,
+                        self.config.alpha,
+                        self.temperature,
+                        loss_scale,
+                        *weights,
+                    )
                     dtemperature = share * float(dtemperatures.sum())
                     self.parameter.backward(dtemperature, batch.ids.size)
 
@@ -330,8 +345,8 @@ def _sums_of_products(
     """Logits (R, V), weights of the positions -> what `sums` adds up."""
     sums = np.zeros(3)
     learned = np.arange(len(student)) if weights is None else np.flatnonzero(weights)
-    for first in range(0, len(learned), ROWS):
-        rows = learned[first : first + ROWS]
+    for first in range(0, len(learned), MAX_ROWS):
+        rows = learned[first : first + MAX_ROWS]
         s, t = student[rows].astype(np.float64), teacher[rows].astype(np.float64)
         s -= s.mean(axis=1, keepdims=True)
         t -= t.mean(axis=1, keepdims=True)

@@ -19,7 +19,7 @@ from smallmind.text.dataset import HELD_OUT, Batch, Dataset
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 
-EVALUATED_AT_ONCE = 64  # windows, where the model is only evaluated
+MAX_WINDOWS = 64  # windows, where the model is only evaluated
 
 
 @suggesting()
@@ -283,8 +283,8 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Iterable[Sequence[str]]) -> Batch:
 def _log_probabilities(model: TransformerModel, batch: Batch) -> np.ndarray:
     """The log-probability of the answer in each window (R,), float64."""
     found = np.empty(len(batch.ids))
-    for first in range(0, len(found), EVALUATED_AT_ONCE):
-        rows = slice(first, first + EVALUATED_AT_ONCE)
+    for first in range(0, len(found), MAX_WINDOWS):
+        rows = slice(first, first + MAX_WINDOWS)
         part = batch.part(rows)
         losses = model.losses(part.ids, part.targets)
         found[rows] = -(losses * part.weights).sum(axis=1, dtype=np.float64)

@@ -37,7 +37,7 @@ class Temperature:
         return LEARNT_TEMPERATURES[1] ** _sigmoid(self.x[0])
 
     def backward(self, dtemperature: float, tokens: int) -> None:
-        """Adds to dx the mean over `tokens` of d loss / d temperature, given as a sum."""
+        """Adds to dx, from the sum over `tokens` of d loss / d temperature, their mean."""
         # forward: temperature = 10^sigmoid(x)
         if self.is_learnt:
             share = _sigmoid(self.x[0])

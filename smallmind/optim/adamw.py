@@ -15,7 +15,7 @@ from smallmind.parallel.group import ALONE, Group
 from smallmind.parallel.shards import bounds
 from smallmind.settings.config import TrainingConfig
 
-DECAYED = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)
+DECAYED_ROLES = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)
 
 
 class _Part(NamedTuple):
@@ -39,7 +39,7 @@ class AdamW(Optimizer):
     """
 
     update_sizes: ClassVar[Mapping[Role, UpdateSize]] = dict.fromkeys(
-        DECAYED, UpdateSize(1e-3, 1e-1, "learning_rate")
+        DECAYED_ROLES, UpdateSize(1e-3, 1e-1, "learning_rate")
     )
 
     def __init__(
@@ -66,7 +66,7 @@ class AdamW(Optimizer):
         self.weight_decay: float = check_field(TrainingConfig, "weight_decay", weight_decay)
         flat = model.flat
         # The parameters that decay come first in the flat vector.
-        self._decayed = max((part.stop for part in flat.ranges(*DECAYED)), default=0)
+        self._decayed = max((part.stop for part in flat.ranges(*DECAYED_ROLES)), default=0)
         self._ranges = flat.ranges(*roles)
         size = sum(part.stop - part.start for part in self._ranges)
         self.group = group
@@ -135,8 +135,8 @@ class AdamW(Optimizer):
             own = slice(whole.start + first - start, whole.start + last - start)
             within = slice(first - moments.start, last - moments.start)
             decayed = max(0, min(own.stop, self._decayed) - own.start)
-            places = [min(max(place, start), end) - start for place in ends]
-            yield _Part(whole, own, within, decayed, places)
+            here = [min(max(each, start), end) - start for each in ends]
+            yield _Part(whole, own, within, decayed, here)
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Returns the moments, by name."""

@@ -26,7 +26,7 @@ from smallmind.training.after_save import AfterSave
 from smallmind.training.records import Record, SaveRecord
 from smallmind.training.state import TOKENIZER, RunState, Snapshot, StateCopy, with_snapshot
 
-SPARE = 2**16  # bytes of metadata
+SPARE_BYTES = 2**16  # bytes of metadata
 
 
 def save(
@@ -62,12 +62,12 @@ def save(
 def check_size(state: RunState) -> None:
     """Raises InputError if a run's checkpoints will not fit their format: too many names.
 
-    Counts the snapshot that later states include, and some room for numbers that grow.
+    Counts the snapshot that later states include, and SPARE_BYTES for numbers that grow.
     """
     whole = with_snapshot(state, dataclasses.replace(state, step=state.step - 1))
     try:
         tensors = as_float32(whole.tensors, WEIGHTS)
-        safetensors.check(tensors, {**_metadata(whole), "spare": " " * SPARE})
+        safetensors.check(tensors, {**_metadata(whole), "spare": " " * SPARE_BYTES})
     except InputError as error:
         raise InputError(f"this run could not be saved: {error}. Use fewer layers") from None
 

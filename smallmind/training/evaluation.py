@@ -112,7 +112,7 @@ def _text_batches(
     most: int | None = None,
     shift: float = 0.0,
 ) -> _Batches:
-    """tokens (n,) -> the mean over all of them but the first, which is given, not predicted.
+    """tokens (n,) -> the mean over all of them but the first, which nothing predicts.
 
     Windows overlap by half: every token is predicted from at least block_size / 2 tokens before
     it, except at the very start. With `most`, about as many predictions at most, spread evenly;

@@ -23,8 +23,8 @@ from smallmind.training.prefetch import Batches, drawing
 
 # Gradients are sent during the backward pass if sending them takes more than this share of a step,
 # in the median of some steps after the first ones.
-WORTH_OVERLAP, COLD_STEPS, TIMED_STEPS = 0.05, 3, 5
-FIRST = Pass(0)  # of a run
+MIN_EXCHANGE_SHARE, COLD_STEPS, TIMED_STEPS = 0.05, 3, 5
+FIRST_PASS = Pass(0)  # of a run
 
 
 def set_up(model: TransformerModel, config: TrainingConfig, precision: Precision) -> None:
@@ -60,7 +60,7 @@ def accumulate_gradients(
     loss: Loss,
     get_batch: Callable[[int], Batch],
     loss_scale: float = 1.0,
-    at: Pass = FIRST,
+    at: Pass = FIRST_PASS,
 ) -> Summed:
     """Adds loss_scale times the gradients of a step's batches -> mean loss, and its weight.
 
@@ -204,7 +204,7 @@ class Gradients:
         shares.append(exchange_share)
         if len(shares) < enough:
             return
-        if statistics.median(shares[COLD_STEPS:]) > WORTH_OVERLAP:
+        if statistics.median(shares[COLD_STEPS:]) > MIN_EXCHANGE_SHARE:
             self._sum.early = [part for part in self._parts_of_blocks() if part.start < part.stop]
 
     def _parts_of_blocks(self) -> list[slice]:

@@ -25,10 +25,10 @@ Collect = Callable[[Callable[[], Any]], list[Any]]  # what computes a result -> 
 
 EXPLODING, VANISHING = 100.0, 1e-7  # norms of a gradient
 NOT_FINITE = ("nan", "inf")
-SPARSE = 0.9  # share of zeros
-FROM_ZERO = 100  # steps after which a matrix that started at zero is judged like others
-SMALL = 1e-2  # share of the usual ratio of update to weight
-CHUNK = 1 << 18  # elements checked at a time: 2 MB as float64, however large the model
+SPARSE_SHARE = 0.9  # share of zeros
+STEPS_FROM_ZERO = 100  # steps after which a matrix that started at zero is judged like others
+SMALL_SHARE = 1e-2  # share of the usual ratio of update to weight
+CHUNK_SIZE = 1 << 18  # elements checked at a time: 2 MB as float64, however large the model
 
 
 class GradientDiagnostics:
@@ -69,22 +69,22 @@ class GradientDiagnostics:
         return _norm(np.asarray(gradients)), finding is not None
 
 
-def largest_gradients(model: TransformerModel, scale: float, count: int = 3) -> str:
-    """Lists the parameters with the largest gradients over scale, those not finite first."""
+def largest_gradients(model: TransformerModel, scale: float) -> str:
+    """Names the three largest gradients, divided by scale, those not finite first."""
 
     def size(gradient: np.ndarray) -> float:
         norm = _norm(gradient)
         return norm / scale if math.isfinite(norm) else math.inf
 
     sizes = {name: size(gradient) for name, gradient in model.gradients.items()}
-    names = sorted(sizes, key=lambda name: -sizes[name])[:count]
+    names = sorted(sizes, key=lambda name: -sizes[name])[:3]
     return ", ".join(f"{name} (norm {sizes[name]:.3g})" for name in names)
 
 
 def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:
     flat = array.reshape(-1)
-    for start in range(0, flat.size, CHUNK):
-        yield flat[start : start + CHUNK]
+    for start in range(0, flat.size, CHUNK_SIZE):
+        yield flat[start : start + CHUNK_SIZE]
 
 
 def _norm(array: np.ndarray) -> float:
@@ -113,7 +113,7 @@ def _problem(gradients: np.ndarray, role: Role | None) -> tuple[str, str]:
         where = f"; {len(gradients) - rows:,} of {len(gradients):,} rows have none"
         if role == Role.EMBEDDING:
             size = rows * gradients.shape[1]
-    if nonzero >= (1 - SPARSE) * size:
+    if nonzero >= (1 - SPARSE_SHARE) * size:
         return "", ""
     return "sparse", f"{1 - nonzero / size:.1%} of its gradients are zero{where}"
 
@@ -201,7 +201,7 @@ def update_ratios(model: TransformerModel, before: Mapping[str, np.ndarray]) -> 
 def _check_ratios(
     ratios: Mapping[str, float], lr_share: float, sizes: Mapping[str, UpdateSize]
 ) -> list[Finding]:
-    """Returns the matrices, whose sizes are given, that an update changes too much or too little.
+    """Returns those of the matrices in `sizes` that an update changes too much or too little.
 
     lr_share is the learning rate as a share of its peak: when a schedule is near zero, a weight
     need not move. Vectors are left out: biases start at zero, next to which any update is large.
@@ -214,7 +214,7 @@ def _check_ratios(
         if ratio > size.largest:
             advice = f"lower {rate}, or warm up longer"
             findings.append(Finding(name, "large update", f"{message}: {advice}"))
-        elif ratio < SMALL * size.usual * lr_share:
+        elif ratio < SMALL_SHARE * size.usual * lr_share:
             findings.append(Finding(name, "small update", f"{message}: raise {rate}"))
     return findings
 
@@ -251,7 +251,7 @@ def checked_update(
             matrices = {
                 spec.name: sizes[spec.role]
                 for spec in model.flat.trained
-                if spec.role in sizes and (step > FROM_ZERO or spec.initialisation != ZEROS)
+                if spec.role in sizes and (step > STEPS_FROM_ZERO or spec.initialisation != ZEROS)
             }
             findings += _check_ratios(ratios, lr_share, matrices)
             records.append(HealthRecord(step, tuple(findings), ratios))

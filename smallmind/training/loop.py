@@ -120,9 +120,9 @@ class Loop:
         run.optimizer.learning_rate = rate
         batch = self.gradients.last_batch(step)
         with checked_update(run, step, batch, self.gradients.collect) as health:
-            limits = config.max_grad_norm or None, config.max_grad_value or None
             divisor = run.loss_scale * self.gradients.divisor
-            norm = run.optimizer.step(limits[0], divisor, limits[1])
+            limit, max_value = config.max_grad_norm, config.max_grad_value or None
+            norm = run.optimizer.step(limit or None, divisor, max_value)
             if self.threads:
                 self.threads.end()
             if run.scaler:
@@ -143,11 +143,12 @@ class Loop:
         usage.count(clock.stepping - usage.seconds, waiting - usage.waiting, windows)
         yield from health
         if not is_updated:
-            overflow = step, run.loss_scale
-            yield FallingScaleRecord(*overflow, largest) if largest else OverflowRecord(*overflow)
+            if largest:
+                yield FallingScaleRecord(step, run.loss_scale, largest)
+            else:
+                yield OverflowRecord(step, run.loss_scale)
             return
         run.spikes.observe(loss, self.gradients.learned)
-        limit = config.max_grad_norm
         progress.clipped += 0 < limit < norm
         progress.far_clipped += 0 < FAR_FACTOR * limit < norm
         if step % config.log_every and step not in (1, config.steps):
@@ -191,7 +192,7 @@ class Loop:
         )
 
     def _after_step(self, clock: StepClock) -> Iterator[Record]:
-        """Evaluates, samples, takes a snapshot and saves, each if it is due."""
+        """Yields what comes of an evaluation, a sample and a save, each if it is due."""
         config, progress = self.run.config, self.run.progress
         if self._evaluation_is_due():
             is_end = progress.step == config.steps

@@ -1,7 +1,7 @@
 """The operations of a run's steps, counted from shapes, and the share of the machine they used.
 
 A dry run counts them: kernels do nothing but add up the multiplications and additions of their
-products, which their descriptions know. What a backward pass computes again is counted apart.
+products, which their descriptions know. What a backward pass computes again is counted by itself.
 """
 
 import dataclasses
