@@ -46,12 +46,8 @@ class Temperature:
 
     def take_gradient(self) -> float:
         """Returns the gradient so far, which is then cleared."""
-        gradient = float(self.dx[0])
-        self.zero_gradient()
+        gradient, self.dx[0] = float(self.dx[0]), 0
         return gradient
-
-    def zero_gradient(self) -> None:
-        self.dx[0] = 0
 
     def step(self, learning_rate: float) -> None:
         """Updates it if it is learnt, and clears dx."""
@@ -68,7 +64,7 @@ class Temperature:
                 gradient_scale=1.0,
             )
             reference.adamw(self.x, self.dx, self._m, self._v, 0, coefficients)
-        self.zero_gradient()
+        self.dx[0] = 0
 
     def state(self) -> dict[str, float]:
         """Returns the state that a resumed run needs, JSON-able."""

@@ -79,7 +79,7 @@ class LiveState:
         """Sets all gradients to zero, those of the loss included."""
         self.model.zero_gradients()
         if self.loss.parameter:
-            self.loss.parameter.zero_gradient()
+            self.loss.parameter.take_gradient()
 
     def capture_model(self) -> RunState:
         """Returns the state that outlives a run: weights, dropout counter, loss. Copies nothing."""

@@ -4,7 +4,7 @@ Numba is only imported where it computes.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 
 from smallmind.console.activity import clock_ns
 from smallmind.nn.recorded_passes import AFTER
@@ -71,17 +71,11 @@ def may_choose(model: TransformerModel, processes: int) -> bool:
     return not are_fixed()
 
 
-@contextmanager
-def choosing_threads(model: TransformerModel, processes: int) -> Iterator[FastestThreads | None]:
+def choosing_threads(
+    model: TransformerModel, processes: int
+) -> AbstractContextManager[FastestThreads | None]:
     """Runs steps within the block on the number of threads that is fastest, if it may be chosen."""
-    if not may_choose(model, processes):
-        yield None
-        return
-    chosen = FastestThreads()
-    try:
-        yield chosen
-    finally:
-        chosen.close()
+    return closing(FastestThreads()) if may_choose(model, processes) else nullcontext()
 
 
 @contextmanager
