@@ -91,9 +91,9 @@ class Distillation(Loss):
     @classmethod
     def of(cls, models: Sequence[TransformerModel], config: DistillationConfig | None) -> Self:
         """Distils a teacher with these settings."""
-        config = config or DistillationConfig()
+        (teacher,), config = models, config or DistillationConfig()
         return cls(
-            *models,
+            teacher,
             temperature=config.temperature,
             alpha=config.alpha,
             learn_temperature=config.learn_temperature,
