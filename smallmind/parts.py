@@ -48,10 +48,10 @@ OPTIMIZERS = {
 }
 
 SCHEDULES = {
-    "constant": "smallmind.optim.schedule:Constant",
+    "constant": "smallmind.optim.schedule:ConstantRate",
     "cosine": "smallmind.optim.schedule:Cosine",
     "one-cycle": "smallmind.optim.schedule:OneCycle",
-    "linear": "smallmind.optim.schedule:Linear",
+    "linear": "smallmind.optim.schedule:LinearDecay",
     "step": "smallmind.optim.schedule:Step",
     "exponential": "smallmind.optim.schedule:Exponential",
     "wsd": "smallmind.optim.schedule:WarmupStableDecay",

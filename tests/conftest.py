@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from smallmind.files import durable
 from smallmind.kernels.codegen import threads
-from smallmind.training import evaluations
+from smallmind.training import evaluation
 from tests.faults.disk import Quick
 from tests.programs import CATS, CommandLine, start_untimed
 
@@ -93,7 +93,7 @@ def untimed_start(monkeypatch):
 @pytest.fixture(autouse=True)
 def short_sample(monkeypatch):
     """A run ends with a sample of 20 tokens: 400 take longer than training a small model."""
-    monkeypatch.setattr(evaluations, "SAMPLE_TOKENS", 20)
+    monkeypatch.setattr(evaluation, "SAMPLE_TOKENS", 20)
 
 
 @pytest.fixture

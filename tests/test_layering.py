@@ -169,9 +169,8 @@ def test_the_process_group_is_handed_to_what_divides_work_among_ranks_alone():
         and not name.startswith(("smallmind.parallel.", "smallmind.optim."))
     }
     # One place of a training, whose constructor takes it; one of a run; the command that joins it.
-    training = {"smallmind.training.ranks", "smallmind.training.training"}
     commands = {"smallmind.cli.parallel", "smallmind.cli.train"}
-    assert used == {*training, "smallmind.runs.parallel", *commands}
+    assert used == {"smallmind.training.training", "smallmind.runs.parallel", *commands}
 
 
 TYPE_NAMES = {name for kind in parts.NUMBER_TYPES.values() for name in (kind.name, kind.precision)}

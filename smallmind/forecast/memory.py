@@ -38,8 +38,7 @@ from smallmind.settings.config import (
 from smallmind.settings.settings import Settings
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Epochs, make_sampler
-from smallmind.training.evaluation import evaluate
-from smallmind.training.evaluations import SAMPLE_TOKENS
+from smallmind.training.evaluation import SAMPLE_TOKENS, evaluate
 from smallmind.training.gradients import set_up
 from smallmind.training.prefetch import borrow_batches
 from smallmind.training.training import Training

@@ -28,12 +28,11 @@ from smallmind.settings.config import TrainingConfig, __version__, micro_batch_s
 from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import save
-from smallmind.training.evaluation import MOST_HELD_OUT, evaluating_seconds
-from smallmind.training.evaluations import SAMPLE_TOKENS
-from smallmind.training.gradients import FIRST, set_up
+from smallmind.training.evaluation import MAX_HELD_OUT, SAMPLE_TOKENS, evaluating_seconds
+from smallmind.training.gradients import FIRST_PASS, set_up
 from smallmind.training.state import split_snapshot
 from smallmind.training.step_threads import may_choose, on_one_thread
-from smallmind.training.target import LOOKING
+from smallmind.training.target import LOOK_SHARE
 from smallmind.training.training import Training
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ class Pace:
         samples = times(config.sample_every, steps - 1)
         apart = evaluations * self.evaluation + samples * self.sample + saves * self.save
         training = max(0, steps - done) * self.step
-        looks = 0.0 if config.target_loss is None else LOOKING * training
+        looks = 0.0 if config.target_loss is None else LOOK_SHARE * training
         return training + looks + apart + self.end
 
 
@@ -114,7 +113,7 @@ def measure(
         with suppress(Stopped):
             longest = min(MAX_SECONDS, MAX_SHARE * seconds)
             found = _timed_pace(training, config, longest, training.check_stop)
-        if training.ranks.agree(found is None):
+        if training.agree(found is None):
             return None
         state, _ = split_snapshot(training.state())
         training.spikes.keep(state)  # as a run does before it saves
@@ -169,7 +168,7 @@ def _key(training: Training, config: TrainingConfig) -> str:
     data, loss = training.data, (training.loss.name, training.loss.settings())
     settings = {name: value for name, value in vars(config).items() if name not in LENGTH}
     settings["precision"] = resolve_precision(config.requested_precision, training.model.backend)
-    sizes = data.batch_size, data.block_size, data.held_out_batches, training.ranks.size
+    sizes = data.batch_size, data.block_size, data.held_out_batches, training.processes
     machine = platform.node(), threads(), max_threads(), are_fixed()
     parts = training.model.config, settings, loss, type(data).__name__, sizes, machine
     return repr((__version__, *parts))
@@ -206,7 +205,7 @@ def _timed_pace(
         optimizer, right = make_optimizer(model, config), np.empty(batch.ids.shape, np.bool_)
         optimizer.learning_rate *= 1e-3  # passes over one batch must not lead anywhere
         calls = (
-            lambda: training.loss.loss_and_gradients(model, batch, at=FIRST),
+            lambda: training.loss.loss_and_gradients(model, batch, at=FIRST_PASS),
             lambda: optimizer.step(config.max_grad_norm or None),
             lambda: model.losses(batch.ids, batch.targets, right),
         )
@@ -226,7 +225,7 @@ def _timed_pace(
 
         model.forget_recorded(after=UNTIMED - 1)
         is_long, alone = operations > LONG, None
-        if not is_long and may_choose(model, training.ranks.size):  # as the run will
+        if not is_long and may_choose(model, training.processes):  # as the run will
             with on_one_thread():
                 alone = [min(times) for times in tries(UNTIMED, 1)]
             if CROWDED * sum(alone) < sum(map(min, tries(1, 1))):
@@ -244,7 +243,7 @@ def _timed_pace(
         model.forget_recorded()
     model.workspace.pool.trim()  # a run has batches of other sizes
     # Processes divide the windows, of a step by shards; what they exchange is left out.
-    size = training.ranks.size
+    size = training.processes
     most = math.ceil(config.shards / size) / config.shards  # that one of them has
     learning, reading = learning / windows * most, reading / windows / size
     sample = sampling[0] * SAMPLE_TOKENS / TIMED_TOKENS
@@ -265,7 +264,7 @@ def _timed_pace(
 def batches_at_the_end(data: Dataset) -> int:
     """Counts batches that have the tokens that the evaluation after training predicts."""
     tokens = data.batch_size * data.block_size
-    return min(data.held_out_batches, math.ceil(MOST_HELD_OUT / tokens))
+    return min(data.held_out_batches, math.ceil(MAX_HELD_OUT / tokens))
 
 
 def most_steps(config: TrainingConfig, data: Dataset) -> int:

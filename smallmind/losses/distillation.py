@@ -15,7 +15,7 @@ from smallmind.checks import InputError, check_type, count_of, suggesting
 from smallmind.console import activity
 from smallmind.files import safetensors
 from smallmind.losses.cross_entropy import slack_of
-from smallmind.losses.loss import Comparison, FirstLoss, Loss
+from smallmind.losses.loss import Loss
 from smallmind.losses.teacher_cache import (
     TOKENS_PER_PASS,
     CacheOutline,
@@ -33,8 +33,9 @@ from smallmind.settings.config import ModelConfig, Precision, micro_batch_sizes
 from smallmind.settings.settings import to_saved
 from smallmind.text.dataset import Batch, Dataset
 
-ROWS = 64  # positions whose logits are compared at a time
-CACHING = 10  # memory of top_k_log_probabilities, in sizes of the logits: it computes in float64
+MAX_ROWS = 64  # positions whose logits are compared at a time
+# Memory of top_k_log_probabilities, in sizes of the logits: it computes in float64.
+CACHING_SIZES = 10
 
 
 @suggesting()
@@ -79,19 +80,26 @@ class Distillation(Loss):
         )
         check_type("teacher", teacher, TransformerModel)
         self.teacher: TransformerModel | None = teacher
+        self.models, self.comparing = [teacher], "Comparing with the teacher"
         self.teacher_config = teacher.config
         self.vocab_size = teacher.config.vocab_size
         self.top_k = min(top_k, self.vocab_size)
         self.cache_file = cache
         self.cache: TeacherCache | None = None
-        self.temperature_parameter = Temperature(self.config.temperature, learn_temperature)
+        self.parameter: Temperature = Temperature(self.config.temperature, learn_temperature)
 
     @classmethod
     def of(cls, models: Sequence[TransformerModel], config: DistillationConfig | None) -> Self:
         """Distils a teacher with these settings."""
         (teacher,), config = models, config or DistillationConfig()
-        learning = config.temperature, config.alpha, config.learn_temperature
-        return cls(teacher, *learning, config.teacher_cache, config.teacher_top_k)
+        return cls(
+            teacher,
+            temperature=config.temperature,
+            alpha=config.alpha,
+            learn_temperature=config.learn_temperature,
+            cache=config.teacher_cache,
+            top_k=config.teacher_top_k,
+        )
 
     def __repr__(self) -> str:
         return (
@@ -102,23 +110,13 @@ class Distillation(Loss):
 
     @property
     def temperature(self) -> float:
-        return self.temperature_parameter.value
+        return self.parameter.value
 
     @functools.cached_property
     def digest(self) -> str:
         """The digest of the teacher."""
         assert self.teacher
         return model_digest(self.teacher)
-
-    @property
-    def models(self) -> Sequence[TransformerModel]:
-        """The teacher, unless its logits are read from a cache."""
-        return [self.teacher] if self.teacher else []
-
-    @property
-    def one_process(self) -> str:
-        """Why a cache is in the way of several processes."""
-        return "a teacher cache is for one rank: leave out --teacher-cache" if self.cache else ""
 
     def check(self, model: ModelConfig, block_size: int) -> None:
         """Raises InputError if the teacher cannot teach such a student on windows of this size."""
@@ -140,22 +138,31 @@ class Distillation(Loss):
         InputError if model, dataset and teacher, or the cache, do not belong together.
         """
         self.check(model.config, dataset.block_size)
-        if self.teacher:
-            _check_precision(self.teacher, model)
+        if self.teacher and self.teacher.workspace.dtype != model.workspace.dtype:
+            raise InputError("teacher and student differ in dtype; build both with the same one")
+        if self.teacher and self.teacher.precision != Precision.FLOAT32:
+            raise InputError(
+                f"the teacher is stored as {self.teacher.precision}; call its "
+                "use_precision(Precision.FLOAT32)"
+            )
         if self.cache_file is None:
             return
         digest = self.digest
         if self.teacher and not os.path.lexists(self.cache_file):
             with activity.doing(f"Running the teacher over the text once, for {self.cache_file}"):
                 make_cache(self.cache_file, self.teacher, digest, self.top_k, dataset)
-        self.cache = TeacherCache(self.cache_file, digest, self.vocab_size, self.top_k, dataset)
-        self.teacher = None
+        self._read(TeacherCache(self.cache_file, digest, self.vocab_size, self.top_k, dataset))
 
     def outlined(self, config: ModelConfig) -> None:
-        """Has a cache without a file instead of the teacher, if it has one."""
+        """Takes a cache without a file instead of the teacher, if it has one."""
         if self.cache_file is not None:
-            self.cache = CacheOutline(self.vocab_size, config.block_size, self.top_k)
-            self.teacher = None
+            self._read(CacheOutline(self.vocab_size, config.block_size, self.top_k))
+
+    def _read(self, cache: TeacherCache) -> None:
+        """Takes a cache instead of the teacher: it has only some windows, none of held-out text."""
+        self.cache, self.stride = cache, cache.block_size
+        self.teacher, self.models, self.comparing = None, [], ""
+        self.one_process = "a teacher cache is for one rank: leave out --teacher-cache"
 
     def preparation(self, backend: Backend) -> int:
         """Counts the bytes that the teacher takes to fill the cache, besides its weights."""
@@ -163,13 +170,8 @@ class Distillation(Loss):
             return 0
         T = self.teacher_config.block_size
         ids = unbacked((max(1, TOKENS_PER_PASS // T), T), np.int32)
-        chosen = CACHING * self.teacher.with_logits(ids, lambda logits: logits.nbytes)
+        chosen = CACHING_SIZES * self.teacher.with_logits(ids, lambda logits: logits.nbytes)
         return backend.pool.statistics().bytes_held + chosen
-
-    @property
-    def stride(self) -> int:
-        """Windows must start at multiples of this: a cache holds only some windows."""
-        return self.cache.block_size if self.cache else 1
 
     def loss_and_gradients(
         self,
@@ -187,45 +189,26 @@ class Distillation(Loss):
 
             def learn(teacher_logits: np.ndarray) -> None:
                 with pool.borrow(losses.size, dtype) as dtemperatures:
-                    outputs = losses, dlogits, dtemperatures
-                    inputs = logits, teacher_logits, targets
-                    coefficients = self.config.alpha, self.temperature, loss_scale
-                    model.workspace.kernels.distillation(*outputs, *inputs, *coefficients, *weights)
+                    model.workspace.kernels.distillation(
+                        losses,
+                        dlogits,
+                        dtemperatures,
+                        logits,
+                        teacher_logits,
+                        targets,
+                        self.config.alpha,
+                        self.temperature,
+                        loss_scale,
+                        *weights,
+                    )
                     dtemperature = share * float(dtemperatures.sum())
-                    self.temperature_parameter.backward(dtemperature, batch.ids.size)
+                    self.parameter.backward(dtemperature, batch.ids.size)
 
             self._with_teacher_logits(model, batch, part, learn, kept)
 
-        weighting = batch.weighting
+        ids, targets, weighting = batch.ids, batch.targets, batch.weighting
         with ExitStack() as kept:
-            return model.loss_and_gradients(
-                batch.ids, batch.targets, scale, at, objective, **weighting
-            )
-
-    def take_gradient(self) -> float:
-        """Returns the gradient of the temperature so far, and clears it."""
-        return self.temperature_parameter.take_gradient()
-
-    def add_gradient(self, gradient: float) -> None:
-        """Adds to the gradient of the temperature."""
-        self.temperature_parameter.dx += gradient
-
-    def step(self, learning_rate: float) -> None:
-        """Updates the temperature, if it is learnt."""
-        self.temperature_parameter.step(learning_rate)
-
-    def state(self) -> dict[str, Any]:
-        """Returns that of the temperature."""
-        return self.temperature_parameter.state()
-
-    def load_state(self, state: Any) -> None:
-        """Restores the temperature."""
-        self.temperature_parameter.load_state(state)
-
-    @property
-    def comparing(self) -> str:
-        """Names a comparison; a cache has nothing about held-out text."""
-        return "Comparing with the teacher" if self.teacher else ""
+            return model.loss_and_gradients(ids, targets, scale, at, objective, **weighting)
 
     def sums(self, model: TransformerModel, batch: Batch) -> list[float]:
         """A batch -> three sums, to be added to those of others for the correlation.
@@ -248,7 +231,7 @@ class Distillation(Loss):
         found: list[float] = sums.tolist()
         return found
 
-    def compared(self, sums: Sequence[Sequence[float]]) -> Comparison:
+    def compared(self, sums: Sequence[Sequence[float]]) -> tuple[str, dict[str, float], str]:
         """The sums of some batches -> the correlation of student and teacher; 0 if one is constant.
 
         Above 0.9 the student orders tokens much as the teacher does.
@@ -257,9 +240,9 @@ class Distillation(Loss):
         scale = math.sqrt(student * teacher)
         share = float(products / scale) if scale > 0 else 0.0
         text = f"correlation with the teacher {share:.3f} (above 0.9 once it is learned)"
-        return Comparison("teacher", {"teacher_correlation": share}, text)
+        return "teacher", {"teacher_correlation": share}, text
 
-    def first_loss(self, model: TransformerModel, batch: Batch) -> FirstLoss:
+    def first_loss(self, model: TransformerModel, batch: Batch) -> tuple[float, float, str]:
         """Guesses among all tokens, against the teacher on this batch.
 
         Its cross-entropy is ln V, and its KL from the teacher ln V less the teacher's entropy. The
@@ -280,7 +263,7 @@ class Distillation(Loss):
                 self._with_teacher_logits(model, batch, part, add, kept)
         guess, alpha = math.log(self.vocab_size), self.config.alpha
         kl, temperature = guess - float(np.mean(entropies)), self.temperature
-        return FirstLoss(
+        return (
             (1 - alpha) * guess + alpha * temperature**2 * kl,
             slack_of(model) * (1 - alpha + alpha * max(1.0, temperature)),
             f"{1 - alpha:g} ln {self.vocab_size} + {alpha:g} x {temperature:g}^2 x the KL from "
@@ -362,23 +345,13 @@ def _sums_of_products(
     """Logits (R, V), weights of the positions -> what `sums` adds up."""
     sums = np.zeros(3)
     learned = np.arange(len(student)) if weights is None else np.flatnonzero(weights)
-    for first in range(0, len(learned), ROWS):
-        rows = learned[first : first + ROWS]
+    for first in range(0, len(learned), MAX_ROWS):
+        rows = learned[first : first + MAX_ROWS]
         s, t = student[rows].astype(np.float64), teacher[rows].astype(np.float64)
         s -= s.mean(axis=1, keepdims=True)
         t -= t.mean(axis=1, keepdims=True)
         sums += np.vdot(s, t), np.vdot(s, s), np.vdot(t, t)
     return sums
-
-
-def _check_precision(teacher: TransformerModel, model: TransformerModel) -> None:
-    if teacher.workspace.dtype != model.workspace.dtype:
-        raise InputError("teacher and student differ in dtype; build both with the same one")
-    if teacher.precision != Precision.FLOAT32:
-        raise InputError(
-            f"the teacher is stored as {teacher.precision}; call its "
-            "use_precision(Precision.FLOAT32)"
-        )
 
 
 def model_digest(model: TransformerModel) -> str:

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from smallmind import parts
+from smallmind.losses.temperature import Temperature
 from smallmind.nn.backend import Backend
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Pass
@@ -15,43 +16,14 @@ from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.tokenizer import Tokenizer
 
 
-class FirstLoss(NamedTuple):
-    """The loss of an untrained model, by how much it may differ, and the formula as text."""
-
-    value: float
-    slack: float
-    formula: str
-
-
-class Evaluated(NamedTuple):
-    """The losses of a held-out batch: one for each prediction, and which of these were right.
-
-    The sums of `losses` are those of its rows, one after the other. `targets` are the predicted
-    tokens, whose text is counted.
-    """
-
-    losses: list[float]
-    predictions: int
-    right: int
-    targets: np.ndarray
-
-
-class Comparison(NamedTuple):
-    """Numbers that a loss measures at an evaluation, for the metrics, and a line for people."""
-
-    kind: str  # of the record
-    numbers: Mapping[str, float]
-    text: str
-
-
 class Loss:
     """A loss of a model on batches of its data. Subclasses say which, in `loss_and_gradients`.
 
     A run treats all of them alike. `Training` prepares it for a model and data, and the steps call
-    `loss_and_gradients` for each shard of each batch. A loss may have parameters of its own: their
-    gradient is a number, which the processes of a run add up, and `step` follows each update of the
-    model. Checkpoints keep its `settings`, which never change, and its `state`. Evaluations call
-    `evaluated` and `compare`, the preflight `first_loss`, estimates `outlined` and `preparation`.
+    `loss_and_gradients` for each shard of each batch. A loss may have a `parameter`: the processes
+    of a run add up its gradient, and its `step` follows each update of the model. Checkpoints keep
+    the state of that and the `settings`, which never change. Evaluations call `evaluated` and
+    `compared`, the preflight `first_loss`, estimates `outlined` and `preparation`.
 
     One with flags has a frozen dataclass of settings, named in `parts.LOSS_SETTINGS`, whose file
     must not import NumPy. It has a mapping `models` from roles to the paths of models that the loss
@@ -66,26 +38,18 @@ class Loss:
     unrecorded: ClassVar[str] = ""  # why its passes cannot be repeated from a recording
     sequences: ClassVar[int] = 1  # that the model sees of each window of the data, side by side
     forward_passes: ClassVar[int] = 1  # over each of them in a step
-
-    @property
-    def stride(self) -> int:
-        """Windows start at multiples of this."""
-        return 1
-
-    @property
-    def models(self) -> Sequence[TransformerModel]:
-        """The models that compute in each pass, besides the one that learns."""
-        return ()
+    parameter: Temperature | None = None  # of the loss itself
+    models: Sequence[
+        TransformerModel
+    ] = ()  # that compute in each pass, besides the one that learns
+    stride: int = 1  # windows start at multiples of this
+    one_process: str = ""  # why a run cannot have several processes, and what to do
+    comparing: str = ""  # names a comparison of `sums` of held-out batches, if there is one
 
     @property
     def digest(self) -> str | None:
         """The digest of what the loss depends on besides its settings: models."""
         return None
-
-    @property
-    def one_process(self) -> str:
-        """Why a run cannot have several processes, and what to do; empty if it can."""
-        return ""
 
     def terms(self, T: int) -> int:
         """Counts what the loss of a window of T tokens is the mean of."""
@@ -125,30 +89,11 @@ class Loss:
         """
         raise NotImplementedError
 
-    # Parameters of its own.
-
-    def take_gradient(self) -> float:
-        """Returns the gradient of its own parameters so far, and clears it."""
-        return 0.0
-
-    def add_gradient(self, gradient: float) -> None:
-        """Adds to the gradient of its own parameters."""
-
-    def step(self, learning_rate: float) -> None:
-        """Updates its own parameters, and clears their gradient."""
-
-    # State, JSON-able, and arrays: checkpoints keep them.
+    # Checkpoints keep them.
 
     def settings(self) -> dict[str, Any] | None:
-        """Returns what a resumed run must share with the run that it resumes."""
+        """Returns what a resumed run must share with the run that it resumes, JSON-able."""
         return None
-
-    def state(self) -> dict[str, Any] | None:
-        """Returns what its steps change."""
-        return None
-
-    def load_state(self, state: Any) -> None:
-        """Restores what `state` returned."""
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Returns the arrays that belong to it, by name."""
@@ -159,8 +104,14 @@ class Loss:
 
     # Evaluations and checks.
 
-    def evaluated(self, model: TransformerModel, batch: Batch) -> Evaluated:
-        """Evaluates a batch whose targets have weights, without dropout: on its learned targets."""
+    def evaluated(
+        self, model: TransformerModel, batch: Batch
+    ) -> tuple[list[float], int, int, np.ndarray]:
+        """Evaluates a batch whose targets have weights, without dropout: on its learned targets.
+
+        -> sums of losses, whose sum is that of all predictions; how many these are, and how many of
+        them right; the predicted tokens, whose text is counted.
+        """
         right = np.empty(batch.targets.shape, np.bool_)
         losses = model.losses(batch.ids, batch.targets, right, batch.firsts)
         assert batch.weights is not None
@@ -170,23 +121,18 @@ class Loss:
             for row, is_learned in zip(losses, learned, strict=True)
         ]
         predictions, correct = int(learned.sum()), int(right[learned].sum())
-        return Evaluated(sums, predictions, correct, batch.targets[learned])
-
-    @property
-    def comparing(self) -> str:
-        """Names a comparison of `sums` of held-out batches; empty if there is none."""
-        return ""
+        return sums, predictions, correct, batch.targets[learned]
 
     def sums(self, model: TransformerModel, batch: Batch) -> list[float]:
         """Returns what a held-out batch adds to a comparison at an evaluation."""
         raise NotImplementedError
 
-    def compared(self, sums: Sequence[Sequence[float]]) -> Comparison:
-        """The sums of some held-out batches -> what an evaluation reports."""
+    def compared(self, sums: Sequence[Sequence[float]]) -> tuple[str, Mapping[str, float], str]:
+        """The sums of held-out batches -> kind of the record, numbers for it, a line for people."""
         raise NotImplementedError
 
-    def first_loss(self, model: TransformerModel, batch: Batch) -> FirstLoss:
-        """Computes what an untrained model should lose on a batch."""
+    def first_loss(self, model: TransformerModel, batch: Batch) -> tuple[float, float, str]:
+        """Computes what an untrained model loses on a batch, the slack, and the formula as text."""
         raise NotImplementedError
 
     # Memory, from an `Outline`.

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from smallmind.checks import InputError, check_field, check_type, suggesting
 from smallmind.losses.cross_entropy import SLACK
-from smallmind.losses.loss import Evaluated, FirstLoss, Loss
+from smallmind.losses.loss import Loss
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Pass
 from smallmind.settings.config import RunConfig
@@ -19,7 +19,7 @@ from smallmind.text.dataset import HELD_OUT, Batch, Dataset
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 
-EVALUATED_AT_ONCE = 64  # windows, where the model is only evaluated
+MAX_WINDOWS = 64  # windows, where the model is only evaluated
 
 
 @suggesting()
@@ -50,6 +50,7 @@ class Preferences(Loss):
     unrecorded = "the weight of each answer follows from another pass"
     sequences = 2
     forward_passes = 2
+    one_process = "pairs are learned by one process: start the program without mpiexec"
 
     def __init__(self, reference: TransformerModel, pairs: Batch, beta: float = 0.1) -> None:
         check_type("reference", reference, TransformerModel)
@@ -82,11 +83,6 @@ class Preferences(Loss):
 
     def __repr__(self) -> str:
         return f"<Preferences: {len(self):,} pairs, beta={self.beta:g}>"
-
-    @property
-    def one_process(self) -> str:
-        """Why a run cannot have several processes."""
-        return "pairs are learned by one process: start the program without mpiexec"
 
     def seen(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Returns ids and targets (2 B, T) of the answers."""
@@ -157,15 +153,17 @@ class Preferences(Loss):
             self._reference = tensors["reference"].copy()
             self._reference.flags.writeable = False
 
-    def evaluated(self, model: TransformerModel, batch: Batch) -> Evaluated:
+    def evaluated(
+        self, model: TransformerModel, batch: Batch
+    ) -> tuple[list[float], int, int, np.ndarray]:
         """Evaluates the pairs of a batch: right are those with a margin above 0."""
         margins = self.margins(model, batch)
         losses: list[float] = np.logaddexp(0, -margins).tolist()
-        return Evaluated(losses, len(losses), int((margins > 0).sum()), np.empty(0, np.int32))
+        return losses, len(losses), int((margins > 0).sum()), np.empty(0, np.int32)
 
-    def first_loss(self, _model: TransformerModel, _batch: Batch) -> FirstLoss:
+    def first_loss(self, _model: TransformerModel, _batch: Batch) -> tuple[float, float, str]:
         """Has no margin, as long as the model is the reference: ln 2."""
-        return FirstLoss(math.log(2), SLACK, "ln 2")
+        return math.log(2), SLACK, "ln 2"
 
     def rows(self) -> list[list[str]]:
         """Returns names and values for the description of a run."""
@@ -230,7 +228,7 @@ class PairsDataset(Dataset):
         return math.ceil(pairs / self.batch_size)
 
     def evaluation_batch(self, part: str, number: int) -> Batch:
-        """Batch `number` of a part, in the order of its pairs; beyond them it begins anew."""
+        """Returns batch `number` of a part, in order; after the last comes the first."""
         first, last = (0, self._count) if part == "train" else (self._count, len(self._ids))
         first += number % self.batches_of(part) * self.batch_size
         rows = np.arange(first, min(last, first + self.batch_size))
@@ -285,8 +283,8 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Iterable[Sequence[str]]) -> Batch:
 def _log_probabilities(model: TransformerModel, batch: Batch) -> np.ndarray:
     """The log-probability of the answer in each window (R,), float64."""
     found = np.empty(len(batch.ids))
-    for first in range(0, len(found), EVALUATED_AT_ONCE):
-        rows = slice(first, first + EVALUATED_AT_ONCE)
+    for first in range(0, len(found), MAX_WINDOWS):
+        rows = slice(first, first + MAX_WINDOWS)
         part = batch.part(rows)
         losses = model.losses(part.ids, part.targets)
         found[rows] = -(losses * part.weights).sum(axis=1, dtype=np.float64)

@@ -61,8 +61,8 @@ class TeacherCache:
         }:
             raise InputError(f"{path} does not hold what its metadata describes; remove it")
         self.path = path
-        self.vocab_size = vocab_size
-        self.block_size = dataset.block_size
+        self.vocab_size, self.block_size, self.top_k = vocab_size, dataset.block_size, top_k
+        self._tensors: tuple[StoredTensor, ...]
         self._tensors = tensors["indices"], tensors["log_probabilities"]
 
     @contextmanager
@@ -73,7 +73,7 @@ class TeacherCache:
 
         With rows, only those of them.
         """
-        T, V, K = self.block_size, self.vocab_size, self._tensors[0].shape[1]
+        T, V, K = self.block_size, self.vocab_size, self.top_k
         rows = rows or slice(0, len(starts) * T)
         R = rows.stop - rows.start
         if (starts % T).any():
@@ -84,14 +84,16 @@ class TeacherCache:
             pool.borrow((R, K), np.int32) as indices,
             pool.borrow((R, K + 1), FLOAT16) as log_probabilities,
         ):
-            place = rows.start
-            while place < rows.stop:
-                window, first = divmod(place, T)
-                count = min(T - first, rows.stop - place)
-                here = slice(place - rows.start, place - rows.start + count)
-                for rented, stored in zip((indices, log_probabilities), self._tensors, strict=True):
+            row = rows.start
+            while row < rows.stop:
+                window, first = divmod(row, T)
+                count = min(T - first, rows.stop - row)
+                here = slice(row - rows.start, row - rows.start + count)
+                for stored, rented in zip(
+                    self._tensors, (indices, log_probabilities), strict=False
+                ):
                     stored.read_rows(int(starts[window]) + first, rented[here])
-                place += count
+                row += count
             if indices.min() < 0 or indices.max() >= V:
                 raise InputError(f"{self.path} was changed while it was read; remove it")
             workspace.kernels.top_k_logits(logits, indices, log_probabilities)
@@ -102,20 +104,8 @@ class CacheOutline(TeacherCache):
     """A cache that has shapes and no contents."""
 
     def __init__(self, vocab_size: int, block_size: int, top_k: int) -> None:
-        self.path = "a dry run"
-        self.vocab_size, self.block_size = vocab_size, block_size
-        K = min(top_k, vocab_size)
-        self._tensors = _WithoutRows((block_size, K)), _WithoutRows((block_size, K + 1))
-
-
-class _WithoutRows(StoredTensor):
-    """A stored tensor that has a shape and no contents."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
-
-    def read_rows(self, first: int, out: np.ndarray) -> None:
-        pass
+        self.path, self._tensors = "a dry run", ()
+        self.vocab_size, self.block_size, self.top_k = vocab_size, block_size, top_k
 
 
 def make_cache(

@@ -37,7 +37,7 @@ class Temperature:
         return LEARNT_TEMPERATURES[1] ** _sigmoid(self.x[0])
 
     def backward(self, dtemperature: float, tokens: int) -> None:
-        """Adds to dx the mean over `tokens` of d loss / d temperature, given as a sum."""
+        """Adds to dx, from the sum over `tokens` of d loss / d temperature, their mean."""
         # forward: temperature = 10^sigmoid(x)
         if self.is_learnt:
             share = _sigmoid(self.x[0])
@@ -46,15 +46,11 @@ class Temperature:
 
     def take_gradient(self) -> float:
         """Returns the gradient so far, which is then cleared."""
-        gradient = float(self.dx[0])
-        self.zero_gradient()
+        gradient, self.dx[0] = float(self.dx[0]), 0
         return gradient
 
-    def zero_gradient(self) -> None:
-        self.dx[0] = 0
-
     def step(self, learning_rate: float) -> None:
-        """One update, if it is learnt. Clears dx."""
+        """Updates it if it is learnt, and clears dx."""
         if self.is_learnt:
             self.updates += 1
             coefficients = AdamWCoefficients(
@@ -68,7 +64,7 @@ class Temperature:
                 gradient_scale=1.0,
             )
             reference.adamw(self.x, self.dx, self._m, self._v, 0, coefficients)
-        self.zero_gradient()
+        self.dx[0] = 0
 
     def state(self) -> dict[str, float]:
         """Returns the state that a resumed run needs, JSON-able."""

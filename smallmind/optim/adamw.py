@@ -10,13 +10,12 @@ from smallmind.checks import InputError, check_field, check_type, suggesting
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from smallmind.nn.parameters import ALIGNED, Role
 from smallmind.nn.transformer import TransformerModel
-from smallmind.optim.clipping import Clipping
-from smallmind.optim.optimizer import Optimizer, UpdateSize
+from smallmind.optim.optimizer import Clipping, Optimizer, UpdateSize
 from smallmind.parallel.group import ALONE, Group
 from smallmind.parallel.shards import bounds
 from smallmind.settings.config import TrainingConfig
 
-DECAYED = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)
+DECAYED_ROLES = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)
 
 
 class _Part(NamedTuple):
@@ -40,7 +39,7 @@ class AdamW(Optimizer):
     """
 
     update_sizes: ClassVar[Mapping[Role, UpdateSize]] = dict.fromkeys(
-        DECAYED, UpdateSize(1e-3, 1e-1, "learning_rate")
+        DECAYED_ROLES, UpdateSize(1e-3, 1e-1, "learning_rate")
     )
 
     def __init__(
@@ -67,7 +66,7 @@ class AdamW(Optimizer):
         self.weight_decay: float = check_field(TrainingConfig, "weight_decay", weight_decay)
         flat = model.flat
         # The parameters that decay come first in the flat vector.
-        self._decayed = max((part.stop for part in flat.ranges(*DECAYED)), default=0)
+        self._decayed = max((part.stop for part in flat.ranges(*DECAYED_ROLES)), default=0)
         self._ranges = flat.ranges(*roles)
         size = sum(part.stop - part.start for part in self._ranges)
         self.group = group
@@ -114,17 +113,20 @@ class AdamW(Optimizer):
         )
         for part in self._parts:
             if part.moments.start < part.moments.stop:
-                own = part.parameters
-                moments = self.m[part.moments], self.v[part.moments]
-                given = *moments, part.decayed, coefficients, flat.copy_of(own)
-                kernels.adamw(flat.data[own], flat.grad[own], *given)
+                kernels.adamw(
+                    flat.data[part.parameters],
+                    flat.grad[part.parameters],
+                    self.m[part.moments],
+                    self.v[part.moments],
+                    part.decayed,
+                    coefficients,
+                    flat.copy_of(part.parameters),
+                )
             if self.group.size > 1:
                 self.share_parameters(part.whole, part.ends)
 
     def _own_parts(self, moments: slice, ends: list[int]) -> Iterator[_Part]:
-        """Yields the part of each range of parameters with its roles to which these moments
-        belong.
-        """
+        """Yields the part of each range of parameters to which these moments belong."""
         end = 0
         for whole in self._ranges:
             start, end = end, end + whole.stop - whole.start
@@ -133,8 +135,8 @@ class AdamW(Optimizer):
             own = slice(whole.start + first - start, whole.start + last - start)
             within = slice(first - moments.start, last - moments.start)
             decayed = max(0, min(own.stop, self._decayed) - own.start)
-            places = [min(max(place, start), end) - start for place in ends]
-            yield _Part(whole, own, within, decayed, places)
+            here = [min(max(each, start), end) - start for each in ends]
+            yield _Part(whole, own, within, decayed, here)
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Returns the moments, by name."""

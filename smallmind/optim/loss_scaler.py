@@ -8,7 +8,7 @@ from smallmind.checks import check_type, suggesting
 MAX_SCALE = 2.0**24
 CLEAN_STEPS = 1000  # in a row until the scale is doubled
 MAX_SKIPS = 10  # in a row; then a smaller scale does not help
-FALLS, PERIOD = 5, 200  # halvings within so many steps, after which the scale keeps falling
+FALLS, PERIOD = 5, 200  # halvings within these steps: the scale keeps falling
 
 
 @suggesting()

@@ -9,15 +9,14 @@ from smallmind.kernels.reference_optimizers import MatrixBlocks, MuonCoefficient
 from smallmind.nn.parameters import Parameters, ParameterSpec, Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
-from smallmind.optim.clipping import Clipping
-from smallmind.optim.optimizer import Optimizer, UpdateSize
+from smallmind.optim.optimizer import Clipping, Optimizer, UpdateSize
 from smallmind.parallel.group import ALONE, Group
 from smallmind.settings.config import TrainingConfig
 
 # The momentum rises to its final value: while the weights change fast, old gradients mislead. Start
 # and length are those of modded-nanogpt and nanochat.
 FIRST_MOMENTUM = 0.85
-OTHERS = tuple(role for role in Role if role != Role.MATRIX)
+OTHER_ROLES = tuple(role for role in Role if role != Role.MATRIX)
 
 
 @suggesting()
@@ -25,9 +24,9 @@ class Muon(Optimizer):
     """Muon (Jordan et al. 2024) for hidden matrices, AdamW for everything else.
 
     The update of a matrix is its momentum with all singular values made about 1. Matrices that are
-    stored side by side, like those of queries, keys and values, are updated apart. Their rate is
-    matrix_learning_rate, their weight decay that of AdamW. `learning_rate` may be set before each
-    step; `matrix_learning_rate` follows it in proportion. Each rank of a group updates some of
+    stored side by side, like those of queries, keys and values, are updated one by one. Their rate
+    is matrix_learning_rate, their weight decay that of AdamW. `learning_rate` may be set before
+    each step; `matrix_learning_rate` follows it in proportion. Each rank of a group updates some of
     the matrices; if `is_sharded`, it keeps only the means of these. InputError if a setting
     is out of range.
     """
@@ -61,7 +60,7 @@ class Muon(Optimizer):
         rate = check_field(TrainingConfig, "matrix_learning_rate", matrix_learning_rate)
         self.group = group
         of_others = group if is_sharded else ALONE
-        self.others = AdamW(model, learning_rate, betas, eps, weight_decay, OTHERS, of_others)
+        self.others = AdamW(model, learning_rate, betas, eps, weight_decay, OTHER_ROLES, of_others)
         self._peak_rates = self.learning_rate, rate
         self.momentum: float = check_field(TrainingConfig, "momentum", momentum)
         self.momentum_warmup_steps: int = check_field(
@@ -156,12 +155,12 @@ def divided_matrices(flat: Parameters, part: slice, count: int) -> list[int]:
     Each has consecutive matrices, about as much work as the others.
     """
     ends, done = [0], 0.0
-    places = [(p, spec) for p, spec in flat.places() if part.start <= p < part.stop]
-    costs = [_work(spec) for _, spec in places]
-    for (place, _), cost in zip(places, costs, strict=True):
+    matrices = [(p, spec) for p, spec in flat.places() if part.start <= p < part.stop]
+    costs = [_work(spec) for _, spec in matrices]
+    for (first, _), cost in zip(matrices, costs, strict=True):
         # A matrix belongs to the share of the work in which its middle lies.
         while (done + cost / 2) * count >= len(ends) * sum(costs):
-            ends.append(place - part.start)
+            ends.append(first - part.start)
         done += cost
     return ends + [part.stop - part.start] * (count + 1 - len(ends))
 
@@ -175,14 +174,14 @@ def _work(spec: ParameterSpec) -> float:
 def matrix_blocks(flat: Parameters, part: slice) -> MatrixBlocks:
     """Returns the hidden matrices in a part of the vector, with their places in it.
 
-    Those that stand side by side in one parameter are apart. From the largest to the smallest, so
-    that threads that take turns have equal work.
+    Those side by side in one parameter are separate. From the largest to the smallest, so that
+    threads that take turns have equal work.
     """
     blocks: list[tuple[int, ...]] = []
-    for place, spec in flat.places():
-        if spec.role == Role.MATRIX and part.start <= place < part.stop:
+    for first, spec in flat.places():
+        if spec.role == Role.MATRIX and part.start <= first < part.stop:
             rows, stride = spec.shape
-            start = place - part.start
+            start = first - part.start
             for columns in spec.widths or (stride,):
                 blocks.append((start, rows, columns, stride))
                 start += columns

@@ -1,6 +1,7 @@
-"""The base class of all optimizers, and the one that a run uses."""
+"""The base class of all optimizers, clipping (Pascanu et al. 2013), and the one that a run uses."""
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -8,12 +9,20 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from smallmind import parts
-from smallmind.checks import check_field, check_type
+from smallmind.checks import InputError, check_field, check_type
 from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import TransformerModel
-from smallmind.optim.clipping import Clipping, clip
 from smallmind.parallel.group import ALONE, Group
 from smallmind.settings.config import TrainingConfig
+
+MAX_GRADIENT = 1.8e19  # the square of a larger one overflows float32, and so would its mean
+
+
+class Clipping(NamedTuple):
+    """Clips the gradient in an update: times `scale`, then each element at most max_gradient."""
+
+    scale: float
+    max_gradient: float
 
 
 class UpdateSize(NamedTuple):
@@ -54,18 +63,29 @@ class Optimizer:
         changes, the gradients included: the caller decides what to do.
 
         A gradient whose norm exceeds max_grad_norm is scaled down to it (Pascanu et al. 2013);
-        then each of its elements is clipped to +-max_grad_value, at most 1.8e19.
+        then each of its elements is clipped to +-max_grad_value, at most 1.8e19. InputError if an
+        argument is out of range.
         """
-        norm, clipping = clip(self.model, max_grad_norm, loss_scale, max_grad_value)
+        for name, limit in (("max_grad_norm", max_grad_norm), ("max_grad_value", max_grad_value)):
+            check_type(name, limit, numbers.Real, None)
+            if limit is not None and not limit > 0:
+                raise InputError(f"{name}={limit} must be above 0, or None")
+        check_type("loss_scale", loss_scale, numbers.Real)
+        workspace = self.model.workspace
+        with workspace.profile("ClipGradients"):
+            squares = workspace.kernels.sum_of_squares(self.model.flat.grad)
+            norm = math.sqrt(squares) / loss_scale
         if not math.isfinite(norm):
             return norm
         self.steps += 1
-        with self.model.workspace.profile("OptimizerStep"):
-            self.update(clipping)
+        factor = min(1.0, max_grad_norm / (norm + 1e-6)) if max_grad_norm else 1.0
+        limit = min(max_grad_value or math.inf, MAX_GRADIENT)
+        with workspace.profile("OptimizerStep"):
+            self.update(Clipping(factor / loss_scale, limit))
         return norm
 
     def update(self, clipping: Clipping) -> None:
-        """Update number `steps`, from 1, of the parameters. Clears their gradients."""
+        """Makes update number `steps`, from 1, of the parameters. Clears their gradients."""
         raise NotImplementedError
 
     def share_parameters(self, part: slice, ends: Sequence[int]) -> None:
@@ -80,7 +100,7 @@ class Optimizer:
             self.model.workspace.kernels.copy_vector(copy, flat.data[part])
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """The arrays that a resumed run needs, by name; `step` updates them in place.
+        """Returns the arrays that a resumed run needs, by name; `step` updates them in place.
 
         If several ranks share them, only the part of this one.
         """

@@ -51,36 +51,34 @@ class Schedule:
 
     def lr(self, step: int) -> float:
         """step (from 0) -> the learning rate of its update."""
-        place = self.place(step)
-        return self.during_warmup(place) if place < self.warmup else self.after_warmup(place)
+        at = self.position(step)
+        return self.during_warmup(at) if at < self.warmup else self.after_warmup(at)
 
-    def place(self, step: int) -> float:
+    def position(self, step: int) -> float:
         """step -> the step of the first length at which as large a share of the run has passed."""
-        place, begin, end = 0.0, 0, self.steps
+        position, begin, end = 0.0, 0, self.steps
         for start, steps in self.fitted[1:]:
             if start >= step:
                 break
-            place += (self.steps - place) * progress(start, begin, end)
+            position += (self.steps - position) * progress(start, begin, end)
             begin, end = start, steps
         if not begin:
             return step
-        return place + (self.steps - place) * progress(step, begin, end)
+        return position + (self.steps - position) * progress(step, begin, end)
 
     def during_warmup(self, step: float) -> float:
-        """Equal increments, the first above 0: step `warmup` is the first at the peak."""
+        """Rises evenly from above 0: step `warmup` is the first at the peak."""
         return self.peak * (step + 1) / (self.warmup + 1)
 
     def after_warmup(self, step: float) -> float:
-        """The learning rate of a step after the warmup."""
+        """step -> its learning rate, after the warmup."""
         raise NotImplementedError
 
     def observe(self, val_loss: float) -> None:
-        """Called with the held-out loss of each evaluation, in nats per token."""
+        """Takes the held-out loss of each evaluation into account, in nats per token."""
 
     def state(self) -> dict[str, Any]:
-        """-> the state that a resumed run needs, JSON-able: everything that `observe` has
-        changed.
-        """
+        """-> the state that a resumed run needs, JSON-able: all that `observe` has changed."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -107,7 +105,7 @@ def half_cosine(share: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * share))
 
 
-class Constant(Schedule):
+class ConstantRate(Schedule):
     """Constant at the peak."""
 
     def after_warmup(self, step: float) -> float:
@@ -136,7 +134,7 @@ class OneCycle(Cosine):
         return start + (1 - half_cosine(step / self.warmup)) * (self.peak - start)
 
 
-class Linear(Schedule):
+class LinearDecay(Schedule):
     """A straight line from the peak to min_lr (Devlin et al. 2019, with min_lr 0)."""
 
     def after_warmup(self, step: float) -> float:
@@ -150,7 +148,7 @@ class Step(Schedule):
         super().__init__(config)
         self.factor, self.every = config.lr_decay_factor, config.lr_decay_every
 
-    def place(self, step: int) -> float:
+    def position(self, step: int) -> float:
         """step -> the same: it decays after so many steps, however many a run has."""
         return step
 

@@ -10,7 +10,7 @@ The parts of the vector that a backward pass finishes first can be on their way 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,13 +24,6 @@ Result = TypeVar("Result")
 BLOCK = 1 << 20  # elements that are exchanged at a time: what arrives stays in the cache
 
 
-class _Exchange(NamedTuple):
-    """A part of the vector that is on its way."""
-
-    vectors: list[np.ndarray]  # what this rank has left of it; the last one gets the total
-    arriving: list[Pending]
-
-
 class GradientSum:
     """Adds up the gradients that a model computes, one shard after the other. See `adding`.
 
@@ -42,6 +35,8 @@ class GradientSum:
         self, model: TransformerModel, group: Group, shards: int, rounds: bool = False
     ) -> None:
         self.group = group
+        # On the value of rank 0; results of all ranks besides the gradient; what is on its way.
+        self.agree, self.collect, self.poll = group.agree, group.together, group.poll
         self.is_divided = group.size > 1
         self._shards = shards
         self.own = own_shards(group.rank, group.size, shards)
@@ -54,10 +49,11 @@ class GradientSum:
         # The nodes that each rank has left once it has added its own shards.
         self._left = [left_over(own_shards(r, group.size, shards)) for r in range(group.size)]
         self._unused: list[np.ndarray] = []
-        self._rooms: dict[tuple[int, int], np.ndarray] = {}
+        self._buffers: dict[tuple[int, int], np.ndarray] = {}
         self._rounded: np.ndarray | None = None  # the gradient of the last own shard
         self._sent = 0  # parts of this step
-        self._on_its_way: _Exchange | None = None
+        # What this rank has left of a part, the last of which gets the total; what it waits for.
+        self._on_its_way: tuple[list[np.ndarray], list[Pending]] | None = None
         self._sums: list[Pending] = []
 
     def together(self, compute: Callable[[], Result]) -> list[Result]:
@@ -68,19 +64,6 @@ class GradientSum:
             if error is self.group.agreed or not self.is_divided:
                 self.discard()
             raise
-
-    def collect(self, compute: Callable[[], Result]) -> list[Result]:
-        """Every rank computes something besides the gradient -> the results of all."""
-        return self.group.together(compute)
-
-    def poll(self) -> None:
-        """Lets what is on its way make progress."""
-        self.group.poll()
-
-    def agree(self, value: Result) -> Result:
-        """Takes the value of rank 0, on all ranks."""
-        shared: Result = self.group.share(value)[0]
-        return shared
 
     def rank_of(self, shard: int) -> str:
         """Returns the name of the rank that computes a shard."""
@@ -129,8 +112,7 @@ class GradientSum:
             pending.wait()
         self._sums.clear()
         self._sent = 0
-        self._unused += [node.value for node in self._tree.nodes]
-        self._tree.nodes.clear()
+        self._forget_sums()
         if self._rounded is not None:
             self._model.workspace.kernels.copy_vector(self._grad, self._rounded)
 
@@ -138,6 +120,9 @@ class GradientSum:
         """Ends a step that all ranks have given up. The gradients are anything then."""
         if self.early and self.group.size > 1:  # others may have sent some of it already
             self.total()
+        self._forget_sums()
+
+    def _forget_sums(self) -> None:
         self._unused += [node.value for node in self._tree.nodes]
         self._tree.nodes.clear()
 
@@ -159,11 +144,19 @@ class GradientSum:
         vectors = [node.value for node in self._own_sum(part)]
         if self.group.size == 1:
             return
-        arriving = self._spread(vectors, self._sent % 2)
+        # What this rank has left of the part: a piece to each rank.
+        ends = bounds(vectors[0].size, self.group.size)
+        length, arriving = ends[self.group.rank + 1] - ends[self.group.rank], []
+        for i in range(max(map(len, self._left))):
+            senders = [len(left) > i for left in self._left]
+            size = length * (sum(senders) - (i < len(vectors)))
+            buffer = self._buffer(self._sent % 2, i, size)
+            vector = vectors[i] if i < len(vectors) else None
+            arriving.append(self.group.spread(vector, ends, senders, buffer))
         self._sent += 1
         # While one part is added up, the next one is on its way.
         self._add_arrived()
-        self._on_its_way = _Exchange(vectors, arriving)
+        self._on_its_way = vectors, arriving
 
     def _own_sum(self, part: slice) -> list[Node[np.ndarray]]:
         """-> a part of what remains of the own shards. All of the last one is in the last node."""
@@ -186,18 +179,6 @@ class GradientSum:
             tree.total()
         return tree.nodes
 
-    def _spread(self, vectors: list[np.ndarray], turn: int) -> list[Pending]:
-        """Sends what this rank has left of a part, a piece to each rank."""
-        ends = bounds(vectors[0].size, self.group.size)
-        length = ends[self.group.rank + 1] - ends[self.group.rank]
-        sent = []
-        for i in range(max(map(len, self._left))):
-            senders = [len(left) > i for left in self._left]
-            room = self._room(turn, i, length * (sum(senders) - (i < len(vectors))))
-            vector = vectors[i] if i < len(vectors) else None
-            sent.append(self.group.spread(vector, ends, senders, room))
-        return sent
-
     def _add_arrived(self) -> None:
         """Adds up the part that is on its way, and sends the sum of this rank's piece."""
         if not self._on_its_way:
@@ -206,43 +187,33 @@ class GradientSum:
         self._on_its_way = None
         arrived = [pending.wait() for pending in arriving]
         ends = bounds(vectors[0].size, self.group.size)
-        own = self.group.own(ends)
-        self._add_pieces(vectors[-1][own], [vector[own] for vector in vectors], arrived)
-        self._sums.append(self.group.collect(vectors[-1], ends))
-
-    def _room(self, turn: int, i: int, size: int) -> np.ndarray:
-        """Returns an array for what arrives, reused for every other part."""
-        room = self._rooms.get((turn, i))
-        if room is None or room.size < size:
-            room = self._rooms[turn, i] = self._rent(size)
-        return room[:size]
-
-    def _rent(self, size: int) -> np.ndarray:
-        """Returns an array that stays with this sum, contents undefined."""
-        return self._model.workspace.pool.rent(size, self._dtype, self)
-
-    def _add_pieces(
-        self,
-        out: np.ndarray,
-        own: list[np.ndarray],
-        arrived: list[list[np.ndarray | None]],
-    ) -> None:
-        """Writes the sum over all ranks' pieces. Those that it adds change."""
+        own = [vector[self.group.own(ends)] for vector in vectors]
         add = self._model.workspace.kernels.add_vectors
 
         def join(left: np.ndarray, right: np.ndarray) -> np.ndarray:
             add(left, left, right)
             return left
 
-        tree: TreeSum[np.ndarray] = TreeSum(join)
+        tree: TreeSum[np.ndarray] = TreeSum(join)  # of all ranks' pieces, some of which change
         for rank, left in enumerate(self._left):
             for i, node in enumerate(left):
                 piece = own[i] if rank == self.group.rank else arrived[i][rank]
                 assert piece is not None
                 tree.push(Node(node.first, node.size, piece))
-        total = tree.total()
-        if total is not out:
-            out[...] = total
+        if (total := tree.total()) is not own[-1]:
+            own[-1][...] = total
+        self._sums.append(self.group.collect(vectors[-1], ends))
+
+    def _buffer(self, turn: int, i: int, size: int) -> np.ndarray:
+        """Returns an array for what arrives, reused for every other part."""
+        buffer = self._buffers.get((turn, i))
+        if buffer is None or buffer.size < size:
+            buffer = self._buffers[turn, i] = self._rent(size)
+        return buffer[:size]
+
+    def _rent(self, size: int) -> np.ndarray:
+        """Returns an array that stays with this sum, contents undefined."""
+        return self._model.workspace.pool.rent(size, self._dtype, self)
 
 
 def _others(parts: Sequence[slice], size: int) -> Iterator[slice]:
@@ -258,7 +229,7 @@ def _others(parts: Sequence[slice], size: int) -> Iterator[slice]:
 def adding(
     model: TransformerModel, shards: int, rounds: bool = False, group: Group = ALONE
 ) -> Iterator[GradientSum]:
-    """Within the block, adds up gradients, in vectors that are rented from the model's pool."""
+    """Adds up gradients within the block, in vectors that are rented from the model's pool."""
     gradient_sum = GradientSum(model, group, shards, rounds)
     try:
         yield gradient_sum

@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 # Errors that end a run in order, on all ranks. Any other is a bug and ends the program.
 ORDERLY = (Stopped, InputError, FloatingPointError, MemoryError, OSError)
-KINDS = {kind.__name__: kind for kind in ORDERLY}
+ERRORS_BY_NAME = {kind.__name__: kind for kind in ORDERLY}
 ENDED = "ended"  # the key of the exit status, in what rank 0 shares last
 
 
@@ -55,6 +55,11 @@ class Group:
         """
         return [value]
 
+    def agree(self, value: Result) -> Result:
+        """Takes the value of rank 0, on all ranks."""
+        shared: Result = self.share(value)[0]
+        return shared
+
     def end(self, status: int) -> bool:
         """Rank 0 ends the others, who wait for it or will soon -> whether they did."""
         return True
@@ -71,11 +76,11 @@ class Group:
         vector: np.ndarray | None,
         ends: Sequence[int],
         senders: Sequence[bool],
-        room: np.ndarray,
+        buffer: np.ndarray,
     ) -> Pending:
         """Sends vector[ends[r] : ends[r + 1]] to each other rank r; None sends nothing.
 
-        senders: which of the ranks send something. What arrives is written to room.
+        senders: which of the ranks send something. What arrives is written to buffer.
         """
         raise AssertionError("one rank has everything")
 
@@ -106,7 +111,7 @@ class Group:
         try:
             outcome = None, compute()
         except ORDERLY as raised:
-            kind = next(name for name, kind in KINDS.items() if isinstance(raised, kind))
+            kind = next(name for name, kind in ERRORS_BY_NAME.items() if isinstance(raised, kind))
             error, outcome = raised, (kind, str(raised))
         outcomes = self.share(outcome)
         failed = [rank for rank, (name, _) in enumerate(outcomes) if name]
@@ -115,11 +120,11 @@ class Group:
         # Whoever was told to stop may still learn why another rank cannot continue.
         first = next((rank for rank in failed if outcomes[rank][0] != "Stopped"), failed[0])
         name, message = outcomes[first]
-        self.agreed = KINDS[name](f"{self.names[first]}: {message or name}")
+        self.agreed = ERRORS_BY_NAME[name](f"{self.names[first]}: {message or name}")
         raise self.agreed from error
 
     def divide(self, items: Sequence[Item], compute: Callable[[Item], Result]) -> list[Result]:
-        """compute(item), which is JSON-able, for all items, in order. Every rank computes a part.
+        """Computes something JSON-able of each item, in order; every rank computes a part.
 
         Errors as in `together`.
         """

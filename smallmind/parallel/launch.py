@@ -105,20 +105,20 @@ def usable_cpus() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
-def share_of_cores(place: int, cpus: Sequence[Sequence[int]]) -> list[int]:
-    """The CPUs that each rank may use -> the logical CPUs of rank `place`, one per core.
+def share_of_cores(rank: int, cpus: Sequence[Sequence[int]]) -> list[int]:
+    """The CPUs that each rank may use -> the logical CPUs of one of them, one per core.
 
-    Ranks that may use the same ones divide them, core by core; ranks that mpiexec has bound apart
-    stay where they are. More ranks than cores take turns.
+    Ranks that may use the same ones divide them, core by core; ranks that mpiexec has bound to
+    others stay there. More ranks than cores take turns.
     """
-    mine = list(cpus[place])
+    mine = list(cpus[rank])
     rivals = [i for i, others in enumerate(cpus) if list(others) == mine]
     cores = _one_per_core(mine)
     if not cores:
         return []
     if len(rivals) >= len(cores):
-        return [cores[rivals.index(place) % len(cores)]]
-    first, last = (len(cores) * (rivals.index(place) + i) // len(rivals) for i in range(2))
+        return [cores[rivals.index(rank) % len(cores)]]
+    first, last = (len(cores) * (rivals.index(rank) + i) // len(rivals) for i in range(2))
     return cores[first:last]
 
 

@@ -14,13 +14,13 @@ from smallmind.console import activity
 from smallmind.kernels.number_types import BFLOAT16
 from smallmind.parallel.group import ENDED, Group
 
-SHARE = 1  # the tag of messages with small values
-MOST = 1 << 26  # bytes of an array that are sent at a time: counts of MPI are 32 bits
-TYPES = {np.dtype(np.float32): MPI.FLOAT, np.dtype(BFLOAT16): MPI.INT16_T}
-SPINNING = 1e-3  # seconds of a wait in which a rank only lets others run; then it sleeps
-NAP = 1e-4  # seconds
+VALUE_TAG = 1  # the tag of messages with small values
+MAX_SENT = 1 << 26  # bytes of an array that are sent at a time: counts of MPI are 32 bits
+MPI_TYPES = {np.dtype(np.float32): MPI.FLOAT, np.dtype(BFLOAT16): MPI.INT16_T}
+SPIN_SECONDS = 1e-3  # seconds of a wait in which a rank only lets others run; then it sleeps
+NAP_SECONDS = 1e-4  # seconds
 let_others_run = getattr(os, "sched_yield", lambda: time.sleep(0))  # macOS and Windows lack it
-ENDING = 10.0  # seconds in which the other ranks notice that rank 0 has ended
+ENDING_SECONDS = 10.0  # seconds in which the other ranks notice that rank 0 has ended
 
 
 class MPIGroup(Group):
@@ -44,18 +44,18 @@ class MPIGroup(Group):
         ]
 
     def share(self, value: Any) -> list[Any]:
-        """As in Group. Values are sent in pairs, so that an error can name who has not answered."""
+        """Sends values in pairs, so that an error can name who has not answered."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         data = json.dumps(value).encode()
         values: dict[int, Any] = {self.rank: json.loads(data)}
-        sending = [self._communicator.Isend([data, MPI.BYTE], rank, SHARE) for rank in others]
+        sending = [self._communicator.Isend([data, MPI.BYTE], rank, VALUE_TAG) for rank in others]
         status = MPI.Status()
 
         def receive() -> bool:
             for rank in others:
                 if rank in values:
                     continue
-                message = self._communicator.Improbe(rank, SHARE, status)
+                message = self._communicator.Improbe(rank, VALUE_TAG, status)
                 if message:
                     received = bytearray(status.Get_count(MPI.BYTE))
                     message.Recv([received, MPI.BYTE])
@@ -70,8 +70,8 @@ class MPIGroup(Group):
 
     def send(self, array: np.ndarray) -> None:
         data = array.reshape(-1).view(np.uint8)
-        for start in range(0, data.size, MOST):
-            request = self._communicator.Ibcast([data[start : start + MOST], MPI.BYTE], 0)
+        for start in range(0, data.size, MAX_SENT):
+            request = self._communicator.Ibcast([data[start : start + MAX_SENT], MPI.BYTE], 0)
             self._wait(request.Test, lambda: [0])
 
     def spread(
@@ -79,33 +79,33 @@ class MPIGroup(Group):
         vector: np.ndarray | None,
         ends: Sequence[int],
         senders: Sequence[bool],
-        room: np.ndarray,
+        buffer: np.ndarray,
     ) -> "_Pending":
         lengths = [b - a for a, b in itertools.pairwise(ends)]
         counts = [0 if vector is None or r == self.rank else n for r, n in enumerate(lengths)]
         own = lengths[self.rank]
         arriving = [own if sends and r != self.rank else 0 for r, sends in enumerate(senders)]
-        places = np.cumsum([0, *arriving]).tolist()
-        kind = TYPES[room.dtype]
+        starts = np.cumsum([0, *arriving]).tolist()
+        kind = MPI_TYPES[buffer.dtype]
         request = self._communicator.Ialltoallv(
-            [room[:0] if vector is None else vector, (counts, ends[:-1]), kind],
-            [room, (arriving, places[:-1]), kind],
+            [buffer[:0] if vector is None else vector, (counts, ends[:-1]), kind],
+            [buffer, (arriving, starts[:-1]), kind],
         )
         pieces = [
-            room[place : place + count] if count else None
-            for place, count in zip(places, arriving, strict=False)
+            buffer[start : start + count] if count else None
+            for start, count in zip(starts, arriving, strict=False)
         ]
         return _Pending(self, request, pieces)
 
     def collect(self, vector: np.ndarray, ends: Sequence[int]) -> "_Pending":
         lengths = [b - a for a, b in itertools.pairwise(ends)]
-        whole = [vector, (lengths, ends[:-1]), TYPES[vector.dtype]]
+        whole = [vector, (lengths, ends[:-1]), MPI_TYPES[vector.dtype]]
         request = self._communicator.Iallgatherv(MPI.IN_PLACE, whole)
         return _Pending(self, request, [None] * self.size)
 
     def gather(self, array: np.ndarray, ends: Sequence[int]) -> np.ndarray:
         lengths = [b - a for a, b in itertools.pairwise(ends)]
-        kind = TYPES[array.dtype]
+        kind = MPI_TYPES[array.dtype]
         if self.rank:
             request = self._communicator.Igatherv([array, kind], None, 0)
             self._wait(request.Test, lambda: [0])
@@ -121,7 +121,7 @@ class MPIGroup(Group):
 
     def end(self, status: int) -> bool:
         """Rank 0 ends the others, who wait for it or will soon -> whether they did."""
-        self.patience = min(self.patience, ENDING)
+        self.patience = min(self.patience, ENDING_SECONDS)
         try:
             self.share({ENDED: status})
         except TimeoutError:
@@ -145,10 +145,10 @@ class MPIGroup(Group):
         with activity.doing("Waiting for other ranks", usual=True):
             while not is_done():
                 waited = time.monotonic() - begun
-                if waited < SPINNING:
+                if waited < SPIN_SECONDS:
                     let_others_run()  # ranks may share a core
                     continue
-                time.sleep(NAP)
+                time.sleep(NAP_SECONDS)
                 activity.tick()
                 if waited > self.patience:
                     names = ", ".join(self.names[rank] for rank in missing())

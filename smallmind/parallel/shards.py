@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from smallmind.checks import InputError
+from smallmind.settings.config import TrainingConfig
 from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
 
@@ -22,18 +23,26 @@ DEFAULT_SHARDS = 8  # of a run that begins under mpiexec, on any number of ranks
 
 
 def bounds(count: int, parts: int) -> list[int]:
-    """-> where each of the parts of `count` things begins, and the end; they differ by at most
-    one.
-    """
+    """-> where each of the nearly equal parts of `count` things begins, and the end."""
     return [count * i // parts for i in range(parts + 1)]
 
 
-def check_size(size: int, shards: int) -> None:
-    """Raises InputError if there are more ranks than shards."""
-    if size > shards:
+def check_processes(size: int, config: TrainingConfig, one_process: str = "") -> None:
+    """Raises InputError if a run cannot have so many ranks; `one_process` is why its loss cannot.
+
+    It needs a shard for each of them.
+    """
+    if size > config.shards:
         raise InputError(
-            f"data_shards={shards} is too few for {size} ranks: start at most {shards}, or a new "
-            f"run with --data-shards {size}"
+            f"data_shards={config.shards} is too few for {size} ranks: start at most "
+            f"{config.shards}, or a new run with --data-shards {size}"
+        )
+    if size > 1 and one_process:
+        raise InputError(one_process)
+    if size > 1 and config.products == "blas":
+        raise InputError(
+            "products='blas' is for one process: with several, the bits of the results must "
+            "not depend on the machine; use products='numba'"
         )
 
 
@@ -100,20 +109,16 @@ class TreeSum(Generic[Value]):
 
     def push(self, node: Node[Value]) -> None:
         """Adds the next shards, or the node of their sum."""
-        while self.nodes and self.joins(node):
-            left = self.nodes.pop()
+        while self.nodes:
+            left = self.nodes[-1]
+            if left.size != node.size or left.first % (2 * left.size):
+                break  # they are not the two halves of a larger one
+            self.nodes.pop()
             node = Node(left.first, 2 * left.size, self._add(left.value, node.value))
         self.nodes.append(node)
 
-    def joins(self, node: Node[Value]) -> bool:
-        """Returns True if the last node and this one are the two halves of a larger one."""
-        last = self.nodes[-1]
-        return last.size == node.size and last.first % (2 * last.size) == 0
-
     def total(self) -> Value:
-        """-> the sum of all that was pushed; from the right if their number is not a power of
-        two.
-        """
+        """Adds what is left, from the right -> the sum of all that was pushed."""
         value = self.nodes.pop().value
         while self.nodes:
             value = self._add(self.nodes.pop().value, value)

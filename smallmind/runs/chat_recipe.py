@@ -6,9 +6,8 @@ import math
 from smallmind.forecast import pace
 from smallmind.settings.config import TrainingConfig
 from smallmind.settings.rules import EVALUATIONS
-from smallmind.training.answers import FEWEST_ASKED
-from smallmind.training.evaluation import EVALUATING, evaluating_seconds
-from smallmind.training.evaluations import SAMPLE_TOKENS
+from smallmind.training.answers import MIN_QUESTIONS
+from smallmind.training.evaluation import EVALUATION_SHARE, SAMPLE_TOKENS, evaluating_seconds
 from smallmind.training.training import Training
 
 FEWEST_TOKENS = 4096  # in windows of an evaluation, which is more often rather than on more
@@ -27,9 +26,9 @@ def evaluated_in_time(
     timed = pace.kept_pace(training, dataclasses.replace(config, val_every=1, val_batches=1))
     steps = config.steps
     if seconds is not None:
-        steps = max(1, int((1 - EVALUATING) * seconds / timed.step))
+        steps = max(1, int((1 - EVALUATION_SHARE) * seconds / timed.step))
     seconds, batch = evaluating_seconds(steps * timed.step), timed.evaluation / 2
-    asking = FEWEST_ASKED * timed.sample * pace.TIMED_TOKENS / SAMPLE_TOKENS
+    asking = MIN_QUESTIONS * timed.sample * pace.TIMED_TOKENS / SAMPLE_TOKENS
     seconds -= pace.batches_at_the_end(data) * batch + asking
     before = asking if asking < ASKING * seconds else 0.0
     seconds -= before

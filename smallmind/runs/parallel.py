@@ -21,6 +21,7 @@ from smallmind.forecast import pace
 from smallmind.forecast.threads import use_threads
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.group import ALONE, ORDERLY, Group
+from smallmind.parallel.shards import check_processes
 from smallmind.runs.assembly import new_model
 from smallmind.runs.source import Source, dataset_of
 from smallmind.settings.config import ModelConfig, TrainingConfig
@@ -52,7 +53,8 @@ class Leader:
         group, data, loss = self._group, training.data, training.loss
         if group.size == 1:
             return
-        training.ranks.check(settings.training, loss)  # before the others get anything
+        # Before the others get anything.
+        check_processes(group.size, settings.training, loss.one_process)
         on_disk = (str(source.on_disk), source.sha256) if source.on_disk else None
         facts = {  # the arguments of `_receive`
             "saved": settings.to_dict(),

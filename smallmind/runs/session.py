@@ -20,7 +20,7 @@ from smallmind.runs.saved import RunFiles
 from smallmind.settings.config import TrainingConfig
 from smallmind.training import checkpoint
 from smallmind.training.after_save import AfterSave
-from smallmind.training.answers import FEWEST_ASKED
+from smallmind.training.answers import MIN_QUESTIONS
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.clock import StepClock
 from smallmind.training.energy import EnergyMeter
@@ -216,7 +216,7 @@ class Session:
             yield from self._warnings(newest.step if newest else 0)
             # Only a model that the run starts from may know an answer.
             asks = newest is None and self._asking and files.settings.run.init_from
-            if asks and (asked := training.evaluations.ask(0, FEWEST_ASKED)):
+            if asks and (asked := training.evaluations.ask(0, MIN_QUESTIONS)):
                 self._log(asked)
                 yield asked
             refit = self._refitting()
@@ -323,14 +323,14 @@ def save_ending(
     if step or has_ended:
         directory.save_model(training.model, training.tokenizer, step, note_model)
     if has_ended:
-        with StepClock(training.progress).apart("final evaluation"):
+        with StepClock(training.progress).counting("final evaluation"):
             leader.announce("evaluate_held_out", training.config)
             final = training.evaluate_held_out()
     if final:
         scores = final.loss, final.perplexity, final.bits_per_character, final.bits_per_byte
         record = FinalRecord(step, *scores, final.accuracy)
         directory.log(record, training.progress.seconds["total"])
-        with StepClock(training.progress).apart("questions"):
+        with StepClock(training.progress).counting("questions"):
             asked = training.evaluations.ask(
                 step, seconds=_seconds_for_questions(training.progress)
             )

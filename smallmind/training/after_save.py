@@ -9,15 +9,14 @@ import subprocess
 import tempfile
 import threading
 from pathlib import Path
-from typing import IO
 
 from smallmind.checks import InputError, check_type
 from smallmind.console import activity
 from smallmind.training.records import FileWarningRecord
 
-LIMIT = 600.0  # seconds that a command may take
-PLACE = "{}"  # stands for the path of the checkpoint
-MOST_SAID = 200  # characters of its last line of output that a warning quotes
+MAX_SECONDS = 600.0  # seconds that a command may take
+PATH_FIELD = "{}"  # stands for the path of the checkpoint
+MAX_QUOTED = 200  # characters of its last line of output that a warning quotes
 
 
 class AfterSave:
@@ -29,7 +28,7 @@ class AfterSave:
     if the command is empty or a quotation in it does not end.
     """
 
-    def __init__(self, command: str, limit: float = LIMIT) -> None:
+    def __init__(self, command: str, limit: float = MAX_SECONDS) -> None:
         self.command = check_type("after_save", command, str)
         self.limit = limit
         try:
@@ -77,7 +76,7 @@ class AfterSave:
 
     def _run(self, step: int, path: Path) -> FileWarningRecord | None:
         """Runs the command -> a warning if it has failed."""
-        arguments = [argument.replace(PLACE, str(path)) for argument in self._arguments]
+        arguments = [argument.replace(PATH_FIELD, str(path)) for argument in self._arguments]
         if arguments == self._arguments:
             arguments.append(str(path))
         with tempfile.TemporaryFile() as output:
@@ -102,7 +101,10 @@ class AfterSave:
                 _end(self._process)
                 return self._warning(step, f"was ended: it took over {self.limit:g} seconds")
             if status:
-                return self._warning(step, f"failed with status {status}{_last_line(output)}")
+                output.seek(max(0, output.seek(0, os.SEEK_END) - 4 * MAX_QUOTED))
+                lines = output.read().decode(errors="replace").strip().splitlines()
+                said = f": {lines[-1][-MAX_QUOTED:]}" if lines else ""
+                return self._warning(step, f"failed with status {status}{said}")
         return None
 
     def _warning(self, step: int, reason: str) -> FileWarningRecord:
@@ -121,10 +123,3 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         else:
             process.kill()
     process.wait()
-
-
-def _last_line(output: IO[bytes]) -> str:
-    """Returns the last line that a command has written, after a colon; empty if there is none."""
-    output.seek(max(0, output.seek(0, os.SEEK_END) - 4 * MOST_SAID))
-    lines = output.read().decode(errors="replace").strip().splitlines()
-    return f": {lines[-1][-MOST_SAID:]}" if lines else ""

@@ -16,7 +16,7 @@ from smallmind.settings.config import Precision
 
 @contextmanager
 def detect_anomaly(model: TransformerModel) -> Iterator[None]:
-    """Within the block, the first NaN or Inf of a pass raises FloatingPointError naming its layer.
+    """Raises FloatingPointError within the block at the first NaN or Inf of a pass, with its layer.
 
     Checks everything that a kernel reads and writes as soon as it returns, which makes passes take
     up to 50 % longer. In float16 the backward pass is not checked: overflow is normal there, and
@@ -57,10 +57,10 @@ def _report(model: TransformerModel, kernel: str, array: np.ndarray) -> None:
         return
     value = "NaN" if np.isnan(to_float32(array)).any() else "Inf"
     when = f"training pass {workspace.now.number + 1}" if workspace.now else "an evaluation"
-    place = f"the first {value} is in the {direction} pass of {layer} ({kernel}, {when})"
+    fault = f"the first {value} is in the {direction} pass of {layer} ({kernel}, {when})"
     for name, parameter in model.flat.compute.items():
         if not _is_finite(parameter):
             raise FloatingPointError(
-                f"{place}: {name} is not finite itself; go back to weights that are"
+                f"{fault}: {name} is not finite itself; go back to weights that are"
             )
-    raise FloatingPointError(f"{place}; its weights are finite: lower the learning rate")
+    raise FloatingPointError(f"{fault}; its weights are finite: lower the learning rate")

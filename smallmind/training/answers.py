@@ -13,10 +13,10 @@ from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.records import AnswersRecord
 from smallmind.writing.answers import MORE, Asked, answers, written
 
-MOST_ASKED, MOST_SHOWN = 100, 12
-FEWEST_ASKED = 4  # however long they take
-SHORT = 48  # tokens: longer answers are seldom the same word for word
-LONGEST = 1000  # characters that are kept of a question or an answer
+MAX_QUESTIONS, MAX_SHOWN = 100, 12
+MIN_QUESTIONS = 4  # however long they take
+SHORT_ANSWER = 48  # tokens: longer answers are seldom the same word for word
+MAX_CHARACTERS = 1000  # of a question or an answer in a record
 
 
 class Answered(NamedTuple):
@@ -24,41 +24,41 @@ class Answered(NamedTuple):
 
     question: str
     wanted: str
-    given: str
+    answer: str
 
     def __str__(self) -> str:
-        return f"{self.question.strip()}\n> {self.given.strip()}"
+        return f"{self.question.strip()}\n> {self.answer.strip()}"
 
     @property
     def is_exact(self) -> bool:
         """True if both answers are the same, but for spaces around them."""
-        return self.given.strip() == self.wanted.strip()
+        return self.answer.strip() == self.wanted.strip()
 
 
 def ask(
     step: int,
     model: TransformerModel,
     data: PackedDataset,
-    most: int = MOST_ASKED,
+    most: int = MAX_QUESTIONS,
     check_stop: Callable[[], object] = lambda: None,
     seconds: float | None = None,
 ) -> AnswersRecord:
     """Asks at most this many held-out questions, with short answers if there are any.
 
-    With `seconds` it asks FEWEST_ASKED, and as many more as that leaves time for.
+    With `seconds` it asks MIN_QUESTIONS, and as many more as that leaves time for.
     """
-    questions = data.questions(most, SHORT)
+    questions = data.questions(most, SHORT_ANSWER)
 
     def answers_to(some: Sequence[int]) -> dict[int, Answered]:
         asked = [_asked(model, data.tokenizer, questions[i]) for i in some]
-        given = {}
+        texts = {}
         for number, text in written(model, data.tokenizer, asked):
             check_stop()
-            given[some[number]] = _answered(data.tokenizer, questions[some[number]], text)
-        return given
+            texts[some[number]] = _answered(data.tokenizer, questions[some[number]], text)
+        return texts
 
     everything, begun = range(len(questions)), clock()
-    first = everything if seconds is None else _spread(everything, FEWEST_ASKED)
+    first = everything if seconds is None else _spread(everything, MIN_QUESTIONS)
     found = answers_to(first)
     if seconds is not None and (left := [i for i in everything if i not in found]):
         took = (clock() - begun) / len(first)
@@ -67,14 +67,14 @@ def ask(
     answered = [found[i] for i in sorted(found)]
     exact = sum(one.is_exact for one in answered)
     shown = tuple(
-        (one.question[-LONGEST:], one.wanted[:LONGEST], one.given[:LONGEST])
-        for one in answered[:MOST_SHOWN]
+        (one.question[-MAX_CHARACTERS:], one.wanted[:MAX_CHARACTERS], one.answer[:MAX_CHARACTERS])
+        for one in answered[:MAX_SHOWN]
     )
     return AnswersRecord(step, exact / len(answered), len(answered), shown)
 
 
 def _spread(numbers: Sequence[int], most: int) -> Sequence[int]:
-    """Returns at most so many of these numbers, spread evenly."""
+    """Returns at most `most` of these numbers, spread evenly."""
     if len(numbers) <= most:
         return numbers
     return [numbers[i * len(numbers) // most] for i in range(max(0, most))]
@@ -87,9 +87,9 @@ def answer(model: TransformerModel, tokenizer: Tokenizer, question: Question) ->
 
 
 def _asked(model: TransformerModel, tokenizer: Tokenizer, question: Question) -> Asked:
-    most = len(_wanted(tokenizer, question)) + MORE
-    room = max(1, model.config.block_size - len(question.ids))
-    return Asked.greedily(question.ids, min(most, room), model.config.block_size)
+    T = model.config.block_size
+    tokens = min(len(_wanted(tokenizer, question)) + MORE, max(1, T - len(question.ids)))
+    return Asked.greedily(question.ids, tokens, T)
 
 
 def _wanted(tokenizer: Tokenizer, question: Question) -> np.ndarray:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -27,7 +26,7 @@ from smallmind.training.after_save import AfterSave
 from smallmind.training.records import Record, SaveRecord
 from smallmind.training.state import TOKENIZER, RunState, Snapshot, StateCopy, with_snapshot
 
-SPARE = 2**16  # bytes of metadata
+SPARE_BYTES = 2**16  # bytes of metadata
 
 
 def save(
@@ -54,21 +53,21 @@ def save(
     # The best one first: the state in the other file says that it exists.
     for name in [BEST, file_name(state.step)] if best else [file_name(state.step)]:
         safetensors.write(folder / name, tensors, metadata)
-    steps = _steps(folder)
-    past = [step for step in steps if step <= state.step]
-    for step in set(steps) - set(past[: max(1, keep)]):
+    saved = steps(directory)
+    past = [step for step in saved if step <= state.step]
+    for step in set(saved) - set(past[: max(1, keep)]):
         durable.remove(folder / file_name(step))
 
 
 def check_size(state: RunState) -> None:
     """Raises InputError if a run's checkpoints will not fit their format: too many names.
 
-    Counts the snapshot that later states include, and some room for numbers that grow.
+    Counts the snapshot that later states include, and SPARE_BYTES for numbers that grow.
     """
     whole = with_snapshot(state, dataclasses.replace(state, step=state.step - 1))
     try:
         tensors = as_float32(whole.tensors, WEIGHTS)
-        safetensors.check(tensors, {**_metadata(whole), "spare": " " * SPARE})
+        safetensors.check(tensors, {**_metadata(whole), "spare": " " * SPARE_BYTES})
     except InputError as error:
         raise InputError(f"this run could not be saved: {error}. Use fewer layers") from None
 
@@ -96,7 +95,7 @@ def newest(directory: str | PathLike[str]) -> tuple[RunState | None, list[tuple[
     while True:
         found: RunState | None = None
         skipped: list[tuple[Path, str]] = []
-        for path in _files(_folder(directory)):
+        for path in _files(directory):
             if found and (path.name != BEST or not skipped):
                 continue
             try:
@@ -112,7 +111,11 @@ def newest(directory: str | PathLike[str]) -> tuple[RunState | None, list[tuple[
 
 def steps(directory: str | PathLike[str]) -> list[int]:
     """Returns the steps of which a run has a checkpoint, newest first; sound or not."""
-    return _steps(_folder(directory))
+    folder = _folder(directory)
+    try:
+        return saved_steps(folder)
+    except OSError as error:
+        raise InputError(f"cannot read {folder}: {error.strerror}") from None
 
 
 def peek(directory: str | PathLike[str]) -> RunState | None:
@@ -133,7 +136,7 @@ def peek(directory: str | PathLike[str]) -> RunState | None:
 
 def verify(directory: str | PathLike[str]) -> Iterator[tuple[Path, str | None]]:
     """Yields every checkpoint of a run, newest first and the best last, with its fault or None."""
-    for path in _files(_folder(directory)):
+    for path in _files(directory):
         fault = None
         try:
             load(path)
@@ -143,7 +146,7 @@ def verify(directory: str | PathLike[str]) -> Iterator[tuple[Path, str | None]]:
 
 
 def exist(directory: str | PathLike[str]) -> bool:
-    return bool(_files(_folder(directory)))
+    return bool(_files(directory))
 
 
 def clear_stale(directory: str | PathLike[str]) -> None:
@@ -208,7 +211,7 @@ class BackgroundSaver(Saver):
         self._thread: threading.Thread | None = None  # the last one that writes
 
     def save(self, state: RunState, best: bool = False) -> Exception | None:
-        """As `Saver.save`. Waits for the previous save, and tries it once more if it failed."""
+        """Waits for the previous save, and tries it once more if it failed. Else as `Saver`."""
         failure = self.wait()
         with self._lock:
             self._pending = None  # an interrupt may leave the copy incomplete
@@ -220,14 +223,13 @@ class BackgroundSaver(Saver):
 
     def wait(self) -> Exception | None:
         """Waits for the save that is running, and tries a failed one again -> its failure."""
-        if self._thread and self._thread.is_alive():
-            self._join(self._thread)
+        self._join()
         self._write()
         return self.failure
 
     def news(self, wait: bool = False) -> list[Record]:
-        if wait and self._thread and self._thread.is_alive():
-            self._join(self._thread)
+        if wait:
+            self._join()
         if wait and self.after_save:
             self.after_save.wait()
         news = self._saved[:]
@@ -235,39 +237,32 @@ class BackgroundSaver(Saver):
         return [*news, *self.after_save.news()] if self.after_save else news
 
     def close(self) -> None:
-        """Waits, and raises the exception of the last save if it failed."""
-        failure = self.wait()
-        if failure:
+        """Waits for the last save, and raises its exception if it failed."""
+        if failure := self.wait():
             raise failure
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         try:
             if error:
                 self.wait()
             else:
                 self.close()
         finally:
-            self._outlive()
+            # Until no thread writes, however often Ctrl-C comes: the program would wait too.
+            while self._thread and self._thread.is_alive():
+                with suppress(KeyboardInterrupt):
+                    self._thread.join()
             if self.after_save and isinstance(error, KeyboardInterrupt):
                 self.after_save.end()
             elif self.after_save:
                 self.after_save.wait()
 
-    def _outlive(self) -> None:
-        """Waits until no thread writes, however often Ctrl-C comes: the program would wait too."""
-        while self._thread and self._thread.is_alive():
-            with suppress(KeyboardInterrupt):
-                self._thread.join()
-
-    def _join(self, thread: threading.Thread) -> None:
+    def _join(self) -> None:
+        if not (thread := self._thread) or not thread.is_alive():  # perhaps it never started
+            return
         thread.join(activity.REFRESH)
         if not thread.is_alive():  # as usual
             return
@@ -290,18 +285,15 @@ class BackgroundSaver(Saver):
                 self.failure = error
             else:
                 self.failure = self._pending = None
-                self._report(snapshot, activity.clock() - begin)
-
-    def _report(self, saved: Snapshot, seconds: float) -> None:
-        """Notes a save, and starts what is to be done after it."""
-        path = _folder(self.directory) / file_name(saved.step)
-        if self.compress:
-            nbytes = sum(tensor.nbytes for tensor in saved.tensors.values())
-            with suppress(OSError):  # somebody has removed it
-                size = path.stat().st_size
-                self._saved.append(SaveRecord(saved.step, size, nbytes, seconds))
-        if self.after_save:
-            self.after_save.start(saved.step, path)
+                seconds, step = activity.clock() - begin, snapshot.step
+                path = _folder(self.directory) / file_name(step)
+                if self.compress:
+                    nbytes = sum(tensor.nbytes for tensor in snapshot.tensors.values())
+                    with suppress(OSError):  # somebody has removed it
+                        size = path.stat().st_size
+                        self._saved.append(SaveRecord(step, size, nbytes, seconds))
+                if self.after_save:
+                    self.after_save.start(step, path)
 
 
 def _thread_name(directory: str | PathLike[str]) -> str:
@@ -317,16 +309,11 @@ def _folder(directory: str | PathLike[str]) -> Path:
 
 
 def _metadata(state: RunState) -> dict[str, str]:
-    # By itself: it may be as long as a thousand states.
+    # The tokenizer by itself: it may be as long as a thousand states.
     text = state.state.get(TOKENIZER)
-    apart = {TOKENIZER: text} if isinstance(text, str) else {}
-    rest = {name: part for name, part in state.state.items() if name not in apart}
-    return {
-        "format": FORMAT,
-        "step": str(state.step),
-        "state": safetensors.to_json(rest),
-        **apart,
-    }
+    separate = {TOKENIZER: text} if isinstance(text, str) else {}
+    rest = safetensors.to_json({x: y for x, y in state.state.items() if x not in separate})
+    return {"format": FORMAT, "step": str(state.step), "state": rest, **separate}
 
 
 def _state(metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -344,14 +331,8 @@ def _state(metadata: Mapping[str, str]) -> dict[str, Any]:
     return state
 
 
-def _steps(folder: Path) -> list[int]:
-    try:
-        return saved_steps(folder)
-    except OSError as error:
-        raise InputError(f"cannot read {folder}: {error.strerror}") from None
-
-
-def _files(folder: Path) -> list[Path]:
-    """Returns the checkpoints in a folder, newest first and the best one last."""
-    names = [file_name(step) for step in _steps(folder)]
+def _files(directory: str | PathLike[str]) -> list[Path]:
+    """Returns the checkpoints of a run, newest first and the best one last."""
+    folder = _folder(directory)
+    names = [file_name(step) for step in steps(directory)]
     return [folder / name for name in [*names, BEST] if os.path.lexists(folder / name)]

@@ -35,8 +35,8 @@ class StepClock:
         return seconds / steps, windows / seconds
 
     @contextmanager
-    def apart(self, kind: str) -> Iterator[None]:
-        """Counts the time within the block apart from steps, as `kind`, such as "samples"."""
+    def counting(self, kind: str) -> Iterator[None]:
+        """Counts the time within the block as that of `kind`, such as "samples", not of steps."""
         self._add()
         try:
             yield

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from smallmind.console import activity
 from smallmind.losses.loss import Loss
@@ -20,12 +20,11 @@ from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
 from smallmind.training.live_state import LiveState
 from smallmind.training.prefetch import Batches, drawing
-from smallmind.training.ranks import Ranks
 
 # Gradients are sent during the backward pass if sending them takes more than this share of a step,
 # in the median of some steps after the first ones.
-WORTH_OVERLAP, COLD_STEPS, TIMED_STEPS = 0.05, 3, 5
-FIRST = Pass(0)  # of a run
+MIN_EXCHANGE_SHARE, COLD_STEPS, TIMED_STEPS = 0.05, 3, 5
+FIRST_PASS = Pass(0)  # of a run
 
 
 def set_up(model: TransformerModel, config: TrainingConfig, precision: Precision) -> None:
@@ -61,7 +60,7 @@ def accumulate_gradients(
     loss: Loss,
     get_batch: Callable[[int], Batch],
     loss_scale: float = 1.0,
-    at: Pass = FIRST,
+    at: Pass = FIRST_PASS,
 ) -> Summed:
     """Adds loss_scale times the gradients of a step's batches -> mean loss, and its weight.
 
@@ -84,7 +83,7 @@ def accumulate_gradients(
 
 
 def passes_in_step(sampler: Sampler, step: int) -> int:
-    """Batches of a step that are not empty."""
+    """Counts the batches of a step that are not empty."""
     return sum(sampler.windows_in_batch(number) > 0 for number in sampler.batches_in_step(step))
 
 
@@ -107,6 +106,7 @@ class Gradients:
         self.waiting = 0.0  # seconds that all steps have waited for their batches
         self._batches = batches
         self._sum = gradient_sum
+        self.agree, self.collect = gradient_sum.agree, gradient_sum.collect
         self._check_stop = check_stop
         self._exchange_share = 0.0  # of the time of the last step
         self._exchange_shares: list[float] = []  # of the first steps, the largest of all processes
@@ -119,7 +119,7 @@ class Gradients:
         begun = time.perf_counter()
         try:
             shared = self._sum.together(
-                lambda: (self._own_part(step, loss_scale), self._exchange_share)
+                lambda: (self._own_shards(step, loss_scale), self._exchange_share)
             )
         except Exception:
             self.run.clear_gradients()
@@ -130,8 +130,9 @@ class Gradients:
         total = Summed(sum(self.losses), sum(weight for _, weight, _ in shards))
         self.divisor = total.over(self.sampler.windows_in_step(step))
         self.learned = total.weight * self.run.loss.terms(self.sampler.dataset.block_size)
-        for _, _, gradient in shards:
-            self.run.loss.add_gradient(gradient / self.divisor)
+        if parameter := self.run.loss.parameter:
+            for _, _, gradient in shards:
+                parameter.dx += gradient / self.divisor
         exchanging = time.perf_counter()
         with self.run.model.workspace.profile("ReduceGradients"):
             self._sum.total()
@@ -141,21 +142,11 @@ class Gradients:
         return total.loss / self.divisor
 
     def place_of_fault(self) -> str:
-        """-> where the loss of the last step is not finite, for a message; empty if it is or
-        alone.
-        """
+        """-> where the loss of the last step is not finite, for a message; empty if alone."""
         bad = [shard for shard, loss in enumerate(self.losses) if not math.isfinite(loss)]
         if not bad or not self._sum.is_divided:
             return ""
         return f" in data shard {bad[0]}, on {self._sum.rank_of(bad[0])}"
-
-    def agree(self, steps: int | None) -> int | None:
-        """Takes what the first process has chosen."""
-        return self._sum.agree(steps)
-
-    def collect(self, compute: Callable[[], Any]) -> list[Any]:
-        """Every process computes something -> the results of all."""
-        return self._sum.collect(compute)
 
     def last_batch(self, step: int) -> Batch:
         """Returns the windows here, perhaps none, of the last batch that the step has computed."""
@@ -163,13 +154,6 @@ class Gradients:
         last = max(filter(sampler.windows_in_batch, sampler.batches_in_step(step)))
         count = sum(sampler.windows_of(last, shard) for shard in self._sum.own)
         return self._batches.latest.part(slice(count))
-
-    def _own_part(self, step: int, loss_scale: float) -> list[tuple[float, float, float]]:
-        """Returns the result of `_own_shards`. Others wait for early sends, even after an error."""
-        try:
-            return self._own_shards(step, loss_scale)
-        finally:
-            self._sum.send_early()
 
     def _own_shards(self, step: int, loss_scale: float) -> list[tuple[float, float, float]]:
         """Adds up the gradients of this process's shards.
@@ -188,20 +172,25 @@ class Gradients:
             # Each shard has windows of all batches of the step, which share their buffers.
             return batch.copy() if are_copied else batch
 
-        for shard in self._sum.own:
-
-            def windows(number: int, shard: int = shard) -> Batch:
+        def compute(shard: int) -> Summed:
+            def windows(number: int) -> Batch:
                 self._check_stop()
                 return sampler.shard(number, get_batch(number), shard)
 
             at = Pass(run.passes)
             if self._sum.early and shard == self._sum.own[-1]:
                 at = self._sending_early(at, step)
-            summed = accumulate_gradients(
-                run.model, sampler, step, run.loss, windows, loss_scale, at
-            )
-            computed.append((*summed, run.loss.take_gradient()))
-            self._sum.add(shard)
+            model = run.model
+            return accumulate_gradients(model, sampler, step, run.loss, windows, loss_scale, at)
+
+        parameter = run.loss.parameter
+        try:
+            for shard in self._sum.own:
+                summed = compute(shard)
+                computed.append((*summed, parameter.take_gradient() if parameter else 0.0))
+                self._sum.add(shard)
+        finally:
+            self._sum.send_early()  # others wait for it, even after an error
         return computed
 
     def _choose_overlap(self, exchange_share: float) -> None:
@@ -215,7 +204,7 @@ class Gradients:
         shares.append(exchange_share)
         if len(shares) < enough:
             return
-        if statistics.median(shares[COLD_STEPS:]) > WORTH_OVERLAP:
+        if statistics.median(shares[COLD_STEPS:]) > MIN_EXCHANGE_SHARE:
             self._sum.early = [part for part in self._parts_of_blocks() if part.start < part.stop]
 
     def _parts_of_blocks(self) -> list[slice]:
@@ -251,17 +240,16 @@ class Gradients:
 def computing(
     run: LiveState,
     sampler: Sampler,
-    ranks: Ranks,
+    gradient_sum: GradientSum,
     steps: int,
     check_stop: Callable[[], object],
 ) -> Iterator[Gradients]:
-    """Within the block, computes the gradients of a run up to a step.
+    """Computes the gradients of a run within the block, up to a step.
 
     check_stop raises Stopped to end the run before its next batch.
     """
     config, data, pool = run.config, run.data, run.model.workspace.pool
     shards, ahead = config.shards, config.batches_ahead(data.is_on_disk)
-    with ranks.adding(run.model, config) as gradient_sum:
-        own = ShardSampler(sampler, shards, gradient_sum.own)
-        with drawing(own, pool, ahead, steps * sampler.batches) as batches:
-            yield Gradients(run, own, batches, gradient_sum, check_stop)
+    own = ShardSampler(sampler, shards, gradient_sum.own)
+    with drawing(own, pool, ahead, steps * sampler.batches) as batches:
+        yield Gradients(run, own, batches, gradient_sum, check_stop)

@@ -25,10 +25,10 @@ Collect = Callable[[Callable[[], Any]], list[Any]]  # what computes a result -> 
 
 EXPLODING, VANISHING = 100.0, 1e-7  # norms of a gradient
 NOT_FINITE = ("nan", "inf")
-SPARSE = 0.9  # share of zeros
-FROM_ZERO = 100  # steps after which a matrix that started at zero is judged like others
-SMALL = 1e-2  # share of the usual ratio of update to weight
-CHUNK = 1 << 18  # elements checked at a time: 2 MB as float64, however large the model
+SPARSE_SHARE = 0.9  # share of zeros
+STEPS_FROM_ZERO = 100  # steps after which a matrix that started at zero is judged like others
+SMALL_SHARE = 1e-2  # share of the usual ratio of update to weight
+CHUNK_SIZE = 1 << 18  # elements checked at a time: 2 MB as float64, however large the model
 
 
 class GradientDiagnostics:
@@ -54,7 +54,13 @@ class GradientDiagnostics:
         problem, message = _problem(gradients, role) if gradients.size else ("", "")
         if not problem:
             return None
-        return Finding(name, problem, message + (_statistics(gradients) if verbose else ""))
+        if verbose:
+            zeros = 1 - np.count_nonzero(gradients) / gradients.size
+            message += (
+                f"; norm {_norm(gradients):.3g}, mean {gradients.mean(dtype=np.float64):.3g}, "
+                f"from {gradients.min():.3g} to {gradients.max():.3g}, {zeros:.1%} zeros"
+            )
+        return Finding(name, problem, message)
 
     @staticmethod
     def get_gradient_norm(gradients: np.ndarray) -> tuple[float, bool]:
@@ -63,24 +69,22 @@ class GradientDiagnostics:
         return _norm(np.asarray(gradients)), finding is not None
 
 
-def largest_gradients(model: TransformerModel, scale: float, count: int = 3) -> str:
-    """-> the parameters with the largest gradients, in multiples of scale, those not finite
-    first.
-    """
+def largest_gradients(model: TransformerModel, scale: float) -> str:
+    """Names the three largest gradients, divided by scale, those not finite first."""
 
     def size(gradient: np.ndarray) -> float:
         norm = _norm(gradient)
         return norm / scale if math.isfinite(norm) else math.inf
 
     sizes = {name: size(gradient) for name, gradient in model.gradients.items()}
-    names = sorted(sizes, key=lambda name: -sizes[name])[:count]
+    names = sorted(sizes, key=lambda name: -sizes[name])[:3]
     return ", ".join(f"{name} (norm {sizes[name]:.3g})" for name in names)
 
 
 def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:
     flat = array.reshape(-1)
-    for start in range(0, flat.size, CHUNK):
-        yield flat[start : start + CHUNK]
+    for start in range(0, flat.size, CHUNK_SIZE):
+        yield flat[start : start + CHUNK_SIZE]
 
 
 def _norm(array: np.ndarray) -> float:
@@ -103,29 +107,15 @@ def _problem(gradients: np.ndarray, role: Role | None) -> tuple[str, str]:
         return "exploding", f"exploding gradients (norm={norm:.2f}): lower the learning rate"
     if norm < VANISHING:
         return "vanishing", f"vanishing gradients (norm={norm:.2e}): check the initialisation"
-    sparse = _sparse(gradients, role, nonzero)
-    return ("sparse", sparse) if sparse else ("", "")
-
-
-def _sparse(gradients: np.ndarray, role: Role | None, nonzero: int) -> str:
-    """Returns the message about a gradient with too many zeros, or ""."""
     size, where = gradients.size, ""
     if gradients.ndim == 2:
         rows = np.count_nonzero(gradients.any(axis=1))
         where = f"; {len(gradients) - rows:,} of {len(gradients):,} rows have none"
         if role == Role.EMBEDDING:
             size = rows * gradients.shape[1]
-    if nonzero >= (1 - SPARSE) * size:
-        return ""
-    return f"{1 - nonzero / size:.1%} of its gradients are zero{where}"
-
-
-def _statistics(gradients: np.ndarray) -> str:
-    zeros = 1 - np.count_nonzero(gradients) / gradients.size
-    return (
-        f"; norm {_norm(gradients):.3g}, mean {gradients.mean(dtype=np.float64):.3g}, "
-        f"from {gradients.min():.3g} to {gradients.max():.3g}, {zeros:.1%} zeros"
-    )
+    if nonzero >= (1 - SPARSE_SHARE) * size:
+        return "", ""
+    return "sparse", f"{1 - nonzero / size:.1%} of its gradients are zero{where}"
 
 
 def check_model(model: TransformerModel, loss_scale: float = 1.0) -> list[Finding]:
@@ -171,7 +161,7 @@ def dead_units(
 def _silent_units(
     model: TransformerModel, ids: np.ndarray, targets: np.ndarray
 ) -> dict[str, list[bool]]:
-    """For each layer, which hidden units are silent for every token; {} without tokens."""
+    """-> which hidden units of each layer are silent for every token; {} without tokens."""
     if not len(ids):
         return {}
     peaks: dict[str, np.ndarray] = {}  # the largest |activation| of each unit, by layer
@@ -203,8 +193,7 @@ def update_ratios(model: TransformerModel, before: Mapping[str, np.ndarray]) -> 
     """
     ratios = {}
     for name, old in before.items():
-        norm = _norm(old)
-        if norm:
+        if norm := _norm(old):
             ratios[name] = _norm(model.parameters[name] - old) / norm
     return ratios if any(ratios.values()) else {}
 
@@ -212,7 +201,7 @@ def update_ratios(model: TransformerModel, before: Mapping[str, np.ndarray]) -> 
 def _check_ratios(
     ratios: Mapping[str, float], lr_share: float, sizes: Mapping[str, UpdateSize]
 ) -> list[Finding]:
-    """Returns the matrices, whose sizes are given, that an update changes too much or too little.
+    """Returns those of the matrices in `sizes` that an update changes too much or too little.
 
     lr_share is the learning rate as a share of its peak: when a schedule is near zero, a weight
     need not move. Vectors are left out: biases start at zero, next to which any update is large.
@@ -225,7 +214,7 @@ def _check_ratios(
         if ratio > size.largest:
             advice = f"lower {rate}, or warm up longer"
             findings.append(Finding(name, "large update", f"{message}: {advice}"))
-        elif ratio < SMALL * size.usual * lr_share:
+        elif ratio < SMALL_SHARE * size.usual * lr_share:
             findings.append(Finding(name, "small update", f"{message}: raise {rate}"))
     return findings
 
@@ -262,7 +251,7 @@ def checked_update(
             matrices = {
                 spec.name: sizes[spec.role]
                 for spec in model.flat.trained
-                if spec.role in sizes and (step > FROM_ZERO or spec.initialisation != ZEROS)
+                if spec.role in sizes and (step > STEPS_FROM_ZERO or spec.initialisation != ZEROS)
             }
             findings += _check_ratios(ratios, lr_share, matrices)
             records.append(HealthRecord(step, tuple(findings), ratios))

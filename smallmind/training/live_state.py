@@ -18,7 +18,6 @@ from smallmind.optim.schedule import Schedule, schedule
 from smallmind.settings.config import NEUTRAL, ModelConfig, Precision, TrainingConfig, __version__
 from smallmind.settings.settings import from_saved, to_saved
 from smallmind.text.dataset import Dataset
-from smallmind.training.ranks import Ranks
 from smallmind.training.records import RunProgress
 from smallmind.training.spikes import Spikes
 from smallmind.training.state import SNAPSHOT, TOKENIZER, RunState, split_snapshot, with_snapshot
@@ -52,7 +51,7 @@ class LiveState:
         model: TransformerModel,
         data: Dataset,
         loss: Loss,
-        ranks: Ranks,
+        optimizer: Optimizer,
     ) -> None:
         self.config = config
         self.model = model
@@ -60,7 +59,7 @@ class LiveState:
         self.loss = loss
         self.progress = RunProgress()
         self.passes = 0  # batches trained on so far: dropout masks depend on it
-        self.optimizer: Optimizer = ranks.optimizer(model, config)
+        self.optimizer = optimizer
         self.schedule: Schedule = schedule(config)
         self.scaler = LossScaler() if model.precision == Precision.FLOAT16 else None
         self.spikes = Spikes(config.max_rollbacks)
@@ -79,14 +78,16 @@ class LiveState:
     def clear_gradients(self) -> None:
         """Sets all gradients to zero, those of the loss included."""
         self.model.zero_gradients()
-        self.loss.take_gradient()
+        if self.loss.parameter:
+            self.loss.parameter.take_gradient()
 
     def capture_model(self) -> RunState:
         """Returns the state that outlives a run: weights, dropout counter, loss. Copies nothing."""
         flat = self.model.flat
         tensors = {f"{WEIGHTS}{name}": flat.stored[name] for name in flat.kept}
         tensors |= {f"{OF_LOSS}{name}": value for name, value in self.loss.tensors().items()}
-        state = {"passes": self.passes, LOSS_STATE: self.loss.state()}
+        parameter = self.loss.parameter
+        state = {"passes": self.passes, LOSS_STATE: parameter and parameter.state()}
         return RunState(self.progress.step, tensors, state)
 
     def capture(self) -> RunState:
@@ -139,7 +140,8 @@ class LiveState:
     def load_model(self, state: RunState) -> None:
         self.model.flat.write(weights(state.tensors))
         self.passes = int(state.state["passes"])
-        self.loss.load_state(state.state[LOSS_STATE])
+        if self.loss.parameter:
+            self.loss.parameter.load_state(state.state[LOSS_STATE])
         own = ((name.removeprefix(OF_LOSS), x) for name, x in state.tensors.items())
         self.loss.load_tensors({name: x for name, x in own if name in self.loss.tensors()})
 
@@ -159,41 +161,37 @@ class LiveState:
 
     def resume(self, state: RunState) -> None:
         """Restores a state and its snapshot. InputError if it belongs to another run."""
-        place, here = f"the checkpoint of step {state.step}", self.capture()
+        source, here = f"the checkpoint of step {state.step}", self.capture()
         state = self._with_moments(state, self.optimizer.own_part)
         now, good = split_snapshot(state)
         saved_parts = _fixed_parts(now.state)
         for part, value in _fixed_parts(here.state).items():
             if saved_parts[part] != value:
                 other = self.loss.differs if part == LOSS else FIXED[part]
-                raise InputError(f"{place} was saved with {other}")
+                raise InputError(f"{source} was saved with {other}")
         if (precision := saved_precision(state)) not in (Precision.AUTO, self.model.precision):
             raise InputError(
-                f"{place} was saved in {precision}, and this run is in {self.model.precision}: "
+                f"{source} was saved in {precision}, and this run is in {self.model.precision}: "
                 f"set precision={precision.value!r}"
             )
         for saved in (now, good or now):
             for name in saved.state.keys() & here.state.keys() - FIXED.keys():
-                _check_kind(place, name, saved.state[name], here.state[name])
+                _check_kind(source, name, saved.state[name], here.state[name])
             if _shapes(saved) != _shapes(here):
-                raise InputError(f"{place} was saved with different tensors")
+                raise InputError(f"{source} was saved with different tensors")
         try:
             self.load(now)
             self.spikes.load_state(now.state["spikes"])
         except KeyError as error:
-            raise InputError(f"{place} lacks {error}") from None
+            raise InputError(f"{source} lacks {error}") from None
         except (TypeError, ValueError) as error:
-            raise InputError(f"{place} cannot be resumed: {error}") from None
+            raise InputError(f"{source} cannot be resumed: {error}") from None
         if self.progress.step != state.step:
-            raise InputError(f"{place} holds the state of step {self.progress.step}")
+            raise InputError(f"{source} holds the state of step {self.progress.step}")
         if good:
-            tensors = {**good.tensors, **self._frozen()}
-            self.spikes.keep(dataclasses.replace(good, tensors=tensors))
-
-    def _frozen(self) -> dict[str, np.ndarray]:
-        """Returns the tensors that the steps of the run do not change."""
-        tensors = self.capture_model().tensors
-        return {name: tensor for name, tensor in tensors.items() if not tensor.flags.writeable}
+            tensors = self.capture_model().tensors
+            frozen = {name: x for name, x in tensors.items() if not x.flags.writeable}
+            self.spikes.keep(dataclasses.replace(good, tensors={**good.tensors, **frozen}))
 
 
 def saved_precision(state: RunState) -> Precision:
@@ -239,14 +237,14 @@ def _completed(kind: type, saved: Any) -> Any:
     return {k: v for k, v in to_saved(config).items() if k not in variable}
 
 
-def _check_kind(place: str, name: str, saved: Any, here: Any) -> None:
-    """InputError unless a saved value is of the same kind as the one in its place here.
+def _check_kind(source: str, name: str, saved: Any, here: Any) -> None:
+    """Raises InputError unless a saved value is of the same kind as the one of its name here.
 
     None, which is not known yet, may be a number.
     """
     if isinstance(here, dict) and isinstance(saved, dict):
         for key in saved.keys() & here.keys():
-            _check_kind(place, f"{name}.{key}", saved[key], here[key])
+            _check_kind(source, f"{name}.{key}", saved[key], here[key])
         return
     if here is None or saved is None:
         known = saved if here is None else here
@@ -260,7 +258,7 @@ def _check_kind(place: str, name: str, saved: Any, here: Any) -> None:
     else:
         is_same = type(saved) is type(here)
     if not is_same:
-        raise InputError(f"{place} has a wrong value for {name}; resume from another checkpoint")
+        raise InputError(f"{source} has a wrong value for {name}; resume from another checkpoint")
 
 
 def _is_number(value: Any) -> bool:

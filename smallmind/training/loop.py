@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from smallmind.checks import InputError
 from smallmind.console import activity
@@ -13,7 +13,7 @@ from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.optim.optimizer import rate_settings
 from smallmind.training.checkpoint import Saver
 from smallmind.training.clock import StepClock
-from smallmind.training.evaluations import Evaluations
+from smallmind.training.evaluation import Evaluations
 from smallmind.training.gradients import Gradients, passes_in_step
 from smallmind.training.health import checked_update, largest_gradients, not_finite
 from smallmind.training.live_state import LiveState
@@ -30,26 +30,27 @@ from smallmind.training.records import (
     TargetRecord,
 )
 from smallmind.training.state import Snapshot
-from smallmind.training.step_threads import StepThreads
+from smallmind.training.step_threads import FastestThreads
 from smallmind.training.target import Target
 
-FAR = 1000  # times max_grad_norm: there AdamW's epsilon begins to count beside clipped gradients
+# Times max_grad_norm: there AdamW's epsilon begins to count beside clipped gradients.
+FAR_FACTOR = 1000
 
 
 @dataclass
 class Loop:
     """Takes a run through its steps, and yields a record of whatever happens.
 
-    `gradients` computes those of its steps, on the threads that `threads` chooses; `saver` gets the
-    state when a save is due; `evaluations` are what it does between steps; `on_step` is called
-    about once a second with the number of the step, and how far it is if it takes long: "17%, 0:12
-    left"; `usage` counts the steps; `refit` returns another length for the run, if it should have
-    one from here on.
+    `gradients` computes those of its steps; `threads` chooses on how many, unless it is None;
+    `saver` gets the state when a save is due; `evaluations` are what it does between steps;
+    `on_step` is called about once a second with the number of the step, and how far it is if it
+    takes long: "17%, 0:12 left"; `usage` counts the steps; `refit` returns another length for the
+    run, if it should have one from here on.
     """
 
     run: LiveState
     gradients: Gradients
-    threads: StepThreads
+    threads: FastestThreads | None
     saver: Saver | None
     snapshot_every: int
     evaluations: Evaluations
@@ -63,7 +64,7 @@ class Loop:
     def records(self, until: float = math.inf) -> Iterator[Record]:
         """Trains to the end or to the step `until`, and yields what happens."""
         run, gradients = self.run, self.gradients
-        clock, self._reported = StepClock(run.progress), self.usage.sums
+        clock, self._reported = StepClock(run.progress), replace(self.usage)
         # The run was stopped during it.
         if self._evaluation_is_due() or self._target.is_due():
             yield from self._after_step(clock)
@@ -76,9 +77,10 @@ class Loop:
                 run.progress.step = step
                 yield from self._after_step(clock)
                 continue
-            self.threads.begin()
+            if self.threads:
+                self.threads.begin()
             try:
-                with self._showing(step):
+                with self._announced(step):
                     loss = gradients.compute(step, run.loss_scale)
             except Stopped:
                 break
@@ -91,7 +93,8 @@ class Loop:
                 clock.restart(run.progress)
                 continue
             yield from self._update(step, loss, gradients.sampler.windows_in_step(step), clock)
-            yield from self.threads.news(step)
+            if self.threads and (news := self.threads.news(step)):
+                yield news
             yield from self._after_step(clock)
         yield from self._finish()
 
@@ -105,7 +108,7 @@ class Loop:
         if steps is not None:
             run.refit(steps)
 
-    def _showing(self, step: int) -> AbstractContextManager[None]:
+    def _announced(self, step: int) -> AbstractContextManager[None]:
         if self.on_step:
             return activity.refreshing(functools.partial(self.on_step, step))
         return activity.doing(f"Training step {step}", usual=True)
@@ -117,10 +120,11 @@ class Loop:
         run.optimizer.learning_rate = rate
         batch = self.gradients.last_batch(step)
         with checked_update(run, step, batch, self.gradients.collect) as health:
-            limits = config.max_grad_norm or None, config.max_grad_value or None
             divisor = run.loss_scale * self.gradients.divisor
-            norm = run.optimizer.step(limits[0], divisor, limits[1])
-            self.threads.end()
+            limit, max_value = config.max_grad_norm, config.max_grad_value or None
+            norm = run.optimizer.step(limit or None, divisor, max_value)
+            if self.threads:
+                self.threads.end()
             if run.scaler:
                 run.scaler.update(overflowed=not math.isfinite(norm))
         if reason := self._fatal_reason(norm):
@@ -130,26 +134,27 @@ class Loop:
         is_updated, largest = math.isfinite(norm), None
         if run.scaler and run.scaler.keeps_falling:
             largest = largest_gradients(run.model, divisor)
-        if is_updated:
-            run.loss.step(rate)
-        else:
+        if not is_updated:
             run.clear_gradients()
+        elif run.loss.parameter:
+            run.loss.parameter.step(rate)
         clock.count(windows)
         usage, waiting = self.usage, self.gradients.waiting
         usage.count(clock.stepping - usage.seconds, waiting - usage.waiting, windows)
         yield from health
         if not is_updated:
-            overflow = step, run.loss_scale
-            yield FallingScaleRecord(*overflow, largest) if largest else OverflowRecord(*overflow)
+            if largest:
+                yield FallingScaleRecord(step, run.loss_scale, largest)
+            else:
+                yield OverflowRecord(step, run.loss_scale)
             return
         run.spikes.observe(loss, self.gradients.learned)
-        limit = config.max_grad_norm
         progress.clipped += 0 < limit < norm
-        progress.far_clipped += 0 < FAR * limit < norm
+        progress.far_clipped += 0 < FAR_FACTOR * limit < norm
         if step % config.log_every and step not in (1, config.steps):
             return
         seconds, windows_per_second = clock.since_last()
-        recent, self._reported = self.usage.since(*self._reported), self.usage.sums
+        recent, self._reported = self.usage.since(self._reported), replace(self.usage)
         yield StepRecord(
             step=step,
             loss=loss,
@@ -187,17 +192,17 @@ class Loop:
         )
 
     def _after_step(self, clock: StepClock) -> Iterator[Record]:
-        """Evaluates, writes a sample, takes a snapshot and saves, each if it is due."""
+        """Yields what comes of an evaluation, a sample and a save, each if it is due."""
         config, progress = self.run.config, self.run.progress
         if self._evaluation_is_due():
             is_end = progress.step == config.steps
-            with clock.apart("last evaluation" if is_end else "evaluations"):
+            with clock.counting("last evaluation" if is_end else "evaluations"):
                 records = list(self._evaluation())
             yield from records
             if self._evaluation_is_due():  # it was stopped
                 return
         if self._target.is_due():
-            with clock.apart("looks"):
+            with clock.counting("looks"):
                 look = functools.partial(self.evaluations.look, progress.step, progress.looks)
                 found = self._target.look(look)
             if found is None:
@@ -207,7 +212,7 @@ class Loop:
         # The final evaluation runs after the last save.
         is_last = progress.ended or step == config.steps
         if config.sample_every and step % config.sample_every == 0 and not is_last:
-            with clock.apart("samples"):
+            with clock.counting("samples"):
                 text = self.evaluations.sample()
             yield SampleRecord(step, text)
         best = progress.best_step == progress.evaluated == step
@@ -215,12 +220,12 @@ class Loop:
         # A run that resumes from a saved state has it as its snapshot, so this run needs it too.
         broken = None
         if is_save_due or step % self.snapshot_every == 0:
-            with clock.apart("saves"):
+            with clock.counting("saves"):
                 broken = self._keep_state()
         if is_save_due and self.saver and broken:
             yield SaveFailedRecord(step, f"{broken} has NaN or Inf: the last checkpoint stays")
         elif is_save_due and self.saver:
-            with clock.apart("saves"):
+            with clock.counting("saves"):
                 failed = list(self._save(self.saver, best))
             yield from failed
         if self.saver:

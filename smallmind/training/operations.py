@@ -1,7 +1,7 @@
 """The operations of a run's steps, counted from shapes, and the share of the machine they used.
 
 A dry run counts them: kernels do nothing but add up the multiplications and additions of their
-products, which their descriptions know. What a backward pass computes again is counted apart.
+products, which their descriptions know. What a backward pass computes again is counted by itself.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ from smallmind.training.records import UsageRecord
 
 # The ceiling is the best of some turns of so many seconds. Two threads may begin on one core, and
 # the system moves them between turns.
-TURNS, LENGTH = 5, 0.01
-BETTER = 1.01  # times as high as the one that is kept: worth writing
-LAST = 1000  # steps of which the median tells the usual rate
+TURNS, TURN_SECONDS = 5, 0.01
+MIN_GAIN = 1.01  # times as high as the one that is kept: worth writing
+MAX_RATES = 1000  # steps of which the median tells the usual rate
 
 
 class Operations(NamedTuple):
@@ -149,13 +149,13 @@ def _ceiling(threads: int, precision: Precision) -> float:
 
     count = run_at_ceiling(precision)
     contestant = Contestant(lambda: run_at_ceiling(precision))
-    best = count / min(min(turn(contestant, LENGTH)) for _ in range(TURNS))
+    best = count / min(min(turn(contestant, TURN_SECONDS)) for _ in range(TURNS))
     directory = cache_directory("smallmind.kernels.ceilings")
     if directory is None:
         return best
     files, key = CheckedFiles(directory, "ceiling"), f"{platform.node()} {threads} {precision}"
     kept = files.load(key) or 0.0
-    if best > BETTER * kept:
+    if best > MIN_GAIN * kept:
         with suppress(OSError):  # a disk that is full or cannot be written to
             files.save(key, best)
     return max(best, kept)
@@ -172,7 +172,7 @@ class Usage:
     waiting: float = 0.0  # for batches
     windows: int = 0
     updates: int = 0
-    rates: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))  # of each step
+    rates: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RATES))  # of each step
 
     def count(self, seconds: float, waiting: float, windows: int) -> None:
         """Counts a step."""
@@ -184,27 +184,17 @@ class Usage:
             needed = self.operations.window * windows + self.operations.update
             self.rates.append(needed / seconds)
 
-    def since(self, seconds: float, waiting: float, windows: int, updates: int) -> "Usage":
-        """Returns the steps since these sums."""
-        return Usage(
-            self.operations,
-            self.ceiling,
-            self.ceiling_precision,
-            self.seconds - seconds,
-            self.waiting - waiting,
-            self.windows - windows,
-            self.updates - updates,
-        )
-
-    @property
-    def sums(self) -> tuple[float, float, int, int]:
-        """The arguments of `since`."""
-        return self.seconds, self.waiting, self.windows, self.updates
+    def since(self, earlier: "Usage") -> "Usage":
+        """Returns the sums of the steps since those of an earlier copy."""
+        names = "seconds", "waiting", "windows", "updates"
+        sums = {name: getattr(self, name) - getattr(earlier, name) for name in names}
+        return dataclasses.replace(self, **sums)
 
     @property
     def rate(self) -> float:
         """Operations per second, without those that are computed again."""
-        return self._needed / self.seconds if self.seconds > 0 else 0.0
+        needed = self.operations.window * self.windows + self.operations.update * self.updates
+        return needed / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def typical_rate(self) -> float:
@@ -215,10 +205,6 @@ class Usage:
     def waiting_share(self) -> float:
         """The share of their time that steps wait for batches."""
         return min(1.0, self.waiting / self.seconds) if self.seconds > 0 else 0.0
-
-    @property
-    def _needed(self) -> int:
-        return self.operations.window * self.windows + self.operations.update * self.updates
 
     def record(self, step: int) -> UsageRecord:
         """Returns the record of the whole session."""

@@ -25,7 +25,7 @@ def borrow_batches(
     is_weighted: bool = False,
     is_packed: bool = False,
 ) -> Iterator[tuple[Batch, ...]]:
-    """Room for the batch in use and those that are drawn ahead of it, of at most this shape."""
+    """Lends arrays for the batch in use and those drawn ahead of it, of at most this shape."""
     with ExitStack() as stack:
 
         def borrow(dtype: type) -> np.ndarray:
@@ -46,7 +46,7 @@ def borrow_batches(
 
 @contextmanager
 def drawing(sampler: Sampler, pool: TensorPool, ahead: int, end: int) -> Iterator["Batches"]:
-    """The batches of a run before number `end`; a thread draws `ahead` of them in advance.
+    """Draws the batches of a run before number `end`, `ahead` of them in advance, by a thread.
 
     The thread has ended when the block has, even by an error or an interrupt: it finishes the batch
     that it is drawing. Nothing else may use the sampler meanwhile.
@@ -76,7 +76,7 @@ class Batches:
         self._ahead: _Ahead | None = None
 
     def get(self, number: int) -> Batch:
-        """Batch `number`, from 0, as `samplers.draw` returns it, or the error that it raises.
+        """Returns batch `number`, from 0, as `samplers.draw` does, or raises its error.
 
         Its arrays are valid until another batch with windows is returned. A number that does not
         follow the last one, as after a rollback, discards what has been drawn ahead.
@@ -125,7 +125,12 @@ class _Ahead:
 
     def take(self) -> Batch:
         """Returns the next batch, once it is drawn; the error if drawing it failed."""
-        drawn = self._wait()
+        drawn: tuple[Batch, Batch] | BaseException | None = None
+        while drawn is None:
+            try:
+                drawn = self._drawn.get(timeout=activity.REFRESH)
+            except Empty:
+                activity.tick()
         if isinstance(drawn, BaseException):
             self.number = -1  # no batch follows: asking again starts a new thread
             raise drawn
@@ -150,13 +155,6 @@ class _Ahead:
     def _join(self) -> None:
         while self.thread.is_alive():
             self.thread.join(activity.REFRESH)
-
-    def _wait(self) -> tuple[Batch, Batch] | BaseException:
-        while True:
-            try:
-                return self._drawn.get(timeout=activity.REFRESH)
-            except Empty:
-                activity.tick()
 
     def _run(self) -> None:
         try:

@@ -21,18 +21,18 @@ from smallmind.settings.config import Adapter, ModelConfig, Precision, TrainingC
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.evaluation import TEXT
-from smallmind.training.gradients import FIRST
+from smallmind.training.gradients import FIRST_PASS
 from smallmind.training.health import check_model
 from smallmind.training.training import Training
 
-SAMPLES, SAMPLE_TOKENS = 8, 16  # windows to memorise, and their length
+MAX_SAMPLES, SAMPLE_TOKENS = 8, 16  # windows to memorise, and their length
 MEMORISED = 0.1  # nats per token
 MEMORISING_STEPS, WARMUP = 100, 10
 PEAK_STEPS, MIN_PROGRESS = 60, 1e-6  # at the run's own learning rate; nats per token
-MUCH, DECADES = 0.1, 6  # nats by which a tenth of a rate may be better, and how many are tried
+MIN_GAIN, MAX_TENTHS = 0.1, 6  # nats by which a tenth of a rate is better; tenths that are tried
 RATE_BY_WIDTH = 0.3  # learning rate times channels, at which models of any width memorise quickly
 # Windows are memorised as a whole: the start of a masked document follows from nothing before it.
-WHOLE = {"document_token": None}
+UNMASKED = {"document_token": None}
 KERNEL_ERROR = 1e-3  # relative, in float32
 
 
@@ -77,7 +77,7 @@ def preflight(
         samples = distinct_samples(data)
         if model.backend != "numpy":
             yield kernels_agree(model, samples)
-        yield memorise(copy_model(model, dropout=0.0, **WHOLE), samples)
+        yield memorise(copy_model(model, dropout=0.0, **UNMASKED), samples)
         if config and config.steps:
             yield learns_at_peak(model, samples, config)
         yield backward_pass(model.config, model.adapter)
@@ -86,9 +86,7 @@ def preflight(
 def copy_model(
     model: TransformerModel, backend: str | None = None, **fields: Any
 ) -> TransformerModel:
-    """-> a float32 model with the same weights, optionally with another back end or other
-    settings.
-    """
+    """-> a float32 model with the same weights, perhaps with another back end or settings."""
     config = dataclasses.replace(model.config, **fields) if fields else model.config
     copy = TransformerModel(
         config, seed=model.seed, backend=backend or model.backend, adapter=model.adapter
@@ -98,20 +96,20 @@ def copy_model(
 
 
 def first_loss(model: TransformerModel, loss: Loss, data: Dataset) -> Check:
-    """Returns an untrained model guesses: its loss on a batch is what the loss expects."""
+    """Checks that an untrained model guesses: its loss on a batch is what the loss expects."""
     batch = draw(RandomWindows(data, stride=max(data.stride, loss.stride)), 0)
-    expected = loss.first_loss(model, batch)
+    expected, slack, formula = loss.first_loss(model, batch)
     value = loss.loss_and_gradients(copy_model(model, dropout=0.0), batch, 1.0, 0.0)
     return Check(
         f"loss{loss.name and f' of {loss.name}'} at the start",
-        abs(value - expected.value) <= expected.slack,
+        abs(value - expected) <= slack,
         f"{value:.3f} nats per token",
-        f"{expected.formula} = {expected.value:.3f} +/- {expected.slack:.2f}",
+        f"{formula} = {expected:.3f} +/- {slack:.2f}",
     )
 
 
 def every_gradient(model: TransformerModel, batch: Batch) -> Check:
-    """Returns the loss depends on every parameter."""
+    """Checks that the loss depends on every parameter."""
     model = copy_model(model)
     # Away from the initialisation, where a projection of zeros hides all parameters behind it.
     random = np.random.default_rng(0)
@@ -138,16 +136,16 @@ def distinct_samples(dataset: Dataset) -> Batch:
     T = min(SAMPLE_TOKENS, dataset.block_size)
     sampler = RandomWindows(dataset)
     starts: dict[int, int] = {}  # by first token
-    for number in range(math.ceil(4 * SAMPLES / dataset.batch_size)):
+    for number in range(math.ceil(4 * MAX_SAMPLES / dataset.batch_size)):
         for start in sampler.starts(number):
-            if len(starts) < SAMPLES:
+            if len(starts) < MAX_SAMPLES:
                 starts.setdefault(int(dataset.train[start]), int(start))
     batch = dataset.windows(np.array(list(starts.values())))
     return Batch(batch.ids[:, :T], batch.targets[:, :T], batch.starts)
 
 
 def memorise(model: TransformerModel, samples: Batch) -> Check:
-    """Returns a model without dropout that learns at all memorises a few windows in 100 steps.
+    """Checks that a model without dropout memorises a few windows in 100 steps.
 
     Trains the model, at a learning rate of its own.
     """
@@ -176,10 +174,9 @@ def _learn(model: TransformerModel, samples: Batch, rate: float) -> tuple[int, f
 
 
 def learns_at_peak(model: TransformerModel, samples: Batch, config: TrainingConfig) -> Check:
-    """-> the optimizer of the run lowers the loss at the highest learning rate that the run
-    reaches.
+    """Checks that the optimizer lowers the loss at the highest learning rate of the run.
 
-    And no tenth, hundredth ... of that rate gets much further in as many steps: such a rate was
+    And that no tenth, hundredth ... of it gets much further in as many steps: such a rate was
     better for whole runs too (see bench/LOG.md).
     """
     planned = schedule(config)
@@ -189,11 +186,11 @@ def learns_at_peak(model: TransformerModel, samples: Batch, config: TrainingConf
     measured = f"loss from {start:.3f} to {loss:.3f} after {count_of(len(losses), 'step')}"
     advice = "raise --learning-rate"
     better, lower = rate, loss
-    for _ in range(DECADES):
+    for _ in range(MAX_TENTHS):
         if lower < MEMORISED:
             break
         tenth = _last_loss(_losses_at(better / 10, model, samples, config))
-        if math.isfinite(tenth) and not tenth < lower - MUCH:
+        if math.isfinite(tenth) and not tenth < lower - MIN_GAIN:
             break
         better, lower = better / 10, tenth
     if better < rate:
@@ -214,15 +211,15 @@ def _losses_at(
     rate: float, model: TransformerModel, samples: Batch, config: TrainingConfig
 ) -> list[float]:
     """Returns the losses of a copy of the model, trained on the samples; fewer if it diverges."""
-    copy = copy_model(model, **WHOLE)
+    copy = copy_model(model, **UNMASKED)
     copy.freeze(config.freeze)
     optimizer = make_optimizer(copy, config)
     losses = []
     for step in range(PEAK_STEPS):
         losses.append(copy.loss_and_gradients(samples.ids, samples.targets))
         optimizer.learning_rate = rate * min(1.0, (step + 1) / WARMUP)
-        limits = config.max_grad_norm or None, config.max_grad_value or None
-        norm = optimizer.step(limits[0], max_grad_value=limits[1])
+        max_value = config.max_grad_value or None
+        norm = optimizer.step(config.max_grad_norm or None, max_grad_value=max_value)
         if not math.isfinite(losses[-1] + norm):
             break
     return losses
@@ -235,7 +232,7 @@ def _last_loss(losses: list[float]) -> float:
 
 
 def backward_pass(config: ModelConfig, adapter: Adapter | None = None) -> Check:
-    """Returns the gradients of a small model of the same kind, in float64 with plain NumPy."""
+    """Checks the gradients of a small model of the same kind, in float64 with plain NumPy."""
     small = small_config(config)
     model = TransformerModel(small, backend="numpy", dtype=np.float64, adapter=adapter)
     # Away from the initialisation, where gains are 1 and biases 0.
@@ -280,11 +277,12 @@ def small_config(config: ModelConfig) -> ModelConfig:
 
 
 def kernels_agree(model: TransformerModel, samples: Batch) -> Check:
-    """Returns the compiled kernels compute the same gradients as plain NumPy."""
+    """Checks that the compiled kernels compute the same gradients as plain NumPy."""
     plain = copy_model(model, backend="numpy")
     for each in (model, plain):
         each.zero_gradients()
-        each.loss_and_gradients(samples.ids, samples.targets, at=FIRST)  # the same dropout masks
+        # The same dropout masks in both.
+        each.loss_and_gradients(samples.ids, samples.targets, at=FIRST_PASS)
     norm = np.linalg.norm
     errors = {
         name: float(norm(model.gradients[name] - gradient) / (norm(gradient) or 1.0))

@@ -23,7 +23,7 @@ from smallmind.nn.workspace import Kernel
 from smallmind.settings.config import __version__
 
 TITLE = "TRAINING PERFORMANCE REPORT"
-WIDTHS = [22, 10, 9, 6, 7, 6]  # of the columns
+COLUMN_WIDTHS = [22, 10, 9, 6, 7, 6]  # of the columns
 MAX_EVENTS = 1_000_000  # of a trace: more are too many for a browser
 
 
@@ -32,7 +32,7 @@ _Event = tuple[str, int, int, int, int]  # name, start, elapsed nanoseconds, byt
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """One operation at one place among the nested scopes. Units: nanoseconds, bytes."""
+    """One operation within certain scopes. Units: nanoseconds, bytes."""
 
     name: str
     path: tuple[str, ...]  # the scopes around it, outermost first, and its name
@@ -133,7 +133,7 @@ class TrainingProfiler(Tabular):
 
     @contextmanager
     def watch(self, model: TransformerModel) -> Iterator[None]:
-        """Within the block, the model's passes, its optimizer and every kernel are measured."""
+        """Measures the model's passes, its optimizer and every kernel within the block."""
         workspace = model.workspace
         profile = workspace.profile
         if not self.enabled:
@@ -176,7 +176,7 @@ class TrainingProfiler(Tabular):
 
         Self is the time of a scope without the scopes inside it; everything else includes them.
         """
-        widths = [*WIDTHS, 8, 8, 8, 6] if wide else WIDTHS
+        widths = [*COLUMN_WIDTHS, 8, 8, 8, 6] if wide else COLUMN_WIDTHS
         return self._table(TITLE, wide).box(widths, ascii_only)
 
     def table(self) -> Table:
@@ -306,12 +306,12 @@ def _opened_and_closed(
 
 
 def _collect(rows: list[ProfileRow], parents: list[_Node], path: tuple[str, ...]) -> None:
-    """Appends the rows below nodes at the same place in the trees of their threads."""
-    places: dict[str, list[_Node]] = {}
+    """Appends the rows below nodes that have the same path in the trees of their threads."""
+    by_name: dict[str, list[_Node]] = {}
     for parent in parents:
         for child in list(parent.children.values()):
-            places.setdefault(child.name, []).append(child)
-    merged = [(sum(node.total for node in nodes), nodes) for nodes in places.values()]
+            by_name.setdefault(child.name, []).append(child)
+    merged = [(sum(node.total for node in nodes), nodes) for nodes in by_name.values()]
     for total, nodes in sorted(merged, key=lambda pair: -pair[0]):
         count = sum(node.count for node in nodes)
         inside = sum(child.total for node in nodes for child in node.children.values())

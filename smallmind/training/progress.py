@@ -40,42 +40,39 @@ class StatusText:
         progress, if it takes long: "17%, 0:12 left". A live line, for a terminal, begins with a bar
         and shows the latest held-out loss too; for a file there is one variant.
         """
-        shown = self._step if step is None else step
+        ended = self._record.step if self._record else 0
+        shown = ended if step is None else step
         if not is_live:
             return self._variants(shown, so_far, "", "")[:1]
-        bar = draw_bar(self._step / max(1, self.steps), self._stream)
+        bar = draw_bar(ended / max(1, self.steps), self._stream)
         return self._variants(shown, so_far, bar, self._held_out)
 
     @property
     def has_begun(self) -> bool:
         return self._record is not None
 
-    @property
-    def _step(self) -> int:
-        return self._record.step if self._record else 0
-
     def _variants(self, step: int, so_far: str, bar: str, held_out: str) -> tuple[str, ...]:
         done = f" ({so_far})" if so_far else ""
         numbers = f"{step:{len(str(self.steps))}}/{self.steps}{done}"
-        place, record, first = f"step {numbers}", self._record, self._first
+        where, record, first = f"step {numbers}", self._record, self._first
         if record is None or first is None:
-            return (place,)
+            return (where,)
         loss, rate = f"loss {record.loss:.4f}", f"lr {record.lr:.1e}"
         whole = f"training {loss}", held_out and f"held-out loss {held_out}", rate
         held_out = held_out and f"held-out {held_out}"
         elapsed = record.elapsed_seconds - first.elapsed_seconds
         if not elapsed:
-            short = _joined(bar, place, loss, held_out, rate), _joined(place, loss)
-            return _joined(bar, place, *whole), *short
+            short = _joined(bar, where, loss, held_out, rate), _joined(where, loss)
+            return _joined(bar, where, *whole), *short
         left = elapsed / max(1, record.step - first.step) * (self.steps - record.step)
         speed, end = f"{record.tokens_per_second:,.0f} tokens/s", f"{duration(left)} left"
         return (
-            _joined(bar, place, *whole, speed, end),
-            _joined(bar, place, loss, held_out, rate, speed, end),
+            _joined(bar, where, *whole, speed, end),
+            _joined(bar, where, loss, held_out, rate, speed, end),
             _joined(bar, numbers, loss, held_out, speed, end),
-            _joined(place, loss, held_out, speed, end),
-            _joined(place, loss, held_out, end),
-            _joined(place, loss, end),
+            _joined(where, loss, held_out, speed, end),
+            _joined(where, loss, held_out, end),
+            _joined(where, loss, end),
             f"{step}/{self.steps}{done}  {record.loss:.4f}  {end}",
             f"{step}{done}  {record.loss:.4f}  {duration(left)}",
         )
@@ -132,7 +129,7 @@ class ProgressLine:
 
 @contextmanager
 def showing_progress(wanted: bool | None) -> Iterator[ProgressLine | None]:
-    """A progress line for the duration of the block; the last state of it stays.
+    """Shows a progress line within the block; the last state of it stays.
 
     None is for a terminal or notebook only; with False nothing is shown, not even compiling.
     """

@@ -17,7 +17,7 @@ VARIANCE_DECAY, MAX_SQUARE = 0.99, 1e30  # infinity is not JSON
 # A mean over n tokens has the deviation of one token's loss over sqrt(n). That of one token is at
 # least RELATIVE times the average: tokens of a batch resemble each other, and some are rare.
 DEVIATIONS, RELATIVE = 12.0, 3.0
-ENOUGH = (DEVIATIONS * RELATIVE / (FACTOR - 1)) ** 2  # tokens from which FACTOR alone decides
+ENOUGH_TOKENS = (DEVIATIONS * RELATIVE / (FACTOR - 1)) ** 2  # from there FACTOR alone decides
 # Nats per token. A model that has memorised its text has a hundredth of this, and a surprising
 # batch many times that average: noise, not a spike.
 MIN_AVERAGE = 0.1
@@ -52,7 +52,7 @@ class Spikes:
             return False
         usual = max(self.average, MIN_AVERAGE)
         deviation = max(math.sqrt(self.variance), RELATIVE * usual) / math.sqrt(max(1.0, tokens))
-        return loss > usual + DEVIATIONS * deviation or self.doubtful + tokens >= ENOUGH
+        return loss > usual + DEVIATIONS * deviation or self.doubtful + tokens >= ENOUGH_TOKENS
 
     def observe(self, loss: float, tokens: float) -> None:
         """Takes the loss of an update into account, the mean over so many learned tokens."""
@@ -64,7 +64,7 @@ class Spikes:
         distance = loss - self.average
         square = min(MAX_SQUARE, tokens * distance * distance)
         self.variance = VARIANCE_DECAY * self.variance + (1 - VARIANCE_DECAY) * square
-        if self._is_high(loss) and tokens < ENOUGH:
+        if self._is_high(loss) and tokens < ENOUGH_TOKENS:
             self.doubtful += tokens
         elif self.doubtful:  # an average that rises with a spike would hide it
             self.doubtful = max(0.0, self.doubtful - tokens)

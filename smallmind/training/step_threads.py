@@ -4,7 +4,7 @@ Numba is only imported where it computes.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 
 from smallmind.console.activity import clock_ns
 from smallmind.nn.recorded_passes import AFTER
@@ -14,21 +14,7 @@ from smallmind.training.records import ThreadsRecord
 COLD_STEPS = AFTER + 1  # in the last one, passes are recorded
 
 
-class StepThreads:
-    """Always as many as are set."""
-
-    def begin(self) -> None:
-        """A step begins."""
-
-    def end(self) -> None:
-        """The step has been computed. Without a call it does not count."""
-
-    def news(self, _step: int) -> Iterator[ThreadsRecord]:
-        """Yields a record if another number of threads has become the fastest, and stayed it."""
-        yield from ()
-
-
-class FastestThreads(StepThreads):
+class FastestThreads:
     """As many as steps are fastest on. Results do not depend on it."""
 
     def __init__(self) -> None:
@@ -42,6 +28,7 @@ class FastestThreads(StepThreads):
         self._steps, self._began = 0, 0
 
     def begin(self) -> None:
+        """Notes that a step begins."""
         self._steps += 1
         if not self._is_choosing():
             return
@@ -50,6 +37,7 @@ class FastestThreads(StepThreads):
         self._began = clock_ns()
 
     def end(self) -> None:
+        """Notes that the step has been computed. Without a call it does not count."""
         if not self._is_choosing():
             return
         self._choice.took(clock_ns() - self._began)
@@ -59,12 +47,14 @@ class FastestThreads(StepThreads):
     def _is_choosing(self) -> bool:
         return self._steps > COLD_STEPS and not self._threads.are_fixed()  # meanwhile
 
-    def news(self, _step: int) -> Iterator[ThreadsRecord]:
-        if self._choice.has_news():
-            yield ThreadsRecord(_step, self._choice.best, self._most)
+    def news(self, step: int) -> ThreadsRecord | None:
+        """Returns a record if another number has become the fastest, and stayed it."""
+        if not self._choice.has_news():
+            return None
+        return ThreadsRecord(step, self._choice.best, self._most)
 
     def close(self) -> None:
-        """Kernels run on all threads again."""
+        """Lets kernels run on all threads again."""
         if not self._threads.are_fixed():
             self._threads.set_threads(self._most, are_fixed=False)
 
@@ -81,22 +71,16 @@ def may_choose(model: TransformerModel, processes: int) -> bool:
     return not are_fixed()
 
 
-@contextmanager
-def choosing_threads(model: TransformerModel, processes: int) -> Iterator[StepThreads]:
-    """Within the block, steps run on the number of threads that is fastest, if it may be chosen."""
-    if not may_choose(model, processes):
-        yield StepThreads()
-        return
-    chosen = FastestThreads()
-    try:
-        yield chosen
-    finally:
-        chosen.close()
+def choosing_threads(
+    model: TransformerModel, processes: int
+) -> AbstractContextManager[FastestThreads | None]:
+    """Runs steps within the block on the number of threads that is fastest, if it may be chosen."""
+    return closing(FastestThreads()) if may_choose(model, processes) else nullcontext()
 
 
 @contextmanager
 def on_one_thread() -> Iterator[None]:
-    """Within the block, kernels run on one thread, which does the work of all."""
+    """Runs kernels within the block on one thread, which does the work of all."""
     from smallmind.kernels.codegen import threads
 
     of, are_fixed = threads.threads(), threads.are_fixed()

@@ -15,18 +15,18 @@ from typing import NamedTuple
 
 from smallmind.settings.config import TrainingConfig
 from smallmind.text.dataset import Dataset
-from smallmind.training.evaluation import MOST_HELD_OUT, count_overlapping
+from smallmind.training.evaluation import MAX_HELD_OUT, count_overlapping
 from smallmind.training.records import LookRecord, RunProgress, TargetRecord
 from smallmind.training.spikes import DECAY
 
-LOOKING = 0.1  # share of the time of a run, its final evaluation included, at most
+LOOK_SHARE = 0.1  # share of the time of a run, its final evaluation included, at most
 PER_PASS = 3  # batches of an evaluation that cost as much as a training pass of one
-TOKENS = 2048  # that a look predicts far from the target
+LOOK_TOKENS = 2048  # that a look predicts far from the target
 SPREAD = 2.0  # variance of the loss of a token, over its mean, in nats: measured on two texts
 DRIFT = 0.6  # standard deviation of what training and held-out loss fall by, over its mean
-# Shares of the target: the first look comes when a loss is above it by at most FIRST.
-FIRST, CLOSE = 0.5, 0.04
-SURE = 1.0  # standard deviations above the target at which the next look comes
+# Shares of the target: the first look comes when a loss is above it by at most FIRST_LOOK_SHARE.
+FIRST_LOOK_SHARE, CLOSE_SHARE = 0.5, 0.04
+LOOK_DEVIATIONS = 1.0  # standard deviations above the target at which the next look comes
 EARLIEST, LATEST = 1.02, 1.4  # steps from the start to a look, as a multiple of those to the last
 # As many batches of windows from all over the held-out text -> the loss; None if it was stopped.
 HeldOutLoss = Callable[[int], float | None]
@@ -58,13 +58,13 @@ class Target(NamedTuple):
         """The number of batches that looks may take by now, if the run ends here."""
         trained = PER_PASS * self.progress.step * self.config.grad_accum_steps
         others = trained + self._all_batches
-        return int(LOOKING / (1 - LOOKING) * others) - self.progress.look_batches
+        return int(LOOK_SHARE / (1 - LOOK_SHARE) * others) - self.progress.look_batches
 
     @property
     def batches(self) -> int:
         target, expected = self.config.target_loss, self.expected
-        few = min(math.ceil(TOKENS / self._tokens(2)), self._all_batches)
-        if target is None or expected is None or expected.loss > (1 + CLOSE) * target:
+        few = min(math.ceil(LOOK_TOKENS / self._tokens(2)), self._all_batches)
+        if target is None or expected is None or expected.loss > (1 + CLOSE_SHARE) * target:
             return few
         return max(few, min(self.affordable // 2, self._all_batches))
 
@@ -89,11 +89,11 @@ class Target(NamedTuple):
         if target is None or now is None or is_over or progress.step <= EARLIEST * progress.looked:
             return False
         if expected := self.expected:
-            is_near = expected.loss <= target + SURE * math.sqrt(expected.variance)
+            is_near = expected.loss <= target + LOOK_DEVIATIONS * math.sqrt(expected.variance)
             is_near = is_near or progress.step >= LATEST * progress.looked
         else:
             lowest = now if progress.best_loss is None else min(now, progress.best_loss)
-            is_near = lowest <= (1 + FIRST) * target
+            is_near = lowest <= (1 + FIRST_LOOK_SHARE) * target
         return is_near and self.batches <= self.affordable
 
     def look(self, held_out_loss: HeldOutLoss) -> LookRecord | TargetRecord | None:
@@ -124,11 +124,11 @@ class Target(NamedTuple):
         return TargetRecord(progress.step, found.loss, target)
 
     def _tokens(self, overlap: int) -> float:
-        """Tokens that a batch predicts, of windows of which each token is in as many as overlap."""
+        """Counts the tokens that a batch predicts if each token is in `overlap` windows."""
         return self.data.batch_size * self.data.block_size / overlap
 
     @property
     def _all_batches(self) -> int:
         """The number of batches of the evaluation at the end."""
         n, T = len(self.data.held_out) - 1, self.data.block_size
-        return math.ceil(count_overlapping(n, T, MOST_HELD_OUT) / self.data.batch_size)
+        return math.ceil(count_overlapping(n, T, MAX_HELD_OUT) / self.data.batch_size)

@@ -17,9 +17,11 @@ from smallmind.losses.cross_entropy import CrossEntropy
 from smallmind.losses.loss import Loss
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
-from smallmind.optim.optimizer import Optimizer
+from smallmind.optim.optimizer import Optimizer, make_optimizer
 from smallmind.optim.schedule import Schedule
+from smallmind.parallel.gradient_sum import adding
 from smallmind.parallel.group import ALONE, Group
+from smallmind.parallel.shards import check_processes
 from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import count_steps, make_sampler
@@ -34,15 +36,13 @@ from smallmind.training.checkpoint import (
     exist,
     newest,
 )
-from smallmind.training.evaluation import Evaluation
-from smallmind.training.evaluations import Evaluations
+from smallmind.training.evaluation import Evaluation, Evaluations
 from smallmind.training.gradients import computing, set_up
 from smallmind.training.live_state import LiveState, saved_precision
 from smallmind.training.loop import Loop
 from smallmind.training.operations import Operations, Usage, usage_of
 from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.progress import follow, showing_progress
-from smallmind.training.ranks import Ranks
 from smallmind.training.records import InstructionSetRecord, Record, RunProgress
 from smallmind.training.spikes import Spikes
 from smallmind.training.state import RunState, StateCopy
@@ -110,8 +110,12 @@ class Training:
         model.tokenizer_digest = data.tokenizer.digest
         self.loss.prepare(model, data)
         self.snapshot_every = snapshot_every
-        self.ranks = Ranks(group, self.check_stop)
-        self.evaluations = Evaluations(model, data, self.loss, self.ranks, self.check_stop)
+        # Nothing else here knows the group.
+        self._group, self.processes = group, group.size
+        self.agree = group.agree  # on the value of the first process
+        self.evaluations = Evaluations(
+            model, data, self.loss, group.divide, group.is_first, self.check_stop
+        )
         self.profiler = TrainingProfiler()  # used with enable_diagnostics
         self._run = _new_run(self, TrainingConfig())
         self.on_step: Callable[[int, str], object] | None = None  # see Loop
@@ -195,7 +199,7 @@ class Training:
         saver: Saver | None,
         refit: Callable[[], int | None] | None,
     ) -> Generator[Record, None, None]:
-        self.ranks.together(lambda: _begin(self, config, state))  # all of them do, or none
+        self._group.together(lambda: _begin(self, config, state))  # all of them do, or none
         if state:
             saved, here = state.state.get("instruction_set"), self.model.instruction_set
             if isinstance(saved, str) and saved != here:
@@ -208,17 +212,20 @@ class Training:
         sampler = make_sampler(self.data, config.epochs, config.grad_accum_steps, stride)
         self.usage = Usage(Operations(0, 0, 0, 0), None)
         if self.counts_operations:
-            share, processes = self.data.learned_share, self.ranks.size
-            self.usage = usage_of(self.model, config, self.loss, share, processes)
+            share = self.data.learned_share
+            self.usage = usage_of(self.model, config, self.loss, share, self.processes)
         with ExitStack() as stack:
+            gradient_sum = stack.enter_context(
+                adding(self.model, config.shards, config.rounds_sums, self._group)
+            )
             gradients = stack.enter_context(
-                computing(self._run, sampler, self.ranks, int(last), self.check_stop)
+                computing(self._run, sampler, gradient_sum, int(last), self.check_stop)
             )
             if config.enable_diagnostics:
                 stack.enter_context(self.profiler.watch(self.model))
             if config.detect_anomaly:
                 stack.enter_context(detect_anomaly(self.model))
-            threads = stack.enter_context(choosing_threads(self.model, self.ranks.size))
+            threads = stack.enter_context(choosing_threads(self.model, self.processes))
             loop = Loop(
                 self._run,
                 gradients,
@@ -241,7 +248,7 @@ class Training:
             raise Stopped
 
     def state(self) -> RunState:
-        """Everything that a resumed run needs. Its tensors are live: the next step changes them."""
+        """Returns all that a resumed run needs. The next step changes its tensors."""
         return self._run.capture_all()
 
     def load_state(self, state: RunState) -> None:
@@ -280,9 +287,7 @@ class Training:
         return self.evaluations.evaluate_held_out()
 
     def sample(self, tokens: int | None = None) -> str:
-        """-> a text that the model writes; the same for the same weights. Only the first has
-        one.
-        """
+        """Writes a text, the same for the same weights; empty unless it is the first process."""
         return self.evaluations.sample(tokens)
 
     @suggesting(TrainingConfig)
@@ -394,7 +399,7 @@ class Training:
 
 
 def _interrupt(training: Training) -> None:
-    """Stops, or raises KeyboardInterrupt while no step has been trained that could be saved."""
+    """Stops it, or raises KeyboardInterrupt if no step has been trained that could be saved."""
     if not training.progress.step:
         raise KeyboardInterrupt
     training.stop()
@@ -411,7 +416,8 @@ def _check_fresh(training: Training, directory: Path, resume: bool) -> None:
 
 
 def _new_run(training: Training, config: TrainingConfig) -> LiveState:
-    return LiveState(config, training.model, training.data, training.loss, training.ranks)
+    optimizer = make_optimizer(training.model, config, training._group)
+    return LiveState(config, training.model, training.data, training.loss, optimizer)
 
 
 def _begin(training: Training, config: TrainingConfig, state: RunState | None = None) -> None:
@@ -427,7 +433,7 @@ def _begin(training: Training, config: TrainingConfig, state: RunState | None = 
     passes = training._run.passes  # so that another run drops other elements
     training._run = run = _new_run(training, config)
     run.passes = passes
-    training.ranks.check(config, training.loss)
+    check_processes(training.processes, config, training.loss.one_process)
     run.clear_gradients()
     if state:
         run.resume(state)

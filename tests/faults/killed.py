@@ -19,7 +19,7 @@ from pathlib import Path
 
 from smallmind import InputError, Run
 from smallmind.files import durable
-from smallmind.training import evaluations
+from smallmind.training import evaluation
 from smallmind.training.checkpoint import BackgroundSaver, clear_stale, load, newest, save
 from smallmind.views.listing import find_runs
 from tests.faults.disk import Faulty, Quick, assert_sound, checkpoint, kill, names
@@ -186,7 +186,7 @@ def of_whole_runs(root, kills):
     os.environ |= {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "3"}
     from tests.faults.runs import STEPS_BETWEEN_SAVES, ended, status, train
 
-    evaluations.SAMPLE_TOKENS = 20  # or most kills would come while the sample is written
+    evaluation.SAMPLE_TOKENS = 20  # or most kills would come while the sample is written
     moments, done = random.Random(2), 0
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 

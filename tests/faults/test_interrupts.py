@@ -13,7 +13,7 @@ from smallmind.files import durable
 from smallmind.files.lock import RunLock
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.runs.metrics import read_metrics
-from smallmind.training import checkpoint, evaluations
+from smallmind.training import checkpoint, evaluation
 from smallmind.training.profiler import TrainingProfiler
 from tests.faults.disk import Quick
 from tests.faults.interrupts import count_moments, interrupted, interrupted_everywhere
@@ -124,7 +124,7 @@ def moments(tmp_path_factory):
     run = small_run(tmp_path_factory.mktemp("moments") / "run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(durable, "files", Quick())
-        patch.setattr(evaluations, "SAMPLE_TOKENS", 20)
+        patch.setattr(evaluation, "SAMPLE_TOKENS", 20)
         return count_moments(run.train, *RUN)
 
 

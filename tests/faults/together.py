@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from smallmind.files import durable
-from smallmind.training import evaluations
+from smallmind.training import evaluation
 from tests.faults.disk import Quick
 from tests.faults.killed import quietly, start
 from tests.faults.runs import ended, train
@@ -44,7 +44,7 @@ def writers(root, writes):
 
 def starts(root, pairs):
     """Two runs start in one directory: one is refused, the other ends as if it were alone."""
-    evaluations.SAMPLE_TOKENS = 20  # which takes longer than the steps
+    evaluation.SAMPLE_TOKENS = 20  # which takes longer than the steps
     train_quietly(root, "alone")
     expected, lost = ended(root / "alone"), 0
 

@@ -102,7 +102,7 @@ def test_products_of_blas_are_refused_where_they_cannot_be(tmp_path):
     with pytest.raises(InputError, match="products='blas' needs backend='numba'"):
         Run.create(backend="numpy", **fields)
     training = small_training()
-    training.ranks.size = 2
+    training.processes = 2
     with pytest.raises(InputError, match="products='blas' is for one process"):
         next(training.steps(dataclasses.replace(BLAS, data_shards=2)))
 

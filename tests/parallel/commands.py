@@ -45,7 +45,7 @@ def disturbing(spikes, early):
         if spikes:
             patch.setattr(TransformerModel, "loss_and_gradients", _spiking())
         if early:
-            patch.setattr(gradients, "WORTH_OVERLAP", -1.0)
+            patch.setattr(gradients, "MIN_EXCHANGE_SHARE", -1.0)
             patch.setattr(gradients, "COLD_STEPS", 1)
             patch.setattr(gradients, "TIMED_STEPS", 1)
         yield

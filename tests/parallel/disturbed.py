@@ -23,7 +23,7 @@ from smallmind.parallel.environment import rank
 from smallmind.runs import parallel as runs_parallel
 from smallmind.runs import session
 from smallmind.text.dataset import Dataset
-from smallmind.training import clock, evaluations, training
+from smallmind.training import clock, evaluation, training
 from tests.programs import start_untimed
 
 SPIKE = 1e4
@@ -165,7 +165,7 @@ def telling(tell):
 
 def prepare():
     """Runs end with a short sample, and nothing is timed before they start."""
-    evaluations.SAMPLE_TOKENS = 20
+    evaluation.SAMPLE_TOKENS = 20
     start_untimed(pytest.MonkeyPatch())
     training.Training.evaluate_held_out = telling(
         lambda *told: print("At its end, rank {} after {} steps: {}".format(*told), flush=True)

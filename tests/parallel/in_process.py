@@ -65,17 +65,17 @@ class ThreadRanks(Group):
 
         self._post("send", None if self.rank else array.copy(), received).wait()
 
-    def spread(self, vector, ends, senders, room):
+    def spread(self, vector, ends, senders, buffer):
         assert senders[self.rank] == (vector is not None)
         parts = [None if vector is None else vector[a:b].copy() for a, b in pairwise(ends)]
         own = ends[self.rank + 1] - ends[self.rank]
         expected = [r for r in range(self.size) if senders[r] and r != self.rank]
-        assert room.size == own * len(expected)
+        assert buffer.size == own * len(expected)
 
         def received(messages):
             pieces = [None] * self.size
             for i, rank in enumerate(expected):
-                pieces[rank] = room[i * own : (i + 1) * own]
+                pieces[rank] = buffer[i * own : (i + 1) * own]
                 pieces[rank][...] = messages[rank][self.rank]
             return pieces
 

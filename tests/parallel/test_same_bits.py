@@ -286,7 +286,7 @@ def test_nothing_looks_at_the_group_but_its_few_places(tmp_path, monkeypatch):
     words = "train", write_text(tmp_path), *BASE, *shlex.split(flags), "--data-shards", 3
     assert in_process.status(2, *words, "--sample-every", 3, "--out", tmp_path / "run") == 0
     others = {file for file in Watched.files if not file.startswith(("parallel/", "optim/"))}
-    assert others == {"cli/parallel.py", "runs/parallel.py", "training/ranks.py"}
+    assert others == {"cli/parallel.py", "runs/parallel.py", "training/training.py"}
     assert {"parallel/gradient_sum.py", "optim/muon.py"} <= Watched.files
 
 

@@ -20,8 +20,8 @@ from smallmind.text.conversations import PackedDataset
 from smallmind.text.packing import pack
 from smallmind.text.templates import TEMPLATES
 from smallmind.training import answers, checkpoint
-from smallmind.training.answers import FEWEST_ASKED, MOST_SHOWN
-from smallmind.training.evaluations import SAMPLE_TOKENS
+from smallmind.training.answers import MAX_SHOWN, MIN_QUESTIONS
+from smallmind.training.evaluation import SAMPLE_TOKENS
 from smallmind.training.records import AnswersRecord, EvaluationRecord, StepRecord
 from tests.programs import CATS
 from tests.runs.small import left
@@ -296,12 +296,12 @@ def test_evaluations_and_questions_take_a_tenth_of_a_run(
     each = sum(min(config.val_batches, data.batches_of(part)) for part in ("train", "held_out"))
     evaluations = math.ceil(steps / config.val_every) if config.val_every else 0
     final = data.held_out_batches
-    seconds = (evaluations * each + final) * reading + FEWEST_ASKED * answer + before
+    seconds = (evaluations * each + final) * reading + MIN_QUESTIONS * answer + before
     assert seconds <= (2.2 * steps + seconds) / 10
     assert (steps < 100 and reading == 1) or 1 <= evaluations <= 10
     if steps == 5000:
         assert (evaluations, config.val_batches) == (10, 20)
-        assert before == pytest.approx(FEWEST_ASKED * answer)
+        assert before == pytest.approx(MIN_QUESTIONS * answer)
     if steps == 60 and reading == 1:
         assert evaluations < 4 and before == 0
 
@@ -352,11 +352,11 @@ def test_a_model_that_may_know_answers_is_asked_a_few_questions_first(whole, tmp
     run = Run.create(**fields, out=tmp_path / "run", init_from=str(whole[0].path))
     records = run.train()
     asked = [record for record in records if isinstance(record, AnswersRecord)]
-    assert [(record.step, record.asked) for record in asked] == [(0, FEWEST_ASKED)]
+    assert [(record.step, record.asked) for record in asked] == [(0, MIN_QUESTIONS)]
     paced(monkeypatch, 1.0, 0.01, 100.0)  # too slow
     slow = Run.create(**fields, out=tmp_path / "slow", init_from=str(whole[0].path))
     assert not any(isinstance(record, AnswersRecord) for record in slow.train())
-    assert slow.session.ended.asked.asked >= FEWEST_ASKED
+    assert slow.session.ended.asked.asked >= MIN_QUESTIONS
 
 
 @pytest.mark.parametrize(("seconds", "asked"), [(0, 4), (-5, 4), (20, 20), (33.5, 30), (1e3, 30)])
@@ -366,12 +366,12 @@ def test_as_many_questions_are_asked_as_there_is_time_for(
     path = tmp_path / "more.jsonl"
     path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs(300)))
     run = Run.create(text=path, out=tmp_path / "run", init_from=str(whole[0].path), steps=1)
-    times = iter([0.0, float(FEWEST_ASKED)])  # a second for each
+    times = iter([0.0, float(MIN_QUESTIONS)])  # a second for each
     monkeypatch.setattr(answers, "clock", lambda: next(times))
     found = run.training.evaluations.ask(3, seconds=seconds)
     assert found.asked == asked and found.step == 3
     questions = [question for question, _, _ in found.answers]
-    assert len(set(questions)) == len(questions) == min(asked, MOST_SHOWN)
+    assert len(set(questions)) == len(questions) == min(asked, MAX_SHOWN)
 
 
 class Yesterday(datetime.datetime):

@@ -427,11 +427,11 @@ def test_an_estimate_says_that_a_run_may_end_early(text, take, cli):
 
 def test_measuring_does_not_change_the_temperature(tmp_path):
     distillation = Distillation(sharp(new_teacher()), 3.0, learn_temperature=True)
-    training, before = new_training(distillation), distillation.temperature_parameter.state()
+    training, before = new_training(distillation), distillation.parameter.state()
     measure(training, TrainingConfig(val_every=3, val_batches=2), 0.2, tmp_path)
-    assert distillation.temperature_parameter.state() == before
+    assert distillation.parameter.state() == before
     training.train(1, val_every=0)
-    assert distillation.temperature_parameter.state()["updates"] == 1
+    assert distillation.parameter.state()["updates"] == 1
 
 
 def test_the_number_of_steps_is_shown_and_saved(text, tmp_path, monkeypatch, take, cli):

@@ -20,7 +20,7 @@ from smallmind.forecast import pace
 from smallmind.forecast.pace import Pace
 from smallmind.runs import assembly
 from smallmind.settings.rules import Choices
-from smallmind.training import evaluations
+from smallmind.training import evaluation
 from smallmind.training.records import FileWarningRecord, SampleRecord, SaveRecord, StepRecord
 from tests.programs import CATS, edited, refusal, refuses
 from tests.runs import small
@@ -66,7 +66,7 @@ def test_training_writes_the_whole_directory_and_prints_nothing(finished, tmp_pa
         "text.txt",
         "tokenizer.json",
     }
-    assert run.is_finished and len(run.sample) == 1 + evaluations.SAMPLE_TOKENS
+    assert run.is_finished and len(run.sample) == 1 + evaluation.SAMPLE_TOKENS
     assert run.path.joinpath("samples.txt").read_text() == f"--- step 20\n{run.sample}\n"
     assert capfd.readouterr() == ("", "")
 
@@ -82,7 +82,7 @@ def test_samples_on_the_way_change_nothing_else(finished, tmp_path):
     assert outcome(resumed) == outcome(finished[0])
     texts = dict(re.findall("--- step ([0-9]+)\n(.*?)\n(?=---|$)", samples.read_text(), re.S))
     assert list(texts) == ["4", "8", "12", "16", "20"]
-    assert {len(text) for text in texts.values()} == {1 + evaluations.SAMPLE_TOKENS}
+    assert {len(text) for text in texts.values()} == {1 + evaluation.SAMPLE_TOKENS}
     assert finished[0].sample.startswith(texts["20"])
     assert resumed.training.progress.seconds["samples"] > 0
     more = Run.open(run.path)

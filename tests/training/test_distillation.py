@@ -79,7 +79,7 @@ def test_gradients_of_the_whole_loss(learn):
     distillation = Distillation(teacher, 3.0, 0.6, learn_temperature=learn)
     training = new_training(distillation, dropout=0.0, **settings)
     model, batch = training.model, first_batch(training)
-    parameter = distillation.temperature_parameter
+    parameter = distillation.parameter
     model.micro_batch_size = 2
     distillation.loss_and_gradients(model, batch)
     gradient, dx = model.flat.grad.copy(), parameter.dx.copy()
@@ -173,7 +173,7 @@ def test_an_update_that_overflows_leaves_the_temperature_alone():
     seen = []
 
     def plant(number):
-        seen.append(distillation.temperature_parameter.state())
+        seen.append(distillation.parameter.state())
         if number == 2:
             training.model.gradients["final_norm.bias"][0] = np.inf
 
@@ -181,7 +181,7 @@ def test_an_update_that_overflows_leaves_the_temperature_alone():
     records = training.train(3, precision="float16", val_every=0, log_every=1)
     assert [r.step for r in records if isinstance(r, OverflowRecord)] == [2]
     assert seen[0]["updates"] == 0 and seen[1] == seen[2] and seen[1]["updates"] == 1
-    assert distillation.temperature_parameter.state()["updates"] == 2
+    assert distillation.parameter.state()["updates"] == 2
 
 
 def test_a_stopped_step_leaves_no_gradient_of_the_temperature():
@@ -209,8 +209,8 @@ def test_a_learnt_temperature_stays_within_its_bounds():
         distillation = Distillation(new_teacher(), 3.0, learn_temperature=True)
         assert distillation.temperature == pytest.approx(3.0)
         for _ in range(3000):
-            distillation.temperature_parameter.dx[0] = sign
-            distillation.temperature_parameter.step(0.5)
+            distillation.parameter.dx[0] = sign
+            distillation.parameter.step(0.5)
         assert distillation.temperature == pytest.approx(bound, rel=1e-3)
         assert 1 <= distillation.temperature <= 10
 
@@ -225,8 +225,8 @@ def test_accumulated_batches_teach_the_temperature_their_mean():
             rows = slice(i * batch_size, (i + 1) * batch_size)
             part = whole.part(rows)
             distillation.loss_and_gradients(training.model, part, share=1 / accumulated)
-        distillation.temperature_parameter.step(1e-2)
-        states.append(distillation.temperature_parameter.state())
+        distillation.parameter.step(1e-2)
+        states.append(distillation.parameter.state())
     assert states[0] == pytest.approx(states[1], rel=1e-4)
     assert states[0]["m"] != 0
 
@@ -243,7 +243,7 @@ def test_an_epoch_teaches_the_same_in_batches_of_any_size(tmp_path, cached):
         records = [r for r in training.steps(config) if isinstance(r, StepRecord)]
         assert records[-1].windows % 2  # the last update does not consist of whole batches of two
         losses.append([record.loss for record in records])
-        states.append(distillation.temperature_parameter.state())
+        states.append(distillation.parameter.state())
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert states[0] == pytest.approx(states[1], rel=1e-3)
 
@@ -379,7 +379,7 @@ def test_blocks_of_rows_teach_what_all_rows_teach(tmp_path, monkeypatch, precisi
         distillation.prepare(training.model, training.data)
         model, batch = training.model, training.data.windows(np.arange(3) * T)
         loss = distillation.loss_and_gradients(model, batch, at=Pass(0))
-        temperature = distillation.temperature_parameter.dx[0]
+        temperature = distillation.parameter.dx[0]
         found.append((loss, temperature, model.flat.grad.copy()))
     (loss, temperature, gradients), *others = found
     atol = np.abs(gradients).max() * (1e-6 if precision == "float32" else 0.02)

@@ -183,7 +183,7 @@ def test_the_held_out_part_of_a_long_text_is_sampled(monkeypatch):
     training = small_training()
     whole = evaluation.evaluate_held_out(training.model, training.dataset)
     assert whole.tokens == len(training.dataset.held_out) - 1
-    monkeypatch.setattr(evaluation, "MOST_HELD_OUT", 64)
+    monkeypatch.setattr(evaluation, "MAX_HELD_OUT", 64)
     some = evaluation.evaluate_held_out(training.model, training.dataset)
     assert 48 <= some.tokens <= 80 and some.loss == pytest.approx(whole.loss, rel=0.3)
     assert (

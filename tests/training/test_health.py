@@ -76,7 +76,7 @@ def test_the_limits_match_the_guide(value, problem):
 
 
 def test_gradients_larger_than_a_chunk(monkeypatch):
-    monkeypatch.setattr("smallmind.training.health.CHUNK", 7)
+    monkeypatch.setattr("smallmind.training.health.CHUNK_SIZE", 7)
     gradient = healthy()
     norm, has_issue = GradientDiagnostics.get_gradient_norm(gradient)
     assert norm == pytest.approx(np.linalg.norm(gradient), rel=1e-6) and not has_issue

@@ -10,7 +10,6 @@ from smallmind.losses.distillation import Distillation
 from smallmind.parallel.group import ALONE
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import RandomWindows, draw
-from smallmind.training.ranks import Ranks
 from tests.parallel import in_process
 from tests.training.small import TEXT
 
@@ -119,7 +118,7 @@ def test_wrong_weights_are_refused(wrong):
     assert not model.flat.grad.any() and model.passes == 0
 
 
-def training_with(weights, batch_size=6, teacher=False, **settings):
+def training_with(weights, batch_size=6, teacher=False, group=ALONE, **settings):
     tokenizer = Tokenizer(TEXT)
     model = TransformerModel(tokenizer.vocab_size, 16, 16, 2, 2, seed=3, **settings)
     data = Dataset.from_text(TEXT, tokenizer, 16, batch_size, seed=2)
@@ -128,7 +127,7 @@ def training_with(weights, batch_size=6, teacher=False, **settings):
     if teacher:
         wise = TransformerModel(tokenizer.vocab_size, 16, 16, 1, 2, seed=4)
         distillation = Distillation(wise, learn_temperature=True)
-    return Training(model, tokenizer, data=data, distillation=distillation)
+    return Training(model, tokenizer, data=data, distillation=distillation, group=group)
 
 
 def some_weights(kind):
@@ -204,9 +203,7 @@ def test_weighted_runs_have_the_same_bits_on_any_number_of_ranks(size):
     )
 
     def training_on(ranks):
-        training = training_with(some_weights("masks"), teacher=True, dropout=0.1)
-        training.ranks = Ranks(ranks, training.check_stop)
-        return training
+        return training_with(some_weights("masks"), teacher=True, dropout=0.1, group=ranks)
 
     def steps(training):
         losses = [record.loss for record in training.steps(config) if hasattr(record, "loss")]
