@@ -19,7 +19,8 @@ from smallmind.tasks.likelihood import Likelihood, Scored, Scorer
 from smallmind.text.chat import Turn
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import special_names
-from smallmind.writing.answers import Asked, answers
+from smallmind.writing.answers import answers
+from smallmind.writing.decoder import Continuation
 
 try:
     from lm_eval.api.model import LM
@@ -28,7 +29,7 @@ except ImportError:
     raise ImportError('lm_eval is not installed: pip install "smallmind[eval]"') from None
 
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-MOST = 256  # tokens that are written, unless a task says so
+USUAL_TOKENS = 256  # that are written, unless a task says so
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
 IGNORED = ("until", "do_sample", "temperature", *LENGTHS)
 
@@ -79,12 +80,13 @@ class SmallmindLM(LM):
         """Returns the text that follows each context, up to what it is to stop at."""
         context = self.scorer.context
         prompts = self.scorer.encode_each([request.args[0] for request in requests], begins=True)
-        asked = []
+        texts = []
         for ids, request in zip(prompts, requests, strict=True):
             config = _config(request.args[1], max(1, context - 1))
             begun = ids if len(ids) else self.scorer.alone(ids).ids
-            asked.append(Asked(begun[-max(1, context - config.max_tokens) :], config))
-        written = answers(self.model, self.tokenizer, asked)
+            ids = begun[-max(1, context - config.max_tokens) :]
+            texts.append(Continuation(self.tokenizer, ids, config))
+        written = answers(self.model, self.tokenizer, texts)
         if self.tokenizer.special:
             names = special_names(tuple(self.tokenizer.special))
             written = [names.sub("", text) for text in written]
@@ -125,7 +127,7 @@ def _config(said: Mapping[str, Any], most: int) -> GenerationConfig:
         raise InputError(f"generation with {', '.join(sorted(unknown))} is not known here")
     until = said.get("until") or ()
     stops = [until] if isinstance(until, str) else until
-    length = next((said[name] for name in LENGTHS if said.get(name) is not None), MOST)
+    length = next((said[name] for name in LENGTHS if said.get(name) is not None), USUAL_TOKENS)
     samples = said.get("do_sample", bool(said.get("temperature")))
     return GenerationConfig(
         max_tokens=min(int(length), most),
