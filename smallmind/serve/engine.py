@@ -13,11 +13,11 @@ from smallmind.checks import InputError
 from smallmind.writing.decoder import Continuation, Decoder, Token
 
 PART_OPERATIONS = 2e9  # of the part of a prompt that is read between two tokens of other texts
-SHORTEST, LONGEST = 16, 512  # such parts, in tokens
+MIN_PART, MAX_PART = 16, 512  # tokens of such a part
 # Seconds between two messages to clients. A screen shows no more of them, and each costs as much as
 # a token of a small model: it takes the interpreter, and a core, from the thread that computes.
-BETWEEN = 1 / 60
-LAST_STEP = 5.0  # seconds in which the thread ends its last step, or is left behind
+MESSAGE_SECONDS = 1 / 60
+LAST_STEP_SECONDS = 5.0  # in which the thread ends its last step, or is left behind
 
 
 class Busy(InputError):
@@ -30,7 +30,7 @@ def prompt_part(parameters: int) -> int:
     It does not depend on what else is served, so that texts do not either.
     """
     tokens = int(PART_OPERATIONS / (2 * max(1, parameters)))
-    return min(LONGEST, max(SHORTEST, 1 << max(0, tokens.bit_length() - 1)))
+    return min(MAX_PART, max(MIN_PART, 1 << max(0, tokens.bit_length() - 1)))
 
 
 class Request:
@@ -90,7 +90,7 @@ class Line:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Within the block, the model is needed: for a request that is not submitted yet."""
+        """Keeps the model within the block: for a request that is not submitted yet."""
         self._readers += 1
         try:
             yield
@@ -121,7 +121,7 @@ class Engine:
         with self._changed:
             self._stops = True
             self._changed.notify()
-        self._thread.join(LAST_STEP)
+        self._thread.join(LAST_STEP_SECONDS)
 
     def add(self, line: Line) -> None:
         """Serves the requests of one more model."""
@@ -182,7 +182,7 @@ class Engine:
             for line in lines:
                 news |= dict.fromkeys(self._step(line))
             now = time.monotonic()
-            if now - told >= BETWEEN or any(each._is_new or each._is_done for each in news):
+            if now - told >= MESSAGE_SECONDS or any(each._is_new or each._is_done for each in news):
                 for request in news:
                     request._is_new = False
                 with suppress(RuntimeError):  # the loop has been closed
@@ -190,7 +190,7 @@ class Engine:
                 news, told = {}, now
 
     def _step(self, line: Line) -> list[Request]:
-        """One step of a decoder -> the requests that have something new."""
+        """Runs one step of a decoder -> the requests that have something new."""
         news: list[Request] = []
         try:
             news += self._let_go(line)
@@ -217,19 +217,17 @@ class Engine:
 
     def _let_go(self, line: Line) -> list[Request]:
         """Ends the requests that are cancelled or expired -> those."""
-        now, leaving = time.monotonic(), []
+        now = time.monotonic()
         with self._changed:
-            for request in line.requests:
-                # Decided here, and nowhere else: a client may leave between any two looks.
-                if request.is_cancelled or now > request.deadline:
-                    leaving.append(request)
+            # Decided here, and nowhere else: a client may leave between any two looks.
+            leaving = [x for x in line.requests if x.is_cancelled or now > x.deadline]
         for request in leaving:
             request.has_expired = now > request.deadline
             self._end(line, request)
         return leaving
 
     def _admit(self, line: Line) -> None:
-        """Adds texts to the decoder while there is room."""
+        """Adds texts to the decoder while it has free slots."""
         with self._changed:
             while line.decoder.free:
                 waiting = [request for request in line.requests if request.waiting]

@@ -20,8 +20,8 @@ from smallmind.views.listing import find_runs
 from smallmind.views.run_view import RunView
 from smallmind.writing.decoder import Decoder
 
-MOST_LOADED = 4  # models in memory at a time, unless more are in use
-FRESH = 2.0  # seconds for which the list of runs is kept
+MAX_LOADED = 4  # models in memory at a time, unless more are in use
+LIST_SECONDS = 2.0  # for which the list of runs is not read again
 
 
 class Loaded(NamedTuple):
@@ -46,13 +46,13 @@ class Entry:
         self._described: tuple[tuple[float, ...], dict[str, Any]] | None = None
 
     def described(self) -> dict[str, Any]:
-        """Facts about the model, read without its weights. InputError if they are damaged."""
+        """Describes the model, read without its weights. InputError if they are damaged."""
         loaded, version = self.loaded, self.version()
         if self._described and self._described[0] == version:
             return self._described[1]
         found = find(self.path)
         config, tokenizer = found.config, found.tokenizer()
-        facts = {
+        described = {
             "kind": "completion" if format_of(tokenizer) is None else "chat",
             "step": self.step(found),
             "parameters": declare_parameters(config).count,
@@ -63,8 +63,8 @@ class Entry:
             "opening": tokenizer.opening,
             "state": loaded.name if loaded else found.name,
         }
-        self._described = version, facts
-        return facts
+        self._described = version, described
+        return described
 
     def step(self, found: StoredModel) -> int | None:
         """Returns the step of the weights that are served; None if it is not known."""
@@ -95,7 +95,7 @@ class Models:
         self.engine, self.folder = engine, folder
         self.precision, self.slots, self.context = precision, slots, context
         self._entries: dict[str, Entry] = {}
-        self._listed = -FRESH
+        self._listed = -LIST_SECONDS
         for path in paths:
             self._add(path)
 
@@ -111,7 +111,7 @@ class Models:
 
     def entries(self) -> list[Entry]:
         """Returns all of them, with the runs that have begun meanwhile."""
-        if self.folder and time.monotonic() - self._listed > FRESH and self.folder.is_dir():
+        if self.folder and time.monotonic() - self._listed > LIST_SECONDS and self.folder.is_dir():
             for view in find_runs(self.folder):
                 if model_in(view.path) or checkpoint.peek(view.path):
                     self._add(view.path)
@@ -146,7 +146,7 @@ class Models:
                 self._unload(entry)
             entry.loaded, entry.used = loaded, time.monotonic()
             self.engine.add(loaded.line)
-            self._make_room(entry)
+            self._unload_idle(entry)
             return loaded
 
     def _load(self, entry: Entry, version: tuple[float, ...]) -> Loaded:
@@ -164,9 +164,9 @@ class Models:
         entry.loaded.line.decoder.close()
         entry.loaded = None
 
-    def _make_room(self, kept: Entry) -> None:
-        """Unloads those that have not been used for longest, down to MOST_LOADED."""
-        held = [entry for entry in self._entries.values() if entry.loaded and entry is not kept]
+    def _unload_idle(self, needed: Entry) -> None:
+        """Unloads those that have not been used for longest, down to MAX_LOADED."""
+        held = [entry for entry in self._entries.values() if entry.loaded and entry is not needed]
         idle = [entry for entry in held if entry.loaded and entry.loaded.line.is_idle]
-        for entry in sorted(idle, key=lambda entry: entry.used)[: len(held) + 1 - MOST_LOADED]:
+        for entry in sorted(idle, key=lambda entry: entry.used)[: len(held) + 1 - MAX_LOADED]:
             self._unload(entry)

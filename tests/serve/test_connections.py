@@ -44,8 +44,8 @@ def rest(client):
 
 @pytest.mark.parametrize("beginning", BEGINNINGS)
 def test_a_request_that_is_not_complete_is_not_waited_for(models, monkeypatch, beginning):
-    monkeypatch.setattr(connections, "HEADERS", 0.2)
-    monkeypatch.setattr(connections, "BODY", 0.2)
+    monkeypatch.setattr(connections, "HEADERS_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "BODY_SECONDS", 0.2)
     with serving(models[:1]) as (address, _), connected(address, BEGINNINGS[beginning]) as client:
         found = rest(client)
         assert found.startswith((b"HTTP/1.1 408 Request Timeout", b"HTTP/1.1 200 OK"))
@@ -59,8 +59,8 @@ def test_a_request_that_is_not_complete_is_not_waited_for(models, monkeypatch, b
     "beginning", [b"GET / HTTP/1.1\r\nX: ", HEAD + b"Content-Length: 100000\r\n\r\n{"]
 )
 def test_a_client_that_sends_byte_by_byte_is_not_waited_for_longer(models, monkeypatch, beginning):
-    monkeypatch.setattr(connections, "HEADERS", 0.3)
-    monkeypatch.setattr(connections, "BODY", 0.3)
+    monkeypatch.setattr(connections, "HEADERS_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "BODY_SECONDS", 0.3)
     with serving(models[:1]) as (address, _), connected(address, beginning) as client:
         client.settimeout(0.01)
         end, found = time.monotonic() + 60, b""
@@ -76,7 +76,7 @@ def test_a_client_that_sends_byte_by_byte_is_not_waited_for_longer(models, monke
 
 
 def test_a_client_that_asks_again_has_as_long_as_the_first_time(models, monkeypatch):
-    monkeypatch.setattr(connections, "HEADERS", 2.0)
+    monkeypatch.setattr(connections, "HEADERS_SECONDS", 2.0)
     with serving(models[:1]) as (address, _):
         client = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
         client.connect()
@@ -91,7 +91,7 @@ def test_a_client_that_asks_again_has_as_long_as_the_first_time(models, monkeypa
 
 @pytest.mark.parametrize("beginning", BEGINNINGS)
 def test_half_open_connections_do_not_shut_others_out(models, monkeypatch, beginning):
-    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 6)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 6)
     with serving(models[:1]) as (address, _):
         clients = [connected(address, BEGINNINGS[beginning]) for _ in range(20)]
         body = {"model": "text", "prompt": "fox", "max_tokens": 2}
@@ -106,7 +106,7 @@ def test_half_open_connections_do_not_shut_others_out(models, monkeypatch, begin
 
 
 def test_clients_that_are_answered_are_not_closed_for_others(models, monkeypatch):
-    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 4)
     body = {"model": "text", "prompt": "fox", "max_tokens": 60, "stream": True}
     with serving(models[:1]) as (address, app):
         url = f"{address}/v1/completions"
@@ -125,7 +125,7 @@ def test_clients_that_are_answered_are_not_closed_for_others(models, monkeypatch
 
 
 def test_a_client_that_does_not_read_is_let_go(models, monkeypatch):
-    monkeypatch.setattr(connections, "STALLED", 0.2)
+    monkeypatch.setattr(connections, "STALLED_SECONDS", 0.2)
     made = connections.Connection.connection_made
 
     def with_little_memory(connection, transport):

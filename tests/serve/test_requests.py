@@ -9,7 +9,7 @@ import pytest
 
 import smallmind
 from smallmind import Tokenizer
-from smallmind.serve import asked
+from smallmind.serve import request_fields
 from smallmind.serve.api import Limits, _Shown
 from smallmind.text.chat import Turn
 from smallmind.writing.decoder import Token
@@ -204,8 +204,8 @@ def test_parts_of_a_message_that_are_no_text_are_refused(client, part):
 
 
 def test_a_thought_before_an_answer_is_not_a_part_of_it(client):
-    _, turns = asked.turns_of(
-        asked.Fields(
+    _, turns = request_fields.turns_of(
+        request_fields.Fields(
             {
                 "messages": [
                     {"role": "user", "content": "3*4?"},
@@ -243,7 +243,7 @@ def test_too_many_prompts_are_counted_before_they_are_encoded(client, monkeypatc
 
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(client, monkeypatch):
     monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("a prompt was encoded"))
-    text = "a" * (asked.CHARACTERS * 32768 + 1)
+    text = "a" * (request_fields.MAX_CHARACTERS * 32768 + 1)
     messages = [{"role": role, "content": text[:600_000]} for role in ("user", "assistant")]
     answers = [
         asking(client, PROMPT, prompt=text),
@@ -258,7 +258,9 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(client, monkeypa
 
 
 def test_a_body_of_too_many_values_is_refused_before_it_is_read(client, monkeypatch):
-    monkeypatch.setattr(asked.json, "loads", lambda *_, **__: pytest.fail("the body was read"))
+    monkeypatch.setattr(
+        request_fields.json, "loads", lambda *_, **__: pytest.fail("the body was read")
+    )
     body = b'{"model":"text","prompt":[' + b"[]," * 1_000_000 + b"[]]}"
     answer = client.post("/v1/completions", content=body)
     assert answer.status_code == 413 and "131,072 values" in answer.text
@@ -268,7 +270,7 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_read(client, monkeypa
 def test_while_a_request_is_read_others_are_answered(client, monkeypatch, name):
     """The request is not read to its end before others have been answered."""
     answered = threading.Event()
-    read = asked.turns_of if name == "messages" else asked.prompts_of
+    read = request_fields.turns_of if name == "messages" else request_fields.prompts_of
 
     def slowly(*given):
         assert answered.wait(60)

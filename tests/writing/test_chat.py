@@ -148,7 +148,7 @@ def conversation(count):
 @pytest.mark.parametrize("count", [799, 801])
 def test_dropping_turns_writes_the_conversation_a_few_times_and_not_once_a_turn(count):
     tokenizer, template = fit_template(Tokenizer(kind="byte"), "chatml")
-    counting = Counting(**{x.name: getattr(template, x.name) for x in fields(template)})
+    counting = Counting(**{x.name: getattr(template, x.name) for x in fields(template) if x.init})
     Counting.rendered, turns = 0, conversation(count)
     found = chat.prompt_of(tokenizer, counting, "Be kind.", turns, 500, 100)
     assert Counting.rendered < 4 * count
