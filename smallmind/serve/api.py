@@ -36,7 +36,6 @@ from smallmind.serve.request_fields import (
     turns_of,
     variables_of,
 )
-from smallmind.settings.config import GenerationConfig
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.writing.chat import Prompt, prompt_of
 from smallmind.writing.decoder import Continuation, Token
@@ -93,12 +92,12 @@ class API:
 
     def entry(self, name: Any) -> Entry:
         """Returns the model of this name. APIError 404 if there is none."""
-        try:
-            return self.models.entry(str(name))
-        except KeyError:
-            known = ", ".join(entry.id for entry in self.models.entries()) or "none yet"
+        entries = {entry.id: entry for entry in self.models.entries()}
+        if str(name) not in entries:
+            known = ", ".join(entries) or "none yet"
             message = f"the model {str(name)[:100]!r} does not exist; there are: {known}"
-            raise APIError(message, "model", "model_not_found", status=404) from None
+            raise APIError(message, "model", "model_not_found", status=404)
+        return entries[str(name)]
 
     async def loaded(self, entry: Entry) -> Loaded:
         """Returns the model in memory. APIError 500 if it cannot be loaded."""
@@ -157,8 +156,10 @@ class API:
                 raise APIError("prefix_tokens needs a single prompt", "prefix_tokens")
             for ids in prompts:
                 check_count(len(ids) + len(begun), limits.prompt_tokens, name)
+            seeds = [(config.seed + i) % 2**63 for i in range(n)]
+            configs = [replace(config, seed=seed) for seed in seeds]
             texts = [
-                [Continuation(tokenizer, ids, _with_seed(config, i), top, begun) for i in range(n)]
+                [Continuation(tokenizer, ids, seeded, top, begun) for seeded in configs]
                 for ids in prompts
             ]
         except InputError as error:
@@ -186,10 +187,6 @@ class API:
 def _described(entry: Entry) -> dict[str, Any]:
     created = int(entry.path.stat().st_mtime) if entry.path.exists() else 0
     return {"id": entry.id, "object": "model", "created": created, "owned_by": "smallmind"}
-
-
-def _with_seed(config: GenerationConfig, number: int) -> GenerationConfig:
-    return replace(config, seed=(config.seed + number) % 2**63)
 
 
 class Answer(Response):
@@ -220,7 +217,7 @@ class Answer(Response):
             if tasks[0] in done:
                 tasks[0].result()
         finally:
-            self.engine.cancel(self.parsed.request)
+            self.parsed.request.is_cancelled = True  # before its next token
             for task in tasks:
                 task.cancel()
                 with suppress(asyncio.CancelledError, Exception):

@@ -44,7 +44,6 @@ def application(
     """
     html = page.document()
     policy = page.policy(html, *CONNECTIONS, LOCAL_FRAMES if in_frames else OUR_FRAMES)
-    routes: list[Route] = []
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -66,19 +65,12 @@ def application(
             response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
         return response
 
-    routes += [
-        Route("/", show_page),
-        Route("/api/session", begin_session, methods=["POST"]),
-    ]
     app = Starlette(
-        routes=routes,
+        routes=[Route("/", show_page), Route("/api/session", begin_session, methods=["POST"])],
         lifespan=lifespan,
-        exception_handlers={
-            APIError: _show_api_error,
-            HTTPException: _show_http_error,
-            ClientDisconnect: _show_nobody,
-            Exception: _show_failure,
-        },
+        exception_handlers=dict.fromkeys(
+            (APIError, HTTPException, ClientDisconnect, Exception), _show_error
+        ),
     )
     return Guard(app, hosts, token, in_frames)
 
@@ -98,21 +90,13 @@ def _routes(api: API, page_api: PageAPI) -> list[Route]:
     ]
 
 
-async def _show_api_error(_request: HTTPRequest, error: Exception) -> Response:
-    assert isinstance(error, APIError)
-    return error.response()
-
-
-async def _show_http_error(_request: HTTPRequest, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = {404: "there is nothing at this address", 405: "this address has another method"}
-    text = message.get(error.status_code, str(error.detail))
-    return APIError(text, status=error.status_code).response(error.headers)
-
-
-async def _show_nobody(_request: HTTPRequest, _error: Exception) -> Response:
-    return APIError("the request ended in the middle").response()  # its client has left
-
-
-async def _show_failure(_request: HTTPRequest, error: Exception) -> Response:
+async def _show_error(_request: HTTPRequest, error: Exception) -> Response:
+    if isinstance(error, APIError):
+        return error.response()
+    if isinstance(error, HTTPException):
+        texts = {404: "there is nothing at this address", 405: "this address has another method"}
+        text = texts.get(error.status_code, str(error.detail))
+        return APIError(text, status=error.status_code).response(error.headers)
+    if isinstance(error, ClientDisconnect):
+        return APIError("the request ended in the middle").response()  # its client has left
     return APIError(f"the server failed: {type(error).__name__}", status=500).response()

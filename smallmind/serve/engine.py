@@ -37,7 +37,8 @@ class Request:
     """The texts that a client waits for: one or more for each of its prompts.
 
     `error` says why texts have not ended by themselves; `has_expired` that the seconds are over.
-    The event loop sets `is_cancelled`, at any time; all else is set by the thread that computes.
+    The event loop sets `is_cancelled`, at any time, which frees its slots before the next token;
+    all else is set by the thread that computes.
     """
 
     def __init__(self, prompts: Sequence[Sequence[Continuation]], seconds: float) -> None:
@@ -142,10 +143,6 @@ class Engine:
                 raise Busy(f"{self.most_waiting} requests are waiting already; try again later")
             line.requests.append(request)
             self._changed.notify()
-
-    def cancel(self, request: Request) -> None:
-        """Frees the slots of a request before the next token."""
-        request.is_cancelled = True
 
     async def run(self, job: Callable[[], Any]) -> Any:
         """Computes something else with a model, between two steps -> its result."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smallmind.exchange.stored import StoredModel, find
+from smallmind.exchange.stored import find
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.files import model_in
@@ -51,10 +51,12 @@ class Entry:
         if self._described and self._described[0] == version:
             return self._described[1]
         found = find(self.path)
-        config, tokenizer = found.config, found.tokenizer()
+        config, tokenizer, step = found.config, found.tokenizer(), found.step
+        if step is None and self.is_run:
+            step = RunView(self.path, fields=()).step
         described = {
             "kind": "completion" if format_of(tokenizer) is None else "chat",
-            "step": self.step(found),
+            "step": step,
             "parameters": declare_parameters(config).count,
             "block_size": config.block_size,
             "layers": config.n_layer,
@@ -65,12 +67,6 @@ class Entry:
         }
         self._described = version, described
         return described
-
-    def step(self, found: StoredModel) -> int | None:
-        """Returns the step of the weights that are served; None if it is not known."""
-        if found.step is not None:
-            return found.step
-        return RunView(self.path, fields=()).step if self.is_run else None
 
     def version(self) -> tuple[float, ...]:
         """Returns the times of the files that its newest weights are in."""
@@ -125,10 +121,6 @@ class Models:
         if self.folder and self.folder.is_dir():
             views |= {view.path.resolve(): view for view in find_runs(self.folder)}
         return sorted(views.values(), key=lambda view: -view.created)
-
-    def entry(self, id: str) -> Entry:
-        """Returns the one of this name. KeyError if there is none."""
-        return {entry.id: entry for entry in self.entries()}[id]
 
     async def loaded(self, entry: Entry) -> Loaded:
         """-> the model in memory; again if its run has gone on and nobody is served by the old one.

@@ -188,7 +188,8 @@ def generation_of(fields: Fields, most: int, default: int) -> GenerationConfig:
     try:
         return GenerationConfig(**{k: v for k, v in settings.items() if v is not None})
     except InputError as error:
-        raise APIError(str(error), _named(str(error), settings)) from None
+        field = next((field for field in settings if str(error).startswith(field)), None)
+        raise APIError(str(error), field) from None
 
 
 def _max_tokens(fields: Fields, most: int, default: int) -> int:
@@ -213,11 +214,6 @@ def _stops(fields: Fields) -> tuple[str, ...] | None:
     if not all(isinstance(each, str) and each for each in stops):
         raise APIError("stop must be strings of one character or more", "stop")
     return tuple(stops) or None
-
-
-def _named(message: str, settings: Mapping[str, Any]) -> str | None:
-    """Returns the field that a message is about."""
-    return next((name for name in settings if message.startswith(name)), None)
 
 
 def top_of(fields: Fields, chat: bool) -> int | None:

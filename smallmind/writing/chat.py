@@ -125,9 +125,13 @@ class Chat:
         An answer that is not read to its end becomes a turn as far as it came.
         """
         turn = Turn(USER, check_type("text", text, str))
-        writer, dropped = self._writer([*self.turns, turn])
+        context, most = self.model.config.block_size, self.config.max_tokens
+        turns = [*self.turns, turn]
+        prompt = prompt_of(self.tokenizer, self.template, self.system, turns, context, most)
+        config = dataclasses.replace(self.config, max_tokens=prompt.most)
+        writer = Writer(self.model, self.tokenizer, prompt.ids, config)
         self.turns.append(turn)
-        return self._answer(writer, dropped)
+        return self._answer(writer, prompt.dropped)
 
     def undo(self) -> bool:
         """Takes back the last question and its answer -> False if there is none."""
@@ -157,10 +161,3 @@ class Chat:
             self.ended = writer.ended[0]
         finally:
             self.turns.append(Turn(ASSISTANT, "".join(answer)))
-
-    def _writer(self, turns: Sequence[Turn]) -> tuple[Writer, int]:
-        """Returns a writer of the answer to the last turn, and how many of the oldest it misses."""
-        context, most = self.model.config.block_size, self.config.max_tokens
-        prompt = prompt_of(self.tokenizer, self.template, self.system, turns, context, most)
-        config = dataclasses.replace(self.config, max_tokens=prompt.most)
-        return Writer(self.model, self.tokenizer, prompt.ids, config), prompt.dropped

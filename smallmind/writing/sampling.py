@@ -58,20 +58,13 @@ class Drawing(NamedTuple):
     seen: Seen | None = None
 
 
-def choose(
-    logits: np.ndarray, config: GenerationConfig, uniform: float, seen: Seen | None = None
-) -> int:
-    """logits (V,), uniform in [0, 1) -> the sampled token.
+def choose_each(logits: np.ndarray, drawings: Sequence[Drawing]) -> list[int]:
+    """logits (B, V) -> the sampled token of each row.
 
     In the order of Hugging Face's transformers: penalties, temperature, top_k, top_p, which is a
     share of what top_k leaves, min_p. Equally likely tokens come in the order of their numbers.
     InputError for logits that are not finite.
     """
-    return choose_each(logits[None], [Drawing(config, uniform, seen)])[0]
-
-
-def choose_each(logits: np.ndarray, drawings: Sequence[Drawing]) -> list[int]:
-    """logits (B, V) -> what `choose` draws from each row, in less time than one after another."""
     # Methods: of few numbers, NumPy's functions take most of their time before they call these.
     if not (isfinite(logits.max()) and isfinite(logits.min())):
         raise InputError("the model's logits are not finite: its weights are too large or damaged")

@@ -9,7 +9,7 @@ import pytest
 
 from smallmind.serve import connections
 from smallmind.serve.api import Limits
-from tests.serve.conftest import httpx, serving
+from tests.serve.conftest import httpx, line_of, serving, slow_down, talking, wait_for
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 BEGINNINGS = {
@@ -108,17 +108,13 @@ def test_half_open_connections_do_not_shut_others_out(models, monkeypatch, begin
 def test_clients_that_are_answered_are_not_closed_for_others(models, monkeypatch):
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 4)
     body = {"model": "text", "prompt": "fox", "max_tokens": 60, "stream": True}
-    with serving(models[:1]) as (address, app):
-        url = f"{address}/v1/completions"
-        httpx.post(url, json={**body, "max_tokens": 1}, timeout=60)
-        models_of = app.app.state.api.models
-        (line,) = (entry.loaded.line for entry in models_of.entries() if entry.loaded)
-        step = line.decoder.step
-        line.decoder.step = lambda: time.sleep(0.02) or step()
-        with httpx.stream("POST", url, json=body, timeout=60) as answer:
+    with talking(models[:1]) as (client, app):
+        slow_down(client, app, 0.02)
+        url = str(client.base_url)
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
-            clients = [connected(address) for _ in range(12)]
+            clients = [connected(url) for _ in range(12)]
             assert [line for line in lines if line][-1] == "data: [DONE]"
             for client in clients:
                 client.close()
@@ -137,18 +133,12 @@ def test_a_client_that_does_not_read_is_let_go(models, monkeypatch):
     data = json.dumps(body).encode()
     with serving(models[:1], limits=Limits(max_tokens=10**6)) as (address, app):
         httpx.post(f"{address}/v1/completions", json={**body, "max_tokens": 1}, timeout=60)
-        models_of = app.app.state.api.models
-        (line,) = (entry.loaded.line for entry in models_of.entries() if entry.loaded)
+        line = line_of(app)
         host, port = address.removeprefix("http://").split(":")
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect((host, int(port)))
             client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(data) + data)
-            end = time.monotonic() + 60
-            while not line.requests:
-                assert time.monotonic() < end
-                time.sleep(0.01)
-            while line.requests:
-                assert time.monotonic() < end
-                time.sleep(0.01)
+            wait_for(lambda: line.requests)
+            wait_for(lambda: not line.requests)
         assert httpx.get(f"{address}/v1/models").status_code == 200

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import random
-import time
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import smallmind
 from smallmind.serve.engine import Busy, Engine, Line, Request
 from smallmind.settings.config import GenerationConfig
 from smallmind.writing.decoder import Continuation, Decoder
-from tests.serve.conftest import httpx, serving
+from tests.serve.conftest import httpx, serving, wait_for
 
 SLOTS = 2
 
@@ -220,10 +219,7 @@ def test_none_of_the_others_notices_5000_clients_that_leave_at_random_moments(mo
         asyncio.run(together())
         assert not wrong
         for entry in app.app.state.api.models.entries():
-            end = time.monotonic() + 60
-            while not entry.loaded.line.is_idle:
-                assert time.monotonic() < end
-                time.sleep(0.01)
+            wait_for(lambda line=entry.loaded.line: line.is_idle)
             assert entry.loaded.line.decoder.free == 4 and not entry.loaded.line.texts
         again = httpx.post(f"{address}/v1/completions", json=body, timeout=60).json()["choices"]
         assert again == expected

@@ -43,7 +43,7 @@ def test_a_difference_that_seeds_explain_is_none():
     assert not alone.has_zero and seeds.has_zero
 
 
-@pytest.mark.parametrize(("limit", "value"), [("MOST_KEPT", 3), ("MAX_BYTES", 1000)])
+@pytest.mark.parametrize(("limit", "value"), [("MAX_RESULTS", 3), ("MAX_BYTES", 1000)])
 def test_a_run_keeps_its_last_results(tmp_path, monkeypatch, limit, value):
     monkeypatch.setattr(results, limit, value)
     file = tmp_path / "tasks.json"

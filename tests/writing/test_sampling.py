@@ -6,9 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smallmind import GenerationConfig, InputError
-from smallmind.writing.sampling import Seen, choose
+from smallmind.writing.sampling import Drawing, Seen, choose_each
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
+
+
+def choose(logits, config, uniform, seen=None):
+    """The token of one row."""
+    return choose_each(logits[None], [Drawing(config, uniform, seen)])[0]
 
 
 def frequencies(n=2000, logits=LOGITS, seen=None, **settings):
