@@ -84,9 +84,9 @@ def read_pairs(
         inner, outer = tensor.parameter_shape[0], tensor.columns.stop - tensor.columns.start
         expected = (len(pair.a), inner), (outer, len(pair.a))
         if (pair.a.shape, pair.b.shape) != expected:
-            a, b = shown_shape(pair.a.shape), shown_shape(pair.b.shape)
+            found = f"{shown_shape(pair.b.shape)} times {shown_shape(pair.a.shape)}"
             raise InputError(
-                f"{source}: the adapter of {name} is {b} times {a}; the matrix is {outer} x {inner}"
+                f"{source}: the adapter of {name} is {found}; the matrix is {outer} x {inner}"
             )
         if not (np.isfinite(pair.a).all() and np.isfinite(pair.b).all()):
             raise InputError(f"{source}: the adapter of {name} has numbers that are not finite")

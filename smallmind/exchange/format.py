@@ -51,7 +51,7 @@ class ExternalModel(StoredModel):
         return read_parameters(self.config, *self.tensors(), str(self.path))
 
 
-class Format:
+class ModelFormat:
     """A format of other programs. Each subclass is one, listed in `parts.FORMATS`."""
 
     types: ClassVar[tuple[str, ...]]  # that weights can be stored as, the default first
@@ -84,7 +84,7 @@ class AdapterFormat:
         raise NotImplementedError
 
     def write(self, path: Path, adapter: SavedAdapter) -> None:
-        """Writes an adapter, all of it or nothing. Errors as `Format.write`."""
+        """Writes an adapter, all of it or nothing. Errors as `ModelFormat.write`."""
         raise NotImplementedError
 
 
@@ -100,7 +100,7 @@ def check_file(
         raise InputError(f"{path} exists and is not {kind}; choose another name")
 
 
-def open_format(name: str) -> Format:
+def open_format(name: str) -> ModelFormat:
     """Returns the format with this name. InputError if there is none."""
     if name not in parts.FORMATS:
         known = ", ".join([*parts.FORMATS, *parts.ADAPTER_FORMATS])

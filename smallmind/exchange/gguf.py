@@ -21,7 +21,7 @@ from smallmind.exchange.format import (
     AdapterFormat,
     Exported,
     ExternalModel,
-    Format,
+    ModelFormat,
     check_file,
     padded,
 )
@@ -40,7 +40,7 @@ FLOAT32 = "position_embd"  # llama.cpp wants it in float32
 QUANTISATION = 2  # the version of the blocks
 
 
-class GGUF(Format):
+class GGUF(ModelFormat):
     """A file of llama.cpp and what is built on it."""
 
     types = tuple(kind.name for kind in types_for("store"))
@@ -74,7 +74,7 @@ class GGUF(Format):
             path,
             metadata,
             [
-                gguf_file.Written(
+                gguf_file.TensorToWrite(
                     tensor.name,
                     tensor.shape,
                     type_of(tensor.shape, "f32" if tensor.name.startswith(FLOAT32) else type),
@@ -106,7 +106,9 @@ class GGUFAdapter(AdapterFormat):
             "adapter.lora.alpha": np.float32(adapter.adapter.alpha),
         }
         tensors = [
-            gguf_file.Written(f"{name}.weight.lora_{letter}", x.shape, NUMBER_TYPES["f32"], copy)
+            gguf_file.TensorToWrite(
+                f"{name}.weight.lora_{letter}", x.shape, NUMBER_TYPES["f32"], copy
+            )
             for name, pair in pairs_of(adapter, architecture.gguf_tensors)
             for letter, x in (("a", pair.a), ("b", pair.b))
             for copy in [functools.partial(np.ascontiguousarray, x)]

@@ -14,7 +14,7 @@ import numpy as np
 
 from smallmind import page, parts
 from smallmind.checks import InputError
-from smallmind.exchange.format import Exported, Format, check_file
+from smallmind.exchange.format import Exported, ModelFormat, check_file
 from smallmind.exchange.tensors import encode, type_of
 from smallmind.files import durable
 from smallmind.nn.parameters import Role
@@ -33,7 +33,7 @@ MAX_BYTES = 2**28  # of weights: browsers limit the length of a text
 BASE64_BYTES = 3 * 2**18  # that are encoded at a time, a multiple of 3
 
 
-class HTML(Format):
+class HTML(ModelFormat):
     """A page with the model inside. Matrices are (out, in), as products with one row read them."""
 
     types = tuple(kind.name for kind in types_for("page"))

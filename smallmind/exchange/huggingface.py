@@ -1,6 +1,6 @@
 """Directories of Hugging Face's transformers: safetensors, config.json, tokenizer.json.
 
-Format: https://github.com/huggingface/transformers, "src/transformers/models".
+ModelFormat: https://github.com/huggingface/transformers, "src/transformers/models".
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from smallmind.exchange.architectures import (
     settings_of,
 )
 from smallmind.exchange.card import model_card
-from smallmind.exchange.format import PICKLES, Exported, ExternalModel, Format, padded
+from smallmind.exchange.format import PICKLES, Exported, ExternalModel, ModelFormat, padded
 from smallmind.exchange.published import CONFIG, TOKENIZER
 from smallmind.exchange.tensors import encode, tensors_of, written_tensors
 from smallmind.files import durable, safetensors
@@ -53,7 +53,7 @@ ROPE_TYPES = ("rope_type", "type")  # version 4 of transformers prefers the seco
 SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 
 
-class HuggingFace(Format):
+class HuggingFace(ModelFormat):
     """A directory that `from_pretrained` of transformers reads."""
 
     types = tuple(kind.name for kind in types_for("store") if kind.block == 1)

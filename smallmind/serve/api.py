@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from smallmind.checks import InputError
 from smallmind.serve.engine import Busy, Engine, Request
 from smallmind.serve.errors import APIError
-from smallmind.serve.models import Entry, Loaded, Models
+from smallmind.serve.models import Loaded, Models, ServedModel
 from smallmind.serve.request_fields import (
     Fields,
     body_of,
@@ -45,7 +45,7 @@ CHAT_TOKENS = 500
 REASONS = {"end": "stop", "stop": "stop", "length": "length"}
 
 
-class Limits(NamedTuple):
+class RequestLimits(NamedTuple):
     """The most that a request may ask for."""
 
     max_tokens: int = 4096
@@ -56,7 +56,7 @@ class Limits(NamedTuple):
 class ParsedRequest(NamedTuple):
     """A request that has been understood: prompts, and the texts that continue each."""
 
-    entry: Entry
+    entry: ServedModel
     loaded: Loaded
     request: Request
     chat: bool
@@ -69,7 +69,7 @@ class ParsedRequest(NamedTuple):
 class API:
     """The endpoints under /v1."""
 
-    def __init__(self, engine: Engine, models: Models, limits: Limits) -> None:
+    def __init__(self, engine: Engine, models: Models, limits: RequestLimits) -> None:
         self.engine, self.models, self.limits = engine, models, limits
         self.is_stopping = False
 
@@ -90,7 +90,7 @@ class API:
         """Answers messages: POST /v1/chat/completions."""
         return await self._answer(request, chat=True)
 
-    def entry(self, name: Any) -> Entry:
+    def entry(self, name: Any) -> ServedModel:
         """Returns the model of this name. APIError 404 if there is none."""
         entries = {entry.id: entry for entry in self.models.entries()}
         if str(name) not in entries:
@@ -99,7 +99,7 @@ class API:
             raise APIError(message, "model", "model_not_found", status=404)
         return entries[str(name)]
 
-    async def loaded(self, entry: Entry) -> Loaded:
+    async def loaded(self, entry: ServedModel) -> Loaded:
         """Returns the model in memory. APIError 500 if it cannot be loaded."""
         try:
             return await self.models.loaded(entry)
@@ -135,7 +135,9 @@ class API:
                 raise APIError(str(error), code="rate_limit_exceeded", status=429) from None
         return Answer(self.engine, parsed, streams, with_usage)
 
-    def _parsed(self, fields: Fields, entry: Entry, loaded: Loaded, chat: bool) -> ParsedRequest:
+    def _parsed(
+        self, fields: Fields, entry: ServedModel, loaded: Loaded, chat: bool
+    ) -> ParsedRequest:
         """Reads a request, on any thread."""
         tokenizer, limits = loaded.tokenizer, self.limits
         name = "messages" if chat else "prompt"
@@ -184,7 +186,7 @@ class API:
         return prompt_of(tokenizer, template, system, turns, context, most, variables)
 
 
-def _described(entry: Entry) -> dict[str, Any]:
+def _described(entry: ServedModel) -> dict[str, Any]:
     created = int(entry.path.stat().st_mtime) if entry.path.exists() else 0
     return {"id": entry.id, "object": "model", "created": created, "owned_by": "smallmind"}
 

@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from smallmind import page
-from smallmind.serve.api import API, Limits
+from smallmind.serve.api import API, RequestLimits
 from smallmind.serve.engine import Engine
 from smallmind.serve.errors import APIError
 from smallmind.serve.models import Models
@@ -30,7 +30,7 @@ def application(
     slots: int = 8,
     waiting: int = 32,
     context: int | None = None,
-    limits: Limits | None = None,
+    limits: RequestLimits | None = None,
     hosts: Collection[str] = (),
     token: str | None = None,
     in_frames: bool = False,
@@ -49,7 +49,7 @@ def application(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         with Engine(waiting) as engine:
             models = Models(engine, paths, folder, precision, slots, context)
-            api = API(engine, models, limits or Limits())
+            api = API(engine, models, limits or RequestLimits())
             app.state.api = api
             app.router.routes.extend(_routes(api, PageAPI(api)))
             yield

@@ -70,7 +70,7 @@ class Request:
             self._ready.clear()
 
 
-class Line:
+class ModelQueue:
     """The requests of one model: those that are served by its decoder, and those that wait."""
 
     def __init__(self, decoder: Decoder) -> None:
@@ -108,7 +108,7 @@ class Engine:
     def __init__(self, most_waiting: int) -> None:
         self.most_waiting = most_waiting
         self._loop = asyncio.get_running_loop()
-        self._lines: list[Line] = []
+        self._lines: list[ModelQueue] = []
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
         self._stops = False
@@ -124,17 +124,17 @@ class Engine:
             self._changed.notify()
         self._thread.join(LAST_STEP_SECONDS)
 
-    def add(self, line: Line) -> None:
+    def add(self, line: ModelQueue) -> None:
         """Serves the requests of one more model."""
         with self._changed:
             self._lines.append(line)
 
-    def remove(self, line: Line) -> None:
+    def remove(self, line: ModelQueue) -> None:
         """Forgets a model that serves nobody."""
         with self._changed:
             self._lines.remove(line)
 
-    def submit(self, line: Line, request: Request) -> None:
+    def submit(self, line: ModelQueue, request: Request) -> None:
         """Queues a request. Busy if too many wait."""
         if request._is_done:
             return
@@ -186,7 +186,7 @@ class Engine:
                     self._loop.call_soon_threadsafe(_wake, list(news))
                 news, told = {}, now
 
-    def _step(self, line: Line) -> list[Request]:
+    def _step(self, line: ModelQueue) -> list[Request]:
         """Runs one step of a decoder -> the requests that have something new."""
         news: list[Request] = []
         try:
@@ -212,7 +212,7 @@ class Engine:
                 news.append(request)
         return news
 
-    def _let_go(self, line: Line) -> list[Request]:
+    def _let_go(self, line: ModelQueue) -> list[Request]:
         """Ends the requests that are cancelled or expired -> those."""
         now = time.monotonic()
         with self._changed:
@@ -223,7 +223,7 @@ class Engine:
             self._end(line, request)
         return leaving
 
-    def _admit(self, line: Line) -> None:
+    def _admit(self, line: ModelQueue) -> None:
         """Adds texts to the decoder while it has free slots."""
         with self._changed:
             while line.decoder.free:
@@ -239,7 +239,7 @@ class Engine:
                 request.writing += len(texts)
                 line.decoder.add(*texts)
 
-    def _end(self, line: Line, request: Request) -> None:
+    def _end(self, line: ModelQueue, request: Request) -> None:
         """Removes a request, with all of its texts; its client is told of no more tokens."""
         for text in request.texts:
             if line.texts.pop(text, None):

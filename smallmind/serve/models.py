@@ -11,7 +11,7 @@ from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.files import model_in
 from smallmind.runs.loading import precision_of
-from smallmind.serve.engine import Engine, Line, prompt_part
+from smallmind.serve.engine import Engine, ModelQueue, prompt_part
 from smallmind.text.chat import Format
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
@@ -30,12 +30,12 @@ class Loaded(NamedTuple):
     model: TransformerModel
     tokenizer: Tokenizer
     template: Format | None  # None: it was not trained on conversations
-    line: Line
+    line: ModelQueue
     name: str  # such as "the newest checkpoint, step 250"
     version: tuple[float, ...]  # of its files: another one is loaded again
 
 
-class Entry:
+class ServedModel:
     """A model by name, loaded or not."""
 
     def __init__(self, id: str, path: Path, is_run: bool) -> None:
@@ -90,7 +90,7 @@ class Models:
     ) -> None:
         self.engine, self.folder = engine, folder
         self.precision, self.slots, self.context = precision, slots, context
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, ServedModel] = {}
         self._listed = -LIST_SECONDS
         for path in paths:
             self._add(path)
@@ -103,9 +103,9 @@ class Models:
         name, number = name or resolved.name, 2
         while (id := name if number == 2 else f"{name}-{number - 1}") in self._entries:
             number += 1
-        self._entries[id] = Entry(id, path, RunView(path, fields=()).is_run)
+        self._entries[id] = ServedModel(id, path, RunView(path, fields=()).is_run)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ServedModel]:
         """Returns all of them, with the runs that have begun meanwhile."""
         if self.folder and time.monotonic() - self._listed > LIST_SECONDS and self.folder.is_dir():
             for view in find_runs(self.folder):
@@ -122,7 +122,7 @@ class Models:
             views |= {view.path.resolve(): view for view in find_runs(self.folder)}
         return sorted(views.values(), key=lambda view: -view.created)
 
-    async def loaded(self, entry: Entry) -> Loaded:
+    async def loaded(self, entry: ServedModel) -> Loaded:
         """-> the model in memory; again if its run has gone on and nobody is served by the old one.
 
         InputError if it cannot be read.
@@ -141,22 +141,24 @@ class Models:
             self._unload_idle(entry)
             return loaded
 
-    def _load(self, entry: Entry, version: tuple[float, ...]) -> Loaded:
+    def _load(self, entry: ServedModel, version: tuple[float, ...]) -> Loaded:
         found = find(entry.path)
         model, tokenizer = found.load(precision=self.precision or precision_of(entry.path))
         context = model.config.block_size
         length = min(context, self.context or context)
         part = prompt_part(model.flat.count)
         decoder = Decoder(model, tokenizer, self.slots, length, part)
-        return Loaded(model, tokenizer, format_of(tokenizer), Line(decoder), found.name, version)
+        return Loaded(
+            model, tokenizer, format_of(tokenizer), ModelQueue(decoder), found.name, version
+        )
 
-    def _unload(self, entry: Entry) -> None:
+    def _unload(self, entry: ServedModel) -> None:
         assert entry.loaded
         self.engine.remove(entry.loaded.line)
         entry.loaded.line.decoder.close()
         entry.loaded = None
 
-    def _unload_idle(self, needed: Entry) -> None:
+    def _unload_idle(self, needed: ServedModel) -> None:
         """Unloads those that have not been used for longest, down to MAX_LOADED."""
         held = [entry for entry in self._entries.values() if entry.loaded and entry is not needed]
         idle = [entry for entry in held if entry.loaded and entry.loaded.line.is_idle]

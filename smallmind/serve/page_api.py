@@ -12,7 +12,7 @@ from smallmind.charts.curve import Curve
 from smallmind.checks import InputError, number
 from smallmind.serve.api import API
 from smallmind.serve.errors import APIError
-from smallmind.serve.models import Entry, Loaded
+from smallmind.serve.models import Loaded, ServedModel
 from smallmind.serve.request_fields import Fields, check_length, turns_of
 from smallmind.serve.security import POLICY
 from smallmind.settings.config import __version__
@@ -201,7 +201,7 @@ def _inspected(loaded: Loaded, ids: np.ndarray, top: int) -> dict[str, Any]:
     }
 
 
-def _model(entry: Entry) -> dict[str, Any]:
+def _model(entry: ServedModel) -> dict[str, Any]:
     """Returns what the page shows of a model, which need not be loaded."""
     try:
         described = entry.described()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from smallmind.nn.transformer import TransformerModel
 from smallmind.tasks.likelihood import Scorer
-from smallmind.tasks.task import Item, Judged, Record, Task, as_text
+from smallmind.tasks.task import Item, ItemRecord, Judged, Task, as_text
 from smallmind.text.chat import USER, Turn
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
@@ -25,7 +25,7 @@ class Exact(Task):
     measures = ("right",)
 
     @staticmethod
-    def item(record: Record, group: str) -> Item:
+    def item(record: ItemRecord, group: str) -> Item:
         value = record.value(ANSWERS)
         texts = [as_text(one) for one in (value if isinstance(value, list) else [value])]
         accepted = [text.strip() for text in texts if text and text.strip()]

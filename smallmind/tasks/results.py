@@ -109,7 +109,7 @@ def _means(runs: Sequence[str]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Group:
+class ItemGroup:
     """Items of one group: "1" or "0" for each that is right or not, by every measure."""
 
     name: str
@@ -141,15 +141,15 @@ class TaskResult(Tabular):
     model: str  # "the final model, step 250"
     precision: str
     measures: tuple[str, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[ItemGroup, ...]
     skipped: int = 0
     cut: int = 0
 
     @property
-    def all(self) -> Group:
+    def all(self) -> ItemGroup:
         """All items as one group."""
         columns = zip(*(group.verdicts for group in self.groups), strict=True)
-        return Group("all", tuple("".join(column) for column in columns))
+        return ItemGroup("all", tuple("".join(column) for column in columns))
 
     def table(self) -> Table:
         """Returns a line per group: its items, the percentage that is right, and its interval."""
@@ -184,7 +184,7 @@ class TaskResult(Tabular):
     def as_json(self) -> dict[str, Any]:
         """Returns the counts and shares, for other programs."""
 
-        def described(group: Group) -> dict[str, Any]:
+        def described(group: ItemGroup) -> dict[str, Any]:
             measures = {
                 measure: {
                     "right": verdicts.count("1"),
@@ -224,7 +224,7 @@ class TaskResult(Tabular):
 
 
 def read_results(file: Path) -> list[TaskResult]:
-    """Returns the results that were kept in a file; none if there is none, or it is damaged."""
+    """Returns the results that are in a file; none if there is none, or it is damaged."""
     try:
         saved: Any = from_json(durable.read(file, MAX_BYTES))
         if saved["format"] != FORMAT:
@@ -245,7 +245,7 @@ def _of_saved(saved: Mapping[str, Any]) -> TaskResult:
     words: dict[str, Any] = {name: _text(saved[name]) for name in names}
     measures = tuple(_text(measure) for measure in saved["measures"])
     groups = tuple(
-        Group(_text(group["name"]), tuple(_verdicts(x) for x in group["verdicts"]))
+        ItemGroup(_text(group["name"]), tuple(_verdicts(x) for x in group["verdicts"]))
         for group in saved["groups"]
     )
     for group in groups:

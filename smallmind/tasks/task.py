@@ -14,7 +14,7 @@ from smallmind.corpus.fields import read_fields
 from smallmind.corpus.reading import shown
 from smallmind.corpus.records import named
 from smallmind.nn.transformer import TransformerModel
-from smallmind.tasks.results import Group, TaskResult
+from smallmind.tasks.results import ItemGroup, TaskResult
 from smallmind.text.tokenizer import Tokenizer
 
 GROUPS = ("group", "paradigm", "UID", "task", "subset", "category", "subject", "type")
@@ -23,7 +23,7 @@ QUICK_ITEMS = 1000  # which take no time
 MAX_NAMES = 12  # of fields in a message
 
 
-class Record:
+class ItemRecord:
     """A record of a file of items, whose fields are asked for by any of several names."""
 
     def __init__(self, fields: dict[str, Any], source: str) -> None:
@@ -86,7 +86,7 @@ class Task:
     measures: ClassVar[tuple[str, ...]]  # by which an item may be right
 
     @staticmethod
-    def item(record: Record, group: str) -> Item:
+    def item(record: ItemRecord, group: str) -> Item:
         """Returns the item of a record. InputError if it has none."""
         raise NotImplementedError
 
@@ -104,7 +104,7 @@ def read_items(kind: str, path: str | PathLike[str], by: str | None = None) -> l
     task, name = _task(kind), shown(path)
     items = []
     for fields, where in read_fields(check_type("path", path, str, PathLike)):
-        record = Record(fields, f"{name}: {where}")
+        record = ItemRecord(fields, f"{name}: {where}")
         items.append(task.item(record, record.group(by)))
         if len(items) > MAX_ITEMS:
             raise InputError(f"{name} has more than {MAX_ITEMS:,} items; divide it into several")
@@ -136,7 +136,7 @@ def evaluate_task(
         for column, verdict in zip(found, verdicts, strict=True):
             column.append("01"[bool(verdict)])
     groups = tuple(
-        Group(group or "(none)", tuple(map("".join, found))) for group, found in columns.items()
+        ItemGroup(group or "(none)", tuple(map("".join, found))) for group, found in columns.items()
     )
     return TaskResult(
         kind,

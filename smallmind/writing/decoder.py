@@ -12,7 +12,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.randomness import hash64
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.writing.sampling import Alternatives, Drawing, Seen, alternatives, choose_each
+from smallmind.writing.sampling import Alternatives, Drawing, SeenTokens, alternatives, choose_each
 
 
 def check_tokenizer(model: TransformerModel, tokenizer: Tokenizer) -> None:
@@ -65,7 +65,7 @@ class Continuation:
         self.ended: str | None = None if config.max_tokens else "length"
         self._begun = len(begun)
         self._prompt, self._vocab_size = ids, tokenizer.vocab_size
-        self._seen: Seen | None = None
+        self._seen: SeenTokens | None = None
         stops = (config.stop,) if isinstance(config.stop, str) else config.stop
         self._text = _Text(tokenizer, stops or ())
         self._pieces: list[str] = []
@@ -83,9 +83,9 @@ class Continuation:
         return "".join(self._pieces)
 
     def _drawing(self) -> Drawing:
-        """Returns how the next token is chosen, by a number that its seed and place determine."""
+        """Returns how the next token is chosen: by a number that seed and position determine."""
         if self._seen is None:  # which is as large as the vocabulary: not while the text waits
-            self._seen = Seen(self._vocab_size, self._prompt)
+            self._seen = SeenTokens(self._vocab_size, self._prompt)
             for token in self.tokens:
                 self._seen.add(token)
         uniform = (hash64(self.config.seed, len(self.tokens)) >> 11) / 2**53
@@ -299,10 +299,10 @@ class _Text:
             return ""
         self._added.append(token)
         self._held += next(self._pieces)
-        places = [(self._held.find(stop), stop) for stop in self._stops if stop in self._held]
-        if places:
+        found = [(self._held.find(stop), stop) for stop in self._stops if stop in self._held]
+        if found:
             self.ended = "stop"
-            self._held = self._held[: min(places)[0]]
+            self._held = self._held[: min(found)[0]]
             return ""
         unsure = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         piece = self._held[: len(self._held) - unsure]

@@ -11,12 +11,11 @@ from smallmind.settings.config import GenerationConfig
 
 DRAWN_TOGETHER = 512  # tokens of which one is drawn at a time
 BELOW_1 = 1 - 2**-53  # the largest number below 1
-MIN_TEMPERATURE = (
-    1e-30  # the temperature from which on only the likeliest token is left, in float32
-)
+# In float32, only the likeliest token is left from here on.
+MIN_TEMPERATURE = 1e-30
 
 
-class Seen:
+class SeenTokens:
     """The tokens of a text so far, for the penalties: of the prompt, and those written since."""
 
     def __init__(self, vocab_size: int, prompt: Iterable[int] = ()) -> None:
@@ -55,7 +54,7 @@ class Drawing(NamedTuple):
 
     config: GenerationConfig
     uniform: float
-    seen: Seen | None = None
+    seen: SeenTokens | None = None
 
 
 def choose_each(logits: np.ndarray, drawings: Sequence[Drawing]) -> list[int]:

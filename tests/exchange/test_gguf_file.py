@@ -43,7 +43,7 @@ FILE = START + bytes(-len(START) % 32) + DATA
 
 
 def written(name, values, kind):
-    return gguf_file.Written(name, values.shape, NUMBER_TYPES[kind], lambda: values)
+    return gguf_file.TensorToWrite(name, values.shape, NUMBER_TYPES[kind], lambda: values)
 
 
 def test_the_bytes_are_those_of_the_specification(tmp_path):

@@ -22,7 +22,7 @@ from smallmind.text.chat import Turn
 from smallmind.text.stories import built_in_text
 from smallmind.text.templates import HEADERS, TEMPLATES, fit_template
 from smallmind.writing.generation import Writer, stream
-from smallmind.writing.sampling import Drawing, Seen, choose_each
+from smallmind.writing.sampling import Drawing, SeenTokens, choose_each
 from tests.exchange import chat
 from tests.exchange.full import Full
 from tests.exchange.models import MODELS, tokenizer_of, varied
@@ -340,7 +340,7 @@ def test_choices_are_the_same(tmp_path):
             logits = random.normal(0, 2, 30).astype(np.float32)
             logits[random.integers(0, 30, 8)] = logits[3]  # equal ones
             prompt, more = random.integers(0, 30, (2, 6))
-            seen = Seen(30, prompt)
+            seen = SeenTokens(30, prompt)
             for token in more:
                 seen.add(token)
             counts = [[i, int(seen.counts[i])] for i in np.flatnonzero(seen.occurs).tolist()]
@@ -368,8 +368,8 @@ def test_draws_are_the_same(tmp_path):
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_conversations_become_the_same_tokens(tmp_path, name, kind):
     alphabet = "".join(PIECES) + HEADERS + "".join(TEMPLATES[name].special)
-    made = Tokenizer(alphabet * 2, kind, **({"vocab_size": 400} if kind == "bpe" else {}))
-    tokenizer, template = fit_template(made, name)
+    plain = Tokenizer(alphabet * 2, kind, **({"vocab_size": 400} if kind == "bpe" else {}))
+    tokenizer, template = fit_template(plain, name)
     page, _, _ = made(tmp_path, tokenizer=tokenizer, n_layer=1)
     conversations = []
     random = np.random.default_rng(2)

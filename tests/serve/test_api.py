@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import smallmind
-from smallmind.serve.api import Answer, Limits
+from smallmind.serve.api import Answer, RequestLimits
 from smallmind.serve.engine import prompt_part
 from smallmind.writing.chat import Chat
 from smallmind.writing.generation import generate, generate_samples
@@ -283,7 +283,7 @@ def test_requests_wait_for_a_slot_and_only_so_many(models):
 
 
 def test_an_answer_that_takes_too_long_ends(models):
-    with talking(models[:1], limits=Limits(seconds=0.3)) as (client, app):
+    with talking(models[:1], limits=RequestLimits(seconds=0.3)) as (client, app):
         slow_down(client, app)
         answer = client.post("/v1/completions", json={"model": "text", "max_tokens": 4096})
         refused(answer, status=408)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from smallmind.serve import connections
-from smallmind.serve.api import Limits
+from smallmind.serve.api import RequestLimits
 from tests.serve.conftest import httpx, line_of, serving, slow_down, talking, wait_for
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -131,7 +131,7 @@ def test_a_client_that_does_not_read_is_let_go(models, monkeypatch):
     monkeypatch.setattr(connections.Connection, "connection_made", with_little_memory)
     body = {"model": "text", "prompt": "fox", "max_tokens": 10**6, "logprobs": 20, "stream": True}
     data = json.dumps(body).encode()
-    with serving(models[:1], limits=Limits(max_tokens=10**6)) as (address, app):
+    with serving(models[:1], limits=RequestLimits(max_tokens=10**6)) as (address, app):
         httpx.post(f"{address}/v1/completions", json={**body, "max_tokens": 1}, timeout=60)
         line = line_of(app)
         host, port = address.removeprefix("http://").split(":")

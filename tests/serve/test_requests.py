@@ -10,7 +10,7 @@ import pytest
 import smallmind
 from smallmind import Tokenizer
 from smallmind.serve import request_fields
-from smallmind.serve.api import Limits, _Shown
+from smallmind.serve.api import RequestLimits, _Shown
 from smallmind.text.chat import Turn
 from smallmind.writing.decoder import Token
 from tests.serve.conftest import refused, saved_model, talking
@@ -45,7 +45,7 @@ def test_the_smaller_of_both_counts_of_tokens_counts(client, body, fields, count
 
 @pytest.mark.parametrize("count", [8192, -1, 10**9])
 def test_more_tokens_than_there_may_be_are_as_many_as_fit(models, count):
-    with talking(models, limits=Limits(max_tokens=110)) as (client, _):
+    with talking(models, limits=RequestLimits(max_tokens=110)) as (client, _):
         found = asking(client, PROMPT, max_tokens=count).json()
         assert found["usage"]["completion_tokens"] == 110  # the limit of the server
         found = asking(client, CHAT, max_tokens=count, seed=1, temperature=1).json()
