@@ -120,8 +120,8 @@ CHAT_TEMPLATES: dict[str, dict[str, Any]] = {
 }
 
 TASKS = {  # on which a model is evaluated
-    "pairs": "smallmind.tasks.pairs:Pairs",
-    "choices": "smallmind.tasks.choices:Choices",
+    "pairs": "smallmind.tasks.pairs:SentencePairs",
+    "choices": "smallmind.tasks.choices:MultipleChoice",
     "exact": "smallmind.tasks.exact:Exact",
 }
 

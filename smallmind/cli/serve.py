@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
         if not path.exists():
             raise InputError(f"{path} does not exist; give a run, a checkpoint or a model file")
     try:
-        from smallmind.serve.api import Limits
+        from smallmind.serve.api import RequestLimits
         from smallmind.serve.app import application
         from smallmind.serve.connections import server_of
     except ModuleNotFoundError as error:
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
         slots=options.slots,
         waiting=options.waiting,
         context=options.context,
-        limits=Limits(options.max_tokens, options.max_prompt, options.max_seconds),
+        limits=RequestLimits(options.max_tokens, options.max_prompt, options.max_seconds),
         hosts=_names(options.host),
         token=token,
         in_frames=options.in_notebook,
@@ -238,7 +238,7 @@ def _serve(
 ) -> None:
     """Serves until a signal comes, and then until the answers have been written."""
 
-    from smallmind.serve.connections import LAST_SECONDS, QUEUE
+    from smallmind.serve.connections import MAX_QUEUED, SHUTDOWN_SECONDS
 
     is_impatient = impatience()
     timers: list[threading.Timer] = []
@@ -253,9 +253,9 @@ def _serve(
             server.force_exit = True
             end_within(FORCED_SECONDS)
         elif not server.should_exit:
-            seconds = f"{LAST_SECONDS} s at most"
+            seconds = f"{SHUTDOWN_SECONDS} s at most"
             console.line(f"Stopping after the answers that are being written, in {seconds}.")
-            end_within(LAST_SECONDS + FORCED_SECONDS)
+            end_within(SHUTDOWN_SECONDS + FORCED_SECONDS)
         server.should_exit = True
 
     def announce() -> None:
@@ -264,7 +264,7 @@ def _serve(
                 return
             time.sleep(0.02)
         with suppress(OSError):  # it has been closed already
-            listening.listen(QUEUE)
+            listening.listen(MAX_QUEUED)
         console.line(f"Talk at {address}/  (API: {address}/v1; Ctrl-C ends)")
         if not options.no_browser:
             webbrowser.open(address)  # without the token, which the list of processes would show

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smallmind.checks import InputError, shown_value
-from smallmind.exchange.tensors import Tensor, tensors_of
+from smallmind.exchange.tensors import Tensor, shown_shape, tensors_of
 from smallmind.kernels import reference
 from smallmind.nn.adapter import SavedAdapter
 from smallmind.nn.loading import Base, Stored
@@ -60,7 +60,7 @@ def pairs_of(saved: SavedAdapter, layout: Layout) -> Iterator[tuple[str, Pair]]:
 
 
 def read_pairs(
-    place: str,
+    source: str,
     config: ModelConfig,
     layout: Layout,
     pairs: Mapping[str, Pair],
@@ -69,46 +69,39 @@ def read_pairs(
 ) -> SavedAdapter:
     """-> the reverse, for pairs of any ranks and scales: all get the largest, filled with zeros.
 
-    InputError naming the place if they are not those of matrices of such a model.
+    InputError naming the source if they are not those of matrices of such a model.
     """
     matrices = matrices_of(config, layout)
     rank = max((len(pair.a) for pair in pairs.values()), default=0)
     if not 0 < rank <= MAX_RANK:
-        raise InputError(f"{place} has no adapter of a rank from 1 to {MAX_RANK:,}")
+        raise InputError(f"{source} has no adapter of a rank from 1 to {MAX_RANK:,}")
     for name, pair in pairs.items():
         if name not in matrices:
             raise InputError(
-                f"{place} adapts {shown_value(name)}, which is not a matrix of the model"
+                f"{source} adapts {shown_value(name)}, which is not a matrix of the model"
             )
         tensor = matrices[name].tensor
         inner, outer = tensor.parameter_shape[0], tensor.columns.stop - tensor.columns.start
         expected = (len(pair.a), inner), (outer, len(pair.a))
         if (pair.a.shape, pair.b.shape) != expected:
+            found = f"{shown_shape(pair.b.shape)} times {shown_shape(pair.a.shape)}"
             raise InputError(
-                f"{place}: the adapter of {name} is {_shape(pair.b)} times {_shape(pair.a)}; the "
-                f"matrix is {outer} x {inner}"
+                f"{source}: the adapter of {name} is {found}; the matrix is {outer} x {inner}"
             )
         if not (np.isfinite(pair.a).all() and np.isfinite(pair.b).all()):
-            raise InputError(f"{place}: the adapter of {name} has numbers that are not finite")
-    on = {_part(matrices[name].tensor) for name in pairs}
+            raise InputError(f"{source}: the adapter of {name} has numbers that are not finite")
+    layers = {part for name in pairs for part in matrices[name].tensor.parameter.split(".")}
     scale = max(abs(pair.scale) for pair in pairs.values()) or 1.0
-    adapter = Adapter(rank, scale * rank, dropout, tuple(part for part in ADAPTED if part in on))
+    adapter = Adapter(
+        rank, scale * rank, dropout, tuple(part for part in ADAPTED if part in layers)
+    )
     flat = declare_parameters(config, adapter)
     tensors = {name: np.zeros(flat.shapes[name], np.float32) for name in flat.kept}
-    for name, (a, b, own) in pairs.items():
+    for name, (a, b, scale_of_pair) in pairs.items():
         matrix, r = matrices[name], len(a)
         layer = matrix.tensor.parameter.removesuffix("weight")
         matrix.a_of(tensors[layer + "lora_a"], rank)[:, :r] = a.T
         part = tensors[layer + "lora_b"][:r]
-        stored = Stored.of(b * np.float32(own / scale))
-        matrix.tensor._replace(is_transposed=True).read(reference, part, stored, place)
-    return SavedAdapter(place, config, adapter, base, tensors)
-
-
-def _part(tensor: Tensor) -> str:
-    """Returns the part of the model that a matrix is in, of ADAPTED."""
-    return next(part for part in ADAPTED if part in tensor.parameter.split("."))
-
-
-def _shape(array: np.ndarray) -> str:
-    return " x ".join(map(str, array.shape))
+        stored = Stored.of(b * np.float32(scale_of_pair / scale))
+        matrix.tensor._replace(is_transposed=True).read(reference, part, stored, source)
+    return SavedAdapter(source, config, adapter, base, tensors)

@@ -94,7 +94,7 @@ def config_of(
 def _check_others(
     architecture: Architecture, settings: Keys, saved: Mapping[str, Any], config: ModelConfig
 ) -> None:
-    """InputError naming the first key that may change what the model computes."""
+    """Raises InputError naming the first key that may change what the model computes."""
     keys = {key for keys in settings.keys.values() for key in _several(keys)}
     known = (*settings.harmless, *keys, *settings.fixed, *settings.free)
     # The default of Llama and GPT-2, which some files spell out.

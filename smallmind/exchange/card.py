@@ -8,7 +8,7 @@ from smallmind.settings.config import __version__
 
 
 def model_card(exported: Exported, architecture: str, model_class: str) -> str:
-    """README.md of an exported directory, in Markdown with the header that model hubs read."""
+    """Returns README.md of an exported directory: Markdown with the header that hubs read."""
     model, tokenizer = exported.model, exported.tokenizer
     config = model.config
     opening = json.dumps(tokenizer.opening)

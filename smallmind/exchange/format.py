@@ -1,6 +1,7 @@
 """Formats of other programs, and finding the one that a path is in."""
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -40,7 +41,7 @@ class ExternalModel(StoredModel):
     is_one_file: ClassVar[bool] = False  # a copy of `path` has all of it
 
     def tensors(self) -> tuple[Layout, Mapping[str, Stored]]:
-        """Its names for our parameters, and its tensors. InputError if they cannot be read."""
+        """Returns its names for our parameters, and its tensors. InputError if damaged."""
         raise NotImplementedError
 
     def model(self, backend: str = "numba", precision: str | None = None) -> TransformerModel:
@@ -50,12 +51,12 @@ class ExternalModel(StoredModel):
         return read_parameters(self.config, *self.tensors(), str(self.path))
 
 
-class Format:
+class ModelFormat:
     """A format of other programs. Each subclass is one, listed in `parts.FORMATS`."""
 
     types: ClassVar[tuple[str, ...]]  # that weights can be stored as, the default first
 
-    def check_place(self, path: Path) -> None:
+    def check_path(self, path: Path) -> None:
         """Raises InputError if `write` would not write there."""
         raise NotImplementedError
 
@@ -66,29 +67,40 @@ class Format:
         """
         raise NotImplementedError
 
-    def recognises(self, path: Path) -> bool:
-        """Returns True if the path looks like this format, judged by a quick look."""
-        del path
-        return False
+    def find(self, path: Path) -> ExternalModel | None:
+        """-> the model at a path that looks like this format; None for others, or if it has none.
 
-    def open(self, path: Path) -> ExternalModel:
-        """The model there. InputError if it is malformed, or not known here."""
-        raise NotImplementedError
+        InputError if it is malformed, or not known here.
+        """
+        del path
+        return None
 
 
 class AdapterFormat:
     """A format of adapters. Each subclass is one, listed in `parts.ADAPTER_FORMATS`."""
 
-    def check_place(self, path: Path) -> None:
+    def check_path(self, path: Path) -> None:
         """Raises InputError if `write` would not write there."""
         raise NotImplementedError
 
     def write(self, path: Path, adapter: SavedAdapter) -> None:
-        """Writes an adapter, all of it or nothing. Errors as `Format.write`."""
+        """Writes an adapter, all of it or nothing. Errors as `ModelFormat.write`."""
         raise NotImplementedError
 
 
-def open_format(name: str) -> Format:
+def check_file(
+    path: Path, suffixes: Sequence[str], begins: Callable[[Path], bool], kind: str
+) -> None:
+    """Raises InputError if a file of this kind may not be written there."""
+    if path.suffix not in suffixes:
+        raise InputError(f"{path} must end in {suffixes[0]}")
+    if path.is_dir():
+        raise InputError(f"{path} is a directory; name a file")
+    if os.path.lexists(path) and not begins(path):
+        raise InputError(f"{path} exists and is not {kind}; choose another name")
+
+
+def open_format(name: str) -> ModelFormat:
     """Returns the format with this name. InputError if there is none."""
     if name not in parts.FORMATS:
         known = ", ".join([*parts.FORMATS, *parts.ADAPTER_FORMATS])
@@ -146,13 +158,13 @@ def check_export(path: Path, to: str, type: str | None) -> str:
     if check_type("to", to, str) in parts.ADAPTER_FORMATS:
         if type is not None:
             raise InputError(f"type={type!r} is for whole models: leave it out with {to!r}")
-        parts.load(parts.ADAPTER_FORMATS, to)().check_place(path)
+        parts.load(parts.ADAPTER_FORMATS, to)().check_path(path)
         return "f32"
     format = open_format(check_type("to", to, str))
     type = check_type("type", type, str, None) or format.types[0]
     if type not in format.types:
         raise InputError(f"type={type!r} must be one of {', '.join(format.types)} with {to!r}")
-    format.check_place(path)
+    format.check_path(path)
     return type
 
 
@@ -164,9 +176,7 @@ def find_external(path: Path, which: int | str | None = None) -> ExternalModel |
             "transformers, from_pretrained(...).save_pretrained(DIR), and import DIR"
         )
     for name in parts.FORMATS:
-        format = open_format(name)
-        if format.recognises(path):
-            found = format.open(path)
+        if found := open_format(name).find(path):
             check_no_run(path, which)
             return found
     return None

@@ -1,7 +1,6 @@
 """Models in GGUF, as llama.cpp runs them: its metadata, its names, its types of weights."""
 
 import functools
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,14 @@ from smallmind.exchange.architectures import (
     known_architecture,
     settings_of,
 )
-from smallmind.exchange.format import AdapterFormat, Exported, ExternalModel, Format, padded
+from smallmind.exchange.format import (
+    AdapterFormat,
+    Exported,
+    ExternalModel,
+    ModelFormat,
+    check_file,
+    padded,
+)
 from smallmind.exchange.gguf_tokenizer import metadata_of, tokenizer_of
 from smallmind.exchange.tensors import type_of, written_tensors
 from smallmind.files import durable
@@ -34,23 +40,18 @@ FLOAT32 = "position_embd"  # llama.cpp wants it in float32
 QUANTISATION = 2  # the version of the blocks
 
 
-class GGUF(Format):
+class GGUF(ModelFormat):
     """A file of llama.cpp and what is built on it."""
 
     types = tuple(kind.name for kind in types_for("store"))
 
-    def check_place(self, path: Path) -> None:
-        if path.suffix != SUFFIX:
-            raise InputError(f"{path} must end in {SUFFIX}")
-        if path.is_dir():
-            raise InputError(f"{path} is a directory; name a file")
-        if os.path.lexists(path) and not _begins_as_gguf(path):
-            raise InputError(f"{path} exists and is not a GGUF file; choose another name")
+    def check_path(self, path: Path) -> None:
+        check_file(path, [SUFFIX], _begins_as_gguf, "a GGUF file")
 
     def write(self, path: Path, exported: Exported, type: str) -> None:
         config, parameters = exported.model.config, exported.model.parameters
         architecture = architecture_of(config)
-        self.check_place(path)
+        self.check_path(path)
         general: dict[str, Any] = {
             "general.architecture": architecture.gguf,
             "general.type": "model",
@@ -60,15 +61,20 @@ class GGUF(Format):
         if NUMBER_TYPES[type].block > 1:
             general["general.quantization_version"] = np.uint32(QUANTISATION)
         settings = settings_of(config, architecture.metadata)
-        own = {f"{architecture.gguf}.{key}": _typed(value) for key, value in settings.items()}
-        tokenizer = metadata_of(exported.tokenizer)
+        tokenizer = exported.tokenizer
+        metadata = {
+            **general,
+            **{f"{architecture.gguf}.{key}": _typed(value) for key, value in settings.items()},
+            **metadata_of(tokenizer),
+            **published.metadata_of(tokenizer),
+        }
         tensors = written_tensors(config, architecture, architecture.gguf_tensors)
         path.parent.mkdir(parents=True, exist_ok=True)
         gguf_file.write(
             path,
-            {**general, **own, **tokenizer, **published.metadata_of(exported.tokenizer)},
+            metadata,
             [
-                gguf_file.Written(
+                gguf_file.TensorToWrite(
                     tensor.name,
                     tensor.shape,
                     type_of(tensor.shape, "f32" if tensor.name.startswith(FLOAT32) else type),
@@ -78,23 +84,21 @@ class GGUF(Format):
             ],
         )
 
-    def recognises(self, path: Path) -> bool:
+    def find(self, path: Path) -> "GGUFFile | None":
         # One that is damaged is recognised by its name: to open it says what is wrong.
-        return (path.suffix == SUFFIX and path.is_file()) or _begins_as_gguf(path)
-
-    def open(self, path: Path) -> "GGUFFile":
-        return GGUFFile(path)
+        is_named = path.suffix == SUFFIX and path.is_file()
+        return GGUFFile(path) if is_named or _begins_as_gguf(path) else None
 
 
 class GGUFAdapter(AdapterFormat):
     """A file that llama.cpp loads beside that of the model which it adapts (`--lora`)."""
 
-    def check_place(self, path: Path) -> None:
-        GGUF().check_place(path)
+    def check_path(self, path: Path) -> None:
+        GGUF().check_path(path)
 
     def write(self, path: Path, adapter: SavedAdapter) -> None:
         architecture = architecture_of(adapter.config)
-        self.check_place(path)
+        self.check_path(path)
         metadata = {
             "general.architecture": architecture.gguf,
             "general.type": "adapter",
@@ -102,7 +106,9 @@ class GGUFAdapter(AdapterFormat):
             "adapter.lora.alpha": np.float32(adapter.adapter.alpha),
         }
         tensors = [
-            gguf_file.Written(f"{name}.weight.lora_{letter}", x.shape, NUMBER_TYPES["f32"], copy)
+            gguf_file.TensorToWrite(
+                f"{name}.weight.lora_{letter}", x.shape, NUMBER_TYPES["f32"], copy
+            )
             for name, pair in pairs_of(adapter, architecture.gguf_tensors)
             for letter, x in (("a", pair.a), ("b", pair.b))
             for copy in [functools.partial(np.ascontiguousarray, x)]
@@ -132,12 +138,12 @@ class GGUFFile(ExternalModel):
 
     def _config(self) -> ModelConfig:
         settings, prefix = self._described.metadata, f"{self._described.gguf}."
-        own = {
+        saved = {
             key.removeprefix(prefix): value
             for key, value in self._metadata.items()
             if key.startswith(prefix)
         }
-        _check_rotation(own, "rope_freqs.weight" in self._tensors)
+        _check_rotation(saved, "rope_freqs.weight" in self._tensors)
         embedding = self._tensors.get("token_embd.weight")
         if embedding is None:
             raise InputError("it lacks the tensor token_embd.weight")
@@ -148,7 +154,7 @@ class GGUFFile(ExternalModel):
         if "bias" not in self._described.parts:
             has_biases = "blk.0.attn_q.bias" in self._tensors
             known["bias"] = self._described.filled.get("bias", has_biases)
-        return config_of(self._described, settings, own, **known)
+        return config_of(self._described, settings, saved, **known)
 
     def tokenizer(self) -> Tokenizer:
         try:
@@ -167,15 +173,15 @@ def _begins_as_gguf(path: Path) -> bool:
     return False
 
 
-def _check_rotation(own: Mapping[str, Any], has_factors: bool) -> None:
+def _check_rotation(saved: Mapping[str, Any], has_factors: bool) -> None:
     """Raises InputError if the rotations are scaled, by a tensor of factors (Llama 3.1) or by
     settings.
     """
     scaling, factors = "rope.scaling.type", ("rope.scaling.factor", "rope.scale_linear")
-    kind = str(own.get(scaling, "linear"))
+    kind = str(saved.get(scaling, "linear"))
     by = [] if kind in ("none", "linear") else [scaling]
     if kind == "linear":
-        by += [key for key in factors if str(own.get(key, 1.0)) not in ("0.0", "1.0")]
+        by += [key for key in factors if str(saved.get(key, 1.0)) not in ("0.0", "1.0")]
     if has_factors:
         by.append("rope_freqs.weight")
     if by:
@@ -183,7 +189,7 @@ def _check_rotation(own: Mapping[str, Any], has_factors: bool) -> None:
 
 
 def _typed(value: Any) -> Any:
-    """Whole numbers and fractions as GGUF counts and measures."""
+    """Returns whole numbers and fractions as GGUF counts and measures."""
     if isinstance(value, int) and not isinstance(value, bool):
         return np.uint32(value)
     return np.float32(value) if isinstance(value, float) else value

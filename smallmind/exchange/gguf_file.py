@@ -39,7 +39,7 @@ VALUE_TYPES = {np.dtype(np.uint32): 4, np.dtype(np.int32): 5, np.dtype(np.float3
 BOOL, STRING, ARRAY = 7, 8, 9
 
 
-class Written(NamedTuple):
+class TensorToWrite(NamedTuple):
     """A tensor to write: `values` returns it as float32 when its turn comes."""
 
     name: str
@@ -48,7 +48,7 @@ class Written(NamedTuple):
     values: Callable[[], np.ndarray]
 
 
-def write(path: Path, metadata: Mapping[str, Any], tensors: Sequence[Written]) -> None:
+def write(path: Path, metadata: Mapping[str, Any], tensors: Sequence[TensorToWrite]) -> None:
     """Writes metadata and tensors; an existing file is replaced completely or left as it was.
 
     Values are bool, str, lists of str, NumPy's uint32, int32 or float32, or arrays of these.
@@ -57,7 +57,7 @@ def write(path: Path, metadata: Mapping[str, Any], tensors: Sequence[Written]) -
     durable.write(path, itertools.chain([_head(metadata, tensors)], _contents(tensors)))
 
 
-def _head(metadata: Mapping[str, Any], tensors: Sequence[Written]) -> bytes:
+def _head(metadata: Mapping[str, Any], tensors: Sequence[TensorToWrite]) -> bytes:
     head = bytearray(MAGIC + struct.pack("<IQQ", VERSION, len(tensors), len(metadata)))
     for key, value in metadata.items():
         head += _string(key) + _typed(value)
@@ -71,7 +71,7 @@ def _head(metadata: Mapping[str, Any], tensors: Sequence[Written]) -> bytes:
     return bytes(head.ljust(_aligned(len(head)), b"\0"))
 
 
-def _contents(tensors: Sequence[Written]) -> Iterator[bytes | memoryview]:
+def _contents(tensors: Sequence[TensorToWrite]) -> Iterator[bytes | memoryview]:
     for tensor in tensors:
         stored = encode(tensor.values(), tensor.type)
         assert stored.nbytes == tensor.type.size(tensor.shape)

@@ -34,7 +34,7 @@ def metadata_of(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _of_bpe(tokenizer: BPETokenizer) -> dict[str, Any]:
-    """Byte-level BPE. llama.cpp never joins accents: `normalizer` has no place."""
+    """Describes byte-level BPE. llama.cpp never joins accents: no key is for `normalizer`."""
     rules = tokenizer.rules
     wanted = tokenizer.split, rules.ignore_merges
     patterns = [name for name, meant in SPLITS.items() if meant == wanted]

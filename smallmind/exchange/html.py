@@ -6,7 +6,6 @@ file holds of the model can come from anywhere, so none of it is ever read as HT
 
 import base64
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 
 from smallmind import page, parts
 from smallmind.checks import InputError
-from smallmind.exchange.format import Exported, Format
+from smallmind.exchange.format import Exported, ModelFormat, check_file
 from smallmind.exchange.tensors import encode, type_of
 from smallmind.files import durable
 from smallmind.nn.parameters import Role
@@ -28,24 +27,19 @@ SUFFIXES = (".html", ".htm")
 PACKAGE = Path(__file__).parents[1]
 PROGRAMS = (PACKAGE / "exchange" / "model.js", PACKAGE / "exchange" / "client.js")
 MARK = b'<meta name="generator" content="smallmind '  # in the first bytes of the file
-HEAD = 1024  # bytes
+HEAD_BYTES = 1024
 TOKENIZERS = ("char", "byte", "bpe")
-MOST_BYTES = 2**28  # of weights: browsers limit the length of a text
-PART = 3 * 2**18  # bytes that become base64 at a time, a multiple of 3
+MAX_BYTES = 2**28  # of weights: browsers limit the length of a text
+BASE64_BYTES = 3 * 2**18  # that are encoded at a time, a multiple of 3
 
 
-class HTML(Format):
+class HTML(ModelFormat):
     """A page with the model inside. Matrices are (out, in), as products with one row read them."""
 
     types = tuple(kind.name for kind in types_for("page"))
 
-    def check_place(self, path: Path) -> None:
-        if path.suffix not in SUFFIXES:
-            raise InputError(f"{path} must end in {SUFFIXES[0]}")
-        if path.is_dir():
-            raise InputError(f"{path} is a directory; name a file")
-        if os.path.lexists(path) and not is_page(path):
-            raise InputError(f"{path} exists and is not such a page; choose another name")
+    def check_path(self, path: Path) -> None:
+        check_file(path, SUFFIXES, is_page, "such a page")
 
     def write(self, path: Path, exported: Exported, type: str) -> None:
         tokenizer = exported.tokenizer
@@ -61,9 +55,9 @@ class HTML(Format):
             for values in [values.T if spec.role in (Role.MATRIX, Role.HEAD) else values]
         ]
         sizes = [kind.size(values.shape) for _, values, kind in tensors]
-        if sum(sizes) > MOST_BYTES:
+        if sum(sizes) > MAX_BYTES:
             raise InputError(
-                f"a page holds at most {MOST_BYTES:,} bytes of weights, and this model has "
+                f"a page holds at most {MAX_BYTES:,} bytes of weights, and this model has "
                 f"{sum(sizes):,} in {type}; export it to gguf"
             )
         about = {
@@ -73,7 +67,7 @@ class HTML(Format):
                 for (name, _, kind), size in zip(tensors, sizes, strict=True)
             ],
         }
-        self.check_place(path)
+        self.check_path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         encoded = (encode(values, kind) for _, values, kind in tensors)
         durable.write(path, _page(about, encoded))
@@ -163,9 +157,9 @@ def _base64(tensors: Iterator[np.ndarray]) -> Iterator[bytes]:
     waiting = bytearray()
     for tensor in tensors:
         waiting += tensor.tobytes()
-        while len(waiting) > PART:
-            yield base64.b64encode(waiting[:PART])
-            del waiting[:PART]
+        while len(waiting) > BASE64_BYTES:
+            yield base64.b64encode(waiting[:BASE64_BYTES])
+            del waiting[:BASE64_BYTES]
     yield base64.b64encode(waiting)
 
 
@@ -173,6 +167,6 @@ def is_page(path: Path) -> bool:
     """Returns True if a file is a page with a model inside."""
     try:
         with durable.open_regular(path) as file:
-            return MARK in file.read(HEAD)
+            return MARK in file.read(HEAD_BYTES)
     except (OSError, ValueError):
         return False

@@ -1,6 +1,6 @@
 """Directories of Hugging Face's transformers: safetensors, config.json, tokenizer.json.
 
-Format: https://github.com/huggingface/transformers, "src/transformers/models".
+ModelFormat: https://github.com/huggingface/transformers, "src/transformers/models".
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from smallmind.exchange.architectures import (
     settings_of,
 )
 from smallmind.exchange.card import model_card
-from smallmind.exchange.format import PICKLES, Exported, ExternalModel, Format, padded
+from smallmind.exchange.format import PICKLES, Exported, ExternalModel, ModelFormat, padded
 from smallmind.exchange.published import CONFIG, TOKENIZER
 from smallmind.exchange.tensors import encode, tensors_of, written_tensors
 from smallmind.files import durable, safetensors
@@ -41,7 +41,7 @@ INDEX = "model.safetensors.index.json"
 CARD = "README.md"
 HEAD = "lm_head.weight"
 EMBEDDING = "token_embedding.weight"  # our name of the matrix that a tied head is
-PIECE = 2**20  # numbers that are compared at a time
+COMPARED_TOGETHER = 2**20  # numbers
 MAX_CONFIG_BYTES = 1_000_000
 MAX_INDEX_BYTES = 20_000_000
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # of earlier versions
@@ -53,12 +53,12 @@ ROPE_TYPES = ("rope_type", "type")  # version 4 of transformers prefers the seco
 SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 
 
-class HuggingFace(Format):
+class HuggingFace(ModelFormat):
     """A directory that `from_pretrained` of transformers reads."""
 
     types = tuple(kind.name for kind in types_for("store") if kind.block == 1)
 
-    def check_place(self, path: Path) -> None:
+    def check_path(self, path: Path) -> None:
         durable.check_new_directory(path)
 
     def write(self, path: Path, exported: Exported, type: str) -> None:
@@ -89,16 +89,14 @@ class HuggingFace(Format):
                     content = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
                 durable.write(path / name, [content.encode()])
 
-    def recognises(self, path: Path) -> bool:
-        place = path.parent if path.suffix == ".safetensors" else path
-        if path.suffix != ".safetensors" and not path.is_dir():
-            return False
+    def find(self, path: Path) -> "HuggingFaceDirectory | None":
+        is_file = path.suffix == ".safetensors"
+        saved = None
         with suppress(OSError, ValueError):
-            saved = from_json(durable.read(place / CONFIG, MAX_CONFIG_BYTES))
-            return isinstance(saved, dict) and "model_type" in saved
-        return False
-
-    def open(self, path: Path) -> "HuggingFaceDirectory":
+            directory = path.parent if is_file else path
+            saved = from_json(durable.read(directory / CONFIG, MAX_CONFIG_BYTES))
+        if not isinstance(saved, dict) or "model_type" not in saved:
+            return None
         if not path.is_dir():
             raise InputError(f"{path} is one file of a model; give its directory, {path.parent}")
         return HuggingFaceDirectory(path)
@@ -258,7 +256,7 @@ def _are_equal(one: Stored, other: Stored) -> bool:
     """Returns True if two matrices in files are of the same type and have the same bits."""
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
-    step = max(1, PIECE // max(1, one.shape[-1]))
+    step = max(1, COMPARED_TOGETHER // max(1, one.shape[-1]))
     for first in range(0, one.shape[0], step):
         shape = min(step, one.shape[0] - first), *one.shape[1:]
         pieces = [np.empty(shape, one.dtype) for _ in range(2)]

@@ -46,7 +46,7 @@ Saved = dict[str, Any]
 class Peft(AdapterFormat):
     """A directory that `PeftModel.from_pretrained` reads."""
 
-    def check_place(self, path: Path) -> None:
+    def check_path(self, path: Path) -> None:
         durable.check_new_directory(path)
 
     def write(self, path: Path, adapter: SavedAdapter) -> None:
@@ -76,24 +76,14 @@ class Peft(AdapterFormat):
 
 def _endings(wanted: set[str], names: set[str]) -> list[str]:
     """-> the shortest ends of names by which PEFT finds those that are wanted, and no others."""
-    ends = set()
-    for name in wanted:
+    others = [f".{name}" for name in names - wanted]
+
+    def shortest(name: str) -> str:
         words = name.split(".")
-        ends.add(
-            next(
-                (
-                    end
-                    for count in range(1, len(words))
-                    if not _found(names - wanted, end := ".".join(words[-count:]))
-                ),
-                name,
-            )
-        )
-    return sorted(ends)
+        ends = (".".join(words[-count:]) for count in range(1, len(words)))
+        return next((end for end in ends if not any(x.endswith(f".{end}") for x in others)), name)
 
-
-def _found(names: set[str], end: str) -> bool:
-    return any(name == end or name.endswith(f".{end}") for name in names)
+    return sorted({shortest(name) for name in wanted})
 
 
 class PeftDirectory(StoredAdapter):
@@ -166,29 +156,26 @@ class PeftDirectory(StoredAdapter):
 
     def _scale(self, name: str, rank: int) -> float:
         """-> the factor of B A of a module. InputError if its rank is not the one in the config."""
-        own = {
-            key: _of_pattern(self._saved.get(f"{pattern}_pattern") or {}, name, self._saved[key])
-            for key, pattern in (("r", "rank"), ("lora_alpha", "alpha"))
-        }
-        if own["r"] != rank:
+        expected, alpha = (
+            self._setting("r", "rank", name),
+            self._setting("lora_alpha", "alpha", name),
+        )
+        if expected != rank:
             raise InputError(
                 f"{self.path}: the adapter of {shown_value(name)} has rank {rank}; {CONFIG} says "
-                f"{own['r']}"
+                f"{expected}"
             )
-        divisor = math.sqrt(rank) if self._saved.get("use_rslora") else rank
-        return float(own["lora_alpha"] / divisor)
+        return float(alpha / (math.sqrt(rank) if self._saved.get("use_rslora") else rank))
 
-
-def _of_pattern(table: dict[str, Any], name: str, default: Any) -> Any:
-    """Returns the value for a module, of the key that its name ends with, as PEFT finds it."""
-    for pattern, value in table.items():
-        if name == pattern or name.endswith(f".{pattern}"):
-            return value
-    return default
+    def _setting(self, key: str, pattern: str, name: str) -> Any:
+        """Returns a setting of a module: of the pattern that its name ends with, as PEFT does."""
+        patterns = self._saved.get(f"{pattern}_pattern") or {}
+        found = (value for end, value in patterns.items() if f".{name}".endswith(f".{end}"))
+        return next(found, self._saved[key])
 
 
 def _check(saved: Saved) -> None:
-    """InputError or ValueError for what is not LoRA as it is computed here."""
+    """Raises InputError or ValueError for what is not LoRA as it is computed here."""
     kind, bias = saved.get("peft_type"), saved.get("bias", "none")
     if kind != "LORA":
         raise InputError(f"peft_type={shown_value(kind)} is not known here; it must be LORA")

@@ -37,7 +37,8 @@ KEYS = {
     "pad": "tokenizer.ggml.padding_token_id",
     "mask": "tokenizer.ggml.mask_token_id",
 }
-ADDED = ("bos", "eos")  # to each text, if a setting says so
+# Tokens added to each text, if a setting says so -> its key in GGUF.
+ADDED = {"bos": "tokenizer.ggml.add_bos_token", "eos": "tokenizer.ggml.add_eos_token"}
 CHAT_TEMPLATE, CHAT_TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes without tokens of their own
 
@@ -113,7 +114,7 @@ def _names(tokens: Sequence[Any]) -> Iterator[str]:
 
 
 def _check_ids(file: Path, said: Mapping[str, Any]) -> None:
-    """InputError unless what stands for tokens is numbers; -1 is one that some write for none."""
+    """Raises InputError unless tokens are numbers; -1 is one that some write for none."""
     for name in IDS:
         value = said.get(name)
         values = value if isinstance(value, list) else [] if value is None else [value]
@@ -169,8 +170,8 @@ def files_of(tokenizer: Tokenizer, context: int) -> dict[str, Any]:
     templates = _templates(said.get("chat_template"))
     if "default" in templates:  # where transformers looks first since version 4.50
         files[TEMPLATE] = templates["default"]
-    kept = (GENERATION_CONFIG, SPECIAL_TOKENS_MAP)
-    return files | {name: published[name] for name in kept if name in published}
+    others = published.keys() & {GENERATION_CONFIG, SPECIAL_TOKENS_MAP}
+    return files | {name: published[name] for name in sorted(others)}
 
 
 # GGUF
@@ -184,8 +185,8 @@ def of_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, 
     settings: dict[str, Any] = {f"{name}_token": contents[token] for name, token in ids.items()}
     # Only this pattern adds a token unless it is told not to.
     adds = {"bos": metadata.get("tokenizer.ggml.pre") == "llama-bpe" and "bos" in ids, "eos": False}
-    for name in ADDED:
-        value = metadata.get(_adds(name))
+    for name, key in ADDED.items():
+        value = metadata.get(key)
         settings[f"add_{name}_token"] = adds[name] = value if type(value) is bool else adds[name]
     templates = {
         key.removeprefix(CHAT_TEMPLATE).removeprefix(".") or "default": value
@@ -214,7 +215,8 @@ def metadata_of(tokenizer: Tokenizer) -> dict[str, Any]:
     templates = _templates(settings.get("chat_template"))
     keys: dict[str, Any] = {KEYS[name]: np.uint32(i) for name, i in _ids(tokenizer).items()}
     if tokenizer.published:
-        keys |= {_adds(name): value for name, value in _added(tokenizer).items()}
+        around = added_around(tokenizer.published.get(TOKENIZER, {}).get("post_processor"))
+        keys |= dict(zip(ADDED.values(), map(bool, around), strict=True))
     for name, template in templates.items():
         plain = re.sub(r"[^A-Za-z0-9]", "_", name)
         keys[CHAT_TEMPLATE if name == "default" else f"{CHAT_TEMPLATE}.{plain}"] = template
@@ -259,12 +261,6 @@ def _content(token: Any) -> Any:
     return content if isinstance(content, str) else None
 
 
-def _added(tokenizer: Tokenizer) -> dict[str, bool]:
-    """Returns which tokens are added to each text."""
-    around = added_around(tokenizer.published.get(TOKENIZER, {}).get("post_processor"))
-    return dict(zip(ADDED, map(bool, around), strict=True))
-
-
 def beginning_of(tokenizer: Tokenizer) -> int | None:
     """-> the token before a text without context, in transformers: that of beginnings, else of
     ends.
@@ -294,10 +290,6 @@ def as_learned(tokenizer: Tokenizer) -> Tokenizer:
     files = {name: dict(part) for name, part in tokenizer.published.items() if name != TOKENIZER}
     files.setdefault(TOKENIZER_CONFIG, {})["add_bos_token"] = False
     return tokenizer.with_published(files)
-
-
-def _adds(name: str) -> str:
-    return f"tokenizer.ggml.add_{name}_token"
 
 
 def _templates(said: Any) -> dict[str, str]:

@@ -49,7 +49,7 @@ class Tensor(NamedTuple):
         return self.of(parameter)
 
     def read(self, kernels: Any, parameter: np.ndarray, stored: Stored, source: str) -> None:
-        """The reverse: reads the tensor into its columns of our parameter.
+        """Reads the tensor into its columns of our parameter: the reverse of `of`.
 
         InputError if a value is not finite.
         """
@@ -197,12 +197,13 @@ def _checked(
         if name not in expected:
             raise InputError(f"{source} has a tensor that is not known here: {shown_value(name)}")
         if stored[name].shape != expected[name]:
+            found, wanted = map(shown_shape, (stored[name].shape, expected[name]))
             raise InputError(
-                f"{source}: {name} is {_shape(stored[name].shape)}; the model that it describes "
-                f"has {_shape(expected[name])}"
+                f"{source}: {name} is {found}; the model that it describes has {wanted}"
             )
     return tensors
 
 
-def _shape(shape: tuple[int, ...]) -> str:
+def shown_shape(shape: tuple[int, ...]) -> str:
+    """Returns a shape as messages have it: "3 x 4"."""
     return " x ".join(map(str, shape)) or "a number"

@@ -27,6 +27,6 @@ def policy(page: str, *more: str) -> str:
     for kind, content in INLINE.findall(page):
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         sources[kind].append(f"'sha256-{digest}'")
-    own = (f"{kind}-src {' '.join(digests)}" for kind, digests in sources.items())
+    allowed = (f"{kind}-src {' '.join(digests)}" for kind, digests in sources.items())
     always = "img-src data:", "base-uri 'none'", "form-action 'none'"
-    return "; ".join(["default-src 'none'", *own, *always, *more])
+    return "; ".join(["default-src 'none'", *allowed, *always, *more])

@@ -21,7 +21,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from smallmind.checks import InputError
-from smallmind.serve.asked import (
+from smallmind.serve.engine import Busy, Engine, Request
+from smallmind.serve.errors import APIError
+from smallmind.serve.models import Loaded, Models, ServedModel
+from smallmind.serve.request_fields import (
     Fields,
     body_of,
     check_count,
@@ -33,10 +36,6 @@ from smallmind.serve.asked import (
     turns_of,
     variables_of,
 )
-from smallmind.serve.engine import Busy, Engine, Request
-from smallmind.serve.errors import APIError
-from smallmind.serve.models import Entry, Loaded, Models
-from smallmind.settings.config import GenerationConfig
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.writing.chat import Prompt, prompt_of
 from smallmind.writing.decoder import Continuation, Token
@@ -46,7 +45,7 @@ CHAT_TOKENS = 500
 REASONS = {"end": "stop", "stop": "stop", "length": "length"}
 
 
-class Limits(NamedTuple):
+class RequestLimits(NamedTuple):
     """The most that a request may ask for."""
 
     max_tokens: int = 4096
@@ -54,10 +53,10 @@ class Limits(NamedTuple):
     seconds: float = 600.0
 
 
-class Asked(NamedTuple):
+class ParsedRequest(NamedTuple):
     """A request that has been understood: prompts, and the texts that continue each."""
 
-    entry: Entry
+    entry: ServedModel
     loaded: Loaded
     request: Request
     chat: bool
@@ -70,42 +69,42 @@ class Asked(NamedTuple):
 class API:
     """The endpoints under /v1."""
 
-    def __init__(self, engine: Engine, models: Models, limits: Limits) -> None:
+    def __init__(self, engine: Engine, models: Models, limits: RequestLimits) -> None:
         self.engine, self.models, self.limits = engine, models, limits
         self.is_stopping = False
 
     async def list_models(self, _request: HTTPRequest) -> Response:
-        """GET /v1/models."""
+        """Lists the models: GET /v1/models."""
         entries = self.models.entries()
         return JSONResponse({"object": "list", "data": [_described(entry) for entry in entries]})
 
     async def show_model(self, request: HTTPRequest) -> Response:
-        """GET /v1/models/NAME."""
+        """Describes a model: GET /v1/models/NAME."""
         return JSONResponse(_described(self.entry(request.path_params["id"])))
 
     async def complete(self, request: HTTPRequest) -> Response:
-        """POST /v1/completions."""
+        """Continues prompts: POST /v1/completions."""
         return await self._answer(request, chat=False)
 
     async def chat(self, request: HTTPRequest) -> Response:
-        """POST /v1/chat/completions."""
+        """Answers messages: POST /v1/chat/completions."""
         return await self._answer(request, chat=True)
 
-    def entry(self, name: Any) -> Entry:
+    def entry(self, name: Any) -> ServedModel:
         """Returns the model of this name. APIError 404 if there is none."""
-        try:
-            return self.models.entry(str(name))
-        except KeyError:
-            known = ", ".join(entry.id for entry in self.models.entries()) or "none yet"
+        entries = {entry.id: entry for entry in self.models.entries()}
+        if str(name) not in entries:
+            known = ", ".join(entries) or "none yet"
             message = f"the model {str(name)[:100]!r} does not exist; there are: {known}"
-            raise APIError(404, message, "model", "model_not_found") from None
+            raise APIError(message, "model", "model_not_found", status=404)
+        return entries[str(name)]
 
-    async def loaded(self, entry: Entry) -> Loaded:
+    async def loaded(self, entry: ServedModel) -> Loaded:
         """Returns the model in memory. APIError 500 if it cannot be loaded."""
         try:
             return await self.models.loaded(entry)
         except InputError as error:
-            raise APIError(500, f"the model cannot be loaded: {error}", "model") from None
+            raise APIError(f"the model cannot be loaded: {error}", "model", status=500) from None
 
     async def fields(self, request: HTTPRequest, chat: bool | None = None) -> Fields:
         """Returns the fields of a request. With `chat`, APIError 400 for one that is not built."""
@@ -121,25 +120,24 @@ class API:
 
     async def _answer(self, request: HTTPRequest, chat: bool) -> Response:
         if self.is_stopping:
-            raise APIError(503, "the server is stopping")
+            raise APIError("the server is stopping", status=503)
         fields = await self.fields(request, chat)
         entry = self.entry(fields.required("model", str))
         loaded = await self.loaded(entry)
         with loaded.line.in_use():
-            understood = self.engine.run_beside(
-                lambda: self._understood(fields, entry, loaded, chat)
-            )
-            asked: Asked = await understood
+            parsed = await self.engine.run_beside(lambda: self._parsed(fields, entry, loaded, chat))
             streams = fields.get("stream", bool) or False
             options = Fields(fields.get("stream_options", dict) or {})
             with_usage = options.get("include_usage", bool) or False
             try:
-                self.engine.submit(loaded.line, asked.request)
+                self.engine.submit(loaded.line, parsed.request)
             except Busy as error:
-                raise APIError(429, str(error), code="rate_limit_exceeded") from None
-        return Answer(self.engine, asked, streams, with_usage)
+                raise APIError(str(error), code="rate_limit_exceeded", status=429) from None
+        return Answer(self.engine, parsed, streams, with_usage)
 
-    def _understood(self, fields: Fields, entry: Entry, loaded: Loaded, chat: bool) -> Asked:
+    def _parsed(
+        self, fields: Fields, entry: ServedModel, loaded: Loaded, chat: bool
+    ) -> ParsedRequest:
         """Reads a request, on any thread."""
         tokenizer, limits = loaded.tokenizer, self.limits
         name = "messages" if chat else "prompt"
@@ -151,30 +149,31 @@ class API:
         lead = ""
         try:
             if chat:
-                asked = self._conversation(fields, loaded, config.max_tokens)
-                prompts, config = [asked.ids], replace(config, max_tokens=asked.most)
+                prompt = self._conversation(fields, loaded, config.max_tokens)
+                prompts, config = [prompt.ids], replace(config, max_tokens=prompt.most)
                 lead = "" if begun or not loaded.template else loaded.template.lead
             else:
                 prompts = prompts_of(fields, tokenizer, limits.prompt_tokens)
             if begun and len(prompts) > 1:
-                raise APIError(400, "prefix_tokens needs a single prompt", "prefix_tokens")
+                raise APIError("prefix_tokens needs a single prompt", "prefix_tokens")
             for ids in prompts:
                 check_count(len(ids) + len(begun), limits.prompt_tokens, name)
+            seeds = [(config.seed + i) % 2**63 for i in range(n)]
+            configs = [replace(config, seed=seed) for seed in seeds]
             texts = [
-                [Continuation(tokenizer, ids, _with_seed(config, i), top, begun) for i in range(n)]
+                [Continuation(tokenizer, ids, seeded, top, begun) for seeded in configs]
                 for ids in prompts
             ]
         except InputError as error:
-            raise APIError(400, str(error), name) from None
+            raise APIError(str(error), name) from None
         count = sum(map(len, prompts))
         request = Request(texts, limits.seconds)
-        return Asked(entry, loaded, request, chat, count, begun, lead, top)
+        return ParsedRequest(entry, loaded, request, chat, count, begun, lead, top)
 
     def _conversation(self, fields: Fields, loaded: Loaded, most: int) -> Prompt:
         """Messages -> the prompt, and how many tokens the answer may have."""
         if loaded.template is None:
             raise APIError(
-                400,
                 "the model was not trained on conversations and has no chat template; send a "
                 "prompt to /v1/completions",
                 "messages",
@@ -183,28 +182,26 @@ class API:
         texts = (text for turn in turns for text in (turn.text, turn.thought))
         check_length([system, *texts], self.limits.prompt_tokens, "messages")
         context, variables = loaded.line.decoder.cache.length, variables_of(fields)
-        given = loaded.tokenizer, loaded.template, system, turns, context
-        return prompt_of(*given, most, variables)
+        tokenizer, template = loaded.tokenizer, loaded.template
+        return prompt_of(tokenizer, template, system, turns, context, most, variables)
 
 
-def _described(entry: Entry) -> dict[str, Any]:
+def _described(entry: ServedModel) -> dict[str, Any]:
     created = int(entry.path.stat().st_mtime) if entry.path.exists() else 0
     return {"id": entry.id, "object": "model", "created": created, "owned_by": "smallmind"}
-
-
-def _with_seed(config: GenerationConfig, number: int) -> GenerationConfig:
-    return replace(config, seed=(config.seed + number) % 2**63)
 
 
 class Answer(Response):
     """Sends what the texts of a request become, whole or in events; stops if the client leaves."""
 
-    def __init__(self, engine: Engine, asked: Asked, streams: bool, with_usage: bool) -> None:
-        self.engine, self.asked = engine, asked
+    def __init__(
+        self, engine: Engine, parsed: ParsedRequest, streams: bool, with_usage: bool
+    ) -> None:
+        self.engine, self.parsed = engine, parsed
         self.streams, self.with_usage = streams, with_usage
-        kind = "chatcmpl" if asked.chat else "cmpl"
+        kind = "chatcmpl" if parsed.chat else "cmpl"
         self.id, self.created = f"{kind}-{uuid.uuid4().hex}", int(time.time())
-        self.index = {text: i for i, text in enumerate(asked.request.texts)}
+        self.index = {text: i for i, text in enumerate(parsed.request.texts)}
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -222,7 +219,7 @@ class Answer(Response):
             if tasks[0] in done:
                 tasks[0].result()
         finally:
-            self.engine.cancel(self.asked.request)
+            self.parsed.request.is_cancelled = True  # before its next token
             for task in tasks:
                 task.cancel()
                 with suppress(asyncio.CancelledError, Exception):
@@ -230,8 +227,8 @@ class Answer(Response):
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends one JSON object at the end."""
-        shown = [_Shown(self.asked) for _ in self.index]
-        async for tokens in self.asked.request.tokens():
+        shown = [_Shown(self.parsed) for _ in self.index]
+        async for tokens in self.parsed.request.tokens():
             for token in tokens:
                 shown[self.index[token.continuation]].add(token)
         error = self._error()
@@ -240,7 +237,7 @@ class Answer(Response):
             return
 
         def content() -> bytes:
-            kind = "chat.completion" if self.asked.chat else "text_completion"
+            kind = "chat.completion" if self.parsed.chat else "text_completion"
             choices = [
                 self._choice(one, text, "message")
                 for one, text in zip(shown, self.index, strict=True)
@@ -255,69 +252,69 @@ class Answer(Response):
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
-        async def write(*events: Any) -> None:
-            data = "".join(f"data: {_json(event)}\n\n" for event in events)
+        async def write(*events: Any, end: str = "") -> None:
+            data = "".join(f"data: {_json(event)}\n\n" for event in events) + end
             await send({"type": "http.response.body", "body": data.encode(), "more_body": True})
 
-        chat = self.asked.chat
+        chat = self.parsed.chat
         head = self._head("chat.completion.chunk" if chat else "text_completion")
         if self.with_usage:
             head["usage"] = None
         if chat:
-            roles = [
-                {"index": i, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
-                | {"finish_reason": None}
-                for i in self.index.values()
-            ]
+            role = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+            roles = [{"index": i, **role, "finish_reason": None} for i in self.index.values()]
             await write(*({**head, "choices": [role]} for role in roles))
-        shown = {text: _Shown(self.asked) for text in self.index}
-        async for tokens in self.asked.request.tokens():
+        shown = {text: _Shown(self.parsed) for text in self.index}
+        async for tokens in self.parsed.request.tokens():
             for token in tokens:
                 shown[token.continuation].add(token)
             texts = dict.fromkeys(token.continuation for token in tokens)
             choices = [self._choice(shown[text], text, "delta") for text in texts]
             await write(*({**head, "choices": [choice]} for choice in choices))
-        ends: list[Any] = []
         if error := self._error():
-            ends.append(error.content())
+            await write(error.content())
         elif self.with_usage:
-            ends.append({**head, "choices": [], "usage": self._usage()})
-        await write(*ends, "[DONE]")
+            await write({**head, "choices": [], "usage": self._usage()})
+        await write(end="data: [DONE]\n\n")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _head(self, kind: str) -> dict[str, Any]:
-        own = {"id": self.id, "object": kind, "created": self.created}
-        return {**own, "model": self.asked.entry.id, "system_fingerprint": self.asked.loaded.name}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.parsed.entry.id,
+            "system_fingerprint": self.parsed.loaded.name,
+        }
 
     def _choice(self, shown: "_Shown", text: Continuation, name: str) -> dict[str, Any]:
         """Describes the new part of one text."""
         piece, tokens, is_last = shown.taken()
         content: dict[str, Any] = {"text": piece}
-        if self.asked.chat:
+        if self.parsed.chat:
             content = {name: {"content": piece}}
             if name == "message":
                 content[name]["role"] = "assistant"
         logprobs = None
-        if self.asked.top is not None:
-            describe = _chat_logprobs if self.asked.chat else _logprobs
-            logprobs = describe(self.asked.loaded.tokenizer, tokens)
+        if self.parsed.top is not None:
+            describe = _chat_logprobs if self.parsed.chat else _logprobs
+            logprobs = describe(self.parsed.loaded.tokenizer, tokens)
         has_ended = is_last or not self.streams  # without a token, nothing has said so
         reason = REASONS[text.ended] if text.ended and has_ended else None
         return {"index": self.index[text], **content, "logprobs": logprobs, "finish_reason": reason}
 
     def _usage(self) -> dict[str, int]:
-        written = sum(text.count for text in self.index)
-        counts = self.asked.prompt_tokens, written
-        names = "prompt_tokens", "completion_tokens"
-        return {**dict(zip(names, counts, strict=True)), "total_tokens": sum(counts)}
+        prompt, written = self.parsed.prompt_tokens, sum(text.count for text in self.index)
+        total = prompt + written
+        return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": total}
 
     def _error(self) -> APIError | None:
         """Returns the reason why the texts have not ended; None if they have."""
-        request = self.asked.request
+        request = self.parsed.request
         if request.error:
-            return APIError(500, f"the model failed: {request.error}")
+            return APIError(f"the model failed: {request.error}", status=500)
         if request.has_expired:
-            return APIError(408, "the answer took longer than this server allows")
+            return APIError("the answer took longer than this server allows", status=408)
         return None
 
 
@@ -336,26 +333,26 @@ class _Shown:
     character that the last token leaves unfinished nothing is shown.
     """
 
-    def __init__(self, asked: Asked) -> None:
-        self._lead, self._token_bytes = asked.lead, asked.loaded.tokenizer.token_bytes
-        self._with_tokens = asked.top is not None
+    def __init__(self, parsed: ParsedRequest) -> None:
+        self._lead, self._token_bytes = parsed.lead, parsed.loaded.tokenizer.token_bytes
+        self._with_tokens = parsed.top is not None
         self._pieces: list[str] = []  # not taken yet, as all of the next two
         self._tokens: list[_Spelled] = []
         self._is_last = False
         self._waiting: deque[Token] = deque()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._given = 0  # characters of the text so far, with the lead
+        self._length = 0  # characters of the text so far, with the lead
         self._spelled = 0  # those that tokens in `_tokens`, and those taken, spell
         self._begun = ""  # the beginning of the text, while it may be that of the lead
         self._without = ""  # the lead, where the text begins with it
-        self._utf8.decode(b"".join(map(self._token_bytes, asked.begun)))
+        self._utf8.decode(b"".join(map(self._token_bytes, parsed.begun)))
 
     def add(self, token: Token) -> None:
         """Takes the next token of the text."""
         piece = token.piece
         if token.is_last and token.continuation.ended == "length" and self._is_in_character(token):
             piece = piece[:-1]  # the sign in its place
-        self._given += len(piece)
+        self._length += len(piece)
         if self._lead:
             self._begun, piece = self._begun + piece, ""
             is_short = len(self._begun) < len(self._lead) and not token.is_last
@@ -388,7 +385,7 @@ class _Shown:
             spelled = self._token_bytes(self._waiting[0].id)
             before, count, state = self._spelled, 0, self._utf8.getstate()
             for byte in spelled:
-                if self._spelled >= self._given:
+                if self._spelled >= self._length:
                     break
                 self._spelled += len(self._utf8.decode(bytes([byte])))
                 count += 1
@@ -402,10 +399,9 @@ class _Shown:
                 self._waiting.clear()
             if count or not spelled:
                 lead = len(self._without)
-                own = spelled[:count]
-                if before < lead:
-                    own = own[len(self._without[before:].encode()) :]
-                self._tokens.append(_Spelled(token, own, max(0, before - lead)))
+                hidden = self._without[before:].encode() if before < lead else b""
+                shown = spelled[len(hidden) : count]
+                self._tokens.append(_Spelled(token, shown, max(0, before - lead)))
 
 
 def _text_of(spelled: bytes) -> str:
@@ -414,8 +410,8 @@ def _text_of(spelled: bytes) -> str:
 
 def _chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[_Spelled]) -> dict[str, Any]:
     def entry(id: int, logprob: float, spelled: bytes) -> dict[str, Any]:
-        own = {"token": _text_of(spelled), "logprob": round(float(logprob), 6)}
-        return {**own, "bytes": list(spelled), "id": int(id)}
+        text, logprob = _text_of(spelled), round(float(logprob), 6)
+        return {"token": text, "logprob": logprob, "bytes": list(spelled), "id": int(id)}
 
     content = []
     for token, spelled, _ in tokens:
@@ -454,7 +450,5 @@ def _logprobs(tokenizer: Tokenizer, tokens: Sequence[_Spelled]) -> dict[str, Any
     }
 
 
-def _json(event: Any) -> str:
-    return (
-        event if event == "[DONE]" else json.dumps(event, ensure_ascii=False, separators=(",", ":"))
-    )
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -12,14 +12,14 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from smallmind import page
-from smallmind.serve.api import API, Limits
+from smallmind.serve.api import API, RequestLimits
 from smallmind.serve.engine import Engine
-from smallmind.serve.errors import APIError, error_response
-from smallmind.serve.facts import Facts
+from smallmind.serve.errors import APIError
 from smallmind.serve.models import Models
-from smallmind.serve.security import COOKIE, LOCAL_FRAMES, OWN_FRAMES, POLICY, Guard
+from smallmind.serve.page_api import PageAPI
+from smallmind.serve.security import COOKIE, LOCAL_FRAMES, OUR_FRAMES, POLICY, Guard
 
-OWN = "connect-src 'self'", "frame-src 'self'"  # that the page may do
+CONNECTIONS = "connect-src 'self'", "frame-src 'self'"  # that the page may do
 
 
 def application(
@@ -30,7 +30,7 @@ def application(
     slots: int = 8,
     waiting: int = 32,
     context: int | None = None,
-    limits: Limits | None = None,
+    limits: RequestLimits | None = None,
     hosts: Collection[str] = (),
     token: str | None = None,
     in_frames: bool = False,
@@ -43,17 +43,15 @@ def application(
     the token, if there is one. With `in_frames` notebooks on this machine may show the page.
     """
     html = page.document()
-    policy = page.policy(html, *OWN, LOCAL_FRAMES if in_frames else OWN_FRAMES)
-    routes: list[Route] = []
+    policy = page.policy(html, *CONNECTIONS, LOCAL_FRAMES if in_frames else OUR_FRAMES)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         with Engine(waiting) as engine:
             models = Models(engine, paths, folder, precision, slots, context)
-            api = API(engine, models, limits or Limits())
+            api = API(engine, models, limits or RequestLimits())
             app.state.api = api
-            facts = Facts(api)
-            app.router.routes.extend(_routes(api, facts))
+            app.router.routes.extend(_routes(api, PageAPI(api)))
             yield
             api.is_stopping = True
 
@@ -67,53 +65,38 @@ def application(
             response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
         return response
 
-    routes += [
-        Route("/", show_page),
-        Route("/api/session", begin_session, methods=["POST"]),
-    ]
     app = Starlette(
-        routes=routes,
+        routes=[Route("/", show_page), Route("/api/session", begin_session, methods=["POST"])],
         lifespan=lifespan,
-        exception_handlers={
-            APIError: _show_api_error,
-            HTTPException: _show_http_error,
-            ClientDisconnect: _show_nobody,
-            Exception: _show_failure,
-        },
+        exception_handlers=dict.fromkeys(
+            (APIError, HTTPException, ClientDisconnect, Exception), _show_error
+        ),
     )
     return Guard(app, hosts, token, in_frames)
 
 
-def _routes(api: API, facts: Facts) -> list[Route]:
+def _routes(api: API, page_api: PageAPI) -> list[Route]:
     return [
         Route("/v1/models", api.list_models),
         Route("/v1/models/{id:path}", api.show_model),
         Route("/v1/completions", api.complete, methods=["POST"]),
         Route("/v1/chat/completions", api.chat, methods=["POST"]),
-        Route("/api/state", facts.state),
-        Route("/api/inspect", facts.inspect, methods=["POST"]),
-        Route("/api/attention", facts.attention, methods=["POST"]),
-        Route("/api/runs", facts.runs),
-        Route("/api/runs/{name}", facts.run),
-        Route("/api/runs/{name}/report", facts.report),
+        Route("/api/state", page_api.state),
+        Route("/api/inspect", page_api.inspect, methods=["POST"]),
+        Route("/api/attention", page_api.attention, methods=["POST"]),
+        Route("/api/runs", page_api.runs),
+        Route("/api/runs/{name}", page_api.run),
+        Route("/api/runs/{name}/report", page_api.report),
     ]
 
 
-async def _show_api_error(_request: HTTPRequest, error: Exception) -> Response:
-    assert isinstance(error, APIError)
-    return error.response()
-
-
-async def _show_http_error(_request: HTTPRequest, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = {404: "there is nothing at this address", 405: "this address has another method"}
-    text = message.get(error.status_code, str(error.detail))
-    return error_response(error.status_code, text, headers=error.headers)
-
-
-async def _show_nobody(_request: HTTPRequest, _error: Exception) -> Response:
-    return error_response(400, "the request ended in the middle")  # its client has left
-
-
-async def _show_failure(_request: HTTPRequest, error: Exception) -> Response:
-    return error_response(500, f"the server failed: {type(error).__name__}")
+async def _show_error(_request: HTTPRequest, error: Exception) -> Response:
+    if isinstance(error, APIError):
+        return error.response()
+    if isinstance(error, HTTPException):
+        texts = {404: "there is nothing at this address", 405: "this address has another method"}
+        text = texts.get(error.status_code, str(error.detail))
+        return APIError(text, status=error.status_code).response(error.headers)
+    if isinstance(error, ClientDisconnect):
+        return APIError("the request ended in the middle").response()  # its client has left
+    return APIError(f"the server failed: {type(error).__name__}", status=500).response()

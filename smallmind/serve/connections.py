@@ -11,15 +11,15 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from smallmind.serve.errors import content_of
+from smallmind.serve.errors import APIError
 
-HEADERS = 10.0  # seconds in which a client has to send the first lines of a request
-BODY = 30.0  # and all that follows
-STALLED = 30.0  # seconds in which it has to take what it is sent
-MOST_CONNECTIONS = 512  # each takes a file descriptor
-ACCEPTED = 32  # connections at once, before the oldest make room; asyncio's name is backlog
-QUEUE = 1024  # connections that the system holds until they are accepted
-LAST_SECONDS = 5  # for answers that are being written when the server is stopped
+HEADERS_SECONDS = 10.0  # seconds in which a client has to send the first lines of a request
+BODY_SECONDS = 30.0  # and all that follows
+STALLED_SECONDS = 30.0  # seconds in which it has to take what it is sent
+MAX_CONNECTIONS = 512  # each takes a file descriptor
+BACKLOG = 32  # connections at once, before the oldest are closed
+MAX_QUEUED = 1024  # connections that the system holds until they are accepted
+SHUTDOWN_SECONDS = 5  # for answers that are being written when the server is stopped
 
 
 def server_of(app: ASGIApp, **settings: Any) -> uvicorn.Server:
@@ -33,8 +33,8 @@ def server_of(app: ASGIApp, **settings: Any) -> uvicorn.Server:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        backlog=ACCEPTED,
-        **{"timeout_graceful_shutdown": LAST_SECONDS, **settings},
+        backlog=BACKLOG,
+        **{"timeout_graceful_shutdown": SHUTDOWN_SECONDS, **settings},
     )
     logging.getLogger("uvicorn.error").addFilter(_is_bug)
     return uvicorn.Server(config)
@@ -59,9 +59,9 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait(HEADERS)
+        self._wait(HEADERS_SECONDS)
         if len(self.connections) > _most_connections():
-            self._make_room()
+            self._close_longest_waiting()
 
     def data_received(self, data: bytes) -> None:
         cycle = self.cycle
@@ -69,9 +69,9 @@ class Connection(H11Protocol):
         if not self.is_waiting:
             self._stop_waiting()
         elif self.cycle is not cycle and not self.cycle.response_complete:
-            self._wait(BODY)
+            self._wait(BODY_SECONDS)
         elif self._timer is None:
-            self._wait(HEADERS)
+            self._wait(HEADERS_SECONDS)
 
     def on_response_complete(self) -> None:
         self._stop_waiting()  # until the next request begins, uvicorn waits for some seconds
@@ -85,7 +85,7 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stalled = self.loop.call_later(STALLED, self.transport.abort)
+        self._stalled = self.loop.call_later(STALLED_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -106,7 +106,7 @@ class Connection(H11Protocol):
         if self._stalled:
             self._stalled.cancel()
 
-    def _make_room(self) -> None:
+    def _close_longest_waiting(self) -> None:
         """Closes the connection that has been waited for longest; this one, if there is none."""
         waiting = [
             other
@@ -114,12 +114,12 @@ class Connection(H11Protocol):
             if isinstance(other, Connection) and other is not self and other.is_waiting
         ]
 
-        def place(other: Connection) -> tuple[bool, float]:
+        def order(other: Connection) -> tuple[bool, float]:
             """Sorts by how long they wait; last come clients that were answered and may go on."""
             was_answered = other.cycle is not None and bool(other.cycle.response_complete)
             return was_answered, other._since
 
-        oldest = min(waiting, key=place, default=self)
+        oldest = min(waiting, key=order, default=self)
         oldest._refuse(503, "too many connections; try again later")
 
     def _refuse(self, status: int, message: str) -> None:
@@ -127,7 +127,7 @@ class Connection(H11Protocol):
         if self.transport.is_closing():
             return
         if self.cycle is None or not self.cycle.response_started:
-            body = json.dumps(content_of(status, message)).encode()
+            body = json.dumps(APIError(message, status=status).content()).encode()
             head = (
                 f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
                 f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
@@ -141,10 +141,10 @@ class Connection(H11Protocol):
 def _most_connections() -> int:
     """-> the most connections that this process may have, with descriptors left for other files."""
     if sys.platform == "win32":
-        return MOST_CONNECTIONS
+        return MAX_CONNECTIONS
     import resource
 
-    return min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+    return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
 
 
 def _is_bug(record: logging.LogRecord) -> bool:

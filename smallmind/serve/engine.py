@@ -13,11 +13,11 @@ from smallmind.checks import InputError
 from smallmind.writing.decoder import Continuation, Decoder, Token
 
 PART_OPERATIONS = 2e9  # of the part of a prompt that is read between two tokens of other texts
-SHORTEST, LONGEST = 16, 512  # such parts, in tokens
+MIN_PART, MAX_PART = 16, 512  # tokens of such a part
 # Seconds between two messages to clients. A screen shows no more of them, and each costs as much as
 # a token of a small model: it takes the interpreter, and a core, from the thread that computes.
-BETWEEN = 1 / 60
-LAST_STEP = 5.0  # seconds in which the thread ends its last step, or is left behind
+MESSAGE_SECONDS = 1 / 60
+LAST_STEP_SECONDS = 5.0  # in which the thread ends its last step, or is left behind
 
 
 class Busy(InputError):
@@ -30,14 +30,15 @@ def prompt_part(parameters: int) -> int:
     It does not depend on what else is served, so that texts do not either.
     """
     tokens = int(PART_OPERATIONS / (2 * max(1, parameters)))
-    return min(LONGEST, max(SHORTEST, 1 << max(0, tokens.bit_length() - 1)))
+    return min(MAX_PART, max(MIN_PART, 1 << max(0, tokens.bit_length() - 1)))
 
 
 class Request:
     """The texts that a client waits for: one or more for each of its prompts.
 
     `error` says why texts have not ended by themselves; `has_expired` that the seconds are over.
-    The event loop sets `is_cancelled`, at any time; all else is set by the thread that computes.
+    The event loop sets `is_cancelled`, at any time, which frees its slots before the next token;
+    all else is set by the thread that computes.
     """
 
     def __init__(self, prompts: Sequence[Sequence[Continuation]], seconds: float) -> None:
@@ -69,7 +70,7 @@ class Request:
             self._ready.clear()
 
 
-class Line:
+class ModelQueue:
     """The requests of one model: those that are served by its decoder, and those that wait."""
 
     def __init__(self, decoder: Decoder) -> None:
@@ -90,7 +91,7 @@ class Line:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Within the block, the model is needed: for a request that is not submitted yet."""
+        """Keeps the model within the block: for a request that is not submitted yet."""
         self._readers += 1
         try:
             yield
@@ -107,7 +108,7 @@ class Engine:
     def __init__(self, most_waiting: int) -> None:
         self.most_waiting = most_waiting
         self._loop = asyncio.get_running_loop()
-        self._lines: list[Line] = []
+        self._lines: list[ModelQueue] = []
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
         self._stops = False
@@ -121,19 +122,19 @@ class Engine:
         with self._changed:
             self._stops = True
             self._changed.notify()
-        self._thread.join(LAST_STEP)
+        self._thread.join(LAST_STEP_SECONDS)
 
-    def add(self, line: Line) -> None:
+    def add(self, line: ModelQueue) -> None:
         """Serves the requests of one more model."""
         with self._changed:
             self._lines.append(line)
 
-    def remove(self, line: Line) -> None:
+    def remove(self, line: ModelQueue) -> None:
         """Forgets a model that serves nobody."""
         with self._changed:
             self._lines.remove(line)
 
-    def submit(self, line: Line, request: Request) -> None:
+    def submit(self, line: ModelQueue, request: Request) -> None:
         """Queues a request. Busy if too many wait."""
         if request._is_done:
             return
@@ -142,10 +143,6 @@ class Engine:
                 raise Busy(f"{self.most_waiting} requests are waiting already; try again later")
             line.requests.append(request)
             self._changed.notify()
-
-    def cancel(self, request: Request) -> None:
-        """Frees the slots of a request before the next token."""
-        request.is_cancelled = True
 
     async def run(self, job: Callable[[], Any]) -> Any:
         """Computes something else with a model, between two steps -> its result."""
@@ -182,15 +179,15 @@ class Engine:
             for line in lines:
                 news |= dict.fromkeys(self._step(line))
             now = time.monotonic()
-            if now - told >= BETWEEN or any(each._is_new or each._is_done for each in news):
+            if now - told >= MESSAGE_SECONDS or any(each._is_new or each._is_done for each in news):
                 for request in news:
                     request._is_new = False
                 with suppress(RuntimeError):  # the loop has been closed
                     self._loop.call_soon_threadsafe(_wake, list(news))
                 news, told = {}, now
 
-    def _step(self, line: Line) -> list[Request]:
-        """One step of a decoder -> the requests that have something new."""
+    def _step(self, line: ModelQueue) -> list[Request]:
+        """Runs one step of a decoder -> the requests that have something new."""
         news: list[Request] = []
         try:
             news += self._let_go(line)
@@ -215,21 +212,19 @@ class Engine:
                 news.append(request)
         return news
 
-    def _let_go(self, line: Line) -> list[Request]:
+    def _let_go(self, line: ModelQueue) -> list[Request]:
         """Ends the requests that are cancelled or expired -> those."""
-        now, leaving = time.monotonic(), []
+        now = time.monotonic()
         with self._changed:
-            for request in line.requests:
-                # Decided here, and nowhere else: a client may leave between any two looks.
-                if request.is_cancelled or now > request.deadline:
-                    leaving.append(request)
+            # Decided here, and nowhere else: a client may leave between any two looks.
+            leaving = [x for x in line.requests if x.is_cancelled or now > x.deadline]
         for request in leaving:
             request.has_expired = now > request.deadline
             self._end(line, request)
         return leaving
 
-    def _admit(self, line: Line) -> None:
-        """Adds texts to the decoder while there is room."""
+    def _admit(self, line: ModelQueue) -> None:
+        """Adds texts to the decoder while it has free slots."""
         with self._changed:
             while line.decoder.free:
                 waiting = [request for request in line.requests if request.waiting]
@@ -244,7 +239,7 @@ class Engine:
                 request.writing += len(texts)
                 line.decoder.add(*texts)
 
-    def _end(self, line: Line, request: Request) -> None:
+    def _end(self, line: ModelQueue, request: Request) -> None:
         """Removes a request, with all of its texts; its client is told of no more tokens."""
         for text in request.texts:
             if line.texts.pop(text, None):

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smallmind.exchange.stored import StoredModel, find
+from smallmind.exchange.stored import find
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.files import model_in
 from smallmind.runs.loading import precision_of
-from smallmind.serve.engine import Engine, Line, prompt_part
+from smallmind.serve.engine import Engine, ModelQueue, prompt_part
 from smallmind.text.chat import ChatFormat
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
@@ -20,8 +20,8 @@ from smallmind.views.listing import find_runs
 from smallmind.views.run_view import RunView
 from smallmind.writing.decoder import Decoder
 
-MOST_LOADED = 4  # models in memory at a time, unless more are in use
-FRESH = 2.0  # seconds for which the list of runs is kept
+MAX_LOADED = 4  # models in memory at a time, unless more are in use
+LIST_SECONDS = 2.0  # for which the list of runs is not read again
 
 
 class Loaded(NamedTuple):
@@ -30,12 +30,12 @@ class Loaded(NamedTuple):
     model: TransformerModel
     tokenizer: Tokenizer
     template: ChatFormat | None  # None: it was not trained on conversations
-    line: Line
+    line: ModelQueue
     name: str  # such as "the newest checkpoint, step 250"
     version: tuple[float, ...]  # of its files: another one is loaded again
 
 
-class Entry:
+class ServedModel:
     """A model by name, loaded or not."""
 
     def __init__(self, id: str, path: Path, is_run: bool) -> None:
@@ -46,15 +46,17 @@ class Entry:
         self._described: tuple[tuple[float, ...], dict[str, Any]] | None = None
 
     def described(self) -> dict[str, Any]:
-        """Facts about the model, read without its weights. InputError if they are damaged."""
+        """Describes the model, read without its weights. InputError if they are damaged."""
         loaded, version = self.loaded, self.version()
         if self._described and self._described[0] == version:
             return self._described[1]
         found = find(self.path)
-        config, tokenizer = found.config, found.tokenizer()
-        facts = {
+        config, tokenizer, step = found.config, found.tokenizer(), found.step
+        if step is None and self.is_run:
+            step = RunView(self.path, fields=()).step
+        described = {
             "kind": "completion" if format_of(tokenizer) is None else "chat",
-            "step": self.step(found),
+            "step": step,
             "parameters": declare_parameters(config).count,
             "block_size": config.block_size,
             "layers": config.n_layer,
@@ -63,14 +65,8 @@ class Entry:
             "opening": tokenizer.opening,
             "state": loaded.name if loaded else found.name,
         }
-        self._described = version, facts
-        return facts
-
-    def step(self, found: StoredModel) -> int | None:
-        """Returns the step of the weights that are served; None if it is not known."""
-        if found.step is not None:
-            return found.step
-        return RunView(self.path, fields=()).step if self.is_run else None
+        self._described = version, described
+        return described
 
     def version(self) -> tuple[float, ...]:
         """Returns the times of the files that its newest weights are in."""
@@ -94,8 +90,8 @@ class Models:
     ) -> None:
         self.engine, self.folder = engine, folder
         self.precision, self.slots, self.context = precision, slots, context
-        self._entries: dict[str, Entry] = {}
-        self._listed = -FRESH
+        self._entries: dict[str, ServedModel] = {}
+        self._listed = -LIST_SECONDS
         for path in paths:
             self._add(path)
 
@@ -107,11 +103,11 @@ class Models:
         name, number = name or resolved.name, 2
         while (id := name if number == 2 else f"{name}-{number - 1}") in self._entries:
             number += 1
-        self._entries[id] = Entry(id, path, RunView(path, fields=()).is_run)
+        self._entries[id] = ServedModel(id, path, RunView(path, fields=()).is_run)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ServedModel]:
         """Returns all of them, with the runs that have begun meanwhile."""
-        if self.folder and time.monotonic() - self._listed > FRESH and self.folder.is_dir():
+        if self.folder and time.monotonic() - self._listed > LIST_SECONDS and self.folder.is_dir():
             for view in find_runs(self.folder):
                 if model_in(view.path) or checkpoint.peek(view.path):
                     self._add(view.path)
@@ -126,11 +122,7 @@ class Models:
             views |= {view.path.resolve(): view for view in find_runs(self.folder)}
         return sorted(views.values(), key=lambda view: -view.created)
 
-    def entry(self, id: str) -> Entry:
-        """Returns the one of this name. KeyError if there is none."""
-        return {entry.id: entry for entry in self.entries()}[id]
-
-    async def loaded(self, entry: Entry) -> Loaded:
+    async def loaded(self, entry: ServedModel) -> Loaded:
         """-> the model in memory; again if its run has gone on and nobody is served by the old one.
 
         InputError if it cannot be read.
@@ -146,27 +138,29 @@ class Models:
                 self._unload(entry)
             entry.loaded, entry.used = loaded, time.monotonic()
             self.engine.add(loaded.line)
-            self._make_room(entry)
+            self._unload_idle(entry)
             return loaded
 
-    def _load(self, entry: Entry, version: tuple[float, ...]) -> Loaded:
+    def _load(self, entry: ServedModel, version: tuple[float, ...]) -> Loaded:
         found = find(entry.path)
         model, tokenizer = found.load(precision=self.precision or precision_of(entry.path))
         context = model.config.block_size
         length = min(context, self.context or context)
         part = prompt_part(model.flat.count)
         decoder = Decoder(model, tokenizer, self.slots, length, part)
-        return Loaded(model, tokenizer, format_of(tokenizer), Line(decoder), found.name, version)
+        return Loaded(
+            model, tokenizer, format_of(tokenizer), ModelQueue(decoder), found.name, version
+        )
 
-    def _unload(self, entry: Entry) -> None:
+    def _unload(self, entry: ServedModel) -> None:
         assert entry.loaded
         self.engine.remove(entry.loaded.line)
         entry.loaded.line.decoder.close()
         entry.loaded = None
 
-    def _make_room(self, kept: Entry) -> None:
-        """Unloads those that have not been used for longest, down to MOST_LOADED."""
-        held = [entry for entry in self._entries.values() if entry.loaded and entry is not kept]
+    def _unload_idle(self, needed: ServedModel) -> None:
+        """Unloads those that have not been used for longest, down to MAX_LOADED."""
+        held = [entry for entry in self._entries.values() if entry.loaded and entry is not needed]
         idle = [entry for entry in held if entry.loaded and entry.loaded.line.is_idle]
-        for entry in sorted(idle, key=lambda entry: entry.used)[: len(held) + 1 - MOST_LOADED]:
+        for entry in sorted(idle, key=lambda entry: entry.used)[: len(held) + 1 - MAX_LOADED]:
             self._unload(entry)

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from smallmind.serve.errors import error_response
+from smallmind.serve.errors import APIError
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]", "0.0.0.0", "[::]")
 # Names by which programs in containers and virtual machines call the machine that they run on. A
@@ -34,9 +34,9 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 POLICY = "Content-Security-Policy"
-# Frames in which the page may be shown: its own, and those of notebooks on this machine.
-OWN_FRAMES = "frame-ancestors 'self'"
-LOCAL_FRAMES = f"{OWN_FRAMES} http://localhost:* http://127.0.0.1:*"
+# Frames in which the page may be shown: of this server, and of notebooks on this machine.
+OUR_FRAMES = "frame-ancestors 'self'"
+LOCAL_FRAMES = f"{OUR_FRAMES} http://localhost:* http://127.0.0.1:*"
 NOTHING = "default-src 'none'; frame-ancestors 'none'"  # the policy of what is not a page
 
 
@@ -79,21 +79,22 @@ class Guard:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_known(hosts[0]):
-            return error_response(403, "the request is for another host", "host")
+            return _forbidden("the request is for another host", "host")
         origins = headers.getlist("origin")
         if any(origin not in (f"http://{hosts[0]}", f"https://{hosts[0]}") for origin in origins):
-            return error_response(403, "pages of other sites may not use this server", "origin")
+            return _forbidden("pages of other sites may not use this server", "origin")
         is_document = scope["method"] in ("GET", "HEAD") and scope["path"] == "/"
         framed = is_document and self.in_frames and headers.get("sec-fetch-dest") == "iframe"
         # Browsers say so of requests that carry no Origin too.
         site = headers.get("sec-fetch-site", "none")
         if site not in ("none", "same-origin") and not framed:
-            return error_response(403, "pages of other sites may not use this server", "origin")
+            return _forbidden("pages of other sites may not use this server", "origin")
         if self.token is None or is_document:
             return None
         if not self._has_token(headers):
             message = "give the token of the server, as Authorization: Bearer TOKEN"
-            return error_response(401, message, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
+            error = APIError(message, code="invalid_api_key", status=401)
+            return error.response({"WWW-Authenticate": "Bearer"})
         return None
 
     def _is_known(self, host: str) -> bool:
@@ -105,8 +106,8 @@ class Guard:
 
     def _has_token(self, headers: Headers) -> bool:
         assert self.token is not None
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        candidates = [given.strip()] if kind.lower() == "bearer" else []
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        candidates = [token.strip()] if kind.lower() == "bearer" else []
         cookies: Any = SimpleCookie()
         try:
             cookies.load(headers.get("cookie", ""))
@@ -116,3 +117,7 @@ class Guard:
             candidates.append(cookies[COOKIE].value)
         known = self.token.encode()
         return any(hmac.compare_digest(each.encode(), known) for each in candidates)
+
+
+def _forbidden(message: str, code: str) -> Response:
+    return APIError(message, code=code, status=403).response()

@@ -9,7 +9,7 @@ import numpy as np
 
 from smallmind.nn.transformer import TransformerModel
 from smallmind.tasks.likelihood import Scorer
-from smallmind.tasks.task import Item, Judged, Record, Task, as_text
+from smallmind.tasks.task import Item, ItemRecord, Judged, Task, as_text
 from smallmind.text.tokenizer import Tokenizer
 
 CONTEXTS = ("context", "ctx", "question", "query", "prompt", "goal", "premise", "text", "sentence")
@@ -27,7 +27,7 @@ ANSWERS = (
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-class Choices(Task):
+class MultipleChoice(Task):
     """Right if the right continuation is the likeliest one.
 
     As a whole, or per character or byte of it, which does not favour short ones.
@@ -37,7 +37,7 @@ class Choices(Task):
     measures = ("right", "by character", "by byte")
 
     @staticmethod
-    def item(record: Record, group: str) -> Item:
+    def item(record: ItemRecord, group: str) -> Item:
         context, (choices, labels) = record.text(CONTEXTS), _choices(record)
         right = _right(record.value(ANSWERS), choices, labels)
         if right is None:
@@ -73,7 +73,7 @@ def separator_of(context: str, choice: str) -> str:
     return "" if not context or context[-1].isspace() or choice[:1].isspace() else " "
 
 
-def _choices(record: Record) -> tuple[list[str], list[str]]:
+def _choices(record: ItemRecord) -> tuple[list[str], list[str]]:
     """Returns the texts of the choices, and their labels if they have any."""
     value = record.value(CHOICES)
     labels: list[str] = []

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from smallmind.nn.transformer import TransformerModel
 from smallmind.tasks.likelihood import Scorer
-from smallmind.tasks.task import Item, Judged, Record, Task, as_text
+from smallmind.tasks.task import Item, ItemRecord, Judged, Task, as_text
 from smallmind.text.chat import USER, Turn
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.writing.answers import MORE, Asked, answers
+from smallmind.writing.answers import SPARE_TOKENS, answers, likeliest
 
 PROMPTS = ("prompt", "question", "query", "instruction", "context", "input", "text")
 ANSWERS = ("answer", "answers", "completion", "response", "output", "target", "label")
@@ -25,7 +25,7 @@ class Exact(Task):
     measures = ("right",)
 
     @staticmethod
-    def item(record: Record, group: str) -> Item:
+    def item(record: ItemRecord, group: str) -> Item:
         value = record.value(ANSWERS)
         texts = [as_text(one) for one in (value if isinstance(value, list) else [value])]
         accepted = [text.strip() for text in texts if text and text.strip()]
@@ -41,14 +41,14 @@ class Exact(Task):
             ids = [template.prompt(tokenizer, (Turn(USER, prompt),)) for prompt in prompts]
         else:
             ids = scorer.encode_each(prompts, begins=True)
-        asked = []
+        texts = []
         for item, prompt in zip(items, ids, strict=True):
             accepted = item.texts[1:]
-            most = max(map(len, scorer.encode_each(accepted))) + MORE
+            most = max(map(len, scorer.encode_each(accepted))) + SPARE_TOKENS
             stop = () if template or any("\n" in text for text in accepted) else ("\n",)
             begun = prompt if len(prompt) else scorer.alone(prompt).ids
-            asked.append(Asked.greedily(begun, most, scorer.context, stop))
-        written = answers(model, tokenizer, asked)
+            texts.append(likeliest(tokenizer, begun, most, scorer.context, stop))
+        written = answers(model, tokenizer, texts)
         right = [text.strip() in item.texts[1:] for text, item in zip(written, items, strict=True)]
-        cut = sum(len(one.ids) < len(prompt) for one, prompt in zip(asked, ids, strict=True))
+        cut = sum(len(one.ids) < len(prompt) for one, prompt in zip(texts, ids, strict=True))
         return Judged((right,), cut)

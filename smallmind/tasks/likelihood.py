@@ -17,8 +17,8 @@ from smallmind.text.packing import pack
 from smallmind.text.tokenizer import Tokenizer, special_names
 from smallmind.writing.decoder import check_tokenizer
 
-WINDOW = 512  # tokens, unless a text needs more: longer windows gain nothing
-TOGETHER = 4096  # tokens
+WINDOW_TOKENS = 512  # unless a text needs more: longer windows gain nothing
+BATCH_TOKENS = 4096
 
 
 class Scored(NamedTuple):
@@ -142,35 +142,35 @@ class Scorer:
         if not windows:
             return
         lengths = np.array([window.end - window.begin - 1 for window in windows])
-        T = min(self.context, max(WINDOW, int(lengths.max())))
+        T = min(self.context, max(WINDOW_TOKENS, int(lengths.max())))
         order, ends = pack(lengths, T)
         rows = np.split(order, ends[:-1])
-        B = max(1, TOGETHER // T)
+        B = max(1, BATCH_TOKENS // T)
         batches = [rows[i : i + B] for i in range(0, len(rows), B)]
         for batch in activity.parts(batches):
-            # Empty places have token 0 and are texts of their own.
+            # What is empty has token 0 and is a text of its own.
             shape = len(batch), T
             ids, targets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
             firsts = np.tile(np.arange(T, dtype=np.int32), (len(batch), 1))
-            places = []
+            filled = []
             for row, numbers in enumerate(batch):
-                place = 0
+                start = 0
                 for number in numbers.tolist():
                     window = windows[number]
-                    part, end = texts[window.text].ids, place + int(lengths[number])
-                    ids[row, place:end] = part[window.begin : window.end - 1]
-                    targets[row, place:end] = part[window.begin + 1 : window.end]
-                    firsts[row, place:end] = place
-                    places.append((window, row, slice(end - (window.end - window.new), end)))
-                    place = end
+                    part, end = texts[window.text].ids, start + int(lengths[number])
+                    ids[row, start:end] = part[window.begin : window.end - 1]
+                    targets[row, start:end] = part[window.begin + 1 : window.end]
+                    firsts[row, start:end] = start
+                    filled.append((window, row, slice(end - (window.end - window.new), end)))
+                    start = end
             right = np.empty(shape, np.bool_)
             losses = self.model.losses(ids, targets, right, firsts)
-            for window, row, new in places:
+            for window, row, new in filled:
                 yield window, losses[row, new], right[row, new]
 
 
 def distinct(texts: Iterable[str]) -> tuple[list[str], list[int]]:
     """texts -> each of them once, and where in that list each is: what repeats is scored once."""
-    places: dict[str, int] = {}
-    numbers = [places.setdefault(text, len(places)) for text in texts]
-    return list(places), numbers
+    numbers: dict[str, int] = {}
+    found = [numbers.setdefault(text, len(numbers)) for text in texts]
+    return list(numbers), found

@@ -8,18 +8,19 @@ takes all arguments of `lm_eval`. Its versions after 0.4.13 find the model by th
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from smallmind.checks import InputError
 from smallmind.exchange.stored import find
 from smallmind.settings.config import GenerationConfig
-from smallmind.tasks.likelihood import Likelihood, Scored, Scorer
+from smallmind.tasks.likelihood import Scored, Scorer
 from smallmind.text.chat import Turn
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import special_names
-from smallmind.writing.answers import Asked, answers
+from smallmind.writing.answers import answers
+from smallmind.writing.decoder import Continuation
 
 try:
     from lm_eval.api.model import LM
@@ -27,10 +28,11 @@ try:
 except ImportError:
     raise ImportError('lm_eval is not installed: pip install "smallmind[eval]"') from None
 
+Result = TypeVar("Result")
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-MOST = 256  # tokens that are written, unless a task says so
+USUAL_TOKENS = 256  # that are written, unless a task says so
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
-IGNORED = ("until", "do_sample", "temperature", *LENGTHS)
+READ = ("until", "do_sample", "temperature", *LENGTHS)
 
 
 @register_model("smallmind")
@@ -58,45 +60,37 @@ class SmallmindLM(LM):
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """Returns the log-likelihood of each continuation, and whether it is the likeliest one."""
         found = self.scorer.continuations([request.args for request in requests])
-        return [
-            self._kept("loglikelihood", request, (each.value, each.is_greedy))
-            for request, each in zip(requests, found, strict=True)
-        ]
+        results = [(each.value, each.is_greedy) for each in found]
+        return self._cached("loglikelihood", requests, results)
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Returns the log-likelihood of each text, all of it, in windows if it is long."""
         encoded = self.scorer.encode_each([request.args[0] for request in requests], begins=True)
         begin = self.scorer.beginning
-        found: list[Likelihood] = self.scorer.score(
-            [Scored(np.insert(ids, 0, begin), 1) for ids in encoded]
-        )
-        return [
-            self._kept("loglikelihood_rolling", request, each.value)
-            for request, each in zip(requests, found, strict=True)
-        ]
+        found = self.scorer.score([Scored(np.insert(ids, 0, begin), 1) for ids in encoded])
+        return self._cached("loglikelihood_rolling", requests, [each.value for each in found])
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """Returns the text that follows each context, up to what it is to stop at."""
         context = self.scorer.context
         prompts = self.scorer.encode_each([request.args[0] for request in requests], begins=True)
-        asked = []
+        texts = []
         for ids, request in zip(prompts, requests, strict=True):
             config = _config(request.args[1], max(1, context - 1))
             begun = ids if len(ids) else self.scorer.alone(ids).ids
-            asked.append(Asked(begun[-max(1, context - config.max_tokens) :], config))
-        written = answers(self.model, self.tokenizer, asked)
+            ids = begun[-max(1, context - config.max_tokens) :]
+            texts.append(Continuation(self.tokenizer, ids, config))
+        written = answers(self.model, self.tokenizer, texts)
         if self.tokenizer.special:
             names = special_names(tuple(self.tokenizer.special))
             written = [names.sub("", text) for text in written]
-        return [
-            self._kept("generate_until", request, text)
-            for request, text in zip(requests, written, strict=True)
-        ]
+        return self._cached("generate_until", requests, written)
 
-    def _kept(self, kind: str, request: Any, result: Any) -> Any:
-        """Returns the result of a request, which lm_eval may cache."""
-        self.cache_hook.add_partial(kind, request.args, result)
-        return result
+    def _cached(self, kind: str, requests: Sequence[Any], results: list[Result]) -> list[Result]:
+        """Returns the results of requests, which lm_eval may cache."""
+        for request, result in zip(requests, results, strict=True):
+            self.cache_hook.add_partial(kind, request.args, result)
+        return results
 
     @property
     def tokenizer_name(self) -> str:
@@ -121,11 +115,11 @@ class SmallmindLM(LM):
 
 def _config(said: Mapping[str, Any], most: int) -> GenerationConfig:
     """The generation of a task in the words of lm_eval -> ours. InputError for what we lack."""
-    if unknown := said.keys() - {*IGNORED, *SAMPLING}:
+    if unknown := said.keys() - {*READ, *SAMPLING}:
         raise InputError(f"generation with {', '.join(sorted(unknown))} is not known here")
     until = said.get("until") or ()
     stops = [until] if isinstance(until, str) else until
-    length = next((said[name] for name in LENGTHS if said.get(name) is not None), MOST)
+    length = next((said[name] for name in LENGTHS if said.get(name) is not None), USUAL_TOKENS)
     samples = said.get("do_sample", bool(said.get("temperature")))
     return GenerationConfig(
         max_tokens=min(int(length), most),

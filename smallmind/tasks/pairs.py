@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from smallmind.nn.transformer import TransformerModel
 from smallmind.tasks.likelihood import Scorer, distinct
-from smallmind.tasks.task import Item, Judged, Record, Task
+from smallmind.tasks.task import Item, ItemRecord, Judged, Task
 from smallmind.text.tokenizer import Tokenizer
 
 GOOD = (
@@ -17,14 +17,14 @@ BAD = (
 )
 
 
-class Pairs(Task):
+class SentencePairs(Task):
     """Right if the whole of the first sentence is likelier than the whole of the second."""
 
     noun = "pair"
     measures = ("right",)
 
     @staticmethod
-    def item(record: Record, group: str) -> Item:
+    def item(record: ItemRecord, group: str) -> Item:
         texts = record.text(GOOD), record.text(BAD)
         if not all(texts):
             raise record.wrong("has an empty sentence")
@@ -32,10 +32,10 @@ class Pairs(Task):
 
     @staticmethod
     def judge(model: TransformerModel, tokenizer: Tokenizer, items: Sequence[Item]) -> Judged:
-        texts, places = distinct(text for item in items for text in item.texts)
+        texts, numbers = distinct(text for item in items for text in item.texts)
         found = Scorer(model, tokenizer).texts(texts)
         pairs = [
-            (found[good], found[bad]) for good, bad in zip(places[::2], places[1::2], strict=True)
+            (found[good], found[bad]) for good, bad in zip(numbers[::2], numbers[1::2], strict=True)
         ]
         right = [good.value > bad.value for good, bad in pairs]
         return Judged((right,), sum(good.is_cut or bad.is_cut for good, bad in pairs))

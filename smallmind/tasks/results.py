@@ -13,14 +13,14 @@ from smallmind.files import durable
 
 FORMAT = "smallmind tasks 1"
 MAX_BYTES = 2**27
-MOST_KEPT = 100  # results of a run: those of the last tasks
-NORMAL = 1.959964  # 95 % of a normal distribution is within this many deviations
+MAX_RESULTS = 100  # of a run: those of the last tasks
+NORMAL_DEVIATIONS = 1.959964  # 95 % of a normal distribution is within this many deviations
 # Student's distribution puts 95 % within these, with 1, 2, ... degrees of freedom.
-STUDENT = (
+STUDENT_DEVIATIONS = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
 )
-LONGEST, SHORTER = 40, 24  # characters of a group in a table
+MAX_GROUP, SHORT_GROUP = 40, 24  # characters of a group in a table
 
 
 class Interval(NamedTuple):
@@ -51,9 +51,9 @@ def wilson(right: int, count: int) -> Interval:
     """-> the share of right ones, with Wilson's interval (1927): within 0 and 1 for any counts."""
     if not count:
         return Interval(math.nan, 0.0, 1.0)
-    share, z2 = right / count, NORMAL**2
+    share, z2 = right / count, NORMAL_DEVIATIONS**2
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
-    half = NORMAL / (1 + z2 / count)
+    half = NORMAL_DEVIATIONS / (1 + z2 / count)
     half *= math.sqrt(share * (1 - share) / count + z2 / (4 * count**2))
     # Rounding would exclude the share itself where all or none are right.
     return Interval(share, min(share, max(0.0, middle - half)), max(share, middle + half))
@@ -71,7 +71,7 @@ def paired(before: Sequence[float], after: Sequence[float]) -> Interval:
     squares = math.fsum(change * change for change in changes) + 1
     n = count + 2
     middle = total / n
-    half = NORMAL * math.sqrt(max(0.0, squares / n - middle**2) / n)
+    half = NORMAL_DEVIATIONS * math.sqrt(max(0.0, squares / n - middle**2) / n)
     difference = total / count if count else math.nan
     return Interval(difference, middle - half, middle + half)
 
@@ -91,7 +91,9 @@ def difference(before: Sequence[str], after: Sequence[str]) -> Interval:
         (share - math.fsum(shares) / len(shares)) ** 2 for shares in kinds for share in shares
     )
     deviation = math.sqrt(squares / freedom * sum(1 / len(shares) for shares in kinds))
-    seeds = deviation * (STUDENT[freedom - 1] if freedom <= len(STUDENT) else NORMAL)
+    seeds = deviation * (
+        STUDENT_DEVIATIONS[freedom - 1] if freedom <= len(STUDENT_DEVIATIONS) else NORMAL_DEVIATIONS
+    )
     middle = (found.low + found.high) / 2
     half = math.hypot((found.high - found.low) / 2, seeds)
     return Interval(found.value, middle - half, middle + half)
@@ -107,7 +109,7 @@ def _means(runs: Sequence[str]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Group:
+class ItemGroup:
     """Items of one group: "1" or "0" for each that is right or not, by every measure."""
 
     name: str
@@ -139,22 +141,22 @@ class TaskResult(Tabular):
     model: str  # "the final model, step 250"
     precision: str
     measures: tuple[str, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[ItemGroup, ...]
     skipped: int = 0
     cut: int = 0
 
     @property
-    def all(self) -> Group:
+    def all(self) -> ItemGroup:
         """All items as one group."""
         columns = zip(*(group.verdicts for group in self.groups), strict=True)
-        return Group("all", tuple("".join(column) for column in columns))
+        return ItemGroup("all", tuple("".join(column) for column in columns))
 
     def table(self) -> Table:
         """Returns a line per group: its items, the percentage that is right, and its interval."""
         groups = [*(self.groups if len(self.groups) > 1 else ()), self.all]
         *rows, last = (
             [
-                _shortened(group.name, LONGEST if len(self.measures) == 1 else SHORTER),
+                _shortened(group.name, MAX_GROUP if len(self.measures) == 1 else SHORT_GROUP),
                 f"{group.count:,}",
                 group.intervals[0].shown(),
                 *(f"{100 * interval.value:.1f}" for interval in group.intervals[1:]),
@@ -182,7 +184,7 @@ class TaskResult(Tabular):
     def as_json(self) -> dict[str, Any]:
         """Returns the counts and shares, for other programs."""
 
-        def described(group: Group) -> dict[str, Any]:
+        def described(group: ItemGroup) -> dict[str, Any]:
             measures = {
                 measure: {
                     "right": verdicts.count("1"),
@@ -215,19 +217,19 @@ class TaskResult(Tabular):
             for result in read_results(file)
             if (result.task, result.sha256) != (self.task, self.sha256)
         ]
-        kept = [_saved(result) for result in [*others, self][-MOST_KEPT:]]
-        while len(content := json.dumps({"format": FORMAT, "results": kept}).encode()) > MAX_BYTES:
-            del kept[0]  # or it could not be read again: one may have millions of verdicts
+        saved = [_saved(result) for result in [*others, self][-MAX_RESULTS:]]
+        while len(content := json.dumps({"format": FORMAT, "results": saved}).encode()) > MAX_BYTES:
+            del saved[0]  # or it could not be read again: one may have millions of verdicts
         durable.write(file, [content])
 
 
 def read_results(file: Path) -> list[TaskResult]:
-    """Returns the results that were kept in a file; none if there is none, or it is damaged."""
+    """Returns the results that are in a file; none if there is none, or it is damaged."""
     try:
         saved: Any = from_json(durable.read(file, MAX_BYTES))
         if saved["format"] != FORMAT:
             return []
-        return [_of_saved(result) for result in saved["results"][:MOST_KEPT]]
+        return [_of_saved(result) for result in saved["results"][:MAX_RESULTS]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
 
@@ -243,7 +245,7 @@ def _of_saved(saved: Mapping[str, Any]) -> TaskResult:
     words: dict[str, Any] = {name: _text(saved[name]) for name in names}
     measures = tuple(_text(measure) for measure in saved["measures"])
     groups = tuple(
-        Group(_text(group["name"]), tuple(_verdicts(x) for x in group["verdicts"]))
+        ItemGroup(_text(group["name"]), tuple(_verdicts(x) for x in group["verdicts"]))
         for group in saved["groups"]
     )
     for group in groups:

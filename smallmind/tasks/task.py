@@ -14,25 +14,25 @@ from smallmind.corpus.fields import read_fields
 from smallmind.corpus.reading import shown
 from smallmind.corpus.records import named
 from smallmind.nn.transformer import TransformerModel
-from smallmind.tasks.results import Group, TaskResult
+from smallmind.tasks.results import ItemGroup, TaskResult
 from smallmind.text.tokenizer import Tokenizer
 
 GROUPS = ("group", "paradigm", "UID", "task", "subset", "category", "subject", "type")
-MOST_ITEMS = 2_000_000
-FEW = 1000  # items that take no time
-MOST_NAMES = 12  # of fields in a message
+MAX_ITEMS = 2_000_000
+QUICK_ITEMS = 1000  # which take no time
+MAX_NAMES = 12  # of fields in a message
 
 
-class Record:
+class ItemRecord:
     """A record of a file of items, whose fields are asked for by any of several names."""
 
-    def __init__(self, fields: dict[str, Any], place: str) -> None:
-        self._fields, self.place = fields, place  # "pairs.jsonl: line 7"
+    def __init__(self, fields: dict[str, Any], source: str) -> None:
+        self._fields, self.source = fields, source  # "pairs.jsonl: line 7"
 
     def value(self, names: Sequence[str]) -> Any:
         """-> the first of these fields, if need be in other letter case. InputError without any."""
         if (name := named(self._fields, names)) is None:
-            known = ", ".join(shown(name, 40) for name in list(self._fields)[:MOST_NAMES])
+            known = ", ".join(shown(name, 40) for name in list(self._fields)[:MAX_NAMES])
             raise self.wrong(f"has no field {names[0]!r}", f"it has {known or 'none'}")
         return self._fields[name]
 
@@ -50,7 +50,7 @@ class Record:
         return "" if self.value(names) is None else self.text(names).strip()
 
     def wrong(self, problem: str, advice: str = "correct or remove it") -> InputError:
-        return InputError(f"{self.place} {problem}; {advice}")
+        return InputError(f"{self.source} {problem}; {advice}")
 
 
 def as_text(value: Any) -> str | None:
@@ -86,13 +86,13 @@ class Task:
     measures: ClassVar[tuple[str, ...]]  # by which an item may be right
 
     @staticmethod
-    def item(record: Record, group: str) -> Item:
-        """The item of a record. InputError if it has none."""
+    def item(record: ItemRecord, group: str) -> Item:
+        """Returns the item of a record. InputError if it has none."""
         raise NotImplementedError
 
     @staticmethod
     def judge(model: TransformerModel, tokenizer: Tokenizer, items: Sequence[Item]) -> Judged:
-        """The verdicts of a model on some items."""
+        """Returns the verdicts of a model on some items."""
         raise NotImplementedError
 
 
@@ -104,10 +104,10 @@ def read_items(kind: str, path: str | PathLike[str], by: str | None = None) -> l
     task, name = _task(kind), shown(path)
     items = []
     for fields, where in read_fields(check_type("path", path, str, PathLike)):
-        record = Record(fields, f"{name}: {where}")
+        record = ItemRecord(fields, f"{name}: {where}")
         items.append(task.item(record, record.group(by)))
-        if len(items) > MOST_ITEMS:
-            raise InputError(f"{name} has more than {MOST_ITEMS:,} items; divide it into several")
+        if len(items) > MAX_ITEMS:
+            raise InputError(f"{name} has more than {MAX_ITEMS:,} items; divide it into several")
     return items
 
 
@@ -128,7 +128,7 @@ def evaluate_task(
     task, items = _task(kind), read_items(kind, path, by)
     known = _known(tokenizer, items, shown(path), skips_unknown, task.noun)
     doing = f"Evaluating {count_of(len(known), task.noun)}"
-    with activity.doing(doing, usual=len(known) < FEW):
+    with activity.doing(doing, usual=len(known) < QUICK_ITEMS):
         judged = task.judge(model, tokenizer, known)
     columns: dict[str, list[list[str]]] = {}
     for item, *verdicts in zip(known, *judged.verdicts, strict=True):
@@ -136,8 +136,7 @@ def evaluate_task(
         for column, verdict in zip(found, verdicts, strict=True):
             column.append("01"[bool(verdict)])
     groups = tuple(
-        Group(group or "(none)", tuple("".join(column) for column in own))
-        for group, own in columns.items()
+        ItemGroup(group or "(none)", tuple(map("".join, found))) for group, found in columns.items()
     )
     return TaskResult(
         kind,

@@ -11,7 +11,8 @@ from smallmind.text.conversations import PackedDataset, Question
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.records import AnswersRecord
-from smallmind.writing.answers import MORE, Asked, answers, written
+from smallmind.writing.answers import SPARE_TOKENS, answers, likeliest, written
+from smallmind.writing.decoder import Continuation
 
 MAX_QUESTIONS, MAX_SHOWN = 100, 12
 MIN_QUESTIONS = 4  # however long they take
@@ -50,12 +51,13 @@ def ask(
     questions = data.questions(most, SHORT_ANSWER)
 
     def answers_to(some: Sequence[int]) -> dict[int, Answered]:
-        asked = [_asked(model, data.tokenizer, questions[i]) for i in some]
-        texts = {}
-        for number, text in written(model, data.tokenizer, asked):
+        texts = [_text(model, data.tokenizer, questions[i]) for i in some]
+        found = {}
+        for number in written(model, data.tokenizer, texts):
             check_stop()
-            texts[some[number]] = _answered(data.tokenizer, questions[some[number]], text)
-        return texts
+            question = questions[some[number]]
+            found[some[number]] = _answered(data.tokenizer, question, texts[number].text)
+        return found
 
     everything, begun = range(len(questions)), clock()
     first = everything if seconds is None else _spread(everything, MIN_QUESTIONS)
@@ -82,14 +84,14 @@ def _spread(numbers: Sequence[int], most: int) -> Sequence[int]:
 
 def answer(model: TransformerModel, tokenizer: Tokenizer, question: Question) -> Answered:
     """-> the model's likeliest answer to a question, of a few tokens more than the wanted one."""
-    (text,) = answers(model, tokenizer, [_asked(model, tokenizer, question)])
+    (text,) = answers(model, tokenizer, [_text(model, tokenizer, question)])
     return _answered(tokenizer, question, text)
 
 
-def _asked(model: TransformerModel, tokenizer: Tokenizer, question: Question) -> Asked:
-    T = model.config.block_size
-    tokens = min(len(_wanted(tokenizer, question)) + MORE, max(1, T - len(question.ids)))
-    return Asked.greedily(question.ids, tokens, T)
+def _text(model: TransformerModel, tokenizer: Tokenizer, question: Question) -> Continuation:
+    most = len(_wanted(tokenizer, question)) + SPARE_TOKENS
+    room = max(1, model.config.block_size - len(question.ids))
+    return likeliest(tokenizer, question.ids, min(most, room), model.config.block_size)
 
 
 def _wanted(tokenizer: Tokenizer, question: Question) -> np.ndarray:

@@ -1,7 +1,6 @@
 """The likeliest answers of a model, several of them written together."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -11,61 +10,44 @@ from smallmind.settings.config import GenerationConfig
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.writing.decoder import Continuation, Decoder
 
-TOGETHER = 8  # answers
-MORE = 8  # tokens that an answer may be longer than the wanted one
+SLOTS = 8  # answers that are written at a time
+SPARE_TOKENS = 8  # that an answer may be longer than the wanted one
 
 
-class Asked(NamedTuple):
-    """A prompt, int32 (n,), and how it is continued."""
+def likeliest(
+    tokenizer: Tokenizer, ids: np.ndarray, most: int, context: int, stop: tuple[str, ...] = ()
+) -> Continuation:
+    """-> a prompt, ids (N,), and its likeliest continuation of at most so many tokens.
 
-    ids: np.ndarray
-    config: GenerationConfig
-
-    @classmethod
-    def greedily(
-        cls, ids: np.ndarray, most: int, context: int, stop: tuple[str, ...] = ()
-    ) -> "Asked":
-        """-> a prompt for at most so many likeliest tokens; it loses its beginning to leave
-        room.
-        """
-        most = min(most, max(1, context - 1))
-        return cls(
-            ids[-max(1, context - most) :],
-            GenerationConfig(max_tokens=most, temperature=0.0, stop=stop or None),
-        )
+    The prompt loses its beginning where both would not fit in the context.
+    """
+    most = min(most, max(1, context - 1))
+    config = GenerationConfig(max_tokens=most, temperature=0.0, stop=stop or None)
+    return Continuation(tokenizer, ids[-max(1, context - most) :], config)
 
 
 def written(
-    model: TransformerModel, tokenizer: Tokenizer, asked: Sequence[Asked]
-) -> Iterator[tuple[int, str]]:
-    """Yields the number of each prompt and what follows it, as soon as that has ended.
-
-    Prompts and answers may have any lengths: an answer that ends leaves its place to the next.
-    """
-    longest = max((len(one.ids) + one.config.max_tokens for one in asked), default=1)
+    model: TransformerModel, tokenizer: Tokenizer, texts: Sequence[Continuation]
+) -> Iterator[int]:
+    """Writes texts of any lengths, and yields the number of each as soon as it has ended."""
+    longest = max((len(text.ids) + text.config.max_tokens for text in texts), default=1)
     length = min(model.config.block_size, longest)
-    waiting = iter(enumerate(asked))
-    numbers: dict[Continuation, int] = {}
-    pieces: dict[Continuation, list[str]] = {}
-    steps = iter(activity.parts(range(len(asked))))
-    with Decoder(model, tokenizer, min(TOGETHER, max(1, len(asked))), length) as decoder:
-        while True:
-            while decoder.free and (following := next(waiting, None)):
-                number, (ids, config) = following
-                text = Continuation(tokenizer, ids, config)
-                numbers[text], pieces[text] = number, []
-                decoder.add(text)
-            if not numbers:
-                break
-            for token in decoder.step():
-                pieces[token.continuation].append(token.piece)
-            for text in [text for text in numbers if text.ended]:
-                next(steps, None)
-                yield numbers.pop(text), "".join(pieces.pop(text))
+    numbers = {text: number for number, text in enumerate(texts)}
+    yield from (number for text, number in numbers.items() if text.ended)
+    steps = iter(activity.parts(range(len(texts))))
+    with Decoder(model, tokenizer, min(SLOTS, max(1, len(texts))), length) as decoder:
+        for tokens in decoder.write([text] for text in texts):
+            for token in tokens:
+                if token.is_last:
+                    next(steps, None)
+                    yield numbers[token.continuation]
     next(steps, None)
 
 
-def answers(model: TransformerModel, tokenizer: Tokenizer, asked: Sequence[Asked]) -> list[str]:
-    """Returns the text that follows each prompt."""
-    found = dict(written(model, tokenizer, asked))
-    return [found[i] for i in range(len(asked))]
+def answers(
+    model: TransformerModel, tokenizer: Tokenizer, texts: Sequence[Continuation]
+) -> list[str]:
+    """Writes all of these -> what follows each prompt."""
+    for _ in written(model, tokenizer, texts):
+        pass
+    return [text.text for text in texts]

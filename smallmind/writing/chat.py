@@ -16,14 +16,14 @@ from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.writing.generation import Writer
 
-ROOM = 4  # an answer has a fourth of the context at least
+MIN_SHARE = 4  # an answer has a fourth of the context at least
 
 
 class Prompt(NamedTuple):
     """The tokens that ask for an answer."""
 
     ids: np.ndarray
-    dropped: int  # of the oldest turns, for which there was no room
+    dropped: int  # of the oldest turns, which did not fit
     most: int  # tokens that the answer may have
 
 
@@ -41,23 +41,23 @@ def prompt_of(
     variables are those that a template may read besides the turns. InputError if the last question
     alone is too long.
     """
-    room = min(max(1, context // ROOM), max_tokens or 1)
+    least = min(max(1, context // MIN_SHARE), max_tokens or 1)
 
-    def asked(first: int) -> np.ndarray:
+    def ids_from(first: int) -> np.ndarray:
         return template.prompt(tokenizer, _with_system(system, turns[first:]), **variables)
 
-    first, ids = 0, asked(0)
-    if len(ids) + room > context:
+    first, ids = 0, ids_from(0)
+    if len(ids) + least > context:
         # A look renders all turns from one on. Halving needs few, each at half the rest or so.
         beginnings = [0, *[i for i, turn in enumerate(turns) if turn.role == USER][1:]]
-        found = bisect_left(beginnings, True, 1, key=lambda i: len(asked(i)) + room <= context)
+        found = bisect_left(beginnings, True, 1, key=lambda i: len(ids_from(i)) + least <= context)
         first = beginnings[min(found, len(beginnings) - 1)]
-        ids = asked(first)
-    if len(ids) + room <= context:
+        ids = ids_from(first)
+    if len(ids) + least <= context:
         return Prompt(ids, first, min(max_tokens, context - len(ids)))
     raise InputError(
         f"the question has {len(ids):,} tokens, and the model sees {context:,}, of which "
-        f"{room:,} are for the answer: make it shorter"
+        f"{least:,} are for the answer: make it shorter"
     )
 
 
@@ -120,20 +120,24 @@ class Chat:
         return "".join(self.stream(text))
 
     def stream(self, text: str) -> Iterator[str]:
-        """Like `say`, but yields the answer piece by piece.
+        """Answers like `say`, and yields the answer piece by piece.
 
         An answer that is not read to its end becomes a turn as far as it came.
         """
         turn = Turn(USER, check_type("text", text, str))
-        writer, dropped = self._writer([*self.turns, turn])
+        context, most = self.model.config.block_size, self.config.max_tokens
+        turns = [*self.turns, turn]
+        prompt = prompt_of(self.tokenizer, self.template, self.system, turns, context, most)
+        config = dataclasses.replace(self.config, max_tokens=prompt.most)
+        writer = Writer(self.model, self.tokenizer, prompt.ids, config)
         self.turns.append(turn)
-        return self._answer(writer, dropped)
+        return self._answer(writer, prompt.dropped)
 
     def undo(self) -> bool:
         """Takes back the last question and its answer -> False if there is none."""
-        places = [i for i, turn in enumerate(self.turns) if turn.role == USER]
-        del self.turns[places[-1] if places else len(self.turns) :]
-        return bool(places)
+        questions = [i for i, turn in enumerate(self.turns) if turn.role == USER]
+        del self.turns[questions[-1] if questions else len(self.turns) :]
+        return bool(questions)
 
     def reset(self) -> None:
         """Forgets all turns but the system's."""
@@ -157,10 +161,3 @@ class Chat:
             self.ended = writer.ended[0]
         finally:
             self.turns.append(Turn(ASSISTANT, "".join(answer)))
-
-    def _writer(self, turns: Sequence[Turn]) -> tuple[Writer, int]:
-        """Returns a writer of the answer to the last turn, and how many of the oldest it misses."""
-        context, given = self.model.config.block_size, (self.tokenizer, self.template)
-        asked = prompt_of(*given, self.system, turns, context, self.config.max_tokens)
-        config = dataclasses.replace(self.config, max_tokens=asked.most)
-        return Writer(self.model, self.tokenizer, asked.ids, config), asked.dropped

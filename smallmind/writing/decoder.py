@@ -12,7 +12,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.randomness import hash64
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.writing.sampling import Alternatives, Drawing, Seen, alternatives, choose_each
+from smallmind.writing.sampling import Alternatives, Drawing, SeenTokens, alternatives, choose_each
 
 
 def check_tokenizer(model: TransformerModel, tokenizer: Tokenizer) -> None:
@@ -46,8 +46,8 @@ class Continuation:
 
     The same prompt, settings and seed give the same text, whatever else is written. It ends at any
     of the tokenizer's `ends`, at a stop string or after max_tokens: `ended` is then "end", "stop"
-    or "length". `tokens` are those written so far, after those that it has `begun` with. `top` asks
-    for that many alternatives to each token.
+    or "length". `tokens` are those written so far, after those that it has `begun` with, `text` is
+    what they spell. `top` asks for that many alternatives to each token.
     """
 
     def __init__(
@@ -65,9 +65,10 @@ class Continuation:
         self.ended: str | None = None if config.max_tokens else "length"
         self._begun = len(begun)
         self._prompt, self._vocab_size = ids, tokenizer.vocab_size
-        self._seen: Seen | None = None
+        self._seen: SeenTokens | None = None
         stops = (config.stop,) if isinstance(config.stop, str) else config.stop
         self._text = _Text(tokenizer, stops or ())
+        self._pieces: list[str] = []
         for token in begun:
             self._text.skip(token)
 
@@ -76,17 +77,22 @@ class Continuation:
         """The number of tokens that have been written."""
         return len(self.tokens) - self._begun
 
+    @property
+    def text(self) -> str:
+        """What has been written, as far as it certainly belongs to the text."""
+        return "".join(self._pieces)
+
     def _drawing(self) -> Drawing:
-        """Returns how the next token is chosen, by a number that its seed and place determine."""
+        """Returns how the next token is chosen: by a number that seed and position determine."""
         if self._seen is None:  # which is as large as the vocabulary: not while the text waits
-            self._seen = Seen(self._vocab_size, self._prompt)
+            self._seen = SeenTokens(self._vocab_size, self._prompt)
             for token in self.tokens:
                 self._seen.add(token)
         uniform = (hash64(self.config.seed, len(self.tokens)) >> 11) / 2**53
         return Drawing(self.config, uniform, self._seen)
 
-    def _go_on(self, token: int, logits: np.ndarray) -> Token:
-        """The next token, which has been chosen by logits (V,)."""
+    def _append(self, token: int, logits: np.ndarray) -> Token:
+        """Appends the token that was chosen by logits (V,)."""
         found = None if self.top is None else alternatives(logits, token, self.top)
         if self._seen:
             self._seen.add(token)
@@ -98,6 +104,7 @@ class Continuation:
         if self.ended:
             piece += self._text.end()
             self._seen = None
+        self._pieces.append(piece)
         return Token(self, token, piece, found, self.ended is not None)
 
 
@@ -181,6 +188,21 @@ class Decoder:
             writing = self._writing  # not those whose prompt ends in this step
             return [*self._read(), *self._write(writing)]
 
+    def write(self, prompts: Iterable[Sequence[Continuation]]) -> Iterator[list[Token]]:
+        """Yields the tokens of each step until all texts have ended.
+
+        The texts of a prompt are added, as in `add`, as soon as there are slots for them.
+        """
+        waiting = iter(prompts)
+        texts = next(waiting, None)
+        while True:
+            while texts is not None and len(texts) <= self.free:
+                self.add(*texts)
+                texts = next(waiting, None)
+            if not self._slots:
+                return
+            yield self.step()
+
     def _leave(self, slot: int) -> None:
         del self._slots[slot]
         self._free.append(slot)
@@ -195,7 +217,7 @@ class Decoder:
 
         Where a prompt is cut does not depend on others: what its text is does not either.
         """
-        room = self.part
+        left = self.part
         while self._reading:
             prompt = self._reading[0]
             # A slot may have left meanwhile, but not the one that has read a part.
@@ -203,9 +225,9 @@ class Decoder:
             if first != prompt.reads:
                 prompt.reads, prompt.done = first, 0
             part = prompt.ids[prompt.done : prompt.done + self.part]
-            if len(part) > room:
+            if len(part) > left:
                 return
-            room -= len(part)
+            left -= len(part)
             self.cache.select([first])
             if not prompt.done:
                 self.cache.clear()
@@ -236,7 +258,7 @@ class Decoder:
         texts = [self._slots[slot] for slot in slots]
         chosen = choose_each(logits, [text._drawing() for text in texts])
         for slot, text, token, row in zip(slots, texts, chosen, logits, strict=True):
-            yield text._go_on(token, row)
+            yield text._append(token, row)
             if text.ended:
                 self._leave(slot)
 
@@ -257,17 +279,17 @@ class _Text:
         self.ended: str | None = None
         self._stops = tuple(stops)
         self._ends = tokenizer.ends
-        self._given: list[int] = []
+        self._added: list[int] = []
         self._pieces = tokenizer.stream(self._taken())
         self._held = ""  # may be the beginning of a stop string
 
     def _taken(self) -> Iterator[int]:
-        while self._given:
-            yield self._given.pop()
+        while self._added:
+            yield self._added.pop()
 
     def skip(self, token: int) -> None:
-        """A token that has been handed out elsewhere."""
-        self._given.append(token)
+        """Takes a token whose text has been handed out elsewhere."""
+        self._added.append(token)
         next(self._pieces)
 
     def add(self, token: int) -> str:
@@ -275,15 +297,15 @@ class _Text:
         if token in self._ends:
             self.ended = "end"
             return ""
-        self._given.append(token)
+        self._added.append(token)
         self._held += next(self._pieces)
-        places = [(self._held.find(stop), stop) for stop in self._stops if stop in self._held]
-        if places:
+        found = [(self._held.find(stop), stop) for stop in self._stops if stop in self._held]
+        if found:
             self.ended = "stop"
-            self._held = self._held[: min(places)[0]]
+            self._held = self._held[: min(found)[0]]
             return ""
-        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
-        piece = self._held[: len(self._held) - keep]
+        unsure = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        piece = self._held[: len(self._held) - unsure]
         self._held = self._held[len(piece) :]
         return piece
 

@@ -47,7 +47,7 @@ def generate_samples(
     n: int = 1,
     **settings: Any,
 ) -> list[Sample]:
-    """Like `generate`, but n texts at once, of the seeds seed, seed + 1, ...
+    """Writes n texts at once, as `generate` does, with the seeds seed, seed + 1, ...
 
     Each is what `generate` writes with its seed, up to the rounding of the logits.
     """
@@ -60,7 +60,7 @@ def generate_samples(
 def stream(
     model: TransformerModel, tokenizer: Tokenizer, prompt: str, config: GenerationConfig
 ) -> Iterator[str]:
-    """Like `generate`, but yields only the text after the prompt, piece by piece."""
+    """Writes as `generate` does -> only the text after the prompt, piece by piece."""
     writer = Writer(model, tokenizer, prompt, config, 1)
     return (piece for (piece,) in writer.pieces() if piece)
 
@@ -73,8 +73,7 @@ def _prompt(tokenizer: Tokenizer, prompt: str | None) -> str:
 class Writer:
     """Writes n texts after a prompt, once: piece by piece, or as samples.
 
-    A text ends at any of the tokenizer's `ends`. Afterwards `counts` are the tokens of each,
-    `ended` why it ended, `seconds` how long it took.
+    A text ends at any of the tokenizer's `ends`. Afterwards `seconds` says how long it took.
     """
 
     def __init__(
@@ -87,36 +86,40 @@ class Writer:
     ) -> None:
         check_tokenizer(model, tokenizer)
         check_type("prompt", prompt, str, np.ndarray)
-        self.model, self.tokenizer, self.config, self.n = model, tokenizer, config, n
-        self.ids = tokenizer.prompt(prompt) if isinstance(prompt, str) else prompt
-        if not len(self.ids):
-            raise InputError("the prompt is empty; give at least one character")
-        self.counts = [0] * n  # tokens of each text
-        self.ended = ["length"] * n
+        self.model, self.tokenizer, self.config = model, tokenizer, config
+        ids = tokenizer.prompt(prompt) if isinstance(prompt, str) else prompt
+        self.texts = [
+            Continuation(tokenizer, ids, replace(config, seed=config.seed + row))
+            for row in range(n)
+        ]
         self.seconds = 0.0
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of tokens of each text."""
+        return [text.count for text in self.texts]
+
+    @property
+    def ended(self) -> list[str]:
+        """Why each text ended."""
+        return [text.ended or "length" for text in self.texts]
 
     def pieces(self) -> Iterator[list[str]]:
         """Yields lists with the next piece of each text, "" where there is nothing."""
-        start, config = activity.clock(), self.config
-        room = len(self.ids) + config.max_tokens
-        length = min(self.model.config.block_size, room)
-        texts = [
-            Continuation(self.tokenizer, self.ids, replace(config, seed=config.seed + row))
-            for row in range(self.n)
-        ]
-        with Decoder(self.model, self.tokenizer, self.n, length) as decoder:
-            decoder.add(*texts)
-            for _ in activity.parts(range(config.max_tokens)):
-                pieces = {token.continuation: token.piece for token in decoder.step()}
-                self.counts = [len(text.tokens) for text in texts]
+        start, texts = activity.clock(), self.texts
+        length = min(self.model.config.block_size, len(texts[0].ids) + self.config.max_tokens)
+        with Decoder(self.model, self.tokenizer, len(texts), length) as decoder:
+            steps = activity.parts(range(self.config.max_tokens))
+            for _, tokens in zip(steps, decoder.write([texts]), strict=False):
+                pieces = {token.continuation: token.piece for token in tokens}
                 yield [pieces.get(text, "") for text in texts]
-                if not len(decoder):
-                    break
-        self.ended = [text.ended or "length" for text in texts]
         self.seconds = activity.clock() - start
 
     def samples(self) -> list[Sample]:
-        pieces = list(self.pieces()) or [[""] * self.n]
-        texts = ["".join(own) for own in zip(*pieces, strict=True)]
-        seeds = range(self.config.seed, self.config.seed + self.n)
-        return [Sample(*each) for each in zip(texts, self.counts, self.ended, seeds, strict=True)]
+        """Writes all of them -> their texts."""
+        for _ in self.pieces():
+            pass
+        return [
+            Sample(text.text, text.count, text.ended or "length", text.config.seed)
+            for text in self.texts
+        ]

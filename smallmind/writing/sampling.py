@@ -9,12 +9,13 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.settings.config import GenerationConfig
 
-DRAWN = 512  # tokens of which one is drawn at a time
-LAST = 1 - 2**-53  # the largest number below 1
-LOWEST = 1e-30  # the temperature from which on only the likeliest token is left, in float32
+DRAWN_TOGETHER = 512  # tokens of which one is drawn at a time
+BELOW_1 = 1 - 2**-53  # the largest number below 1
+# In float32, only the likeliest token is left from here on.
+MIN_TEMPERATURE = 1e-30
 
 
-class Seen:
+class SeenTokens:
     """The tokens of a text so far, for the penalties: of the prompt, and those written since."""
 
     def __init__(self, vocab_size: int, prompt: Iterable[int] = ()) -> None:
@@ -53,23 +54,16 @@ class Drawing(NamedTuple):
 
     config: GenerationConfig
     uniform: float
-    seen: Seen | None = None
+    seen: SeenTokens | None = None
 
 
-def choose(
-    logits: np.ndarray, config: GenerationConfig, uniform: float, seen: Seen | None = None
-) -> int:
-    """logits (V,), uniform in [0, 1) -> the sampled token.
+def choose_each(logits: np.ndarray, drawings: Sequence[Drawing]) -> list[int]:
+    """logits (B, V) -> the sampled token of each row.
 
     In the order of Hugging Face's transformers: penalties, temperature, top_k, top_p, which is a
     share of what top_k leaves, min_p. Equally likely tokens come in the order of their numbers.
     InputError for logits that are not finite.
     """
-    return choose_each(logits[None], [Drawing(config, uniform, seen)])[0]
-
-
-def choose_each(logits: np.ndarray, drawings: Sequence[Drawing]) -> list[int]:
-    """logits (B, V) -> what `choose` draws from each row, in less time than one after another."""
     # Methods: of few numbers, NumPy's functions take most of their time before they call these.
     if not (isfinite(logits.max()) and isfinite(logits.min())):
         raise InputError("the model's logits are not finite: its weights are too large or damaged")
@@ -77,7 +71,7 @@ def choose_each(logits: np.ndarray, drawings: Sequence[Drawing]) -> list[int]:
     temperatures = [drawing.config.temperature for drawing in drawings]
     if not any(temperatures):
         return list(map(int, x.argmax(1)))
-    divisors = [[max(temperature, LOWEST)] for temperature in temperatures]
+    divisors = [[max(temperature, MIN_TEMPERATURE)] for temperature in temperatures]
     with np.errstate(over="ignore"):  # a low temperature may divide to -inf, as it should
         p = x - x.max(1, keepdims=True)
         p /= np.array(divisors, np.float32)
@@ -120,24 +114,26 @@ def _draw(p: np.ndarray, config: GenerationConfig, uniform: float) -> int:
     cuts = [(_largest, config.top_k), (_nucleus, config.top_p), (_likely, config.min_p)]
     for cut, setting in cuts:
         if setting is not None:
-            kept = cut(p, setting)
-            tokens, p = tokens[kept], p[kept]
+            left = cut(p, setting)
+            tokens, p = tokens[left], p[left]
     return int(tokens[_drawn(p, uniform)])
 
 
 def _drawn(p: np.ndarray, uniform: float) -> int:
     """p (N,), in proportion to probabilities, uniform in [0, 1) -> the index drawn by it."""
-    if len(p) <= DRAWN:
+    if len(p) <= DRAWN_TOGETHER:
         cumulative = p.cumsum(dtype=np.float64)
-        place = cumulative.searchsorted(uniform * cumulative.item(-1), "right")
-        return min(int(place), len(p) - 1)
+        index = cumulative.searchsorted(uniform * cumulative.item(-1), "right")
+        return min(int(index), len(p) - 1)
     # Each sum of `cumsum` waits for the one before: of many, first a part is drawn.
-    parts = np.add.reduceat(p, np.arange(0, len(p), DRAWN), dtype=np.float64)
+    parts = np.add.reduceat(p, np.arange(0, len(p), DRAWN_TOGETHER), dtype=np.float64)
     cumulative = parts.cumsum()
     part = _drawn(parts, uniform)
     rest = uniform * cumulative[-1] - (cumulative[part] - parts[part])
-    begin = part * DRAWN
-    return begin + _drawn(p[begin : begin + DRAWN], min(max(rest / parts[part], 0.0), LAST))
+    begin = part * DRAWN_TOGETHER
+    return begin + _drawn(
+        p[begin : begin + DRAWN_TOGETHER], min(max(rest / parts[part], 0.0), BELOW_1)
+    )
 
 
 # p (N,), in proportion to probabilities, the largest 1 -> the sorted indices of those that stay.
@@ -154,7 +150,7 @@ def _largest(p: np.ndarray, count: int) -> np.ndarray:
 
 
 def _nucleus(p: np.ndarray, share: float) -> np.ndarray:
-    """As few of the largest as have this share of the sum (Holtzman et al. 2020)."""
+    """Returns as few of the largest as have this share of the sum (Holtzman et al. 2020)."""
     total = p.sum(dtype=np.float64)
     # All smaller ones together have less than the rest of the sum: only these need sorting.
     candidates = np.flatnonzero(p >= (1 - share) * total / len(p))

@@ -27,14 +27,18 @@ def tokenizer_of(kind):
     return Tokenizer(TEXT, kind)
 
 
-def model_of(name, tokenizer, tie_weights=True, **fields):
-    """A model with weights that make each of its parts matter."""
-    fields = {**SHAPE, **MODELS[name], "tie_weights": tie_weights, **fields}
-    model = TransformerModel(vocab_size=tokenizer.vocab_size, backend="numpy", **fields)
-    random = np.random.default_rng(1)
+def varied(model, deviation=0.3, seed=1):
+    """The model with other weights, which make each of its parts matter."""
+    random = np.random.default_rng(seed)
     for values in model.parameters.values():
-        values[...] += random.normal(0, 0.3, values.shape)
+        values += random.normal(0, deviation, values.shape).astype(values.dtype)
+    model.flat.refresh()
     return model
+
+
+def model_of(name, tokenizer, tie_weights=True, **fields):
+    fields = {**SHAPE, **MODELS[name], "tie_weights": tie_weights, **fields}
+    return varied(TransformerModel(vocab_size=tokenizer.vocab_size, backend="numpy", **fields))
 
 
 def shard(directory):

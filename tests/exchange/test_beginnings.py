@@ -18,6 +18,7 @@ from smallmind.text.chat import TEXT as DOCUMENT
 from smallmind.text.chat import Turn
 from smallmind.text.dataset import Dataset
 from smallmind.text.templates import fit_template, format_of
+from smallmind.writing.generation import Writer
 from tests.exchange.models import model_of
 from tests.exchange.test_html import asked, needs_node, page_of
 from tests.programs import edited, refuses
@@ -35,9 +36,7 @@ def numbers():
 def around(*names):
     """A post_processor that puts these tokens before each text."""
     pieces = [{"SpecialToken": {"id": name, "type_id": 0}} for name in names]
-    known = {
-        token["content"]: token["id"] for token in published.file_of("Llama 3")["added_tokens"]
-    }
+    known = numbers()
     single = [*pieces, {"Sequence": {"id": "A", "type_id": 0}}]
     return {
         "type": "TemplateProcessing",
@@ -55,9 +54,7 @@ def ended():
 
 
 def roberta():
-    known = {
-        token["content"]: token["id"] for token in published.file_of("Llama 3")["added_tokens"]
-    }
+    known = numbers()
     return {
         "type": "RobertaProcessing",
         "sep": [END, known[END]],
@@ -148,10 +145,8 @@ def test_everything_that_reads_a_text_begins_it_once(begins, tokenizer):
     (begin,) = tokenizer.beginning
     model = smallmind.load(begins, precision="float32")[0]
     ids = tokenizer.encode(PROMPT).tolist()
-    writer = smallmind.writing.generation.Writer(
-        model, tokenizer, PROMPT, smallmind.GenerationConfig()
-    )
-    assert writer.ids.tolist() == [begin, *ids]
+    writer = Writer(model, tokenizer, PROMPT, smallmind.GenerationConfig())
+    assert writer.texts[0].ids.tolist() == [begin, *ids]
     scorer = Scorer(model, tokenizer)
     assert scorer.encode_each([PROMPT, BEGIN + PROMPT], begins=True)[0].tolist() == [begin, *ids]
     assert scorer.encode_each([BEGIN + PROMPT], begins=True)[0].tolist() == [begin, *ids]

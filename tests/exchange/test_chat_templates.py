@@ -26,21 +26,8 @@ jinja2 = pytest.importorskip("jinja2")
 
 pytestmark = pytest.mark.interop
 NAMES = sorted({name for template in TEMPLATES.values() for name in template.special})
-PIECES = [
-    "",
-    " ",
-    "\n",
-    "\r\n\t",
-    "\u00a0\u3000",
-    "The cat",
-    " sat on 12 mats,",
-    "it's über Äpfel",
-    "日本語",
-    "e\u0301👩\u200d👩",
-    "{{ messages }}{% if %}{# #}\\n'\"",
-    "<|im_",
-    "Q: A:",
-]
+PIECES = ["", " ", "\n", "\r\n\t", "\u00a0\u3000", "The cat", " sat on 12 mats,", "it's über Äpfel"]
+PIECES += ["日本語", "e\u0301👩\u200d👩", "{{ messages }}{% if %}{# #}\n'\"", "<|im_", "Q: A:"]
 ALPHABET = TEXT + HEADERS + "".join(PIECES + NAMES)
 MADE = {
     "char": lambda: Tokenizer(ALPHABET),
@@ -66,9 +53,8 @@ def conversations(pieces):
     for number in range(COUNT):
         roles = ["system"] * (number % 2) + ["user", "assistant"] * choose.randint(1, 3)
         roles = roles[: len(roles) - number // 2 % 2]
-        yield [
-            Turn(role, "".join(choose.choices(pieces, k=choose.randint(0, 4)))) for role in roles
-        ]
+        texts = ["".join(choose.choices(pieces, k=choose.randint(0, 4))) for _ in roles]
+        yield list(map(Turn, roles, texts))
 
 
 def messages_of(conversation):
@@ -154,7 +140,7 @@ def test_a_named_template_takes_the_place_of_a_models_own(tmp_path):
     assert generation.top_p == chat.SAMPLING["top_p"]
 
 
-# ------------------------------------------------------------------- templates of other models
+# --- templates of other models ---
 
 # Added tokens, as they stand in templates of published models.
 ADDED = re.compile(
@@ -191,11 +177,8 @@ def both_of(template):
     settings = {"chat_template": template, "bos_token": "<bos>", "eos_token": "<eos>"}
     ours = Tokenizer.from_json(data).with_published({"tokenizer_config.json": settings})
     theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer.from_str(json.dumps(data)),
-        bos_token="<bos>",
-        eos_token="<eos>",
+        tokenizer_object=tokenizers.Tokenizer.from_str(json.dumps(data)), **settings
     )
-    theirs.chat_template = template
     return ours, theirs
 
 

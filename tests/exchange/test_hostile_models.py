@@ -19,15 +19,11 @@ from smallmind.exchange.format import find_external
 from smallmind.files import safetensors
 from tests.exchange.models import model_of, shard, tokenizer_of
 from tests.programs import edited
+from tests.programs import refusal as refused
 
 # As in the files of Llama 3.2.
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3["original_max_position_embeddings"] = 8192
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +32,8 @@ def sound(tmp_path_factory):
     root = tmp_path_factory.mktemp("sound")
     tokenizer = tokenizer_of("bpe")
     for name in ("Llama", "GPT-2"):
-        model = model_of(
-            name, tokenizer, n_embd=8, n_head=2, n_layer=1, n_kv_head=None, head_size=None
-        )
+        fields = {"n_embd": 8, "n_head": 2, "n_layer": 1, "n_kv_head": None, "head_size": None}
+        model = model_of(name, tokenizer, **fields)
         smallmind.export(model, tokenizer, root / name)
         smallmind.export(model, tokenizer, root / f"{name}.gguf", "gguf")
     return root
@@ -51,18 +46,13 @@ def model(sound, tmp_path):
 
 
 def edit(model, **changes):
-    path = model / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, **changes}))
+    with edited(model / "config.json") as config:
+        config |= changes
 
 
 def refusal(path):
     """The message to a person who imports it."""
-    with pytest.raises(InputError) as caught:
-        found = find_external(path)
-        assert found
-        found.load("numpy")
-    message = str(caught.value)
+    message = refused(lambda: find_external(path).load("numpy"))
     assert message.isprintable() and len(message) < len(str(path)) + 400
     assert str(path) in message
     return message
@@ -259,6 +249,18 @@ def key(name):
     return struct.pack("<Q", len(encoded)) + encoded
 
 
+EPSILON = "llama.attention.layer_norm_rms_epsilon"
+
+
+def count(name, before, after):
+    """The bytes of a setting with two values."""
+    for value in (before, after):
+        number = (
+            struct.pack("<II", 4, value) if type(value) is int else struct.pack("<If", 6, value)
+        )
+        yield key(f"llama.{name}") + number
+
+
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
@@ -270,26 +272,10 @@ def key(name):
         (key("tokenizer.ggml.tokens"), key("tokenizer.ggml.tokenz"), "its tokenizer is damaged"),
         (key("output_norm.weight"), key("outpux_norm.weight"), "lacks the tensor output_norm"),
         (key("token_embd.weight"), key("token_embx.weight"), "lacks the tensor token_embd"),
-        (
-            key("llama.attention.layer_norm_rms_epsilon"),
-            key("llama.attention.layer_norm_rms_epsilom"),
-            "attention.layer_norm_rms_epsilon is missing",
-        ),
-        (
-            key("llama.attention.key_length") + struct.pack("<II", 4, 4),
-            key("llama.attention.key_length") + struct.pack("<II", 4, 5),
-            "they must be equal here",
-        ),
-        (
-            key("llama.block_count") + struct.pack("<II", 4, 1),
-            key("llama.block_count") + struct.pack("<II", 4, 1000),
-            "too few for 1000 blocks",
-        ),
-        (
-            key("llama.embedding_length") + struct.pack("<II", 4, 8),
-            key("llama.embedding_length") + struct.pack("<If", 6, 8),
-            "n_embd=8.0 must be a whole number",
-        ),
+        (key(EPSILON), key(f"{EPSILON[:-1]}m"), "attention.layer_norm_rms_epsilon is missing"),
+        (*count("attention.key_length", 4, 5), "they must be equal here"),
+        (*count("block_count", 1, 1000), "too few for 1000 blocks"),
+        (*count("embedding_length", 8, 8.0), "n_embd=8.0 must be a whole number"),
     ],
 )
 def test_gguf_that_describes_another_model_is_refused(sound, tmp_path, before, after, reason):

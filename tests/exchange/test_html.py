@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind import InputError, Tokenizer, TransformerModel, parts
+from smallmind import Tokenizer, TransformerModel, parts
 from smallmind.exchange.format import padded
 from smallmind.files import durable
 from smallmind.kernels.bpe.characters import LETTER, NUMBER, OTHER, character_classes
@@ -21,11 +21,11 @@ from smallmind.settings.config import GenerationConfig
 from smallmind.text.chat import Turn
 from smallmind.text.stories import built_in_text
 from smallmind.text.templates import HEADERS, TEMPLATES, fit_template
-from smallmind.writing.generation import Writer
-from smallmind.writing.sampling import Seen, choose
+from smallmind.writing.generation import Writer, stream
+from smallmind.writing.sampling import Drawing, SeenTokens, choose_each
 from tests.exchange import chat
 from tests.exchange.full import Full
-from tests.exchange.models import MODELS, tokenizer_of
+from tests.exchange.models import MODELS, tokenizer_of, varied
 from tests.programs import printed_by, refuses
 from tests.text import published
 
@@ -62,13 +62,8 @@ def tokenizer_for(kind):
 
 
 def varied_model(name, tokenizer, tied=True, **fields):
-    """A model with weights that make each of its parts matter."""
     fields = {**SHAPE, **ARCHITECTURES[name], "tie_weights": tied, **fields}
-    model = TransformerModel(vocab_size=tokenizer.vocab_size, backend="numpy", **fields)
-    random = np.random.default_rng(1)
-    for values in model.parameters.values():
-        values[...] += random.normal(0, 0.3, values.shape)
-    return model
+    return varied(TransformerModel(vocab_size=tokenizer.vocab_size, backend="numpy", **fields))
 
 
 def page_of(tmp_path, model, tokenizer, **options):
@@ -77,31 +72,29 @@ def page_of(tmp_path, model, tokenizer, **options):
     return path
 
 
+def made(tmp_path, name="Llama", tokenizer=None, **fields):
+    """A page, its model and its tokenizer, of single characters by default."""
+    tokenizer = tokenizer or tokenizer_for("char")
+    model = varied_model(name, tokenizer, **fields)
+    return page_of(tmp_path, model, tokenizer), model, tokenizer
+
+
 def asked(page, *calls):
     """The answers of the programs in a page to calls, each a name and its arguments."""
-    given = tmp_file(page, calls)
-    return json.loads(printed_by([NODE, f"{HERE}page.js", str(page), str(given)], timeout=100))
-
-
-def tmp_file(page, calls):
     path = page.with_suffix(".json")
     path.write_text(json.dumps(calls), encoding="utf-8")
-    return path
+    return json.loads(printed_by([NODE, f"{HERE}page.js", str(page), str(path)], timeout=100))
 
 
 def written(model, tokenizer, prompt, **settings):
-    return "".join(
-        smallmind.writing.generation.stream(model, tokenizer, prompt, GenerationConfig(**settings))
-    )
+    return "".join(stream(model, tokenizer, prompt, GenerationConfig(**settings)))
 
 
 @needs_node
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_and_texts_are_the_same(tmp_path, name, tied):
-    tokenizer = tokenizer_for("char")
-    model = varied_model(name, tokenizer, tied)
-    page = page_of(tmp_path, model, tokenizer)
+    page, model, tokenizer = made(tmp_path, name, tied=tied)
     ids = tokenizer.encode(PROMPT[:12])
     greedy, drawn = {"temperature": 0, "max_tokens": 40}, {"seed": 7, "max_tokens": 40}
     logits, *texts = asked(
@@ -123,8 +116,7 @@ def test_attention_stays_inside_documents(tmp_path):
     space = int(tokenizer.encode(" ")[0])
     for position in ("rope", "learned"):
         fields = {"position": position, "bigram_rows": 90, "document_token": space}
-        model = varied_model("everything", tokenizer, **fields)
-        page = page_of(tmp_path, model, tokenizer)
+        page, model, _ = made(tmp_path, "everything", **fields)
         prompt = PROMPT[:10]
         ids = tokenizer.encode(prompt)
         logits, text, rows = asked(
@@ -147,9 +139,7 @@ def assert_same_rows(rows, attention):
 @needs_node
 def test_what_happens_inside_is_the_same(tmp_path):
     """The probability and entropy of each token, the likeliest others, and where heads look."""
-    tokenizer = tokenizer_for("char")
-    model = varied_model("default", tokenizer)
-    page = page_of(tmp_path, model, tokenizer)
+    page, model, tokenizer = made(tmp_path, "default")
     ids = tokenizer.encode(PROMPT[:12])
     tokens, rows, text, *refused = asked(
         page,
@@ -185,7 +175,7 @@ def test_what_happens_inside_is_the_same(tmp_path):
     assert messages[2] == f"a token is outside the vocabulary of {tokenizer.vocab_size}"
 
 
-# ------------------------------------------------------------------------------------ tokenizers
+# --- tokenizers ---
 
 PIECES = [
     *(
@@ -201,23 +191,9 @@ PIECES = [
         "\x00\x1c",
     ),
     *("The cat", " sat", "it's", "IT'S", "don'\u017f", "x'LL", "'d", "1234567", " 12", "  7"),
-    *(
-        "über Äpfel",
-        "日本語",
-        "e\u0301A\u030a\u212b",
-        "👩\u200d👩🏽",
-        "\u1c89\U00016d40",
-        "\u0661\u0662\u00bd",
-    ),
-    *(
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<|im_end|>x",
-        "<|end",
-        "</script><!--",
-        "caf\xe9 \xc5",
-        "x<|",
-    ),
+    *("über Äpfel", "日本語", "e\u0301A\u030a\u212b", "👩\u200d👩🏽", "\u1c89\U00016d40"),
+    *("\u0661\u0662\u00bd", "<|endoftext|>", "<|im_start|>", "<|im_end|>x", "<|end"),
+    *("</script><!--", "caf\xe9 \xc5", "x<|"),
     *("a" * 70, "=" * 9, "\\x41", "__proto__", "constructor", "12", "{}[]()^$.*+?|"),
 ]
 
@@ -253,7 +229,7 @@ KINDS = dict(kinds())
 def test_tokens_are_the_same(tmp_path, kind):
     tokenizer = KINDS[kind]()
     tokenizer = padded(tokenizer, tokenizer.vocab_size + 2)
-    page = page_of(tmp_path, varied_model("Llama", tokenizer, n_layer=1), tokenizer)
+    page, _, _ = made(tmp_path, tokenizer=tokenizer, n_layer=1)
     known = [text for text in texts() if not tokenizer.unknown(text)]
     assert len(known) > 20
     ids = [tokenizer.encode(text).tolist() for text in known]
@@ -282,7 +258,7 @@ def test_characters_that_a_vocabulary_has_grown_by_are_tokens_of_the_page(tmp_pa
     """They follow all other tokens, also those of a chat template."""
     base = Tokenizer("The cat sat.").with_special(["<|im_start|>", "<|im_end|>"])
     grown = base.with_characters("?ä🐈")
-    page = page_of(tmp_path, varied_model("Llama", grown, n_layer=1), grown)
+    page, _, _ = made(tmp_path, tokenizer=grown, n_layer=1)
     known = "?The 🐈 sät<|im_end|>?"
     ids = grown.encode(known).tolist()
     new = range(base.vocab_size, grown.vocab_size)
@@ -297,7 +273,7 @@ def test_characters_that_a_vocabulary_has_grown_by_are_tokens_of_the_page(tmp_pa
 def test_every_character_is_of_its_class(tmp_path):
     """Words end where they end here, whatever version of Unicode a browser knows."""
     tokenizer = Tokenizer("ab" * 9, "bpe", vocab_size=258)
-    page = page_of(tmp_path, varied_model("Llama", tokenizer, n_layer=1), tokenizer)
+    page, _, _ = made(tmp_path, tokenizer=tokenizer, n_layer=1)
     classes = character_classes()
     (found,) = asked(page, ["classes"])
     for name, kind in (("letters", LETTER), ("numbers", NUMBER), ("others", OTHER)):
@@ -310,8 +286,7 @@ def test_every_character_is_of_its_class(tmp_path):
 
 @needs_node
 def test_unknown_characters_are_named(tmp_path):
-    tokenizer = Tokenizer("abc")
-    page = page_of(tmp_path, varied_model("Llama", tokenizer), tokenizer)
+    page, _, _ = made(tmp_path, tokenizer=Tokenizer("abc"))
     assert [answer["error"] for answer in asked(page, ["encode", "ab🐈"], ["write", ""])] == [
         'the model has never seen the character "🐈": leave it out',
         "the prompt is empty; give at least one character",
@@ -335,7 +310,7 @@ def test_stop_strings_and_the_end_of_texts(tmp_path):
         assert (text["text"], len(text["ids"]), text["ended"]) == sample[:3]
 
 
-# --------------------------------------------------------------------------------------- choices
+# --- choices ---
 
 SETTINGS = [
     {"temperature": 0},
@@ -357,8 +332,7 @@ SETTINGS = [
 
 @needs_node
 def test_choices_are_the_same(tmp_path):
-    tokenizer = tokenizer_for("char")
-    page = page_of(tmp_path, varied_model("Llama", tokenizer), tokenizer)
+    page, _, _ = made(tmp_path)
     random = np.random.default_rng(1)
     calls, expected = [], []
     for settings in SETTINGS:
@@ -366,27 +340,27 @@ def test_choices_are_the_same(tmp_path):
             logits = random.normal(0, 2, 30).astype(np.float32)
             logits[random.integers(0, 30, 8)] = logits[3]  # equal ones
             prompt, more = random.integers(0, 30, (2, 6))
-            seen = Seen(30, prompt)
+            seen = SeenTokens(30, prompt)
             for token in more:
                 seen.add(token)
             counts = [[i, int(seen.counts[i])] for i in np.flatnonzero(seen.occurs).tolist()]
             uniform = float(random.random())
             calls.append(["choose", logits.tolist(), settings, uniform, counts])
-            expected.append(choose(logits, GenerationConfig(**settings), uniform, seen))
+            drawing = Drawing(GenerationConfig(**settings), uniform, seen)
+            expected += choose_each(logits[None], [drawing])
     assert asked(page, *calls) == expected
 
 
 @needs_node
 def test_draws_are_the_same(tmp_path):
-    tokenizer = tokenizer_for("char")
-    page = page_of(tmp_path, varied_model("Llama", tokenizer), tokenizer)
+    page, _, _ = made(tmp_path)
     words = [(0, 0), (1337, 5), (2**53 - 1, 499), (7,)]
     assert asked(page, *(["hash", *each] for each in words)) == [
         str(hash64(*each)) for each in words
     ]
 
 
-# --------------------------------------------------------------------------------- conversations
+# --- conversations ---
 
 
 @needs_node
@@ -394,9 +368,9 @@ def test_draws_are_the_same(tmp_path):
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_conversations_become_the_same_tokens(tmp_path, name, kind):
     alphabet = "".join(PIECES) + HEADERS + "".join(TEMPLATES[name].special)
-    made = Tokenizer(alphabet * 2, kind, **({"vocab_size": 400} if kind == "bpe" else {}))
-    tokenizer, template = fit_template(made, name)
-    page = page_of(tmp_path, varied_model("Llama", tokenizer, n_layer=1), tokenizer)
+    plain = Tokenizer(alphabet * 2, kind, **({"vocab_size": 400} if kind == "bpe" else {}))
+    tokenizer, template = fit_template(plain, name)
+    page, _, _ = made(tmp_path, tokenizer=tokenizer, n_layer=1)
     conversations = []
     random = np.random.default_rng(2)
     for number, text in enumerate(texts(60)):
@@ -416,13 +390,10 @@ def test_tokens_that_belong_to_the_text_are_tokens_in_what_a_person_writes(tmp_p
     for number, token in enumerate(data["added_tokens"]):
         token["id"], token["special"] = 300 + number, token["content"] != "<think>"
     tokenizer, template = fit_template(Tokenizer.from_json(data), "chatml")
-    page = page_of(tmp_path, varied_model("Llama", tokenizer, n_layer=1), tokenizer)
+    page, _, _ = made(tmp_path, tokenizer=tokenizer, n_layer=1)
     said = ["<think>a</think>", "<think>|<|im_end|>", "<|im_<think>end|>", "<think", "<|im_end"]
-    turns = [
-        Turn("user", said[0]),
-        Turn("assistant", said[1]),
-        *(Turn("user", t) for t in said[2:]),
-    ]
+    roles = ["user", "assistant", "user", "user", "user"]
+    turns = list(map(Turn, roles, said))
     expected = template.prompt(tokenizer, turns).tolist()
     messages = [{"role": turn.role, "content": turn.text} for turn in turns]
     assert asked(page, ["prompt", messages]) == [expected]
@@ -438,7 +409,7 @@ def test_templates_in_jinja_are_refused(tmp_path):
     assert not (tmp_path / "page.html").exists()
 
 
-# ------------------------------------------------------------------------------------------ files
+# --- files ---
 
 
 @needs_node
@@ -452,12 +423,9 @@ def test_weights_are_rounded_once(tmp_path):
         for name, answer in zip(names, answers, strict=True):
             values = model.parameters[name]
             if values.ndim > 1:
-                is_matrix = "embedding" not in name
-                rows = np.ascontiguousarray(values.T if is_matrix else values)
-                if type == "f16" or rows.shape[1] % 32:
-                    values = to_float32(round_to(rows, FLOAT16))
-                else:
-                    values = to_float32(round_to(rows, DTYPES["q8_0"]))
+                rows = np.ascontiguousarray(values if "embedding" in name else values.T)
+                is_short = type == "f16" or rows.shape[1] % 32
+                values = to_float32(round_to(rows, FLOAT16 if is_short else DTYPES["q8_0"]))
             np.testing.assert_array_equal(np.float32(answer), values.reshape(-1))
 
 
@@ -478,16 +446,12 @@ class UndeclaredNorm(RMSNorm):
 def test_parts_of_others_are_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(parts.NORMS, "again", parts.NORMS["rmsnorm"])
     monkeypatch.setitem(parts.NORMS, "mine", f"{__name__}:UndeclaredNorm")
-    tokenizer = tokenizer_for("char")
-    page_of(tmp_path, varied_model("Llama", tokenizer, norm="again"), tokenizer)
-    model = varied_model("Llama", tokenizer, norm="mine")
-    refuses("a page cannot run norm='mine', only layernorm", page_of, tmp_path, model, tokenizer)
+    made(tmp_path, norm="again")
+    refuses("a page cannot run norm='mine', only layernorm", made, tmp_path, norm="mine")
 
 
 def test_only_pages_are_replaced(tmp_path):
-    tokenizer = tokenizer_for("char")
-    model = varied_model("Llama", tokenizer)
-    path = page_of(tmp_path, model, tokenizer)
+    path, model, tokenizer = made(tmp_path)
     first = path.read_bytes()
     page_of(tmp_path, model, tokenizer)
     assert path.read_bytes() == first
@@ -496,15 +460,14 @@ def test_only_pages_are_replaced(tmp_path):
     assert path.read_text() == "<html>my own page</html>"
     for name, reason in (("page.txt", "must end in .html"), ("folder.html", "is a directory")):
         (tmp_path / "folder.html").mkdir(exist_ok=True)
-        with pytest.raises(InputError, match=reason):
-            smallmind.export(model, tokenizer, tmp_path / name, "html")
+        refuses(reason, smallmind.export, model, tokenizer, tmp_path / name, "html")
 
 
 @pytest.mark.parametrize("left", [0, 5_000, 60_000])
 def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch, left):
     monkeypatch.setattr(durable, "files", Full(left))
     with pytest.raises(OSError, match="No space left"):
-        page_of(tmp_path, varied_model("Llama", tokenizer_for("char")), tokenizer_for("char"))
+        made(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -543,7 +506,7 @@ HOSTILE = (
 def test_names_and_tokens_do_not_become_html(tmp_path, hostile):
     tokenizer = Tokenizer("abc" + hostile).with_special([hostile])
     model = varied_model("Llama", tokenizer)
-    sound = page_of(tmp_path, varied_model("Llama", Tokenizer("abc")), Tokenizer("abc"))
+    sound, _, _ = made(tmp_path, tokenizer=Tokenizer("abc"))
     tags = Elements(sound.read_text(encoding="utf-8")).tags
     page = page_of(tmp_path, model, tokenizer, name=hostile, history={hostile: hostile})
     assert Elements(page.read_text(encoding="utf-8")).tags == tags
@@ -554,7 +517,7 @@ def test_names_and_tokens_do_not_become_html(tmp_path, hostile):
         ]
 
 
-# ---------------------------------------------------------------------------------- in a browser
+# --- in a browser ---
 
 GENERATES = """async ([prompt, settings]) => {
     const { program } = smallmindClient, frames = [];
@@ -598,9 +561,8 @@ def opened(path):
 
 
 def test_a_browser_runs_a_page_from_disk(tmp_path):
-    tokenizer = tokenizer_for("bpe")
-    model = varied_model("default", tokenizer, block_size=64, n_embd=128)
-    path = page_of(tmp_path, model, tokenizer)
+    fields = {"block_size": 64, "n_embd": 128}
+    path, model, tokenizer = made(tmp_path, "default", tokenizer_for("bpe"), **fields)
     settings = {"max_tokens": 200, "temperature": 0}
     with opened(path) as (page, complaints):
         text, frames = page.evaluate(GENERATES, [PROMPT, settings])

@@ -50,11 +50,8 @@ def served(path, adapter=None):
     server = xllamacpp.Server(settings)
 
     def ask(endpoint, **body):
-        request = urllib.request.Request(
-            f"{server.listening_address}/{endpoint}",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
+        url, kind = f"{server.listening_address}/{endpoint}", {"Content-Type": "application/json"}
+        request = urllib.request.Request(url, json.dumps(body).encode(), kind)
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
@@ -159,13 +156,8 @@ def test_its_perplexity_is_ours(tmp_path, trained, type):
     theirs = []
     with served(tmp_path / "model.gguf") as ask:
         for i in range(1, len(tokens)):
-            answer = ask(
-                "completion",
-                prompt=tokens[:i].tolist(),
-                n_predict=1,
-                temperature=0,
-                n_probs=tokenizer.vocab_size,
-            )
+            settings = {"n_predict": 1, "temperature": 0, "n_probs": tokenizer.vocab_size}
+            answer = ask("completion", prompt=tokens[:i].tolist(), **settings)
             ranked = answer["completion_probabilities"][0]["top_logprobs"]
             theirs.append(-next(t["logprob"] for t in ranked if t["id"] == tokens[i]))
     assert 2 < np.exp(ours) < 30
@@ -179,9 +171,8 @@ def test_the_gguf_package_reads_the_same(tmp_path, type, kind):
     reader = gguf.GGUFReader(path)
     found, _ = smallmind.load(path, "numpy")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    values = gguf.quants.dequantize(
-        tensors["output.weight"].data, tensors["output.weight"].tensor_type
-    )
+    head = tensors["output.weight"]
+    values = gguf.quants.dequantize(head.data, head.tensor_type)
     np.testing.assert_array_equal(values.reshape(-1, 64).T, found.parameters["head.weight"])
     assert reader.fields["general.architecture"].contents() == "qwen3"
     assert len(reader.fields["tokenizer.ggml.tokens"].contents()) == tokenizer.vocab_size
@@ -262,11 +253,7 @@ def answering(request, tmp_path_factory):
     name, kind = request.param
     known = TEXT + HEADERS + "".join([*ANSWERS, *ANSWERS.values()])
     tokenizer, template = fit_template(smallmind.Tokenizer(known, kind), name)
-    turns = [
-        Turn(role, text)
-        for pair in ANSWERS.items()
-        for role, text in zip((USER, ASSISTANT), pair, strict=True)
-    ]
+    turns = [turn for q, a in ANSWERS.items() for turn in (Turn(USER, q), Turn(ASSISTANT, a))]
     marked = np.concatenate([template.encode(tokenizer, turns[:end]) for end in (2, 4, 6)] * 4)
     fields = {"block_size": T, "n_embd": 64, "n_head": 4, "n_layer": 1, **ARCHITECTURES["llama"]}
     model = smallmind.TransformerModel(tokenizer.vocab_size, **fields)

@@ -16,6 +16,7 @@ from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to, to_float
 from smallmind.nn import loading
 from smallmind.nn.loading import Stored, read_tensor
 from tests.exchange.models import MODELS, TEXT, ids_for, model_of, tokenizer_of
+from tests.programs import refuses
 
 FORMATS = {"own": None, "hf": "f32", "hf-bf16": "bf16", "hf-f16": "f16", "gguf": "bf16"}
 TYPES = {"bfloat16": BFLOAT16, "float16": FLOAT16, "float32": np.float32}
@@ -67,8 +68,7 @@ def test_the_numpy_backend_reads_too(tmp_path):
     compiled, _ = smallmind.load(path)
     for name, values in compiled.parameters.items():
         np.testing.assert_array_equal(plain.parameters[name], values)
-    with pytest.raises(InputError, match="needs backend"):
-        smallmind.load(path, "numpy", precision="bfloat16")
+    refuses("needs backend", smallmind.load, path, "numpy", precision="bfloat16")
 
 
 def test_it_refuses_training_and_says_what_to_do(tmp_path):
@@ -92,8 +92,7 @@ def test_it_refuses_training_and_says_what_to_do(tmp_path):
     saved = tmp_path / "again.safetensors"
     model.save(saved, {"tokenizer": tokenizer.saved})
     assert smallmind.load(saved)[0].loss(ids, ids) == model.loss(ids, ids)
-    with pytest.raises(InputError, match="must be one of"):
-        smallmind.load(path, precision="float8")
+    refuses("must be one of", smallmind.load, path, precision="float8")
 
 
 def test_damage_is_found_after_reading_and_nothing_is_returned(tmp_path):
@@ -103,8 +102,7 @@ def test_damage_is_found_after_reading_and_nothing_is_returned(tmp_path):
         content[place] ^= 1
         path.write_bytes(content)
         for precision in (None, "bfloat16"):
-            with pytest.raises(InputError, match="does not match its SHA-256"):
-                smallmind.load(path, precision=precision)
+            refuses("does not match its SHA-256", smallmind.load, path, precision=precision)
         content[place] ^= 1
 
 
@@ -188,8 +186,7 @@ def test_the_tokenizer_is_the_one_of_the_model(tmp_path):
     assert model.tokenizer_digest == tokenizer.digest
     generate = functools.partial(smallmind.generate, prompt="The cat", max_tokens=3)
     assert generate(model, tokenizer).startswith("The cat")
-    with pytest.raises(InputError, match="is not the tokenizer"):
-        generate(model, Tokenizer(TEXT))
+    refuses("is not the tokenizer", generate, model, Tokenizer(TEXT))
 
 
 @pytest.mark.parametrize("precision", [None, "bfloat16"])
@@ -203,8 +200,7 @@ def test_compressed_files_are_read(tmp_path, precision):
     content = bytearray(path.read_bytes())
     content[-100] ^= 1
     path.write_bytes(content)
-    with pytest.raises(InputError, match="does not match its SHA-256"):
-        smallmind.load(path, precision=precision)
+    refuses("does not match its SHA-256", smallmind.load, path, precision=precision)
 
 
 def test_a_stream_checks_what_nobody_reads_too(tmp_path):

@@ -7,7 +7,6 @@ import pytest
 
 import smallmind
 from smallmind import Run
-from smallmind.cli import main
 from smallmind.exchange import gguf_file
 from tests.exchange import chat, models
 from tests.programs import refuses
@@ -16,8 +15,8 @@ from tests.runs.small import FIELDS
 NAMES = list(chat.ENDS)
 TOKENS = "tokenizer.ggml."
 TEXT = models.TEXT.encode("ascii", "ignore").decode()  # all that each of them knows
-TRAINING = {k: v for k, v in FIELDS.items() if not k.startswith(("n_", "block"))}
-TRAINING |= {"block_size": 8}
+TUNING = {k: v for k, v in FIELDS.items() if not k.startswith(("n_", "block"))}
+TRAINING = {**TUNING, "block_size": 8}
 
 
 def tuned(start, out):
@@ -27,6 +26,13 @@ def tuned(start, out):
     run = Run.open(out)
     run.resume(steps=7)
     return run
+
+
+def chats_in(folder):
+    """Writes a file of conversations -> it."""
+    file = folder / "chats.jsonl"
+    file.write_text((json.dumps({"question": "the cat?", "answer": "the mat"}) + "\n") * 8)
+    return file
 
 
 def read(path):
@@ -57,12 +63,8 @@ def test_a_chat_model_keeps_its_form_through_training(tmp_path, name, has_own_fi
 def test_a_chat_model_keeps_its_template_where_it_learns_conversations(tmp_path, name):
     pytest.importorskip("jinja2")
     source, out = chat.made(tmp_path / "source", name), tmp_path / "out"
-    pair = {"question": "the cat?", "answer": "the mat"}
-    (tmp_path / "chats.jsonl").write_text((json.dumps(pair) + "\n") * 8)
-    training = {key: value for key, value in TRAINING.items() if key != "block_size"}
-    run = Run.create(
-        text=tmp_path / "chats.jsonl", out=tmp_path / "run", init_from=str(source), **training
-    )
+    fields = {"text": chats_in(tmp_path), "init_from": str(source), **TUNING}
+    run = Run.create(out=tmp_path / "run", **fields)
     run.train()
     run.export(out)
     model, tokenizer = smallmind.load(source, "numpy")
@@ -118,14 +120,13 @@ def test_several_templates_keep_their_names(tmp_path):
         ]
 
 
-def test_it_is_known_before_the_first_checkpoint_and_with_prepared_texts(tmp_path):
+def test_it_is_known_before_the_first_checkpoint_and_with_prepared_texts(tmp_path, cli):
     source = chat.made(tmp_path / "source", "Qwen")
     wanted = Run.import_model(source, tmp_path / "run").load(backend="numpy")[1].published
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     # The run's file, which has as many tokens as the model has rows.
-    flags = ["--tokenizer", str(tmp_path / "run" / "tokenizer.json")]
-    flags += ["--out", str(tmp_path / "data")]
-    assert main(["prepare", str(tmp_path / "text.txt"), *flags]) == 0
+    flags = "--tokenizer", tmp_path / "run" / "tokenizer.json", "--out", tmp_path / "data"
+    cli("prepare", tmp_path / "text.txt", *flags)
     for name, text in (("prepared", str(tmp_path / "data")), ("text", TEXT)):
         path = tmp_path / name
         Run.create(text=text, out=path, init_from=str(source), **TRAINING).directory.unlock()
@@ -149,12 +150,10 @@ def test_it_is_known_before_the_first_checkpoint_and_with_prepared_texts(tmp_pat
         ("chat_template.jinja", b" " * 20_000_001, "it has more than 20,000,000 bytes"),
     ],
 )
-def test_files_that_are_damaged_are_refused_in_one_line(tmp_path, capsys, file, content, reason):
+def test_files_that_are_damaged_are_refused_in_one_line(tmp_path, cli, file, content, reason):
     source = chat.made(tmp_path / "source", "Qwen")
     (source / file).write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert main(["import", str(source), "--out", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert reason in error and error.count("\n") == 1
+    cli.refuses(reason, "import", source, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -192,12 +191,9 @@ def test_an_import_takes_no_template_that_nothing_could_use(tmp_path, template, 
     refuses(said, Run.import_model, source, tmp_path / "imported")
     assert not (tmp_path / "imported").exists()
     # Its advice works, and so does that of training without an import.
-    file = tmp_path / "chats.jsonl"
-    file.write_text((json.dumps({"question": "the cat?", "answer": "the mat"}) + "\n") * 8)
-    training = {name: value for name, value in TRAINING.items() if name != "block_size"}
-    given = {"text": file, "init_from": str(source), **training}
-    refuses("--init-from MODEL --chat-template chatml", Run.create, out=tmp_path / "a", **given)
-    Run.create(out=tmp_path / "b", chat_template="chatml", **given).train()
+    fields = {"text": chats_in(tmp_path), "init_from": str(source), **TUNING}
+    refuses("--init-from MODEL --chat-template chatml", Run.create, out=tmp_path / "a", **fields)
+    Run.create(out=tmp_path / "b", chat_template="chatml", **fields).train()
     (source / "chat_template.jinja").unlink()
     imported = Run.import_model(source, tmp_path / "imported")
-    Run.create(out=tmp_path / "c", **given | {"init_from": str(imported.path)}).train()
+    Run.create(out=tmp_path / "c", **fields | {"init_from": str(imported.path)}).train()

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind import InputError
 from smallmind.exchange import gguf_file
 from smallmind.files import safetensors
 from smallmind.kernels.number_types import DTYPES, is_quantised, round_to
@@ -13,7 +12,7 @@ from smallmind.nn.parameters import OUTPUTS_FIRST
 from smallmind.parts import types_for
 from tests.exchange.models import model_of, tokenizer_of
 from tests.exchange.test_round_trip import sent
-from tests.programs import refusal
+from tests.programs import refusal, refuses
 
 CHAR = tokenizer_of("char")
 NAMES = ["GPT-2", "Llama", "Qwen3"]
@@ -107,8 +106,7 @@ def test_such_a_model_only_runs(tmp_path, precision):
     assert smallmind.generate(model, tokenizer, max_tokens=3)
     ids = np.zeros((1, 4), np.int32)
     assert model.loss(ids, ids) > 0
-    with pytest.raises(InputError, match="only runs"):
-        model.loss_and_gradients(ids, ids)
+    refuses("only runs", model.loss_and_gradients, ids, ids)
 
 
 def test_it_is_exported_with_the_same_blocks(tmp_path):

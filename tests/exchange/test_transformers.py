@@ -29,16 +29,13 @@ LLAMA = {
     "max_position_embeddings": 53,
     "rope_parameters": {"rope_type": "default", "rope_theta": 7000.0},
 }
+BIASES = {"attention_bias": True, "mlp_bias": True}
 GPT2 = {"n_embd": 30, "n_inner": 77, "n_layer": 3, "n_head": 5, "n_positions": 37}
 GPT2_RATES = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
 THEIRS = {
     "GPT-2": ("GPT2", {**GPT2, **GPT2_RATES}, "layer_norm_epsilon"),
     "Llama": ("Llama", {**LLAMA, "head_dim": 10}, "rms_norm_eps"),
-    "Llama with biases": (
-        "Llama",
-        {**LLAMA, "attention_bias": True, "mlp_bias": True},
-        "rms_norm_eps",
-    ),
+    "Llama with biases": ("Llama", {**LLAMA, **BIASES}, "rms_norm_eps"),
     "Qwen3": ("Qwen3", {**LLAMA, "head_dim": 14}, "rms_norm_eps"),
     "Arcee": ("Arcee", LLAMA, "rms_norm_eps"),
 }
@@ -116,9 +113,7 @@ def test_transformers_reads_16_bit_weights(tmp_path, type):
     assert theirs.dtype == {"f16": torch.float16, "bf16": torch.bfloat16}[type]
     found, _ = smallmind.load(tmp_path / "model", "numpy")
     ids = ids_for(model)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "model", dtype=torch.float32
-    )
+    theirs = theirs.to(torch.float32)
     np.testing.assert_allclose(logits_of(theirs, ids), found.forward(ids), rtol=0, atol=1e-4)
 
 
@@ -203,9 +198,8 @@ def test_a_model_goes_there_and_back_and_there(tmp_path):
     smallmind.export(model, tokenizer, tmp_path / "ours")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
     theirs.save_pretrained(tmp_path / "theirs")
-    transformers.AutoTokenizer.from_pretrained(tmp_path / "ours").save_pretrained(
-        tmp_path / "theirs"
-    )
+    their_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    their_tokenizer.save_pretrained(tmp_path / "theirs")
     found, same = smallmind.load(tmp_path / "theirs", "numpy")
     ids = ids_for(model)
     np.testing.assert_array_equal(found.forward(ids), model.forward(ids))
@@ -249,14 +243,20 @@ def test_a_chat_model_that_was_here_is_used_as_before(tmp_path, name, has_own_fi
     assert before == after
 
 
+def sent(path, name, tied, says_tied):
+    """Writes a model whose config says something else about its head -> it."""
+    model = model_of(name, tokenizer := tokenizer_of("bpe"), tied)
+    smallmind.export(model, tokenizer, path)
+    with edited(path / "config.json") as config:
+        config["tie_word_embeddings"] = says_tied
+    return model
+
+
 @pytest.mark.parametrize("name", ["GPT-2", "Llama", "Qwen3"])
 def test_a_head_counts_although_the_config_says_that_it_is_tied(tmp_path, name):
     """So it does in transformers, which compares the two and warns."""
-    model = model_of(name, tokenizer := tokenizer_of("bpe"), False)
     path = tmp_path / "model"
-    smallmind.export(model, tokenizer, path)
-    with edited(path / "config.json") as config:
-        config["tie_word_embeddings"] = True
+    model = sent(path, name, tied=False, says_tied=True)
     with pytest.warns(UserWarning, match="lm_head.weight is not the embedding") as warned:
         run = smallmind.Run.import_model(path, tmp_path / "run")
     assert len(warned) == 1
@@ -271,11 +271,8 @@ def test_a_head_counts_although_the_config_says_that_it_is_tied(tmp_path, name):
 @pytest.mark.parametrize("name", ["GPT-2", "Llama", "Qwen3"])
 def test_a_head_that_is_missing_is_refused_with_advice_that_works(tmp_path, name):
     """In transformers it would be drawn at random."""
-    model = model_of(name, tokenizer := tokenizer_of("bpe"))
     path = tmp_path / "model"
-    smallmind.export(model, tokenizer, path)
-    with edited(path / "config.json") as config:
-        config["tie_word_embeddings"] = False
+    model = sent(path, name, tied=True, says_tied=False)
     refuses("lm_head.weight; .* set tie_word_embeddings to true", smallmind.load, path, "numpy")
     with edited(path / "config.json") as config:
         config["tie_word_embeddings"] = True

@@ -4,11 +4,11 @@ import contextlib
 import threading
 import time
 
-import numpy as np
 import pytest
 
 from smallmind import ModelConfig, Tokenizer, TransformerModel
 from smallmind.text.templates import fit_template
+from tests.exchange.models import varied
 
 pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
@@ -25,9 +25,7 @@ def saved_model(path, chat=False, block_size=64, tokenizer=None, template="chatm
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size, block_size=block_size, n_layer=2, n_embd=32, n_head=4
     )
-    model, random = TransformerModel(config, seed=5), np.random.default_rng(5)
-    for values in model.parameters.values():
-        values += random.normal(0, 0.15, values.shape).astype(values.dtype)
+    model = varied(TransformerModel(config, seed=5), 0.15, seed=5)
     model.save(path, {"tokenizer": tokenizer.saved})
     return path
 
@@ -60,6 +58,46 @@ def serving(paths, port=0, **options):
         server.should_exit = True
         thread.join(100)  # however busy the machine is
         assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def talking(paths, **options):
+    """Serves models -> a client, and the application."""
+    with (
+        serving(paths, **options) as (address, app),
+        httpx.Client(base_url=address, timeout=60) as client,
+    ):
+        yield client, app
+
+
+def wait_for(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def line_of(app):
+    """The requests of the only model that is loaded."""
+    models = app.app.state.api.models
+    (line,) = (entry.loaded.line for entry in models.entries() if entry.loaded)
+    return line
+
+
+def slow_down(client, app, seconds=0.03):
+    """Makes every step of the only model take longer: on any machine it is still writing."""
+    client.post("/v1/completions", json={"model": "text", "max_tokens": 1})
+    decoder = line_of(app).decoder
+    step = decoder.step
+    decoder.step = lambda: time.sleep(seconds) or step()
+
+
+def refused(answer, words="", param=None, status=400):
+    """The answer is an error about this field, in words that occur."""
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert words in error["message"] and param in (None, error["param"]), error
+    return error
 
 
 @pytest.fixture(scope="module")  # tests elsewhere disturb a process as much as they can

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 import smallmind
-from smallmind.serve.api import Answer, Limits
+from smallmind.serve.api import Answer, RequestLimits
 from smallmind.serve.engine import prompt_part
 from smallmind.writing.chat import Chat
 from smallmind.writing.generation import generate, generate_samples
-from tests.serve.conftest import httpx, serving
+from tests.serve.conftest import httpx, line_of, refused, slow_down, talking, wait_for
 
 PROMPT = "The quick "
 
@@ -74,9 +74,6 @@ class Endless:
         while not self.is_cancelled:
             yield []
             await asyncio.sleep(0)
-
-    def cancel(self, _):
-        self.is_cancelled = True
 
 
 def test_an_answer_that_is_cancelled_as_it_sends_does_not_seem_complete():
@@ -208,8 +205,7 @@ WRONG = [
 @pytest.mark.parametrize(("fields", "status", "param", "message"), WRONG)
 def test_a_wrong_field_is_refused_in_the_form_of_the_api(client, fields, status, param, message):
     answer = client.post("/v1/completions", json={"model": "text", "prompt": "fox", **fields})
-    error = answer.json()["error"]
-    assert answer.status_code == status and error["param"] == param and message in error["message"]
+    error = refused(answer, message, param, status)
     assert error["type"] == "invalid_request_error" and "\n" not in error["message"]
 
 
@@ -227,14 +223,12 @@ MESSAGES = [
 @pytest.mark.parametrize(("messages", "message"), MESSAGES)
 def test_wrong_messages_are_refused(client, messages, message):
     fields = {"model": "chat", "messages": messages}
-    answer = client.post("/v1/chat/completions", json=fields)
-    assert answer.status_code == 400 and message in answer.json()["error"]["message"]
+    refused(client.post("/v1/chat/completions", json=fields), message)
 
 
 def test_a_model_without_a_template_says_what_to_use_instead(client):
     fields = {"model": "text", "messages": [{"role": "user", "content": "fox"}]}
-    answer = client.post("/v1/chat/completions", json=fields)
-    assert answer.status_code == 400 and "/v1/completions" in answer.json()["error"]["message"]
+    refused(client.post("/v1/chat/completions", json=fields), "/v1/completions")
 
 
 BODIES = [b"", b"{", b"[1]", b'{"a": NaN}', b"[" * 100_000, b"\xff\xfe", b'{"model": "text"']
@@ -242,47 +236,24 @@ BODIES = [b"", b"{", b"[1]", b'{"a": NaN}', b"[" * 100_000, b"\xff\xfe", b'{"mod
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
 def test_what_is_not_a_json_object_is_refused(client, body):
-    answer = client.post("/v1/completions", content=body)
-    assert answer.status_code == 400 and answer.json()["error"]["message"].startswith("the body")
+    error = refused(client.post("/v1/completions", content=body))
+    assert error["message"].startswith("the body")
 
 
 def test_a_body_that_is_too_large_is_refused(client):
-    answer = client.post("/v1/completions", content=b" " * (5 * 2**20))
-    assert answer.status_code == 413
+    refused(client.post("/v1/completions", content=b" " * (5 * 2**20)), status=413)
 
 
-def wait_for(condition):
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def line_of(app):
-    """The requests of the only model that is loaded."""
-    models = app.app.state.api.models
-    (line,) = (entry.loaded.line for entry in models.entries() if entry.loaded)
-    return line
-
-
-def slow_down(address, app):
-    """Makes every step of the only model take longer: on any machine it is still writing."""
-    httpx.post(f"{address}/v1/completions", json={"model": "text", "max_tokens": 1})
-    decoder = line_of(app).decoder
-    step = decoder.step
-    decoder.step = lambda: time.sleep(0.03) or step()
-
-
-def endless(address, **fields):
+def endless(client):
     """A stream that takes long."""
-    body = {"model": "text", "prompt": "fox", "max_tokens": 4096, "stream": True, **fields}
-    return httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60)
+    body = {"model": "text", "prompt": "fox", "max_tokens": 4096, "stream": True}
+    return httpx.stream("POST", f"{client.base_url}/v1/completions", json=body, timeout=60)
 
 
 def test_a_client_that_leaves_frees_its_slot(models):
-    with serving(models[:1], slots=1) as (address, app):
-        slow_down(address, app)
-        with endless(address) as answer:
+    with talking(models[:1], slots=1) as (client, app):
+        slow_down(client, app)
+        with endless(client) as answer:
             lines = answer.iter_lines()  # kept: httpx closes a stream that is dropped
             next(lines)
             assert len(line_of(app).requests) == 1
@@ -290,12 +261,9 @@ def test_a_client_that_leaves_frees_its_slot(models):
 
 
 def test_requests_wait_for_a_slot_and_only_so_many(models):
-    with (
-        serving(models[:1], slots=1, waiting=1) as (address, app),
-        httpx.Client(base_url=address, timeout=60) as client,
-    ):
-        slow_down(address, app)
-        with endless(address) as answer:
+    with talking(models[:1], slots=1, waiting=1) as (client, app):
+        slow_down(client, app)
+        with endless(client) as answer:
             lines = answer.iter_lines()  # kept: httpx closes a stream that is dropped
             next(lines)
             found = {}
@@ -306,38 +274,31 @@ def test_requests_wait_for_a_slot_and_only_so_many(models):
             waiting = threading.Thread(target=ask)
             waiting.start()
             wait_for(lambda: len(line_of(app).waiting) == 1)
-            refused = httpx.post(f"{address}/v1/completions", json={"model": "text"})
-            assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
-            assert refused.json()["error"]["type"] == "rate_limit_error"
+            refusal = client.post("/v1/completions", json={"model": "text"})
+            assert refused(refusal, status=429)["type"] == "rate_limit_error"
+            assert refusal.headers["retry-after"] == "1"
             answer.close()
             waiting.join(30)
             assert found["usage"]["completion_tokens"] == 3
 
 
 def test_an_answer_that_takes_too_long_ends(models):
-    limits = Limits(seconds=0.3)
-    with (
-        serving(models[:1], limits=limits) as (address, app),
-        httpx.Client(base_url=address, timeout=60) as client,
-    ):
-        slow_down(address, app)
+    with talking(models[:1], limits=RequestLimits(seconds=0.3)) as (client, app):
+        slow_down(client, app)
         answer = client.post("/v1/completions", json={"model": "text", "max_tokens": 4096})
-        assert answer.status_code == 408
+        refused(answer, status=408)
         events = events_of(client, "/v1/completions", model="text", max_tokens=4096)
         assert "longer" in events[-1]["error"]["message"]
         wait_for(lambda: line_of(app).is_idle)
 
 
 def test_a_failure_of_the_model_ends_its_answers_and_not_the_server(models):
-    with (
-        serving(models[:1]) as (address, app),
-        httpx.Client(base_url=address, timeout=60) as client,
-    ):
+    with talking(models[:1]) as (client, app):
         completed(client, max_tokens=1)
         decoder = line_of(app).decoder
         step, decoder.step = decoder.step, lambda: 1 / 0
         answer = client.post("/v1/completions", json={"model": "text", "max_tokens": 5})
-        assert answer.status_code == 500 and "division" in answer.json()["error"]["message"]
+        refused(answer, "division", status=500)
         decoder.step = step
         assert completed(client, max_tokens=5)["usage"]["completion_tokens"] == 5
 
@@ -360,7 +321,7 @@ def test_a_text_is_inspected_token_by_token(client, models):
 
 def test_a_text_longer_than_the_context_is_not_inspected(client):
     answer = client.post("/api/inspect", json={"model": "text", "text": PROMPT * 10})
-    assert answer.status_code == 400 and "64" in answer.json()["error"]["message"]
+    refused(answer, "64")
 
 
 def test_parts_of_prompts_depend_on_the_model_alone():

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from smallmind.serve import connections
-from smallmind.serve.api import Limits
-from tests.serve.conftest import httpx, serving
+from smallmind.serve.api import RequestLimits
+from tests.serve.conftest import httpx, line_of, serving, slow_down, talking, wait_for
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 BEGINNINGS = {
@@ -44,8 +44,8 @@ def rest(client):
 
 @pytest.mark.parametrize("beginning", BEGINNINGS)
 def test_a_request_that_is_not_complete_is_not_waited_for(models, monkeypatch, beginning):
-    monkeypatch.setattr(connections, "HEADERS", 0.2)
-    monkeypatch.setattr(connections, "BODY", 0.2)
+    monkeypatch.setattr(connections, "HEADERS_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "BODY_SECONDS", 0.2)
     with serving(models[:1]) as (address, _), connected(address, BEGINNINGS[beginning]) as client:
         found = rest(client)
         assert found.startswith((b"HTTP/1.1 408 Request Timeout", b"HTTP/1.1 200 OK"))
@@ -59,8 +59,8 @@ def test_a_request_that_is_not_complete_is_not_waited_for(models, monkeypatch, b
     "beginning", [b"GET / HTTP/1.1\r\nX: ", HEAD + b"Content-Length: 100000\r\n\r\n{"]
 )
 def test_a_client_that_sends_byte_by_byte_is_not_waited_for_longer(models, monkeypatch, beginning):
-    monkeypatch.setattr(connections, "HEADERS", 0.3)
-    monkeypatch.setattr(connections, "BODY", 0.3)
+    monkeypatch.setattr(connections, "HEADERS_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "BODY_SECONDS", 0.3)
     with serving(models[:1]) as (address, _), connected(address, beginning) as client:
         client.settimeout(0.01)
         end, found = time.monotonic() + 60, b""
@@ -76,7 +76,7 @@ def test_a_client_that_sends_byte_by_byte_is_not_waited_for_longer(models, monke
 
 
 def test_a_client_that_asks_again_has_as_long_as_the_first_time(models, monkeypatch):
-    monkeypatch.setattr(connections, "HEADERS", 2.0)
+    monkeypatch.setattr(connections, "HEADERS_SECONDS", 2.0)
     with serving(models[:1]) as (address, _):
         client = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
         client.connect()
@@ -91,7 +91,7 @@ def test_a_client_that_asks_again_has_as_long_as_the_first_time(models, monkeypa
 
 @pytest.mark.parametrize("beginning", BEGINNINGS)
 def test_half_open_connections_do_not_shut_others_out(models, monkeypatch, beginning):
-    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 6)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 6)
     with serving(models[:1]) as (address, _):
         clients = [connected(address, BEGINNINGS[beginning]) for _ in range(20)]
         body = {"model": "text", "prompt": "fox", "max_tokens": 2}
@@ -106,26 +106,22 @@ def test_half_open_connections_do_not_shut_others_out(models, monkeypatch, begin
 
 
 def test_clients_that_are_answered_are_not_closed_for_others(models, monkeypatch):
-    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 4)
     body = {"model": "text", "prompt": "fox", "max_tokens": 60, "stream": True}
-    with serving(models[:1]) as (address, app):
-        url = f"{address}/v1/completions"
-        httpx.post(url, json={**body, "max_tokens": 1}, timeout=60)
-        models_of = app.app.state.api.models
-        (line,) = (entry.loaded.line for entry in models_of.entries() if entry.loaded)
-        step = line.decoder.step
-        line.decoder.step = lambda: time.sleep(0.02) or step()
-        with httpx.stream("POST", url, json=body, timeout=60) as answer:
+    with talking(models[:1]) as (client, app):
+        slow_down(client, app, 0.02)
+        url = str(client.base_url)
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
-            clients = [connected(address) for _ in range(12)]
+            clients = [connected(url) for _ in range(12)]
             assert [line for line in lines if line][-1] == "data: [DONE]"
             for client in clients:
                 client.close()
 
 
 def test_a_client_that_does_not_read_is_let_go(models, monkeypatch):
-    monkeypatch.setattr(connections, "STALLED", 0.2)
+    monkeypatch.setattr(connections, "STALLED_SECONDS", 0.2)
     made = connections.Connection.connection_made
 
     def with_little_memory(connection, transport):
@@ -135,20 +131,14 @@ def test_a_client_that_does_not_read_is_let_go(models, monkeypatch):
     monkeypatch.setattr(connections.Connection, "connection_made", with_little_memory)
     body = {"model": "text", "prompt": "fox", "max_tokens": 10**6, "logprobs": 20, "stream": True}
     data = json.dumps(body).encode()
-    with serving(models[:1], limits=Limits(max_tokens=10**6)) as (address, app):
+    with serving(models[:1], limits=RequestLimits(max_tokens=10**6)) as (address, app):
         httpx.post(f"{address}/v1/completions", json={**body, "max_tokens": 1}, timeout=60)
-        models_of = app.app.state.api.models
-        (line,) = (entry.loaded.line for entry in models_of.entries() if entry.loaded)
+        line = line_of(app)
         host, port = address.removeprefix("http://").split(":")
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect((host, int(port)))
             client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(data) + data)
-            end = time.monotonic() + 60
-            while not line.requests:
-                assert time.monotonic() < end
-                time.sleep(0.01)
-            while line.requests:
-                assert time.monotonic() < end
-                time.sleep(0.01)
+            wait_for(lambda: line.requests)
+            wait_for(lambda: not line.requests)
         assert httpx.get(f"{address}/v1/models").status_code == 200

@@ -4,16 +4,15 @@ import asyncio
 import contextlib
 import json
 import random
-import time
 
 import numpy as np
 import pytest
 
 import smallmind
-from smallmind.serve.engine import Busy, Engine, Line, Request
+from smallmind.serve.engine import Busy, Engine, ModelQueue, Request
 from smallmind.settings.config import GenerationConfig
 from smallmind.writing.decoder import Continuation, Decoder
-from tests.serve.conftest import httpx, serving
+from tests.serve.conftest import httpx, serving, wait_for
 
 SLOTS = 2
 
@@ -77,7 +76,7 @@ async def alone(line, loaded, **settings):
 @pytest.mark.parametrize("texts", [1, 2])
 def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(loaded, decoder, looks, texts):
     async def ask():
-        line = Line(decoder)
+        line = ModelQueue(decoder)
         expected = await alone(line, loaded)
         async with engine_of(line) as engine:
             leaving = Leaving([[text(loaded, max_tokens=20) for _ in range(texts)]], looks)
@@ -106,7 +105,7 @@ def test_a_failure_in_the_middle_of_a_pass_empties_the_decoder(loaded, decoder):
         return run
 
     async def ask():
-        line = Line(decoder)
+        line = ModelQueue(decoder)
         expected = await alone(line, loaded)
         async with engine_of(line) as engine:
             requests = [Request([[text(loaded, max_tokens=200)]], 60) for _ in range(3)]
@@ -123,7 +122,7 @@ def test_a_failure_in_the_middle_of_a_pass_empties_the_decoder(loaded, decoder):
 
 def test_a_text_that_nobody_waits_for_fails_one_step_and_not_the_next(loaded, decoder):
     async def ask():
-        line = Line(decoder)
+        line = ModelQueue(decoder)
         expected = await alone(line, loaded)
         decoder.add(text(loaded, max_tokens=500))
         async with engine_of(line) as engine:
@@ -137,7 +136,7 @@ def test_a_text_that_nobody_waits_for_fails_one_step_and_not_the_next(loaded, de
 
 def test_many_prompts_of_one_client_let_others_in_between(loaded, decoder):
     async def ask():
-        line = Line(decoder)
+        line = ModelQueue(decoder)
         async with engine_of(line) as engine:
             many = Request([[text(loaded, max_tokens=9)] for _ in range(40)], 60)
             one = Request([[text(loaded, max_tokens=9)]], 60)
@@ -153,7 +152,7 @@ def test_many_prompts_of_one_client_let_others_in_between(loaded, decoder):
 
 def test_a_request_of_many_prompts_counts_once_as_waiting(loaded, decoder):
     async def ask():
-        line = Line(decoder)
+        line = ModelQueue(decoder)
         with Engine(1) as engine:  # without the line, whose requests then wait
             many = [Request([[text(loaded)] for _ in range(40)], 60) for _ in range(2)]
             engine.submit(line, many[0])
@@ -220,10 +219,7 @@ def test_none_of_the_others_notices_5000_clients_that_leave_at_random_moments(mo
         asyncio.run(together())
         assert not wrong
         for entry in app.app.state.api.models.entries():
-            end = time.monotonic() + 60
-            while not entry.loaded.line.is_idle:
-                assert time.monotonic() < end
-                time.sleep(0.01)
+            wait_for(lambda line=entry.loaded.line: line.is_idle)
             assert entry.loaded.line.decoder.free == 4 and not entry.loaded.line.texts
         again = httpx.post(f"{address}/v1/completions", json=body, timeout=60).json()["choices"]
         assert again == expected

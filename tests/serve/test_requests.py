@@ -9,11 +9,11 @@ import pytest
 
 import smallmind
 from smallmind import Tokenizer
-from smallmind.serve import asked
-from smallmind.serve.api import Limits, _Shown
+from smallmind.serve import request_fields
+from smallmind.serve.api import RequestLimits, _Shown
 from smallmind.text.chat import Turn
 from smallmind.writing.decoder import Token
-from tests.serve.conftest import httpx, saved_model, serving
+from tests.serve.conftest import refused, saved_model, talking
 
 PROMPT = {"model": "text", "prompt": "fox", "temperature": 0}
 CHAT = {"model": "chat", "messages": [{"role": "user", "content": "fox"}], "temperature": 0}
@@ -45,10 +45,7 @@ def test_the_smaller_of_both_counts_of_tokens_counts(client, body, fields, count
 
 @pytest.mark.parametrize("count", [8192, -1, 10**9])
 def test_more_tokens_than_there_may_be_are_as_many_as_fit(models, count):
-    with (
-        serving(models, limits=Limits(max_tokens=110)) as (address, _),
-        httpx.Client(base_url=address, timeout=60) as client,
-    ):
+    with talking(models, limits=RequestLimits(max_tokens=110)) as (client, _):
         found = asking(client, PROMPT, max_tokens=count).json()
         assert found["usage"]["completion_tokens"] == 110  # the limit of the server
         found = asking(client, CHAT, max_tokens=count, seed=1, temperature=1).json()
@@ -161,9 +158,7 @@ REFUSED = {
 @pytest.mark.parametrize("body", [PROMPT, CHAT], ids=["completion", "chat"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_field_that_would_change_the_answer_and_is_not_built_is_named(client, body, name):
-    answer = asking(client, body, **{name: REFUSED[name]})
-    error = answer.json()["error"]
-    assert answer.status_code == 400 and error["param"] == name, answer.text
+    error = refused(asking(client, body, **{name: REFUSED[name]}), param=name)
     assert error["message"] == f"{name} is not supported by this server; leave it out"
 
 
@@ -186,35 +181,28 @@ def test_a_field_that_would_change_the_answer_and_is_not_built_is_named(client, 
     ],
 )
 def test_a_field_is_refused_where_it_says_something(client, body, fields, name):
-    answer = asking(client, body, **fields)
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == name, answer.text
+    refused(asking(client, body, **fields), param=name)
 
 
 @pytest.mark.parametrize("name", ["tool_calls", "prefix", "images"])
 def test_what_a_message_has_besides_its_text_is_refused(client, name):
     messages = [*CHAT["messages"], {"role": "assistant", "content": "A", name: [{"a": 1}]}]
-    answer = asking(client, CHAT, messages=messages)
-    assert answer.status_code == 400 and f"messages[1].{name}" in answer.json()["error"]["message"]
+    refused(asking(client, CHAT, messages=messages), f"messages[1].{name}")
 
 
 @pytest.mark.parametrize("part", [{"type": "image_url", "text": "x"}, {"type": "text"}, "x"])
 def test_parts_of_a_message_that_are_no_text_are_refused(client, part):
-    answer = asking(client, CHAT, messages=[{"role": "user", "content": [part]}])
-    assert answer.status_code == 400 and "parts of text only" in answer.json()["error"]["message"]
+    messages = [{"role": "user", "content": [part]}]
+    refused(asking(client, CHAT, messages=messages), "parts of text only")
 
 
-def test_a_thought_before_an_answer_is_not_a_part_of_it(client):
-    _, turns = asked.turns_of(
-        asked.Fields(
-            {
-                "messages": [
-                    {"role": "user", "content": "3*4?"},
-                    {"role": "assistant", "reasoning_content": "three fours", "content": "12"},
-                    {"role": "user", "content": [{"type": "text", "text": "Sure?"}]},
-                ]
-            }
-        )
-    )
+def test_a_thought_before_an_answer_is_not_a_part_of_it():
+    messages = [
+        {"role": "user", "content": "3*4?"},
+        {"role": "assistant", "reasoning_content": "three fours", "content": "12"},
+        {"role": "user", "content": [{"type": "text", "text": "Sure?"}]},
+    ]
+    _, turns = request_fields.turns_of(request_fields.Fields({"messages": messages}))
     assert turns[1] == Turn("assistant", "12", thought="three fours")
     assert turns[2] == Turn("user", "Sure?")
 
@@ -236,14 +224,13 @@ def test_many_prompts_at_an_idle_server_are_answered(client, count):
 def test_too_many_prompts_are_counted_before_they_are_encoded(client, monkeypatch):
     monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("a prompt was encoded"))
     for prompt in (["fox"] * 100_000, [[1]] * 257):
-        answer = asking(client, PROMPT, prompt=prompt)
-        assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt"
-        assert f"{len(prompt):,} prompts, of which at most 256" in answer.json()["error"]["message"]
+        words = f"{len(prompt):,} prompts, of which at most 256"
+        refused(asking(client, PROMPT, prompt=prompt), words, "prompt")
 
 
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(client, monkeypatch):
     monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("a prompt was encoded"))
-    text = "a" * (asked.CHARACTERS * 32768 + 1)
+    text = "a" * (request_fields.MAX_CHARACTERS * 32768 + 1)
     messages = [{"role": role, "content": text[:600_000]} for role in ("user", "assistant")]
     answers = [
         asking(client, PROMPT, prompt=text),
@@ -252,13 +239,12 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(client, monkeypa
         client.post("/api/inspect", json={"model": "text", "text": text}),
     ]
     for answer in answers:
-        assert (
-            answer.status_code == 400 and " characters, of which at most 1,048,576 " in answer.text
-        )
+        refused(answer, " characters, of which at most 1,048,576 ")
 
 
 def test_a_body_of_too_many_values_is_refused_before_it_is_read(client, monkeypatch):
-    monkeypatch.setattr(asked.json, "loads", lambda *_, **__: pytest.fail("the body was read"))
+    fail = pytest.fail
+    monkeypatch.setattr(request_fields.json, "loads", lambda *_, **__: fail("the body was read"))
     body = b'{"model":"text","prompt":[' + b"[]," * 1_000_000 + b"[]]}"
     answer = client.post("/v1/completions", content=body)
     assert answer.status_code == 413 and "131,072 values" in answer.text
@@ -268,18 +254,18 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_read(client, monkeypa
 def test_while_a_request_is_read_others_are_answered(client, monkeypatch, name):
     """The request is not read to its end before others have been answered."""
     answered = threading.Event()
-    read = asked.turns_of if name == "messages" else asked.prompts_of
+    is_chat = name == "messages"
+    body, other, reader = (CHAT, PROMPT, "turns_of") if is_chat else (PROMPT, CHAT, "prompts_of")
+    read = getattr(request_fields, reader)
 
-    def slowly(*given):
+    def slowly(*arguments):
         assert answered.wait(60)
-        return read(*given)
+        return read(*arguments)
 
-    place = "turns_of" if name == "messages" else "prompts_of"
-    body, other = (CHAT, PROMPT) if name == "messages" else (PROMPT, CHAT)
     found = []
     asking(client, CHAT, max_tokens=1)  # both models are loaded
     asking(client, PROMPT, max_tokens=1)
-    monkeypatch.setattr(f"smallmind.serve.api.{place}", slowly)
+    monkeypatch.setattr(f"smallmind.serve.api.{reader}", slowly)
     thread = threading.Thread(target=lambda: found.append(asking(client, body, max_tokens=1)))
     thread.start()
     for _ in range(3):
@@ -321,8 +307,20 @@ def spoken(kind, tmp_path_factory):
         saved_model(folder / "chat.safetensors", True, 128, tokenizer),
         saved_model(folder / "qa.safetensors", True, 128, tokenizer, "qa"),
     ]
-    with serving(paths) as (address, _), httpx.Client(base_url=address, timeout=60) as client:
+    with talking(paths) as (client, _):
         yield client, {path.stem: smallmind.load(path)[1] for path in paths}
+
+
+def say(monkeypatch, ids):
+    """Makes a model write these tokens."""
+    writing = iter(ids)
+    monkeypatch.setattr("smallmind.writing.decoder.choose_each", lambda *_: [next(writing)])
+
+
+def choices_in(text, streams):
+    """The first choice of an answer, or of each of its events."""
+    lines = [line[6:] for line in text.split("\n\n")[:-2]] if streams else [text]
+    return [json.loads(line)["choices"][0] for line in lines]
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -334,8 +332,7 @@ def test_the_bytes_of_tokens_are_those_of_the_text(
     client, tokenizers = spoken
     lead = " " if model == "qa" else ""
     ids = tokenizers[model].encode(lead + answer).tolist()
-    writing = iter(ids)
-    monkeypatch.setattr("smallmind.writing.decoder.choose_each", lambda *_: [next(writing)])
+    say(monkeypatch, ids)
     body = {"model": model, "stop": stop, "max_tokens": len(ids), "stream": streams}
     if model == "text":
         path, body = "/v1/completions", {**body, "prompt": "it", "logprobs": 3}
@@ -345,8 +342,7 @@ def test_the_bytes_of_tokens_are_those_of_the_text(
         body["top_logprobs"] = 5
     found = client.post(path, json=body)
     assert found.status_code == 200, found.text
-    lines = [line[6:] for line in found.text.split("\n\n")[:-2]] if streams else [found.text]
-    choices = [json.loads(line)["choices"][0] for line in lines]
+    choices = choices_in(found.text, streams)
     assert choices[-1]["finish_reason"] == ("length" if expected == answer else "stop")
     spelled, written, count = b"", "", 0
     for choice in choices:
@@ -382,8 +378,7 @@ def test_nothing_is_shown_of_a_character_that_the_last_token_leaves_unfinished(
     ids = [tokenizers["text"].encode(part).tolist() for part in ("it ", "\U0001f916")]
     assert len(ids[1]) > count
     written = ids[0] + ids[1][:count]
-    writing = iter(written)
-    monkeypatch.setattr("smallmind.writing.decoder.choose_each", lambda *_: [next(writing)])
+    say(monkeypatch, written)
     body = {"model": "text", "prompt": "it", "logprobs": logprobs, "max_tokens": len(written)}
     found = client.post("/v1/completions", json=body).json()
     choice = found["choices"][0]
@@ -425,11 +420,9 @@ def test_offsets_are_those_of_the_text_also_in_a_stream(spoken, monkeypatch):
     body = {"model": "text", "prompt": "it", "logprobs": 0, "max_tokens": len(ids)}
     found = []
     for streams in (False, True):
-        writing = iter(ids)
-        monkeypatch.setattr("smallmind.writing.decoder.choose_each", lambda *_: [next(writing)])  # noqa: B023
+        say(monkeypatch, ids)
         text = client.post("/v1/completions", json={**body, "stream": streams}).text
-        lines = [line[6:] for line in text.split("\n\n")[:-2]] if streams else [text]
-        each = [json.loads(line)["choices"][0]["logprobs"] for line in lines]
+        each = [choice["logprobs"] for choice in choices_in(text, streams)]
         found.append([offset for one in each for offset in one["text_offset"]])
     assert found[0] == found[1]
     bytes_before = np.cumsum([0, *(len(tokenizers["text"].token_bytes(i)) for i in ids)])[:-1]
@@ -452,7 +445,7 @@ def test_variables_of_a_client_reach_the_template(tmp_path, monkeypatch):
     tokenizer = Tokenizer(kind="byte").with_special(["<|im_start|>", "<|im_end|>"])
     published = {"tokenizer_config.json": {"chat_template": JINJA}}
     path = saved_model(tmp_path / "chat.safetensors", tokenizer=tokenizer.with_published(published))
-    with serving([path]) as (address, _), httpx.Client(base_url=address, timeout=60) as client:
+    with talking([path]) as (client, _):
         counts = []
         for variables in (None, {}, {"enable_thinking": True}, {"enable_thinking": False}):
             answer = asking(client, CHAT, chat_template_kwargs=variables, max_tokens=1)

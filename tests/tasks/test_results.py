@@ -3,7 +3,7 @@
 import pytest
 
 from smallmind.tasks import results
-from smallmind.tasks.results import Group, TaskResult, difference, paired, read_results, wilson
+from smallmind.tasks.results import ItemGroup, TaskResult, difference, paired, read_results, wilson
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def test_a_difference_that_seeds_explain_is_none():
     assert not alone.has_zero and seeds.has_zero
 
 
-@pytest.mark.parametrize(("limit", "value"), [("MOST_KEPT", 3), ("MAX_BYTES", 1000)])
+@pytest.mark.parametrize(("limit", "value"), [("MAX_RESULTS", 3), ("MAX_BYTES", 1000)])
 def test_a_run_keeps_its_last_results(tmp_path, monkeypatch, limit, value):
     monkeypatch.setattr(results, limit, value)
     file = tmp_path / "tasks.json"
     for number in range(9):
         name = f"{number}.jsonl"
-        groups = (Group("(none)", ("01" * 50,)),)
+        groups = (ItemGroup("(none)", ("01" * 50,)),)
         found = TaskResult("pairs", "pair", name, name, "a", "float32", ("right",), groups)
         found.keep(file)
         kept = [result.file for result in read_results(file)]
@@ -59,7 +59,7 @@ def test_a_run_keeps_its_last_results(tmp_path, monkeypatch, limit, value):
 
 def test_long_names_that_begin_alike_stay_apart():
     names = [f"a very long name that many groups have, {number}" for number in range(3)]
-    groups = tuple(Group(name, ("01",)) for name in names)
+    groups = tuple(ItemGroup(name, ("01",)) for name in names)
     table = TaskResult("pairs", "pair", "a", "a", "a", "float32", ("right",), groups).table()
     shown = [row[0] for row in table.rows]
     assert len(set(shown)) == 3 and all(name.startswith("a very") for name in shown)

@@ -12,14 +12,13 @@ import re
 import pytest
 
 import smallmind
-from smallmind import InputError
-from smallmind.cli import main
 from smallmind.corpus import fields
 from smallmind.files import durable
 from smallmind.tasks.likelihood import Scorer
 from smallmind.tasks.results import read_results
 from smallmind.tasks.task import evaluate_task, read_items
 from smallmind.views.report import report
+from tests.programs import refusal, refuses
 from tests.tasks.small import BAD, GOOD, PAIRS, lines, trained
 
 CHOICES = {"context": "the cat", "choices": ["sat on the mat.", "mat the on."], "answer": 0}
@@ -36,11 +35,9 @@ def loaded(run):
 
 
 def refused(kind, path):
-    """The message of the error for a file of items: one line."""
-    with pytest.raises(InputError) as caught:
-        read_items(kind, path)
-    message = str(caught.value)
-    assert "\n" not in message and len(message) < 400
+    """The message of the error for a file of items: one short line."""
+    message = refusal(read_items, kind, path)
+    assert len(message) < 400
     return message
 
 
@@ -143,17 +140,12 @@ def test_equal_sentences_are_not_likelier(tmp_path, loaded):
 
 def test_an_exact_answer_is_the_likeliest_one_but_for_spaces(tmp_path, loaded):
     written = smallmind.generate(*loaded, "the cat", max_tokens=3, temperature=0)[7:]
-    records = [
-        {"prompt": "the cat", "answer": "no answer of this model"},
-        {"prompt": "the cat", "answer": ["nor this", "nor that"]},
-    ]
-    found = evaluate_task(*loaded, "exact", lines(tmp_path / "e.jsonl", records))
-    assert found.all.verdicts == ("00",)
     whole = smallmind.generate(*loaded, "the cat", max_tokens=60, temperature=0, stop="\n")[7:]
     assert whole.startswith(written.rstrip("\n"))
-    records = [{"prompt": "the cat", "answer": f"  {whole.strip()} "}]
+    answers = "no answer of this model", ["nor this", "nor that"], f"  {whole.strip()} "
+    records = [{"prompt": "the cat", "answer": answer} for answer in answers]
     found = evaluate_task(*loaded, "exact", lines(tmp_path / "e.jsonl", records))
-    assert found.all.verdicts == ("1",)
+    assert found.all.verdicts == ("001",)
 
 
 def test_sentences_longer_than_the_context_are_counted(tmp_path, loaded):
@@ -163,44 +155,38 @@ def test_sentences_longer_than_the_context_are_counted(tmp_path, loaded):
 
 
 def test_unknown_characters_are_refused_or_skipped_and_counted(tmp_path):
-    model, tokenizer = smallmind.load(
-        trained(tmp_path / "run", tokenizer="char", steps=2).path, precision="float32"
-    )
+    path = trained(tmp_path / "run", tokenizer="char", steps=2).path
+    loaded = smallmind.load(path, precision="float32")
     odd = {"good": "Ω the", "bad": "the"}
     path = lines(tmp_path / "p.jsonl", [*PAIRS, odd])
-    with pytest.raises(InputError, match=r"1 pair with characters .*'Ω'; leave them out with"):
-        evaluate_task(model, tokenizer, "pairs", path)
-    found = evaluate_task(model, tokenizer, "pairs", path, skips_unknown=True)
+    words = r"1 pair with characters .*'Ω'; leave them out with"
+    refuses(words, evaluate_task, *loaded, "pairs", path)
+    found = evaluate_task(*loaded, "pairs", path, skips_unknown=True)
     assert found.skipped == 1 and found.all.count == 3
-    with pytest.raises(InputError, match="only pairs"):
-        path = lines(tmp_path / "p.jsonl", [odd])
-        evaluate_task(model, tokenizer, "pairs", path, skips_unknown=True)
+    path = lines(tmp_path / "p.jsonl", [odd])
+    refuses("only pairs", evaluate_task, *loaded, "pairs", path, skips_unknown=True)
 
 
-def test_the_command_line_prints_a_table_or_json_and_keeps_the_result(run, tmp_path, capsys):
+def test_the_command_line_prints_a_table_or_json_and_keeps_the_result(run, tmp_path, cli):
     pairs = lines(tmp_path / "pairs.jsonl", PAIRS)
-    assert main(["evaluate", str(run.path), "--pairs", str(pairs)]) == 0
-    printed = capsys.readouterr().out
+    printed = cli("evaluate", run.path, "--pairs", pairs).out
     assert "p0" in printed and "p1" in printed and "100.0 (" in printed
-    assert main(["evaluate", str(run.path), "--pairs", str(pairs), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(cli("evaluate", run.path, "--pairs", pairs, "--json").out)
     assert json.dumps(found).count('"p0"') == 1
     (kept,) = read_results(run.path / "tasks.json")  # the second replaced the first
     assert kept.all.count == 3 and kept.file == "pairs.jsonl"
     assert "pairs.jsonl" in report(run.path)
 
 
-def test_a_result_that_cannot_be_kept_is_shown(run, tmp_path, capsys, monkeypatch):
-    files = [str(lines(tmp_path / f"{name}.jsonl", PAIRS[:2])) for name in "ab"]
+def test_a_result_that_cannot_be_kept_is_shown(run, tmp_path, cli, monkeypatch):
+    pairs = lines(tmp_path / "a.jsonl", PAIRS[:2])
 
     def refuse(path, _):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     monkeypatch.setattr(durable, "write", refuse)
-    command = ["evaluate", str(run.path), "--pairs", files[0], "--exact"]
     exact = lines(tmp_path / "c.jsonl", [{"prompt": "the cat", "answer": "sat"}])
-    assert main([*command, str(exact)]) == 0
-    printed, errors = capsys.readouterr()
+    printed, errors = cli("evaluate", run.path, "--pairs", pairs, "--exact", exact)
     assert "Pairs of a.jsonl" in printed and "Exact of c.jsonl" in printed
     assert errors.count("cannot keep this result") == 2 and "Read-only" in errors
 
@@ -216,28 +202,22 @@ def test_kept_results_that_are_damaged_are_left_out(run, tmp_path, damage):
     assert list(read_results(tmp_path / "tasks.json")) == []
 
 
-def test_compare_says_that_there_is_no_difference(run, tmp_path, capsys):
+def test_compare_says_that_there_is_no_difference(run, tmp_path, cli):
     other = trained(tmp_path / "other", learning_rate=0.002)
     pairs = lines(tmp_path / "pairs.jsonl", PAIRS)
     for path in (run.path, other.path):
-        assert main(["evaluate", str(path), "--pairs", str(pairs)]) == 0
-    capsys.readouterr()
-    assert main(["compare", str(run.path), str(other.path)]) == 0
-    printed = capsys.readouterr().out
+        cli("evaluate", path, "--pairs", pairs)
+    printed = cli("compare", run.path, other.path).out
     assert "no difference" in printed and "pairs.jsonl" in printed
     assert "float32" not in printed
-    flags = "--pairs", str(pairs), "--precision", "q8_0"
-    assert main(["evaluate", str(other.path), *flags]) == 0
-    capsys.readouterr()
-    assert main(["compare", str(run.path), str(other.path)]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+    cli("evaluate", other.path, "--pairs", pairs, "--precision q8_0")
+    printed = " ".join(cli("compare", run.path, other.path).out.split())
     assert re.search(r"pairs.jsonl: [\w ,]*float32; [\w ,]*q8_0", printed)
 
 
-@pytest.mark.parametrize("flags", [["--json"], ["--group-by", "x"]])
-def test_flags_of_tasks_need_a_task(run, capsys, flags):
-    assert main(["evaluate", str(run.path), *flags]) != 0
-    assert "is for tasks: add --pairs FILE" in capsys.readouterr().err
+@pytest.mark.parametrize("flags", ["--json", "--group-by x"])
+def test_flags_of_tasks_need_a_task(run, cli, flags):
+    cli.refuses("is for tasks: add --pairs FILE", "evaluate", run.path, flags)
 
 
 def test_choices_are_normalised_by_characters_and_by_bytes(tmp_path, loaded):

@@ -1,15 +1,16 @@
 """Talking with a model: turns, their end, what a long conversation drops."""
 
-import dataclasses
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
 import smallmind
-from smallmind import Chat, InputError, Tokenizer, TransformerModel
+from smallmind import Chat, Tokenizer, TransformerModel
 from smallmind.text.chat import Turn
 from smallmind.text.templates import TEMPLATES, fit_template
 from smallmind.writing import chat
+from tests.programs import refuses
 
 
 class Speaker(TransformerModel):
@@ -84,8 +85,7 @@ def test_a_question_that_is_too_long_is_refused_and_loses_nothing():
     model, tokenizer = speaker("Yes.")
     chat = Chat(model, tokenizer, temperature=0)
     chat.say("Who?")
-    with pytest.raises(InputError, match=r"the question has 3\d\d tokens, and the model sees 200"):
-        chat.say("a" * 300)
+    refuses(r"the question has 3\d\d tokens, and the model sees 200", chat.say, "a" * 300)
     assert len(chat.turns) == 2
 
 
@@ -120,8 +120,7 @@ def test_what_a_person_types_is_never_a_special_token():
 def test_a_model_of_texts_is_refused():
     tokenizer = Tokenizer("abc")
     model = smallmind.TransformerModel(tokenizer.vocab_size, 8, 8, 1, 1)
-    with pytest.raises(InputError, match="not trained on conversations"):
-        Chat(model, tokenizer)
+    refuses("not trained on conversations", Chat, model, tokenizer)
 
 
 def test_settings_are_those_of_generation():
@@ -148,9 +147,7 @@ def conversation(count):
 @pytest.mark.parametrize("count", [799, 801])
 def test_dropping_turns_writes_the_conversation_a_few_times_and_not_once_a_turn(count):
     tokenizer, template = fit_template(Tokenizer(kind="byte"), "chatml")
-    counting = Counting(
-        **{f.name: getattr(template, f.name) for f in dataclasses.fields(template) if f.init}
-    )
+    counting = Counting(**{x.name: getattr(template, x.name) for x in fields(template) if x.init})
     Counting.rendered, turns = 0, conversation(count)
     found = chat.prompt_of(tokenizer, counting, "Be kind.", turns, 500, 100)
     assert Counting.rendered < 4 * count
@@ -169,8 +166,7 @@ def test_as_many_of_the_latest_turns_as_fit_are_seen(context):
 
     fitting = [i for i, t in enumerate(turns) if (t.role == "user" or i == 0) and room_with(i)]
     if not fitting:
-        with pytest.raises(InputError, match="make it shorter"):
-            chat.prompt_of(tokenizer, template, "", turns, context, 500)
+        refuses("make it shorter", chat.prompt_of, tokenizer, template, "", turns, context, 500)
         return
     found = chat.prompt_of(tokenizer, template, "", turns, context, 500)
     assert found.dropped == fitting[0]

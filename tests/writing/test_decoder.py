@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
-from smallmind import InputError, ModelConfig, Tokenizer, TransformerModel
+from smallmind import ModelConfig, Tokenizer, TransformerModel
 from smallmind.settings.config import GenerationConfig
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.writing.decoder import Continuation, Decoder
 from smallmind.writing.generation import generate
 from smallmind.writing.sampling import alternatives
+from tests.exchange.models import varied
+from tests.programs import refuses
 
 TEXT = "A quick brown fox jumps over the lazy dog.\n"
 TOKENIZER = Tokenizer(TEXT)
@@ -16,14 +18,8 @@ TOKENIZER = Tokenizer(TEXT)
 
 def new_model(architecture="modern", **changes):
     fields = {**ARCHITECTURES[architecture], "n_layer": 2, "n_embd": 32, "n_head": 4, **changes}
-    model = TransformerModel(
-        ModelConfig(vocab_size=TOKENIZER.vocab_size, block_size=24, **fields), seed=3
-    )
-    random = np.random.default_rng(1)
-    for values in model.parameters.values():
-        values += random.normal(0, 0.2, values.shape).astype(values.dtype)
-    model.flat.refresh()
-    return model
+    config = ModelConfig(vocab_size=TOKENIZER.vocab_size, block_size=24, **fields)
+    return varied(TransformerModel(config, seed=3), 0.2)
 
 
 def continuation(prompt, *more, **settings):
@@ -32,11 +28,8 @@ def continuation(prompt, *more, **settings):
 
 def written_until_all_have_ended(decoder):
     """Returns the texts by sequence."""
-    pieces = {}
-    while len(decoder):
-        for token in decoder.step():
-            pieces.setdefault(token.continuation, []).append(token.piece)
-    return {one: "".join(own) for one, own in pieces.items()}
+    texts = {token.continuation for tokens in decoder.write([]) for token in tokens}
+    return {text: text.text for text in texts}
 
 
 @pytest.mark.parametrize("part", [None, 1, 4])
@@ -48,22 +41,19 @@ def test_a_text_is_the_one_that_it_would_be_alone(architecture, part):
         for seed in range(7)
     ]
     sequences = [continuation(**settings) for settings in asked]
-    waiting, found = list(sequences), {}
+    waiting = list(sequences)
     with Decoder(model, TOKENIZER, 3, part=part) as decoder:
         while waiting or len(decoder):
             if waiting and decoder.free and random.random() < 0.5:
                 decoder.add(waiting.pop(0))
-            for token in decoder.step():
-                found.setdefault(token.continuation, []).append(token.piece)
+            decoder.step()
     for one, settings in zip(sequences, asked, strict=True):
         with Decoder(model, TOKENIZER, 1, part=part) as decoder:
             alone = continuation(**settings)
             decoder.add(alone)
-            assert written_until_all_have_ended(decoder)[alone] == "".join(found[one])
+            assert written_until_all_have_ended(decoder)[alone] == one.text
         if part is None:
-            assert generate(model, TOKENIZER, **settings) == settings["prompt"] + "".join(
-                found[one]
-            )
+            assert generate(model, TOKENIZER, **settings) == settings["prompt"] + one.text
         assert one.ended == "length" and len(one.tokens) == settings["max_tokens"]
 
 
@@ -84,8 +74,7 @@ def test_a_sequence_that_leaves_frees_its_slot_at_once():
         decoder.add(writing)
         decoder.add(reading)
         decoder.step()
-        with pytest.raises(InputError, match="1 texts do not fit in 0 free slots"):
-            decoder.add(continuation("dog"))
+        refuses("1 texts do not fit in 0 free slots", decoder.add, continuation("dog"))
         decoder.remove(writing)
         decoder.step()
         decoder.remove(reading)
@@ -121,11 +110,8 @@ def test_a_text_can_be_continued_from_any_of_its_tokens(settings):
         text = written_until_all_have_ended(decoder)[whole]
         for count in (1, 7, 11):
             begun = whole.tokens[:count]
-            decoder.add(
-                rest := continuation(
-                    "brown ", None, begun, seed=4, max_tokens=12 - count, **settings
-                )
-            )
+            more = {"seed": 4, "max_tokens": 12 - count, **settings}
+            decoder.add(rest := continuation("brown ", None, begun, **more))
             assert TOKENIZER.decode(begun) + written_until_all_have_ended(decoder)[rest] == text
             assert rest.tokens == whole.tokens
 
@@ -133,9 +119,8 @@ def test_a_text_can_be_continued_from_any_of_its_tokens(settings):
 def test_alternatives_are_the_probabilities_of_the_model():
     model, prompt = new_model(), "brown fox"
     with Decoder(model, TOKENIZER, 1) as decoder:
-        decoder.add(
-            one := continuation(prompt, 3, max_tokens=1, temperature=0, repetition_penalty=5.0)
-        )
+        settings = {"max_tokens": 1, "temperature": 0, "repetition_penalty": 5.0}
+        decoder.add(one := continuation(prompt, 3, **settings))
         ((_, token, _, found, _),) = decoder.step()
     logits = model.forward(TOKENIZER.encode(prompt)[None])[0, -1].astype(np.float64)
     p = np.exp(logits - logits.max())

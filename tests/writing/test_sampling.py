@@ -6,9 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smallmind import GenerationConfig, InputError
-from smallmind.writing.sampling import Seen, choose
+from smallmind.writing.sampling import Drawing, SeenTokens, choose_each
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
+
+
+def choose(logits, config, uniform, seen=None):
+    """The token of one row."""
+    return choose_each(logits[None], [Drawing(config, uniform, seen)])[0]
 
 
 def frequencies(n=2000, logits=LOGITS, seen=None, **settings):
@@ -51,7 +56,7 @@ def test_min_p_is_a_share_of_the_most_likely_token():
 
 def test_tokens_of_the_prompt_and_the_text_are_penalised_as_the_field_does():
     logits = np.array([1.0, -1.0, 2.0, 0.5], np.float32)
-    seen = Seen(4, [0, 1])
+    seen = SeenTokens(4, [0, 1])
     for token in (2, 2):
         seen.add(token)
     expected = {

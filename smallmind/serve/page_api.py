@@ -11,24 +11,24 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from smallmind.charts.curve import Curve
 from smallmind.checks import InputError, number
 from smallmind.serve.api import API
-from smallmind.serve.asked import Fields, check_length, turns_of
 from smallmind.serve.errors import APIError
-from smallmind.serve.models import Entry, Loaded
+from smallmind.serve.models import Loaded, ServedModel
+from smallmind.serve.request_fields import Fields, check_length, turns_of
 from smallmind.serve.security import POLICY
 from smallmind.settings.config import __version__
 from smallmind.views.run_view import PLOTTED, RunView, State
 from smallmind.writing.chat import prompt_of
 from smallmind.writing.sampling import alternatives
 
-MOST_POINTS = 400  # of a curve
-MOST_SAMPLES = 20
+MAX_POINTS = 400  # of a curve
+MAX_SAMPLES = 20
 FIELDS = (*PLOTTED, "tokens_per_second")
 REPORT_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'; sandbox"
 )
 
 
-class Facts:
+class PageAPI:
     """The endpoints under /api."""
 
     def __init__(self, api: API) -> None:
@@ -37,7 +37,7 @@ class Facts:
         self._looking = asyncio.Lock()
 
     async def state(self, _request: HTTPRequest) -> Response:
-        """GET /api/state: what there is to talk to, and to watch."""
+        """Returns what there is to talk to, and to watch: GET /api/state."""
         entries, runs = self.models.entries(), await self._beside(self._runs)
         limits = self.api.limits
         return JSONResponse(
@@ -54,7 +54,7 @@ class Facts:
         )
 
     async def inspect(self, request: HTTPRequest) -> Response:
-        """POST /api/inspect: probability, alternatives and entropy of each token of a text."""
+        """Returns probability, alternatives and entropy of each token: POST /api/inspect."""
         fields = await self.api.fields(request)
         loaded = await self._loaded(fields)
         top, most = fields.whole("top", 10, 0, 50), self.api.limits.prompt_tokens
@@ -63,12 +63,12 @@ class Facts:
             context = loaded.model.config.block_size
             if not 1 <= len(ids) <= context:
                 message = f"the text has {len(ids):,} tokens; give 1 to {context:,}, the context"
-                raise APIError(400, message, "text")
+                raise APIError(message, "text")
             found = await self._look(lambda: _inspected(loaded, ids, top))
         return await self._beside(lambda: JSONResponse(found))
 
     async def attention(self, request: HTTPRequest) -> Response:
-        """POST /api/attention: how a head looks at the tokens of a text."""
+        """Returns how a head looks at the tokens of a text: POST /api/attention."""
         fields = await self.api.fields(request)
         loaded = await self._loaded(fields)
         config = loaded.model.config
@@ -76,7 +76,7 @@ class Facts:
         layer = fields.whole("layer", 0, 0, config.n_layer - 1)
         head = fields.whole("head", 0, 0, config.n_head - 1)
         if not 1 <= len(ids) <= config.block_size:
-            raise APIError(400, f"give 1 to {config.block_size:,} tokens", "ids")
+            raise APIError(f"give 1 to {config.block_size:,} tokens", "ids")
 
         def weights() -> list[list[float]]:
             found = loaded.model.inspect(ids[None]).attention[layer, 0, head]
@@ -87,23 +87,23 @@ class Facts:
         return await self._beside(lambda: JSONResponse({"weights": found}))
 
     async def runs(self, _request: HTTPRequest) -> Response:
-        """GET /api/runs."""
+        """Lists the runs: GET /api/runs."""
         return JSONResponse({"runs": await self._beside(self._runs)})
 
     async def run(self, request: HTTPRequest) -> Response:
-        """GET /api/runs/NAME: the curves and samples of a run, as they are now."""
+        """Returns the curves and samples of a run, as they are now: GET /api/runs/NAME."""
         view = self._view(request)
         return JSONResponse(await self._beside(lambda: self._course(view)))
 
     async def report(self, request: HTTPRequest) -> Response:
-        """GET /api/runs/NAME/report: the page that `smallmind report` writes."""
+        """Returns the page that `smallmind report` writes: GET /api/runs/NAME/report."""
         from smallmind.views.report import report
 
         view = self._view(request)
         try:
             page = await self._beside(lambda: report(view.path))
         except InputError as error:
-            raise APIError(404, str(error), "name") from None
+            raise APIError(str(error), "name", status=404) from None
         return HTMLResponse(page, headers={POLICY: REPORT_POLICY})
 
     async def _loaded(self, fields: Fields) -> Loaded:
@@ -112,7 +112,7 @@ class Facts:
     async def _look(self, job: Any) -> Any:
         """Looks into a model between two steps of the texts. APIError if somebody else does."""
         if self._looking.locked():
-            raise APIError(429, "another text is being looked at; try again in a moment")
+            raise APIError("another text is being looked at; try again in a moment", status=429)
         async with self._looking:
             return await self.api.engine.run(job)
 
@@ -121,7 +121,7 @@ class Facts:
         for view in self.models.runs():
             if view.name == name:
                 return view
-        raise APIError(404, f"there is no run {name[:100]!r}", "name")
+        raise APIError(f"there is no run {name[:100]!r}", "name", status=404)
 
     def _runs(self) -> list[dict[str, Any]]:
         ids = self._model_ids()
@@ -147,7 +147,7 @@ class Facts:
                 "held_out": _points(view.curves["val_loss"]),
             },
             "samples": [
-                {"step": step, "text": text} for step, text in view.samples()[-MOST_SAMPLES:]
+                {"step": step, "text": text} for step, text in view.samples()[-MAX_SAMPLES:]
             ],
             "tokens_per_second": speeds[-1] if len(speeds) else None,
             "share": share if 0 <= share <= 1 else None,  # earlier versions measured it badly
@@ -165,17 +165,17 @@ def _ids(fields: Fields, loaded: Loaded, most: int) -> np.ndarray:
     try:
         if "messages" in fields.values:
             if loaded.template is None:
-                raise APIError(400, "the model has no chat template; send a text", "messages")
+                raise APIError("the model has no chat template; send a text", "messages")
             system, turns = turns_of(fields)
             check_length([system, *(turn.text for turn in turns)], most, "messages")
             context = loaded.model.config.block_size
-            given = loaded.tokenizer, loaded.template, system, turns, context
-            return prompt_of(*given, 1).ids
+            tokenizer, template = loaded.tokenizer, loaded.template
+            return prompt_of(tokenizer, template, system, turns, context, 1).ids
         text = fields.required("text", str)
         check_length([text], most, "text")
         return loaded.tokenizer.prompt(text)
     except InputError as error:
-        raise APIError(400, str(error), "text") from None
+        raise APIError(str(error), "text") from None
 
 
 def _inspected(loaded: Loaded, ids: np.ndarray, top: int) -> dict[str, Any]:
@@ -191,8 +191,8 @@ def _inspected(loaded: Loaded, ids: np.ndarray, top: int) -> dict[str, Any]:
         found = alternatives(logits[t - 1], token, top)
         pairs = zip(found.tokens.tolist(), found.logprobs.tolist(), strict=True)
         others = [[id, tokenizer.decode([id]), round(logprob, 5)] for id, logprob in pairs]
-        own = {"logprob": round(found.logprob, 5), "entropy": round(found.entropy, 5)}
-        tokens.append({**entry, **own, "top": others})
+        logprob, entropy = round(found.logprob, 5), round(found.entropy, 5)
+        tokens.append({**entry, "logprob": logprob, "entropy": entropy, "top": others})
     losses = [-token["logprob"] for token in tokens[1:]]
     return {
         "tokens": tokens,
@@ -201,17 +201,20 @@ def _inspected(loaded: Loaded, ids: np.ndarray, top: int) -> dict[str, Any]:
     }
 
 
-def _model(entry: Entry) -> dict[str, Any]:
-    """Returns the facts that the page shows of a model, which need not be loaded."""
-    facts: dict[str, Any] = {
-        **{"id": entry.id, "name": entry.id, "run": entry.path.name if entry.is_run else None},
-        **{"loaded": entry.loaded is not None, "error": None},
-    }
+def _model(entry: ServedModel) -> dict[str, Any]:
+    """Returns what the page shows of a model, which need not be loaded."""
     try:
         described = entry.described()
     except (InputError, OSError) as error:
-        return {**facts, "kind": "completion", "error": str(error)}
-    return {**facts, **described}
+        described = {"kind": "completion", "error": str(error)}
+    return {
+        "id": entry.id,
+        "name": entry.id,
+        "run": entry.path.name if entry.is_run else None,
+        "loaded": entry.loaded is not None,
+        "error": None,
+        **described,
+    }
 
 
 def _row(view: RunView, ids: dict[Any, str]) -> dict[str, Any]:
@@ -232,8 +235,6 @@ def _points(curve: Curve) -> list[list[float]]:
     """Returns the points of a curve, as many as a chart shows."""
     finite = curve.finite()
     steps, values = list(finite.steps), list(finite.values)
-    every = max(1, math.ceil(len(steps) / MOST_POINTS))
-    kept = list(range(0, len(steps), every))
-    if steps and kept[-1] != len(steps) - 1:
-        kept.append(len(steps) - 1)
-    return [[int(steps[i]), round(float(values[i]), 5)] for i in kept]
+    every = max(1, math.ceil(len(steps) / MAX_POINTS))
+    shown = dict.fromkeys([*range(0, len(steps), every), *range(len(steps))[-1:]])
+    return [[int(steps[i]), round(float(values[i]), 5)] for i in shown]

@@ -18,19 +18,23 @@ from smallmind.text.tokenizer import Tokenizer
 
 MAX_BODY = 4 * 2**20  # bytes
 # Commas and brackets in a body: Python reads JSON at once, and more would hold up all others.
-MOST_VALUES = 2**17
-MOST_STOPS, MOST_TOP, MOST_PROMPTS = 16, 20, 256
-CHARACTERS = 32  # of the prompts of a request, for each token that may be read
-MOST_PENALTY = 100.0
+MAX_VALUES = 2**17
+MAX_STOPS, MAX_TOP, MAX_PROMPTS = 16, 20, 256
+MAX_CHARACTERS = 32  # of the prompts of a request, for each token that may be read
+MAX_PENALTY = 100.0
 TYPES: dict[type, str] = {
-    **{str: "a string", bool: "true or false", int: "a whole number", float: "a number"},
-    **{list: "a list", dict: "an object"},
+    str: "a string",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
 }
 Value = TypeVar("Value")
 PENALTIES = {
-    "presence_penalty": (-MOST_PENALTY, MOST_PENALTY),
-    "frequency_penalty": (-MOST_PENALTY, MOST_PENALTY),
-    "repetition_penalty": (1 / MOST_PENALTY, MOST_PENALTY),
+    "presence_penalty": (-MAX_PENALTY, MAX_PENALTY),
+    "frequency_penalty": (-MAX_PENALTY, MAX_PENALTY),
+    "repetition_penalty": (1 / MAX_PENALTY, MAX_PENALTY),
 }
 
 # The fields of requests. Any other one is refused, as it may change what is written, unless its
@@ -92,7 +96,7 @@ class Fields:
         if kind is float and type(value) is int and abs(value) < 2**53:
             value = float(value)
         if type(value) is not kind:
-            raise APIError(400, f"{name} must be {TYPES[kind]}", name)
+            raise APIError(f"{name} must be {TYPES[kind]}", name)
         return value
 
     def whole(self, name: str, default: int, low: int, high: int) -> int:
@@ -100,21 +104,21 @@ class Fields:
         value = self.get(name, int)
         value = default if value is None else value
         if not low <= value <= high:
-            raise APIError(400, f"{name}={value} must be from {low} to {high}", name)
+            raise APIError(f"{name}={value} must be from {low} to {high}", name)
         return value
 
     def required(self, name: str, kind: type[Value]) -> Value:
         """Returns a field that must be there."""
         value = self.get(name, kind)
         if value is None:
-            raise APIError(400, f"{name} is missing; it must be {TYPES[kind]}", name)
+            raise APIError(f"{name} is missing; it must be {TYPES[kind]}", name)
         return value
 
     def ids(self, name: str, vocab_size: int) -> list[int]:
         """Returns a list of tokens, by default an empty one."""
         found = self.get(name, list) or []
         if not all(type(i) is int and 0 <= i < vocab_size for i in found):
-            raise APIError(400, f"{name} must be tokens from 0 to {vocab_size - 1}", name)
+            raise APIError(f"{name} must be tokens from 0 to {vocab_size - 1}", name)
         return found
 
     def refuse_unknown(self, chat: bool) -> None:
@@ -126,7 +130,7 @@ class Fields:
             default = (None, not chat) if name == "add_special_tokens" else NOTHING
             if value not in NEUTRAL.get(name, default):
                 raise APIError(
-                    400, f"{name[:100]} is not supported by this server; leave it out", name[:100]
+                    f"{name[:100]} is not supported by this server; leave it out", name[:100]
                 )
 
 
@@ -143,20 +147,20 @@ async def body_of(request: Request) -> bytes:
 
 def fields_in(body: bytes) -> Fields:
     """Returns the fields of a body. APIError unless it is a JSON object, of not too many values."""
-    if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
-        raise APIError(413, f"the body has more than {MOST_VALUES:,} values")
+    if sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise APIError(f"the body has more than {MAX_VALUES:,} values", status=413)
     try:
         values = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise APIError(400, f"the body is not JSON: {str(error)[:200]}") from None
+        raise APIError(f"the body is not JSON: {str(error)[:200]}") from None
     if not isinstance(values, dict):
-        raise APIError(400, "the body must be a JSON object")
+        raise APIError("the body must be a JSON object")
     return Fields(values)
 
 
 def _check_size(size: int) -> None:
     if size > MAX_BODY:
-        raise APIError(413, f"the body has more than {MAX_BODY // 2**20} MiB")
+        raise APIError(f"the body has more than {MAX_BODY // 2**20} MiB", status=413)
 
 
 def _refuse_constant(name: str) -> None:
@@ -165,26 +169,27 @@ def _refuse_constant(name: str) -> None:
 
 def generation_of(fields: Fields, most: int, default: int) -> GenerationConfig:
     """Returns the settings of a request, of at most `most` tokens. Without a seed, a random one."""
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name in ("temperature", "top_p", "min_p", *PENALTIES):
-        given[name] = value = fields.get(name, float)
+        settings[name] = value = fields.get(name, float)
         if value is not None and not math.isfinite(value):
-            raise APIError(400, f"{name} must be a finite number", name)
+            raise APIError(f"{name} must be a finite number", name)
     for name, (low, high) in PENALTIES.items():
-        if given[name] is not None and not low <= given[name] <= high:
-            raise APIError(400, f"{name}={given[name]:g} must be from {low:g} to {high:g}", name)
-    given["top_k"] = fields.get("top_k", int)
+        if settings[name] is not None and not low <= settings[name] <= high:
+            raise APIError(f"{name}={settings[name]:g} must be from {low:g} to {high:g}", name)
+    settings["top_k"] = fields.get("top_k", int)
     # The values by which clients turn them off.
-    given["top_k"] = None if given["top_k"] in (0, -1) else given["top_k"]
-    given["top_p"] = given["top_p"] or None
+    settings["top_k"] = None if settings["top_k"] in (0, -1) else settings["top_k"]
+    settings["top_p"] = settings["top_p"] or None
     seed = fields.get("seed", int)
-    given["seed"] = secrets.randbits(62) if seed in (None, -1) else seed % 2**63
-    given["max_tokens"] = _max_tokens(fields, most, default)
-    given["stop"] = _stops(fields)
+    settings["seed"] = secrets.randbits(62) if seed in (None, -1) else seed % 2**63
+    settings["max_tokens"] = _max_tokens(fields, most, default)
+    settings["stop"] = _stops(fields)
     try:
-        return GenerationConfig(**{k: v for k, v in given.items() if v is not None})
+        return GenerationConfig(**{k: v for k, v in settings.items() if v is not None})
     except InputError as error:
-        raise APIError(400, str(error), _named(str(error), given)) from None
+        field = next((field for field in settings if str(error).startswith(field)), None)
+        raise APIError(str(error), field) from None
 
 
 def _max_tokens(fields: Fields, most: int, default: int) -> int:
@@ -193,7 +198,7 @@ def _max_tokens(fields: Fields, most: int, default: int) -> int:
     for name in ("max_completion_tokens", "max_tokens"):
         value = fields.get(name, int)
         if value is not None and value < -1:
-            raise APIError(400, f"{name}={value} must be at least 0, or -1: as many as fit", name)
+            raise APIError(f"{name}={value} must be at least 0, or -1: as many as fit", name)
         if value is not None:
             counts.append(most if value == -1 else value)
     return min(*counts, most) if counts else min(default, most)
@@ -204,16 +209,11 @@ def _stops(fields: Fields) -> tuple[str, ...] | None:
     if stop is None or stop == "":
         return None
     stops = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list) or len(stops) > MOST_STOPS:
-        raise APIError(400, f"stop must be a string, or a list of at most {MOST_STOPS}", "stop")
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
+        raise APIError(f"stop must be a string, or a list of at most {MAX_STOPS}", "stop")
     if not all(isinstance(each, str) and each for each in stops):
-        raise APIError(400, "stop must be strings of one character or more", "stop")
+        raise APIError("stop must be strings of one character or more", "stop")
     return tuple(stops) or None
-
-
-def _named(message: str, given: Mapping[str, Any]) -> str | None:
-    """Returns the field that a message is about."""
-    return next((name for name in given if message.startswith(name)), None)
 
 
 def top_of(fields: Fields, chat: bool) -> int | None:
@@ -224,9 +224,9 @@ def top_of(fields: Fields, chat: bool) -> int | None:
         return None if fields.get("logprobs", int) is None else fields.whole("logprobs", 0, 0, 20)
     if not fields.get("logprobs", bool):
         if fields.get("top_logprobs", int):
-            raise APIError(400, "top_logprobs needs logprobs: true", "top_logprobs")
+            raise APIError("top_logprobs needs logprobs: true", "top_logprobs")
         return None
-    return fields.whole("top_logprobs", 0, 0, MOST_TOP)
+    return fields.whole("top_logprobs", 0, 0, MAX_TOP)
 
 
 def prompts_of(fields: Fields, tokenizer: Tokenizer, most: int) -> list[np.ndarray]:
@@ -234,15 +234,14 @@ def prompts_of(fields: Fields, tokenizer: Tokenizer, most: int) -> list[np.ndarr
 
     APIError if they have more than `most` tokens each; InputError for unknown characters.
     """
-    given = fields.values.get("prompt")
-    given = tokenizer.opening if given is None or given == "" else given
-    several: list[Any] = given if isinstance(given, list) and given else [given]
+    prompt = fields.values.get("prompt")
+    prompt = tokenizer.opening if prompt is None or prompt == "" else prompt
+    several: list[Any] = prompt if isinstance(prompt, list) and prompt else [prompt]
     if all(type(one) is int for one in several):
         several = [several]
-    if len(several) > MOST_PROMPTS:
+    if len(several) > MAX_PROMPTS:
         raise APIError(
-            400,
-            f"prompt has {len(several):,} prompts, of which at most {MOST_PROMPTS} may come in one "
+            f"prompt has {len(several):,} prompts, of which at most {MAX_PROMPTS} may come in one "
             "request; send several requests",
             "prompt",
         )
@@ -253,7 +252,7 @@ def prompts_of(fields: Fields, tokenizer: Tokenizer, most: int) -> list[np.ndarr
         lists = [Fields({"prompt": one}).ids("prompt", tokenizer.vocab_size) for one in several]
         found = [np.array(ids, np.int32) for ids in lists]
     else:
-        raise APIError(400, "prompt must be a text, texts, or tokens, none of them empty", "prompt")
+        raise APIError("prompt must be a text, texts, or tokens, none of them empty", "prompt")
     for ids in found:
         check_count(len(ids), most, "prompt")
     return found
@@ -261,11 +260,10 @@ def prompts_of(fields: Fields, tokenizer: Tokenizer, most: int) -> list[np.ndarr
 
 def check_length(texts: Iterable[str], most: int, name: str) -> None:
     """Raises APIError for texts, together, that are too long even to be encoded."""
-    length = sum(map(len, texts))
-    if length > CHARACTERS * most:
+    length, most = sum(map(len, texts)), MAX_CHARACTERS * most
+    if length > most:
         raise APIError(
-            400,
-            f"{name} has {length:,} characters, of which at most {CHARACTERS * most:,} are read",
+            f"{name} has {length:,} characters, of which at most {most:,} are read",
             name,
             "context_length_exceeded",
         )
@@ -275,7 +273,6 @@ def check_count(count: int, most: int, name: str) -> None:
     """Raises APIError for a prompt of more than `most` tokens."""
     if count > most:
         raise APIError(
-            400,
             f"the prompt has {count:,} tokens, of which at most {most:,} are read",
             name,
             "context_length_exceeded",
@@ -286,8 +283,8 @@ def variables_of(fields: Fields) -> dict[str, Any]:
     """Returns the variables that a client gives to the chat template, besides the messages."""
     variables = fields.get("chat_template_kwargs", dict) or {}
     for name in RESERVED & variables.keys():
-        place = f"chat_template_kwargs.{name}"
-        raise APIError(400, f"{place} is not supported by this server; leave it out", place)
+        field = f"chat_template_kwargs.{name}"
+        raise APIError(f"{field} is not supported by this server; leave it out", field)
     return variables
 
 
@@ -297,36 +294,35 @@ def turns_of(fields: Fields) -> tuple[str, list[Turn]]:
     turns = [_turn(message, f"messages[{i}]") for i, message in enumerate(messages)]
     rest = list(itertools.dropwhile(lambda turn: turn.role == SYSTEM, turns))
     if not rest:
-        raise APIError(400, "messages must have a turn of the user", "messages")
+        raise APIError("messages must have a turn of the user", "messages")
     return "\n".join(turn.text for turn in turns[: len(turns) - len(rest)]), rest
 
 
-def _turn(message: Any, place: str) -> Turn:
+def _turn(message: Any, name: str) -> Turn:
     if not isinstance(message, dict):
-        raise APIError(400, f"{place} must be an object with role and content", "messages")
+        raise APIError(f"{name} must be an object with role and content", "messages")
     role, content = message.get("role"), message.get("content")
     role = SYSTEM if role == "developer" else role
     if role not in ROLES:
-        raise APIError(400, f"{place}.role must be one of {', '.join(ROLES)}", "messages")
-    for name in NOT_IN_MESSAGES:
-        if message.get(name):
+        raise APIError(f"{name}.role must be one of {', '.join(ROLES)}", "messages")
+    for other in NOT_IN_MESSAGES:
+        if message.get(other):
             raise APIError(
-                400, f"{place}.{name} is not supported by this server; leave it out", "messages"
+                f"{name}.{other} is not supported by this server; leave it out", "messages"
             )
     if isinstance(content, list):
         found = [_text_in(part) for part in content]
         parts = [part for part in found if part is not None]
         if len(parts) < len(found):
-            raise APIError(400, f"{place}.content may have parts of text only", "messages")
+            raise APIError(f"{name}.content may have parts of text only", "messages")
         content = "".join(parts)
     if content is None and role == ASSISTANT:
         content = ""
     if not isinstance(content, str):
-        raise APIError(400, f"{place}.content must be a string", "messages")
-    given = (message.get(name) for name in THOUGHTS)
-    thought = next((thought for thought in given if thought), "")
+        raise APIError(f"{name}.content must be a string", "messages")
+    thought = next(filter(None, map(message.get, THOUGHTS)), "")
     if not isinstance(thought, str):
-        raise APIError(400, f"{place}.reasoning_content must be a string", "messages")
+        raise APIError(f"{name}.reasoning_content must be a string", "messages")
     return Turn(role, content, thought=thought)
 
 
