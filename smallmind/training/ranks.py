@@ -50,11 +50,6 @@ class Ranks:
         """Within the block, adds up the gradients of all of them."""
         return adding(model, config.shards, config.rounds_sums, self._group)
 
-    def agree(self, value: Result) -> Result:
-        """Takes the value of the first process, on all of them."""
-        shared: Result = self._group.share(value)[0]
-        return shared
-
     def divide(self, items: Sequence[Item], compute: Callable[[Item], Result]) -> list[Result]:
         """Computes the result of each item, each on one of them, unless that is stopped."""
 

@@ -366,12 +366,13 @@ MINUTES = ["--minutes", "10", "--n-embd", "16", "--block-size", "16", "--n-layer
 MINUTES += ["--n-head", "2", *ONE_THREAD]
 
 
-def test_a_rank_that_is_told_to_stop_in_the_first_steps_of_a_run_by_minutes_ends_all(tmp_path):
+def test_a_rank_that_is_told_to_stop_while_steps_are_timed_ends_all(tmp_path):
     flags = [write_text(tmp_path), *MINUTES, "--out", tmp_path / "run"]
-    program = train_words(*flags, fault=("terminate", 1, 3))
+    program = train_words(*flags, fault=("terminate", 1, 0))  # the number of a timed batch
     code, printed, errors = run(LAUNCHERS[0].command((2, program)))
     assert code == 128 + signal.SIGTERM and not errors
-    assert "--resume" in printed and newest(tmp_path / "run")[0].step < 100
+    assert "Interrupted while its steps were timed; nothing has been trained." in printed
+    assert not (tmp_path / "run").exists()
 
 
 @on_every_mpi
