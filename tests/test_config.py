@@ -1,6 +1,8 @@
 """Settings: which values are allowed, and how they are saved and loaded."""
 
+import copy
 import dataclasses
+import pickle
 
 import pytest
 
@@ -138,3 +140,15 @@ def test_every_part_has_a_flag_that_lists_its_choices(capsys):
     shown = capsys.readouterr().out
     assert "--norm {layernorm,rmsnorm}" in shown and "--arch {gpt2,llama,modern}" in shown
     assert "--optimizer {adamw,muon}" in shown and "--matrix-learning-rate X" in shown
+
+
+def test_settings_are_values():
+    """Equal ones have equal hashes; copies and pickles are equal, with the settings of a loss."""
+    settings = Settings().replace(steps=7, teacher="runs/large")
+    assert hash(Settings()) == hash(Settings()) and {Settings(), settings, Settings()} == {
+        Settings(),
+        settings,
+    }
+    for same in (copy.deepcopy(settings), pickle.loads(pickle.dumps(settings))):
+        assert same == settings and hash(same) == hash(settings)
+        assert same.distillation.teacher == "runs/large"

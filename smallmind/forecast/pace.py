@@ -113,7 +113,7 @@ def measure(
         with suppress(Stopped):
             longest = min(MAX_SECONDS, MAX_SHARE * seconds)
             found = _timed_pace(training, config, longest, training.check_stop)
-        if training.agree(found is None):
+        if any(training.together(lambda: found is None)):  # any of them may have been told
             return None
         state, _ = split_snapshot(training.state())
         training.spikes.keep(state)  # as a run does before it saves

@@ -83,7 +83,7 @@ class Settings:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     run: RunConfig = field(default_factory=RunConfig)
     losses: Mapping[str, Any] = field(
-        default_factory=lambda: {name: kind() for name, kind in LOSS_SETTINGS.items()}
+        default_factory=lambda: {name: kind() for name, kind in LOSS_SETTINGS.items()}, hash=False
     )
     origins: Mapping[str, Origin] = field(default_factory=dict, repr=False, compare=False)
 

@@ -112,7 +112,7 @@ class Training:
         self.snapshot_every = snapshot_every
         # Nothing else here knows the group.
         self._group, self.processes = group, group.size
-        self.agree = group.agree  # on the value of the first process
+        self.together = group.together  # each computes something, all have the results
         self.evaluations = Evaluations(
             model, data, self.loss, group.divide, group.is_first, self.check_stop
         )
@@ -259,7 +259,7 @@ class Training:
     def preserved(self, config: TrainingConfig | None = None) -> Iterator[None]:
         """Restores the model and the run at the end of the block, whatever was trained in it.
 
-        With a config, the block begins with a new run of it. No stop from before counts.
+        With a config, the block begins with a new run of it, and no stop from before counts.
         """
         model, run = self.model, self._run
         precision, recompute, frozen = model.precision, model.recompute_plan, model.frozen
@@ -267,9 +267,9 @@ class Training:
         micro_batch_size = model.micro_batch_size
         before = StateCopy().take(run.capture_model())
         self._run = _new_run(self, run.config)
-        self._stopping = False
         try:
             if config:
+                self._stopping = False
                 _begin(self, config)
             yield
         finally:

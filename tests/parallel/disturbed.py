@@ -31,14 +31,11 @@ OTHER = "AVX-1024"  # an instruction set that no machine has, so not the one of 
 
 
 def in_batch(number, act):
-    """Calls act(model) once, when a model has been trained on a batch; it may return a loss.
-
-    The number is None for a pass that is only timed.
-    """
+    """Calls act(model) once, when a model has been trained on a batch; it may return a loss."""
     original, done = TransformerModel.loss_and_gradients, []
 
     def disturbed(self, ids, targets, scale=1.0, at=None, **named):
-        is_due = self.backend != "none" and (at and at.number) == number and not done
+        is_due = self.backend != "none" and at and at.number == number and not done
         loss = original(self, ids, targets, scale, at, **named)
         if not is_due:
             return loss

@@ -368,7 +368,7 @@ MINUTES += ["--n-head", "2", *ONE_THREAD]
 
 def test_a_rank_that_is_told_to_stop_while_steps_are_timed_ends_all(tmp_path):
     flags = [write_text(tmp_path), *MINUTES, "--out", tmp_path / "run"]
-    program = train_words(*flags, fault=("terminate", 1, None))
+    program = train_words(*flags, fault=("terminate", 1, 0))  # the number of a timed batch
     code, printed, errors = run(LAUNCHERS[0].command((2, program)))
     assert code == 128 + signal.SIGTERM and not errors
     assert "Interrupted while its steps were timed; nothing has been trained." in printed
