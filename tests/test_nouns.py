@@ -7,7 +7,7 @@ import pytest
 from tests.test_layering import MODULES
 
 # An issue that adds one says so by changing the number, and takes away another if it can.
-NOUNS = {"settings": 18, "runs": 46, "training": 80, "cli": 38, "losses": 20, "forecast": 18}
+NOUNS = {"settings": 18, "runs": 45, "training": 80, "cli": 38, "losses": 20, "forecast": 18}
 
 
 @pytest.mark.parametrize("package", NOUNS)

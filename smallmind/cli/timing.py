@@ -33,13 +33,14 @@ def time_of_run(run: "Run") -> str:
 
 def slower_than_float32(run: "Run") -> str:
     """Says that float32 is faster here, if runs like this one were timed in both; else nothing."""
-    from smallmind.forecast.pace import kept_pace, pace_in
+    from smallmind.forecast.pace import earlier_pace, kept_pace
 
     training, config = run.training, run.settings.training
     precision = training.model.precision
     if not precision.has_16_bits or run.session.pace:
         return ""
-    plain = pace_in(Precision.FLOAT32, training, config)
+    other = dataclasses.replace(config, precision=Precision.FLOAT32, use_mixed_precision=False)
+    plain = earlier_pace(training, other)
     if plain is None or (ratio := kept_pace(training, config).step / plain.step) < SLOWER:
         return ""
     return (

@@ -87,7 +87,7 @@ def test_nothing_asks_which_kind_of_model_or_source_it_has():
     models, sources = names_of_kinds(StoredModel), names_of_kinds(Source)
     assert len(models) == 10 and len(sources) == 4
     # What settings follow from is asked of a source where they are resolved.
-    resolving = {"runs/assembly.py", "runs/chat_recipe.py", "runs/creating.py"}
+    resolving = {"runs/assembly.py", "runs/creating.py"}
     for name, source in FILES.items():
         asked = set()
         for node in ast.walk(ast.parse(source)) if "isinstance" in source else ():
