@@ -80,7 +80,10 @@ def several(
     name: str, metavar: str, type: Callable[[str], Any], help: str, default: Any = None
 ) -> Flag:
     """Returns a flag whose values have commas between them."""
-    values = lambda text: [type(word) for word in text.split(",")]  # noqa: E731
+
+    def values(text: str) -> list[Any]:
+        return [type(word) for word in text.split(",")]
+
     return flag(name, metavar, help, type=values, default=default)
 
 
