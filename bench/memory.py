@@ -19,7 +19,7 @@ from tabulate import tabulate
 
 from bench.trial import ALPHABET
 from smallmind.bench.machine import ROOT, answer_of, environment
-from smallmind.forecast.memory import MemoryEstimate, Plan, estimate
+from smallmind.forecast.memory import MemoryEstimate, MemoryPlan, estimate
 from smallmind.settings.config import ModelConfig, TrainingConfig
 from smallmind.settings.rules import Choices
 
@@ -161,7 +161,7 @@ def _limit(threads: int, _steps: int) -> list[Record]:
     for precision, strategy in (("float32", "none"), ("float16", "every_layer")):
         settings = training_settings(precision, strategy)
         fields = {"vocab_size": len(ALPHABET), **EXAMPLE, **settings, "threads": threads}
-        windows = Plan(Choices(fields, recipe=None).settings()).largest_batch(LIMIT)
+        windows = MemoryPlan(Choices(fields, recipe=None).settings()).largest_batch(LIMIT)
         expected = _estimate(EXAMPLE, {**settings, "micro_batch_size": windows}, windows, threads)
         capacity = LIMIT - (expected.total - expected.activations)
         larger = windows * 3 // 2

@@ -60,7 +60,7 @@ KERNELS: dict[str, Kernel] = {}
 def kernel(
     axes: str, shapes: Sequence[Shape]
 ) -> Callable[[Callable[..., Case]], Callable[..., Case]]:
-    """Decorator: adds a builder of cases to the table under its own name."""
+    """Returns a decorator that adds a builder of cases to the table under its name."""
 
     def enter(build: Callable[..., Case]) -> Callable[..., Case]:
         KERNELS[build.__name__] = Kernel(build.__name__, axes, shapes, build)
@@ -75,7 +75,7 @@ def _normal(*shape: int) -> np.ndarray:
 
 
 def _shifted(*shape: int) -> np.ndarray:
-    """Normal around 1, so that sums do not cancel."""
+    """Draws numbers that are normal around 1, so that sums do not cancel."""
     numbers = _normal(*shape)
     numbers += 1
     return numbers
@@ -88,7 +88,7 @@ def _copy(x: np.ndarray) -> np.ndarray:
 
 
 def _tensors(*arrays: np.ndarray) -> list:
-    """PyTorch tensors of the same memory, or the arrays if PyTorch is not installed."""
+    """-> PyTorch tensors of the same memory, or the arrays if PyTorch is not installed."""
     return [torch.from_numpy(array) for array in arrays] if torch else list(arrays)
 
 
@@ -133,8 +133,8 @@ def _case(
 
 
 def _widen(x: Any) -> Any:
-    is_float = isinstance(x, np.ndarray) and x.dtype == np.float32
-    return x.astype(np.float64) if is_float else x
+    is_float = isinstance(x, np.ndarray) and x.dtype in (np.float32, BFLOAT16)
+    return to_float32(x).astype(np.float64) if is_float else x
 
 
 def _bytes(*arrays: np.ndarray) -> int:
@@ -166,27 +166,45 @@ _FEW = [(M, 128, N) for M in (1, 4, 16, 64) for N in (384, 512)]
 _FEW += [(1, 512, 128), (16, 512, 128), (1, 1024, 4096), (16, 1024, 4096), (1, 8192, 8192)]
 
 
-def _torch_product(name: str, a: Any, b: Any, out: Any) -> Contestant | None:
-    def run() -> None:
-        left = a.T if name == "matmul_transpose_a" else a
-        torch.mm(left, b.T if name == "matmul_transpose_b" else b, out=out)
+def _transposed(name: str, a: Any, b: Any) -> tuple[Any, Any]:
+    """-> the operands of a product as (M, K) and (K, N)."""
+    return a.T if name == "matmul_transpose_a" else a, b.T if name == "matmul_transpose_b" else b
 
-    return _torch(run)
+
+def _product_case(
+    name: str,
+    out: np.ndarray,
+    inputs: list,
+    flops: float,
+    torch: Contestant | None = None,
+    is_rounded: bool = False,
+    **rest: Any,
+) -> Case:
+    """Returns the case of a product of other types than float32, which NumPy lacks."""
+    fast, plain = getattr(compiled, name), getattr(reference, name)
+
+    def exact() -> list[np.ndarray]:
+        result = np.empty(out.shape)
+        plain(result, *(inputs if is_rounded else map(_widen, inputs)))
+        return [result]
+
+    nbytes = _bytes(out, *(x for x in inputs if isinstance(x, np.ndarray)))
+    ours = Contestant(lambda: fast(out, *inputs))
+    return Case(ours, None, torch, [out], exact, nbytes, flops, **rest)
 
 
 def _product(name: str, M: int, K: int, N: int) -> Case:
     a, b = (_normal(*shape) for shape in PRODUCTS[name][0](M, K, N))
     out, theirs = aligned_empty((M, N)), aligned_empty((M, N))
-    left = a.T if name == "matmul_transpose_a" else a
-    right = b.T if name == "matmul_transpose_b" else b
+    at, bt, ct = _tensors(a, b, aligned_empty(out.shape))
     return _case(
         name,
         [out],
         [a, b],
         _bytes(a, b, out),
         2 * M * K * N,
-        numpy=lambda: np.matmul(left, right, out=theirs),
-        torch=_torch_product(name, *_tensors(a, b, aligned_empty(out.shape))),
+        numpy=lambda: np.matmul(*_transposed(name, a, b), out=theirs),
+        torch=_torch(lambda: torch.mm(*_transposed(name, at, bt), out=ct)),
     )
 
 
@@ -195,25 +213,13 @@ def _bfloat16(name: str, M: int, K: int, N: int) -> Case:
     exact_result = name == "matmul_transpose_a"
     a, b = (round_to(_normal(*shape), BFLOAT16) for shape in PRODUCTS[name][0](M, K, N))
     out = aligned_empty((M, N), np.float32 if exact_result else BFLOAT16)
-    fast, plain = getattr(compiled, name), getattr(reference, name)
     at, bt = (torch and torch.from_numpy(x).view(torch.bfloat16) for x in (a, b))
     ct = torch and torch.empty((M, N), dtype=torch.bfloat16)
-
-    def exact() -> list[np.ndarray]:
-        result = np.empty((M, N))
-        plain(result, *(to_float32(x).astype(np.float64) for x in (a, b)))
-        return [result]
-
-    return Case(
-        ours=Contestant(lambda: fast(out, a, b)),
-        numpy=None,
-        torch=_torch_product(name, at, bt, ct),
-        results=[out],
-        exact=exact,
-        nbytes=_bytes(a, b, out),
-        flops=2 * M * K * N,
-        peak=multiply_bfloat16,
-        allowed_error=5e-5 if exact_result else 2**-8,
+    peer = _torch(lambda: torch.mm(*_transposed(name, at, bt), out=ct))
+    error = 5e-5 if exact_result else 2**-8
+    flops = 2 * M * K * N
+    return _product_case(
+        name, out, [a, b], flops, peer, peak=multiply_bfloat16, allowed_error=error
     )
 
 
@@ -230,30 +236,13 @@ _GENERATED = 8  # rows up to which products are those of generation
 
 
 def _quantised(dtype: np.dtype, is_transposed: bool, R: int, K: int, N: int) -> Case:
-    """-> a product of R rows and blocks of small integers; few rows are rounded, as in
-    generation.
-    """
+    """-> a product of R rows and blocks of small integers; few rows are rounded."""
     name = "matmul_quantised_transpose" if is_transposed else "matmul_quantised"
     w = round_to(_normal(N, K), dtype)
     a, out = _normal(R, N if is_transposed else K), aligned_empty((R, K if is_transposed else N))
-    others = () if is_transposed else (None, None, R <= _GENERATED)
-    fast, plain = getattr(compiled, name), getattr(reference, name)
-
-    def exact() -> list[np.ndarray]:
-        result = np.empty(out.shape)
-        # In float32 as well, which decides what is rounded up.
-        plain(result, a if any(others) else a.astype(np.float64), w, *others)
-        return [result]
-
-    return Case(
-        ours=Contestant(lambda: fast(out, a, w, *others)),
-        numpy=None,
-        torch=None,
-        results=[out],
-        exact=exact,
-        nbytes=_bytes(a, w, out),
-        flops=2 * R * K * N,
-    )
+    others = [] if is_transposed else [None, None, R <= _GENERATED]
+    # Float32 decides what is rounded up, in the exact product as well.
+    return _product_case(name, out, [a, w, *others], 2 * R * K * N, is_rounded=any(others))
 
 
 # Generation, by one sequence and by several; then a prompt, or fine-tuning.
@@ -307,7 +296,7 @@ def attention(B: int, H: int, T: int, D: int) -> Case:
 
 @kernel("B H T D", _HEADS)
 def attention_backward(B: int, H: int, T: int, D: int) -> Case:
-    """Forward and backward together, as PyTorch cannot run backward alone."""
+    """Builds forward and backward together, as PyTorch cannot run backward alone."""
     qkv, dout = _normal(B * T, 3 * H * D), _shifted(B * T, H * D)
     out, logsumexp = aligned_empty((B * T, H * D)), aligned_empty((B, H, T))
     dqkv = aligned_empty(qkv.shape)
@@ -429,13 +418,9 @@ def cross_entropy(R: int, V: int) -> Case:
     )
     if torch:
         x, y = torch.from_numpy(start.copy()).requires_grad_(), torch.from_numpy(targets).long()
-
-        def forget() -> None:
-            x.grad = None
-
         case.torch = Contestant(
             lambda: torch.nn.functional.cross_entropy(x, y).backward(),
-            forget,
+            lambda: setattr(x, "grad", None),
         )
     return case
 
@@ -493,8 +478,7 @@ def dropout(R: int, C: int) -> Case:
 def column_sum(R: int, C: int) -> Case:
     x, out = _normal(R, C), aligned_zeros(C)
     xt, ot = _tensors(x, out.copy())
-    case = _case("column_sum", [out], [x], x.nbytes, torch=_torch(lambda: ot.add_(xt.sum(0))))
-    return case
+    return _case("column_sum", [out], [x], x.nbytes, torch=_torch(lambda: ot.add_(xt.sum(0))))
 
 
 _PARAMETERS = [(206_000,), (800_000,), (10_650_000,), (33_000_000,)]

@@ -11,7 +11,7 @@ from smallmind.kernels.codegen.threads import set_threads, threads
 from smallmind.kernels.timing import Contestant, take_in_turn
 
 
-class Copy:
+class TimedCopy:
     """A copy that reads and writes `nbytes` in all, on every thread."""
 
     def __init__(self, nbytes: float) -> None:
@@ -37,7 +37,7 @@ def one_thread() -> Iterator[None]:
 
 def copy_rate(nbytes: float) -> float:
     """Returns bytes per second that all threads read and write together."""
-    copies = Copy(nbytes)
+    copies = TimedCopy(nbytes)
     return copies.nbytes / take_in_turn({"": Contestant(copies)}, rounds=5)[""].minimum
 
 

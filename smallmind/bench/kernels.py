@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from smallmind.bench.cases import KERNELS, Case, Kernel, Shape
-from smallmind.bench.ceilings import Copy, copy_rate, multiply_add_rate, one_thread
+from smallmind.bench.ceilings import TimedCopy, copy_rate, multiply_add_rate, one_thread
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.number_types import to_float32
 from smallmind.kernels.timing import Contestant, Times, take_in_turn
@@ -21,7 +21,7 @@ def measure(kernel: Kernel, shape: Shape, rounds: int) -> dict[str, object]:
     if not error < case.allowed_error:
         name = "x".join(map(str, shape))
         raise SystemExit(f"{kernel.name} {name} is wrong: error {error:.1e} against float64")
-    copy = Copy(case.nbytes)
+    copy = TimedCopy(case.nbytes)
     contestants = {"ours": case.ours, "copy": Contestant(copy)}
     if case.flops:
         contestants["multiply-add"] = Contestant(case.peak)
@@ -50,7 +50,7 @@ def worst_error(case: Case) -> float:
 
 
 def _record(
-    kernel: Kernel, shape: Shape, case: Case, copy: Copy, error: float, times: dict[str, Times]
+    kernel: Kernel, shape: Shape, case: Case, copy: TimedCopy, error: float, times: dict[str, Times]
 ) -> dict[str, object]:
     ours = times["ours"].median
     bandwidth = copy.nbytes / times["copy"].median

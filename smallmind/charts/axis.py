@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-STEEP = 0.05  # the share of a curve that an axis may leave out
+STEEP_SHARE = 0.05  # the share of a curve that an axis may leave out
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
@@ -24,14 +24,11 @@ def format_tick(value: float) -> str:
     return f"{value:,.6g}" if abs(value) < 1e5 else f"{value:,.0f}"
 
 
-def worth_seeing(values: Sequence[float], kept: Iterable[float] = ()) -> tuple[float, float]:
-    """-> the range of values and all of `kept`, but without the first steep part or single spikes.
-
-    Otherwise these would press everything else into a line.
-    """
+def worth_seeing(values: Sequence[float], others: Iterable[float] = ()) -> tuple[float, float]:
+    """-> the range of values, without a steep start or single spikes, and of all others."""
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
-    usual = ordered[int((1 - STEEP) * (len(ordered) - 1))]
+    usual = ordered[int((1 - STEEP_SHARE) * (len(ordered) - 1))]
     if high - low > 4 * (usual - low) > 0:
         high = usual + (usual - low)
-    return min(low, *kept, low), max(high, *kept, high)
+    return min(low, *others, low), max(high, *others, high)

@@ -17,9 +17,7 @@ class Curve:
         seconds: Sequence[float] = (),
         values: Sequence[float] = (),
     ) -> None:
-        self.steps = list(steps)
-        self.seconds = list(seconds)
-        self.values = list(values)
+        self.steps, self.seconds, self.values = list(steps), list(seconds), list(values)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -42,15 +40,15 @@ class Curve:
         return self.seconds if axis == "time" else self.steps
 
     def finite(self) -> "Curve":
-        """Without points that are not finite: no scale shows them."""
+        """Leaves out points that are not finite: no scale shows them."""
         is_finite = all(map(math.isfinite, self.values)) and all(map(math.isfinite, self.seconds))
         return self if is_finite else self.below(math.inf)
 
     def below(self, limit: float) -> "Curve":
-        """Without points that have a NaN, or a number that is not below the limit in size."""
+        """Leaves out points that have a NaN, or a number that is not below the limit in size."""
         points = zip(self.steps, self.seconds, self.values, strict=True)
-        kept = [point for point in points if all(abs(number) < limit for number in point)]
-        return Curve(*zip(*kept, strict=True)) if kept else Curve()
+        found = [point for point in points if all(abs(number) < limit for number in point)]
+        return Curve(*zip(*found, strict=True)) if found else Curve()
 
     def at(self, x: float, axis: str = "steps") -> float | None:
         """-> the value at a place, between two points on a straight line; None outside of them."""
@@ -80,19 +78,15 @@ class Curve:
         return Curve(self.steps, self.seconds, values)
 
     def thinned(self, points: int) -> "Curve":
-        """-> at most about this many points: the lowest and highest of each range, and both
-        ends.
-        """
+        """-> at most about this many points: both ends, the extremes of each range."""
         count = len(self)
         if count <= points:
             return self
         ranges = max(1, points // 2 - 1)
-        kept = {0, count - 1}
+        chosen = {0, count - 1}
         for part in range(ranges):
-            places = range(count * part // ranges, count * (part + 1) // ranges)
-            kept.add(min(places, key=self.values.__getitem__))
-            kept.add(max(places, key=self.values.__getitem__))
-        kept_seconds, kept_values = (
-            [column[i] for i in sorted(kept)] for column in (self.seconds, self.values)
-        )
-        return Curve([self.steps[i] for i in sorted(kept)], kept_seconds, kept_values)
+            indices = range(count * part // ranges, count * (part + 1) // ranges)
+            chosen.add(min(indices, key=self.values.__getitem__))
+            chosen.add(max(indices, key=self.values.__getitem__))
+        found = [(self.steps[i], self.seconds[i], self.values[i]) for i in sorted(chosen)]
+        return Curve(*zip(*found, strict=True))

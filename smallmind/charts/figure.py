@@ -92,9 +92,7 @@ class Figure:
 
 
 def losses(runs: Sequence[tuple[str, Curve, Curve]]) -> Panel:
-    """-> the training and held-out losses of runs: every one faintly, their mean, and
-    evaluations.
-    """
+    """-> the losses of runs: every training loss faintly, their mean, and evaluations."""
     lines = []
     for run, (name, loss, held_out) in enumerate(runs):
         name = f"{name}: " if len(runs) > 1 else ""
@@ -104,8 +102,7 @@ def losses(runs: Sequence[tuple[str, Curve, Curve]]) -> Panel:
 
 
 def losses_of(loss: Curve, held_out: Curve, whole: bool = False) -> Figure:
-    """-> the losses of one run by step; with `whole` also those of the first steps, which are
-    steep.
+    """-> the losses of one run by step; with `whole` also the first, steep ones.
 
     The axis of steps is then logarithmic: the start of a run has as much room as its end.
     """

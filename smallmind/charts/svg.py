@@ -12,14 +12,14 @@ from smallmind.console.table import escape
 WIDTH, LEFT, RIGHT = 720, 90, 26  # with room for the larger letters of a phone
 TOP, BOTTOM = 38, 46  # above each panel, and below the last one
 LARGE, SMALL = 192, 76  # the heights of panels
-POINTS = 500  # of a curve at most: more are not seen
-DOTS = 40  # evaluations up to which each is a dot
-NAME = 56  # letters of a name in the legend
+MAX_POINTS = 500  # of a curve: more are not seen
+MAX_DOTS = 40  # evaluations up to which each is a dot
+MAX_NAME = 56  # letters in the legend
 N_COLOURS = 6
-LARGEST = 1e30  # larger numbers are left out
+MAX_NUMBER = 1e30  # larger ones are left out
 
 
-class Layout(NamedTuple):
+class Geometry(NamedTuple):
     """The measures of a figure, and about how many ticks its axes have."""
 
     width: int = WIDTH
@@ -31,7 +31,7 @@ class Layout(NamedTuple):
     kind: str = "wide"  # the class beside "chart"
 
 
-PICTURE = Layout()
+PICTURE = Geometry()
 
 LIGHT = """--ink: #1d2433; --quiet: #5d6779; --line: #d8dde6; --page: #ffffff; --panel: #f5f7fa;
   --c0: #1f6feb; --c1: #d1480f; --c2: #1a7f37; --c3: #8250df; --c4: #9a6700; --c5: #bf3989;"""
@@ -68,7 +68,7 @@ class Svg(str):
         return str(self)
 
 
-def chart(figure: Figure, layout: Layout = PICTURE) -> str:
+def chart(figure: Figure, layout: Geometry = PICTURE) -> str:
     """Returns the SVG of a figure for a page that has STYLE, "" if there is nothing to draw."""
     elements, height = _drawn(figure, layout)
     return elements and (
@@ -78,11 +78,7 @@ def chart(figure: Figure, layout: Layout = PICTURE) -> str:
 
 
 def legend(panel: Panel) -> list[tuple[str, str]]:
-    """-> the classes and the name of each line of a panel that is not faint; none for a single
-    line.
-
-    Lines of one kind with one name, such as those of runs with other seeds, are in it once.
-    """
+    """-> the classes and the name of each kind of line that is not faint; none for one line."""
     lines = [line for line in panel.lines if len(line.points) and not line.faint]
     if len(lines) < 2:
         return []
@@ -102,10 +98,10 @@ def picture(figure: Figure) -> Svg:
     )
 
 
-def _drawn(figure: Figure, layout: Layout) -> tuple[str, int]:
+def _drawn(figure: Figure, layout: Geometry) -> tuple[str, int]:
     """Returns the elements of a figure, and its height; "" if no axis can show a point of it."""
     panels = [
-        replace(panel, lines=[replace(x, points=x.points.below(LARGEST)) for x in panel.lines])
+        replace(panel, lines=[replace(x, points=x.points.below(MAX_NUMBER)) for x in panel.lines])
         for panel in figure.panels
     ]
     figure = replace(figure, panels=[x for x in panels if any(len(y.points) for y in x.lines)])
@@ -126,7 +122,7 @@ def _legend(panel: Panel) -> tuple[list[str], int]:
     if not (names := legend(panel)):
         return parts, 0
     for kind, name in names:
-        name = name if len(name) <= NAME else f"...{name[-NAME:]}"
+        name = name if len(name) <= MAX_NAME else f"...{name[-MAX_NAME:]}"
         width = 40 + 10 * len(name)
         if x > LEFT and x + width > WIDTH:
             x, y = LEFT, y + 22
@@ -136,7 +132,7 @@ def _legend(panel: Panel) -> tuple[list[str], int]:
     return parts, y + 14
 
 
-def _panel(figure: Figure, panel: Panel, top: int, is_last: bool, layout: Layout) -> list[str]:
+def _panel(figure: Figure, panel: Panel, top: int, is_last: bool, layout: Geometry) -> list[str]:
     """Returns the grid, the labels and the lines of a panel whose upper end is at `top`."""
     (left, right), (low, high) = figure.x_range, panel.y_range
     right = right if right > left else left + 1
@@ -159,10 +155,10 @@ def _panel(figure: Figure, panel: Panel, top: int, is_last: bool, layout: Layout
     for line in sorted(panel.lines, key=lambda line: not line.faint):
         if not len(line.points):
             continue
-        thin = line.points.thinned(POINTS)
+        thin = line.points.thinned(MAX_POINTS)
         places = [place(*point) for point in zip(figure.xs(thin), thin.values, strict=True)]
         parts.append(_polyline(_kind(panel, line), places))
-        if len(places) == 1 or (line.dots and len(places) <= DOTS):
+        if len(places) == 1 or (line.dots and len(places) <= MAX_DOTS):
             colour = _kind(panel, line).split()[1]
             parts += [
                 f'<circle class="dot {colour}" r="3" cx="{x:.1f}" cy="{y:.1f}"/>' for x, y in places

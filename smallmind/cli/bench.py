@@ -19,13 +19,14 @@ from smallmind.console.table import Table
 
 ISAS = ("haswell", "x86-64", "skylake-avx512")  # those of `smallmind.bench.machine`
 ARCHS = ("gpt2", "llama", "modern")
-NAMED: dict[str, list[tuple[int, ...]]] = {
+# Shapes of `step` that have a name.
+NAMED_SHAPES: dict[str, list[tuple[int, ...]]] = {
     "tiny": [(16, 16, C, 1, 4) for C in (16, 64, 128)]
-}  # shapes of `step` that have a name
+}
 STEP_SHAPES = "such as 12x64x128x4x4: B, T, C, layers, heads"
 
 Record = dict[str, Any]
-NOISY, DISTURBED = 0.2, "!"  # spread above which a figure is marked, and the mark
+NOISY_SPREAD, DISTURBED = 0.2, "!"  # above which a figure is marked, and the mark
 Flag = tuple[str, dict[str, Any]]  # the arguments of `add_argument`
 
 
@@ -41,7 +42,7 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def _step_shapes(text: str) -> list[tuple[int, ...]]:
-    return [found for word in text.split(",") for found in NAMED.get(word) or [shape(word)]]
+    return [found for word in text.split(",") for found in NAMED_SHAPES.get(word) or [shape(word)]]
 
 
 def count(text: str) -> int:
@@ -79,13 +80,11 @@ def several(
     name: str, metavar: str, type: Callable[[str], Any], help: str, default: Any = None
 ) -> Flag:
     """Returns a flag whose values have commas between them."""
-    return flag(
-        name,
-        metavar,
-        help,
-        type=lambda text: [type(word) for word in text.split(",")],
-        default=default,
-    )
+
+    def values(text: str) -> list[Any]:
+        return [type(word) for word in text.split(",")]
+
+    return flag(name, metavar, help, type=values, default=default)
 
 
 def peers(default: str) -> Flag:
@@ -140,7 +139,7 @@ ALL: list[Flag] = [
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind bench`."""
+    """Adds the flags of `smallmind bench`."""
     commands = parser.add_subparsers(required=True, metavar="WHAT", dest="what")
     for name, (help, flags) in COMMANDS.items():
         command = commands.add_parser(name, help=help, description=f"{help}.".capitalize())
@@ -153,7 +152,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures, prints and writes what was asked for."""
+    """Prints and writes what it measures."""
     measure(options, options.what)
     return 0
 
@@ -214,13 +213,8 @@ def _kernels(
     from smallmind.bench.machine import Worker
 
     threads = int(variables["NUMBA_NUM_THREADS"])
-    with Worker(
-        "kernels",
-        "smallmind.bench.peers.kernels",
-        threads=threads,
-        variables=variables,
-        binds=False,
-    ) as worker:
+    module = "smallmind.bench.peers.kernels"
+    with Worker("kernels", module, threads=threads, variables=variables, binds=False) as worker:
         with saying("starting"):
             known = worker.ask(known=None)
         _check_kernels(options, known)
@@ -242,7 +236,7 @@ def _kernels(
 
 
 def _check_kernels(options: argparse.Namespace, known: Record) -> None:
-    """InputError unless the kernels exist and have the axes of the shapes."""
+    """Raises InputError unless the kernels exist and have the axes of the shapes."""
     if unknown := [name for name in options.names if name not in known]:
         raise InputError(f"no kernel named {unknown[0]}; there are {', '.join(known)}")
     axes = {len(known[name][0].split()) for name in options.names}
@@ -251,9 +245,10 @@ def _check_kernels(options: argparse.Namespace, known: Record) -> None:
 
 
 def _limits(found: Record) -> list[dict[str, str]]:
-    flops, one = found["multiply_add_per_second"], found["multiply_add_per_second_on_one"]
-    rows = [{"": "multiply-adds, float32", "all threads": f"{flops / 1e9:.0f} GFLOP/s"}]
-    rows[0]["one thread"] = f"{one / 1e9:.0f} GFLOP/s"
+    row = {"": "multiply-adds, float32"}
+    for name, suffix in (("all threads", ""), ("one thread", "_on_one")):
+        row[name] = f"{found[f'multiply_add_per_second{suffix}'] / 1e9:.0f} GFLOP/s"
+    rows = [row]
     for nbytes, rate in found["copy_bytes_per_second"].items():
         name = f"copy of {int(nbytes) / 1e6:g} MB"
         rows.append({"": name, "all threads": f"{rate / 1e9:.0f} GB/s", "one thread": ""})
@@ -264,7 +259,7 @@ def _limits(found: Record) -> list[dict[str, str]]:
 def _spread(share: float) -> str:
     """Returns a spread as a table shows it, marked if other programs disturbed what was timed."""
     shown = f"{share * 100:.0f} %" if share <= 1 else "> 100 %"
-    return f"{shown} {DISTURBED}" if share > NOISY else shown
+    return f"{shown} {DISTURBED}" if share > NOISY_SPREAD else shown
 
 
 def _share(share: float) -> str:
@@ -275,8 +270,8 @@ def _share(share: float) -> str:
 def _is_disturbed(found: Any) -> bool:
     """-> True if any of these records has a spread that is marked, or more than all of a limit."""
     if isinstance(found, dict):
-        own = max(found.get("spread", 0.0) - NOISY, found.get("share_of_limit", 0.0) - 1)
-        return own > 0 or any(map(_is_disturbed, found.values()))
+        excess = max(found.get("spread", 0.0) - NOISY_SPREAD, found.get("share_of_limit", 0.0) - 1)
+        return excess > 0 or any(map(_is_disturbed, found.values()))
     return isinstance(found, list) and any(map(_is_disturbed, found))
 
 
@@ -335,7 +330,7 @@ def _show_step(console: Console, record: Record) -> None:
     from smallmind.bench.peers.job import Sizes
     from smallmind.bench.step import COMPARED
 
-    sizes, own = Sizes(**record["sizes"]), record["contestants"]["ours"]
+    sizes, ours = Sizes(**record["sizes"]), record["contestants"]["ours"]
     rows = []
     for name, result in record["contestants"].items():
         rate = record["operations"] / result["seconds"]
@@ -349,15 +344,15 @@ def _show_step(console: Console, record: Record) -> None:
                 "tokens/s": f"{sizes.B * sizes.T / result['seconds']:,.0f}",
                 "GFLOP/s": f"{rate / 1e9:.0f}",
                 "of FMA": _share(rate / record["multiply_add_per_second"]),
-                "time / ours": f"{result['seconds'] / own['seconds']:.2f}",
-                "CPU / ours": f"{result['processor_seconds'] / own['processor_seconds']:.2f}",
+                "time / ours": f"{result['seconds'] / ours['seconds']:.2f}",
+                "CPU / ours": f"{result['processor_seconds'] / ours['processor_seconds']:.2f}",
                 "peak MB": f"{result['peak_bytes'] / 1e6:.0f}",
-                "ours / this": f"{own['peak_bytes'] / result['peak_bytes']:.2f}",
+                "ours / this": f"{ours['peak_bytes'] / result['peak_bytes']:.2f}",
                 f"loss after {COMPARED}": f"{result['losses'][-1]:.5f}",
                 "differs": f"{result['worst_difference']:.0e}" if name != "ours" else "",
             }
         )
-    share, python = record["python_seconds"] / own["seconds"], record["python_seconds"] * 1e3
+    share, python = record["python_seconds"] / ours["seconds"], record["python_seconds"] * 1e3
     _show(console, f"{record['arch']}, {sizes.name}, {record['parameters']:,} parameters", rows)
     console.line(f"Python takes {python:.3f} ms of our step, {share * 100:.1f} %")
 
@@ -430,24 +425,20 @@ def _compare(console: Console, before: Record, now: Record, file: Path) -> None:
         console.line(f"{file} has none of these rows")
         return
     ratios = [later[name] / earlier[name] for name in both]
-    rows: list[dict[str, str]] = [
-        {"": name, "then": duration(earlier[name]), "now": duration(later[name]), "now / then": r}
-        for name, r in zip(both, (f"{ratio:.3f}" for ratio in ratios), strict=True)
-    ]
+    rows = []
+    for name, ratio in zip(both, ratios, strict=True):
+        times = {"then": duration(earlier[name]), "now": duration(later[name])}
+        rows.append({"": name, **times, "now / then": f"{ratio:.3f}"})
     _show(console, f"Beside {file}", rows)
     console.line(f"Median of {len(both)} ratios: {statistics.median(ratios):.3f}")
-    differing = [
-        name
-        for name in ("cpu", "compiled_for", "threads")
-        if before["machine"].get(name) != now["machine"].get(name)
-    ]
-    if differing:
+    machines, names = (before["machine"], now["machine"]), ("cpu", "compiled_for", "threads")
+    if differing := [x for x in names if len({machine.get(x) for machine in machines}) > 1]:
         console.warning(f'Not the same {", ".join(differing)}: see "machine" in both files')
 
 
 @contextmanager
 def saying(what: str) -> Iterator[None]:
-    """Within the block, what is being done is shown every two seconds; in a file, by dots."""
+    """Shows within the block every two seconds what is being done; in a file, by dots."""
     line, ended, start = LiveLine(sys.stdout), threading.Event(), time.monotonic()
 
     def show() -> None:

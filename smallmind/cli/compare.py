@@ -12,12 +12,13 @@ from smallmind.cli.plot import LABELS, check_count
 from smallmind.cli.runs import UNKNOWN, show_rows
 from smallmind.console.activity import duration
 from smallmind.console.table import Table
+from smallmind.runs.sweep import shown
 
 if TYPE_CHECKING:
     from smallmind.views.comparison import Losses, TaskComparison
 
-VALUE = 24  # characters of a setting
-SHORT = 100.0  # seconds: shorter times have a decimal
+VALUE_WIDTH = 24  # characters of a setting
+SHORT_SECONDS = 100.0  # shorter times have a decimal
 TITLES = {
     "val_loss": "Held-out loss, nats per token",
     "bits_per_byte": "Held-out loss, bits per byte",
@@ -26,7 +27,7 @@ TITLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind compare`."""
+    """Adds the flags of `smallmind compare`."""
     add_runs(parser, "directories of two or more runs, or their names in runs/")
     parser.epilog = (
         "Losses are compared at steps and times that all runs have reached, interpolated between "
@@ -93,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show_tasks(console: Console, compared: "Sequence[TaskComparison]") -> None:
-    """The results of tasks, and for each which differences are more than chance."""
+    """Shows the results of tasks, and for each which differences are more than chance."""
     title = ""
     for task, measure, shares, changes in compared:
         if task != title:
@@ -109,7 +110,7 @@ def _show_tasks(console: Console, compared: "Sequence[TaskComparison]") -> None:
 def _show_lowest(
     console: Console, field: str, found: Sequence[tuple[float, int, float] | None]
 ) -> None:
-    """The lowest loss of each run, wherever that was; nothing if no run has one."""
+    """Shows the lowest loss of each run, wherever that was; nothing if no run has one."""
     points = [point for point in found if point]
     if not points:
         return
@@ -125,7 +126,7 @@ def _show_lowest(
 
 
 def _show(console: Console, head: str, rows: Sequence[Sequence[str]]) -> None:
-    """A table with a column for each run, in several parts if it is too wide."""
+    """Shows a table with a column for each run, in several parts if it is too wide."""
     table = Table("", rows, [head, *LABELS[: len(rows[0]) - 1]])
     for part in table.parts(Table.columns, full_width()):
         console.drawing(part)
@@ -136,8 +137,8 @@ def _loss_cells(losses: "Losses", axis: str) -> list[list[str]]:
     for place, values in zip(losses.places, losses.values, strict=True):
         known = [x for x in values if x is not None]
         lowest = min(known) if len(set(known)) > 1 else None
-        shown = [UNKNOWN if x is None else f"{'*' * (x == lowest)}{x:.4f}" for x in values]
-        cells.append([_place(place, axis, losses.places[-1]), *shown])
+        row = [UNKNOWN if x is None else f"{'*' * (x == lowest)}{x:.4f}" for x in values]
+        cells.append([_place(place, axis, losses.places[-1]), *row])
     return cells
 
 
@@ -145,17 +146,10 @@ def _place(place: float, axis: str, last: float) -> str:
     """Returns a step, or a time in seconds or hours, minutes and seconds."""
     if axis == "steps":
         return f"{place:,.0f}"
-    return f"{place:.1f} s" if last < SHORT else duration(place)
+    return f"{place:.1f} s" if last < SHORT_SECONDS else duration(place)
 
 
 def _value(value: Any) -> str:
     """Returns a setting, briefly."""
-    if value is None:
-        return UNKNOWN
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, list | tuple):
-        return shorten(", ".join(map(str, value)), VALUE)
-    return shorten(str(value), VALUE)
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else shown(value)
+    return shorten(text, VALUE_WIDTH)

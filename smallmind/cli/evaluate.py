@@ -28,7 +28,7 @@ TASKS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind evaluate`."""
+    """Adds the flags of `smallmind evaluate`."""
     add_run(parser, "directory of a run; with TEXT also a model or checkpoint file")
     parser.add_argument(
         "text", nargs="?", metavar="TEXT", help="another text; default: the run's held-out part"

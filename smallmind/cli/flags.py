@@ -218,11 +218,11 @@ def find_run(named: Path) -> Path:
 def _runs_in(folder: Path) -> list[Path]:
     """Returns the runs of a sweep that have begun; none for any other directory."""
     from smallmind.runs.files import CONFIG
-    from smallmind.runs.sweep import Plan, is_sweep
+    from smallmind.runs.sweep import SweepPlan, is_sweep
 
     if not is_sweep(folder):
         return []
-    runs = [folder / run.name for run in Plan.read(folder).runs]
+    runs = [folder / run.name for run in SweepPlan.read(folder).runs]
     begun = [path for path in runs if (path / CONFIG).exists()]
     if not begun:
         raise InputError(f"no run of the sweep in {folder} has begun yet")

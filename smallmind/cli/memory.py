@@ -12,18 +12,18 @@ from smallmind.settings.sources import flags_of
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
-    from smallmind.forecast.memory import Plan, TextSize
+    from smallmind.forecast.memory import MemoryPlan, TextSize
     from smallmind.losses.loss import Outline
 
-NEARLY = 0.9  # share of the free memory above which there is a warning
+WARNING_SHARE = 0.9  # of the free memory, above which there is a warning
 
 
 def make_plan(
     settings: Settings, loss: "Outline | None" = None, text: "TextSize | None" = None
-) -> "Plan":
+) -> "MemoryPlan":
     """Plans the run as train would start it, in a process like this one. Loads its kernels."""
     from smallmind.forecast.compiling import rehearse
-    from smallmind.forecast.memory import Plan, Program
+    from smallmind.forecast.memory import MemoryPlan, Program
     from smallmind.forecast.threads import use_threads
     from smallmind.losses.loss import CROSS_ENTROPY
     from smallmind.nn.backend import resolve_precision
@@ -34,24 +34,18 @@ def make_plan(
     use_threads(run)
     loss = loss or CROSS_ENTROPY
     rehearse(settings.model, settings.training, run.backend, loss)
-    return Plan(settings, loss, text, Program.measured(text))
+    return MemoryPlan(settings, loss, text, Program.measured(text))
 
 
-def free_bytes(plan: "Plan", processes: int = 1) -> int:
-    """Returns the memory for a run: what is free, and what this process already holds of its own.
-
-    What is free is divided among the processes of the run on this machine.
-    """
+def free_bytes(plan: "MemoryPlan", processes: int = 1) -> int:
+    """Returns the memory for a run: what is free for each process, and what this one holds."""
     from smallmind.memory.available import available_bytes
 
     return available_bytes() // processes + plan.held
 
 
-def check_memory(console: Console, plan: "Plan", processes: int = 1) -> None:
-    """InputError, with advice, if the run does not fit; a warning if it barely does.
-
-    The free memory is divided among the processes of the run on this machine.
-    """
+def check_memory(console: Console, plan: "MemoryPlan", processes: int = 1) -> None:
+    """Warns if the run barely fits. InputError, with advice, if it does not."""
     free, total = free_bytes(plan, processes), plan.estimate.total
     what = "this run" if processes == 1 else f"each of {processes} processes on this machine"
     left = "is free" if processes == 1 else "is free for each"
@@ -62,14 +56,14 @@ def check_memory(console: Console, plan: "Plan", processes: int = 1) -> None:
             f"{what} needs {format_bytes(total)} of memory and {format_bytes(free)} {left}; "
             + (f"use {advice}" if advice else "no setting makes it fit: free some memory")
         )
-    if total > NEARLY * free:
+    if total > WARNING_SHARE * free:
         console.warning(
             f"{what[0].upper()}{what[1:]} needs {format_bytes(total)} of the {format_bytes(free)} "
             f"{left.removeprefix('is ')}."
         )
 
 
-def show_estimate(console: Console, plan: "Plan", memory: int | None, target: int) -> int:
+def show_estimate(console: Console, plan: "MemoryPlan", memory: int | None, target: int) -> int:
     """Prints the memory that the plan takes, in parts, and what fits -> exit status."""
     available, estimate = memory or free_bytes(plan), plan.estimate
     parts = estimate.table()
@@ -84,7 +78,7 @@ def show_estimate(console: Console, plan: "Plan", memory: int | None, target: in
     return 0 if fits else 1
 
 
-def _show_what_fits(console: Console, plan: "Plan", memory: int, target: int) -> None:
+def _show_what_fits(console: Console, plan: "MemoryPlan", memory: int, target: int) -> None:
     """Shows the largest batch that fits and ways to reach the target, or what to change."""
     largest = plan.largest_batch(memory)
     if not largest:
@@ -113,16 +107,14 @@ def _show_what_fits(console: Console, plan: "Plan", memory: int, target: int) ->
     )
 
 
-def _show_changes(console: Console, plan: "Plan", memory: int) -> None:
+def _show_changes(console: Console, plan: "MemoryPlan", memory: int) -> None:
     """Shows the changes that would make one sequence fit, or bring it closer."""
     console.line("Not even one sequence fits.")
     changes = plan.changes_to_fit(memory)
-    rows = [[flags_of(change.settings), format_bytes(change.total)] for change in changes]
-    if any(change.total <= memory for change in changes):
-        verdicts = ["fits" if change.total <= memory else "" for change in changes]
-        rows = [
-            [settings, verdict, total]
-            for (settings, total), verdict in zip(rows, verdicts, strict=True)
-        ]
+    any_fits = any(change.total <= memory for change in changes)
+    rows = []
+    for change in changes:
+        verdict = ["fits" if change.total <= memory else ""] if any_fits else []
+        rows.append([flags_of(change.settings), *verdict, format_bytes(change.total)])
     if rows:
         console.table("Memory needed with other settings", rows)

@@ -23,12 +23,12 @@ from smallmind.settings.sources import FIELDS, flags_of
 if TYPE_CHECKING:
     from smallmind.forecast.budget import Size
     from smallmind.forecast.law import Trial
-    from smallmind.forecast.memory import Plan
+    from smallmind.forecast.memory import MemoryPlan
     from smallmind.runs.planning import Planned, Planner
 
-MINUTES = 5.0, 20.0, 60.0, 240.0  # of the table
+SHOWN_MINUTES = 5.0, 20.0, 60.0, 240.0  # of the table
 DEFAULT_MINUTES = 60.0
-NEARLY_ALL = 0.99  # of the passes that a run makes at most
+NEARLY_ALL_PASSES = 0.99  # of those that a run makes at most
 TRIAL_SHARE = 0.1  # of the minutes of a run, for trials
 MIN_TRIAL_MINUTES, MAX_TRIAL_MINUTES = 1.0, 10.0
 
@@ -36,7 +36,7 @@ MIN_TRIAL_MINUTES, MAX_TRIAL_MINUTES = 1.0, 10.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `smallmind plan`: those of train, and how long the trials may take."""
     add_training_flags(parser)
-    group = parser.add_argument_group("Plan")
+    group = parser.add_argument_group("MemoryPlan")
     group.add_argument(
         "--trials",
         type=float,
@@ -66,19 +66,24 @@ def run(options: argparse.Namespace) -> int:
         most = count_of(minutes, "minute")
         raise InputError(f"--trials {trials:g} must be from 0 to the {most} of a run")
     console = Console(sys.stderr) if options.json else Console()
-    given = {name: x for name, x in choices.chosen.items() if name not in ("minutes", "out")}
+    chosen = {name: x for name, x in choices.chosen.items() if name not in ("minutes", "out")}
     folder = Path(choices.chosen.get("out") or Path(RUNS) / "run").parent
     with activity.showing_on(console.activity):
-        planner = Planner(dataclasses.replace(choices, chosen=given), folder=folder)
+        planner = Planner(dataclasses.replace(choices, chosen=chosen), folder=folder)
         prepared = planner.prepared
         text = TextSize.of(prepared.source.nbytes, prepared.data)
         memory = make_plan(prepared.settings, None, text)
         check_memory(console, memory)
-        _introduce(console, planner)
+        characters = f"{prepared.source.name}: {prepared.source.characters:,} characters"
+        vocabulary = f"a vocabulary of {prepared.tokenizer.vocab_size:,}"
+        console.line(f"{characters}; {planner.unique:,} tokens to learn from, {vocabulary}")
+        if planner.outcomes:
+            known = count_of(len(planner.outcomes) - planner.runs, "trial")
+            console.line(f"Known already: {known}, {count_of(planner.runs, 'run')}")
         made = [_try(console, planner, planned) for planned in planner.planned(trials)]
         if planner.unkept:
             console.warning(f"Trials cannot be kept for later: {planner.unkept}")
-        rows = {time: planner.sizes(time) for time in sorted({*MINUTES, minutes})}
+        rows = {time: planner.sizes(time) for time in sorted({*SHOWN_MINUTES, minutes})}
         shown = [_described(planner, time, sizes, memory) for time, sizes in rows.items()]
     if trials and not (made or planner.outcomes):
         console.line(_why_none(planner, trials))
@@ -104,25 +109,13 @@ def _next(options: argparse.Namespace, choices: Choices, minutes: float) -> list
     return words
 
 
-def _introduce(console: Console, planner: "Planner") -> None:
-
-    data = planner.prepared
-    console.line(
-        f"{data.source.name}: {data.source.characters:,} characters; {planner.unique:,} tokens to "
-        f"learn from, a vocabulary of {data.tokenizer.vocab_size:,}"
-    )
-    if planner.outcomes:
-        known = count_of(len(planner.outcomes) - planner.runs, "trial")
-        console.line(f"Known already: {known}, {count_of(planner.runs, 'run')}")
-
-
 def _try(console: Console, planner: "Planner", planned: "Planned") -> "Trial":
     """Makes a trial and tells its outcome."""
-    from smallmind.runs.planning import COUNT
+    from smallmind.runs.planning import MAX_TRIALS
 
     fields, config = planned.settings.model, planned.settings.training
     size = f"{fields.n_layer} x {fields.n_embd}"
-    with activity.doing(f"Making trial {planned.number} of at most {COUNT}: {size}"):
+    with activity.doing(f"Making trial {planned.number} of at most {MAX_TRIALS}: {size}"):
         trial = planner.make(planned)
     drops = f", dropout {fields.dropout:g}" if fields.dropout else ""
     console.line(
@@ -149,15 +142,13 @@ def _why_none(planner: "Planner", trials: float) -> str:
 
 
 def _described(
-    planner: "Planner", minutes: float, sizes: list["Size"], memory: "Plan"
+    planner: "Planner", minutes: float, sizes: list["Size"], memory: "MemoryPlan"
 ) -> dict[str, Any]:
     """Returns a row of the table: the best size for a time, what it takes, and its neighbours."""
     from smallmind.forecast.budget import best
 
     size = best(sizes)
-    place = sizes.index(size)
-    own = dataclasses.replace(memory, settings=planner.settings(size))
-    neighbours = {"smaller": place - 1, "larger": place + 1}
+    index = sizes.index(size)
     return {
         "minutes": minutes,
         "settings": size.fields,
@@ -167,8 +158,9 @@ def _described(
         "steps": round(size.updates),
         "loss": size.loss,
         "interval": list(size.interval),
-        "bytes": own.estimate.total,
-        **{name: sizes[i].loss if 0 <= i < len(sizes) else None for name, i in neighbours.items()},
+        "bytes": dataclasses.replace(memory, settings=planner.settings(size)).estimate.total,
+        "smaller": sizes[index - 1].loss if index else None,
+        "larger": sizes[index + 1].loss if index + 1 < len(sizes) else None,
     }
 
 
@@ -210,7 +202,7 @@ def _show(console: Console, planner: "Planner", rows: list[dict[str, Any]], minu
             f"{count_of(rows[0]['steps'], 'step')} here: it ends "
             f"higher, as all do that have fewer than {MIN_STEPS}"
         )
-    if rows[-1]["passes"] > NEARLY_ALL * MAX_PASSES:
+    if rows[-1]["passes"] > NEARLY_ALL_PASSES * MAX_PASSES:
         console.line(
             f"A run ends after {MAX_PASSES} passes over the text: then only more text helps"
         )

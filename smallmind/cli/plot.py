@@ -23,7 +23,7 @@ ROWS = range(8, 21)  # of the first panel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind plot`."""
+    """Adds the flags of `smallmind plot`."""
     from smallmind.charts.curve import AXES
 
     add_runs(parser)

@@ -10,7 +10,7 @@ from smallmind.files import durable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind report`."""
+    """Adds the flags of `smallmind report`."""
     add_runs(parser)
     # Earlier versions named the run by this flag.
     parser.add_argument("--run", dest="run_flag", type=Path, help=argparse.SUPPRESS)

@@ -13,7 +13,7 @@ from smallmind.runs.files import RUNS
 from smallmind.runs.sweep import is_sweep
 
 UNKNOWN = "-"
-MOST_NOTES = 5  # runs about which there is more to say
+MAX_NOTES = 5  # runs about which there is more to say
 
 
 class Column(NamedTuple):
@@ -44,7 +44,8 @@ def format_count(count: int | None) -> str:
     return str(count)
 
 
-def _number(value: float | None, digits: int) -> str:
+def number(value: float | None, digits: int) -> str:
+    """Returns a number with so many decimals, or a mark that it is unknown."""
     return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
@@ -54,16 +55,16 @@ COLUMNS = (
     Column("model", lambda row: row["architecture"] or UNKNOWN, 3, side="<"),
     Column("parameters", lambda row: format_count(row["parameters"]), 8),
     Column("steps", steps_of, 4),
-    Column("best held-out", lambda row: _number(row["best_loss"], 4), 1),
-    Column("final held-out", lambda row: _number(row["final_loss"], 4), 6),
-    Column("bits/byte", lambda row: _number(row["bits_per_byte"], 3), 7),
+    Column("best held-out", lambda row: number(row["best_loss"], 4), 1),
+    Column("final held-out", lambda row: number(row["final_loss"], 4), 6),
+    Column("bits/byte", lambda row: number(row["bits_per_byte"], 3), 7),
     Column("time", lambda row: duration(row["seconds"]), 5),
     Column("state", lambda row: row["state"], 0, side="<"),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind runs`."""
+    """Adds the flags of `smallmind runs`."""
     from smallmind.views.listing import SORT_KEYS
 
     parser.add_argument(
@@ -113,15 +114,15 @@ def run(options: argparse.Namespace) -> int:
         console.line(f"{path} holds a sweep: `smallmind runs {path}` lists its runs")
     notes = [(row["name"], row["failure"] or row["problem"]) for row in rows]
     notes = [(name, note) for name, note in notes if note]
-    for name, note in notes[:MOST_NOTES]:
+    for name, note in notes[:MAX_NOTES]:
         console.line(f"{name}: {note}")
-    if (more := len(notes) - MOST_NOTES) > 0:
+    if (more := len(notes) - MAX_NOTES) > 0:
         console.line(f"{more} more have failed or cannot be read: --json says why")
     return 0
 
 
 def show_rows(console: Console, rows: Sequence[dict[str, Any]]) -> None:
-    """The table, without the columns for which the terminal is too narrow."""
+    """Shows the table, without the columns for which the terminal is too narrow."""
     columns, width = list(COLUMNS), full_width()
     cells = {column: [column.cell(row) for row in rows] for column in columns}
 
@@ -135,8 +136,8 @@ def show_rows(console: Console, rows: Sequence[dict[str, Any]]) -> None:
         columns.remove(max(columns, key=lambda column: column.goes))
     if (excess := too_much()) > 0:
         name = columns[0]
-        room = max(8, width_of(name) - excess)
-        cells[name] = [shorten(cell, room) for cell in cells[name]]
+        width_left = max(8, width_of(name) - excess)
+        cells[name] = [shorten(cell, width_left) for cell in cells[name]]
     heads = [column.head for column in columns]
     sides = "".join(column.side for column in columns)
     lines = list(zip(*(cells[column] for column in columns), strict=True))

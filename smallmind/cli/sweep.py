@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from smallmind.checks import InputError, count_of
 from smallmind.cli.console import Console, full_width, shorten
 from smallmind.cli.flags import add_setting_flags, choices_of_run
+from smallmind.cli.runs import number
 from smallmind.cli.signals import ENDING_SIGNALS, handled
 from smallmind.console.activity import duration
 from smallmind.console.signals import handling, impatience
@@ -22,19 +23,15 @@ from smallmind.settings.settings import LOSS_SETTINGS
 from smallmind.settings.sources import FIELDS, flag_of
 
 if TYPE_CHECKING:
-    from smallmind.runs.sweep import Plan, PlannedRun
-    from smallmind.views.sweep import Group, Result
+    from smallmind.runs.sweep import PlannedRun, SweepPlan
+    from smallmind.views.sweep import Result, SweepGroup
 
-EVERY = 0.2  # seconds between two looks at the processes
+LOOK_SECONDS = 0.2  # between two looks at the processes
 SOURCES = ("recipe", "size", "arch", "preset", "config")
 # Settings that are paths, which must be valid from any directory.
 PATHS = ("config", "init_from", *(x for loss in LOSS_SETTINGS.values() for x in loss.paths))
-ONE_VALUE = (
-    "exclude",
-    "out",
-)
-UNKNOWN = "-"
-MOST_ERRORS = 5  # below the table
+ONE_VALUE = ("exclude", "out")
+MAX_ERRORS = 5  # below the table
 # A run ends in order, and saves, as soon as nobody holds the other end of its standard input: this
 # process may be killed.
 PROGRAM = """import os, signal, sys, threading
@@ -48,7 +45,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind sweep`."""
+    """Adds the flags of `smallmind sweep`."""
     group = parser.add_argument_group("Sweep")
     group.add_argument(
         "--seeds",
@@ -97,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     """Trains what is left of the sweep, and shows the table -> exit status."""
     from smallmind.files.lock import RunLock
     from smallmind.forecast.threads import divided_cpus
-    from smallmind.runs.sweep import PLAN, Plan
+    from smallmind.runs.sweep import PLAN, SweepPlan
     from smallmind.views.sweep import result_of
 
     if options.jobs < 1:
@@ -111,10 +108,10 @@ def run(options: argparse.Namespace) -> int:
     folder = options.resume or _folder(options)
     if options.resume:
         _check_alone(options)
-        Plan.read(folder)  # before a lock is written
+        SweepPlan.read(folder)  # before a lock is written
     folder.mkdir(parents=True, exist_ok=True)
     with RunLock(folder):
-        saved = Plan.read(folder) if (folder / PLAN).exists() else None
+        saved = SweepPlan.read(folder) if (folder / PLAN).exists() else None
         if plan and saved:
             try:
                 plan = saved.extended(plan)
@@ -145,20 +142,19 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_alone(options: argparse.Namespace) -> None:
     """Raises InputError if there is another flag than --jobs beside --resume."""
-    given = [name for name in vars(options) if name in FIELDS or name == "text"]
-    given += [name for name in (*SOURCES, "seeds") if getattr(options, name)]
-    if given:
+    others = [name for name in vars(options) if name in FIELDS or name == "text"]
+    if others or any(getattr(options, name) for name in (*SOURCES, "seeds")):
         raise InputError(
             "--resume takes all settings from the sweep; leave out the others, or start it again "
             "with the flags of before and more values"
         )
 
 
-def _plan(options: argparse.Namespace) -> "Plan":
+def _plan(options: argparse.Namespace) -> "SweepPlan":
     """Returns the plan that the flags make, each of whose runs has been checked."""
     from smallmind.corpus.corpus import Corpus
     from smallmind.corpus.tokens import are_tokens
-    from smallmind.runs.sweep import Plan
+    from smallmind.runs.sweep import SweepPlan
 
     values = {name: _listed(x) for name, x in vars(options).items() if name in FIELDS}
     values |= {name: _listed(x) for name in SOURCES if (x := getattr(options, name))}
@@ -185,7 +181,7 @@ def _plan(options: argparse.Namespace) -> "Plan":
         if len(seeds) > 1:
             raise InputError("--seeds counts from one --seed: leave out one of the two lists")
         seeds = [seeds[0] + i for i in range(options.seeds)]
-    plan = Plan.of(paths, values | {"seed": seeds})
+    plan = SweepPlan.of(paths, values | {"seed": seeds})
     for each in plan.runs:
         try:
             choices_of_run(_options_of(each.settings)).settings()
@@ -232,7 +228,7 @@ class _Job:
     def __init__(
         self,
         folder: Path,
-        plan: "Plan",
+        plan: "SweepPlan",
         run: "PlannedRun",
         cpus: list[int],
         threads: int | None,
@@ -250,16 +246,12 @@ class _Job:
         if threads and "threads" not in run.settings:
             words += ["--threads", str(threads)]
         # Ctrl-C in the terminal is for this process, which then tells the others.
-        apart: dict[str, Any] = {"process_group": 0}
+        group: dict[str, Any] = {"process_group": 0}
         if os.name == "nt":
-            apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}  # type: ignore[attr-defined]
+            group = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}  # type: ignore[attr-defined]
         with open(self.log, "ab") as log, _bound_to(cpus):
             self.process = subprocess.Popen(
-                python(PROGRAM, *words),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                **apart,
+                python(PROGRAM, *words), stdin=subprocess.PIPE, stdout=log, stderr=log, **group
             )
         self.view = RunView(path, ("loss",))
         self.start = time.monotonic()
@@ -301,7 +293,7 @@ class _Job:
 
 @contextmanager
 def _bound_to(cpus: list[int]) -> Iterator[None]:
-    """Processes that are started in the block run on these CPUs; on any if there are none."""
+    """Runs processes that are started in the block on these CPUs; on any if there are none."""
     if not cpus:
         yield
         return
@@ -316,7 +308,9 @@ def _bound_to(cpus: list[int]) -> Iterator[None]:
 class _Sweep:
     """The runs of a plan that are still to train, and those that are being trained."""
 
-    def __init__(self, console: Console, folder: Path, plan: "Plan", cpus: list[list[int]]) -> None:
+    def __init__(
+        self, console: Console, folder: Path, plan: "SweepPlan", cpus: list[list[int]]
+    ) -> None:
         from smallmind.kernels.codegen.threads import cores
         from smallmind.views.sweep import result_of
 
@@ -348,7 +342,7 @@ class _Sweep:
                     self._start_jobs()
                 self._end_jobs()
                 self._show_progress(bool(received))
-                time.sleep(EVERY)
+                time.sleep(LOOK_SECONDS)
         if left and not received:
             self.console.line(f"All took {duration(time.monotonic() - self.start)}")
         return received[0] if received else 0
@@ -365,6 +359,10 @@ class _Sweep:
                 self.waiting.remove(run)
                 job = _Job(self.folder, self.plan, run, self.free.pop(0), self.threads)
                 self.jobs.append(job)
+
+    def _kill(self) -> None:
+        for job in self.jobs:
+            job.kill()
 
     def _end_jobs(self) -> None:
         """Shows and saves the results of runs that have ended."""
@@ -384,28 +382,24 @@ class _Sweep:
             save(self.folder, self.plan, results)
 
     def _show_progress(self, is_stopping: bool) -> None:
-        """A line for the sweep, and one for each run that is being trained."""
+        """Shows a line for the sweep, and one for each run that is being trained."""
         for job in self.jobs:
             job.view.refresh()
-        place = f"{self.done} of {len(self.plan.runs)} runs done"
+        text = f"{self.done} of {len(self.plan.runs)} runs done"
         here = self.done - self.begun_with + sum(job.share for job in self.jobs)
         if is_stopping:
-            place += ", stopping: the others save after their step; Ctrl-C again does not wait"
+            text += ", stopping: the others save after their step; Ctrl-C again does not wait"
         elif not self.jobs and self.waiting:
-            place += f"; waiting for the process that trains {self.waiting[0].name}"
+            text += f"; waiting for the process that trains {self.waiting[0].name}"
         elif here:
             left = len(self.plan.runs) - self.begun_with - here
-            place += f", {duration((time.monotonic() - self.start) * left / here)} left"
-        self.console.live_lines([place, *(job.progress() for job in self.jobs)])
-
-    def _kill(self) -> None:
-        for job in self.jobs:
-            job.kill()
+            text += f", {duration((time.monotonic() - self.start) * left / here)} left"
+        self.console.live_lines([text, *(job.progress() for job in self.jobs)])
 
 
 @contextmanager
 def stopping() -> Iterator[list[int]]:
-    """Within the block, the list gets the numbers of signals; a second Ctrl-C raises."""
+    """Adds the numbers of signals to the list within the block; a second Ctrl-C raises."""
     received: list[int] = []
     is_impatient = impatience()
 
@@ -422,16 +416,16 @@ def _told(result: "Result") -> str:
     """Returns how a run ended, in a line."""
     if result.error:
         return f"{result.name}: {result.error}"
-    place = f"{count_of(result.step, 'step')}, {duration(result.seconds)}"
+    length = f"{count_of(result.step, 'step')}, {duration(result.seconds)}"
     if result.state == "waiting":
         return f"{result.name}: not begun yet"
     if result.loss is None:
-        return f"{result.name}: {result.state} after {place}"
-    return f"{result.name}: final held-out loss {result.loss:.4f}, {place}"
+        return f"{result.name}: {result.state} after {length}"
+    return f"{result.name}: final held-out loss {result.loss:.4f}, {length}"
 
 
-def _show(console: Console, folder: Path, plan: "Plan", results: "list[Result]") -> None:
-    """The table, sorted by loss, and what it means; saves the results."""
+def _show(console: Console, folder: Path, plan: "SweepPlan", results: "list[Result]") -> None:
+    """Shows the table, sorted by loss, and what it means; saves the results."""
     from smallmind.runs.sweep import shown
     from smallmind.views.sweep import CSV, JSON, UNITS, groups_of, measure_of, save
 
@@ -443,18 +437,17 @@ def _show(console: Console, folder: Path, plan: "Plan", results: "list[Result]")
     rows = []
     for group in groups:
         settings = [shorten(shown(x), 24) for x in group.settings.values()]
-        row = [*settings, *map(_number, (group.mean, group.spread))]
+        row = [*settings, number(group.mean, 4), number(group.spread, 4)]
         row += [str(len(group.values)), duration(group.seconds)]
         rows.append([*row, _note(group)] if has_notes else row)
     sides = ">" * len(heads)
     if has_notes:
         heads, sides = [*heads, "note"], f"{sides}<"
-        room = full_width() - sum(
-            max(len(row[i]) for row in [heads, *rows]) + len(GAP) for i in range(len(heads) - 1)
-        )
+        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+        width = full_width() - sum(widths[:-1]) - len(GAP) * (len(widths) - 1)
         for row in rows:
-            if len(row[-1]) > room:
-                row[-1] = f"{row[-1][: max(20, room) - 3].rstrip()}..."
+            if len(row[-1]) > width:
+                row[-1] = f"{row[-1][: max(20, width) - 3].rstrip()}..."
     console.line()
     console.drawing(Table("", rows, heads, sides).columns())
     console.line(
@@ -464,19 +457,15 @@ def _show(console: Console, folder: Path, plan: "Plan", results: "list[Result]")
     if len({result.text for result in results} - {None}) > 1:
         console.warning("The text has changed between runs: their losses cannot be compared")
     failed = [result for result in results if result.error]
-    for result in failed[:MOST_ERRORS]:
+    for result in failed[:MAX_ERRORS]:
         console.line(f"{result.name}: {result.error}")
-    if len(failed) > MOST_ERRORS:
-        console.line(f"{len(failed) - MOST_ERRORS} more have failed: {folder / CSV} says why")
+    if len(failed) > MAX_ERRORS:
+        console.line(f"{len(failed) - MAX_ERRORS} more have failed: {folder / CSV} says why")
     console.line(f"The results are in {folder / CSV} and {JSON}")
 
 
-def _note(group: "Group") -> str:
+def _note(group: "SweepGroup") -> str:
     """Returns why a mean has fewer values than there are runs."""
     states = [f"{x.error}" if x.error else x.state for x in group.results if x.loss is None]
     counted = [f"{states.count(x)} x {x}" if states.count(x) > 1 else x for x in states]
     return "; ".join(dict.fromkeys(counted))
-
-
-def _number(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.4f}"

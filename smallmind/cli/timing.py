@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from smallmind.runs.run import Run
 
 MAX_PARAMETERS = 500_000_000  # a larger model takes long to initialise
-SLOWER = 1.05  # times as long, from which it is said
-WIDE = 1.5  # spread of what was timed, from which the time is a range
+SLOWER_RATIO = 1.05  # from which it is said
+WIDE_SPREAD = 1.5  # of what was timed, from which the time is a range
 # Above how many seconds, and their names: 1.5 minutes are 90 seconds.
 UNITS = ((36 * 3600, 24 * 3600, "days"), (90 * 60, 3600, "h"), (90, 60, "min"), (0, 1, "s"))
 
@@ -33,14 +33,15 @@ def time_of_run(run: "Run") -> str:
 
 def slower_than_float32(run: "Run") -> str:
     """Says that float32 is faster here, if runs like this one were timed in both; else nothing."""
-    from smallmind.forecast.pace import kept_pace, pace_in
+    from smallmind.forecast.pace import earlier_pace, kept_pace
 
     training, config = run.training, run.settings.training
     precision = training.model.precision
     if not precision.has_16_bits or run.session.pace:
         return ""
-    plain = pace_in(Precision.FLOAT32, training, config)
-    if plain is None or (ratio := kept_pace(training, config).step / plain.step) < SLOWER:
+    other = dataclasses.replace(config, precision=Precision.FLOAT32, use_mixed_precision=False)
+    plain = earlier_pace(training, other)
+    if plain is None or (ratio := kept_pace(training, config).step / plain.step) < SLOWER_RATIO:
         return ""
     return (
         f"{precision} saves memory, not time: here, steps took {ratio:.2f} times as long as in "
@@ -71,7 +72,7 @@ def _time(pace: "Pace", config: TrainingConfig, done: int = 0, most: float = mat
     may_end_early = config.early_stopping_patience or config.target_loss is not None
     bound = "at most " if may_end_early and done < config.steps else ""
     # Other programs that slowed down what was timed may end sooner than the run.
-    seconds = pace.total(config, done) / (pace.spread if pace.spread >= WIDE else 1.0)
+    seconds = pace.total(config, done) / (pace.spread if pace.spread >= WIDE_SPREAD else 1.0)
     seconds = min(most, seconds)
     return bound + about(seconds, min(pace.spread, most / seconds) if seconds else 1.0)
 
@@ -81,13 +82,13 @@ def about(seconds: float, spread: float = 1.0) -> str:
 
     A range, such as "about 2 to 4 min", if they may become `spread` times as many.
     """
-    longest = seconds * spread if spread >= WIDE else seconds
+    longest = seconds * spread if spread >= WIDE_SPREAD else seconds
     _, unit, name = next(row for row in UNITS if longest >= row[0])
-    least = most = _rounded(seconds / unit, round)
+
+    def rounded(count: float, to_whole: Callable[[float], int]) -> int:
+        return max(1, to_whole(count) if count < 20 else 5 * to_whole(count / 5))
+
+    least = most = rounded(seconds / unit, round)
     if longest > seconds:
-        most = _rounded(longest / unit, math.ceil)
+        most = rounded(longest / unit, math.ceil)
     return f"about {least} to {most} {name}" if least < most else f"about {most} {name}"
-
-
-def _rounded(count: float, to_whole: Callable[[float], int]) -> int:
-    return max(1, to_whole(count) if count < 20 else 5 * to_whole(count / 5))

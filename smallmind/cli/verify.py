@@ -14,7 +14,7 @@ INDENT = " " * 8  # of the second line of a verdict
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind verify`."""
+    """Adds the flags of `smallmind verify`."""
     add_run(parser)
     parser.add_argument(
         "--digests-only", action="store_true", help="only check that each file is sound"

@@ -19,15 +19,15 @@ from smallmind.training.progress import draw_bar
 if TYPE_CHECKING:
     from smallmind.views.run_view import RunView
 
-EVERY = 0.5  # seconds between two looks at the files
-REDRAWN = 0.1  # seconds between two drawings at least
-PLAIN_EVERY = 10.0  # seconds between two lines where there is no terminal
+LOOK_SECONDS = 0.5  # between two looks at the files
+DRAW_SECONDS = 0.1  # between two drawings at least
+LINE_SECONDS = 10.0  # between two lines where there is no terminal
 SAMPLE_LINES = 6
 FIELDS = ("loss", "val_loss", "lr", "tokens_per_second", "peak_memory")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind watch`."""
+    """Adds the flags of `smallmind watch`."""
     add_run(parser)
     parser.add_argument("--once", action="store_true", help="show the run once, and exit")
     parser.epilog = (
@@ -65,30 +65,30 @@ def _watch_terminal(view: "RunView", console: Console) -> None:
             size = shutil.get_terminal_size()
             now = (size, int(time.monotonic()))  # the clock of the run goes on
             if is_new or now != shown:
-                time.sleep(max(0.0, drawn + REDRAWN - time.monotonic()))
+                time.sleep(max(0.0, drawn + DRAW_SECONDS - time.monotonic()))
                 console.draw_screen(_frame(view, console, size.columns, size.lines))
                 shown, drawn = now, time.monotonic()
             if view.state != State.RUNNING:
                 return
-            time.sleep(EVERY)
+            time.sleep(LOOK_SECONDS)
 
 
 def _watch_lines(view: "RunView", console: Console) -> None:
     """Prints a line every few seconds if there is something new, until the run has ended."""
     from smallmind.views.run_view import State
 
-    printed = -PLAIN_EVERY
+    printed = -LINE_SECONDS
     is_new = True
     while view.state == State.RUNNING and console.has_reader:
         is_new |= view.refresh()
-        if is_new and time.monotonic() - printed >= PLAIN_EVERY:
+        if is_new and time.monotonic() - printed >= LINE_SECONDS:
             console.line("\n".join(_packed([_place(view), *_numbers(view)], line_width())))
             printed, is_new = time.monotonic(), False
-        time.sleep(EVERY)
+        time.sleep(LOOK_SECONDS)
 
 
 def _frame(view: "RunView", console: Console, width: int, height: int) -> list[str]:
-    """Everything to see, in lines of at most `width` columns, as far as `height` has room."""
+    """Draws everything, in lines of at most `width` columns, as far as `height` allows."""
     ascii_only = not can_print(console.stream, SAMPLES)
     text = f", {view.text}" if view.text else ""
     lines = [fit((f"{view.name}: {view.state}{text}", f"{view.name}: {view.state}"), width)]
@@ -108,7 +108,7 @@ def _frame(view: "RunView", console: Console, width: int, height: int) -> list[s
 
 
 def _place(view: "RunView") -> str:
-    """Step 1,200 of 3,000 (40%), 1:23 so far, 2:05 left"""
+    """-> step 1,200 of 3,000 (40%), 1:23 so far, 2:05 left"""
     step, steps = view.step, view.steps
     place = f"step {step:,} of {steps:,} ({step / steps:.0%})" if steps else f"step {step:,}"
     if view.seconds:

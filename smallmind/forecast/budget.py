@@ -36,19 +36,19 @@ from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.training import Training
 
-LEARNING = 0.9  # share of the time spent in steps; the rest evaluates and saves
-MOST_TIMING = 0.01  # share of the time for the passes of a size that is timed
+STEPS_SHARE = 0.9  # of the time is spent in steps; the rest evaluates and saves
+MAX_TIMING_SHARE = 0.01  # of the time, for the passes of a size that is timed
 UPDATES = 1000  # that a batch is made for: fewer of a larger batch learn less from as many tokens
 MIN_BATCH, MAX_BATCH = 768, 8192  # tokens
 PARAMETERS_PER_TOKEN = 4.0  # of the text: more of them memorise it
 CHARACTERS_PER_TOKEN = 1.9  # of 512 tokens learned from English text
 # Dropout for a pass over the text by a model with a parameter for each of its tokens, the power by
 # which it grows with both, and its limits: less than the least is none.
-DROPOUT, DROPOUT_POWER, LEAST_DROPOUT, MOST_DROPOUT = 0.0075, 0.65, 0.015, 0.2
+DROPOUT, DROPOUT_POWER, MIN_DROPOUT, MAX_DROPOUT = 0.0075, 0.65, 0.015, 0.2
 WEIGHT_DECAY = 0.3  # beside dropout
 
 
-class Shape(NamedTuple):
+class ModelShape(NamedTuple):
     """The size of a model."""
 
     n_layer: int
@@ -68,9 +68,9 @@ class Size(NamedTuple):
 
 
 HEAD, SMALL_HEAD = 32, 16  # channels of a head, and of one in a model that is not wide
-WIDE = 128
+WIDE_CHANNELS = 128
 WINDOW, LONG_WINDOW = 128, 256  # tokens; long ones teach less at first
-LONG = 1e7  # tokens that a run sees, from which on its windows are long
+LONG_RUN = 1e7  # tokens that a run sees, from which on its windows are long
 WIDTHS = {  # in channels, by the number of layers
     2: (32,),
     3: (32,),
@@ -80,9 +80,9 @@ WIDTHS = {  # in channels, by the number of layers
     12: (512, 640),
 }
 # From the smallest to the largest.
-SHAPES = [Shape(layers, width) for layers, widths in WIDTHS.items() for width in widths]
-TIMED = [SHAPES[2], SHAPES[8], SHAPES[14]]  # small ones multiply less in a second
-MOST_TIMED = 10_000_000  # parameters: larger ones take long, and as long for each
+SHAPES = [ModelShape(layers, width) for layers, widths in WIDTHS.items() for width in widths]
+TIMED_SHAPES = [SHAPES[2], SHAPES[8], SHAPES[14]]  # small ones multiply less in a second
+MAX_TIMED_PARAMETERS = 10_000_000  # larger ones take long, and as long for each
 
 
 class Cost(NamedTuple):
@@ -96,7 +96,7 @@ class Cost(NamedTuple):
         return tokens * (self.token + self.update / (batch or batch_for(tokens)))
 
     def tokens(self, seconds: float, batch: float | None = None) -> float:
-        """Inverse of `seconds`."""
+        """-> the tokens that fit in a time: inverse of `seconds`."""
         batch = batch or batch_for((seconds - UPDATES * self.update) / self.token)
         return seconds / (self.token + self.update / batch)
 
@@ -112,12 +112,10 @@ def fit(
     timed: Sequence[Trial] = (),
     processes: int = 1,
 ) -> Fields:
-    """Chooses the model and the batch for a run of the `minutes` of the choices -> their fields.
+    """Chooses model, windows, batch, dropout and weight decay for the `minutes` -> their fields.
 
-    They are the size of the model, its block size, batch, dropout and weight decay, as far as they
-    are not chosen, for a text of `tokens`, whose outcomes are `known`, and for this machine, of
-    which trials may tell how fast it is, or several `processes` like this one. InputError for a
-    setting that is out of range.
+    The text has `tokens`, and outcomes that are `known`; trials tell how fast this machine is, or
+    several `processes` like this one. InputError for a setting that is out of range.
     """
     # Refuses values that are out of range, before anything computes.
     fields = resolve(choices).chosen | {"vocab_size": vocab_size}
@@ -142,48 +140,46 @@ def tokens_of(fields: Fields, characters: int) -> float:
 
 def law_for(known: Sequence[Outcome], seconds: float, costs: Costs) -> Law:
     """Returns the law of a text with these outcomes, for runs of so many seconds."""
-    return law_of(known, OPERATIONS * SIZE * costs(int(SIZE)).tokens(LEARNING * seconds))
+    return law_of(known, OPERATIONS * SIZE * costs(int(SIZE)).tokens(STEPS_SHARE * seconds))
 
 
 def sizes_for(
-    given: Fields, fields: Fields, text: float, seconds: float, costs: Costs, law: Law
+    chosen: Fields, fields: Fields, text: float, seconds: float, costs: Costs, law: Law
 ) -> list[Size]:
-    """-> each shape with the given fields, as it would be trained in this time, from the smallest
-    on.
+    """-> each shape, as it would be trained in this time, from the smallest on.
 
-    `fields` are those of the other settings; `text` is the number of its tokens. Shapes that are
-    too large for the text, and those that nothing can be made of, are left out.
+    `fields` are all settings, `chosen` those that stay; `text` is the number of its tokens. Shapes
+    that are too large for the text, and those that nothing can be made of, are left out.
     """
-    found: dict[int, Size] = {}
-    for shape in SHAPES:
-        own = _fields(shape, given)
-        N = parameters(fields | own)
-        if N is None or N in found or (found and N / text > PARAMETERS_PER_TOKEN):
-            continue
-        found[N] = _sized(fields, own, N, text, LEARNING * seconds, costs(N), law)
-    if not found:  # none of these fields makes a model: the error says why
-        own = _fields(SHAPES[0], given)
-        return [_sized(fields, own, 1, text, LEARNING * seconds, costs(1), law)]
-    return [found[N] for N in sorted(found)]
+    shapes = [_fields(shape, chosen) for shape in SHAPES]
+    counted = {N: shape for shape in reversed(shapes) if (N := parameters(fields | shape))}
+    # If none of these fields makes a model, the error says why.
+    (smallest, shape), *larger = sorted(counted.items(), key=lambda item: item[0]) or [
+        (1, shapes[0])
+    ]
+    fitting = [(N, shape) for N, shape in larger if N / text <= PARAMETERS_PER_TOKEN]
+    return [
+        _size_for(fields, shape, N, text, STEPS_SHARE * seconds, costs(N), law)
+        for N, shape in [(smallest, shape), *fitting]
+    ]
 
 
-def _sized(
-    fields: Fields, own: Fields, N: int, text: float, seconds: float, cost: Cost, law: Law
+def _size_for(
+    fields: Fields, shape: Fields, N: int, text: float, seconds: float, cost: Cost, law: Law
 ) -> Size:
     """Returns the batches and the regularization of N parameters that learn for so many seconds."""
     unique = (1 - HELD_OUT) * text
     most = pace.MAX_PASSES * unique
-    tokens, chosen = min(most, cost.tokens(seconds)), own
+    tokens, chosen = min(most, cost.tokens(seconds)), shape
     for _ in range(2):  # the windows follow from the tokens, and how many fit from the windows
-        chosen = windows_for(tokens, text, fields, own)
+        chosen = windows_for(tokens, text, fields, shape)
         tokens = min(most, cost.tokens(seconds, tokens_per_step(fields | chosen)))
     seen = N, tokens, unique
     chosen = regularization(*seen) | chosen
     updates = tokens / tokens_per_step(fields | chosen)
     # All tokens as likely: no run ends higher.
     guess = math.log(max(2, fields.get("vocab_size", ModelConfig.vocab_size)))
-    low, high = (min(guess, loss) for loss in law.interval(*seen))
-    loss = min(guess, law.loss(*seen))
+    loss, low, high = (min(guess, x) for x in (law.loss(*seen), *law.interval(*seen)))
     return Size(chosen, N, tokens, updates, tokens / unique, loss, (low, high))
 
 
@@ -192,21 +188,21 @@ def batch_for(tokens: float) -> float:
     return min(MAX_BATCH, max(MIN_BATCH, tokens / UPDATES))
 
 
-def windows_for(tokens: float, text: float, fields: Fields, own: Fields) -> Fields:
-    """-> a run's own fields, with windows for so many tokens of a text where they have none."""
+def windows_for(tokens: float, text: float, fields: Fields, chosen: Fields) -> Fields:
+    """-> the chosen fields, with windows for so many tokens of a text where they have none."""
     # One fits into the text many times, also into its held-out part.
-    T = min(LONG_WINDOW if tokens >= LONG else WINDOW, max(8, int(text // 40)))
-    T = own.get("block_size", T)
+    T = min(LONG_WINDOW if tokens >= LONG_RUN else WINDOW, max(8, int(text // 40)))
+    T = chosen.get("block_size", T)
     windows = max(1, round(batch_for(tokens) / T / fields.get("grad_accum_steps", 1)))
-    return {"block_size": T, "batch_size": windows} | own
+    return {"block_size": T, "batch_size": windows} | chosen
 
 
 def regularization(parameters: float, tokens: float, unique: float) -> Fields:
-    """Dropout and weight decay for so many parameters: the more they could memorise, the more."""
+    """Regularizes so many parameters more the more they could memorise -> their fields."""
     share = DROPOUT * (parameters / unique * (tokens / unique)) ** DROPOUT_POWER
-    if share < LEAST_DROPOUT:
+    if share < MIN_DROPOUT:
         return {"dropout": 0.0, "weight_decay": TrainingConfig.weight_decay}
-    return {"dropout": round(min(MOST_DROPOUT, share), 2), "weight_decay": WEIGHT_DECAY}
+    return {"dropout": round(min(MAX_DROPOUT, share), 2), "weight_decay": WEIGHT_DECAY}
 
 
 def best(sizes: Sequence[Size]) -> Size:
@@ -214,13 +210,13 @@ def best(sizes: Sequence[Size]) -> Size:
     return min(sizes, key=lambda size: size.loss)
 
 
-def _fields(shape: Shape, given: Fields) -> Fields:
-    """Returns the fields of a shape and those given, with heads that divide its channels."""
-    C = given.get("n_embd", shape.n_embd)
-    size = given.get("head_size") or (HEAD if C >= WIDE else SMALL_HEAD)
-    n_head = given.get("n_head") or next(h for h in range(max(1, C // size), 0, -1) if C % h == 0)
-    own = {**shape._asdict(), "n_head": n_head, "n_embd": max(1, round(C / n_head)) * n_head}
-    return own | {name: given[name] for name in FITTED_FIELDS if name in given}
+def _fields(shape: ModelShape, chosen: Fields) -> Fields:
+    """Returns the fields of a shape and those chosen, with heads that divide its channels."""
+    C = chosen.get("n_embd", shape.n_embd)
+    size = chosen.get("head_size") or (HEAD if C >= WIDE_CHANNELS else SMALL_HEAD)
+    n_head = chosen.get("n_head") or next(h for h in range(max(1, C // size), 0, -1) if C % h == 0)
+    fields = {**shape._asdict(), "n_head": n_head, "n_embd": max(1, round(C / n_head)) * n_head}
+    return fields | {name: chosen[name] for name in FITTED_FIELDS if name in chosen}
 
 
 def parameters(fields: Fields) -> int | None:
@@ -247,7 +243,7 @@ def costs_of(choices: Choices, seconds: float, processes: int = 1) -> Costs:
         start = activity.clock()
         cost = cost_of(settings)
         timed[N] = Cost(cost.token / processes, cost.update)
-        if activity.clock() - start > MOST_TIMING * seconds:
+        if activity.clock() - start > MAX_TIMING_SHARE * seconds:
             break
     sizes = sorted(timed)
     shares = np.transpose([np.divide(timed[N], N) for N in sizes])  # of a parameter
@@ -255,32 +251,29 @@ def costs_of(choices: Choices, seconds: float, processes: int = 1) -> Costs:
 
 
 def _timed(choices: Choices) -> list[Fields]:
-    """Returns the fields of models to time, from the smallest on: TIMED with what is given.
+    """Returns the fields of models to time, from the smallest on: TIMED_SHAPES with what is chosen.
 
-    Without the given size where that takes long or makes no model, and of any shape if none does.
+    Without the chosen size where that takes long or makes no model, and of any shape if none does.
     """
+    chosen, fields = choices.chosen, resolve(choices).chosen
 
-    def models(given: Fields) -> dict[Shape, tuple[int | None, Fields]]:
-        each = {shape: {"block_size": WINDOW} | _fields(shape, given) for shape in SHAPES}
-        counted = {x: (parameters(fields | own), own) for x, own in each.items()}
-        return {shape: found for shape, found in counted.items() if found[0]}
+    def models(chosen: Fields) -> dict[ModelShape, tuple[int, Fields]]:
+        shapes = {shape: {"block_size": WINDOW} | _fields(shape, chosen) for shape in SHAPES}
+        return {x: (N, own) for x, own in shapes.items() if (N := parameters(fields | own))}
 
-    given, fields = choices.chosen, resolve(choices).chosen
-    usable = models(given)
-    if not usable:  # the error says why
-        return [_fields(SHAPES[0], given)]
-    free = {name: value for name, value in given.items() if name not in (*Shape._fields, "n_head")}
+    if not (usable := models(chosen)):  # the error says why
+        return [_fields(SHAPES[0], chosen)]
+    free = {name: x for name, x in chosen.items() if name not in (*ModelShape._fields, "n_head")}
     pairs = [*models(free).items(), *usable.items()]
-    small = {shape: own for shape, (N, own) in pairs if N and N <= MOST_TIMED}
-    for shapes in (TIMED, SHAPES):
+    small = {shape: own for shape, (N, own) in pairs if N <= MAX_TIMED_PARAMETERS}
+    for shapes in (TIMED_SHAPES, SHAPES):
         if found := [small[shape] for shape in shapes if shape in small]:
             return found
     return [next(own for _, own in usable.values())]
 
 
 def corrected(costs: Costs, trials: Sequence[Trial]) -> Costs:
-    """-> the costs, as many times as high as the trial of the nearest size took longer than they
-    say.
+    """-> the costs, times the ratio by which the trial of the nearest size was slower.
 
     Of equal sizes the trial with the most tokens counts.
     """

@@ -43,7 +43,7 @@ SAMPLE_TOKENS = 40
 # The largest sizes of the tiny model: beyond these, kernels call no others.
 WINDOW, HEAD, WIDTH, LAYERS, BATCH, VOCABULARY = 64, 64, 128, 2, 4, 1024
 HALF_FUNCTIONS = 49  # more that products and attention of 16-bit numbers compile
-MOST_HELPERS = 7  # the slowest function takes a tenth of the time of all
+MAX_HELPERS = 7  # the slowest function takes a tenth of the time of all
 BYTES_PER_HELPER = 600e6
 # A helper ends when nobody holds the other end of its standard input any more.
 PROGRAM = (
@@ -158,7 +158,7 @@ def helpers(model: ModelConfig, training: TrainingConfig) -> Iterator[None]:
     from smallmind.kernels.codegen import cache_directory
     from smallmind.kernels.codegen.threads import USABLE
 
-    most = min(len(USABLE) - 1, MOST_HELPERS, int(available_bytes() // BYTES_PER_HELPER))
+    most = min(len(USABLE) - 1, MAX_HELPERS, int(available_bytes() // BYTES_PER_HELPER))
     others = {name: value for name, value in os.environ.items() if not name.startswith("OMP_P")}
     others |= {"NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **cache_directory.environment()}
     job = json.dumps([vars(model), vars(training), sorted(USABLE)])

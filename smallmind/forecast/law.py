@@ -29,11 +29,11 @@ NOISE = 0.006  # of a run's loss, by its seed and by what the law leaves out, as
 NEARBY = 0.5  # growth of the noise for e times more or fewer operations than the run in question
 OPERATIONS = 6  # per parameter and token of a training pass (Kaplan et al. 2020)
 SIZE, LENGTH = 1e5, 1e6  # parameters and tokens in the middle of what is trained here
-MOST_STEPS = 100  # of the fit, which takes ten
+MAX_STEPS = 100  # of the fit, which takes ten
 PRECISION = 1e-6  # of the logarithms
 STEP = 1e-5  # of the differences that the derivatives are
-SURE = 1.64  # deviations to either side that 90 % of outcomes are within
-FAR = 4.0  # deviations from which on an outcome counts less: something else may have gone wrong
+INTERVAL_DEVIATIONS = 1.64  # to either side, that 90 % of outcomes are within
+FAR_DEVIATIONS = 4.0  # from which on an outcome counts less: something may have gone wrong
 PLAUSIBLE = {
     "parameters": (1e2, 1e12),
     "tokens": (1e2, 1e15),
@@ -73,8 +73,8 @@ class Law:
 
     def deviation(self, parameters: float, tokens: float, unique: float) -> float:
         """Returns the standard deviation of the outcome, as a share of the expected loss."""
-        given = np.array([[parameters], [tokens], [unique]], float)
-        slope = _differences(lambda x: _logarithm(x, *given), self.logarithms)[0]
+        N, D, U = np.array([[parameters], [tokens], [unique]], float)
+        slope = _differences(lambda x: _logarithm(x, N, D, U), self.logarithms)[0]
         return float(np.sqrt(self.noise**2 + slope @ self.covariance @ slope))
 
     @property
@@ -85,7 +85,7 @@ class Law:
     def interval(self, parameters: float, tokens: float, unique: float) -> tuple[float, float]:
         """Returns the losses between which nine of ten outcomes are."""
         loss = self.loss(parameters, tokens, unique)
-        factor = float(np.exp(SURE * self.deviation(parameters, tokens, unique)))
+        factor = float(np.exp(INTERVAL_DEVIATIONS * self.deviation(parameters, tokens, unique)))
         return loss / factor, loss * factor
 
     def __str__(self) -> str:
@@ -123,13 +123,13 @@ def law_of(outcomes: Sequence[Outcome], operations: float | None = None) -> Law:
 
     def residuals(x: np.ndarray) -> np.ndarray:
         errors = (_logarithm(x, N, D, U) - np.log(losses)) / noise
-        errors *= np.sqrt(2 / (1 + np.hypot(1, errors / FAR)))  # squared: pseudo-Huber
+        errors *= np.sqrt(2 / (1 + np.hypot(1, errors / FAR_DEVIATIONS)))  # squared: pseudo-Huber
         return np.concatenate([errors, (x - means) / DEVIATIONS])
 
     x, damping = means, 1e-2
     with np.errstate(all="ignore"):  # a step may lead anywhere: it is not taken then
         found = residuals(x)
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             slopes = _differences(residuals, x)
             curvature = slopes.T @ slopes
             damped = curvature + damping * np.diag(np.diag(curvature))

@@ -8,7 +8,6 @@ import bisect
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,12 +56,11 @@ class Program:
 
         After a rehearsal it includes all kernels, and what compiling has left behind.
         """
-        kept = 0
+        held = text.in_memory if text else 0
         if "smallmind.kernels.compiled" in sys.modules:
             from smallmind.kernels.codegen.scratch import scratch_bytes
 
-            kept = scratch_bytes()  # which is counted apart
-        held = kept + (text.in_memory if text else 0)
+            held += scratch_bytes()  # which an estimate counts itself
         return cls(max(0, resident_bytes() - held), peak_resident_bytes())
 
 
@@ -162,31 +160,27 @@ def estimate(
     ahead = training.batches_ahead(text is not None and text.is_on_disk)
     run = _DryRun(model, training, loss, backend, ahead)
     if text:
-        data = text.dataset(model.block_size, batch_size)
-        run.train(data)
-        run.evaluate(data)
-        held = run.held
+        run.train(text.dataset(model.block_size, batch_size))
     else:
         run.train_batch(batch_size)
-        held = run.held
-        if training.epochs and batch_size > 1:
-            # The last batch of an epoch is smaller: in other arrays, at most as large as these.
-            rest = _DryRun(model, training, loss, backend, ahead)
-            rest.train_batch(batch_size)
-            held += rest.held
+    held = run.held
+    if training.epochs and batch_size > 1 and not text:
+        # The last batch of an epoch is smaller: in other arrays, at most as large as these.
+        rest = _DryRun(model, training, loss, backend, ahead)
+        rest.train_batch(batch_size)
+        held += rest.held
     flat = run.model.flat
     of_models = sum(4 * declare_parameters(other).padded_count for other in loss.models)
     held_weights = sum(array.nbytes for array in flat.arrays)
-    preparation = _preparation(loss, backend)
-    if preparation:
+    if preparation := _preparation(loss, backend):
         preparation += held_weights + flat.copied_bytes + of_models
     is_plain = backend == "numpy"
     program = program or (PLAIN if is_plain else TYPICAL)
     # In arrays of their own, without padding. What is frozen is not copied.
     trained = 4 * sum(spec.size for spec in flat.trained)
     moments = sum(tensor.nbytes for tensor in run.optimizer.tensors().values())
-    kept = [(x, flat.compute[x.name]) for x in flat.frozen if x.name in flat.kept]
-    converted = max((4 * x.size for x, array in kept if array.nbytes < 4 * x.size), default=0)
+    frozen = [(4 * x.size, flat.compute[x.name]) for x in flat.frozen if x.name in flat.kept]
+    converted = max((nbytes for nbytes, array in frozen if array.nbytes < nbytes), default=0)
     return MemoryEstimate(
         weights=held_weights,
         working_weights=flat.copied_bytes,
@@ -249,7 +243,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """A training run before it starts; its precision is not AUTO."""
 
     settings: Settings
@@ -284,13 +278,13 @@ class Plan:
         def fits(windows: int) -> bool:
             return self.change(batch_size=windows, micro_batch_size=windows).total <= memory
 
-        beyond = 1
-        while beyond <= MAX_BATCH and fits(beyond):
-            beyond *= 2
-        batches = range(1, min(beyond, MAX_BATCH + 1))
-        return bisect.bisect_left(batches, True, lo=beyond // 2, key=lambda n: not fits(n))
+        above = 1
+        while above <= MAX_BATCH and fits(above):
+            above *= 2
+        batches = range(1, min(above, MAX_BATCH + 1))
+        return bisect.bisect_left(batches, True, lo=above // 2, key=lambda n: not fits(n))
 
-    def changed(self, **settings: Any) -> "Plan":
+    def changed(self, **settings: Any) -> "MemoryPlan":
         return dataclasses.replace(self, settings=self.settings.replace(**settings))
 
     def change(self, **settings: Any) -> Change:
@@ -314,48 +308,33 @@ class Plan:
         largest = self.max_micro_batch(memory)
         if largest:
             return [self.change(micro_batch_size=largest)]
-        changes = [self.change(micro_batch_size=1, **settings) for settings in self._savings()]
-        for name, multiple in (("block_size", 1), ("n_embd", self.settings.model.n_head)):
-            smaller = (
-                self.change(micro_batch_size=1, **{name: n})
-                for n in self._halved_sizes(name, multiple)
-            )
-            changes += [change for change in smaller if change.total <= memory][:1]
-        return changes
-
-    def _savings(self) -> list[dict[str, Any]]:
-        """Lists settings that save memory and are not used yet: 16 bits, recompute, both."""
-        training, backend = self.settings.training, self.settings.run.backend
+        # 16 bits, recompute, both: as far as they are not used yet.
+        model, training = self.settings.model, self.settings.training
+        backend = self.settings.run.backend
         may_halve = training.requested_precision == Precision.FLOAT32 and backend == "numba"
-        settings = [FLOAT16_SETTINGS] if may_halve else []
+        savings = [FLOAT16_SETTINGS] if may_halve else []
         if training.recompute != CheckpointStrategy.EVERY_LAYER:
-            settings.append(RECOMPUTE)
-            settings += [{**FLOAT16_SETTINGS, **RECOMPUTE}] if may_halve else []
-        return settings
-
-    def _halved_sizes(self, name: str, multiple: int) -> Iterator[int]:
-        """Yields a size of the model, halved again and again and rounded down to a multiple."""
-        size = getattr(self.settings.model, name)
-        while size >= 2 * multiple:
-            size = size // 2 // multiple * multiple
-            yield size
+            savings += [RECOMPUTE, *(saving | RECOMPUTE for saving in savings)]
+        changes = [self.change(micro_batch_size=1, **settings) for settings in savings]
+        for name, multiple in (("block_size", 1), ("n_embd", model.n_head)):
+            size = getattr(model, name)
+            while size >= 2 * multiple:
+                size = size // 2 // multiple * multiple
+                change = self.change(micro_batch_size=1, **{name: size})
+                if change.total <= memory:
+                    changes.append(change)
+                    break
+        return changes
 
 
 class _DryRun:
     """A model, set up as training would do it, that allocates and computes nothing."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        training: TrainingConfig,
-        loss: Outline,
-        name: str,
-        ahead: int,
+        self, config: ModelConfig, training: TrainingConfig, loss: Outline, name: str, ahead: int
     ) -> None:
         backend, self.temporaries = _dry_run(name)
-        self.training = training
-        self.ahead = ahead
-        self.pool = backend.pool
+        self.training, self.ahead, self.pool = training, ahead, backend.pool
         self.model = TransformerModel(
             config, backend=backend, freeze=training.freeze, adapter=training.adapter
         )
@@ -370,27 +349,24 @@ class _DryRun:
         return self.pool.statistics().bytes_held
 
     def train(self, data: Dataset) -> None:
-        """Trains on a batch of every size that a run on this data has."""
-        epochs, batches = self.training.epochs, self.training.grad_accum_steps
-        sampler = make_sampler(data, epochs, batches)
+        """Trains and evaluates on a batch of every size that a run on this data has."""
+        sampler = make_sampler(data, self.training.epochs, self.training.grad_accum_steps)
         rest = sampler.smaller_batch_size if isinstance(sampler, Epochs) else 0
-        kinds = data.is_weighted, data.is_packed
-        self.train_batch(sampler.max_batch_size, rest, lambda: self._evaluate_parts(data), *kinds)
+        self.train_batch(sampler.max_batch_size, rest, data)
+        if data.is_packed:
+            self._evaluate_rows(data, "held_out", data.held_out_batches)
+            return
+        held_out = data.held_out[: (data.batch_size + 1) * data.block_size]
+        with np.errstate(all="ignore"):  # nothing has been computed: its losses are anything
+            evaluate(self.model, held_out, batch_size=data.batch_size)
 
-    def train_batch(
-        self,
-        windows: int,
-        rest: int = 0,
-        evaluate: Callable[[], object] = lambda: None,
-        is_weighted: bool = False,
-        is_packed: bool = False,
-    ) -> None:
+    def train_batch(self, windows: int, rest: int = 0, data: Dataset | None = None) -> None:
         """Trains on a batch of windows and, if rest is not 0, a smaller one in the same buffers.
 
-        Updates the parameters and evaluates once.
+        Updates the parameters, and evaluates on the data, once.
         """
-        T = self.model.config.block_size
-        shards, kinds = self.training.shards, (is_weighted, is_packed)
+        T, shards = self.model.config.block_size, self.training.shards
+        kinds = (data.is_weighted, data.is_packed) if data else (False, False)
         with (
             borrow_batches(self.pool, (windows, T), self.ahead, *kinds) as (batch, *_),
             adding(self.model, shards, self.training.rounds_sums) as gradient_sum,
@@ -410,7 +386,8 @@ class _DryRun:
                     gradient_sum.total()
             self.optimizer.step()
             self.model.micro_batch_size = self.training.micro_batch_size
-            evaluate()
+            if data and self.training.val_every:
+                self._evaluate_parts(data)
 
     def _train_windows(self, batch: Batch, windows: int) -> None:
         """Runs passes of this many windows of a batch."""
@@ -428,17 +405,16 @@ class _DryRun:
         """Evaluates a batch of each shape that evaluations during training have."""
         T = data.block_size
         if data.is_packed:
-            if self.training.val_every:
+            for part in ("train", "held_out"):
                 batches = self.training.val_batches or data.held_out_batches
-                self._evaluate_rows(data, "train", batches)
-                self._evaluate_rows(data, "held_out", batches)
-        elif self.training.val_every:
-            lengths = {T}
-            if self.training.val_batches:  # else all of the held-out part, as after training
-                lengths.add(min(T, len(data.held_out) - 1))
-            for length in lengths:
-                windows = unbacked((data.batch_size, length), np.int32)
-                self.model.losses(windows, windows)
+                self._evaluate_rows(data, part, batches)
+            return
+        lengths = {T}
+        if self.training.val_batches:  # else all of the held-out part, as after training
+            lengths.add(min(T, len(data.held_out) - 1))
+        for length in lengths:
+            windows = unbacked((data.batch_size, length), np.int32)
+            self.model.losses(windows, windows)
 
     def _evaluate_rows(self, data: Dataset, part: str, batches: int) -> None:
         """Evaluates whole conversations: a batch of rows, and the smaller last one if reached."""
@@ -448,16 +424,6 @@ class _DryRun:
         for size in {min(B, rows), last} - {0}:
             windows = unbacked((size, T), np.int32)
             self.model.losses(windows, windows, firsts=windows)
-
-    def evaluate(self, data: Dataset) -> None:
-        """Evaluates a batch of the shape that the evaluation after training has."""
-        T = data.block_size
-        if data.is_packed:
-            self._evaluate_rows(data, "held_out", data.held_out_batches)
-            return
-        held_out = data.held_out[: (data.batch_size + 1) * T]
-        with np.errstate(all="ignore"):  # nothing has been computed: its losses are anything
-            evaluate(self.model, held_out, batch_size=data.batch_size)
 
 
 def _dry_run(backend: str) -> tuple[Backend, list[int]]:

@@ -1,4 +1,4 @@
-"""How many steps fit in a given time, extrapolated from a few that are timed."""
+"""How many steps and evaluations fit in a given time, extrapolated from a few that are timed."""
 
 import bisect
 import dataclasses
@@ -25,10 +25,17 @@ from smallmind.nn.backend import resolve_precision
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.optim.schedule import WARMUP_SHARE
 from smallmind.settings.config import TrainingConfig, __version__, micro_batch_sizes
+from smallmind.settings.rules import EVALUATIONS
 from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset
+from smallmind.training.answers import MIN_QUESTIONS
 from smallmind.training.checkpoint import save
-from smallmind.training.evaluation import MAX_HELD_OUT, SAMPLE_TOKENS, evaluating_seconds
+from smallmind.training.evaluation import (
+    EVALUATION_SHARE,
+    MAX_HELD_OUT,
+    SAMPLE_TOKENS,
+    evaluating_seconds,
+)
 from smallmind.training.gradients import FIRST_PASS, set_up
 from smallmind.training.state import split_snapshot
 from smallmind.training.step_threads import may_choose, on_one_thread
@@ -40,29 +47,31 @@ if TYPE_CHECKING:
     from smallmind.kernels.codegen.cache import CheckedFiles
 
 CROWDED = 2.0  # times as long as on one thread: other programs use the cores
-MAX_SECONDS = 5.0  # of timing
-MAX_SHARE = 0.05  # of the whole time spent on timing
+MAX_TIMING_SECONDS = 5.0
+MAX_TIMING_SHARE = 0.05  # of the whole time
 SLACK = 0.02  # share of the time that is left unused: steps vary
 TIMED_TOKENS = 40  # of a sample
+MIN_TOKENS = 4096  # in windows of an evaluation, which is more often rather than on more
+ASKING_SHARE = 0.2  # of the time for evaluations that questions before the first step may take
 # The length of a run is fitted again after this share of its time, or half of the time or the steps
 # that are left, to the steps since so many fits before.
 REFIT_SHARE, REFITS_BACK = 0.02, 10
 REFIT_SECONDS = 0.2  # between two fits, at least
 # Shares of the steps left, and of all, by which a fit must change the length.
 CHANGE_OF_REST, CHANGE_OF_ALL = 0.02, 0.005
-LEAST_RATIO = 0.5  # of the time of an evaluation, while none has been seen
+MIN_RATIO = 0.5  # of the time of an evaluation, while none has been seen
 COLD_STEPS = 2  # wait for kernels and memory: their time tells nothing
 MAX_PASSES = 64  # over the text: more memorise it, and its held-out part is predicted worse
 
-TRIES = 3  # calls of each part of a step that are timed, at least
+MIN_TRIES = 3  # calls of each part of a step that are timed
 UNTIMED = 2  # calls before: one waits for memory, the next is recorded
 BUSY = 1.5  # usual over least time from which a pace is not kept: other programs slowed it down
 MAX_OPERATIONS = 1e10  # of a pass that is timed: some tenths of a second on two cores
-LONG = 10 * MAX_OPERATIONS  # of one window: the wait for memory is short next to it
+LONG_WINDOW = 10 * MAX_OPERATIONS  # of one window: the wait for memory is short next to it
 
 MULTIPLYING = "smallmind.kernels.matmul"  # beside the kernels of which a pace is kept
 # Settings by which no part of a run takes longer.
-LENGTH = ("steps", "lengths", "epochs", "warmup_steps")
+LENGTH_FIELDS = ("steps", "lengths", "epochs", "warmup_steps")
 
 
 @dataclass(frozen=True)
@@ -94,10 +103,10 @@ class Pace:
         evaluations = times(val_every) + is_between
         saves = 1 + sum(times(every) for every in {val_every, save_every})
         samples = times(config.sample_every, steps - 1)
-        apart = evaluations * self.evaluation + samples * self.sample + saves * self.save
+        between = evaluations * self.evaluation + samples * self.sample + saves * self.save
         training = max(0, steps - done) * self.step
         looks = 0.0 if config.target_loss is None else LOOK_SHARE * training
-        return training + looks + apart + self.end
+        return training + looks + between + self.end
 
 
 def measure(
@@ -111,7 +120,7 @@ def measure(
     found, saving = None, [0.0]
     with training.preserved(config):
         with suppress(Stopped):
-            longest = min(MAX_SECONDS, MAX_SHARE * seconds)
+            longest = min(MAX_TIMING_SECONDS, MAX_TIMING_SHARE * seconds)
             found = _timed_pace(training, config, longest, training.check_stop)
         if any(training.together(lambda: found is None)):  # any of them may have been told
             return None
@@ -132,23 +141,19 @@ def kept_pace(training: Training, config: TrainingConfig) -> Pace:
 
     It is kept beside the compiled kernels, unless other programs have slowed it down.
     """
-    files, key = _files(training), _key(training, config)
-    if files is None:
-        return rough_pace(training, config)
-    if kept := files.load(key):
-        return Pace(**kept)
-    found = rough_pace(training, config)
-    if found.spread < BUSY:
+    if (kept := earlier_pace(training, config)) is not None:
+        return kept
+    found, files = rough_pace(training, config), _files(training)
+    if files and found.spread < BUSY:
         with suppress(OSError):  # a disk that is full or cannot be written to
-            files.save(key, dataclasses.asdict(found))
+            files.save(_key(training, config), dataclasses.asdict(found))
     return found
 
 
-def pace_in(precision: str, training: Training, config: TrainingConfig) -> Pace | None:
-    """Returns the kept pace of a run like this one in another precision; None if there is none."""
+def earlier_pace(training: Training, config: TrainingConfig) -> Pace | None:
+    """Returns the pace that an earlier run like this one kept here; None if there is none."""
     files = _files(training)
-    other = dataclasses.replace(config, precision=precision, use_mixed_precision=False)
-    kept = files and files.load(_key(training, other))
+    kept = files and files.load(_key(training, config))
     return Pace(**kept) if kept else None
 
 
@@ -166,7 +171,7 @@ def _key(training: Training, config: TrainingConfig) -> str:
     from smallmind.kernels.codegen.threads import are_fixed, max_threads, threads
 
     data, loss = training.data, (training.loss.name, training.loss.settings())
-    settings = {name: value for name, value in vars(config).items() if name not in LENGTH}
+    settings = {name: value for name, value in vars(config).items() if name not in LENGTH_FIELDS}
     settings["precision"] = resolve_precision(config.requested_precision, training.model.backend)
     sizes = data.batch_size, data.block_size, data.held_out_batches, training.processes
     machine = platform.node(), threads(), max_threads(), are_fixed()
@@ -185,21 +190,17 @@ def _timed_pace(
     seconds: float = 0.0,
     check_stop: Callable[[], object] = lambda: None,
 ) -> Pace:
-    """Times passes of this process for `seconds`, or about one.
+    """Times passes of this process for `seconds`, or about one, but no saves. Changes nothing.
 
-    Leaves out what runs in the background: saves. A batch of a large model is extrapolated from
-    some of its windows. `check_stop` is called before each pass, and may raise. Changes nothing.
+    A batch of a large model is extrapolated from some of its windows. `check_stop` may raise.
     """
     model, data = training.model, training.data
     B, T = data.batch_size, data.block_size
     operations = OPERATIONS * model.flat.count * T  # of a window
     largest = max(micro_batch_sizes(B, T, config.micro_batch_size))
     windows = max(1, min(largest, int(MAX_OPERATIONS / operations)))
-    with (
-        activity.doing("Timing a few passes", usual=True),
-        training.preserved(),
-        ExitStack() as stack,
-    ):
+    waiting = activity.doing("Timing a few passes", usual=True)
+    with waiting, training.preserved(), ExitStack() as stack:
         set_up(model, config, resolve_precision(config.requested_precision, model.backend))
         batch = data.windows(np.zeros(windows, np.int64))
         optimizer, right = make_optimizer(model, config), np.empty(batch.ids.shape, np.bool_)
@@ -224,14 +225,14 @@ def _timed_pace(
             return list(map(list, zip(*rounds[untimed:], strict=True)))
 
         model.forget_recorded(after=UNTIMED - 1)
-        is_long, alone = operations > LONG, None
+        is_long, alone = operations > LONG_WINDOW, None
         if not is_long and may_choose(model, training.processes):  # as the run will
             with on_one_thread():
                 alone = [min(times) for times in tries(UNTIMED, 1)]
             if CROWDED * sum(alone) < sum(map(min, tries(1, 1))):
                 # Threads wait for each other in every kernel.
                 stack.enter_context(on_one_thread())
-        timed = tries(0, 1) if is_long else tries(UNTIMED, TRIES, seconds)
+        timed = tries(0, 1) if is_long else tries(UNTIMED, MIN_TRIES, seconds)
         # Reading is never recorded: all its tries should take as long.
         spread = statistics.median(timed[2]) / min(timed[2]) if min(timed[2]) else 1.0
         learning, update, reading = map(statistics.median, timed)
@@ -244,17 +245,15 @@ def _timed_pace(
     model.workspace.pool.trim()  # a run has batches of other sizes
     # Processes divide the windows, of a step by shards; what they exchange is left out.
     size = training.processes
-    most = math.ceil(config.shards / size) / config.shards  # that one of them has
-    learning, reading = learning / windows * most, reading / windows / size
+    largest_share = math.ceil(config.shards / size) / config.shards
+    learning, reading = learning / windows * largest_share, reading / windows / size
     sample = sampling[0] * SAMPLE_TOKENS / TIMED_TOKENS
-    end = 2 * B * batches_at_the_end(data) * reading + sample  # windows overlap by half
     batches = config.val_batches or 1.5 * data.held_out_batches
-    evaluation = 2 * B * batches * reading
     return Pace(
         step=config.grad_accum_steps * B * learning + update,
-        evaluation=evaluation if config.val_every else 0.0,
+        evaluation=2 * B * batches * reading if config.val_every else 0.0,
         save=0.0,
-        end=end,
+        end=2 * B * batches_at_the_end(data) * reading + sample,  # windows overlap by half
         sample=sample,
         update=update,
         spread=spread,
@@ -276,13 +275,10 @@ def most_steps(config: TrainingConfig, data: Dataset) -> int:
 def fit_steps(
     config: TrainingConfig, pace: Pace, seconds: float, most: float = math.inf
 ) -> TrainingConfig:
-    """Returns the config with the number of steps that fit, at most `most`.
+    """Returns the config with the number of steps that fit, at most `most`. InputError if none do.
 
     At most a tenth of them is warmup, unless the config says which share.
-
-    InputError if not even one fits.
     """
-
     if pace.total(config, steps=1) > (1 - SLACK) * seconds:
         needed = pace.total(config, steps=10) / (1 - SLACK)
         raise InputError(
@@ -290,7 +286,7 @@ def fit_steps(
             "give more minutes, or a smaller model"
         )
     most = int(min(most, math.ceil(seconds / pace.step)))
-    fitting = _most_that_fit(config, pace, seconds, 0, most)
+    fitting = _most_that_fit(lambda steps: pace.total(config, 0, steps), seconds, 1, most)
     fitted = dataclasses.replace(config, steps=fitting, lengths=None)
     if config.warmup_share is not None:
         return fitted.with_warmup(0)
@@ -298,32 +294,18 @@ def fit_steps(
     return dataclasses.replace(fitted, warmup_steps=warmup)
 
 
-def _most_that_fit(
-    config: TrainingConfig,
-    pace: Pace,
-    seconds: float,
-    done: int,
-    most: int,
-    more: Callable[[int], float] = lambda _: 0.0,
-) -> int:
-    """Returns the steps in all that fit in so many seconds if some are done: at least one more.
-
-    `more` takes a number of steps -> the seconds of what else a run of that length does.
-    """
-
-    def is_too_long(steps: int) -> bool:
-        return pace.total(config, done, steps) + more(steps) > (1 - SLACK) * seconds
-
-    lengths = range(done + 1, max(done + 1, most) + 1)
-    return lengths[bisect.bisect_left(lengths, True, lo=1, key=is_too_long) - 1]
+def _most_that_fit(total: Callable[[int], float], seconds: float, least: int, most: int) -> int:
+    """Returns the steps, from `least` to `most`, whose total time fits in so many seconds."""
+    lengths = range(least, max(least, most) + 1)
+    limit = (1 - SLACK) * seconds
+    return lengths[bisect.bisect_left(lengths, True, lo=1, key=lambda n: total(n) > limit) - 1]
 
 
 def refitting(training: Training, measured: Pace, end: float) -> Callable[[], int | None]:
     """Returns a function that fits the length of a run to the time that its steps really take.
 
-    It is to be called before each step, and returns another number of steps for the run if with
-    the present one it would end before `end`, in activity.clock's seconds, or after it; else None.
-    A machine may be busier than when the pace was measured, or no longer.
+    Called before each step, it returns another number of steps for the run if with the present one
+    it would end before or after `end`, in activity.clock's seconds; else None.
     """
     asks = isinstance(training.data, PackedDataset)
     begun = clock()
@@ -341,8 +323,8 @@ def refitting(training: Training, measured: Pace, end: float) -> Callable[[], in
             evaluations.append(progress.evaluated)
         if calls <= COLD_STEPS or (now < next_time and calls < next_step):
             return None
-        apart = sum(x for name, x in progress.seconds.items() if name != "total")
-        looks.append((calls, progress.seconds["total"] - apart))
+        others = sum(x for name, x in progress.seconds.items() if name != "total")
+        looks.append((calls, progress.seconds["total"] - others))
         left, remaining = end - now, config.steps - progress.step
         next_time = now + max(REFIT_SECONDS, min(REFIT_SHARE * (end - begun), left / 2))
         next_step = calls + math.ceil(remaining / 2)
@@ -351,7 +333,7 @@ def refitting(training: Training, measured: Pace, end: float) -> Callable[[], in
             return None
         step = seconds / steps
         # Evaluations and the end are slower or faster as steps are, until there is one to measure.
-        ratio = max(LEAST_RATIO, step / measured.step)
+        ratio = max(MIN_RATIO, step / measured.step)
         if measured.evaluation and evaluations:
             spent = progress.seconds["evaluations"] - before
             ratio = spent / len(evaluations) / measured.evaluation
@@ -364,21 +346,52 @@ def refitting(training: Training, measured: Pace, end: float) -> Callable[[], in
             sample=measured.sample,
         )
 
-        def asking(steps: int) -> float:
-            """Returns the seconds of questions at the end: what is left by evaluations."""
+        def total(steps: int) -> float:
+            """Adds the questions at the end, which take what evaluations leave of their share."""
+            seconds = pace.total(config, progress.step, steps)
+            if not asks:
+                return seconds
             to_come = (steps - progress.step) * step
-            others = pace.total(config, progress.step, steps) - to_come
-            evaluating = progress.seconds["evaluations"] + others
-            return max(0.0, evaluating_seconds(looks[-1][1] + to_come) - evaluating)
+            evaluating = progress.seconds["evaluations"] + (seconds - to_come)
+            return seconds + max(0.0, evaluating_seconds(looks[-1][1] + to_come) - evaluating)
 
         most = max(most_steps(config, training.data), config.fitted[0][1])
-        fitting = _most_that_fit(
-            config, pace, left, progress.step, most, asking if asks else lambda _: 0.0
-        )
+        fitting = _most_that_fit(total, left, progress.step + 1, most)
         change = max(CHANGE_OF_REST * remaining, CHANGE_OF_ALL * config.steps)
         return fitting if abs(fitting - config.steps) > change else None
 
     return refit
+
+
+def fit_evaluations(
+    training: Training, config: TrainingConfig, seconds: float | None = None
+) -> tuple[TrainingConfig, float]:
+    """Fits evaluations, of held-out answers too, into their share of the time of the steps.
+
+    With seconds, of a run that takes so long. -> the config, and the seconds for questions before
+    the first step, perhaps 0. Times a few passes.
+    """
+    data = training.data
+    timed = kept_pace(training, dataclasses.replace(config, val_every=1, val_batches=1))
+    steps = config.steps
+    if seconds is not None:
+        steps = max(1, int((1 - EVALUATION_SHARE) * seconds / timed.step))
+    seconds, batch = evaluating_seconds(steps * timed.step), timed.evaluation / 2
+    asking = MIN_QUESTIONS * timed.sample * TIMED_TOKENS / SAMPLE_TOKENS
+    seconds -= batches_at_the_end(data) * batch + asking
+    before = asking if asking < ASKING_SHARE * seconds else 0.0
+    seconds -= before
+
+    def cost(batches: int) -> float:
+        return batch * sum(min(batches, data.batches_of(part)) for part in ("train", "held_out"))
+
+    few = math.ceil(MIN_TOKENS / (data.batch_size * data.block_size))
+    count = max(1, min(EVALUATIONS, int(seconds / max(cost(few), 1e-9))))
+    fitting = [n for n in range(1, config.val_batches + 1) if count * cost(n) <= seconds]
+    batches, every = max(fitting, default=1), math.ceil(steps / count)
+    if not fitting and config.schedule != "plateau" and config.target_loss is None:
+        every = 0  # the evaluation at the end takes all the time there is
+    return dataclasses.replace(config, val_every=every, val_batches=batches), before
 
 
 @contextmanager

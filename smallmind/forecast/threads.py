@@ -20,17 +20,15 @@ MIN_THREADS = 2  # recorded passes try one themselves
 def choose_threads(run: RunConfig, settings: Settings | None = None) -> int:
     """Returns the threads that are set, or one per core, which are then bound to their cores.
 
-    Fewer if the passes of the settings are so small that more threads would cost more than they
-    gain. InputError if this machine runs fewer than are set.
+    Fewer if the settings make passes too small for more. InputError if too many are set.
     """
     if run.backend != "numba":
         return 1
     from smallmind.kernels.codegen import threads
 
-    if run.threads is None:
-        threads.bind_to_cores()
     if run.threads is not None:
         return _checked(run.threads)
+    threads.bind_to_cores()
     most = useful_threads(settings.model, settings.training, run) if settings else math.inf
     return int(min(threads.cores(), most))
 
@@ -61,7 +59,7 @@ def useful_threads(model: ModelConfig, training: TrainingConfig, run: RunConfig)
 
 
 def divided_cpus(count: int) -> list[list[int]]:
-    """CPUs for each of `count` processes side by side: one CPU of each core, all of them fast.
+    """-> CPUs for each of `count` processes side by side: one CPU of each core, all of them fast.
 
     Empty lists where the system cannot bind a process to CPUs. InputError if there are fewer cores.
     """
@@ -77,10 +75,7 @@ def divided_cpus(count: int) -> list[list[int]]:
 
 
 def use_threads(run: RunConfig) -> None:
-    """Runs kernels on the threads of a run from now on: those that it was created with.
-
-    All that this machine runs if those are fewer: it may be another one.
-    """
+    """Runs kernels on the threads of a run from now on, or on all that this machine runs."""
     if run.backend != "numba":
         return
     from smallmind.kernels.codegen import threads

@@ -1,5 +1,6 @@
 """Short trials on a text, and what they tell of longer runs: the best size and its loss."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,15 +8,7 @@ from typing import NamedTuple
 
 from smallmind.checks import InputError
 from smallmind.forecast import budget
-from smallmind.forecast.budget import (
-    LEARNING,
-    Cost,
-    Costs,
-    Size,
-    best,
-    sizes_for,
-    tokens_per_step,
-)
+from smallmind.forecast.budget import STEPS_SHARE, Cost, Costs, Size, best, tokens_per_step
 from smallmind.forecast.law import Law, Trial
 from smallmind.parallel.environment import launched
 from smallmind.runs import trials
@@ -32,8 +25,8 @@ from smallmind.text.dataset import HELD_OUT
 LENGTHS = (0.1, 0.32, 1.0)  # of trials, as shares of the longest
 # Sizes of trials, as shares of the best one so far; the last is that of runs ten times as long.
 SIZES = (0.4, 1.0, 3.2)
-COUNT = len(LENGTHS) * len(SIZES)  # trials at most
-ALIKE = 1.3  # a trial within this factor of another adds nothing
+MAX_TRIALS = len(LENGTHS) * len(SIZES)
+ALIKE_FACTOR = 1.3  # a trial within this factor of another adds nothing
 
 
 class Planned(NamedTuple):
@@ -79,9 +72,9 @@ class Planner:
     def sizes(self, minutes: float) -> list[Size]:
         """-> each size of the model, as it would be trained in this time, from the smallest on."""
         text = self.unique / (1 - HELD_OUT)
-        given = self.choices.chosen
+        chosen = self.choices.chosen
         fields = self.choices.fields | {"vocab_size": self.prepared.tokenizer.vocab_size}
-        return sizes_for(given, fields, text, 60 * minutes, self._cost, self.law(minutes))
+        return budget.sizes_for(chosen, fields, text, 60 * minutes, self._cost, self.law(minutes))
 
     def settings(self, size: Size, **fields: object) -> Settings:
         """Returns the resolved settings of a run of this size."""
@@ -94,20 +87,17 @@ class Planner:
         """
         longest = minutes / sum(length * len(SIZES) for length in LENGTHS)
         number = 0
-        for length in LENGTHS if minutes else ():
-            for scale in SIZES:
-                # Trials do nothing but learn.
-                candidates = self.sizes(length * longest / LEARNING)
-                wanted = scale * best(candidates).parameters
-                size = min(candidates, key=lambda size: abs(math.log(size.parameters / wanted)))
-                settings = self.settings(size)
-                steps = round(size.tokens / tokens_per_step(settings.fields))
-                if steps < MIN_STEPS:
-                    continue
-                settings = self.settings(size, steps=steps)
-                if not self._is_known(trials.outcome_of(settings, self.unique, 1.0)):
-                    number += 1
-                    yield Planned(number, size, settings)
+        for length, scale in itertools.product(LENGTHS if minutes else (), SIZES):
+            candidates = self.sizes(length * longest / STEPS_SHARE)  # trials do nothing but learn
+            wanted = scale * best(candidates).parameters
+            size = min(candidates, key=lambda size: abs(math.log(size.parameters / wanted)))
+            steps = round(size.tokens / tokens_per_step(self.settings(size).fields))
+            if steps < MIN_STEPS:
+                continue
+            settings = self.settings(size, steps=steps)
+            if not self._is_known(trials.outcome_of(settings, self.unique, 1.0)):
+                number += 1
+                yield Planned(number, size, settings)
 
     def make(self, planned: Planned) -> Trial:
         """Makes a trial and keeps it, if the disk does; else `unkept` says why not."""
@@ -121,17 +111,14 @@ class Planner:
         return trial
 
     def _is_known(self, outcome: trials.Outcome) -> bool:
-        def are_alike(x: float, y: float) -> bool:
-            return max(x, y) < ALIKE * min(x, y)
+        def are_alike(other: trials.Outcome) -> bool:
+            pairs = list(zip(other[:2], outcome[:2], strict=True))  # parameters, tokens
+            return all(max(pair) < ALIKE_FACTOR * min(pair) for pair in pairs)
 
-        return any(
-            are_alike(other.parameters, outcome.parameters)
-            and are_alike(other.tokens, outcome.tokens)
-            for other in self.outcomes
-        )
+        return any(map(are_alike, self.outcomes))
 
     def _cost(self, parameters: int) -> Cost:
-        """As timed, and corrected by the trials where there are some."""
+        """Returns the cost as timed, and corrected by the trials where there are some."""
         if self._costs is None:
             self._costs = budget.costs_of(self.choices, math.inf)
         return budget.corrected(self._costs, self._timed)(parameters)
@@ -139,7 +126,7 @@ class Planner:
 
 def _check(choices: Choices) -> None:
     """Raises InputError for choices that a plan cannot follow."""
-    given, recipe, fields = choices.chosen, choices.recipe, choices.fields
+    chosen, recipe, fields = choices.chosen, choices.recipe, choices.fields
     if recipe is None:
         raise InputError(
             "a plan is for a recipe that chooses the size of the model: leave out the config.json "
@@ -147,17 +134,18 @@ def _check(choices: Choices) -> None:
         )
     if launched():
         raise InputError("a plan is made in one process: start it without mpiexec")
-    if given.get("init_from"):
+    if chosen.get("init_from"):
         raise InputError("a plan is for new models: leave out --init-from")
     if not RECIPES[recipe].adapts:
         raise InputError(f"the recipe {recipe} does not choose a size; plan with another --recipe")
-    if all(name in given for name in FITTED_FIELDS):
+    if all(name in chosen for name in FITTED_FIELDS):
         raise InputError("all that follows from the time is given: leave out the size of the model")
-    if lengths := [name for name in ALTERNATIVES["length of the run"] if given.get(name)]:
+    if lengths := [name for name in ALTERNATIVES["length of the run"] if chosen.get(name)]:
         raise InputError(
             f"a plan is for runs of some minutes: leave out {flag_of(lengths[0])}, or the preset "
             "or file that sets it"
         )
-    for name in (*PLAIN, "schedule"):
-        if fields.get(name) and (name != "schedule" or fields[name] == "plateau"):
+    plateau = ["schedule"] if fields.get("schedule") == "plateau" else []
+    for name in (*PLAIN, *plateau):
+        if fields.get(name):
             raise InputError(f"a plan is for runs without {flags_of({name: fields[name]})}")

@@ -12,7 +12,6 @@ from smallmind.forecast import pace
 from smallmind.forecast.threads import use_threads
 from smallmind.memory.tracker import MemoryTracker
 from smallmind.runs import assembly
-from smallmind.runs.chat_recipe import evaluated_in_time
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.files import MODEL
 from smallmind.runs.parallel import Leader
@@ -157,7 +156,7 @@ class Session:
         config, seconds = files.settings.training, end - clock()
         self.leader.announce("measure", config, seconds)
         if files.config.limits_evaluations:
-            config, self._asking = evaluated_in_time(training, config, seconds)
+            config, self._asking = pace.fit_evaluations(training, config, seconds)
         measured = pace.measure(training, config, seconds, files.path)
         self._is_used = False  # measuring has restored it
         if measured is None or self._is_stopping:
@@ -261,7 +260,7 @@ class Session:
         if minutes:
             return self._fit_steps(clock() + 60 * minutes) is not None
         training = self.fresh_training()
-        config, self._asking = evaluated_in_time(training, files.settings.training)
+        config, self._asking = pace.fit_evaluations(training, files.settings.training)
         self._is_used = False  # timing has changed nothing
         self._save(config, awaits_timing=False)
         return True

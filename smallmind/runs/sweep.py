@@ -17,7 +17,7 @@ FORMAT = 1  # of that file
 MAX_BYTES = 10_000_000
 MAX_RUNS = 10_000
 UNSAFE = re.compile(r"[^\w.=,+-]+")  # in names of directories
-LONGEST = 100  # characters of a name
+MAX_NAME = 100  # characters
 
 
 class PlannedRun(NamedTuple):
@@ -28,14 +28,14 @@ class PlannedRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """The runs of a sweep, and the paths of their text; without any, the built-in stories."""
 
     text: tuple[str, ...]
     runs: tuple[PlannedRun, ...]
 
     @classmethod
-    def of(cls, text: Sequence[str], values: Mapping[str, Sequence[Any]]) -> "Plan":
+    def of(cls, text: Sequence[str], values: Mapping[str, Sequence[Any]]) -> "SweepPlan":
         """Returns a run for every combination of the values of each setting.
 
         InputError if that makes only one run, or too many.
@@ -66,7 +66,7 @@ class Plan:
             key=lambda name: name == "seed",
         )
 
-    def extended(self, wanted: "Plan") -> "Plan":
+    def extended(self, wanted: "SweepPlan") -> "SweepPlan":
         """-> the plan that has these runs, under their names, and those that `wanted` has besides.
 
         InputError if `wanted` lacks some of them, or has another text.
@@ -78,7 +78,7 @@ class Plan:
         if lost:
             name = next(run.name for run in self.runs if _key(run.settings) in lost)
             raise InputError(f"has runs that these flags do not name, such as {name}")
-        return Plan(self.text, _named([run.settings for run in wanted.runs], names))
+        return SweepPlan(self.text, _named([run.settings for run in wanted.runs], names))
 
     def save(self, folder: Path) -> None:
         """Writes it to a folder, in one line per run."""
@@ -88,7 +88,7 @@ class Plan:
         durable.write(folder / PLAN, [content.encode("utf-8", "replace")])
 
     @classmethod
-    def read(cls, folder: str | PathLike[str]) -> "Plan":
+    def read(cls, folder: str | PathLike[str]) -> "SweepPlan":
         """-> the plan in a folder. InputError if there is none, or a newer version wrote it."""
         file = Path(folder) / PLAN
         with durable.explained(file, "plan of a sweep"):
@@ -126,21 +126,21 @@ VALUES = (str, int, float, bool, None)  # the types of settings
 
 
 def _key(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Equal for equal settings."""
+    """settings -> a key that is equal for equal ones."""
     return tuple(sorted(settings.items()))
 
 
 def _named(
     every: Sequence[dict[str, Any]], names: Mapping[tuple[tuple[str, Any], ...], str]
 ) -> tuple[PlannedRun, ...]:
-    """Runs with these settings: those in `names` have theirs, others one that says what differs."""
-    varied = Plan((), tuple(PlannedRun("", settings) for settings in every)).varied
+    """Names runs with these settings: as in `names`, others by what differs."""
+    varied = SweepPlan((), tuple(PlannedRun("", settings) for settings in every)).varied
     taken, runs = set(names.values()), []
     for settings in every:
         name = names.get(_key(settings))
         if name is None:
             text = label(settings, varied).replace(" ", ",")
-            name = base = UNSAFE.sub("_", text)[:LONGEST].strip(".") or "run"
+            name = base = UNSAFE.sub("_", text)[:MAX_NAME].strip(".") or "run"
             for number in itertools.count(2):
                 if name not in taken:
                     break

@@ -7,6 +7,7 @@ settings are the same but those that follow from the time.
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +24,7 @@ from smallmind.forecast.budget import regularization, tokens_per_step
 from smallmind.forecast.law import Outcome, Trial, is_plausible, parameters_of
 from smallmind.forecast.threads import choose_threads
 from smallmind.runs.assembly import build_training
-from smallmind.runs.directory import RunDirectory, SavedConfig
+from smallmind.runs.directory import RunDirectory
 from smallmind.runs.files import CONFIG, METRICS
 from smallmind.runs.metrics_file import MetricsFile
 from smallmind.runs.source import Source
@@ -35,9 +36,9 @@ from smallmind.training.records import StepRecord
 
 PLANS = "plans"
 FORMAT = 1
-MOST_BYTES = 2**24  # of a file that is read
-MOST_TRIALS = 1000  # that count: the last ones
-MOST_BATCH = 1e9  # tokens of an update: a line with more is damaged
+MAX_BYTES = 2**24  # of a file that is read
+MAX_TRIALS = 1000  # that count: the last ones
+MAX_BATCH = 1e9  # tokens of an update: a line with more is damaged
 MIN_STEPS = 200  # of a run that counts: shorter ones follow no law
 USUAL_DROPOUT = 0.05  # more or less than the recipe's is still alike
 # Settings by which runs learn differently, beside those of the model that do not follow from the
@@ -79,8 +80,8 @@ SLOWER = (
     "check_gradient_health",
 )
 # Follow from the time, or from the tokens, which the rest determines.
-FREE = {"n_layer", "n_embd", "n_head", "block_size", "dropout", "vocab_size", "document_token"}
-FREE |= {"bigram_vocab"}
+FREE = {"n_layer", "n_embd", "n_head", "block_size", "dropout"}
+FREE |= {"vocab_size", "document_token", "bigram_vocab"}
 # Without these a run learns all weights, from its text alone, and to its end.
 PLAIN = (
     "init_from",
@@ -123,7 +124,7 @@ class History:
     """The known outcomes of a text, for runs that learn as these settings say.
 
     `folders` are those of runs; trials are added in the first one. `tokenizer` is that of the
-    runs, `unique` the number of tokens to learn from, and `given` the user's own choices.
+    runs, `unique` the number of tokens to learn from, and `chosen` has the user's choices.
     """
 
     def __init__(
@@ -133,19 +134,18 @@ class History:
         settings: Settings,
         tokenizer: Tokenizer,
         unique: int,
-        given: Mapping[str, Any] = MappingProxyType({}),
+        chosen: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.sha256, self.unique, self.given = sha256, unique, dict(given)
+        self.sha256, self.unique, self.chosen = sha256, unique, dict(chosen)
         self.folders = list({folder.resolve(): folder for folder in folders}.values())
         # Tokens on disk name their text themselves: what they say may not lead elsewhere.
         name = hashlib.sha256(sha256.encode(errors="replace")).hexdigest()[:32]
         self.files = [folder / PLANS / f"{name}.jsonl" for folder in self.folders]
         self.weight_decay = settings.training.weight_decay
         self.kind = _kind(settings, tokenizer)
-        if "dropout" in given:
-            self.kind += f"-{given['dropout']:g}"
-        if "weight_decay" in given:  # even that of the recipe without dropout
-            self.kind += f"-w{given['weight_decay']:g}"
+        for name, mark in (("dropout", "-"), ("weight_decay", "-w")):
+            if name in chosen:  # even what the recipe would choose
+                self.kind += f"{mark}{chosen[name]:g}"
         self.machine = _machine(settings)
 
     def add(self, trial: Trial) -> None:
@@ -158,10 +158,9 @@ class History:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = durable.open_to_append(path)
             try:
-                # One that was cut short, as by a full disk, ends here.
-                line = json.dumps(fields) + "\n"
-                if not durable.ends_with_line(file):
-                    line = "\n" + line
+                # A line that was cut short, as by a full disk, ends here.
+                start = "" if durable.ends_with_line(file) else "\n"
+                line = f"{start}{json.dumps(fields)}\n"
                 durable.write_all(file, memoryview(line.encode()))
                 durable.files.fsync(file)
             finally:
@@ -176,15 +175,14 @@ class History:
         return [trial for trial, machine in self._trials() if machine == self.machine]
 
     def _trials(self) -> list[tuple[Trial, Any]]:
-        found = [trial for path in self.files for trial in self._read(path)]
-        return found[-MOST_TRIALS:]
+        return [trial for path in self.files for trial in self._read(path)][-MAX_TRIALS:]
 
     def _read(self, path: Path) -> Iterator[tuple[Trial, Any]]:
         content = b""
         with suppress(OSError, ValueError), durable.open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - MOST_BYTES))
-            content = file.read(MOST_BYTES)
+            file.seek(max(0, size - MAX_BYTES))
+            content = file.read(MAX_BYTES)
         for line in content.splitlines():
             with suppress(ValueError, RecursionError, KeyError, TypeError):
                 fields = json.loads(line)
@@ -192,20 +190,17 @@ class History:
                     continue
                 *values, seconds = (number(fields[x]) for x in (*Outcome._fields, "seconds"))
                 batch = fields.get("batch")  # lines of earlier versions lack it
-                if batch is not None and not 1 <= number(batch) <= MOST_BATCH:
+                if batch is not None and not 1 <= number(batch) <= MAX_BATCH:
                     continue
                 if is_plausible(outcome := Outcome(*values)) and 1e-3 < seconds < 1e9:
                     yield Trial(outcome, seconds, batch), fields.get("machine")
 
     def runs(self) -> list[Outcome]:
         """Reads outcomes of finished runs, and of those in sweeps, that learned this text alike."""
-        configs = [
-            path
-            for folder in self.folders
-            for pattern in (f"*/{CONFIG}", f"*/*/{CONFIG}")
-            for path in sorted(folder.glob(pattern))
-        ]
-        found = []
+        found: list[Outcome] = []
+        configs: list[Path] = []
+        for folder in self.folders:
+            configs += sorted(folder.glob(f"*/{CONFIG}")) + sorted(folder.glob(f"*/*/{CONFIG}"))
         with activity.doing("Reading the outcomes of runs", usual=True):
             for path in activity.parts(configs):
                 with suppress(InputError, OSError, ValueError):
@@ -216,34 +211,26 @@ class History:
     def _outcome(self, directory: RunDirectory) -> Outcome | None:
         """Returns the outcome of a run; None if it tells nothing about runs with these settings."""
         config = directory.load_config()
-        if config.text_sha256 != self.sha256 or not _is_plain(config):
+        settings, fields = config.settings, config.settings.fields
+        in_one_go = not (config.imported or config.extended_after)
+        if config.text_sha256 != self.sha256 or not in_one_go or any(fields[x] for x in PLAIN):
             return None
-        settings = config.settings
         tokenizer = directory.load_tokenizer()
         steps = whole(settings.training.steps)
         if tokenizer is None or steps < MIN_STEPS:
             return None
-        outcome = outcome_of(settings, self.unique, 1.0)
-        usual = regularization(*outcome[:3]) | self.given
+        outcome = outcome_of(settings, self.unique, math.nan)
+        usual = regularization(*outcome[:3]) | self.chosen
         is_alike = abs(settings.model.dropout - usual["dropout"]) <= USUAL_DROPOUT
         if not is_alike or settings.training.weight_decay != usual["weight_decay"]:
             return None
         settings = settings.replace(weight_decay=self.weight_decay)
         if _kind(settings, tokenizer) != self.kind.split("-")[0]:
             return None
-        losses = [
-            number(record["final_loss"])
-            for record in MetricsFile(directory.path / METRICS, sparse=True).read()
-            if "final_loss" in record and record["step"] == steps
-        ]
-        found = [outcome._replace(loss=loss) for loss in losses]
-        return found[-1] if found and is_plausible(found[-1]) else None
-
-
-def _is_plain(config: SavedConfig) -> bool:
-    """Returns True if a run learned its text from scratch, in one go."""
-    fields = config.settings.fields
-    return not (config.imported or config.extended_after or any(fields[name] for name in PLAIN))
+        for record in MetricsFile(directory.path / METRICS, sparse=True).read():
+            if "final_loss" in record and record["step"] == steps:
+                outcome = outcome._replace(loss=number(record["final_loss"]))
+        return outcome if is_plausible(outcome) else None
 
 
 def _kind(settings: Settings, tokenizer: Tokenizer) -> str:

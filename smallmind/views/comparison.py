@@ -9,7 +9,7 @@ from smallmind.runs.files import TASKS
 from smallmind.settings.config import NEUTRAL
 from smallmind.settings.settings import SECTIONS, current_names
 from smallmind.settings.sources import OF_TOKENIZER
-from smallmind.tasks.results import Interval, TaskResult, difference, read_results
+from smallmind.tasks.results import Interval, difference, read_results
 from smallmind.views.run_view import PLOTTED, RunView
 
 COMPARED = (*PLOTTED, "bits_per_byte")  # the fields that a view of a compared run needs
@@ -18,7 +18,7 @@ BESIDES = (TEXT, "initial_sha256", "teacher_sha256", "smallmind")  # settings, i
 # Each run has its own, what a run learns does not depend on them, or the steps tell it.
 NOT_COMPARED = ("out", "lengths", *NEUTRAL)
 OF_TOKENS = ("tokenizer", "vocab_size", *OF_TOKENIZER)
-ROWS = 6  # of a table of losses, at most
+MAX_ROWS = 6  # of a table of losses
 SEED = "seed"
 FOLLOWING = (TEXT, "text", "smallmind", "vocab_size")  # from other settings, or without a name
 
@@ -33,7 +33,7 @@ class Losses(NamedTuple):
     values: list[list[float | None]]  # a row for each place, a column for each run
 
 
-class Change(NamedTuple):
+class TaskChange(NamedTuple):
     """The difference on a task between runs of one kind and of another, by their numbers."""
 
     before: list[int]
@@ -47,7 +47,7 @@ class TaskComparison(NamedTuple):
     task: str  # "Pairs of blimp.jsonl.gz", and what is compared if it is not alike
     measure: str
     shares: list[Interval | None]
-    changes: list[Change]
+    changes: list[TaskChange]
 
 
 def settings_of(view: RunView) -> dict[str, Any]:
@@ -98,25 +98,21 @@ def lowest(runs: Sequence[RunView], field: str) -> list[tuple[float, int, float]
 
 
 def _places(curves: Sequence[Curve], axis: str) -> list[float]:
-    """Evenly spread: steps at which the run with the fewest points has some, or times."""
+    """Spreads steps at which the run with the fewest points has some, or times, evenly."""
     first = max(float(curve.xs(axis)[0]) for curve in curves)
     last = min(float(curve.xs(axis)[-1]) for curve in curves)
     if first >= last:
         return [last] if first == last else []
     if axis == "time":
-        return [first + (last - first) * i / (ROWS - 1) for i in range(ROWS)]
+        return [first + (last - first) * i / (MAX_ROWS - 1) for i in range(MAX_ROWS)]
     steps = [float(step) for step in min(curves, key=len).steps if first <= step < last]
     steps.append(last)  # where the shortest ends
-    every = math.ceil(len(steps) / ROWS)
+    every = math.ceil(len(steps) / MAX_ROWS)
     return steps[::-1][::every][::-1]
 
 
 def varied_in(differing: Mapping[str, Any]) -> list[str]:
-    """-> the settings that make runs of different kinds: all that differ but seeds and what
-    follows.
-
-    The text does too, though it has no name to show.
-    """
+    """-> the settings that make runs of different kinds, as the text does, which has no name."""
     return [name for name in differing if name not in (SEED, *FOLLOWING)]
 
 
@@ -149,27 +145,18 @@ def compare_tasks(
         counts = [group.count for group in groups if group]
         if len(counts) < 2 or len(set(counts)) > 1:
             continue
-        own = [[i for i in kind if groups[i]] for kind in alike]
-        own = [kind for kind in own if kind]
+        first, *others = filter(None, ([i for i in kind if groups[i]] for kind in alike))
+        known = [result for result in results if result]
+        title = known[0].title
+        if len({(x.model.partition(",")[0], x.precision) for x in known}) > 1:
+            title += f": {'; '.join(f'{x.model}, {x.precision}' for x in known)}"
         for number, measure in enumerate(key[2]):
             verdicts = [group.verdicts[number] if group else "" for group in groups]
+            before = [verdicts[i] for i in first]
             changes = [
-                Change(
-                    own[0],
-                    kind,
-                    difference([verdicts[i] for i in own[0]], [verdicts[i] for i in kind]),
-                )
-                for kind in own[1:]
+                TaskChange(first, kind, difference(before, [verdicts[i] for i in kind]))
+                for kind in others
             ]
             shares = [group.intervals[number] if group else None for group in groups]
-            there = [result for result in results if result]
-            found.append(TaskComparison(_title(there), measure, shares, changes))
+            found.append(TaskComparison(title, measure, shares, changes))
     return found
-
-
-def _title(results: Sequence[TaskResult]) -> str:
-    """Returns the task, and which model each result is of if they are of several kinds."""
-    title = results[0].title
-    if len({(x.model.partition(",")[0], x.precision) for x in results}) == 1:
-        return title
-    return f"{title}: {'; '.join(f'{x.model}, {x.precision}' for x in results)}"

@@ -1,13 +1,12 @@
 """The runs in a directory, a row each."""
 
 import datetime
-import math
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from smallmind.checks import InputError, number
-from smallmind.views.run_view import RunView, State
+from smallmind.checks import InputError
+from smallmind.views.run_view import RunView, State, finite
 
 Row = dict[str, Any]  # see `row_of`
 # A word to sort runs by -> the field of a row.
@@ -23,7 +22,7 @@ SORT_KEYS = {
     "time": "seconds",
     "state": "state",
 }
-LAST = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC).timestamp()  # a date has four digits
+LAST_DATE = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC).timestamp()  # four digits
 
 
 def find_runs(parent: str | PathLike[str]) -> list[RunView]:
@@ -34,27 +33,23 @@ def find_runs(parent: str | PathLike[str]) -> list[RunView]:
     directory = Path(parent)
     if not directory.is_dir():
         raise InputError(f"{parent} does not exist; `smallmind train` makes runs in runs/")
-    own = RunView(directory, fields=())
-    if own.is_run:
-        return [own]
+    if (view := RunView(directory, fields=())).is_run:
+        return [view]
     try:
         paths = sorted(path for path in directory.iterdir() if path.is_dir())
     except OSError as error:
         raise InputError(f"cannot read {parent}: {error.strerror}") from None
-    return [view for view in (RunView(path, fields=()) for path in paths) if view.is_run]
+    return [view for path in paths if (view := RunView(path, fields=())).is_run]
 
 
 def row_of(view: RunView) -> Row:
     """Returns the row of a run: its fields by name, None for what is unknown, or not yet known."""
-    best = view.best or {}
-    final = view.final or {}
-    loss = best.get("val_loss", final.get("final_loss"))
+    best, final, state = view.best or {}, view.final or {}, view.state
     bits = final.get("final_bits_per_byte", best.get("bits_per_byte"))
-    state = view.state
     return {
         "name": view.name,
         "path": str(view.path),
-        "created": view.created if 0 <= view.created < LAST else None,  # seconds since 1970
+        "created": view.created if 0 <= view.created < LAST_DATE else None,  # seconds since 1970
         "state": state.value,
         "text": view.text,
         "architecture": view.architecture,
@@ -62,10 +57,10 @@ def row_of(view: RunView) -> Row:
         "step": view.step,  # done
         "steps": view.steps,  # planned
         # The lowest held-out loss, in nats per token; without evaluations, the final one.
-        "best_loss": _finite(loss),
+        "best_loss": finite(best.get("val_loss", final.get("final_loss"))),
         "best_step": best.get("step"),
-        "final_loss": _finite(final.get("final_loss")),  # on the whole held-out text
-        "bits_per_byte": _finite(bits),  # the final ones, before the end those of the best
+        "final_loss": finite(final.get("final_loss")),  # on the whole held-out text
+        "bits_per_byte": finite(bits),  # the final ones, before the end those of the best
         "seconds": view.seconds,  # of training
         "failure": view.failure if state == State.FAILED else None,  # why it has failed
         "problem": view.problem,  # why fields are missing
@@ -86,7 +81,3 @@ def dated(row: Row) -> Row:
         return row
     moment = datetime.datetime.fromtimestamp(row["created"], datetime.UTC)
     return row | {"created": moment.isoformat(timespec="seconds")}
-
-
-def _finite(value: Any) -> float | None:
-    return found if math.isfinite(found := number(value)) else None

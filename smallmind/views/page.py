@@ -7,9 +7,11 @@ from smallmind.charts import svg
 from smallmind.charts.figure import Figure
 from smallmind.console.table import Table, escape
 
-LARGE = svg.Layout(large=300, has_legend=False)  # the chart that people look at first
-CELL = svg.Layout(width=400, left=72, large=120, small=120, ticks=4, has_legend=False, kind="cell")
-NARROW = svg.Layout(width=400, left=56, large=260, ticks=4, has_legend=False, kind="narrow")
+LARGE = svg.Geometry(large=300, has_legend=False)  # the chart that people look at first
+CELL = svg.Geometry(
+    width=400, left=72, large=120, small=120, ticks=4, has_legend=False, kind="cell"
+)
+NARROW = svg.Geometry(width=400, left=56, large=260, ticks=4, has_legend=False, kind="narrow")
 STYLE = (
     svg.STYLE
     + """
@@ -119,7 +121,7 @@ def section(title: str, body: str) -> str:
 
 
 def figures(cards: Sequence[tuple[str, str, str]]) -> str:
-    """Cards of a name, a value and its unit, side by side."""
+    """Shows cards of a name, a value and its unit, side by side."""
     boxes = "".join(
         f'<div class="figure"><span class="quiet">{escape(name)}</span><b>{escape(value)}</b>'
         f'<span class="quiet">{escape(unit)}</span></div>'
@@ -128,10 +130,13 @@ def figures(cards: Sequence[tuple[str, str, str]]) -> str:
     return f'<div class="figures">{boxes}</div>' if boxes else ""
 
 
+def warnings(notes: Sequence[str]) -> str:
+    """Returns a paragraph that stands out for each note."""
+    return "".join(f'<p class="warning">{escape(note)}</p>' for note in notes)
+
+
 def large_chart(figure: Figure) -> str:
-    """-> a figure as wide as the page, below the names of its lines; a phone shows another
-    drawing.
-    """
+    """-> a figure as wide as the page, below the names of its lines, and another for phones."""
     drawn = svg.chart(figure, LARGE) + svg.chart(figure, NARROW)
     names = "".join(
         f'<span><svg viewBox="0 0 26 8" aria-hidden="true"><path class="{escape(kind)}" '
@@ -142,7 +147,7 @@ def large_chart(figure: Figure) -> str:
 
 
 def small_charts(drawn: Sequence[Figure]) -> str:
-    """Figures side by side, those that have something to show."""
+    """Shows figures side by side, those that have something to show."""
     found = "".join(f"<div>{chart}</div>" for x in drawn if (chart := svg.chart(x, CELL)))
     return f'<div class="charts">{found}</div>' if found else ""
 

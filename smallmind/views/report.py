@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import shlex
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
@@ -26,13 +27,14 @@ from smallmind.views.page import (
     settings_table,
     small_charts,
     table,
+    warnings,
 )
 from smallmind.views.run_view import PLOTTED, RunView, State, open_view
 
 FIELDS = (*PLOTTED, "tokens_per_second", "memory", "peak_memory")
-SHOWN = 12  # evaluations in the table
-SAMPLES_SHOWN = 40
-LEAST = 0.005  # share of the time below which an operation is left out
+MAX_EVALUATIONS = 12  # in the table
+MAX_SAMPLES = 40
+MIN_SHARE = 0.005  # of the time, below which an operation is left out
 
 
 def report(path: str | PathLike[str]) -> str:
@@ -134,8 +136,7 @@ def _evaluations(view: RunView) -> str:
     if not rows:
         return ""
     best = min(rows, key=lambda row: row["val_loss"])
-    chosen = {round(i * (len(rows) - 1) / (SHOWN - 1)) for i in range(SHOWN)}
-    chosen |= {rows.index(best)}
+    chosen = {rows.index(best), *_spread(range(len(rows)), MAX_EVALUATIONS)}
     columns = {
         "held-out loss": ("val_loss", ".4f"),
         "on training text": ("train_loss", ".4f"),
@@ -148,18 +149,14 @@ def _evaluations(view: RunView) -> str:
         if any(_is_number(row.get(name)) for row in rows):
             columns[title] = (name, kind)
     shown = [row for i, row in enumerate(rows) if i in chosen]
+
+    def cell(row: dict[str, Any], name: str, kind: str) -> str:
+        return format(row[name], kind) if _is_number(row.get(name)) else ""
+
     cells = [
-        [
-            f"{row['step']:,}",
-            *(
-                format(row[x], kind) if _is_number(row.get(x)) else ""
-                for x, kind in columns.values()
-            ),
-        ]
-        for row in shown
+        [f"{row['step']:,}", *(cell(row, *column) for column in columns.values())] for row in shown
     ]
-    left_out = len(rows) - len(shown)
-    note = f'<p class="quiet">{left_out} more in metrics.jsonl.</p>' if left_out else ""
+    note = _left_out(len(rows) - len(shown))
     found = table(cells, ("step", *columns), best=shown.index(best))
     about = "<p>On held-out text, losses in nats per token; the best one is bold.</p>"
     return section("Evaluations", f"{about}{found}{note}")
@@ -212,36 +209,29 @@ def _course(view: RunView) -> str:
 
 
 def _samples(view: RunView) -> str:
-    """Texts that the model wrote, the last one first."""
+    """Shows texts that the model wrote, the last one first."""
     samples = view.samples()
     if not samples:
         return ""
-    step, text = samples[-1]
-    body = f"<p>After step {step:,}:</p><pre>{escape(text)}</pre>"
-    earlier = _spread(samples[:-1], SAMPLES_SHOWN)
-    if earlier:
-        texts = "".join(
-            f"<p>After step {step:,}:</p><pre>{escape(text)}</pre>"
-            for step, text in reversed(earlier)
-        )
-        count = "1 earlier one" if len(earlier) == 1 else f"{len(earlier)} earlier ones"
-        body += f"<details><summary>{count}</summary>{texts}</details>"
-    return section("What the model writes", body)
+    last, *earlier = [
+        f"<p>After step {step:,}:</p><pre>{escape(text)}</pre>"
+        for step, text in (samples[-1], *reversed(_spread(samples[:-1], MAX_SAMPLES)))
+    ]
+    count = "1 earlier one" if len(earlier) == 1 else f"{len(earlier)} earlier ones"
+    details = f"<details><summary>{count}</summary>{''.join(earlier)}</details>"
+    return section("What the model writes", last + details * bool(earlier))
 
 
 def _answers(view: RunView) -> str:
-    """Held-out questions with the wanted answers, and those before and after training."""
+    """Shows held-out questions with the wanted answers, and those before and after training."""
     if not view.answers:
         return ""
     asked = [view.answers[0], view.answers[-1]] if len(view.answers) > 1 else view.answers
-    given: list[dict[tuple[str, str], str]] = []
+    found: list[dict[tuple[str, str], str]] = []
     for record in asked:
         rows = [row for row in record.get("answers", []) if _is_answer(row)]
-        given.append({(question, wanted): answer for question, wanted, answer in rows})
-    cells = [
-        [question, wanted, *(answers.get((question, wanted), "") for answers in given)]
-        for question, wanted in given[-1]
-    ]
+        found.append({(question, wanted): answer for question, wanted, answer in rows})
+    cells = [[*asked_for, *(each.get(asked_for, "") for each in found)] for asked_for in found[-1]]
     columns = ["question", "wanted", *(f"after step {record['step']:,}" for record in asked)]
     shares = [
         f"{number(record.get('exact_match')):.0%} of {record.get('asked')} after step "
@@ -249,8 +239,8 @@ def _answers(view: RunView) -> str:
         for record in asked
     ]
     about = f"<p>Answered word for word: {escape(', '.join(shares))}.</p>"
-    found = Table("", cells, columns, "<" * len(columns)).html()
-    return section("Held-out questions", f'{about}<div class="scroll answers">{found}</div>')
+    answers = Table("", cells, columns, "<" * len(columns)).html()
+    return section("Held-out questions", f'{about}<div class="scroll answers">{answers}</div>')
 
 
 def _is_answer(row: Any) -> bool:
@@ -262,29 +252,29 @@ def _profile(view: RunView) -> str:
     try:
         with durable.open_regular(view.path / PROFILE) as file:
             profile = from_json(file.read())
-        rows = profile["rows"]
-        own: dict[str, float] = {}
-        for row in rows:
-            own[row["path"][-1]] = own.get(row["path"][-1], 0.0) + whole(row["own"]) / 1e9
+        seconds: dict[str, float] = {}  # of each operation, without those inside it
+        for row in profile["rows"]:
+            name = row["path"][-1]
+            seconds[name] = seconds.get(name, 0.0) + whole(row["own"]) / 1e9
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return ""
-    total = sum(own.values())
+    total = sum(seconds.values())
     if not total > 0:
         return ""
-    longest = max(own.values())
+    longest = max(seconds.values())
     bars = "".join(
         f'<div class="bar"><span>{escape(name).replace("_", "_<wbr>")}</span>'
         f'<i style="width:{100 * part / longest:.2f}%"></i>'
         f"<span>{part:.2f} s, {part / total:.0%}</span></div>"
-        for name, part in sorted(own.items(), key=lambda item: -item[1])
-        if part >= LEAST * total
+        for name, part in sorted(seconds.items(), key=lambda item: -item[1])
+        if part >= MIN_SHARE * total
     )
     measured = f"{total:.1f} seconds of training were measured, each in the innermost operation."
     return section("Where the time went", f"<p>{measured}</p>{bars}{_heap(profile)}")
 
 
 def _heap(profile: dict[str, Any]) -> str:
-    """Garbage collections and NumPy's memory; empty for profiles of earlier versions."""
+    """Tells garbage collections and NumPy's memory; "" for profiles of earlier versions."""
     try:
         memory = profile["memory"]
         counts = " + ".join(f"{whole(count):,}" for count in memory["collections"])
@@ -304,16 +294,13 @@ def _heap(profile: dict[str, Any]) -> str:
 
 
 def _health(view: RunView) -> str:
-    """Problems: findings, rollbacks, warnings, failures."""
+    """Lists problems: findings, rollbacks, warnings, failures."""
     problems, checks = view.notes, view.health_checks
     if not problems:
         count = count_of(checks, "check")
         return section("Health", f"<p>{count}, no problems.</p>") if checks else ""
-    shown = _spread(problems, SAMPLES_SHOWN)
-    lines = "".join(f'<p class="warning">{escape(problem)}</p>' for problem in shown)
-    left_out = len(problems) - len(shown)
-    note = f'<p class="quiet">{left_out} more in metrics.jsonl.</p>' if left_out else ""
-    return section("Health", lines + note)
+    shown = _spread(problems, MAX_SAMPLES)
+    return section("Health", warnings(shown) + _left_out(len(problems) - len(shown)))
 
 
 def _use(view: RunView) -> str:
@@ -361,11 +348,15 @@ def _curve(view: RunView, name: str) -> Curve:
     return view.curves[name].finite()
 
 
+def _left_out(count: int) -> str:
+    return f'<p class="quiet">{count} more in metrics.jsonl.</p>' if count else ""
+
+
 def _is_number(value: Any) -> bool:
     return math.isfinite(number(value))
 
 
-def _spread(items: list[Any], count: int) -> list[Any]:
+def _spread(items: Sequence[Any], count: int) -> Sequence[Any]:
     """Returns at most `count` of the items, evenly spread, the first and the last among them."""
     if len(items) <= count:
         return items

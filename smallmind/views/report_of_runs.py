@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from smallmind.charts.figure import Figure, Line, Panel
 from smallmind.charts.svg import N_COLOURS
-from smallmind.checks import InputError, number
+from smallmind.checks import InputError
 from smallmind.console.activity import duration
 from smallmind.console.table import escape
 from smallmind.runs.sweep import is_sweep, label, shown
@@ -23,20 +23,28 @@ from smallmind.views.comparison import (
     settings_of,
     varied_in,
 )
-from smallmind.views.page import large_chart, page, section, settings_table, small_charts, table
-from smallmind.views.run_view import RunView, State, open_view
+from smallmind.views.page import (
+    large_chart,
+    page,
+    section,
+    settings_table,
+    small_charts,
+    table,
+    warnings,
+)
+from smallmind.views.run_view import RunView, State, finite, open_view
 
 FIELDS = (*COMPARED, "tokens_per_second")
 NAMES = {"val_loss": "held-out loss", "bits_per_byte": "held-out loss", "loss": "training loss"}
 UNITS = {"val_loss": "nats per token", "bits_per_byte": "bits per byte", "loss": "nats per token"}
 FINAL = {"val_loss": "final_loss", "bits_per_byte": "final_bits_per_byte", "loss": None}
-LONGEST = 40  # characters of a value in a table
-MOST_SETTINGS = 5  # in the columns of a table of runs
-MOST_NOTES = 10
-FEWEST = 3  # evaluations that make a curve
+MAX_VALUE = 40  # characters of one in a table
+MAX_COLUMNS = 5  # of settings, in a table of runs
+MAX_NOTES = 10
+MIN_EVALUATIONS = 3  # that make a curve
 
 
-class Group(NamedTuple):
+class RunGroup(NamedTuple):
     """Runs that differ in nothing but their seed."""
 
     settings: dict[str, Any]  # of those that differ between the groups
@@ -78,25 +86,26 @@ def report_of_runs(paths: Sequence[str | PathLike[str]]) -> str:
 
 def _groups(
     views: Sequence[RunView], differing: Mapping[str, list[Any]], varied: Sequence[str], field: str
-) -> list[Group]:
+) -> list[RunGroup]:
     """Returns the runs by their settings, the lowest mean loss first."""
     groups = []
     for kind in kinds(len(views), differing):
         settings = {name: differing[name][kind[0]] for name in varied}
         runs = [views[i] for i in kind]
         losses = [loss for view in runs if math.isfinite(loss := loss_of(view, field))]
-        groups.append(Group(settings, runs, losses))
+        groups.append(RunGroup(settings, runs, losses))
     return sorted(groups, key=lambda group: group.mean)
 
 
 def loss_of(view: RunView, field: str) -> float:
-    """-> the loss of a run by which it is compared: on the whole held-out text, once it has ended.
+    """-> the loss by which a run is compared: on the whole held-out text, once it has ended.
 
-    Before that the lowest of its evaluations, or the last one of training; NaN without
-    any, and if it has failed.
+    Before that the lowest of its evaluations, or the last one of training; NaN without any, and if
+    it has failed.
     """
-    if (name := FINAL[field]) and view.final and math.isfinite(number(view.final.get(name))):
-        return number(view.final[name])
+    final = finite((view.final or {}).get(FINAL[field] or ""))
+    if final is not None:
+        return final
     curve = view.curves[field].finite()
     if view.state == State.FAILED:
         return math.nan
@@ -105,7 +114,7 @@ def loss_of(view: RunView, field: str) -> float:
     return min(curve.values, default=math.nan)
 
 
-def _compared(groups: Sequence[Group], field: str) -> str:
+def _compared(groups: Sequence[RunGroup], field: str) -> str:
     """Returns the name of the losses that `loss_of` finds: final ones if any run has ended."""
     if FINAL[field] is None:
         return NAMES[field]
@@ -122,13 +131,13 @@ def _names(views: Sequence[RunView]) -> str:
 
 
 def _warnings(differing: Mapping[str, Any], field: str) -> str:
-    """Notes on what makes losses hard to compare."""
+    """Notes what makes losses hard to compare."""
     notes = []
     if TEXT in differing:
         notes.append("The texts differ: a lower loss may only mean an easier text.")
     if field == "loss":
         notes.append("Not all of these runs were evaluated: they are compared in training.")
-    return "".join(f'<p class="warning">{escape(note)}</p>' for note in notes)
+    return warnings(notes)
 
 
 def _unfinished(views: Sequence[RunView]) -> str:
@@ -138,27 +147,26 @@ def _unfinished(views: Sequence[RunView]) -> str:
         if (state := view.state) not in (State.FINISHED, State.IMPORTED):
             reason = f": {view.failure}" if state == State.FAILED and view.failure else ""
             notes.append(f"{view.name}: {state.value}{reason}")
-    shown = "".join(f'<p class="warning">{escape(note)}</p>' for note in notes[:MOST_NOTES])
-    more = len(notes) - MOST_NOTES
+    more = len(notes) - MAX_NOTES
     left_out = f'<p class="quiet">{more} more: see the table.</p>' if more > 0 else ""
-    return section("Runs that have not finished", shown + left_out)
+    return section("Runs that have not finished", warnings(notes[:MAX_NOTES]) + left_out)
 
 
-def _name(group: Group, varied: Sequence[str]) -> str:
+def _name(group: RunGroup, varied: Sequence[str]) -> str:
     """Returns a short name of a group for a legend."""
     if not varied:
         return group.runs[0].name if len(group.runs) == 1 else f"{len(group.runs)} runs"
     count = f" ({len(group.runs)} runs)" if len(group.runs) > 1 else ""
-    settings = {name: shown(value)[:LONGEST] for name, value in group.settings.items()}
-    is_short = len(varied) <= MOST_SETTINGS
+    settings = {name: shown(value)[:MAX_VALUE] for name, value in group.settings.items()}
+    is_short = len(varied) <= MAX_COLUMNS
     return f"{label(settings, varied) if is_short else group.runs[0].name}{count}"
 
 
-def _curves(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
+def _curves(groups: Sequence[RunGroup], varied: Sequence[str], field: str) -> str:
     """Returns the losses of the groups that are best, each in its colour."""
     drawn = groups[:N_COLOURS]
     counts = [len(x.curves[field].finite()) for group in drawn for x in group.runs if group.losses]
-    if field == "val_loss" and min(counts, default=0) < FEWEST:
+    if field == "val_loss" and min(counts, default=0) < MIN_EVALUATIONS:
         field = "loss"
     lines = []
     for colour, group in enumerate(drawn):
@@ -180,17 +188,17 @@ def _curves(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
     return section("Loss", chart and chart + note)
 
 
-def _means(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
+def _means(groups: Sequence[RunGroup], varied: Sequence[str], field: str) -> str:
     """Sorts the groups by their mean loss; only if runs with other seeds are together."""
     if not any(len(group.runs) > 1 for group in groups):
         return ""
-    rows, varied = [], varied if len(varied) <= MOST_SETTINGS else []
+    rows, varied = [], varied if len(varied) <= MAX_COLUMNS else []
     for place, group in enumerate(groups, 1):
         losses = group.losses
         spread = f"{statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
         ends = [f"{min(losses):.4f}", f"{max(losses):.4f}"] if losses else ["", ""]
         mean = f"{group.mean:.4f}" if losses else ""
-        settings = [shown(group.settings[name])[:LONGEST] for name in varied]
+        settings = [shown(group.settings[name])[:MAX_VALUE] for name in varied]
         count = f"{len(losses)} of {len(group.runs)}"
         rows.append([f"{place}", *settings, mean, spread, *ends, count])
     heads = ["place", *varied, "mean", "spread", "lowest", "highest", "runs"]
@@ -202,9 +210,7 @@ def _means(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
 
 
 def _tasks(views: Sequence[RunView], differing: Mapping[str, list[Any]]) -> str:
-    """-> the results of tasks that several runs have, and which differences are more than
-    chance.
-    """
+    """-> the results of tasks that several runs have, and the differences beyond chance."""
     body = ""
     for compared in compare_tasks(views, differing):
         rows = [
@@ -212,13 +218,13 @@ def _tasks(views: Sequence[RunView], differing: Mapping[str, list[Any]]) -> str:
             for view, share in zip(views, compared.shares, strict=True)
             if share
         ]
-        changes = "".join(
-            f"<p>{escape(_runs_of(views, change.after))} against "
-            f"{escape(_runs_of(views, change.before))}: {escape(change.interval.told())}.</p>"
-            for change in compared.changes
-        )
         body += f"<p>{escape(compared.task)}</p>"
-        body += table(rows, ["run", f"{compared.measure}, %"]) + changes
+        body += table(rows, ["run", f"{compared.measure}, %"])
+        for change in compared.changes:
+            kinds_of = (change.after, change.before)
+            after, before = (", ".join(views[i].name for i in kind) for kind in kinds_of)
+            told = f"{after} against {before}: {change.interval.told()}."
+            body += f"<p>{escape(told)}</p>"
     note = (
         "<p>In parentheses are intervals of 95 %. Differences are between runs of one kind and of "
         "another, item by item; what the spread over seeds explains is none.</p>"
@@ -226,25 +232,21 @@ def _tasks(views: Sequence[RunView], differing: Mapping[str, list[Any]]) -> str:
     return section("Tasks", body and note + body)
 
 
-def _runs_of(views: Sequence[RunView], numbers: Sequence[int]) -> str:
-    return ", ".join(views[i].name for i in numbers)
-
-
-def _differing(groups: Sequence[Group], varied: Sequence[str]) -> str:
+def _differing(groups: Sequence[RunGroup], varied: Sequence[str]) -> str:
     """Returns the settings that differ, if they are too many for columns of other tables."""
-    if len(varied) <= MOST_SETTINGS:
+    if len(varied) <= MAX_COLUMNS:
         return ""
     if len(groups) > N_COLOURS:
         rows = [(group.runs[0].name, label(group.settings, varied)) for group in groups]
         return section("What differs", settings_table(rows))
-    heads = ["setting", *(group.runs[0].name[:LONGEST] for group in groups)]
+    heads = ["setting", *(group.runs[0].name[:MAX_VALUE] for group in groups)]
     cells = [
-        [name, *(shown(group.settings[name])[:LONGEST] for group in groups)] for name in varied
+        [name, *(shown(group.settings[name])[:MAX_VALUE] for group in groups)] for name in varied
     ]
     return section("What differs", table(cells, heads))
 
 
-def _course(groups: Sequence[Group]) -> str:
+def _course(groups: Sequence[RunGroup]) -> str:
     """Returns the learning rate and the gradient norm of the groups that are drawn."""
     panels = [("Learning rate", "lr", True), ("Norm of the gradient, smoothed", "grad_norm", False)]
     charts = []
@@ -258,14 +260,14 @@ def _course(groups: Sequence[Group]) -> str:
     return section("Course of the runs", small_charts(charts))
 
 
-def _runs(groups: Sequence[Group], varied: Sequence[str], field: str) -> str:
+def _runs(groups: Sequence[RunGroup], varied: Sequence[str], field: str) -> str:
     """Returns a row for each run, the lowest loss first."""
-    rows, varied = [], varied if len(varied) <= MOST_SETTINGS else []
+    rows, varied = [], varied if len(varied) <= MAX_COLUMNS else []
     for group in groups:
         for view in group.runs:
             loss, rates = loss_of(view, field), sorted(view.curves["tokens_per_second"].values)
             seed = view.settings.run.seed if view.settings else ""
-            settings = [shown(group.settings[name])[:LONGEST] for name in varied]
+            settings = [shown(group.settings[name])[:MAX_VALUE] for name in varied]
             row = [view.name, *settings, str(seed), f"{loss:.4f}" if math.isfinite(loss) else ""]
             row += [f"{view.step:,}", duration(view.seconds), view.state.value]
             row.insert(-1, f"{rates[len(rates) // 2]:,.0f}" if rates else "")

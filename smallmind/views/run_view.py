@@ -21,9 +21,9 @@ from smallmind.runs.metrics_file import MetricsFile
 from smallmind.settings.settings import LOSS_RECORDS, Settings
 
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 3,000
-NOTES = 1000  # kept: the last ones
-LONGEST = 1e10  # seconds of training: three centuries
-RECENT = 600.0  # seconds: a run on another host that wrote something since is running
+MAX_NOTES = 1000  # the last ones are kept
+MAX_SECONDS = 1e10  # of training: three centuries
+RECENT_SECONDS = 600.0  # a run on another host that wrote something since is running
 PLOTTED = ("loss", "val_loss", "lr", "grad_norm")  # fields of records that are shown as curves
 
 
@@ -156,7 +156,7 @@ class RunView:
         return State.FAILED if self.failure is not None else State.INTERRUPTED
 
     def refresh(self) -> bool:
-        """Reads what is new since the last time -> whether there was something."""
+        """Reads what is new since the last time -> True if there was something."""
         is_new = self._read_config()
         records: Iterable[dict[str, Any]] = ()
         self._problems.pop(METRICS, None)
@@ -175,7 +175,7 @@ class RunView:
         return is_new
 
     def _read_config(self) -> bool:
-        """Reads config.json if it has changed -> whether it has."""
+        """Reads config.json if it has changed -> True if it has."""
         file = self.path / CONFIG
         try:
             stat = os.stat(file)
@@ -214,7 +214,7 @@ class RunView:
             self._logged = min(self._logged, step)
             return
         seconds = number(record.get("elapsed_seconds"))
-        if 0 <= seconds < LONGEST:
+        if 0 <= seconds < MAX_SECONDS:
             self.seconds, self._timed = seconds, step
             if "step_ms" in record:
                 self._seconds_per_step = number(record["step_ms"]) / 1000
@@ -253,9 +253,8 @@ class RunView:
         step = f"Step {record['step']:,}: "
         if isinstance(findings := record.get("findings"), list):
             self.health_checks += 1
-            named = [finding for finding in findings if isinstance(finding, dict)]
-            for finding in named:
-                name, message = map(_text, map(finding.get, ("name", "message")))
+            for finding in (each for each in findings if isinstance(each, dict)):
+                name, message = _text(finding.get("name")), _text(finding.get("message"))
                 self.notes.append(f"{step}{name}: {message}")
         if "spike_step" in record:
             spike = _text(record["spike_step"])
@@ -263,7 +262,7 @@ class RunView:
         for name in ("warning", "failure"):
             if name in record:
                 self.notes.append(step + _text(record[name]))
-        del self.notes[:-NOTES]
+        del self.notes[:-MAX_NOTES]
 
     def samples(self) -> list[tuple[int, str]]:
         """Returns the texts that the model wrote, each with its step, as they are on disk now."""
@@ -284,13 +283,11 @@ class RunView:
         held = is_held(self.path)
         if held is None:  # by a process that cannot be asked
             with suppress(OSError):
-                return time.time() - (self.path / METRICS).stat().st_mtime < RECENT
+                return time.time() - (self.path / METRICS).stat().st_mtime < RECENT_SECONDS
         return bool(held)
 
     def _is_finished(self) -> bool:
-        """-> True if it has ended by itself, as `Run.is_finished` says; its sample is written
-        last.
-        """
+        """-> True if it has ended by itself, as `Run.is_finished` says: its sample comes last."""
         if self.settings is None or not model_in(self.path):
             return False
         step, extended = self.step, number(self.saved.get("extended_after", 0))
@@ -312,6 +309,11 @@ def open_view(path: str | PathLike[str], fields: Sequence[str] = PLOTTED) -> Run
             f"{path} is not a run: {view.problem}; `smallmind runs` lists those in runs/"
         )
     return view
+
+
+def finite(value: Any) -> float | None:
+    """Returns a number of a record; None if it is none, or not finite."""
+    return found if math.isfinite(found := number(value)) else None
 
 
 def _text(value: Any) -> str:

@@ -3,23 +3,21 @@
 import csv
 import io
 import json
-import math
 import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smallmind.checks import number
 from smallmind.files import durable
-from smallmind.runs.sweep import Plan, PlannedRun
+from smallmind.runs.sweep import PlannedRun, SweepPlan
 from smallmind.settings.sources import OF_TOKENIZER
-from smallmind.views.run_view import RunView, State
+from smallmind.views.run_view import RunView, State, finite
 
 CSV, JSON = "results.csv", "results.json"
 FORMAT = 1  # of the latter
 LOG = ".log"  # behind the name of a run: what it printed
-LOG_END = 10_000  # bytes at the end of a log, where an error is
+LOG_END_BYTES = 10_000  # of a log, where an error is
 ERROR = re.compile(r"^smallmind[^:\n]*: (?:error: )?(?!warning: )(.+)$", re.MULTILINE)
 CHANGES_TOKENS = {"tokenizer", "init_from", "recipe", "config", "text_separator", *OF_TOKENIZER}
 UNITS = {"loss": "nats per token", "bits_per_byte": "bits per byte"}
@@ -46,7 +44,7 @@ class Result(NamedTuple):
         return self.state in (State.FINISHED, State.FAILED)
 
 
-class Group(NamedTuple):
+class SweepGroup(NamedTuple):
     """The runs that differ by their seed only, and the measure by which they are compared."""
 
     settings: dict[str, Any]
@@ -76,7 +74,7 @@ def result_of(folder: Path, run: PlannedRun) -> Result:
     final, best = view.final or {}, view.best or {}
     state = str(view.state) if view.is_run else "waiting"
     loss, bits = (
-        _finite(final.get(f"final_{name}")) if state == State.FINISHED else None
+        finite(final.get(f"final_{name}")) if state == State.FINISHED else None
         for name in ("loss", "bits_per_byte")
     )
     error = view.failure if state == State.FAILED else None
@@ -93,32 +91,32 @@ def result_of(folder: Path, run: PlannedRun) -> Result:
         view.seconds,
         loss,
         bits,
-        _finite(best.get("val_loss")),
+        finite(best.get("val_loss")),
         view.saved.get("text_sha256"),
         error,
     )
 
 
-def measure_of(plan: Plan) -> str:
+def measure_of(plan: SweepPlan) -> str:
     """Returns the field by which runs are compared: bits per byte if their tokens may differ."""
     return "bits_per_byte" if CHANGES_TOKENS.intersection(plan.varied) else "loss"
 
 
-def groups_of(plan: Plan, results: Sequence[Result]) -> list[Group]:
+def groups_of(plan: SweepPlan, results: Sequence[Result]) -> list[SweepGroup]:
     """-> the results in groups, sorted by the mean of the measure; groups without any come last."""
     measure = measure_of(plan)
-    found: dict[tuple[tuple[str, Any], ...], Group] = {}
+    found: dict[tuple[tuple[str, Any], ...], SweepGroup] = {}
     varied = [name for name in plan.varied if name != "seed"]
     for result in results:
         settings = {name: result.settings.get(name) for name in varied}
-        group = found.setdefault(tuple(settings.items()), Group(settings, [], []))
+        group = found.setdefault(tuple(settings.items()), SweepGroup(settings, [], []))
         group.results.append(result)
         if (value := getattr(result, measure)) is not None:
             group.values.append(value)
     return sorted(found.values(), key=lambda group: (group.mean is None, group.mean or 0.0))
 
 
-def save(folder: Path, plan: Plan, results: Sequence[Result]) -> None:
+def save(folder: Path, plan: SweepPlan, results: Sequence[Result]) -> None:
     """Writes a CSV table with a row for each run, and a JSON file with the groups too."""
     measure, varied = measure_of(plan), plan.varied
     columns = ("state", "step", "steps", "seconds", "loss", "bits_per_byte", "best_loss", "error")
@@ -140,9 +138,8 @@ def save(folder: Path, plan: Plan, results: Sequence[Result]) -> None:
         }
         for group in groups_of(plan, results)
     ]
-    runs = [result._asdict() for result in results]
-    whole = {"format": FORMAT, "measure": measure, "unit": UNITS[measure]}
-    whole |= {"groups": groups, "runs": runs}
+    whole = {"format": FORMAT, "measure": measure, "unit": UNITS[measure], "groups": groups}
+    whole["runs"] = [result._asdict() for result in results]
     durable.write(folder / CSV, [lines.getvalue().encode("utf-8", "replace")])
     content = json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
     durable.write(folder / JSON, [content.encode("utf-8", "replace")])
@@ -152,13 +149,9 @@ def _error_of(log: Path) -> str | None:
     """-> the error at the end of what a run printed; None if it ended in order, or was killed."""
     try:
         with durable.open_regular(log) as file:
-            file.seek(max(0, file.seek(0, 2) - LOG_END))
+            file.seek(max(0, file.seek(0, 2) - LOG_END_BYTES))
             lines = file.read().decode("utf-8", "replace").strip().rsplit("\n", 1)
     except (OSError, ValueError):
         return None
     found = ERROR.match(lines[-1])
     return found[1] if found and found[1] != "interrupted" else None
-
-
-def _finite(value: Any) -> float | None:
-    return number(value) if math.isfinite(number(value)) else None

@@ -4,7 +4,7 @@ import pytest
 
 from smallmind.charts.curve import Curve
 from smallmind.charts.figure import Line, Panel, losses_of
-from smallmind.charts.svg import DOTS, picture
+from smallmind.charts.svg import MAX_DOTS, picture
 
 
 @pytest.mark.parametrize("count", [1, 2, 6, 99, 100, 1000])
@@ -17,8 +17,8 @@ def test_the_mean_of_any_run_has_every_step_and_stays_between_its_losses(count):
 
 
 def test_few_evaluations_are_dots():
-    few, many = (Curve(range(n), range(n), [1.0] * n) for n in (DOTS, DOTS + 1))
-    assert picture(losses_of(Curve(), few)).count("<circle") == DOTS
+    few, many = (Curve(range(n), range(n), [1.0] * n) for n in (MAX_DOTS, MAX_DOTS + 1))
+    assert picture(losses_of(Curve(), few)).count("<circle") == MAX_DOTS
     assert "<circle" not in picture(losses_of(Curve(), many))
 
 

@@ -854,7 +854,7 @@ def test_estimate_resolves_the_precision_as_train_does(cli, estimate):
 
 @pytest.mark.parametrize("command", ["check", "train"])
 def test_16_bits_that_make_steps_slower_are_said_to(text, tmp_path, cli, command, monkeypatch):
-    monkeypatch.setattr(pace, "pace_in", lambda *_: None)  # nothing was timed before
+    monkeypatch.setattr(pace, "earlier_pace", lambda *_: None)  # nothing was timed before
     out = ["--out", tmp_path / "run"] if command == "train" else []
     printed = cli(command, text, SMALL, "--steps 20 --precision float16", out).flat
     fastest = "bfloat16" if ISA.fast_bfloat16 else "float32"

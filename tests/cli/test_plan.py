@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from smallmind.cli.plan import MINUTES
+from smallmind.cli.plan import SHOWN_MINUTES
 from smallmind.runs import planning, trials
 from tests.programs import CATS, costs_at
 
@@ -30,7 +30,7 @@ def test_trials_and_a_table(cli):
     assert trials and numbers == list(range(1, len(trials) + 1))
     assert all(re.match(r"Trial \d+: \d x \d+, ", line) for line in trials)
     rows = [line.split()[0] for line in lines if line.lstrip()[:1].isdigit()]
-    assert rows == [f"{minutes:g}" for minutes in sorted({2.0, *MINUTES})]
+    assert rows == [f"{minutes:g}" for minutes in sorted({2.0, *SHOWN_MINUTES})]
     assert "loss = " in printed.flat and f"Fitted to {len(trials)} outcomes" in printed.flat
     assert "Next: smallmind train book.txt --minutes 2" in printed.flat
     again = cli("plan book.txt --trials 0").out
@@ -39,7 +39,7 @@ def test_trials_and_a_table(cli):
 
 def test_json_has_what_the_table_has(cli):
     found = json.loads(cli("plan book.txt --trials 0 --json").out)
-    assert [row["minutes"] for row in found["minutes"]] == list(MINUTES)
+    assert [row["minutes"] for row in found["minutes"]] == list(SHOWN_MINUTES)
     for row in found["minutes"]:
         low, high = row["interval"]
         assert 0 < low < row["loss"] < high and row["bytes"] > 10**6

@@ -79,7 +79,7 @@ def test_the_screen_is_redrawn_at_any_size_until_the_run_ends(run, monkeypatch):
     sizes, shown, written = [80, 50, 40, 120], [], []
 
     def look(_seconds):
-        if _seconds >= watch.EVERY:
+        if _seconds >= watch.LOOK_SECONDS:
             shown.append(terminal.lines())
             terminal.resize(sizes[len(shown) % len(sizes)])
             with open(run / "metrics.jsonl", "a") as file:

@@ -19,9 +19,9 @@ from smallmind.console import signals
 from smallmind.files import durable
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.run import Run
-from smallmind.training import evaluations
+from smallmind.training import evaluation
 from smallmind.training.checkpoint import newest
-from smallmind.training.evaluations import Evaluations
+from smallmind.training.evaluation import Evaluations
 from smallmind.training.live_state import LiveState
 from smallmind.views.listing import find_runs
 from smallmind.writing import decoder
@@ -69,7 +69,7 @@ STAGES = {
     "before it": (Evaluations, "evaluate", 2, 14),
     "snapshot": (LiveState, "capture", 3, 5),  # while the state is captured
     "save": (durable.Files, "replace", 4, None),  # while it is written
-    "whole evaluation": (evaluations, "held_out_batches", 1, 20),
+    "whole evaluation": (evaluation, "_held_out_batches", 1, 20),
     "sampling": (decoder, "choose_each", 5, 20),
 }
 

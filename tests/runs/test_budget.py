@@ -13,9 +13,9 @@ from smallmind.cli.flags import choices_of_run
 from smallmind.cli.program import make_parser
 from smallmind.forecast import budget, pace
 from smallmind.forecast.budget import (
-    LEARNING,
     MAX_BATCH,
     MIN_BATCH,
+    STEPS_SHARE,
     UPDATES,
     Cost,
     best,
@@ -38,7 +38,7 @@ def sizes(operations, characters=BOOK, known=(), **given):
     """Each size as it would be trained in a time for so many operations."""
     fields = Choices(given).fields
     text = tokens_of(fields, characters)
-    return sizes_for(given, fields, text, 1 / LEARNING, costs_at(operations), law_of(known))
+    return sizes_for(given, fields, text, 1 / STEPS_SHARE, costs_at(operations), law_of(known))
 
 
 def chosen(operations, characters=BOOK, **given):
@@ -124,7 +124,7 @@ def test_windows_are_alike_for_all_but_long_runs():
     short, long = sizes(1e12), sizes(1e14, characters=10**9)
     assert {size.fields["block_size"] for size in short} == {128}
     for size in long:
-        assert size.fields["block_size"] == (128 if size.tokens < budget.LONG else 256)
+        assert size.fields["block_size"] == (128 if size.tokens < budget.LONG_RUN else 256)
     assert {size.fields["block_size"] for size in long} == {128, 256}
 
 
@@ -134,7 +134,7 @@ def test_what_could_be_memorised_needs_dropout_and_weight_decay():
 
     assert dropout(1e5, 1e6, 1e6) == 0 < dropout(1e6, 1e7, 1e6) < dropout(1e7, 1e7, 1e6)
     assert dropout(1e6, 1e7, 1e6) < dropout(1e6, 1e8, 1e6) < dropout(1e6, 1e8, 1e5)
-    assert dropout(1e9, 1e10, 1e5) == budget.MOST_DROPOUT
+    assert dropout(1e9, 1e10, 1e5) == budget.MAX_DROPOUT
     found = [chosen(1e14, characters) for characters in (10**8, 10**6, 10**5)]
     shares = [settings.model.dropout for settings in found]
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] > shares[0]
@@ -245,7 +245,7 @@ def test_the_tokens_that_fit_are_those_of_the_batches_that_are_chosen(given, sec
 
 def sizes_of_cost(cost, seconds=100.0, text=1e12, **given):
     fields = Choices(given).fields
-    return sizes_for(given, fields, text, seconds / LEARNING, lambda _: cost, law_of(()))
+    return sizes_for(given, fields, text, seconds / STEPS_SHARE, lambda _: cost, law_of(()))
 
 
 @pytest.mark.parametrize("T, accumulated", [(100, 1), (100, 3), (10_000, 1)])
@@ -307,7 +307,7 @@ def test_what_is_timed_makes_a_model_and_takes_little_time(monkeypatch, given):
     costs = budget.costs_of(Choices(given), 1e9)
     assert timed == sorted(set(timed)) and timed
     if given.get("n_kv_head", 1) <= 10:  # models with so many are wide
-        assert timed[-1] <= budget.MOST_TIMED
+        assert timed[-1] <= budget.MAX_TIMED_PARAMETERS
     assert costs(10**8).token == pytest.approx(1e-3)
 
 
@@ -348,7 +348,7 @@ def test_the_command_line_and_the_library_choose_the_same(text, tmp_path, monkey
     monkeypatch.setattr(budget, "costs_of", lambda *_: costs_at(2e6))
     monkeypatch.setattr(pace, "measure", lambda *_: Pace(100.0, 0.0, 0.0, 0.0))  # for few steps
     run = Run.create(text=text, out=tmp_path / "library", minutes=10)
-    expected = best(sizes(2e6 * 600 * LEARNING, len(CATS))).fields
+    expected = best(sizes(2e6 * 600 * STEPS_SHARE, len(CATS))).fields
     model = run.settings.model
     assert {name: expected[name] for name in ("n_layer", "n_embd")} == {
         "n_layer": model.n_layer,

@@ -11,7 +11,6 @@ import pytest
 import smallmind
 from smallmind import Chat, InputError, Run, Tokenizer, TransformerModel
 from smallmind.forecast import pace
-from smallmind.runs.chat_recipe import evaluated_in_time
 from smallmind.runs.source import TOKENS
 from smallmind.runs.verification import fingerprint
 from smallmind.settings.presets import ARCHITECTURES
@@ -291,7 +290,7 @@ def test_evaluations_and_questions_take_a_tenth_of_a_run(
     fields = {**SHAPE, "batch_size": 1, "steps": steps}
     run = Run.create(text=path, out=tmp_path / "run", **fields)
     paced(monkeypatch, 2.2, reading, answer)
-    config, before = evaluated_in_time(run.training, run.settings.training)
+    config, before = pace.fit_evaluations(run.training, run.settings.training)
     data = run.training.data
     each = sum(min(config.val_batches, data.batches_of(part)) for part in ("train", "held_out"))
     evaluations = math.ceil(steps / config.val_every) if config.val_every else 0
@@ -309,10 +308,10 @@ def test_evaluations_and_questions_take_a_tenth_of_a_run(
 def test_a_run_too_short_for_evaluations_has_the_last_alone(monkeypatch, tmp_path, file):
     run = Run.create(text=file, out=tmp_path / "run", **SHAPE, steps=5)
     paced(monkeypatch, 0.01, 3.0, 3.0)
-    config, before = evaluated_in_time(run.training, run.settings.training)
+    config, before = pace.fit_evaluations(run.training, run.settings.training)
     assert (config.val_every, config.val_batches, before) == (0, 1, 0)
     watching = dataclasses.replace(run.settings.training, schedule="plateau")
-    assert evaluated_in_time(run.training, watching)[0].val_every == 5
+    assert pace.fit_evaluations(run.training, watching)[0].val_every == 5
 
 
 def test_evaluations_are_timed_once_and_kept_for_a_run_that_resumes(file, tmp_path, monkeypatch):

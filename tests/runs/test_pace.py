@@ -267,7 +267,7 @@ def test_a_long_window_is_timed_once(monkeypatch):
     training, config = small_training(), TrainingConfig(val_batches=4)
     clocked(monkeypatch, training, lambda n: 40.0 if n == 1 else 1000.0)
     monkeypatch.setattr(pace, "MAX_OPERATIONS", 1.0)  # one window
-    monkeypatch.setattr(pace, "LONG", 10.0)
+    monkeypatch.setattr(pace, "LONG_WINDOW", 10.0)
     assert rough_pace(training, config).step == training.data.batch_size * 40.0 + 40.0
 
 

@@ -11,7 +11,7 @@ from smallmind.forecast.budget import corrected
 from smallmind.forecast.law import Outcome, Trial
 from smallmind.runs import planning, trials
 from smallmind.runs.creating import prepare
-from smallmind.runs.planning import COUNT, Planner
+from smallmind.runs.planning import MAX_TRIALS, Planner
 from smallmind.runs.trials import History
 from smallmind.settings.rules import Choices
 from tests.programs import costs_at, refuses, status
@@ -45,7 +45,7 @@ def test_trials_are_made_once_and_kept(planner, tmp_path):
     first = planner()
     assert first.outcomes == []
     outcomes = [trial.outcome for trial in made(first)]
-    assert 3 <= len(outcomes) <= COUNT and first.outcomes == outcomes
+    assert 3 <= len(outcomes) <= MAX_TRIALS and first.outcomes == outcomes
     sizes, lengths = ({x[i] for x in outcomes} for i in (0, 1))
     assert len(sizes) >= 2 and max(lengths) > 5 * min(lengths)
     again = planner()

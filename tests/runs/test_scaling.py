@@ -72,7 +72,7 @@ def test_intervals_are_as_wide_as_they_should_be():
         found = law_of(outcomes_of(law, random, SIZES, TOKENS, 1e6))
         for N, D in ((3e5, 1e7), (1e6, 1e7), (1e6, 3e7)):
             error = np.log(law.loss(N, D, 1e6) / found.loss(N, D, 1e6)) + random.normal(0, NOISE)
-            within += abs(error) < scaling.SURE * found.deviation(N, D, 1e6)
+            within += abs(error) < scaling.INTERVAL_DEVIATIONS * found.deviation(N, D, 1e6)
     assert 0.8 * 600 < within < 0.99 * 600
 
 

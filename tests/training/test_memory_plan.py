@@ -6,7 +6,7 @@ from smallmind.forecast.memory import (
     FLOAT16_SETTINGS,
     RECOMPUTE,
     TYPICAL,
-    Plan,
+    MemoryPlan,
     estimate,
 )
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
@@ -18,7 +18,7 @@ MODEL = ModelConfig(block_size=512)
 
 def plan(batch_size=16, threads=2, backend="numba", model=MODEL, **settings):
     run = RunConfig(batch_size=batch_size, threads=threads, backend=backend)
-    return Plan(Settings(model, TrainingConfig(**settings), run))
+    return MemoryPlan(Settings(model, TrainingConfig(**settings), run))
 
 
 def test_a_plan_is_estimated_with_its_own_batch_and_threads():

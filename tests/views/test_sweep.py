@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from smallmind.runs.sweep import Plan
+from smallmind.runs.sweep import SweepPlan
 from smallmind.views.sweep import groups_of, measure_of, result_of, save
 from tests.views.written import evaluation, final, finish, step, write
 
@@ -14,7 +14,7 @@ LOSSES = {64: (2.0, 2.2), 128: (1.5, 1.9)}
 
 @pytest.fixture
 def plan():
-    return Plan.of([], {"n_embd": [64, 128, 256], "seed": [1, 2]})
+    return SweepPlan.of([], {"n_embd": [64, 128, 256], "seed": [1, 2]})
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_loss_that_is_not_finite_is_an_error(tmp_path, plan):
 
 def test_runs_whose_tokens_may_differ_are_compared_by_bits_per_byte(plan):
     assert measure_of(plan) == "loss"
-    assert measure_of(Plan.of([], {"tokenizer": ["char", "byte"]})) == "bits_per_byte"
+    assert measure_of(SweepPlan.of([], {"tokenizer": ["char", "byte"]})) == "bits_per_byte"
 
 
 def test_the_files_have_every_run_and_every_group(tmp_path, plan, results):
