@@ -33,13 +33,13 @@ from smallmind.kernels.description import KERNELS
 from smallmind.kernels.gemm.blocked import product_region, single_columns
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B
 from smallmind.kernels.gemm.tile import TILE_ROWS
-from smallmind.kernels.reduce import CHUNK, ELEMENTS
-from smallmind.nn.recorded_passes import AFTER
+from smallmind.kernels.reduce import CHUNK_ELEMENTS, CHUNK_ROWS
+from smallmind.nn.recorded_passes import MIN_PASSES
 
 SHAPES = [Sizes(16, 128, 128, 4, 4), Sizes(8, 256, 384, 6, 6)]
 WORKERS = (1, 2, 4, 8, 16)
 COPIED = 256e6  # bytes, for the rate of memory
-WARMUP = AFTER + 2  # steps until passes are repeated, if they are
+WARMUP = MIN_PASSES + 2  # steps until passes are repeated, if they are
 TURN = 3  # steps in a row on the same number of threads
 
 Arguments = Mapping[str, Any]  # of a kernel, by name
@@ -148,8 +148,8 @@ OWN: dict[str, Callable[[Arguments, int], Work]] = {
     "embedding_backward": _embedding_backward,
     "matmul_transpose_a": _product_of("out", TRANSPOSE_A),
     "matmul_transpose_b": _product_of("out", TRANSPOSE_B),
-    "norm_heads_backward": _chunks_of("kept", head_norm.ROWS),
-    "sum_of_squares": lambda a, workers: _chunks(a["x"].size, ELEMENTS, workers),
+    "norm_heads_backward": _chunks_of("kept", head_norm.CHUNK_ROWS),
+    "sum_of_squares": lambda a, workers: _chunks(a["x"].size, CHUNK_ELEMENTS, workers),
 }
 
 
@@ -160,7 +160,7 @@ def division(name: str) -> Callable[[Arguments, int], Work]:
         "alone": lambda: _alone,
         "rows": lambda: _rows_of(argument),
         "elements": lambda: _elements_of(argument),
-        "chunks": lambda: _chunks_of(argument, CHUNK),
+        "chunks": lambda: _chunks_of(argument, CHUNK_ROWS),
         "product": lambda: _product_of(argument, PLAIN),
     }
     return OWN.get(name) or kinds[kind]()

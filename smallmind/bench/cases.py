@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -512,7 +513,7 @@ def muon(L: int, C: int) -> Case:
     blocks = MatrixBlocks(starts, rows, columns, columns)
     coefficients = MuonCoefficients(0.02, 0.95, 0.1, 0.5)
     gradient = _copy(g)
-    flops = muon_operations(p, g, m, blocks)
+    flops = muon_operations(SimpleNamespace(blocks=blocks))
     case = _case("muon", [p, g, m], [blocks, coefficients], 2 * _bytes(p, g, m), flops)
     case.ours = Contestant(case.ours.run, lambda: np.copyto(g, gradient))
     if torch:

@@ -8,8 +8,8 @@ from smallmind.checks import count_of
 from smallmind.cli.console import Console, shorten
 from smallmind.cli.timing import slower_than_float32, time_of_run
 from smallmind.corpus.reading import Report
+from smallmind.nn.parameters import size_rows
 from smallmind.nn.position import Position, position_class
-from smallmind.nn.sizes import size_rows
 from smallmind.settings.config import (
     CheckpointStrategy,
     ModelConfig,

@@ -21,7 +21,7 @@ from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.nn.backend import Backend, NoKernels, dry_run_backend
 from smallmind.nn.cache import cache_bytes
 from smallmind.nn.network import declare_parameters
-from smallmind.nn.recorded_passes import LARGEST
+from smallmind.nn.recorded_passes import MAX_BYTES
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.parallel.gradient_sum import adding
@@ -222,7 +222,7 @@ def why_not_repeated(training: Training, config: TrainingConfig) -> str | None:
     if config.requested_precision != Precision.AUTO:
         found = estimate(model.config, config, batch_size)
         nbytes = found.weights + found.working_weights + found.gradients + found.activations
-        if nbytes > LARGEST:
+        if nbytes > MAX_BYTES:
             return f"a pass takes {format_bytes(nbytes)}, and Python is a small part of its time"
     return None
 

@@ -17,7 +17,7 @@ from smallmind.kernels.codegen.simd import (
 )
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 
-SMALL = 16384  # elements up to which one thread is faster than waking others
+MAX_ALONE_ELEMENTS = 16384  # elements up to which one thread is faster than waking others
 
 _NO_VECTOR = np.empty(0, np.float32)
 
@@ -26,7 +26,7 @@ def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
     working = _NO_VECTOR if working is None else working
     # Always float64: any other type of number would compile another specialisation.
     coefficients = AdamWCoefficients(*map(float, coefficients))
-    if parameters.size <= SMALL:
+    if parameters.size <= MAX_ALONE_ELEMENTS:
         _adamw_alone(parameters, gradients, m, v, decayed, coefficients, working)
     else:
         _adamw(parameters, gradients, m, v, decayed, coefficients, working)

@@ -12,8 +12,8 @@ import numpy as np
 ALIGNMENT = 64  # bytes: a cache line, and a vector of the widest instruction set
 # Bytes from which an array has a mapping of its own. The heap of the C library would keep the
 # memory of one that is freed below another: 30 of 350 MB where a model is timed before training.
-MAPPED = 2**20
-HUGE_PAGES = 2**22  # bytes from which it is worth huge pages, where the system has them
+MIN_MAPPED_BYTES = 2**20
+MIN_HUGE_PAGE_BYTES = 2**22  # bytes from which it is worth huge pages, where the system has them
 
 
 def aligned_empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
@@ -31,7 +31,7 @@ def _aligned(
 ) -> np.ndarray:
     shape = (shape,) if isinstance(shape, int) else shape
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = _mapped(nbytes) if nbytes >= MAPPED else None
+    raw = _mapped(nbytes) if nbytes >= MIN_MAPPED_BYTES else None
     if raw is None:
         raw = allocate(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
@@ -49,7 +49,7 @@ def _mapped(nbytes: int) -> np.ndarray | None:
         mapping = mmap.mmap(-1, nbytes, **flags)
     except (OSError, OverflowError):
         return None
-    if nbytes >= HUGE_PAGES and hasattr(mmap, "MADV_HUGEPAGE"):
+    if nbytes >= MIN_HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, np.uint8)

@@ -12,7 +12,7 @@ import numpy as np
 
 from smallmind.kernels import compiled
 
-BLOCK = 2**20  # elements of a product that is added to something, of which it takes a copy
+BLOCK_ELEMENTS = 2**20  # elements of a product that is added to something, of which it takes a copy
 
 
 def matmul(out, a, b, bias=None, addend=None, by_rows=False, outputs_first=False):
@@ -55,7 +55,7 @@ def _multiply(out: np.ndarray, a: np.ndarray, b: np.ndarray, addend: np.ndarray 
         if addend is None:
             np.matmul(a, b, out=out)
             return
-        rows = max(1, BLOCK // max(1, out.shape[1]))
+        rows = max(1, BLOCK_ELEMENTS // max(1, out.shape[1]))
         for first in range(0, len(out), rows):
             part = slice(first, first + rows)
             np.add(a[part] @ b, addend[part], out=out[part])

@@ -65,7 +65,7 @@ def _multiply_pairs_chains(numbers, rounds):
 
 
 def multiply_pairs():
-    """Like multiply_add, with dot products of bfloat16."""
+    """Runs as multiply_add does, with dot products of bfloat16."""
     workers = threads()
     _multiply_pairs(np.empty(workers, np.float32), _NUMBERS, _ROUNDS)
     return 4 * _CHAINS * LANES * _ROUNDS * workers
@@ -84,7 +84,7 @@ def _multiply_tiles(operands, rounds, workers):
 
 
 def multiply_tiles():
-    """Like multiply_add, with bfloat16 on the matrix unit."""
+    """Runs as multiply_add does, with bfloat16 on the matrix unit."""
     workers, rounds = threads(), 100
     _multiply_tiles(np.zeros((workers, _DEPTH + amx.HEIGHT**2), np.float32), rounds)
     return 4 * amx.HEIGHT**2 * _DEPTH * rounds * workers

@@ -53,7 +53,7 @@ def _cross_entropy(losses, dlogits, logits, targets, scale, weights, workers):
 
 @jit
 def _cross_entropy_rows(losses, dlogits, logits, targets, scale, weights, first, last):
-    """The rows first..last. A row's maximum, sum and gradient depend on each other in turn, so
+    """Computes some rows. A row's maximum, sum and gradient depend on each other in turn, so
     three successive rows are interleaved."""
     m, s = np.float32(0), np.float32(1)
     for r in range(first, last + 2):

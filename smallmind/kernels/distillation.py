@@ -42,8 +42,8 @@ def distillation(
     weights=None,
 ):
     scalars = Scalars(np.float32(alpha), np.float32(temperature), np.float32(scale))
-    arrays = losses, dlogits, dtemperatures, logits, teacher_logits, targets
-    _distillation(*arrays, scalars, row_weights(weights))
+    weights = row_weights(weights)
+    _distillation(losses, dlogits, dtemperatures, logits, teacher_logits, targets, scalars, weights)
 
 
 @parallel_jit

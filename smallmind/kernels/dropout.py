@@ -70,11 +70,11 @@ def _dropout(out, x, drops, addend, workers):
     for worker in prange(workers):
         first, last = share(x.size, np.int64(worker), workers)
         pointers = at(out, 0), at(x, 0), at(addend, 0)
-        operands = Operands(*pointers, addend.size > 0, first_in_batch)
+        operands = DropoutOperands(*pointers, addend.size > 0, first_in_batch)
         _dropout_part(operands, mask, first, last)
 
 
-class Operands(NamedTuple):
+class DropoutOperands(NamedTuple):
     """Pointers to the arrays, whether there is an addend, and the place of x in its batch."""
 
     out: Any

@@ -27,7 +27,7 @@ from smallmind.kernels.gelu import gelu_and_derivative_of, gelu_of
 
 @parallel_jit
 def gelu(y, x, workers):
-    """In training, the product that computes x writes y as well: `matmul_gelu`."""
+    """Leaves y in training to the product that computes x: see `matmul_gelu`."""
     for worker in prange(workers):
         first, last = share(x.size, np.int64(worker), workers)
         whole = last - last % LANES

@@ -22,13 +22,13 @@ def _gelu_sigmoid(x):
 
 @jit
 def gelu_of(x):
-    """GELU of a Vector."""
+    """-> the GELU of a Vector."""
     return x * _gelu_sigmoid(x)
 
 
 @jit
 def gelu_and_derivative_of(x):
-    """GELU and its derivative of a Vector."""
+    """-> the GELU and its derivative of a Vector."""
     # forward: y = x s, s = sigmoid(z), z = SLOPE (x + CUBIC x^3)
     s = _gelu_sigmoid(x)
     y = x * s

@@ -30,7 +30,7 @@ from smallmind.kernels.codegen.simd import (
 from smallmind.kernels.reduce import add_chunks
 from smallmind.kernels.rope import BEGINNING, rotation_tables, start_of
 
-ROWS = 16  # whose heads stay in the first-level cache, and that a partial sum is of
+CHUNK_ROWS = 16  # whose heads stay in the first-level cache, and that a partial sum is of
 
 
 def norm_heads(
@@ -47,14 +47,14 @@ def norm_heads(
     epsilon=1e-5,
 ):
     D = query_gain.size
-    layout = Layout(T, rstd.shape[1], queries, D, x.shape[1], theta is not None)
+    layout = NormLayout(T, rstd.shape[1], queries, D, x.shape[1], theta is not None)
     starts = BEGINNING if starts is None else starts
-    tables = _tables(theta, T, D, starts, positions)
-    arrays = x, kept, rstd.reshape(-1), query_gain, key_gain
-    _norm_heads(*arrays, *tables, starts, layout, np.float32(epsilon))
+    cosines, sines = _tables(theta, T, D, starts, positions)
+    scales, epsilon = rstd.reshape(-1), np.float32(epsilon)
+    _norm_heads(x, kept, scales, query_gain, key_gain, cosines, sines, starts, layout, epsilon)
 
 
-class Layout(NamedTuple):
+class NormLayout(NamedTuple):
     """The heads of each row."""
 
     T: int  # rows of a sequence
@@ -65,7 +65,7 @@ class Layout(NamedTuple):
     rotates: bool
 
 
-class Given(NamedTuple):
+class HeadInputs(NamedTuple):
     """Pointers to what heads are computed from."""
 
     kept: Any
@@ -75,7 +75,7 @@ class Given(NamedTuple):
     sines: Any
 
 
-class Part(NamedTuple):
+class HeadPart(NamedTuple):
     """The heads begin..end, all of queries or all of keys, of the rows first..last."""
 
     begin: int
@@ -97,16 +97,16 @@ def _norm_heads(
     for worker in prange(workers):
         # Pointers, whose users are not counted.
         target, heads = at(x, 0), at(kept, 0)
-        given = heads, at(rstd, 0)
+        outputs = heads, at(rstd, 0)
         tables = at(cosines, 0), at(sines, 0)
-        queries = Given(*given, at(query_gain, 0), *tables)
-        keys = Given(*given, at(key_gain, 0), *tables)
+        queries = HeadInputs(*outputs, at(query_gain, 0), *tables)
+        keys = HeadInputs(*outputs, at(key_gain, 0), *tables)
         first, end = row_share(x.shape[0], np.int64(worker), workers)
-        for row in range(first, end, ROWS):
-            last = min(end, row + ROWS)
-            _keep_heads(target, *given, layout, epsilon, row, last)
-            _write_heads(target, queries, starts, layout, Part(0, layout.queries, row, last))
-            part = Part(layout.queries, layout.heads, row, last)
+        for row in range(first, end, CHUNK_ROWS):
+            last = min(end, row + CHUNK_ROWS)
+            _keep_heads(target, *outputs, layout, epsilon, row, last)
+            _write_heads(target, queries, starts, layout, HeadPart(0, layout.queries, row, last))
+            part = HeadPart(layout.queries, layout.heads, row, last)
             _write_heads(target, keys, starts, layout, part)
 
 
@@ -118,7 +118,7 @@ def _keep_heads(x, kept, rstd, layout, epsilon, first, last):
     whole = D - tail
     for r in range(first, last):
         # Rows end too soon for the CPU to see which ones follow.
-        following = r + ROWS
+        following = r + CHUNK_ROWS
         for c in range(0, heads * D, line_elements(x)):
             prefetch(x, following * layout.width + c)
             prefetch_to_write(kept, following * heads * D + c)
@@ -138,42 +138,42 @@ def _keep_heads(x, kept, rstd, layout, epsilon, first, last):
 
 
 @jit
-def _write_heads(x, given, starts, layout, part):
+def _write_heads(x, inputs, starts, layout, part):
     """Writes the results of some heads to x."""
     D, half = layout.D, layout.D // 2
     whole = half - half % LANES
     for i in range(0, whole, LANES):
-        _write_columns(x, given, starts, layout, part, i, LANES)
+        _write_columns(x, inputs, starts, layout, part, i, LANES)
     if whole < half:
-        _write_columns(x, given, starts, layout, part, whole, half - whole)
+        _write_columns(x, inputs, starts, layout, part, whole, half - whole)
     if D % 2:
-        gain = load_first(given.gain, D - 1, 1)
+        gain = load_first(inputs.gain, D - 1, 1)
         for r in range(part.first, part.last):
             for head in range(part.begin, part.end):
                 n = r * layout.heads + head
-                y = load_first(given.kept, n * D + D - 1, 1) * given.rstd[n] * gain
+                y = load_first(inputs.kept, n * D + D - 1, 1) * inputs.rstd[n] * gain
                 store_first(x, r * layout.width + head * D + D - 1, y, 1)
 
 
 @inline_jit
-def _write_columns(x, given, starts, layout, part, i, count):
-    """The pairs of channels from i on."""
+def _write_columns(x, inputs, starts, layout, part, i, count):
+    """Computes the pairs of channels from i on."""
     D, half, heads = layout.D, layout.D // 2, layout.heads
-    gain_a = load_up_to(given.gain, i, count)
-    gain_b = load_up_to(given.gain, half + i, count)
+    gain_a = load_up_to(inputs.gain, i, count)
+    gain_b = load_up_to(inputs.gain, half + i, count)
     sequence = part.first // layout.T
     t = part.first - sequence * layout.T
     for r in range(part.first, part.last):
         position = start_of(starts, sequence) + t
-        cosine, sine = _angle(given, position * half + i, layout.rotates, count)
+        cosine, sine = _angle(inputs, position * half + i, layout.rotates, count)
         t += 1
         if t == layout.T:
             sequence, t = sequence + 1, 0
         source, target = r * heads * D + i, r * layout.width + i
         for head in range(part.begin, part.end):
-            s = given.rstd[r * heads + head]
-            a = load_up_to(given.kept, source + head * D, count) * s * gain_a
-            b = load_up_to(given.kept, source + head * D + half, count) * s * gain_b
+            s = inputs.rstd[r * heads + head]
+            a = load_up_to(inputs.kept, source + head * D, count) * s * gain_a
+            b = load_up_to(inputs.kept, source + head * D + half, count) * s * gain_b
             if layout.rotates:
                 a, b = a * cosine - b * sine, b * cosine + a * sine
             store_up_to(x, target + head * D, a, count)
@@ -181,10 +181,10 @@ def _write_columns(x, given, starts, layout, part, i, count):
 
 
 @inline_jit
-def _angle(given, place, rotates, count):
+def _angle(inputs, place, rotates, count):
     """Cosines and sines from a place on, if heads rotate."""
     if rotates:
-        return load_up_to(given.cosines, place, count), load_up_to(given.sines, place, count)
+        return load_up_to(inputs.cosines, place, count), load_up_to(inputs.sines, place, count)
     return broadcast(np.float32(1)), broadcast(np.float32(0))
 
 
@@ -192,11 +192,13 @@ def norm_heads_backward(
     dx, dquery_gain, dkey_gain, kept, rstd, query_gain, key_gain, queries, T, theta=None
 ):
     D, heads = query_gain.size, rstd.shape[1]
-    layout = Layout(T, heads, queries, D, dx.shape[1], theta is not None)
-    tables = _tables(theta, T, D, BEGINNING, 0)
-    partial = scratch(ceil_div(len(rstd), ROWS), 2 * D + ROWS * heads)
-    arrays = dx, dquery_gain, dkey_gain, partial, kept, rstd.reshape(-1), query_gain, key_gain
-    _norm_heads_backward(*arrays, *tables, layout)
+    layout = NormLayout(T, heads, queries, D, dx.shape[1], theta is not None)
+    cosines, sines = _tables(theta, T, D, BEGINNING, 0)
+    partial = scratch(ceil_div(len(rstd), CHUNK_ROWS), 2 * D + CHUNK_ROWS * heads)
+    rstd, gains = rstd.reshape(-1), (query_gain, key_gain)
+    _norm_heads_backward(
+        dx, dquery_gain, dkey_gain, partial, kept, rstd, *gains, cosines, sines, layout
+    )
 
 
 @parallel_jit
@@ -205,64 +207,64 @@ def _norm_heads_backward(
 ):
     D = layout.D
     for chunk in prange(partial.shape[0]):
-        row = chunk * ROWS
-        last = min(kept.shape[0], row + ROWS)
+        row = chunk * CHUNK_ROWS
+        last = min(kept.shape[0], row + CHUNK_ROWS)
         # Pointers, whose users are not counted.
         target, own = at(dx, 0), at(partial, chunk * partial.shape[1])
         means, tables = at(own, 2 * D), (at(cosines, 0), at(sines, 0))
-        given = Given(at(kept, 0), at(rstd, 0), at(query_gain, 0), *tables)
-        part = Part(0, layout.queries, row, last)
-        _norm_heads_backward_part(target, own, means, given, layout, part)
-        given = Given(at(kept, 0), at(rstd, 0), at(key_gain, 0), *tables)
-        part = Part(layout.queries, layout.heads, row, last)
-        _norm_heads_backward_part(target, at(own, D), means, given, layout, part)
+        inputs = HeadInputs(at(kept, 0), at(rstd, 0), at(query_gain, 0), *tables)
+        part = HeadPart(0, layout.queries, row, last)
+        _norm_heads_backward_part(target, own, means, inputs, layout, part)
+        inputs = HeadInputs(at(kept, 0), at(rstd, 0), at(key_gain, 0), *tables)
+        part = HeadPart(layout.queries, layout.heads, row, last)
+        _norm_heads_backward_part(target, at(own, D), means, inputs, layout, part)
     add_chunks(dquery_gain, partial, 0)
     add_chunks(dkey_gain, partial, D)
 
 
 @jit
-def _norm_heads_backward_part(dx, dgain, means, given, layout, part):
+def _norm_heads_backward_part(dx, dgain, means, inputs, layout, part):
     """Writes dx of some heads, and to dgain (D,) their share of the gain's gradient."""
     # forward: xhat = x rstd, y = rotation (xhat gain)
     # backward, with dxhat = (rotation^-1 dy) gain and the mean over a head:
     #   dx = rstd (dxhat - xhat mean(dxhat xhat))
     D, half = layout.D, layout.D // 2
     whole = half - half % LANES
-    _means(means, dx, given, layout, part)
+    _means(means, dx, inputs, layout, part)
     for i in range(0, whole, LANES):
-        _backward_columns(dx, dgain, means, given, layout, part, i, LANES)
+        _backward_columns(dx, dgain, means, inputs, layout, part, i, LANES)
     if whole < half:
-        _backward_columns(dx, dgain, means, given, layout, part, whole, half - whole)
+        _backward_columns(dx, dgain, means, inputs, layout, part, whole, half - whole)
     if D % 2:
-        gain, total = load_first(given.gain, D - 1, 1), broadcast(np.float32(0))
+        gain, total = load_first(inputs.gain, D - 1, 1), broadcast(np.float32(0))
         for r in range(part.first, part.last):
             for head in range(part.begin, part.end):
                 n, target = r * layout.heads + head, r * layout.width + head * D + D - 1
-                s, mean = given.rstd[n], means[n - part.first * layout.heads]
-                d, xhat = load_first(dx, target, 1), load_first(given.kept, n * D + D - 1, 1) * s
+                s, mean = inputs.rstd[n], means[n - part.first * layout.heads]
+                d, xhat = load_first(dx, target, 1), load_first(inputs.kept, n * D + D - 1, 1) * s
                 total = fma(d, xhat, total)
                 store_first(dx, target, (d * gain - xhat * mean) * s, 1)
         store_first(dgain, D - 1, total, 1)
 
 
 @inline_jit
-def _backward_columns(dx, dgain, means, given, layout, part, i, count):
-    """The pairs of channels from i on."""
+def _backward_columns(dx, dgain, means, inputs, layout, part, i, count):
+    """Computes the pairs of channels from i on."""
     D, half, heads = layout.D, layout.D // 2, layout.heads
-    gain_a = load_up_to(given.gain, i, count)
-    gain_b = load_up_to(given.gain, half + i, count)
+    gain_a = load_up_to(inputs.gain, i, count)
+    gain_b = load_up_to(inputs.gain, half + i, count)
     sum_a = sum_b = broadcast(np.float32(0))
     t = part.first % layout.T
     for r in range(part.first, part.last):
-        cosine, sine = _angle(given, t * half + i, layout.rotates, count)
+        cosine, sine = _angle(inputs, t * half + i, layout.rotates, count)
         t = t + 1 if t + 1 < layout.T else 0
         source, target = r * heads * D + i, r * layout.width + i
         for head in range(part.begin, part.end):
-            s, mean = given.rstd[r * heads + head], means[(r - part.first) * heads + head]
+            s, mean = inputs.rstd[r * heads + head], means[(r - part.first) * heads + head]
             place = target + head * D
             a, b = _rotated_back(dx, place, half, cosine, sine, layout.rotates, count)
-            xhat_a = load_up_to(given.kept, source + head * D, count) * s
-            xhat_b = load_up_to(given.kept, source + head * D + half, count) * s
+            xhat_a = load_up_to(inputs.kept, source + head * D, count) * s
+            xhat_b = load_up_to(inputs.kept, source + head * D + half, count) * s
             sum_a, sum_b = fma(a, xhat_a, sum_a), fma(b, xhat_b, sum_b)
             store_up_to(dx, place, (a * gain_a - xhat_a * mean) * s, count)
             store_up_to(dx, place + half, (b * gain_b - xhat_b * mean) * s, count)
@@ -271,33 +273,33 @@ def _backward_columns(dx, dgain, means, given, layout, part, i, count):
 
 
 @jit
-def _means(means, dx, given, layout, part):
-    """Computes the means (ROWS heads,) of dxhat xhat over each head."""
+def _means(means, dx, inputs, layout, part):
+    """Computes the means (CHUNK_ROWS heads,) of dxhat xhat over each head."""
     heads, D, half = layout.heads, layout.D, layout.D // 2
     whole = half - half % LANES
     t = part.first % layout.T
     for r in range(part.first, part.last):
-        following = r + ROWS
+        following = r + CHUNK_ROWS
         for c in range(part.begin * D, part.end * D, line_elements(dx)):
             prefetch(dx, following * layout.width + c)
-            prefetch(given.kept, following * heads * D + c)
+            prefetch(inputs.kept, following * heads * D + c)
         angle = t * half
         t = t + 1 if t + 1 < layout.T else 0
         for head in range(part.begin, part.end):
             n = r * heads + head
-            place = Place(n * D, r * layout.width + head * D, angle, half, layout.rotates)
+            place = HeadPlace(n * D, r * layout.width + head * D, angle, half, layout.rotates)
             total = broadcast(np.float32(0))
             for i in range(0, whole, LANES):
-                total = _add_products(total, dx, given, place, i, LANES)
+                total = _add_products(total, dx, inputs, place, i, LANES)
             if whole < half:
-                total = _add_products(total, dx, given, place, whole, half - whole)
+                total = _add_products(total, dx, inputs, place, whole, half - whole)
             if D % 2:
-                d = load_first(dx, place.target + D - 1, 1) * load_first(given.gain, D - 1, 1)
-                total = fma(d, load_first(given.kept, place.source + D - 1, 1), total)
-            means[n - part.first * heads] = lane_sum(total) * given.rstd[n] / np.float32(D)
+                d = load_first(dx, place.target + D - 1, 1) * load_first(inputs.gain, D - 1, 1)
+                total = fma(d, load_first(inputs.kept, place.source + D - 1, 1), total)
+            means[n - part.first * heads] = lane_sum(total) * inputs.rstd[n] / np.float32(D)
 
 
-class Place(NamedTuple):
+class HeadPlace(NamedTuple):
     """Where a head begins in kept and in dx, and its angles in their tables."""
 
     source: int
@@ -308,14 +310,14 @@ class Place(NamedTuple):
 
 
 @inline_jit
-def _add_products(total, dx, given, place, i, count):
+def _add_products(total, dx, inputs, place, i, count):
     """Adds to total the products dxhat x of the pairs of channels from i on."""
     half, source, target = place.half, place.source + i, place.target + i
-    cosine, sine = _angle(given, place.angle + i, place.rotates, count)
+    cosine, sine = _angle(inputs, place.angle + i, place.rotates, count)
     a, b = _rotated_back(dx, target, half, cosine, sine, place.rotates, count)
-    a, b = a * load_up_to(given.gain, i, count), b * load_up_to(given.gain, half + i, count)
-    total = fma(a, load_up_to(given.kept, source, count), total)
-    return fma(b, load_up_to(given.kept, source + half, count), total)
+    a, b = a * load_up_to(inputs.gain, i, count), b * load_up_to(inputs.gain, half + i, count)
+    total = fma(a, load_up_to(inputs.kept, source, count), total)
+    return fma(b, load_up_to(inputs.kept, source + half, count), total)
 
 
 @inline_jit

@@ -10,10 +10,10 @@ from smallmind.kernels.gemm.blocked import (
     gemm_parallel,
     load_packing,
 )
-from smallmind.kernels.gemm.few_rows import FEW
+from smallmind.kernels.gemm.few_rows import MAX_FEW_ROWS
 from smallmind.kernels.gemm.packing import AS_PLAIN, BY_ROWS, PLAIN, TRANSPOSE_A, TRANSPOSE_B
 
-SINGLE_THREAD = 128 * 1024  # elements of b up to which one thread is faster than waking others
+MAX_ALONE_ELEMENTS = 128 * 1024  # elements of b up to which one thread is faster than waking others
 
 
 def matmul(out, a, b, bias=None, addend=None, by_rows=False, outputs_first=False):
@@ -45,9 +45,9 @@ def _gemm(out, activation, a, b, bias, addend, form):
     addend = absent(out.dtype, 2) if addend is None else addend
     operands = out, activation, a, b, bias, addend
     size = b.size
-    is_small = size <= SINGLE_THREAD and len(out) * size <= 4 * SINGLE_THREAD
+    is_small = size <= MAX_ALONE_ELEMENTS and len(out) * size <= 4 * MAX_ALONE_ELEMENTS
     variant, by_rows = form % BY_ROWS, form & BY_ROWS
-    if variant == TRANSPOSE_B and (by_rows or len(out) <= FEW):
+    if variant == TRANSPOSE_B and (by_rows or len(out) <= MAX_FEW_ROWS):
         # Imported here, so that it is compiled only if it is used.
         from smallmind.kernels.gemm import row_dots
 

@@ -8,11 +8,13 @@ from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gemm.blocked import SCRATCH, gemm_packed
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_B
 
-FEW = 8  # rows up to which reading blocks takes longer than multiplying what they stand for
+MAX_FEW_ROWS = (
+    8  # rows up to which reading blocks takes longer than multiplying what they stand for
+)
 
 
 def matmul_quantised(out, a, w, bias=None, addend=None, by_rows=False):
-    if len(a) > FEW and not by_rows:
+    if len(a) > MAX_FEW_ROWS and not by_rows:
         _gemm(out, a, w, bias, addend, TRANSPOSE_B)
         return
     # Imported here, so that it is compiled only if it is used.

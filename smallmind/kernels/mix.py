@@ -19,7 +19,7 @@ from smallmind.kernels.codegen.simd import (
     start_of_overlapping,
     store_up_to,
 )
-from smallmind.kernels.reduce import CHUNK, add_chunks
+from smallmind.kernels.reduce import CHUNK_ROWS, add_chunks
 
 
 @parallel_jit
@@ -133,15 +133,22 @@ def _mix_rows(out, x, other, weights, columns, begin, end):
 
 
 def mix_backward(dx, dother, dweights, x, other, weights, first=0):
-    partial = scratch(ceil_div(x.shape[0], CHUNK), 2)
+    partial = scratch(ceil_div(x.shape[0], CHUNK_ROWS), 2)
     _mix_backward(dx, dother, dweights, partial, x, other, weights, first)
 
 
 @parallel_jit
 def _mix_backward(dx, dother, dweights, partial, x, other, weights, first):
-    for chunk in prange(ceil_div(x.shape[0], CHUNK)):
+    for chunk in prange(ceil_div(x.shape[0], CHUNK_ROWS)):
         _mix_backward_rows(
-            dx, dother, borrow(partial[chunk]), x, other, weights, first, np.int64(chunk) * CHUNK
+            dx,
+            dother,
+            borrow(partial[chunk]),
+            x,
+            other,
+            weights,
+            first,
+            np.int64(chunk) * CHUNK_ROWS,
         )
     add_chunks(dweights, partial, 0)
 
@@ -152,7 +159,7 @@ def _mix_backward_rows(dx, dother, sums, x, other, weights, first, start):
     (R, N), W = x.shape, dx.shape[1]
     a, b = broadcast(element(weights, 0)), broadcast(element(weights, 1))
     of_x, of_other = broadcast(np.float32(0)), broadcast(np.float32(0))
-    for r in range(start, min(R, start + CHUNK)):
+    for r in range(start, min(R, start + CHUNK_ROWS)):
         for c in range(0, N, LANES):
             count = min(LANES, N - c)
             place, wide = r * N + c, r * W + first + c

@@ -36,7 +36,7 @@ _NO_VECTOR = np.empty(0, np.float32)
 
 
 def muon(parameters, gradients, m, blocks, coefficients, working=None):
-    """newton_schulz is in float32, or in bfloat16 if working is and the CPU has a matrix unit."""
+    """Iterates in float32, or in bfloat16 if working is and the CPU has a matrix unit."""
     working = _NO_VECTOR if working is None else working
     coefficients = MuonCoefficients(*map(float, coefficients))
     own = scratch(threads(), blocks.scratch_size + PACKING)
@@ -57,7 +57,7 @@ def _muon(parameters, gradients, m, working, blocks, coefficients, scratch):
 
 @jit
 def _update(parameters, gradients, m, working, blocks, i, coefficients, own):
-    """The update of the i-th block."""
+    """Updates the i-th block."""
     start, stride = blocks.starts[i], blocks.strides[i]
     scratch = divided(own, blocks.rows[i], blocks.columns[i])
     total = _add_gradient(scratch.x, gradients, m, start, stride, coefficients)

@@ -23,7 +23,7 @@ from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.simd import LANES, at, broadcast, fma, load, store
 from smallmind.kernels.codegen.transpose import transpose_tile
 from smallmind.kernels.gemm.blocked import PANEL_SIZE, SCRATCH, gemm_share
-from smallmind.kernels.gemm.packing import DEPTH, PLAIN, pack_transposed
+from smallmind.kernels.gemm.packing import MAX_DEPTH, PLAIN, pack_transposed
 from smallmind.kernels.gemm.tile import (
     NULL,
     PANEL,
@@ -95,7 +95,7 @@ def _write_gram(gram, x, packing):
     """x (M, N) -> gram = x^T x or, if it is smaller, x x^T."""
     M, N = x.shape
     R, K = gram.shape[0], max(M, N)
-    blocks = ceil_div(K, DEPTH)
+    blocks = ceil_div(K, MAX_DEPTH)
     for left in range(0, R, PANEL):
         columns = min(PANEL, R - left)
         for i in range(blocks):
@@ -139,7 +139,7 @@ def _multiply_symmetric(out, a, b, packing):
 def _multiply_lower(out, a, b, packing):
     """a, b (R, R) -> the lower triangle of out = a b, and some elements above it."""
     R = out.shape[0]
-    blocks = ceil_div(R, DEPTH)
+    blocks = ceil_div(R, MAX_DEPTH)
     for left in range(0, R, PANEL):
         for i in range(blocks):
             start, end = i * R // blocks, (i + 1) * R // blocks
@@ -150,7 +150,7 @@ def _multiply_lower(out, a, b, packing):
 
 @jit
 def _multiply_triangle(out, a, b, left, start, end, packing):
-    """Like _multiply_rows; packs b if it is read again."""
+    """Multiplies as _multiply_rows does; packs b if it is read again."""
     R = out.shape[0]
     is_packed = R - left > TILE_ROWS and (left + PANEL <= R or R % LANES == 0)
     _multiply_rows(out, a, b, left, start, end, at(packing, 0) if is_packed else NULL)
@@ -158,7 +158,7 @@ def _multiply_triangle(out, a, b, left, start, end, packing):
 
 @jit
 def _multiply_rows(out, a, b, left, start, end, packed):
-    """The rows of out from `left` on, in a panel of columns from `left` on: adds a b to them.
+    """Adds a b to the rows of out from `left` on, in a panel of columns from `left` on.
 
     a and b begin there, and at start of K; where start is 0, it writes instead of adding.
     """

@@ -63,7 +63,7 @@ def _square(x, R):
 
 @jit
 def _multiply(out, a, b, variant, packing):
-    """out = a b, a^T b or a b^T, all in bfloat16, on the calling thread."""
+    """Computes out = a b, a^T b or a b^T, all in bfloat16, on the calling thread."""
     none = out[:0]
     operands = Operands(out, none, a, b, none.reshape(0), none, variant)
     gemm_part(operands, packed_of(a, packing), variant, 0, 1)

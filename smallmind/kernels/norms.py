@@ -27,9 +27,11 @@ from smallmind.kernels.codegen.simd import (
     store,
     store_first,
 )
-from smallmind.kernels.reduce import CHUNK, add_chunks
+from smallmind.kernels.reduce import CHUNK_ROWS, add_chunks
 
-BLOCK = 2048  # elements of a matrix that are processed while they are in the first-level cache
+BLOCK_ELEMENTS = (
+    2048  # elements of a matrix that are processed while they are in the first-level cache
+)
 
 
 def layernorm(out, mean, rstd, x, weight, bias=None, epsilon=1e-5):
@@ -49,7 +51,7 @@ def _layernorm_rows(out, mean, rstd, x, weight, bias, epsilon, begin, end):
     C = x.shape[1]
     tail = C % LANES
     whole = C - tail
-    step = max(1, BLOCK // C)
+    step = max(1, BLOCK_ELEMENTS // C)
     for start in range(begin, end, step):
         stop = min(end, start + step)
         for r in range(start, stop):
@@ -86,7 +88,7 @@ def _layernorm_rows(out, mean, rstd, x, weight, bias, epsilon, begin, end):
 
 def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=None):
     R, C = x.shape
-    partial = scratch(ceil_div(R, CHUNK), 2 * C + 2 * CHUNK)  # see ChunkSums
+    partial = scratch(ceil_div(R, CHUNK_ROWS), 2 * C + 2 * CHUNK_ROWS)  # see ChunkSums
     addend = absent(dx.dtype, 2) if addend is None else addend
     dbias = absent(dweight.dtype, 1) if dbias is None else dbias
     _layernorm_backward(dx, dweight, dbias, partial, dy, x, mean, rstd, weight, addend)
@@ -95,7 +97,7 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=Non
 @parallel_jit
 def _layernorm_backward(dx, dweight, dbias, partial, dy, x, mean, rstd, weight, addend):
     R, C = x.shape
-    for chunk in prange(ceil_div(R, CHUNK)):
+    for chunk in prange(ceil_div(R, CHUNK_ROWS)):
         _layernorm_backward_rows(
             dx, partial[chunk], dy, x, mean, rstd, weight, addend, np.int64(chunk)
         )
@@ -108,14 +110,14 @@ class ChunkSums(NamedTuple):
 
     dweight: Any  # (C,)
     dbias: Any  # (C,)
-    mean_dxhat: Any  # of each row of a block, (CHUNK,)
+    mean_dxhat: Any  # of each row of a block, (CHUNK_ROWS,)
     mean_dxhat_xhat: Any
 
 
 @jit
 def _chunk_sums(partial, C):
     means = partial[2 * C :]
-    return ChunkSums(partial[:C], partial[C : 2 * C], means[:CHUNK], means[CHUNK:])
+    return ChunkSums(partial[:C], partial[C : 2 * C], means[:CHUNK_ROWS], means[CHUNK_ROWS:])
 
 
 @jit
@@ -128,11 +130,11 @@ def _layernorm_backward_rows(dx, partial, dy, x, mean, rstd, weight, addend, chu
     whole = C - tail
     sums = _chunk_sums(borrow(partial), C)
     dweight, dbias = sums.dweight, sums.dbias
-    end = min(R, chunk * CHUNK + CHUNK)
-    step = max(1, BLOCK // C)
+    end = min(R, chunk * CHUNK_ROWS + CHUNK_ROWS)
+    step = max(1, BLOCK_ELEMENTS // C)
     dweight[:] = np.float32(0)
     dbias[:] = np.float32(0)
-    for start in range(chunk * CHUNK, end, step):
+    for start in range(chunk * CHUNK_ROWS, end, step):
         stop = min(end, start + step)
         _row_means(sums, dy, x, mean, rstd, weight, start, stop)
         for r in range(start, stop):
@@ -193,7 +195,7 @@ def _rmsnorm_rows(out, rstd, x, weight, epsilon, begin, end):
     C = weight.size
     tail = C % LANES
     whole = C - tail
-    step = max(1, BLOCK // C)
+    step = max(1, BLOCK_ELEMENTS // C)
     for start in range(begin, end, step):
         stop = min(end, start + step)
         for r in range(start, stop):
@@ -215,15 +217,15 @@ def _rmsnorm_rows(out, rstd, x, weight, epsilon, begin, end):
 
 
 def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None):
-    partial = scratch(ceil_div(rstd.size, CHUNK), weight.size + CHUNK)
+    partial = scratch(ceil_div(rstd.size, CHUNK_ROWS), weight.size + CHUNK_ROWS)
     addend = absent(dx.dtype, 2) if addend is None else addend
     _rmsnorm_backward(dx, dweight, partial, dy, x, rstd, weight, addend)
 
 
 @parallel_jit
 def _rmsnorm_backward(dx, dweight, partial, dy, x, rstd, weight, addend):
-    for chunk in prange(ceil_div(rstd.size, CHUNK)):
-        first = np.int64(chunk) * CHUNK
+    for chunk in prange(ceil_div(rstd.size, CHUNK_ROWS)):
+        first = np.int64(chunk) * CHUNK_ROWS
         gradients = start_of_overlapping(dx), start_of_overlapping(dy), start_of_overlapping(addend)
         adds = addend.size > 0
         _rmsnorm_backward_rows(*gradients, adds, partial[chunk], x, rstd, weight, first)
@@ -239,8 +241,8 @@ def _rmsnorm_backward_rows(dx, dy, addend, adds, partial, x, rstd, weight, first
     tail = C % LANES
     whole = C - tail
     dweight, means = borrow(partial)[:C], borrow(partial)[C:]
-    end = min(rstd.size, first + CHUNK)
-    step = max(1, BLOCK // C)
+    end = min(rstd.size, first + CHUNK_ROWS)
+    step = max(1, BLOCK_ELEMENTS // C)
     dweight[:] = np.float32(0)
     for start in range(first, end, step):
         stop = min(end, start + step)

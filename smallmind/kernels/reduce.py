@@ -20,29 +20,29 @@ from smallmind.kernels.codegen.simd import (
     sum_of_doubles,
 )
 
-CHUNK = 64  # rows per partial sum
-ELEMENTS = 8192  # elements per partial sum of squares
-SMALL = 16384  # elements up to which one thread sums columns faster than several
+CHUNK_ROWS = 64  # rows per partial sum
+CHUNK_ELEMENTS = 8192  # elements per partial sum of squares
+MAX_ALONE_ELEMENTS = 16384  # elements up to which one thread sums columns faster than several
 
 
 def column_sum(out, x):
     R, C = x.shape
-    if x.size <= SMALL:
+    if x.size <= MAX_ALONE_ELEMENTS:
         _column_sums_alone(out, x)
     else:
-        _column_sums(out, scratch(ceil_div(R, CHUNK), C), x)
+        _column_sums(out, scratch(ceil_div(R, CHUNK_ROWS), C), x)
 
 
 @serial_jit
 def _column_sums_alone(out, x):
-    """`_column_sums` with the sums in registers: one vector of columns after another."""
+    """Adds with the sums in registers: one vector of columns after another."""
     R, C = x.shape
     for c in range(0, C, LANES):
         count = min(LANES, C - c)
         total = load_up_to(out, c, count)
-        for first in range(0, R, CHUNK):
+        for first in range(0, R, CHUNK_ROWS):
             chunk = broadcast(np.float32(0))
-            for r in range(first, min(R, first + CHUNK)):
+            for r in range(first, min(R, first + CHUNK_ROWS)):
                 chunk = chunk + load_up_to(x, r * C + c, count)
             total = total + chunk
         store_up_to(out, c, total, count)
@@ -60,7 +60,7 @@ def _column_sums_chunk(partial, x, chunk):
     R, C = x.shape
     partial[chunk, :C] = np.float32(0)
     target, tail = chunk * partial.shape[1], C % LANES
-    for r in range(chunk * CHUNK, min(R, chunk * CHUNK + CHUNK)):
+    for r in range(chunk * CHUNK_ROWS, min(R, chunk * CHUNK_ROWS + CHUNK_ROWS)):
         for c in range(0, C - tail, LANES):
             store(partial, target + c, load(partial, target + c) + load(x, r * C + c))
         if tail:
@@ -77,7 +77,7 @@ def add_column_sums(out, partial, column):
 
 @jit
 def add_chunks(out, partial, column):
-    """`add_column_sums` for kernels, which need no second call from Python."""
+    """Adds as `add_column_sums` does, for kernels, which need no second call from Python."""
     W, C = partial.shape[1], out.size
     for c in range(0, C, LANES):
         count = min(LANES, C - c)
@@ -88,7 +88,7 @@ def add_chunks(out, partial, column):
 
 
 def sum_of_squares(x):
-    chunks = ceil_div(x.size, ELEMENTS)
+    chunks = ceil_div(x.size, CHUNK_ELEMENTS)
     partial = scratch(1, 2 * chunks).reshape(-1).view(np.float64)[:chunks]
     if chunks == 1:
         _sum_of_squares_alone(partial, x)
@@ -105,12 +105,12 @@ def _sum_of_squares_alone(partial, x):
 @parallel_jit
 def _sums_of_squares(partial, x):
     for chunk in prange(partial.size):
-        partial[chunk] = _sum_of_squares_chunk(x, np.int64(chunk) * ELEMENTS)
+        partial[chunk] = _sum_of_squares_chunk(x, np.int64(chunk) * CHUNK_ELEMENTS)
 
 
 @jit
 def _sum_of_squares_chunk(x, first):
-    last = min(x.size, first + ELEMENTS)
+    last = min(x.size, first + CHUNK_ELEMENTS)
     # In float64: in float32 the squares overflow above 1.8e19, and vanish below 1e-23.
     a, b = no_doubles(), no_doubles()
     i = first

@@ -39,7 +39,7 @@ class AdamWCoefficients(NamedTuple):
     division=("elements", "parameters"),
 )
 def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
-    """One update of parameters (n,) by gradients (n,) and moments m, v (n,). Writes all four.
+    """Updates parameters (n,) by gradients (n,) and moments m, v (n,). Writes all four.
 
     g = gradient_scale * gradients, each element clipped to +-max_gradient
     m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
@@ -106,7 +106,7 @@ MIN_NORM = 1e-7  # a smaller matrix is divided by this
     operations=muon_operations,
 )
 def muon(parameters, gradients, m, blocks, coefficients, working=None):
-    """One update of the matrices in parameters (n,) by gradients and their mean m (n,). Writes all.
+    """Updates the matrices in parameters (n,) by gradients and their mean m (n,). Writes all.
 
     g = gradient_scale * gradients, each element clipped to +-max_gradient
     m = beta m + (1 - beta) g;  u = beta m + (1 - beta) g, with beta the momentum of coefficients
@@ -130,7 +130,7 @@ def muon(parameters, gradients, m, blocks, coefficients, working=None):
 
 @kernel("muon", functions=2, writes=2, is_of_layer=False)
 def average_gradient(m, gradients, coefficients):
-    """m (n,) = beta m + (1 - beta) g, as `muon` does it, for matrices that others update.
+    """Writes m (n,) = beta m + (1 - beta) g, as `muon` does, for matrices that others update.
 
     g and beta as in `muon`. gradients (n,) become zeros. coefficients: MuonCoefficients.
     """

@@ -4,8 +4,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,25 +84,10 @@ def _summary(seconds: list[float]) -> Times:
 
 
 def duration(seconds: float) -> str:
-    """12.3 us, 1.23 ms or 1.23 s."""
+    """-> 12.3 us, 1.23 ms or 1.23 s."""
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
-
-
-class Stopwatch:
-    """In place of a workspace's profile: the seconds of each operation of a name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.seconds: list[float] = []
-
-    @contextmanager
-    def __call__(self, name: str, **_: int) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        if name == self.name:
-            self.seconds.append(time.perf_counter() - start)
 
 
 def serve(**answers: Callable[[Any], Any]) -> None:

@@ -12,7 +12,7 @@ BLOCK = 4 * TILE  # rows and columns whose cache lines are used up before they a
 
 
 def transpose(out, x, first=0):
-    """Numbers of 16 or of 32 bits."""
+    """Moves numbers of 16 or of 32 bits."""
     bits = np.int16 if x.itemsize == 2 else np.int32
     _transpose(out.view(bits), x.view(bits), first)
 

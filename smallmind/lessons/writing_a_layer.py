@@ -19,7 +19,7 @@ from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div
 from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import LANES, broadcast, fma, load_up_to, sigmoid, store_up_to
-from smallmind.kernels.reduce import CHUNK, add_column_sums
+from smallmind.kernels.reduce import CHUNK_ROWS, add_column_sums
 from smallmind.nn.backend import add_kernel
 from smallmind.nn.layer import Norm
 from smallmind.nn.parameters import Constant, Role
@@ -199,7 +199,7 @@ def forward_rows(y, x, slope, weight):
 
 @parallel_jit
 def backward_chunks(dx, sums, dy, x, slope, weight, addend):
-    for chunk in prange(ceil_div(x.shape[0], CHUNK)):
+    for chunk in prange(ceil_div(x.shape[0], CHUNK_ROWS)):
         backward_rows(dx, sums, dy, x, slope, weight, addend, np.int64(chunk))
 
 
@@ -209,7 +209,7 @@ def backward_rows(dx, sums, dy, x, slope, weight, addend, chunk):
     dslope = chunk * sums.shape[1]
     dweight = dslope + C
     sums[chunk, : 2 * C] = np.float32(0)
-    for r in range(chunk * CHUNK, min(R, chunk * CHUNK + CHUNK)):
+    for r in range(chunk * CHUNK_ROWS, min(R, chunk * CHUNK_ROWS + CHUNK_ROWS)):
         for c in range(0, C, LANES):
             place, count = r * C + c, min(LANES, C - c)
             a, g = load_up_to(x, place, count), load_up_to(dy, place, count)
@@ -238,7 +238,7 @@ def fast_tanh_norm(y, x, slope, weight):
 
 def fast_tanh_norm_backward(dx, dslope, dweight, dy, x, slope, weight, addend=None):
     C = x.shape[1]
-    sums = scratch(ceil_div(len(x), CHUNK), 2 * C)
+    sums = scratch(ceil_div(len(x), CHUNK_ROWS), 2 * C)
     backward_chunks(dx, sums, dy, x, slope, weight, NOTHING if addend is None else addend)
     add_column_sums(dslope, sums, 0)
     add_column_sums(dweight, sums, C)

@@ -14,8 +14,8 @@ from smallmind.settings.config import ModelConfig, micro_batch_sizes
 from smallmind.text.ids import check_ids
 
 # Where weights are zero, the head computes only some rows: one of ROW_COUNTS numbers of them, if
-# that is at most MOST_ROWS of all.
-ROW_COUNTS, MOST_ROWS = 16, 0.8
+# that is at most MAX_ROW_SHARE of all.
+ROW_COUNTS, MAX_ROW_SHARE = 16, 0.8
 # Called with the arguments of cross_entropy, preceded by the part of the batch that they belong to:
 # objective(part, losses, dlogits, logits, targets, scale), and weights if there are any.
 Objective = Callable[..., None]
@@ -33,7 +33,7 @@ def kernel_of(objective: Objective, windows: slice, rows: slice) -> Kernel:
     return functools.partial(objective, Part(windows, rows))
 
 
-class Batch(NamedTuple):
+class CheckedBatch(NamedTuple):
     """The arrays of a batch, each (B, T), and what the sum of its losses is divided by."""
 
     ids: np.ndarray
@@ -51,7 +51,7 @@ class Batch(NamedTuple):
         weights: np.ndarray | None = None,
         divisor: float | None = None,
         firsts: np.ndarray | None = None,
-    ) -> "Batch":
+    ) -> "CheckedBatch":
         """Checks the arrays -> a batch as kernels take it. InputError if one is wrong."""
         ids, targets = checked_ids("ids", ids, config), checked_ids("targets", targets, config)
         if ids.shape != targets.shape:
@@ -150,7 +150,7 @@ def learned_rows(weights: np.ndarray) -> np.ndarray | None:
     learned = np.flatnonzero(flat)
     step = math.ceil(len(flat) / ROW_COUNTS)
     count = step * max(1, math.ceil(len(learned) / step))
-    if count > MOST_ROWS * len(flat):
+    if count > MAX_ROW_SHARE * len(flat):
         return None
     others = np.flatnonzero(flat == 0)[: count - len(learned)]
     return np.sort(np.concatenate([learned, others])).astype(np.int32)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from smallmind.nn.documents import GIVEN
+from smallmind.nn.documents import BATCH_FIRSTS
 from smallmind.nn.layer import Layer, Scope
 from smallmind.nn.parameters import ZEROS, Role
 
@@ -32,7 +32,7 @@ class BigramEmbedding(Layer, only_kernels=True):
         kernels, cache = self.kernels, self.workspace.cache
         before = cache.previous if cache else None
         table = self.vocab_size, self.count, self.document_token
-        firsts = self.workspace.carried.get(GIVEN)
+        firsts = self.workspace.carried.get(BATCH_FIRSTS)
         kernels.bigrams(self.rows, ids, *table, before, firsts)
         kernels.embedding(addend, self.weight.compute, self.rows, addend)
         return addend

@@ -12,12 +12,7 @@ from smallmind.kernels.reference import PANEL
 from smallmind.nn.recorded_passes import RecordedPasses
 from smallmind.settings.config import ModelConfig
 
-REFED = 4  # a full cache with learned positions drops one token in this many
-
-
-def _recorded_steps(batch: int) -> RecordedPasses:
-    """-> the passes of a single token of each sequence, recorded at once. Caches may take turns."""
-    return RecordedPasses(after=0, kinds=batch, owns_arrays=True)
+DROPPED_SHARE = 4  # a full cache with learned positions drops one token in this many
 
 
 def cache_bytes(config: ModelConfig, length: int) -> int:
@@ -54,11 +49,12 @@ class KeyValueCache:
         self._keys, self._values = np.zeros(keys, dtype), np.zeros(values, dtype)
         self._ids = np.zeros((batch, length), np.int32)  # the last, each at its number modulo S
         # By sequence, while it is not selected.
-        self._kept = _State.zeros(batch)
+        self._kept = _SequenceState.zeros(batch)
         # Kernels read these, in the order of the selection. They stay in place: recorded passes
         # read them again.
-        self._selected, self._slots = _State.zeros(batch), np.arange(batch)
-        self.steps = _recorded_steps(batch)
+        self._selected, self._slots = _SequenceState.zeros(batch), np.arange(batch)
+        # The passes of a single token of each sequence, recorded at once. Caches may take turns.
+        self.steps = RecordedPasses(after=0, kinds=batch, owns_arrays=True)
         self._chosen = list(range(batch))  # what is selected, as a list: quickly compared
         self._count = batch
 
@@ -107,7 +103,7 @@ class KeyValueCache:
 
     @contextmanager
     def only(self, row: int) -> Iterator[None]:
-        """Within the block, a single one of the selected sequences is selected."""
+        """Selects a single one of the selected sequences within the block."""
         before = self._chosen
         self.select(before[row : row + 1])
         try:
@@ -185,7 +181,7 @@ class KeyValueCache:
             if limits and self.start >= self.length:
                 for row in np.flatnonzero(self.starts >= self.length).tolist():
                     with self.only(row):
-                        newest = self.last(self.length - max(1, self.length // REFED))
+                        newest = self.last(self.length - max(1, self.length // DROPPED_SHARE))
                         self.clear()
                         if newest.size:
                             compute(newest)
@@ -220,7 +216,7 @@ class KeyValueCache:
         return self._ids[slots[:, None], places]
 
 
-class _State(NamedTuple):
+class _SequenceState(NamedTuple):
     """A number per sequence of what it has come to."""
 
     starts: np.ndarray  # tokens so far
@@ -228,5 +224,5 @@ class _State(NamedTuple):
     documents: np.ndarray  # where the last document began
 
     @classmethod
-    def zeros(cls, batch: int) -> "_State":
+    def zeros(cls, batch: int) -> "_SequenceState":
         return cls(np.zeros(batch, np.int64), np.zeros(batch, np.int32), np.zeros(batch, np.int32))

@@ -5,8 +5,8 @@ import numpy as np
 from smallmind.nn.layer import Layer, Scope
 from smallmind.nn.position import position_class
 
-# In what a pass carries: firsts that were given, and the places of tokens in their documents.
-GIVEN, POSITIONS = "given_firsts", "positions"
+# In what a pass carries: the firsts of its batch, and the places of tokens in their documents.
+BATCH_FIRSTS, POSITIONS = "batch_firsts", "positions"
 
 
 class Documents(Layer, only_kernels=True):
@@ -23,14 +23,14 @@ class Documents(Layer, only_kernels=True):
         self.token = scope.config.document_token
         self.learns_positions = position_class(scope.config).limits_context
 
-    def find(self, ids: np.ndarray, given: np.ndarray | None = None) -> None:
-        """ids (B, T) -> keeps their firsts until the end of the pass, or those that are given."""
+    def find(self, ids: np.ndarray, firsts: np.ndarray | None = None) -> None:
+        """ids (B, T) -> keeps their firsts until the end of the pass, or these."""
         carried = self.workspace.carried
-        if given is not None:
-            carried[self.name] = carried[GIVEN] = given
+        if firsts is not None:
+            carried[self.name] = carried[BATCH_FIRSTS] = firsts
             if self.learns_positions:
                 carried[POSITIONS] = positions = self.workspace.rent_ids(*ids.shape)
-                self.kernels.document_positions(positions, given)
+                self.kernels.document_positions(positions, firsts)
             return
         if self.token is None:
             return

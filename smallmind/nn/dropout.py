@@ -11,18 +11,18 @@ class Dropout(Layer, only_kernels=True):
     It is named after the layer it is in, and p is that of the model unless it has its own.
     """
 
-    def __init__(self, scope: Scope, own: float | None = None) -> None:
+    def __init__(self, scope: Scope, probability: float | None = None) -> None:
         super().__init__(scope)
-        self.own = own
-        self.key = scope.workspace.new_dropout_key(own or 0.0)
+        self._probability = probability
+        self.key = scope.workspace.new_dropout_key(probability or 0.0)
 
     @property
     def probability(self) -> float:
         """The share of activations that this pass drops."""
         workspace = self.workspace
-        if self.own is None:
+        if self._probability is None:
             return workspace.drop_probability
-        return self.own if workspace.drops else 0.0
+        return self._probability if workspace.drops else 0.0
 
     @property
     def on(self) -> bool:

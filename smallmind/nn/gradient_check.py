@@ -19,21 +19,22 @@ from smallmind.console.table import Table, Tabular
 from smallmind.nn.differentiable import (
     TOO_COARSE,
     Differentiable,
+    build_layer,
     is_float,
     of_function,
+    of_layer,
     of_model,
 )
 from smallmind.nn.layer import Layer
-from smallmind.nn.single_layer import build_layer, of_layer
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import ModelConfig
 
 # Relative errors above these are wrong, by the precision that the gradients were computed in.
 TOLERANCES = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-3}
-ROUNDING = 10  # units in the last place by which a computed value may be off
+ROUNDING_UNITS = 10  # units in the last place by which a computed value may be off
 # A layer, and the rows of its input, if none are given.
-SMALL = ModelConfig(vocab_size=11, block_size=8, n_embd=12, n_layer=1, n_head=3)
-ROWS = 6
+SMALL_CONFIG = ModelConfig(vocab_size=11, block_size=8, n_embd=12, n_layer=1, n_head=3)
+INPUT_ROWS = 6
 
 
 @dataclass(frozen=True)
@@ -161,10 +162,10 @@ def _of_layer(
                 f"{type(subject).__name__} cannot be checked: give a model, a layer, or a function "
                 "with backward="
             )
-        C = inputs[0].shape[-1] if inputs and is_float(inputs[0]) else SMALL.n_embd
-        config = config or replace(SMALL, n_embd=C, n_head=math.gcd(C, SMALL.n_head))
+        C = inputs[0].shape[-1] if inputs and is_float(inputs[0]) else SMALL_CONFIG.n_embd
+        config = config or replace(SMALL_CONFIG, n_embd=C, n_head=math.gcd(C, SMALL_CONFIG.n_head))
         subject = build_layer(subject, config, backend, random)
-        inputs = inputs or (random.standard_normal((ROWS, config.n_embd)),)
+        inputs = inputs or (random.standard_normal((INPUT_ROWS, config.n_embd)),)
     if not isinstance(subject, Layer):
         raise InputError(
             f"{type(subject).__name__} is not a smallmind.nn.layer.Layer; functions are checked "
@@ -200,7 +201,7 @@ def _compare(
         moved = (ahead - behind) / (2 * step)  # the direction, as rounded
         numerical = float(np.vdot(u, above - below)) / (2 * step)
         precision = max(float(np.finfo(kind).eps) for kind in (y.dtype, array.dtype))
-        rounding = ROUNDING * precision * size / (2 * step)
+        rounding = ROUNDING_UNITS * precision * size / (2 * step)
         gradient = gradients[name]
         if gradient is None or np.shape(gradient) != array.shape:
             note = "backward returned no gradient"
@@ -221,7 +222,7 @@ def _compare(
 
 
 def _step(array: np.ndarray) -> float:
-    """Step sizes: for each element, the share of its usual size at which errors balance.
+    """-> the size of a step: for each element, the share of its usual size at which errors balance.
 
     The central difference is off by about the square of the share, and rounding by the precision
     divided by it.

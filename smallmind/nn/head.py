@@ -19,7 +19,7 @@ from smallmind.settings.config import ModelConfig
 
 # Logits that may be in memory at once. Of more, the head computes some rows at a time, forward and
 # backward: those of 2048 tokens over a vocabulary of 150,000 would take 1.2 GB.
-MOST_LOGITS = 2**24
+MAX_LOGITS = 2**24
 ROW_STEP = 16  # such blocks of rows are a multiple of it, which products divide evenly
 
 
@@ -139,11 +139,14 @@ class Head(Layer, only_kernels=True):
         """-> the rows of the largest block; None if all logits of the pass may be in memory."""
         room = self.workspace.room
         rows = room[1] if room else len(x)
-        return None if rows * self.V <= MOST_LOGITS else _block_rows(self.V)
+        if rows * self.V <= MAX_LOGITS:
+            return None
+        most = MAX_LOGITS // self.V
+        return max(1, most - most % ROW_STEP if most > ROW_STEP else most)
 
     @contextmanager
     def _largest_block(self) -> Iterator[None]:
-        """Within it, arrays of a block's rows are rented with room for those of the largest."""
+        """Rents arrays of a block's rows with room for those of the largest, within the block."""
         workspace, before = self.workspace, self.workspace.room
         if self.step is not None:
             assert self.block is not None
@@ -152,12 +155,6 @@ class Head(Layer, only_kernels=True):
             yield
         finally:
             workspace.room = before
-
-
-def _block_rows(V: int) -> int:
-    """Returns the rows of V logits that the head computes at a time."""
-    most = MOST_LOGITS // V
-    return max(1, most - most % ROW_STEP if most > ROW_STEP else most)
 
 
 class TiedHead(Layer, only_kernels=True):

@@ -14,11 +14,11 @@ from smallmind.console.table import Table, Tabular, escape
 from smallmind.kernels.description import described
 from smallmind.kernels.number_types import to_float32
 from smallmind.kernels.reference import attention_probabilities, split_heads
-from smallmind.nn.batch import Batch, checked_ids
+from smallmind.nn.batch import CheckedBatch, checked_ids
 from smallmind.nn.workspace import Kernel, Pass, Workspace
 
-MOST_CELLS = 128  # of a heat map, in each direction
-SIDE = 420  # of a heat map, in pixels
+MAX_CELLS = 128  # of a heat map, in each direction
+SIDE_PIXELS = 420  # of a heat map, in pixels
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -89,8 +89,8 @@ def _root_mean_square(values: np.ndarray) -> str:
 def _heat_map(p: np.ndarray, names: list[str], title: str) -> str:
     """p (T, T), zero above the diagonal -> SVG."""
     T = len(p)
-    step = -(-T // MOST_CELLS)
-    side = max(2, SIDE // -(-T // step))
+    step = -(-T // MAX_CELLS)
+    side = max(2, SIDE_PIXELS // -(-T // step))
     cells, width, top = [], side * -(-T // step), 20
     for row in range(0, T, step):
         for column in range(0, row + 1, step):
@@ -129,49 +129,51 @@ class Observer:
         names = list(signature(kernel).parameters)
 
         @functools.wraps(kernel)
-        def copied(*arguments: Any, **named: Any) -> Any:
-            given = dict(zip(names, arguments, strict=False)) | named
+        def copied(*positional: Any, **named: Any) -> Any:
+            arguments = dict(zip(names, positional, strict=False)) | named
             is_backward = self.workspace.direction == "backward"
             if is_backward:
                 # The gradient of what the layer wrote: some kernels overwrite it.
-                gradient = given.get(described(name).gradient, given.get("dout"))
-                self._keep(self.gradients, gradient, given)
-            result = kernel(*arguments, **named)
+                gradient = arguments.get(described(name).gradient, arguments.get("dout"))
+                self._keep(self.gradients, gradient, arguments)
+            result = kernel(*positional, **named)
             if name in OBSERVED:
-                OBSERVED[name](self, given)
+                OBSERVED[name](self, arguments)
             elif not is_backward and described(name).is_activation:
-                self._keep(self.activations, given.get("out", given.get("y")), given)
+                self._keep(self.activations, arguments.get("out", arguments.get("y")), arguments)
             return result
 
         return copied
 
-    def _keep(self, kept: dict[str, np.ndarray], rows: Any, given: dict[str, Any]) -> None:
+    def _keep(self, kept: dict[str, np.ndarray], rows: Any, arguments: dict[str, Any]) -> None:
         """Copies rows (B T, W) as (B, T, W), or only the columns that the kernel is for."""
         if rows is None:
             return
-        if "first" in given:
-            rows = rows[:, given["first"] : given["first"] + given["x"].shape[1]]
+        if "first" in arguments:
+            rows = rows[:, arguments["first"] : arguments["first"] + arguments["x"].shape[1]]
         kept[self.workspace.layer] = np.array(to_float32(rows)).reshape(*self.shape, -1)
 
-    def _keep_gelu(self, given: dict[str, Any]) -> None:
-        """The product and the activation after it are one kernel."""
-        self._keep(self.activations, given["preactivation"], given)
+    def _keep_gelu(self, arguments: dict[str, Any]) -> None:
+        """Copies the product and the activation after it, which are one kernel."""
+        self._keep(self.activations, arguments["preactivation"], arguments)
         layer = self.workspace.layer.rpartition(".")[0]
-        self.activations[layer] = np.array(to_float32(given["activation"])).reshape(*self.shape, -1)
+        self.activations[layer] = np.array(to_float32(arguments["activation"])).reshape(
+            *self.shape, -1
+        )
 
-    def _keep_attention(self, given: dict[str, Any]) -> None:
-        q, k = self._keep_heads(self.activations, given["qkv"], given)
-        self.attention.append(attention_probabilities(q, k, given.get("firsts"))[0])
-        self._keep(self.activations, given["out"], given)
+    def _keep_attention(self, arguments: dict[str, Any]) -> None:
+        q, k = self._keep_heads(self.activations, arguments["qkv"], arguments)
+        self.attention.append(attention_probabilities(q, k, arguments.get("firsts"))[0])
+        self._keep(self.activations, arguments["out"], arguments)
 
-    def _keep_attention_gradient(self, given: dict[str, Any]) -> None:
-        self._keep_heads(self.gradients, given["dqkv"], given)
+    def _keep_attention_gradient(self, arguments: dict[str, Any]) -> None:
+        self._keep_heads(self.gradients, arguments["dqkv"], arguments)
 
     def _keep_heads(
-        self, kept: dict[str, np.ndarray], qkv: np.ndarray, given: dict[str, Any]
+        self, kept: dict[str, np.ndarray], qkv: np.ndarray, arguments: dict[str, Any]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Copies qkv (B T, (H + 2 G) D) head by head -> views of queries and keys."""
-        shape, width = given["logsumexp"].shape, given["out"].shape[1]
+        shape, width = arguments["logsumexp"].shape, arguments["out"].shape[1]
         q, k, v = split_heads(to_float32(qkv), shape, width)
         for name, heads in (("query", q), ("key", k), ("value", v)):
             kept[f"{self.workspace.layer}.{name}"] = np.array(heads)
@@ -192,7 +194,7 @@ def inspect(model: Any, ids: np.ndarray, targets: np.ndarray | None) -> Inspecti
         ids = checked_ids("ids", ids, model.config)
     else:
         model.check_trains()
-        ids, targets = Batch.of(model.config, ids, targets)[:2]
+        ids, targets = CheckedBatch.of(model.config, ids, targets)[:2]
     network, workspace = model.network, model.workspace
     observer = Observer(workspace, ids.shape)
 

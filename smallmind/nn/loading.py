@@ -30,10 +30,17 @@ from smallmind.text.tokenizer import Tokenizer
 FORMAT = "smallmind model 1"
 CHECKPOINT_FORMAT = "smallmind checkpoint 1"
 ADAPTER_FORMAT = "smallmind adapter 1"  # of a file with the parameters of an adapter alone
-COPIED = ("tokenizer_digest", "base", "passes", "micro_batch_size")  # attributes of a copy
-WEIGHTS = "model."  # with which the names of a checkpoint's parameters begin
+COPIED_ATTRIBUTES = (
+    "tokenizer_digest",
+    "base",
+    "passes",
+    "micro_batch_size",
+)  # attributes of a copy
+WEIGHTS_PREFIX = "model."  # with which the names of a checkpoint's parameters begin
 
-PIECE = 2**21  # bytes that are read at a time: they stay in a core's cache until they are used
+PIECE_BYTES = (
+    2**21
+)  # bytes that are read at a time: they stay in a core's cache until they are used
 
 
 class Stored(NamedTuple):
@@ -76,7 +83,7 @@ class Stored(NamedTuple):
         """
         rows = self.shape[0] if self.shape else 1
         nbytes = math.prod(self.row_shape) * np.dtype(self.dtype).itemsize
-        most = max(1, PIECE // max(1, nbytes * step)) * step
+        most = max(1, PIECE_BYTES // max(1, nbytes * step)) * step
         if place is None:
             piece = np.empty((min(most, rows), *self.row_shape), self.dtype)
         for first in range(0, rows, most):
@@ -166,9 +173,9 @@ class Base(NamedTuple):
 def weights(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """tensors of a checkpoint -> those that are parameters, by the names that these have."""
     return {
-        name.removeprefix(WEIGHTS): tensor
+        name.removeprefix(WEIGHTS_PREFIX): tensor
         for name, tensor in tensors.items()
-        if name.startswith(WEIGHTS)
+        if name.startswith(WEIGHTS_PREFIX)
     }
 
 
@@ -280,7 +287,7 @@ def copied_state(model: Any) -> dict[str, Any]:
         "gradient": flat.grad.copy(),
         "plan": model.recompute_plan,
         "products": model.products,
-        "others": {name: getattr(model, name) for name in COPIED},
+        "others": {name: getattr(model, name) for name in COPIED_ATTRIBUTES},
     }
 
 

@@ -50,26 +50,22 @@ class AdaptedLinear(Linear, only_kernels=True):
     ) -> np.ndarray:
         """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x. Writes y, activation = gelu(y)."""
         # First what is added: the sum of the frozen product is rounded to 16 bits only once.
-        self._multiply_low_rank(y, x, addend)
+        h, b = self._projected(x), self._diagonal()
+        self.adapter_kernels.matmul(y, h, b, None, addend, self.workspace.by_rows)
+        self.workspace.release(h, b)
         return super().multiply(y, x, y, activation)
 
     @property
-    def own_kernels(self) -> Any:
+    def adapter_kernels(self) -> Any:
         """The kernels, for calls that are the adapter's."""
         return self.workspace.kernels_for(self.dropout.name)
-
-    def _multiply_low_rank(self, y: np.ndarray, x: np.ndarray, addend: np.ndarray | None) -> None:
-        """x (R, in) -> y (R, out) = scale dropout(x) A B [+ addend (R, out)]. Writes y."""
-        h, b = self._projected(x), self._diagonal()
-        self.own_kernels.matmul(y, h, b, None, addend, self.workspace.by_rows)
-        self.workspace.release(h, b)
 
     def _projected(self, x: np.ndarray) -> np.ndarray:
         """x (R, in) -> dropout(x) A (R, n r), rented."""
         h = self.workspace.rent(len(x), self.inner)
         dropped = self._dropped(x)
         a, by_rows = self.lora_a.compute, self.workspace.by_rows
-        self.own_kernels.matmul(h, dropped, a, None, None, by_rows)
+        self.adapter_kernels.matmul(h, dropped, a, None, None, by_rows)
         if dropped is not x:
             self.workspace.release(dropped)
         return h
@@ -85,7 +81,7 @@ class AdaptedLinear(Linear, only_kernels=True):
     def _diagonal(self) -> np.ndarray:
         """-> scale B (n r, out), each matrix in its rows and columns, elsewhere 0. Rented."""
         b = self.workspace.rent(self.inner, self.shape[1])
-        self.own_kernels.spread_columns(b, self.lora_b.compute, self.starts, self.scale)
+        self.adapter_kernels.spread_columns(b, self.lora_b.compute, self.starts, self.scale)
         return b
 
     def backward_input(self, dy: np.ndarray) -> np.ndarray:
@@ -94,7 +90,7 @@ class AdaptedLinear(Linear, only_kernels=True):
         dx = super().backward_input(dy)
         self.dh = dh = self._backward_projected(dy)
         # forward: h = dropout(x) A
-        kernels, a = self.own_kernels, self.lora_a.compute
+        kernels, a = self.adapter_kernels, self.lora_a.compute
         if not self.dropout.on:
             kernels.matmul_transpose_b(dx, dh, a, dx)
             return dx
@@ -108,13 +104,13 @@ class AdaptedLinear(Linear, only_kernels=True):
         """dy (R, out) -> dh (R, n r), rented."""
         # forward: y = x weight + bias + h b
         dh, b = self.workspace.rent(len(dy), self.inner), self._diagonal()
-        self.own_kernels.matmul_transpose_b(dh, dy, b)
+        self.adapter_kernels.matmul_transpose_b(dh, dy, b)
         self.workspace.release(b)
         return dh
 
     def backward_weight(self, x: np.ndarray, dy: np.ndarray) -> None:
         """x (R, in), as in forward, dy (R, out) -> adds to the gradients of A and B."""
-        kernels, workspace = self.own_kernels, self.workspace
+        kernels, workspace = self.adapter_kernels, self.workspace
         dh = self._backward_projected(dy) if self.dh is None else self.dh
         self.dh = None
         if self.lora_a.grad is not None:

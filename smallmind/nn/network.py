@@ -89,7 +89,7 @@ class Network:
 
     @contextmanager
     def without_recompute(self) -> Iterator[None]:
-        """Within the block, passes keep all activations."""
+        """Makes passes keep all activations within the block."""
         segments = self.segments
         self.use_recompute(RecomputePlan(enabled=False))
         try:

@@ -16,10 +16,10 @@ from smallmind.kernels.alignment import ALIGNMENT, aligned_zeros
 from smallmind.kernels.number_types import BLOCK, DTYPES, is_quantised, round_to, to_float32
 from smallmind.nn.weight import Weight
 from smallmind.parts import PRECISIONS
-from smallmind.settings.config import Precision
+from smallmind.settings.config import ModelConfig, Precision
 
-ALIGNED = ALIGNMENT // 4  # elements: no two parameters share a cache line
-CHUNK = 1 << 18  # elements rounded at a time: temporary arrays stay small
+ALIGNED_ELEMENTS = ALIGNMENT // 4  # elements: no two parameters share a cache line
+CHUNK_ELEMENTS = 1 << 18  # elements rounded at a time: temporary arrays stay small
 
 
 class Role(enum.StrEnum):
@@ -163,7 +163,7 @@ def storage_of(precision: Precision) -> dict[Role, Any]:
     return storage
 
 
-class Copy(NamedTuple):
+class WorkingCopy(NamedTuple):
     """The copy of a part of `data` that layers read in its place."""
 
     part: slice
@@ -189,7 +189,7 @@ class Parameters:
 
     data: np.ndarray
     grad: np.ndarray
-    copies: list[Copy]
+    copies: list[WorkingCopy]
     zeros: Callable[[int, Any], np.ndarray]  # makes vectors like these: elements, dtype
     views: Mapping[str, np.ndarray]
     grad_views: Mapping[str, np.ndarray]
@@ -237,7 +237,8 @@ class Parameters:
     @property
     def ordered(self) -> list[ParameterSpec]:
         """All parameters in the order of a vector in which none is frozen."""
-        return sorted(self.specs, key=lambda spec: _group(spec.role))
+        groups = {role: number for number, role in enumerate(GROUPS)}
+        return sorted(self.specs, key=lambda spec: groups.get(spec.role, len(groups)))
 
     @property
     def count(self) -> int:
@@ -369,7 +370,7 @@ class Parameters:
         for dtype in dict.fromkeys(types.values()):
             roles = [role for role in Role if types[role] == dtype]
             for part in self.ranges(*roles) if dtype is not None else ():
-                self.copies.append(Copy(part, self.zeros(part.stop - part.start, dtype)))
+                self.copies.append(WorkingCopy(part, self.zeros(part.stop - part.start, dtype)))
         for i, spec in enumerate(self.specs):
             before = self._own[i]
             if not spec.trainable and before.dtype != self._stored_dtype(spec):
@@ -384,7 +385,9 @@ class Parameters:
         for i, (spec, handle) in enumerate(zip(self.specs, self._handles, strict=True)):
             own = stored[spec.name] = self._own[i]
             if spec.trainable:
-                handle.compute = self._read(i)
+                offset = self._offsets[i]
+                copy = self.copy_of(slice(offset, offset + spec.size))
+                handle.compute = own if copy is None else copy.reshape(spec.shape)
             else:
                 handle.compute = own.view(np.ndarray)
                 stored[spec.name] = own.view()
@@ -411,7 +414,7 @@ class Parameters:
 
     @contextmanager
     def other_gradients(self) -> Iterator[None]:
-        """Within the block, the gradients begin at zero; afterwards they are what they were."""
+        """Begins with gradients of zero within the block; afterwards they are what they were."""
         kept = self.grad.copy()
         self.grad[:] = 0
         try:
@@ -446,30 +449,23 @@ class Parameters:
         spec, offset = self.specs[i], self._offsets[i]
         return flat[offset : offset + spec.size].reshape(spec.shape)
 
-    def _read(self, i: int) -> np.ndarray:
-        """Returns the array that layers read of a trained parameter, by number."""
-        spec, offset = self.specs[i], self._offsets[i]
-        copy = self.copy_of(slice(offset, offset + spec.size))
-        return self._own[i] if copy is None else copy.reshape(spec.shape)
-
 
 def _copy(target: np.ndarray, values: np.ndarray) -> None:
-    """Writes values, in any number type, to an array of the same shape.
+    """Writes values, in any number type, to an array of the same shape, some rows at a time.
 
     Either may be Transposed. Blocks of integers that are not said to be are what the target's are.
     """
-    if are_transposed := isinstance(target, Transposed) or isinstance(values, Transposed):
+    if isinstance(target, Transposed) or isinstance(values, Transposed):
         target, values = map(_transposed, (target, values))
     if values.dtype == target.dtype:
         target[...] = values
         return
-    if are_transposed or is_quantised(target.dtype) or is_quantised(values.dtype):
-        _copy_rows(target, values)
-        return
-    whole, given = target.reshape(-1), values.reshape(-1)
-    for start in range(0, whole.size, CHUNK):
-        chunk = slice(start, start + CHUNK)
-        whole[chunk] = round_to(to_float32(given[chunk]), target.dtype)
+    target, values = np.atleast_1d(target, values)
+    row = max(math.prod(shape_of(x)) for x in (target, values)) // max(1, len(target))
+    step = math.ceil(CHUNK_ELEMENTS / max(1, row))
+    for start in range(0, len(target), step):
+        part = slice(start, start + step)
+        target[part] = round_to(to_float32(values[part]), target.dtype)
 
 
 def _transposed(array: np.ndarray) -> np.ndarray:
@@ -478,20 +474,45 @@ def _transposed(array: np.ndarray) -> np.ndarray:
     return array.view(np.ndarray) if is_so else array.T
 
 
-def _copy_rows(target: np.ndarray, values: np.ndarray) -> None:
-    """As `_copy`, some rows at a time: of blocks of integers, or where memory is not contiguous."""
-    columns = max(x.shape[-1] * (BLOCK if is_quantised(x.dtype) else 1) for x in (target, values))
-    step = math.ceil(CHUNK / columns)
-    for start in range(0, len(target), step):
-        part = slice(start, start + step)
-        target[part] = round_to(to_float32(values[part]), target.dtype)
-
-
-def _group(role: Role) -> int:
-    """Returns the number of the group of roles that are next to each other in the vectors."""
-    return GROUPS.index(role) if role in GROUPS else len(GROUPS)
-
-
 def padded(size: int) -> int:
     """Elements -> with those that fill their last cache line."""
-    return math.ceil(size / ALIGNED) * ALIGNED
+    return math.ceil(size / ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS
+
+
+def grown(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A parameter -> the same in this shape, of which no side is shorter.
+
+    Whatever there is for each token is kept, and a new token has the mean of all others: it is
+    neither more nor less likely than they are, and the rest of the model knows what to do with it
+    (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html). Rows drawn around the
+    mean were learned sooner in the first 30 steps on conversations, and no better after 150.
+    """
+    for axis in range(value.ndim):
+        if missing := shape[axis] - value.shape[axis]:
+            mean = value.mean(axis=axis, keepdims=True, dtype=np.float64).astype(value.dtype)
+            value = np.concatenate([value, mean.repeat(missing, axis=axis)], axis=axis)
+    return value
+
+
+def size_rows(config: ModelConfig, parameters: Parameters) -> list[list[str]]:
+    """-> rows of a layer, the shapes of its matrices and its number of parameters, and their sum.
+
+    One row for what all blocks have in common. If some are frozen, also how many are trained.
+    """
+    shapes: dict[str, list[str]] = {}  # of the matrices of each layer
+    counts: dict[str, int] = {}
+    for spec in parameters.specs:
+        words = spec.name.split(".")
+        layer = f"{config.n_layer} x {words[2]}" if words[0] == "blocks" else words[0]
+        layer = layer.replace("_", " ")
+        known = shapes.setdefault(layer, [])
+        shape = " x ".join(map(str, spec.shape))
+        if len(spec.shape) == 2 and shape not in known:
+            known.append(shape)
+        counts[layer] = counts.get(layer, 0) + spec.size
+    rows = [[layer, ", ".join(shapes[layer]), f"{count:,}"] for layer, count in counts.items()]
+    if config.tie_weights:
+        rows.append(["head", "the token embedding", "0"])
+    rows.append(["parameters", "", f"{parameters.count:,}"])
+    trained = sum(spec.size for spec in parameters.trained)
+    return rows if trained == parameters.count else [*rows, ["trained", "", f"{trained:,}"]]

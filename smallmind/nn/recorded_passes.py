@@ -20,10 +20,10 @@ from smallmind.nn.workspace import Workspace
 
 Inputs = tuple[np.ndarray, ...]
 
-AFTER = 10  # passes of the same kind in a row: a recording takes as long as a hundred of them
-KINDS = 8  # recordings of a model: micro-batches of several sizes, numbers of threads
+MIN_PASSES = 10  # passes of the same kind in a row: a recording takes as long as a hundred of them
+MAX_RECORDINGS = 8  # recordings of a model: micro-batches of several sizes, numbers of threads
 # Bytes of all arrays, weights included: of larger passes of training Python is too small a part.
-LARGEST = 1024 * 1024 * 1024
+MAX_BYTES = 1024 * 1024 * 1024
 
 
 class RecordedPasses:
@@ -33,7 +33,9 @@ class RecordedPasses:
     `noting`. Recordings own their arrays, or rent them from the pool again, which takes no memory.
     """
 
-    def __init__(self, after: int = AFTER, kinds: int = KINDS, owns_arrays: bool = False) -> None:
+    def __init__(
+        self, after: int = MIN_PASSES, kinds: int = MAX_RECORDINGS, owns_arrays: bool = False
+    ) -> None:
         self._after, self._kinds, self._owns_arrays = after, kinds, owns_arrays
         self._counts: dict[Hashable, int] = {}  # passes so far, by kind
         self._recorded: dict[Hashable, _Recorded | None] = {}  # None: too large
@@ -55,7 +57,7 @@ class RecordedPasses:
 
     @contextmanager
     def noting(self, workspace: Workspace, kind: Hashable, inputs: Inputs) -> Iterator["Noted"]:
-        """Within the block, layers compute a pass from `noted.inputs` and set `noted.result`."""
+        """Notes the pass that layers compute from `noted.inputs` in the block, and its result."""
         kind = _whole(workspace, kind, inputs)
         is_new = workspace.can_repeat and kind not in self._recorded
         if not (is_new and self._is_frequent(kind)):
@@ -71,7 +73,7 @@ class RecordedPasses:
             self._counts.clear()
             self._after *= 2
         pool = None if self._owns_arrays else workspace.pool
-        is_too_large = pool is not None and recording.nbytes > LARGEST
+        is_too_large = pool is not None and recording.nbytes > MAX_BYTES
         recorded = None if is_too_large else _Recorded(recording, noted, pool, rented)
         self._recorded[kind] = recorded
 

@@ -16,7 +16,7 @@ from smallmind.nn import backend as backends
 from smallmind.nn import inspection, loading
 from smallmind.nn.backend import Backend
 from smallmind.nn.batch import (
-    Batch,
+    CheckedBatch,
     Objective,
     checked_firsts,
     checked_ids,
@@ -29,10 +29,9 @@ from smallmind.nn.freezing import frozen_numbers, frozen_parts
 from smallmind.nn.inspection import Inspection
 from smallmind.nn.loading import Base
 from smallmind.nn.network import Network
-from smallmind.nn.parameters import Parameters, number_type, storage_of
+from smallmind.nn.parameters import Parameters, number_type, size_rows, storage_of
 from smallmind.nn.recompute import RecomputePlan
-from smallmind.nn.recorded_passes import AFTER, RecordedPasses
-from smallmind.nn.sizes import size_rows
+from smallmind.nn.recorded_passes import MIN_PASSES, RecordedPasses
 from smallmind.nn.workspace import Kernel, Pass, Result, Workspace
 from smallmind.settings.config import OF_BLOCKS, Adapter, ModelConfig, Precision, RunConfig
 from smallmind.text.ids import check_ids
@@ -343,7 +342,7 @@ class TransformerModel(Tabular):
         If correct (B, T) is given, writes to it whether the target has the highest logit. `firsts`
         as in `loss_and_gradients`.
         """
-        batch = Batch.of(self.config, ids, targets, firsts=firsts)
+        batch = CheckedBatch.of(self.config, ids, targets, firsts=firsts)
         losses = np.empty(batch.ids.shape, self.workspace.dtype)
 
         def compute(windows: slice) -> None:
@@ -387,7 +386,7 @@ class TransformerModel(Tabular):
         """
         check_type("scale", scale, numbers.Real)
         self.check_trains()
-        batch = Batch.of(self.config, ids, targets, weights, divisor, firsts)
+        batch = CheckedBatch.of(self.config, ids, targets, weights, divisor, firsts)
         if at is None:
             at = Pass(self.passes)
             self.passes += 1
@@ -437,7 +436,7 @@ class TransformerModel(Tabular):
             network.backward(network.head.dx)
         return losses
 
-    def forget_recorded(self, after: int = AFTER) -> None:
+    def forget_recorded(self, after: int = MIN_PASSES) -> None:
         """Drops the passes that are repeated without Python, and with them their arrays.
 
         From now on passes of a kind are repeated once there have been more than `after`.

@@ -64,7 +64,7 @@ class Workspace:
         self.scale = np.zeros((), dtype)  # of the gradients of this pass
         self.first_row = np.zeros((), np.int64)  # of this pass in its batch, where it drops
         self._dropout_keys: list[np.ndarray] = []  # of the places that drop activations
-        self._own_dropout = 0.0  # the largest probability that one of them has of its own
+        self._adapter_dropout = 0.0  # the largest probability that one of them has of its own
         self._busy = threading.Lock()  # held during a pass; the owner of what the pass rents
         self._rented: dict[int, np.ndarray] = {}
         self.cache: Any = None  # the KeyValueCache that a pass continues, if it continues any
@@ -152,20 +152,16 @@ class Workspace:
         with self._busy:
             try:
                 self.now, self.cache, self.direction = at, cache, "forward"
-                if at and (self.drop_probability or (self._own_dropout and at.drops)):
-                    self._set_masks(at)
+                if at and (self.drop_probability or (self._adapter_dropout and at.drops)):
+                    self.first_row[...] = at.first_row
+                    for site, key in enumerate(self._dropout_keys):
+                        key[...] = hash64(self.seed, at.number, site)
                 result = compute()
                 self._end_pass()
                 return result
             except BaseException:
                 self._end_pass()  # once more, if an interrupt came during the first time
                 raise
-
-    def _set_masks(self, at: Pass) -> None:
-        """Writes what the dropout masks of a pass follow from."""
-        self.first_row[...] = at.first_row
-        for site, key in enumerate(self._dropout_keys):
-            key[...] = hash64(self.seed, at.number, site)
 
     def _end_pass(self) -> None:
         self.now = self.cache = self.room = None
@@ -191,7 +187,7 @@ class Workspace:
 
     @contextmanager
     def using_pool(self, pool: TensorPool) -> Iterator[None]:
-        """Within the block, passes rent from this pool."""
+        """Makes passes rent from this pool within the block."""
         previous, self.pool = self.pool, pool
         try:
             yield
@@ -200,7 +196,7 @@ class Workspace:
 
     @contextmanager
     def wrapped_kernels(self, wrap: Callable[[str, Kernel], Kernel]) -> Iterator[None]:
-        """Within the block, each kernel is replaced by wrap(name, kernel)."""
+        """Replaces each kernel by wrap(name, kernel) within the block."""
         kernels, new_recording = self.kernels, self.new_recording
         # A recording would not call them.
         self.kernels, self.new_recording = _WrappedKernels(kernels, wrap), None
@@ -242,7 +238,7 @@ class Workspace:
 
     @contextmanager
     def noting_rents(self, keeps: bool) -> Iterator[list[np.ndarray]]:
-        """Within the block, what is rented is added to the list that it yields.
+        """Adds what is rented within the block to the list that it yields.
 
         If it `keeps` arrays, they are new, and stay with whoever holds them.
         """
@@ -262,12 +258,12 @@ class Workspace:
         is_watched = self.now and (self.now.after_block or self.now.poll)
         return self.new_recording is not None and self.profile is no_profile and not is_watched
 
-    def new_dropout_key(self, own: float = 0.0) -> np.ndarray:
+    def new_dropout_key(self, probability: float = 0.0) -> np.ndarray:
         """Registers a place in the model that drops activations -> its key () in each pass.
 
-        own: its probability, if that is not the one of the model.
+        probability: its own, if that is not the one of the model.
         """
-        self._own_dropout = max(own, self._own_dropout)
+        self._adapter_dropout = max(probability, self._adapter_dropout)
         self._dropout_keys.append(np.zeros((), np.uint64))
         return self._dropout_keys[-1]
 

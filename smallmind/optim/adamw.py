@@ -8,7 +8,7 @@ import numpy as np
 
 from smallmind.checks import InputError, check_field, check_type, suggesting
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
-from smallmind.nn.parameters import ALIGNED, Role
+from smallmind.nn.parameters import ALIGNED_ELEMENTS, Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.optimizer import Clipping, Optimizer, UpdateSize
 from smallmind.parallel.group import ALONE, Group
@@ -70,7 +70,7 @@ class AdamW(Optimizer):
         self._ranges = flat.ranges(*roles)
         size = sum(part.stop - part.start for part in self._ranges)
         self.group = group
-        ends = [ALIGNED * line for line in bounds(size // ALIGNED, group.size)]
+        ends = [ALIGNED_ELEMENTS * line for line in bounds(size // ALIGNED_ELEMENTS, group.size)]
         if group.size > 1:
             self.ends = {"m": ends, "v": ends}
         own = group.own(ends)

@@ -10,8 +10,8 @@ from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.stored import StoredModel, digest_of, find
 from smallmind.forecast.threads import use_threads
 from smallmind.losses.loss import Outline
-from smallmind.nn.growing import grown
 from smallmind.nn.loading import Base
+from smallmind.nn.parameters import grown
 from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.files import TOKENIZER

@@ -20,7 +20,7 @@ from smallmind.console import activity
 from smallmind.files import durable, safetensors
 from smallmind.files.checkpoint_names import BEST, CHECKPOINTS, file_name, saved_steps
 from smallmind.nn.loading import CHECKPOINT_FORMAT as FORMAT
-from smallmind.nn.loading import WEIGHTS
+from smallmind.nn.loading import WEIGHTS_PREFIX
 from smallmind.nn.parameters import as_float32
 from smallmind.training.after_save import AfterSave
 from smallmind.training.records import Record, SaveRecord
@@ -46,7 +46,7 @@ def save(
         raise FloatingPointError(f"{broken} has NaN or Inf: not saved, the last checkpoint stays")
     folder = _folder(directory)
     metadata = _metadata(state)
-    tensors: Mapping[str, np.ndarray] = as_float32(state.tensors, WEIGHTS)
+    tensors: Mapping[str, np.ndarray] = as_float32(state.tensors, WEIGHTS_PREFIX)
     if compress:
         tensors, metadata = safetensors.compressed(tensors, metadata)
     durable.make_directory(folder)
@@ -66,7 +66,7 @@ def check_size(state: RunState) -> None:
     """
     whole = with_snapshot(state, dataclasses.replace(state, step=state.step - 1))
     try:
-        tensors = as_float32(whole.tensors, WEIGHTS)
+        tensors = as_float32(whole.tensors, WEIGHTS_PREFIX)
         safetensors.check(tensors, {**_metadata(whole), "spare": " " * SPARE_BYTES})
     except InputError as error:
         raise InputError(f"this run could not be saved: {error}. Use fewer layers") from None

@@ -9,7 +9,7 @@ import numpy as np
 from smallmind.checks import InputError, number
 from smallmind.files import safetensors
 from smallmind.losses.loss import Loss
-from smallmind.nn.loading import WEIGHTS, adapter_facts, weights
+from smallmind.nn.loading import WEIGHTS_PREFIX, adapter_facts, weights
 from smallmind.nn.parameters import shape_of
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
@@ -84,7 +84,7 @@ class LiveState:
     def capture_model(self) -> RunState:
         """Returns the state that outlives a run: weights, dropout counter, loss. Copies nothing."""
         flat = self.model.flat
-        tensors = {f"{WEIGHTS}{name}": flat.stored[name] for name in flat.kept}
+        tensors = {f"{WEIGHTS_PREFIX}{name}": flat.stored[name] for name in flat.kept}
         tensors |= {f"{OF_LOSS}{name}": value for name, value in self.loss.tensors().items()}
         parameter = self.loss.parameter
         state = {"passes": self.passes, LOSS_STATE: parameter and parameter.state()}

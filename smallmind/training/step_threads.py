@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 
 from smallmind.console.activity import clock_ns
-from smallmind.nn.recorded_passes import AFTER
+from smallmind.nn.recorded_passes import MIN_PASSES
 from smallmind.nn.transformer import TransformerModel
 from smallmind.training.records import ThreadsRecord
 
-COLD_STEPS = AFTER + 1  # in the last one, passes are recorded
+COLD_STEPS = MIN_PASSES + 1  # in the last one, passes are recorded
 
 
 class FastestThreads:

@@ -55,7 +55,7 @@ def test_pieces_of_any_size_are_put_together(tmp_path, monkeypatch, form):
     path = written(tmp_path, "Qwen3", form)
     expected, _ = smallmind.load(path)
     for piece, precision in itertools.product((1, 300, 1000), (None, "bfloat16")):
-        monkeypatch.setattr(loading, "PIECE", piece)
+        monkeypatch.setattr(loading, "PIECE_BYTES", piece)
         model, _ = smallmind.load(path, precision=precision)
         for name, values in expected.parameters.items():
             values = values if precision is None else to_float32(round_to(values, BFLOAT16))

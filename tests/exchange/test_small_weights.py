@@ -37,7 +37,7 @@ def test_blocks_are_those_of_the_values_in_the_file(
     tmp_path, monkeypatch, name, to, type, precision
 ):
     path = written(tmp_path, name, to, type)
-    monkeypatch.setattr(loading, "PIECE", 2**10)  # bytes: tensors are read in pieces
+    monkeypatch.setattr(loading, "PIECE_BYTES", 2**10)  # bytes: tensors are read in pieces
     values = smallmind.load(path, "numpy")[0].parameters
     model, _ = smallmind.load(path, "numpy", precision=precision)
     assert model.precision == precision and not model.flat.trained and not model.flat.data.size

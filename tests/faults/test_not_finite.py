@@ -64,7 +64,7 @@ def activation(patch, value):
             out[0, 0] = round_to(np.full(1, value, np.float32), out.dtype)[0]
 
     patch.setattr(compiled, "swiglu", swiglu)
-    patch.setattr(recorded_passes, "LARGEST", 0)  # a recording would leave out what is planted
+    patch.setattr(recorded_passes, "MAX_BYTES", 0)  # a recording would leave out what is planted
 
 
 def _at_step(patch, plant):

@@ -213,7 +213,7 @@ def test_without_pread_threads_share_the_place_in_a_file(tmp_path, monkeypatch):
 def test_windows_maps_memory_without_flags(monkeypatch):
     monkeypatch.setattr(alignment, "os", WINDOWS)
     monkeypatch.setattr(alignment, "mmap", Other(alignment.mmap, "MAP_PRIVATE MADV_HUGEPAGE"))
-    x = alignment.aligned_zeros((alignment.HUGE_PAGES // 4,))
+    x = alignment.aligned_zeros((alignment.MIN_HUGE_PAGE_BYTES // 4,))
     assert x.ctypes.data % alignment.ALIGNMENT == 0 and not x.any()
 
 

@@ -1,13 +1,15 @@
 import numpy as np
 import pytest
 
-from smallmind.kernels.alignment import ALIGNMENT, MAPPED, aligned_empty, aligned_zeros
+from smallmind.kernels.alignment import ALIGNMENT, MIN_MAPPED_BYTES, aligned_empty, aligned_zeros
 from smallmind.memory.tracker import resident_bytes
 
 MIB = 2**20
 
 
-@pytest.mark.parametrize("nbytes", [8, 100, MAPPED - 4, MAPPED, MAPPED + 4, 5 * MIB + 12])
+@pytest.mark.parametrize(
+    "nbytes", [8, 100, MIN_MAPPED_BYTES - 4, MIN_MAPPED_BYTES, MIN_MAPPED_BYTES + 4, 5 * MIB + 12]
+)
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.int64])
 def test_arrays_start_on_a_cache_line(nbytes, dtype):
     n = nbytes // np.dtype(dtype).itemsize

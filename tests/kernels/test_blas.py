@@ -21,10 +21,10 @@ NAMES = ("matmul", "matmul_gelu", "matmul_transpose_a", "matmul_transpose_b")
 BLAS = TrainingConfig(steps=20, log_every=1, val_every=0, products="blas")
 
 
-@pytest.mark.parametrize("block", [blas.BLOCK, 100])
+@pytest.mark.parametrize("block", [blas.BLOCK_ELEMENTS, 100])
 @pytest.mark.parametrize("shapes", ["without elements", "of 3 rows", "of 65 rows", "deep"])
 def test_products_match_the_reference(random, monkeypatch, shapes, block):
-    monkeypatch.setattr(blas, "BLOCK", block)
+    monkeypatch.setattr(blas, "BLOCK_ELEMENTS", block)
     monkeypatch.setattr(cases, "compiled", blas)
     for shape in PRODUCTS[shapes]:
         cases.assert_products_match(random, *shape)

@@ -7,7 +7,7 @@ from numba import get_num_threads, prange
 from smallmind.kernels import compiled
 from smallmind.kernels.codegen.jit import parallel_jit, serial_jit
 from smallmind.kernels.codegen.recording import Recording
-from smallmind.kernels.codegen.thread_choice import TRIAL
+from smallmind.kernels.codegen.thread_choice import TRIAL_REPETITIONS
 from smallmind.kernels.codegen.threads import max_threads
 from tests.threads import in_threads, on_threads
 
@@ -109,7 +109,7 @@ def test_repetitions_are_made_on_one_thread_and_on_all():
         with recording.recording():
             count_threads(found, np.zeros(1000, np.float32))
         assert found[0] == 2 and recording.nbytes == 8 + 4000
-        for _ in range(2 * TRIAL):
+        for _ in range(2 * TRIAL_REPETITIONS):
             recording.repeat()
             seen.add(int(found[0]))
         assert seen == {1, 2}

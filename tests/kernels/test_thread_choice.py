@@ -2,7 +2,12 @@
 
 import pytest
 
-from smallmind.kernels.codegen.thread_choice import LATE, SOON, TRIAL, ThreadChoice
+from smallmind.kernels.codegen.thread_choice import (
+    LONG_PAUSE_NS,
+    SHORT_PAUSE_NS,
+    TRIAL_REPETITIONS,
+    ThreadChoice,
+)
 
 RARELY = 128  # repetitions
 MS = 1_000_000  # nanoseconds
@@ -27,15 +32,19 @@ def test_the_faster_way_is_taken_and_the_other_one_tried_again():
         return 20 if threads == 1 else 200 if is_crowded else 11
 
     counts = chosen(ThreadChoice({1, 2}), cost)
-    assert set(counts[: 2 * TRIAL]) == {1, 2}
-    assert alone(counts[300:1000]) <= 7 * TRIAL
-    assert 1500 - alone(counts[1000:2500]) <= 4 * TRIAL  # trials that cost much are rare
-    assert alone(counts[3800:]) <= 2 * TRIAL
+    assert set(counts[: 2 * TRIAL_REPETITIONS]) == {1, 2}
+    assert alone(counts[300:1000]) <= 7 * TRIAL_REPETITIONS
+    assert (
+        1500 - alone(counts[1000:2500]) <= 4 * TRIAL_REPETITIONS
+    )  # trials that cost much are rare
+    assert alone(counts[3800:]) <= 2 * TRIAL_REPETITIONS
 
 
 @pytest.mark.parametrize(("on_one", "on_two", "share"), [(20, 11, 0.01), (11, 20, 0.03)])
 def test_trials_of_the_slower_way_take_little_time(on_one, on_two, share):
-    counts = chosen(ThreadChoice({1, 2}), lambda _, n: on_one if n == 1 else on_two)[2 * TRIAL :]
+    counts = chosen(ThreadChoice({1, 2}), lambda _, n: on_one if n == 1 else on_two)[
+        2 * TRIAL_REPETITIONS :
+    ]
     taken = sum(on_one if count == 1 else on_two for count in counts)
     assert len(set(counts)) == 2
     assert taken <= (1 + share) * min(on_one, on_two) * len(counts)
@@ -46,7 +55,7 @@ def test_repetitions_that_are_interrupted_do_not_change_the_way():
         return 10**6 if number % 5 < 2 else 20 if threads == 1 else 5
 
     counts = chosen(ThreadChoice({1, 2}), cost)
-    assert alone(counts[300:]) <= (4000 // RARELY + 1) * TRIAL
+    assert alone(counts[300:]) <= (4000 // RARELY + 1) * TRIAL_REPETITIONS
 
 
 def test_long_repetitions_are_not_tried_on_one_thread_without_a_reason():
@@ -67,9 +76,9 @@ def test_threads_that_wait_for_each_other_become_fewer_and_all_again_when_the_ma
 
         choice = ThreadChoice({1, 2})
         counts = chosen(choice, cost, busy.stop + 60_000 // ms)
-        assert alone(counts[:200]) <= 5 * TRIAL
+        assert alone(counts[:200]) <= 5 * TRIAL_REPETITIONS
         assert alone(counts[busy.start + 20 : busy.stop]) > 0.95 * (len(busy) - 20)
-        after, quiet = counts[busy.stop :], 2 * SOON // (ms * MS) + 20
+        after, quiet = counts[busy.stop :], 2 * SHORT_PAUSE_NS // (ms * MS) + 20
         assert alone(after[quiet:]) <= 0.05 * len(after)
         assert choice.best == 2
 
@@ -92,7 +101,7 @@ def test_beside_one_busy_core_the_others_are_used():
     counts = chosen(choice, cost, 300)
     assert counts.count(7) > 250 and counts.count(1) == 0
     crowded = False
-    assert set(chosen(choice, cost, 2 * LATE // (115 * MS))[-50:]) == {8}
+    assert set(chosen(choice, cost, 2 * LONG_PAUSE_NS // (115 * MS))[-50:]) == {8}
 
 
 def test_a_change_is_news_once_and_only_if_it_lasts():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from smallmind import TransformerModel
-from smallmind.nn.growing import grown
+from smallmind.nn.parameters import grown
 from smallmind.settings.presets import ARCHITECTURES
 
 V, NEW, T = 17, 4, 13

@@ -376,7 +376,7 @@ def test_the_head_computes_only_what_is_learned_and_the_same(tied, share, monkey
 
     monkeypatch.setattr(compiled, "cross_entropy", watched)
     found = gradients(model, ids, targets, **named)
-    monkeypatch.setattr(batch, "MOST_ROWS", 0.0)
+    monkeypatch.setattr(batch, "MAX_ROW_SHARE", 0.0)
     whole = gradients(model, ids, targets, **named)
     few, every = shapes
     assert every == ids.size and np.count_nonzero(weights) <= few <= (share + 0.2) * ids.size

@@ -13,13 +13,13 @@ from smallmind.nn import recorded_passes
 from smallmind.nn.mlp import SwiGLU
 from smallmind.nn.network import Network
 from smallmind.nn.recompute import RecomputePlan
-from smallmind.nn.recorded_passes import AFTER, KINDS
+from smallmind.nn.recorded_passes import MAX_RECORDINGS, MIN_PASSES
 from smallmind.nn.workspace import Pass
 from smallmind.settings.presets import ARCHITECTURES
 from tests.threads import in_threads, on_threads
 
 T, V = 12, 31
-ENOUGH = AFTER + 2  # passes after which they are repeated
+ENOUGH = MIN_PASSES + 2  # passes after which they are repeated
 VARIANTS = {
     **ARCHITECTURES,
     "untied": {**ARCHITECTURES["llama"], "tie_weights": False},
@@ -157,8 +157,8 @@ def test_batches_of_several_shapes_and_scales_take_turns():
         pair.step(scale=1.0 if number < ENOUGH else 64.0)
         pair.step(scale=1.0 + number)
     assert pair.is_repeating
-    for number in range(3 * ENOUGH * KINDS):
-        pair.step(rows=1 + number % (2 * KINDS))
+    for number in range(3 * ENOUGH * MAX_RECORDINGS):
+        pair.step(rows=1 + number % (2 * MAX_RECORDINGS))
 
 
 def test_another_precision_or_recompute_is_another_pass():
@@ -264,7 +264,7 @@ def test_weights_and_scales_may_be_others_in_each_pass(dropout):
     assert not pair.goes_through_layers(weights=weights[::-1].copy())  # as many have any
 
 
-@pytest.mark.parametrize("step", [AFTER + 1, AFTER + 2, ENOUGH + 2])
+@pytest.mark.parametrize("step", [MIN_PASSES + 1, MIN_PASSES + 2, ENOUGH + 2])
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_an_interrupt_leaves_everything_as_after_a_pass_of_the_layers(step, place, monkeypatch):
     """While recording, and later."""
@@ -314,7 +314,7 @@ def test_what_others_rent_during_a_repetition_is_theirs(monkeypatch):
 
 
 def test_large_passes_are_not_recorded(monkeypatch):
-    monkeypatch.setattr(recorded_passes, "LARGEST", 1000)
+    monkeypatch.setattr(recorded_passes, "MAX_BYTES", 1000)
     pair = Pair()
     made = counted_recordings(pair.models[0])
     for _ in range(2 * ENOUGH):
@@ -324,7 +324,7 @@ def test_large_passes_are_not_recorded(monkeypatch):
 
 
 def test_a_decoding_step_is_repeated_however_large_the_model_is(monkeypatch):
-    monkeypatch.setattr(recorded_passes, "LARGEST", 1000)
+    monkeypatch.setattr(recorded_passes, "MAX_BYTES", 1000)
     model = new_model("llama")
     cache, made = KeyValueCache(model), counted_recordings(model)
     for token in range(6):

@@ -39,7 +39,7 @@ def learned(model, weights=None):
 
 
 def by_blocks(monkeypatch, logits):
-    monkeypatch.setattr(head, "MOST_LOGITS", logits)
+    monkeypatch.setattr(head, "MAX_LOGITS", logits)
 
 
 @pytest.fixture

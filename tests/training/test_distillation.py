@@ -371,7 +371,7 @@ def test_the_first_loss_of_distillation_is_as_expected(tmp_path, temperature, ca
 def test_blocks_of_rows_teach_what_all_rows_teach(tmp_path, monkeypatch, precision, cached):
     found = []
     for most in (2**24, 5 * V, 16 * V):
-        monkeypatch.setattr(head, "MOST_LOGITS", most)
+        monkeypatch.setattr(head, "MAX_LOGITS", most)
         cache = tmp_path / "cache" if cached else None
         distillation = Distillation(sharp(new_teacher()), 3.0, 0.5, True, cache, top_k=4)
         training = new_training(distillation)

@@ -210,7 +210,7 @@ def test_logits_of_a_few_rows_at_a_time_are_counted(monkeypatch, run, precision)
         precision=precision, micro_batch_size=micro_batch_size, val_batches=1, **length
     )
     whole = estimate(model, config, batch_size, text=TextSize(tokens, tokens))
-    monkeypatch.setattr(head, "MOST_LOGITS", rows // 9)
+    monkeypatch.setattr(head, "MAX_LOGITS", rows // 9)
     expected = estimate(model, config, batch_size, text=TextSize(tokens, tokens))
     trained = SmallRun(model, config, batch_size, tokens)
     assert expected.activations == trained.held_by_pool != whole.activations
@@ -221,7 +221,7 @@ def test_logits_of_a_large_vocabulary_are_never_whole():
         estimate(ModelConfig(V, 256, 2, 4, 64), TrainingConfig(precision="float32"), 8).activations
         for V in (1000, 150_000)
     )
-    assert large - small < 4 * head.MOST_LOGITS + 2 * 4 * 8 * 256 * 64 < 4 * 8 * 256 * 150_000
+    assert large - small < 4 * head.MAX_LOGITS + 2 * 4 * 8 * 256 * 64 < 4 * 8 * 256 * 150_000
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -302,7 +302,7 @@ def test_a_teacher_is_counted(tmp_path, lesson, top_k, precision):
 
 @pytest.mark.parametrize("top_k", [None, 16])
 def test_a_teacher_by_rows_is_counted(tmp_path, monkeypatch, top_k):
-    monkeypatch.setattr(head, "MOST_LOGITS", 33 * 65)
+    monkeypatch.setattr(head, "MAX_LOGITS", 33 * 65)
     lesson = ModelConfig(65, 24, 2, 4, 48), ModelConfig(65, 32, 3, 4, 64), {"steps": 2}
     test_a_teacher_is_counted(tmp_path, lesson, top_k, "bfloat16")
 
@@ -333,7 +333,7 @@ def test_conversations_take_what_is_estimated(arch, C, settings):
 
 @pytest.mark.parametrize("arch", ["gpt2", "modern"])
 def test_conversations_by_rows_take_what_is_estimated(monkeypatch, arch):
-    monkeypatch.setattr(head, "MOST_LOGITS", 100 * 258)
+    monkeypatch.setattr(head, "MAX_LOGITS", 100 * 258)
     test_conversations_take_what_is_estimated(arch, 200, {"micro_batch_size": 2})
 
 

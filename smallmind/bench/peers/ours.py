@@ -7,7 +7,7 @@ from unittest.mock import patch
 from smallmind.bench.peers import job
 from smallmind.bench.peers.job import Job, Step
 from smallmind.kernels.codegen.recording import Recording
-from smallmind.nn.recorded_passes import AFTER
+from smallmind.nn.recorded_passes import MIN_PASSES
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
 from smallmind.optim.loss_scaler import LossScaler
@@ -24,7 +24,7 @@ def python_seconds(work: Job, repeat: int = 200) -> float:
     """Returns the time of a step whose kernels do nothing: the overhead of Python."""
     model, optimizer = _prepare(work)
     step = _step(work, model, optimizer)
-    for index in range(AFTER + 2):  # until passes are repeated, if they are
+    for index in range(MIN_PASSES + 2):  # until passes are repeated, if they are
         step(index)
     model.workspace.kernels = _NoKernels()
     seconds = []

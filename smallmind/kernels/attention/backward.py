@@ -9,7 +9,7 @@ from smallmind.kernels.attention import products
 from smallmind.kernels.attention.layout import (
     KEYS,
     QUERIES,
-    Place,
+    QueryPlace,
     Span,
     arguments_of,
     first_key,
@@ -48,11 +48,10 @@ from smallmind.kernels.dropout import Mask, mask_of_head
 def attention_backward(
     dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None
 ):
-    given = arguments_of(qkv, out, logsumexp, key, probability, first_row, firsts)
-    shape = given[-1]
+    firsts, drops, shape = arguments_of(qkv, out, logsumexp, key, probability, first_row, firsts)
     products.load(qkv)
     rows = scratch(threads(), scratch_size(shape.T, shape.D))
-    _attention_backward(dqkv, dout, out, logsumexp, qkv, rows, *given)
+    _attention_backward(dqkv, dout, out, logsumexp, qkv, rows, firsts, drops, shape)
 
 
 def scratch_size(T, D):
@@ -81,14 +80,14 @@ def _attention_backward(dqkv, dout, out, logsumexp, qkv, scratch, firsts, drops,
                     forward = Forward(at(dout, 0), at(out, 0), at(logsumexp, 0), dropped)
                     head = head_at(index, shape, at(firsts, 0))
                     following = head_at(min(index + 1, groups * shared - 1), shape, at(firsts, 0))
-                    rows = Turn(first, last, number, shared)
+                    rows = HeadTurn(first, last, number, shared)
                     _attention_backward_rows(
                         at(dqkv, 0), at(qkv, 0), forward, head, following, rows, own
                     )
         products.end(at(qkv, 0))
 
 
-class Turn(NamedTuple):
+class HeadTurn(NamedTuple):
     """The rows begin..end of a head, and its number among those that share keys and values."""
 
     begin: int
@@ -137,7 +136,7 @@ def _sizes(T, D):
 
 @jit
 def _attention_backward_rows(dqkv, qkv, forward, head, following, turn, own):
-    """The gradients of the queries, keys and values begin..end of one head.
+    """Writes the gradients of the queries, keys and values begin..end of one head.
 
     A worker that owns the whole head computes each probability once; one that shares it computes
     those of its queries, and then those of its keys.
@@ -192,7 +191,7 @@ def _prefetch(dqkv, qkv, forward, head, following, rows):
         prefetch_rows_to_write(dqkv, place, head.width, rows, head.D)
 
 
-class Block(NamedTuple):
+class QueryBlock(NamedTuple):
     """The queries first..last and the gradients of their results, as `pack_both` returns them."""
 
     queries: Any
@@ -206,7 +205,7 @@ def _pack_queries(own, qkv, forward, head, first, last, columns):
     """Packs the queries first..last, the gradients of their results, logsumexp and delta."""
     D, width, C, count = head.D, head.width, head.C, last - first
     queries, outs, spare = head.queries + first * width, head.out + first * C, own.dqueries
-    block = Block(
+    block = QueryBlock(
         products.pack_both(qkv, own.queries, own.query_columns, spare, queries, width, count, D),
         products.pack_both(forward.dout, own.douts, own.dout_columns, spare, outs, C, count, D),
         first,
@@ -243,7 +242,7 @@ def _row_dots(spare, a, b, place, stride, rows, count):
 
 @jit
 def _softmax_backward(x, own, head, first, i, keys, mask):
-    """The queries i..i + LANES of a block, which begins with the query `first`.
+    """Computes those of the queries i..i + LANES of a block, which begins with the query `first`.
 
     Products in p -> probabilities after dropout; the gradients of these in ds -> those of the
     products, before their scale. Zeros where a query does not see a key.
@@ -252,7 +251,7 @@ def _softmax_backward(x, own, head, first, i, keys, mask):
     seen = seen_keys(head, query, keys)
     scale = broadcast(score_scale(head))
     vectors = Vectors(scale, zero - load(own.logsumexp, i), (zero - load(own.delta, i)) * scale)
-    place = Place(head, query, i, left)
+    place = QueryPlace(head, query, i, left)
     for key in range(left, seen.begin, 2):
         products.store_gradients(x, own, key - left, i, zero, zero, zero, zero)
     for key in range(seen.begin, seen.whole_begin, 2):
@@ -284,7 +283,7 @@ def _two_gradients(x, own, place, key, vectors, mask, is_whole):
 
 @jit
 def _two_masked(x, own, place, key, vectors, mask):
-    """`_two_gradients` of keys hidden from some queries: inlining it would double the code."""
+    """Does so for keys hidden from some queries: inlining it would double the code."""
     _two_gradients(x, own, place, key, vectors, mask, False)
 
 
@@ -310,7 +309,7 @@ def _gradient(own, place, row, key, vectors, mask, is_whole):
 
 @jit
 def _add_dkeys_and_dvalues(x, own, head, operands, block, keys, owned, is_first):
-    """dk += ds^T q, dv += (p mask)^T dout: what the queries of a block add to those of `keys`.
+    """Adds dk += ds^T q, dv += (p mask)^T dout: what a block's queries add to those of `keys`.
 
     Only to keys that are `owned`. The first queries that see a key, of the first head that shares
     it, write instead of adding.

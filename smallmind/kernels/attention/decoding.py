@@ -36,7 +36,7 @@ from smallmind.kernels.reference import PANEL
 _NO_FIRSTS = np.empty((0, 0), np.int32)
 
 
-class Sizes(NamedTuple):
+class CacheSizes(NamedTuple):
     """T new tokens of B sequences; H heads of queries, G of keys and values; room for S tokens."""
 
     B: int
@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
 def keep_keys_values(keys, values, qkv, starts, slots):
     _, G, S, D = values.shape
     B = len(slots)
-    sizes = Sizes(B, len(qkv) // B, qkv.shape[1] // D - 2 * G, G, D, S)
+    sizes = CacheSizes(B, len(qkv) // B, qkv.shape[1] // D - 2 * G, G, D, S)
     _keep(keys, values, qkv, starts, slots, sizes)
 
 
@@ -70,7 +70,7 @@ def _keep(keys, values, qkv, starts, slots, sizes):
 
 @jit
 def _keep_one(panel, row, key, value, D):
-    """One token of a head. Takes pointers."""
+    """Keeps one token of a head. Takes pointers."""
     for d in range(D):
         panel[d * PANEL] = element(key, d)
     for d in range(0, D, LANES):
@@ -82,7 +82,7 @@ def cached_attention(out, qkv, keys, values, starts, slots, firsts=None):
     B, H = len(slots), out.shape[1] // D
     rows = scratch(threads(), round_up(S, PANEL) + 2 * round_up(D, LANES))
     firsts = _NO_FIRSTS if firsts is None else firsts
-    sizes = Sizes(B, len(out) // B, H, G, D, S)
+    sizes = CacheSizes(B, len(out) // B, H, G, D, S)
     _attention(out, qkv, keys, values, starts, slots, firsts, rows, sizes)
 
 
@@ -112,7 +112,7 @@ def _attention(out, qkv, keys, values, starts, slots, firsts, scratch, sizes):
 
 @jit
 def _attend(out, query, keys, values, first, last, own, sizes):
-    """One query of a head, over the tokens first..last. Takes pointers."""
+    """Computes one query of a head, over the tokens first..last. Takes pointers."""
     D, S = sizes.D, sizes.S
     q, total = at(own, round_up(S, PANEL)), at(own, round_up(S, PANEL) + round_up(D, LANES))
     scale = np.float32(1 / np.sqrt(D))

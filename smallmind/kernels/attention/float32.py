@@ -35,11 +35,11 @@ UNIT = 1  # keys and queries are padded to multiples of it
 
 
 def begin(_x):
-    """Before the products of a worker."""
+    """Does nothing before the products of a worker."""
 
 
 def end(_x):
-    """After them."""
+    """Does nothing after them."""
 
 
 @inline_jit
@@ -131,7 +131,7 @@ def store_gradients(_x, own, row, i, p, other_p, ds, other_ds):
 
 @jit
 def _multiply(c, a, b, extent):
-    """c = a b: `multiply_panel` with nothing to add and nothing to pack."""
+    """Computes c = a b: `multiply_panel` with nothing to add and nothing to pack."""
     multiply_panel(c, a, b, extent, Rows(NULL, 0), NULL, NULL)
 
 
@@ -165,7 +165,7 @@ def multiply_queries(_x, scores, keys, queries, span, first, width, D):
 
 
 def multiply_keys(_x, c, keys, p, span, first, width, D, adds):
-    """c = keys^T p for the keys in a span, or += if it `adds`; p has a row per key.
+    """Computes c = keys^T p for the keys in a span, or += if it `adds`; p has a row per key.
 
     c (D, QUERIES), keys (T, D), p (KEYS, QUERIES), of which `width` columns count. The second half
     of the queries before the diagonal of the first half is left out.

@@ -16,7 +16,7 @@ from smallmind.kernels.attention.layout import (
     LN_2,
     LOWEST,
     QUERIES,
-    Place,
+    QueryPlace,
     Span,
     arguments_of,
     first_key,
@@ -54,10 +54,10 @@ from smallmind.kernels.dropout import Mask, mask_of_head
 
 
 def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None):
-    given = arguments_of(qkv, out, logsumexp, key, probability, first_row, firsts)
-    shape = given[-1]
+    firsts, drops, shape = arguments_of(qkv, out, logsumexp, key, probability, first_row, firsts)
     products.load(qkv)
-    _attention(out, logsumexp, qkv, scratch(threads(), sum(_sizes(shape.T, shape.D))), *given)
+    rows = scratch(threads(), sum(_sizes(shape.T, shape.D)))
+    _attention(out, logsumexp, qkv, rows, firsts, drops, shape)
 
 
 @parallel_jit
@@ -107,7 +107,7 @@ def _sizes(T, D):
 
 @jit
 def _attention_rows(out, logsumexp, qkv, head, following, begin, end, own, mask):
-    """The queries begin..end of one head. Takes pointers to the arrays; prefetches `following`.
+    """Computes the queries begin..end of one head. Takes pointers; prefetches `following`.
 
     Scores lie transposed, so that all sums over keys are sums of vectors, lane by lane. The results
     of a block of keys are scaled down when a later block has larger scores (Milakov & Gimelshein
@@ -169,7 +169,7 @@ def _exponentials(x, own, head, first, i, keys, scale, mask):
     store(own.factors, i, factor)
     # Two sums: an addition has to wait for the one before.
     total, other = load(own.sums, i) * factor, zero
-    place = Place(head, query, i, left)
+    place = QueryPlace(head, query, i, left)
     for key in range(left, seen.begin, 2):
         products.store_two(x, own.scores, key - left, i, zero, zero)
     for key in range(seen.begin, seen.whole_begin, 2):
@@ -210,7 +210,7 @@ def _two_exponentials(x, scores, place, key, scale, top, mask, is_whole):
 
 @jit
 def _two_masked(x, scores, place, key, scale, top, mask):
-    """`_two_exponentials` of keys hidden from some queries: inlining it would double the code."""
+    """Does so for keys hidden from some queries: inlining it would double the code."""
     return _two_exponentials(x, scores, place, key, scale, top, mask, False)
 
 
@@ -238,7 +238,7 @@ def _maximum(scores, head, query, i, keys, seen, top):
 
 @jit
 def _scale_results(own, columns, D):
-    """results *= factors, column by column."""
+    """Multiplies the results by the factors, column by column."""
     for i in range(0, columns, LANES):
         factor = load(own.factors, i)
         for d in range(D):

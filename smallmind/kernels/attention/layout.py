@@ -30,7 +30,7 @@ LOWEST = np.finfo(np.float32).min
 _ONE_DOCUMENT = np.zeros((1, 1), np.int32)  # all queries see the first key
 
 
-class Shape(NamedTuple):
+class AttentionShape(NamedTuple):
     """The sizes of an attention: H heads of queries in G groups, each with its keys and values."""
 
     B: int
@@ -48,7 +48,7 @@ def attention_shape(qkv, out, logsumexp, firsts):
     """
     B, H, T = logsumexp.shape
     D = out.shape[1] // H
-    return Shape(B, T, H, (qkv.shape[1] // D - H) // 2, D, firsts is not None)
+    return AttentionShape(B, T, H, (qkv.shape[1] // D - H) // 2, D, firsts is not None)
 
 
 def arguments_of(qkv, out, logsumexp, key, probability, first_row, firsts):
@@ -62,7 +62,7 @@ def arguments_of(qkv, out, logsumexp, key, probability, first_row, firsts):
     return firsts, drops(key, probability, first_row), shape
 
 
-class Head(NamedTuple):
+class HeadIndices(NamedTuple):
     """One head of one sequence, and where it begins in the arrays. All indices are flat."""
 
     T: int
@@ -96,7 +96,7 @@ def head_at(index, shape, firsts):
     row = b * T * width
     keys = row + C + group * D
     step = 1 if shape.has_documents else 0
-    return Head(
+    return HeadIndices(
         T,
         D,
         width,
@@ -140,7 +140,7 @@ class Span(NamedTuple):
     right: int
 
 
-class Place(NamedTuple):
+class QueryPlace(NamedTuple):
     """LANES queries, from `query` on, in column i on of rows from the key `left` on."""
 
     head: Any
@@ -149,7 +149,7 @@ class Place(NamedTuple):
     left: int
 
 
-class Seen(NamedTuple):
+class SeenKeys(NamedTuple):
     """The part of a span of keys that some of LANES queries see, and the part that all of them see.
 
     All are even numbers of keys after the first of the span.
@@ -172,7 +172,7 @@ def seen_keys(head, query, keys):
     last = min(query + LANES, head.T) - 1
     whole_begin = first + round_up(min(end, max(begin, first_key(head, last))) - first, 2)
     whole_end = first + (min(keys.right, query + 1) - first) // 2 * 2
-    return Seen(
+    return SeenKeys(
         first + (begin - first) // 2 * 2,
         whole_begin,
         max(whole_begin, whole_end),
@@ -256,7 +256,7 @@ def prefetch_rows(x, place, stride, rows, D):
 
 @jit
 def prefetch_rows_to_write(x, place, stride, rows, D):
-    """As `prefetch_rows`, for rows that will be overwritten."""
+    """Prefetches as `prefetch_rows` does, for rows that will be overwritten."""
     for row in range(rows.left, rows.right):
         for d in range(0, D, line_elements(x)):
             prefetch_to_write(x, place + row * stride + d)

@@ -41,13 +41,13 @@ HAS_TILES = ISA.matrix_unit
 
 
 def begin(_x):
-    """Before the products of a worker."""
+    """Configures the tiles before the products of a worker."""
     if HAS_TILES:
         configure(TILE, TILE)
 
 
 def end(_x):
-    """After them."""
+    """Releases the tiles after them."""
     if HAS_TILES:
         release()
 
@@ -56,7 +56,7 @@ if HAS_TILES:
 
     @jit
     def _multiply(c, a, b, extent, adds):
-        """c = a b, or += if it `adds`. a and b consist of words, the extent of whole tiles."""
+        """Computes c = a b, or += if it `adds`; a and b are words, the extent is whole tiles."""
         rows, columns, depth = round_up(extent.rows, TILE), extent.columns, extent.depth
         for row in range(0, rows, 2 * TILE):
             for column in range(0, columns, 2 * TILE):
@@ -76,7 +76,7 @@ else:
 
     @jit
     def _multiply(c, a, b, extent, adds):
-        """c = a b, or += if it `adds`. a and b consist of words."""
+        """Computes c = a b, or += if it `adds`. a and b consist of words."""
         for column in range(0, extent.columns, PANEL):
             result = Rows(at(c.start, column), c.stride)
             multiply_pairs(
@@ -261,7 +261,7 @@ def multiply_queries(_x, scores, keys, queries, span, first, width, D):
 
 
 def multiply_keys(_x, c, keys, p, span, first, width, D, adds):
-    """c = keys^T p for the keys in a span, or += if it `adds`; keys and p are words of keys.
+    """Computes c = keys^T p, or += if it `adds`, for a span of keys; both are words of keys.
 
     c (D, QUERIES), of which `width` columns count. The second half of the queries before the
     diagonal of the first half is left out.

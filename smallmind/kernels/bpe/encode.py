@@ -13,7 +13,7 @@ from smallmind.kernels.codegen.jit import called_jit, inline_jit, short_jit, thr
 
 NONE = -1
 GONE = -2  # the token of a place that has been merged into the one before
-WORDS, LETTERS = 1 << 15, 1 << 20  # that a memory holds before it forgets all
+MAX_WORDS, MAX_LETTERS = 1 << 15, 1 << 20  # that a memory holds before it forgets all
 
 
 class Merges(NamedTuple):
@@ -65,9 +65,11 @@ class Memory(NamedTuple):
 
     @classmethod
     def empty(cls) -> "Memory":
-        """With room for WORDS words of LETTERS bytes together."""
+        """Returns room for MAX_WORDS words of MAX_LETTERS bytes together."""
         return cls(
-            Words.empty(WORDS, LETTERS), np.zeros(WORDS + 1, np.int64), np.empty(LETTERS, np.int32)
+            Words.empty(MAX_WORDS, MAX_LETTERS),
+            np.zeros(MAX_WORDS + 1, np.int64),
+            np.empty(MAX_LETTERS, np.int32),
         )
 
 
@@ -82,7 +84,7 @@ class Chain(NamedTuple):
 
     @classmethod
     def empty(cls, n: int) -> "Chain":
-        """For words of at most n bytes."""
+        """Returns room for words of at most n bytes."""
         return cls(
             tokens=np.empty(n, np.int32),
             before=np.empty(n, np.int32),

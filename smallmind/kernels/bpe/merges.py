@@ -40,7 +40,7 @@ class Pairs(NamedTuple):
 
     @classmethod
     def empty(cls, pairs: int, entries: int) -> "Pairs":
-        """Room for so many pairs, a power of two, and entries."""
+        """Returns room for so many pairs, a power of two, and entries."""
         return cls(
             slots=np.full(2 * pairs, FREE, np.int32),
             lefts=np.empty(pairs, np.int32),

@@ -68,7 +68,7 @@ def learn(texts: list[str], pattern: str, of_bytes: list[int], count: int) -> li
 
 
 def merged(tokens: list[int], pair: tuple[int, int], new: int) -> list[int]:
-    """Tokens with `new` in place of each occurrence of a pair, from the left."""
+    """Puts `new` in place of each occurrence of a pair of tokens, from the left."""
     result: list[int] = []
     i = 0
     while i < len(tokens):

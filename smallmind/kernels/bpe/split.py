@@ -134,7 +134,7 @@ def _number_end(data, i, stop, classes):
 
 @short_jit
 def _gpt4_end(data, i, stop, classes, digits):
-    """Contractions, one character and letters, up to `digits` numbers, others and newlines, ..."""
+    """Matches contractions, letters after one character, up to `digits` numbers, others, ..."""
     end = _contraction(data, i, stop, True)
     if end > i:
         return end

@@ -26,7 +26,7 @@ class Words(NamedTuple):
 
     @classmethod
     def empty(cls, words: int, letters: int) -> "Words":
-        """Room for so many words, a power of two, of so many bytes together."""
+        """Returns room for so many words, a power of two, of so many bytes together."""
         return cls(
             np.full(4 * words, -1, np.int32),
             np.zeros(words + 1, np.int64),

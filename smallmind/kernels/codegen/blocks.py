@@ -70,7 +70,7 @@ def load_values(typingctx, array, index):
 
 
 def load_stored(array, index, count):
-    """`load_up_to` of numbers, `load_values` of blocks, whose rows are whole vectors."""
+    """Loads numbers by `load_up_to`, blocks, whose rows are whole vectors, by `load_values`."""
 
 
 @overload(load_stored, jit_options={"forceinline": True})

@@ -29,8 +29,10 @@ from smallmind.files.lock import lock_byte
 from smallmind.kernels.codegen.cache_directory import SUFFIX, cache_directory, is_ours, warn
 from smallmind.kernels.codegen.sources import PACKAGE, modules
 
-PATIENCE = 60.0  # seconds to wait for another process that compiles the same; it may be stopped
-DIGEST = hashlib.sha256().digest_size  # bytes
+MAX_WAIT_SECONDS = (
+    60.0  # seconds to wait for another process that compiles the same; it may be stopped
+)
+DIGEST_BYTES = hashlib.sha256().digest_size  # bytes
 
 
 class BusyError(Exception):
@@ -84,7 +86,7 @@ class _Patience:
 
 
 def skip_what_others_compile() -> None:
-    """From now on a kernel that another process compiles raises BusyError instead of waiting."""
+    """Makes a kernel that another process compiles raise BusyError from now on, without a wait."""
     _Patience.skips = True
 
 
@@ -101,7 +103,7 @@ class CheckedFiles:
     def load(self, key: str) -> Any:
         """key -> what `save` was given; None if it is missing or damaged."""
         content = self._read(self._file(key))
-        digest, data = content[:DIGEST], content[DIGEST:]
+        digest, data = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
         return pickle.loads(data) if _digest(key, data) == digest else None
 
     def save(self, key: str, value: Any) -> None:
@@ -179,7 +181,7 @@ class KernelCache(FunctionCache):
         if waits:
             activity.begin_compiling()
             try:
-                end = time.monotonic() + PATIENCE
+                end = time.monotonic() + MAX_WAIT_SECONDS
                 while not (self._turns.take(name) or time.monotonic() > end or _Patience.is_over):
                     if is_any_deferred():
                         _Patience.is_over = True

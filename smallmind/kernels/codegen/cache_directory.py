@@ -27,10 +27,10 @@ from smallmind.kernels.codegen import sources
 from smallmind.kernels.codegen.isa import ISA
 
 SUFFIX = ".nbc"  # of a file with compiled code
-NAME = re.compile("[0-9a-f]{16}")  # of a directory for one state of a module
+DIGEST_NAME = re.compile("[0-9a-f]{16}")  # of a directory for one state of a module
 NAMES = "smallmind", "kernels"  # of directories within the one that the user chooses
-DAY = 86400  # seconds
-KEPT_UNUSED = 7 * DAY  # then the kernels of other versions are removed
+DAY_SECONDS = 86400  # seconds
+MAX_UNUSED_SECONDS = 7 * DAY_SECONDS  # then the kernels of other versions are removed
 
 
 class UnsafeError(Exception):
@@ -147,16 +147,16 @@ def _advice(directory: Path, found: os.stat_result) -> str:
 
 
 def _mark_used(directory: Path) -> None:
-    """Once a day, notes that the directory is in use, and removes others that have not been."""
+    """Notes once a day that the directory is in use, and removes others that have not been."""
     now = time.time()
-    if directory.stat().st_mtime > now - DAY and any(directory.iterdir()):
+    if directory.stat().st_mtime > now - DAY_SECONDS and any(directory.iterdir()):
         return
     with suppress(OSError):
         os.utime(directory)
         for other in directory.parent.iterdir():
             found = other.lstat()
-            is_old = found.st_mtime < now - KEPT_UNUSED
-            is_cache = NAME.fullmatch(other.name) and stat.S_ISDIR(found.st_mode)
+            is_old = found.st_mtime < now - MAX_UNUSED_SECONDS
+            is_cache = DIGEST_NAME.fullmatch(other.name) and stat.S_ISDIR(found.st_mode)
             if is_old and is_cache and is_ours(found):
                 shutil.rmtree(other, ignore_errors=True)
 

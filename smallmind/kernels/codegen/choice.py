@@ -16,7 +16,7 @@ def choice(module_for: Callable[[Any], ModuleType], name: str, inline: bool = Fa
     """Returns the functions of that name in the modules that module_for(a type) returns."""
 
     def function(x, *arguments):
-        """Replaced as kernels are compiled."""
+        """Stands for the function that replaces it as kernels are compiled."""
 
     # Not strict: the names of their arguments differ.
     @overload(function, strict=False, jit_options={"forceinline": inline})
@@ -45,7 +45,7 @@ def by_type(
     """
 
     def function(x, *arguments):
-        """Replaced as kernels are compiled."""
+        """Stands for the function that replaces it as kernels are compiled."""
 
     @overload(function, strict=False, jit_options={"error_model": "numpy"})
     def choose(x, *_arguments):
@@ -60,7 +60,7 @@ def chosen_number(module_for: Callable[[Any], ModuleType], name: str) -> Any:
     """Returns a function of an array that returns the number of that name in its module."""
 
     def function(x):
-        """Replaced as kernels are compiled."""
+        """Stands for the function that replaces it as kernels are compiled."""
 
     @overload(function, jit_options={"forceinline": True})
     def choose(x):

@@ -48,12 +48,12 @@ if numba.config.DISABLE_JIT:
 limit_spinning()
 
 
-OBJECTS = 50_000  # made while a kernel compiles, after which Python looks for cycles of garbage
+MIN_OBJECTS = 50_000  # made while a kernel compiles, after which Python looks for cycles of garbage
 
 
 @contextmanager
 def _compiling(kind: type[JITCodeLibrary], codegen: Any) -> Iterator[None]:
-    """Settings of Numba and Python while a function becomes a library of this kind.
+    """Sets up Numba and Python while a function becomes a library of this kind.
 
     The kernels are vectorised by hand: higher levels of optimisation take a third longer and gain
     nothing. Signals wait until the end, as LLVM calls back into Python.
@@ -61,7 +61,7 @@ def _compiling(kind: type[JITCodeLibrary], codegen: Any) -> Iterator[None]:
     with deferred(), global_compiler_lock, libraries(kind, codegen):
         level, (objects, *collections) = numba.config.OPT, gc.get_threshold()
         numba.config.OPT = type(level)("1")
-        gc.set_threshold(objects and max(objects, OBJECTS), *collections)  # at 0 it never looks
+        gc.set_threshold(objects and max(objects, MIN_OBJECTS), *collections)  # at 0 it never looks
         try:
             yield
         finally:
@@ -70,7 +70,7 @@ def _compiling(kind: type[JITCodeLibrary], codegen: Any) -> Iterator[None]:
 
 
 def _unless_signalled(compile: Callable[..., Any], *arguments: Any) -> Any:
-    """Compiles, once more if a signal has ended the wait for others and its handler did not raise.
+    """Compiles once more if a signal has ended the wait for others and its handler did not raise.
 
     The signal is handled as soon as nothing compiles around this.
     """
@@ -122,7 +122,7 @@ _compile_serial = _compiler(EntryPointCache)
 
 
 def parallel_jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: compiles a function whose prange loops run on all threads.
+    """Compiles a function whose prange loops run on all threads, as a decorator.
 
     Its last parameter may be `workers`: callers leave it out, and it gets the number of threads.
     """
@@ -147,7 +147,7 @@ def parallel_jit(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def serial_jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: compiles a function that Python calls and that runs on the calling thread."""
+    """Compiles a function that Python calls and that runs on the calling thread: a decorator."""
     compiled = _compile_serial(function)
 
     @functools.wraps(function)
@@ -175,7 +175,7 @@ _callbacks: list[CFunc] = []  # keeps their machine code alive
 
 
 def native(symbol: str, signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: compiles a function immediately, for kernels to call through a symbol.
+    """Compiles a function at once, as a decorator, for kernels to call through a symbol.
 
     Its machine code exists once instead of in every kernel that calls it. The decorated function
     can be called by kernels only, not from Python.

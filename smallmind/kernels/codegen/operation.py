@@ -67,7 +67,7 @@ def operation(result, *kinds):
 
 
 def element_pointer(context, builder, array_type, array, index):
-    """Pointer to the element at a flat index of a contiguous array or after a pointer."""
+    """-> the pointer to the element at a flat index of a contiguous array or after a pointer."""
     if not isinstance(array_type, types.CPointer):
         array = context.make_array(array_type)(context, builder, value=array).data
     return builder.gep(array, [index])

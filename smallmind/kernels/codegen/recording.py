@@ -76,7 +76,7 @@ class Recording:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Within the block, calls that this Python thread makes are added."""
+        """Adds the calls that this Python thread makes within the block."""
         assert active.recording is None
         active.recording = self
         try:
@@ -98,7 +98,7 @@ class Recording:
         self._address = self._program.ctypes.data  # asking NumPy takes microseconds
 
     def add(self, function: Any, arguments: tuple[Any, ...]) -> None:
-        """A call that has been made."""
+        """Adds a call that has been made."""
         self._calls.append((function, arguments))
 
     @property
@@ -150,7 +150,7 @@ def _append(content: bytearray, argument: Any) -> None:
 
 
 def _callers(kinds: list[tuple[Any, ...]]) -> list[int]:
-    """For each function and the types of its arguments, the address of what `_caller` writes.
+    """-> for each function and the types of its arguments, the address of what `_caller` writes.
 
     Those that are new are compiled together: each piece of code that LLVM links takes memory.
     """
@@ -163,7 +163,7 @@ def _callers(kinds: list[tuple[Any, ...]]) -> list[int]:
 
 
 def _caller(name: str, function: Any, *kinds: Any) -> str:
-    """LLVM code of a function that calls the version for these types, given their table."""
+    """Writes LLVM code of a function that calls the version for these types, given their table."""
     compiled = function.overloads[kinds]
     assert compiled.signature.return_type == types.none, function
     address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)

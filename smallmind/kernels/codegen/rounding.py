@@ -5,13 +5,13 @@ from smallmind.kernels.codegen.jit import called_jit
 
 @called_jit
 def ceil_div(n, size):
-    """n / size, rounded up: the number of blocks of at most `size` that hold n."""
+    """-> n / size, rounded up: the number of blocks of at most `size` that hold n."""
     return (n + size - 1) // size
 
 
 @called_jit
 def round_up(n, size):
-    """n, rounded up to a multiple of size."""
+    """-> n, rounded up to a multiple of size."""
     return (n + size - 1) // size * size
 
 

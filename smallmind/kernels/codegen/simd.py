@@ -79,7 +79,7 @@ def at(typingctx, array, index):
 
 @intrinsic
 def start_of_overlapping(typingctx, array):
-    """Pointer to the first element of an array that another operand may be, or overlap.
+    """-> the pointer to the first element of an array that another operand may be, or overlap.
 
     Numba tells LLVM that the arrays of a prange loop do not overlap, and LLVM may then move a load
     from one past a store to another. It knows nothing about what comes out of inline assembly.
@@ -178,7 +178,7 @@ def prefetch(builder, place):
 
 @operation(types.void, PLACE)
 def prefetch_to_write(builder, place):
-    """As `prefetch`, and takes the line away from other cores, to which it may belong."""
+    """Prefetches and takes the line away from other cores, to which it may belong."""
     HOST.prefetch(builder, place.pointer, write=True)
 
 
@@ -259,13 +259,13 @@ def lane_maximum(builder, a):
 
 @operation(doubles)
 def no_doubles(builder):
-    """LANES zeros in float64."""
+    """-> LANES zeros in float64."""
     return ir.Constant(_DOUBLES, None)
 
 
 @operation(doubles, doubles, vector)
 def add_squares(builder, total, a):
-    """total + a * a in every lane, in float64, where the square of a float32 is exact."""
+    """-> total + a * a in every lane, in float64, where the square of a float32 is exact."""
     wide = builder.fpext(a, _DOUBLES)
     return builder.fadd(total, builder.fmul(wide, wide))
 
@@ -336,7 +336,7 @@ def dropout_factors(builder, key, index, step, threshold, scale):
 
 @jit
 def exp(x):
-    """e**x in every lane, within 2e-7 relative; 0 below -103.3, infinity above 88.7, NaN for NaN.
+    """-> e**x in every lane, within 2e-7 relative; 0 below -103.3, infinity above 88.7, or NaN.
 
     e**x = 2**n e**r with |r| <= ln(2)/2, e**r by a polynomial of degree 6 (Cephes, expf).
     """
@@ -347,7 +347,7 @@ def exp(x):
 
 @jit
 def _exp_parts(x):
-    """p, n with e**x = p 2**n."""
+    """-> p, n with e**x = p 2**n."""
     n = nearest(x * np.float32(1.4426950408889634))
     r = fma(n, broadcast(np.float32(-0.693359375)), x)
     r = fma(n, broadcast(np.float32(2.12194440e-4)), r)
@@ -362,7 +362,7 @@ def _exp_parts(x):
 
 @inline_jit
 def exp2(x):
-    """2**x in every lane, within 2e-7 relative; 0 below -150, infinity from 128 on, NaN for NaN.
+    """-> 2**x in every lane, within 2e-7 relative; 0 below -150, infinity from 128 on, NaN for NaN.
 
     2**x = 2**floor(x) 2**r with 0 <= r <= 1, 2**r by a polynomial that is exact at 0.
     """
@@ -371,7 +371,7 @@ def exp2(x):
 
 @inline_jit
 def exp2_normal(x):
-    """`exp2` for x up to 127, but where that is faster 2**-126 for all x below -126.
+    """-> `exp2` for x up to 127, but where that is faster 2**-126 for all x below -126.
 
     Half the instructions on CPUs that do not scale by powers of two in one.
     """
@@ -405,7 +405,7 @@ def log2(x):
 
 @jit
 def sigmoid(x):
-    """1 / (1 + e**-x) in every lane, within 2e-7 relative; 0 below -88.7, NaN for NaN."""
+    """-> 1 / (1 + e**-x) in every lane, within 2e-7 relative; 0 below -88.7, NaN for NaN."""
     # Where neither e**-x nor 1 + e**-x leaves the normal numbers, which is faster.
     low, high = broadcast(np.float32(-88.3)), broadcast(np.float32(87.0))
     p, n = _exp_parts(np.float32(0) - minimum(high, maximum(low, x)))
@@ -415,7 +415,7 @@ def sigmoid(x):
 
 @jit
 def sigmoid_base2(y):
-    """1 / (1 + 2**-y) in every lane, within 3e-7 relative; 0 below -125, NaN for NaN.
+    """-> 1 / (1 + 2**-y) in every lane, within 3e-7 relative; 0 below -125, NaN for NaN.
 
     Half the instructions of `sigmoid`, for arguments that were multiplied by log2(e) before: their
     rounding is the larger error, of 6e-8 |y|. 2**-y = 2**n 2**r with |r| <= 1/2, 2**r by a minimax

@@ -4,26 +4,26 @@ import math
 from collections import deque
 from collections.abc import Collection
 
-TRIAL = 4  # repetitions on another number of threads
+TRIAL_REPETITIONS = 4  # repetitions on another number of threads
 # Repetitions or more between trials: few at first, when little is known.
-FIRST_TRIAL, MOST_PATIENT = 4 * TRIAL, 64
-SHORT = 250_000_000  # nanoseconds of a trial that is made without a reason
+FIRST_TRIAL, MAX_PATIENCE = 4 * TRIAL_REPETITIONS, 64
+SHORT_TRIAL_NS = 250_000_000  # nanoseconds of a trial that is made without a reason
 # Shares of the time that trials of fewer threads, and of more, may take.
 FEWER_COST, MORE_COST = 0.004, 0.016
 # Nanoseconds between trials of more threads: another program may end at any time.
-SOON, LATE = 5_000_000_000, 60_000_000_000
-CHANGED = 1.5  # times faster than at the last trial: another program seems to have ended
-WORTH = 1.15  # times faster that several threads must be: they have to find all cores free
-LASTING = 5_000_000_000  # nanoseconds for which a number is the fastest before that is news
-ENOUGH = 16  # repetitions, or
-RECENT = 1_000_000_000  # nanoseconds, from which a mean is known
+SHORT_PAUSE_NS, LONG_PAUSE_NS = 5_000_000_000, 60_000_000_000
+CHANGED_RATIO = 1.5  # times faster than at the last trial: another program seems to have ended
+MIN_SPEEDUP = 1.15  # times faster that several threads must be: they have to find all cores free
+LASTING_NS = 5_000_000_000  # nanoseconds for which a number is the fastest before that is news
+MIN_REPETITIONS = 16  # repetitions, or
+MIN_MEASURED_NS = 1_000_000_000  # nanoseconds, from which a mean is known
 
 
 class _Cost:
     """The time of repetitions on some number of threads, in nanoseconds."""
 
     def __init__(self) -> None:
-        self._last = deque[int](maxlen=2 * TRIAL)
+        self._last = deque[int](maxlen=2 * TRIAL_REPETITIONS)
         self._spent, self.count = 0.0, 0.0  # of those that count for the mean
         self.mean = self.usual = math.inf
 
@@ -32,10 +32,10 @@ class _Cost:
         self.usual = sorted(self._last)[(len(self._last) - 1) // 3]
         self._spent += nanoseconds
         self.count += 1
-        if self.usual * self.count > WORTH * self._spent:  # it takes longer than before
+        if self.usual * self.count > MIN_SPEEDUP * self._spent:  # it takes longer than before
             self._spent, self.count = float(sum(self._last)), len(self._last)
         self.mean = self._spent / self.count
-        if self._spent > 2 * RECENT and self.count > 2 * ENOUGH:
+        if self._spent > 2 * MIN_MEASURED_NS and self.count > 2 * MIN_REPETITIONS:
             self._spent, self.count = self._spent / 2, self.count / 2
 
 
@@ -65,15 +65,15 @@ class ThreadChoice:
         self._tried: dict[int, tuple[int, float]] = {}
         # By number: doubles with every trial, for all threads until these have been the fastest.
         self._patience = dict.fromkeys(self._counts, 1)
-        self._reported, self._best_since, self._lasting = self._most, 0, LASTING
+        self._reported, self._best_since, self._lasting = self._most, 0, LASTING_NS
 
     def next(self) -> int:
         """Returns the number of threads for the next repetition."""
         if self._count != self.best:  # on trial
-            limit = TRIAL * self._costs[self.best].mean
-            if self._in_turn >= TRIAL or (self._in_turn > 2 and self._spent >= limit):
+            limit = TRIAL_REPETITIONS * self._costs[self.best].mean
+            if self._in_turn >= TRIAL_REPETITIONS or (self._in_turn > 2 and self._spent >= limit):
                 self._switch(self.best)
-        elif self._in_turn >= TRIAL:
+        elif self._in_turn >= TRIAL_REPETITIONS:
             for count in self._counts:
                 if count != self.best and self._is_due(count):
                     self._tried[count] = self._elapsed, self._costs[self.best].mean
@@ -85,7 +85,7 @@ class ThreadChoice:
         return self._count
 
     def took(self, nanoseconds: int) -> None:
-        """The repetition has taken this long."""
+        """Notes how long the repetition has taken."""
         self._elapsed += nanoseconds
         if self._in_turn == 1:  # other threads were asleep, or data in the caches of other cores
             return
@@ -98,7 +98,7 @@ class ThreadChoice:
             if count != self.best and self._is_faster(count, self.best):
                 self._tried[self.best] = self._elapsed, self._costs[count].mean
                 self.best, self._best_since = count, self._elapsed
-        if self.best == self._most and self._elapsed - self._best_since > LASTING:
+        if self.best == self._most and self._elapsed - self._best_since > LASTING_NS:
             self._patience[self._most] = 1
 
     def has_news(self) -> bool:
@@ -118,11 +118,11 @@ class ThreadChoice:
 
     def _is_faster(self, count: int, other: int) -> bool:
         mine, others = self._costs[count], self._costs[other]
-        if others.count >= ENOUGH and WORTH * mine.mean < others.mean:
+        if others.count >= MIN_REPETITIONS and MIN_SPEEDUP * mine.mean < others.mean:
             return True
-        if mine.count >= ENOUGH and WORTH * others.mean < mine.mean:
+        if mine.count >= MIN_REPETITIONS and MIN_SPEEDUP * others.mean < mine.mean:
             return False
-        weights = [1.0 if n == 1 else WORTH for n in (count, other)]
+        weights = [1.0 if n == 1 else MIN_SPEEDUP for n in (count, other)]
         return weights[0] * mine.usual < weights[1] * others.usual
 
     def _is_due(self, count: int) -> bool:
@@ -131,15 +131,15 @@ class ThreadChoice:
         # Unless it is known, as if threads did not wait for each other.
         expected = known.mean if known else self._fastest * self._most / count
         tried, best_then = self._tried.get(count, (0, 0.0))
-        if count == 1 and not known and TRIAL * expected < SHORT:
+        if count == 1 and not known and TRIAL_REPETITIONS * expected < SHORT_TRIAL_NS:
             return True
-        if 1 < count < self.best and WORTH * expected > best:
+        if 1 < count < self.best and MIN_SPEEDUP * expected > best:
             return False
-        loss, patience = TRIAL * (expected - best), self._patience[count]
-        pause = FIRST_TRIAL * min(patience, MOST_PATIENT) * best
+        loss, patience = TRIAL_REPETITIONS * (expected - best), self._patience[count]
+        pause = FIRST_TRIAL * min(patience, MAX_PATIENCE) * best
         if count < self.best:
             pause = max(pause, loss / FEWER_COST)
         else:
-            longest = SOON if CHANGED * best < best_then else LATE
+            longest = SHORT_PAUSE_NS if CHANGED_RATIO * best < best_then else LONG_PAUSE_NS
             pause = min(max(pause, patience * loss / MORE_COST), longest)
         return self._elapsed - tried >= pause

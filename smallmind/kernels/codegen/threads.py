@@ -19,8 +19,10 @@ from smallmind.checks import InputError
 
 CPUS = Path("/sys/devices/system/cpu")
 FULL_SPEED = 1024  # of a CPU that Linux does not grade, relative to the fastest of the machine
-SLOWER = 0.75  # times the speed of a core, below which another one is of a slower kind
-WORTH_SLOWER = 1.25  # times as much that all must compute together, for slower cores to take part
+SLOWER_SHARE = 0.75  # times the speed of a core, below which another one is of a slower kind
+MIN_GAIN_OF_SLOWER = (
+    1.25  # times as much that all must compute together, for slower cores to take part
+)
 # The CPUs of this process, before its threads are bound to some of them.
 USABLE = (
     os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
@@ -151,7 +153,7 @@ def run_on(count: int, of: int) -> None:
 
 
 def let_passes_choose(may_choose: bool) -> None:
-    """Recorded passes choose one thread or all, or run on those that are set."""
+    """Lets recorded passes choose one thread or all, or has them run on those that are set."""
     _count.passes_choose = may_choose
 
 
@@ -206,8 +208,8 @@ def fast_cpus() -> list[int]:
     count, most = 0, 0.0
     for together, cpu in enumerate(fastest_first, 1):
         following = fastest_first[together : together + 1]
-        is_last_of_kind = not following or speeds[following[0]] < SLOWER * speeds[cpu]
-        if is_last_of_kind and together * speeds[cpu] > WORTH_SLOWER * most:
+        is_last_of_kind = not following or speeds[following[0]] < SLOWER_SHARE * speeds[cpu]
+        if is_last_of_kind and together * speeds[cpu] > MIN_GAIN_OF_SLOWER * most:
             count, most = together, together * speeds[cpu]
     return [] if count == len(speeds) else sorted(fastest_first[:count])
 

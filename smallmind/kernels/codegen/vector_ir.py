@@ -57,7 +57,7 @@ class VectorIR:
         return [self.splat(builder, builder.load(place)) for place in places]
 
     def splats_by_lane(self, builder, pointer, count):
-        """`splats` for a CPU that multiplies by one lane of a vector. count is at most LANES."""
+        """-> `splats` for a CPU that multiplies by one lane of a vector. count is at most LANES."""
         if count == 1:
             # LLVM knows nothing about what comes out of inline assembly. It would load the element
             # into all lanes, which takes a turn of a unit that multiplies.
@@ -172,7 +172,7 @@ class VectorIR:
         return builder.trunc(narrow(builder, bits), ir.VectorType(I16, self.lanes))
 
     def _flush_denormals(self, builder, value):
-        """Zero of the same sign in place of numbers below 2**-126."""
+        """Puts zero of the same sign in place of numbers below 2**-126."""
         bits = builder.bitcast(value, self.integers)
         magnitude = builder.and_(bits, self.integer(0x7FFFFFFF))
         is_denormal = builder.icmp_unsigned("<", magnitude, self.integer(0x00800000))
@@ -229,13 +229,13 @@ class VectorIR:
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
     def fma(self, builder, a, b, c):
-        """a * b + c, rounded once if the CPU can; LLVM would emulate that by a slow function."""
+        """-> a * b + c, rounded once if the CPU can; LLVM would emulate that by a slow function."""
         if not self.isa.fused:
             return builder.fadd(builder.fmul(a, b), c)
         return self.call(builder, f"llvm.fma.v{self.lanes}f32", self.vector, a, b, c)
 
     def add_product(self, builder, total, a, b):
-        """total + a * b."""
+        """-> total + a * b."""
         return self.fma(builder, a, b, total)
 
     def dot_pairs(self, builder, total, a, b):
@@ -303,7 +303,7 @@ class VectorIR:
         return total
 
     def add_quads(self, builder, total, a, b):
-        """total + a b^T, of matrices of bfloat16 in NEON: a and b 2 x 4, total 2 x 2 float32.
+        """-> total + a b^T, of matrices of bfloat16 in NEON: a and b 2 x 4, total 2 x 2 float32.
 
         Adds and rounds as `dot_pairs` does, for two pairs one after the other.
         """
@@ -339,7 +339,7 @@ class VectorIR:
         return self.call(builder, f"llvm.sqrt.v{self.lanes}f32", self.vector, a)
 
     def scale_by_power(self, builder, a, n):
-        """a * 2**n for integral lanes of n from -160 to 160, rounded once; NaN where either is."""
+        """-> a * 2**n for integral lanes of n from -160 to 160, rounded once; NaN if either is."""
         if self.lanes == 16:
             unmasked, current_rounding = ir.Constant(ir.IntType(16), -1), I32(4)
             name = "llvm.x86.avx512.mask.scalef.ps.512"
@@ -354,13 +354,13 @@ class VectorIR:
         return self.scale_by_normal_power(builder, first, rest)
 
     def scale_by_normal_power(self, builder, a, n):
-        """`scale_by_power` for n from -126 to 127 only: fewer instructions on some CPUs."""
+        """-> `scale_by_power` for n from -126 to 127 only: fewer instructions on some CPUs."""
         if self.lanes == 16:
             return self.scale_by_power(builder, a, n)
         return builder.fmul(a, self._power_of_two(builder, n))
 
     def fraction(self, builder, a):
-        """a - floor(a), for `scale_by_floor`, as which it clamps a; NaN for NaN."""
+        """-> a - floor(a), for `scale_by_floor`, as which it clamps a; NaN for NaN."""
         if self.lanes == 16:
             unmasked, current_rounding = ir.Constant(ir.IntType(16), -1), I32(4)
             down_silently = I32(9)
@@ -373,7 +373,7 @@ class VectorIR:
         return builder.fsub(a, self._floor(builder, a))
 
     def scale_by_floor(self, builder, a, n):
-        """a * 2**floor(n), rounded once; n may be any number. NaN where either is."""
+        """-> a * 2**floor(n), rounded once; n may be any number. NaN where either is."""
         if self.lanes == 16:
             return self.scale_by_power(builder, a, n)  # the instruction takes the floor itself
         return self.scale_by_power(
@@ -390,13 +390,13 @@ class VectorIR:
         return builder.select(builder.fcmp_ordered(">", low, a), low, a)
 
     def normal_fraction(self, builder, a):
-        """`fraction` of what `clamp_to_normal` returned."""
+        """-> the `fraction` of what `clamp_to_normal` returned."""
         if self.lanes == 16:
             return self.fraction(builder, a)
         return builder.fsub(a, self._floor(builder, a))
 
     def scale_by_normal_floor(self, builder, a, n):
-        """`scale_by_floor` for n from -126 to 127."""
+        """-> `scale_by_floor` for n from -126 to 127."""
         if self.lanes == 16:
             return self.scale_by_power(builder, a, n)
         return self.scale_by_normal_power(builder, a, self._floor(builder, n))
@@ -448,7 +448,7 @@ class VectorIR:
         return builder.shuffle_vector(halves, ir.Constant(kind, ir.Undefined), mask)
 
     def _power_of_two(self, builder, n):
-        """2**n for integral lanes from -126 to 127, by writing the exponent's bits."""
+        """-> 2**n for integral lanes from -126 to 127, by writing the exponent's bits."""
         # Adding 1.5 * 2**23 leaves the integer in the low bits: no conversion that is undefined
         # for NaN.
         shifted = builder.fadd(n, self.constant(12582912.0))
@@ -456,7 +456,7 @@ class VectorIR:
         return builder.bitcast(builder.shl(bits, self.integer(23)), self.vector)
 
     def reciprocal(self, builder, a):
-        """1 / a within 2e-7 relative, for normal lanes of a whose reciprocal is normal too."""
+        """-> 1 / a within 2e-7 relative, for normal lanes of a whose reciprocal is normal too."""
         one = self.constant(1.0)
         if self.lanes != 16:
             return builder.fdiv(one, a)

@@ -64,7 +64,7 @@ def _pack_columns(strip, row, a, start, end, first, last):
 # It comes last because it is compiled when it is defined.
 @native("smallmind_multiply_amx", PANEL_SIGNATURE)
 def multiply(c, a, b, extent, addend, bias, packed):
-    """Like `tile.multiply_panel`, but a, b and depth are in words, padded and already packed.
+    """Computes as `tile.multiply_panel`; a, b and depth are in words, padded and already packed.
 
     c is written up to whole vectors of columns. bias and packed are NULL.
     """

@@ -45,7 +45,7 @@ def release(builder):
 
 @operation(types.void, ANY, ANY, ANY, types.int64, ANY, types.boolean, types.boolean)
 def multiply_tiles(builder, c, a, b, depth, addend, two_down, two_across):
-    """c = a b [+ addend] for one or two tiles down and across."""
+    """Computes c = a b [+ addend] for one or two tiles down and across."""
     c, a, b, addend = (cgutils.unpack_tuple(builder, rows) for rows in (c, a, b, addend))
     for down in (1, 2):
         for across in (1, 2):
@@ -73,7 +73,7 @@ def tiles_function(module, down, across):
     builder = ir.IRBuilder(function.append_basic_block("entry"))
 
     def each(start, stride):
-        """(register, pointer) for each tile of sums, in a matrix from start on."""
+        """Yields (register, pointer) for each tile of sums, in a matrix from start on."""
         for i in range(down):
             row = builder.gep(start, [builder.mul(stride, I64(i * TILE))])
             for j in range(across):

@@ -22,7 +22,7 @@ _call_pairs_tile = tile_caller(pairs=True)
 
 @native("smallmind_multiply_pairs", PANEL_SIGNATURE)
 def multiply(c, a, b, extent, addend, bias, packed):
-    """Like `tile.multiply_panel`, but a, b and depth are in words, and b is already packed."""
+    """Computes as `tile.multiply_panel`; a, b and depth are in words, and b is already packed."""
     for tile in range(ceil_div(extent.rows, TILE_ROWS)):
         c_tile, a_tile, tile_extent, addend_tile = tile_operands(tile, c, a, extent, addend)
         _call_pairs_tile(c_tile, a_tile, b, tile_extent, addend_tile, bias, packed)

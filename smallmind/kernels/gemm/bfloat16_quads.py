@@ -15,7 +15,7 @@ from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.simd import LANES, at, prefetch
 from smallmind.kernels.codegen.vector_ir import I16, I32, I64
 from smallmind.kernels.gemm.bfloat16_words import numbers
-from smallmind.kernels.gemm.packing import TRANSPOSE_A, TRANSPOSE_B, Panel, packed_tile
+from smallmind.kernels.gemm.packing import TRANSPOSE_A, TRANSPOSE_B, PackedPanel, packed_tile
 from smallmind.kernels.gemm.tile import (
     FETCHED_AHEAD,
     FLOAT_POINTER,
@@ -75,14 +75,14 @@ def pack_a(a, strip, _row, variant, start, end, first, last, _columns):
 
 @jit
 def pack_b(b, panel, variant, start, end, region, _depth):
-    """K start..end, columns of a region, of the right operand -> Panel."""
+    """K start..end, columns of a region, of the right operand -> PackedPanel."""
     left, right = region.left, region.right
     width = round_up(right - left, LANES)
     if variant == TRANSPOSE_B:
         pack_along(at(panel, 0), width, b, start, end, left, right)
     else:
         pack_across(at(panel, 0), width, b, start, end, left, right)
-    return Panel(Rows(at(panel, 0), width), NULL)
+    return PackedPanel(Rows(at(panel, 0), width), NULL)
 
 
 @jit
@@ -127,7 +127,7 @@ if ISA.quads:
 
     @native("smallmind_multiply_quads", PANEL_SIGNATURE)
     def multiply(c, a, b, extent, addend, bias, packed):
-        """Like `tile.multiply_panel`, but a and b are packed, and depth is in words."""
+        """Computes as `tile.multiply_panel`, but a and b are packed, and depth is in words."""
         for tile in range(ceil_div(extent.rows, TILE_ROWS)):
             c_tile, a_tile, tile_extent, addend_tile = tile_operands(tile, c, a, extent, addend)
             _call_tile(c_tile, a_tile, b, tile_extent, addend_tile, bias, packed)

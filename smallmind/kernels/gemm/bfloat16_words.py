@@ -14,7 +14,7 @@ from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.simd import HOST, LANES, at, on_vectors, prefetch, vector
 from smallmind.kernels.codegen.transpose import transpose_tile
 from smallmind.kernels.codegen.vector_ir import F32, I16, I32, I64
-from smallmind.kernels.gemm.packing import TRANSPOSE_B, Panel
+from smallmind.kernels.gemm.packing import TRANSPOSE_B, PackedPanel
 from smallmind.kernels.gemm.tile import FETCHED_AHEAD, NULL, Rows
 
 _WORDS, _NUMBERS = types.CPointer(types.float32), types.CPointer(types.int16)
@@ -106,13 +106,13 @@ def store_halves(builder, first, second, both):
 
 @jit
 def pack_b(b, panel, variant, start, end, region, depth):
-    """K start..end, columns of a region, of the right operand -> Panel of words."""
+    """K start..end, columns of a region, of the right operand -> PackedPanel of words."""
     left, right = region.left, region.right
     if variant == TRANSPOSE_B:
         pack_words_transposed(panel, b, start, end, left, right, depth)
     else:
         pack_word_rows(panel, b, start, end, left, right, depth)
-    return Panel(Rows(at(panel, 0), round_up(right - left, LANES)), NULL)
+    return PackedPanel(Rows(at(panel, 0), round_up(right - left, LANES)), NULL)
 
 
 @jit

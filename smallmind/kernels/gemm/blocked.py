@@ -43,12 +43,12 @@ from smallmind.kernels.codegen.simd import (
 )
 from smallmind.kernels.gelu import gelu_of
 from smallmind.kernels.gemm import converted, float32, quantised
-from smallmind.kernels.gemm.few_rows import FEW, add_columns, add_rows
+from smallmind.kernels.gemm.few_rows import MAX_FEW_ROWS, add_columns, add_rows
 from smallmind.kernels.gemm.packing import (
     BY_ROWS,
-    DEPTH,
+    MAX_DEPTH,
+    MAX_STRIP_ROWS,
     PLAIN,
-    STRIP,
     TRANSPOSE_A,
     TRANSPOSE_B,
     Region,
@@ -70,13 +70,13 @@ from smallmind.kernels.gemm.tile import (
 )
 from smallmind.kernels.number_types import BFLOAT16, BLOCK
 
-PREFETCHES_FROM, FINISHED = ISA.prefetches_from, ISA.finished_tiles
-GROUP = max(1, 256 // PANEL)  # panels of b that are prefetched together
+MIN_PREFETCHED_ELEMENTS, FINISHED_TILES = ISA.prefetches_from, ISA.finished_tiles
+PREFETCHED_PANELS = max(1, 256 // PANEL)  # panels of b that are prefetched together
 
 # Scratch of a thread: a packed panel of b, a packed strip of a, which stays in the second-level
 # cache, and the incomplete sums of a strip, which 16 bits need.
-PANEL_SIZE = DEPTH * PANEL
-PANEL_16 = (DEPTH + 1) * PANEL  # blocks begin at even numbers, so one may be deeper by one
+PANEL_SIZE = MAX_DEPTH * PANEL
+PANEL_16 = (MAX_DEPTH + 1) * PANEL  # blocks begin at even numbers, so one may be deeper by one
 STRIP_16 = 64 * 1024
 SUMS_SIZE = 64 * 1024
 SCRATCH = PANEL_SIZE + float32.STRIP_SIZE
@@ -120,7 +120,7 @@ _pack_b = choice(_packing, "pack_b", inline=True)
 
 
 def _multiply(a, *operands):
-    """`multiply_panel` for what is packed of a."""
+    """Calls `multiply_panel` for what is packed of a."""
 
 
 @overload(_multiply, jit_options={"forceinline": True})
@@ -173,7 +173,7 @@ def packed_of(a, own):
     return Packed(own[:PANEL_16], own[PANEL_16:end], own[end:])
 
 
-class Block(NamedTuple):
+class DepthBlock(NamedTuple):
     """The part start..end of K that one pass over the panels multiplies."""
 
     start: int
@@ -197,7 +197,7 @@ def is_few(M, variant):
     """
     if variant == TRANSPOSE_A:
         return M == 1
-    return variant == PLAIN + BY_ROWS or (variant == PLAIN and M <= FEW)
+    return variant == PLAIN + BY_ROWS or (variant == PLAIN and M <= MAX_FEW_ROWS)
 
 
 @called_jit
@@ -225,13 +225,13 @@ def product_region(M, N, single, variant, height, worker, workers):
 
 @serial_jit
 def gemm_alone(out, activation, a, b, bias, addend, variant, scratch):
-    """The product on the calling thread. scratch (1, SCRATCH)."""
+    """Computes the product on the calling thread. scratch (1, SCRATCH)."""
     gemm_share(out, activation, a, b, bias, addend, variant, scratch[0], 0, 1)
 
 
 @parallel_jit
 def gemm_parallel(out, activation, a, b, bias, addend, variant, scratch):
-    """The product on all threads, with a row of scratch each."""
+    """Computes the product on all threads, with a row of scratch each."""
     workers = scratch.shape[0]
     for worker in prange(workers):
         own = scratch[worker]
@@ -240,7 +240,7 @@ def gemm_parallel(out, activation, a, b, bias, addend, variant, scratch):
 
 @parallel_jit
 def gemm_packed(out, activation, a, b, bias, addend, variant, scratch):
-    """The product of what is stored in 16 bits, or of float32 with the bytes of blocks.
+    """Computes the product of what is stored in 16 bits, or of float32 with the bytes of blocks.
 
     out and addend may be float32; bias is as a.
     """
@@ -253,7 +253,7 @@ def gemm_packed(out, activation, a, b, bias, addend, variant, scratch):
 
 @jit
 def gemm_part(operands, packed, form, worker, workers):
-    """The worker's part of the result: a rectangle of a grid that balances the work.
+    """Computes the worker's part of the result: a rectangle of a grid that balances the work.
 
     form: the variant, and what may be added to it.
     """
@@ -273,14 +273,16 @@ def gemm_part(operands, packed, form, worker, workers):
     right -= single
     # However they are packed, K is summed in the same blocks: CPUs of an instruction set get the
     # same bits.
-    blocks = max(1, ceil_div(K, DEPTH // 2 if is_float32(a) and variant == TRANSPOSE_A else DEPTH))
+    blocks = max(
+        1, ceil_div(K, MAX_DEPTH // 2 if is_float32(a) and variant == TRANSPOSE_A else MAX_DEPTH)
+    )
     row_size = padded_row(_packed_depth(a, ceil_div(K, blocks)) + 16)
-    max_height = STRIP
+    max_height = MAX_STRIP_ROWS
     if is_float32(a):
         # Strips may be short if packing b is free; they are long if packing takes time.
-        max_height = STRIP // 2 if variant == PLAIN else STRIP
+        max_height = MAX_STRIP_ROWS // 2 if variant == PLAIN else MAX_STRIP_ROWS
     else:
-        max_height = min(STRIP, STRIP_16 // row_size) // step * step
+        max_height = min(MAX_STRIP_ROWS, STRIP_16 // row_size) // step * step
     # Strips of equal height: b is packed for each of them, however few rows it has.
     height = round_up(ceil_div(last - first, ceil_div(last - first, max_height)), step)
     # Sums that are complete after one block, or are added in place, need no space.
@@ -297,7 +299,7 @@ def gemm_part(operands, packed, form, worker, workers):
 
 
 def _few_of_float32(b, operands, _sums, region):
-    """A region of the result that has few rows or few columns: nothing is packed."""
+    """Computes a region of the result that has few rows or few columns: nothing is packed."""
     out, bias, addend = operands.out, operands.bias, operands.addend
     first, last, left, right = region
     for i in range(first, last):
@@ -320,7 +322,7 @@ def _few_of_float32(b, operands, _sums, region):
 
 
 def _few_of_16_bits(b, operands, sums, region):
-    """Like `_few_of_float32`, with sums apart."""
+    """Computes as `_few_of_float32` does, with separate sums."""
     first, last, left, right = region
     width = SUMS_SIZE // (last - first)
     for column in range(left, right, width):
@@ -332,7 +334,7 @@ def _few_of_16_bits(b, operands, sums, region):
 
 
 def _few_of_blocks(b, operands, sums, region):
-    """Never called: see `quantised_rows`."""
+    """Does nothing, as it is never called: see `quantised_rows`."""
 
 
 _gemm_few = by_type(_few_of_float32, _few_of_16_bits, _few_of_blocks)
@@ -357,12 +359,12 @@ def _block(operands, number, blocks, K):
     start, is_last = number * K // blocks // unit * unit, number == blocks - 1
     end = K if is_last else (number + 1) * K // blocks // unit * unit
     next_end = min(number + 2, blocks) * K // blocks
-    return Block(start, end, next_end, _packed_depth(a, end - start), is_last)
+    return DepthBlock(start, end, next_end, _packed_depth(a, end - start), is_last)
 
 
 @jit
 def _gemm_region(operands, packed, region, blocks):
-    """A region of the result, block after block along K, panel after panel."""
+    """Computes a region of the result, block after block along K, panel after panel."""
     a, b, variant = operands.a, operands.b, operands.variant
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
     first, last, left, right = region
@@ -382,7 +384,9 @@ def _multiply_float32(a, operands, _sums, strip, panel, part, block, region, num
     """The products of a strip and the panel of this number in a region -> sums in the result."""
     out, N = operands.out, operands.out.shape[1]
     rows, packed_to = panel
-    prefetches = operands.variant == TRANSPOSE_A and a.size + operands.b.size >= PREFETCHES_FROM
+    prefetches = (
+        operands.variant == TRANSPOSE_A and a.size + operands.b.size >= MIN_PREFETCHED_ELEMENTS
+    )
     ahead = _ahead(region, block, number) if prefetches else Ahead(part, part)
     bias = NULL
     if block.is_last and operands.bias.size > 0:
@@ -410,7 +414,7 @@ def _multiply_float32(a, operands, _sums, strip, panel, part, block, region, num
 
 
 def _multiply_16_bits(a, operands, sums, strip, panel, part, block, region, _number):
-    """Like `_multiply_float32`, with sums in the result or apart."""
+    """Computes as `_multiply_float32` does, with sums in the result or separate ones."""
     if not _adds_in_place(operands):
         _multiply_apart(operands, sums, strip, panel, part, block, region)
         return
@@ -438,14 +442,14 @@ def _strip_from(strip, tile):
 def _ahead(region, block, panel):
     """Selects the data to prefetch while a panel of the region is multiplied.
 
-    From b, a share of the rows of the panels that follow the GROUP of this one; from a, a share of
-    the rows of the next block along K.
+    From b, a share of the rows of the panels that follow the PREFETCHED_PANELS of this one; from a,
+    a share of the rows of the next block along K.
     """
     left, right = region.left, region.right
     panels = ceil_div(right - left, PANEL)
-    begin = panel // GROUP * GROUP
-    count = min(GROUP, panels - begin)
-    k, k_end, following = block.start, block.end, begin + GROUP
+    begin = panel // PREFETCHED_PANELS * PREFETCHED_PANELS
+    count = min(PREFETCHED_PANELS, panels - begin)
+    k, k_end, following = block.start, block.end, begin + PREFETCHED_PANELS
     if following >= panels:
         k, k_end, following = block.end, block.next_end, 0
     rows, next_rows = k_end - k, block.next_end - block.end
@@ -460,7 +464,7 @@ def _ahead(region, block, panel):
             k + rows * (panel - begin) // count,
             k + rows * (panel - begin + 1) // count,
             panel_start(left, right, following),
-            panel_start(left, right, min(panels, following + GROUP)),
+            panel_start(left, right, min(panels, following + PREFETCHED_PANELS)),
         ),
     )
 
@@ -477,7 +481,7 @@ def _prefetch_share(x, region, share, shares):
 
 @jit
 def _activate(activation, out, region):
-    """activation = gelu(out) in a region, most of which is in the second-level cache.
+    """Writes activation = gelu(out) in a region, most of which is in the second-level cache.
 
     In one panel the rows are so short that the CPU waits for each line of the activation.
     """
@@ -502,7 +506,7 @@ def _multiply_apart(operands, sums, strip, panel, part, block, region):
     # Sums that are complete after one block are overwritten by the next tiles.
     is_only = block.is_last and not adds
     sums_row = PANEL if is_only else padded_row(region.right - region.left)
-    step = height * FINISHED
+    step = height * FINISHED_TILES
     for row in range(first, last, step):
         rows = Region(row, min(last, row + step), left, right)
         place = 0 if is_only else left - region.left + (row - first) * sums_row
@@ -584,6 +588,6 @@ _SHARE = types.void(
 # because it is compiled when it is defined.
 @native("smallmind_gemm_share", _SHARE)
 def gemm_share(out, activation, a, b, bias, addend, variant, scratch, worker, workers):
-    """The worker's part of a product of float32."""
+    """Computes the worker's part of a product of float32."""
     operands = operands_of(out, activation, a, b, bias, addend, variant % BY_ROWS)
     gemm_part(operands, packed_of(a, borrow(scratch)), variant, worker, workers)

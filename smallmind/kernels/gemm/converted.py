@@ -6,7 +6,7 @@ from smallmind.kernels.codegen.simd import LANES, at
 from smallmind.kernels.gemm.packing import (
     TRANSPOSE_A,
     TRANSPOSE_B,
-    Panel,
+    PackedPanel,
     copy_rows,
     pack_columns,
     pack_transposed,
@@ -39,7 +39,7 @@ def pack_a(a, strip, row, variant, start, end, first, last, _columns):
 
 @jit
 def pack_b(b, panel, variant, start, end, region, depth):
-    """K start..end, columns of a region, of the right operand -> Panel (depth, whole vectors)."""
+    """K start..end, columns of a region, of the right operand -> PackedPanel (depth, vectors)."""
     left, right = region.left, region.right
     width = round_up(right - left, LANES)
     if variant == TRANSPOSE_B:
@@ -47,4 +47,4 @@ def pack_b(b, panel, variant, start, end, region, depth):
     else:
         source = start * b.shape[1] + left
         copy_rows(panel, width, b, source, depth, right - left)
-    return Panel(Rows(at(panel, 0), width), NULL)
+    return PackedPanel(Rows(at(panel, 0), width), NULL)

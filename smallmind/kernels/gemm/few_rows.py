@@ -19,17 +19,19 @@ from smallmind.kernels.codegen.simd import (
 from smallmind.kernels.gemm.packing import Region
 from smallmind.kernels.gemm.tile import Rows
 
-FEW = 4  # up to this many rows a tile would leave most of its registers idle
+MAX_FEW_ROWS = 4  # up to this many rows a tile would leave most of its registers idle
 # Elements of K summed one after the other: the sums of blocks are added, so that the error does not
 # grow with all of K.
-BLOCK = 8192
-AHEAD = 16  # rows of b: parts of rows are too short for the CPU to fetch the next by itself
-CHUNK = 2048  # columns of b that `add_rows` reads at a time: four rows of them stay in cache
+BLOCK_DEPTH = 8192
+PREFETCH_ROWS = 16  # rows of b: parts of rows are too short for the CPU to fetch the next by itself
+CHUNK_COLUMNS = (
+    2048  # columns of b that `add_rows` reads at a time: four rows of them stay in cache
+)
 
 
 @jit
 def add_columns(sums, a, b, region):
-    """sums += a few columns of a b^T, in float32. sums: Rows, from the region's corner on."""
+    """Adds a few columns of a b^T to sums, in float32: Rows, from the region's corner on."""
     K = b.shape[1]
     for j in range(region.left, region.right):
         start = at(sums.start, j - region.left)
@@ -38,11 +40,11 @@ def add_columns(sums, a, b, region):
 
 @jit
 def _add_dots(sums, step, x, x_place, y, first, last):
-    """sums[step n] += x[x_place:] . y[first + n], for the rows first..last of y."""
+    """Adds x[x_place:] . y[first + n] to sums[step n], for the rows first..last of y."""
     K, count = y.shape[1], last - first
     fours = count // 4 * 4
-    for start in range(0, K, BLOCK):
-        depth = min(BLOCK, K - start)
+    for start in range(0, K, BLOCK_DEPTH):
+        depth = min(BLOCK_DEPTH, K - start)
         for n in range(0, fours, 4):
             y_place = (first + n) * K + start
             _add_four_dots(at(sums, step * n), step, x, x_place + start, y, y_place, depth)
@@ -88,23 +90,23 @@ def _dot(x, x_place, y, y_place, count):
 
 @jit
 def add_rows(sums, a, b, region):
-    """sums += a region of a b, of few rows, in float32. sums: Rows, from the region's corner on.
+    """Adds a region of a b, of few rows, to sums, in float32: Rows, from the region's corner on.
 
     a and b may be of 16-bit numbers. The bits of a row do not depend on other rows.
     """
     first, last, left, right = region
     K = b.shape[0]
     a = a.reshape(-1)  # a^T b of one row reads the same elements
-    if K <= BLOCK:
-        for begin in range(left, right, CHUNK):
-            part = Region(first, last, begin, min(right, begin + CHUNK))
+    if K <= BLOCK_DEPTH:
+        for begin in range(left, right, CHUNK_COLUMNS):
+            part = Region(first, last, begin, min(right, begin + CHUNK_COLUMNS))
             _add_block(Rows(at(sums.start, begin - left), sums.stride), a, b, part)
         return
     for i in range(first, last):
         for j in range(left, right, LANES):
             count, place = min(LANES, right - j), (i - first) * sums.stride + j - left
-            for start in range(0, K, BLOCK):
-                stop = min(K, start + BLOCK)
+            for start in range(0, K, BLOCK_DEPTH):
+                stop = min(K, start + BLOCK_DEPTH)
                 total = load_first(sums.start, place, count)
                 total = total + _column_dots(a, i * K, b, j, count, start, stop)
                 store_first(sums.start, place, total, count)
@@ -122,7 +124,7 @@ def _column_dots(a, place, b, j, count, start, stop):
 
 @jit
 def _add_block(sums, a, b, region):
-    """sums[i, j] += a[i] . b[:, j] for a region, with flat a, four rows of b at a time."""
+    """Adds a[i] . b[:, j] to sums[i, j] for a region, with flat a, four rows of b at a time."""
     first, last, left, right = region
     K, N = b.shape
     columns = right - left
@@ -135,7 +137,7 @@ def _add_block(sums, a, b, region):
             a2, a3 = broadcast(element(a, x + 2)), broadcast(element(a, x + 3))
             for j in range(0, whole, LANES):
                 y = k * N + left + j
-                for row_ahead in range(AHEAD, AHEAD + 4):
+                for row_ahead in range(PREFETCH_ROWS, PREFETCH_ROWS + 4):
                     prefetch(b, y + row_ahead * N)
                 s, t = fma(a0, load(b, y), load(row, j)), a1 * load(b, y + N)
                 s, t = fma(a2, load(b, y + 2 * N), s), fma(a3, load(b, y + 3 * N), t)

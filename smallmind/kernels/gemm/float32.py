@@ -9,11 +9,11 @@ from smallmind.kernels.codegen.jit import inline_jit, jit
 from smallmind.kernels.codegen.rounding import round_up
 from smallmind.kernels.codegen.simd import LANES, at
 from smallmind.kernels.gemm.packing import (
-    DEPTH,
-    STRIP,
+    MAX_DEPTH,
+    MAX_STRIP_ROWS,
     TRANSPOSE_A,
     TRANSPOSE_B,
-    Panel,
+    PackedPanel,
     copy_rows,
     pack_columns,
     pack_transposed,
@@ -22,9 +22,9 @@ from smallmind.kernels.gemm.packing import (
 from smallmind.kernels.gemm.tile import NULL, PANEL, TILE_ROWS, Rows, Strip, multiply_panel
 
 HEIGHT = TILE_ROWS  # rows of the result that are multiplied at a time
-PACK_B_FROM = TILE_ROWS + 1  # from this many rows a packed panel of b is read again
-PACK_A_FROM = ISA.packs_a_from * PANEL  # columns of b that read a
-STRIP_SIZE = STRIP // TILE_ROWS * packed_tile.py_func(DEPTH // 2)
+MIN_ROWS_TO_PACK_B = TILE_ROWS + 1  # from this many rows a packed panel of b is read again
+MIN_COLUMNS_TO_PACK_A = ISA.packs_a_from * PANEL  # columns of b that read a
+STRIP_SIZE = MAX_STRIP_ROWS // TILE_ROWS * packed_tile.py_func(MAX_DEPTH // 2)
 multiply = multiply_panel
 
 
@@ -40,7 +40,7 @@ def pack_a(a, strip, _row, variant, start, end, first, last, columns):
     if variant != TRANSPOSE_A:
         K = a.shape[1]
         return Strip(at(a, first * K + start), TILE_ROWS * K, K, 1)
-    if columns >= PACK_A_FROM:
+    if columns >= MIN_COLUMNS_TO_PACK_A:
         pack_columns(strip, a, start, end, first, last)
         return Strip(at(strip, 0), packed_tile(end - start), 1, TILE_ROWS)
     M = a.shape[1]
@@ -49,9 +49,9 @@ def pack_a(a, strip, _row, variant, start, end, first, last, columns):
 
 @jit
 def pack_b(b, panel, variant, start, end, region, depth):
-    """K start..end, columns of a region, of the right operand -> Panel, in b itself or packed."""
+    """K start..end, columns of a region, of the right operand -> PackedPanel, in b or packed."""
     N, width = b.shape[1], round_up(region.right - region.left, LANES)
-    packed = Panel(Rows(at(panel, 0), width), NULL)
+    packed = PackedPanel(Rows(at(panel, 0), width), NULL)
     if variant == TRANSPOSE_B:
         pack_transposed(panel, b, start, end, region.left, region.right)
         return packed
@@ -59,5 +59,5 @@ def pack_b(b, panel, variant, start, end, region, depth):
     if region.right - region.left < width:
         copy_rows(panel, width, b, source, depth, region.right - region.left)
         return packed
-    is_read_again = region.last - region.first >= PACK_B_FROM
-    return Panel(Rows(at(b, source), N), at(panel, 0) if is_read_again else NULL)
+    is_read_again = region.last - region.first >= MIN_ROWS_TO_PACK_B
+    return PackedPanel(Rows(at(b, source), N), at(panel, 0) if is_read_again else NULL)

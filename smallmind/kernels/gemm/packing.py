@@ -25,16 +25,16 @@ from smallmind.kernels.codegen.simd import (
 from smallmind.kernels.codegen.transpose import transpose_tile
 from smallmind.kernels.gemm.tile import FETCHED_AHEAD, LINE, PANEL, TILE_ROWS, TILE_VECTORS
 
-DEPTH = 512  # maximum depth along K that is multiplied at a time
-STRIP = TILE_ROWS * 64  # maximum number of rows of the result at a time
-PACKING = 12  # measured: see grid_rows
+MAX_DEPTH = 512  # maximum depth along K that is multiplied at a time
+MAX_STRIP_ROWS = TILE_ROWS * 64  # maximum number of rows of the result at a time
+PACKING_ROWS = 12  # measured: see grid_rows
 PLAIN, TRANSPOSE_A, TRANSPOSE_B = 0, 1, 2  # the products a b, a^T b and a b^T
 # Added to a variant: a row has the same bits whatever the number of rows; a product a b^T has those
 # of a b.
 BY_ROWS, AS_PLAIN = 4, 8
 
 
-class Panel(NamedTuple):
+class PackedPanel(NamedTuple):
     """A panel of b as tiles read it."""
 
     rows: Any
@@ -56,10 +56,10 @@ def grid_rows(M, vectors, workers, variant, height):
 
     Rows are multiplied `height` at a time. A row and a vector cost 1 for each k. To read a vector
     of b for the first time, from memory or from another core's cache, and to pack it costs as much
-    as PACKING rows, twice that if it is transposed; to read a row of a, as much as one vector.
+    as PACKING_ROWS rows, twice that if it is transposed; to read a row of a, as much as one vector.
     """
     min_cost, best = np.int64(1) << 62, 1
-    packing = 2 * PACKING if variant == TRANSPOSE_B else PACKING
+    packing = 2 * PACKING_ROWS if variant == TRANSPOSE_B else PACKING_ROWS
     tiles = ceil_div(M, height)
     for bands in range(1, workers + 1):
         busiest = np.int64(0)

@@ -7,14 +7,14 @@ from smallmind.kernels.codegen.blocks import block_bytes, load_values, transpose
 from smallmind.kernels.codegen.jit import jit
 from smallmind.kernels.codegen.rounding import round_up
 from smallmind.kernels.codegen.simd import LANES, at, store
-from smallmind.kernels.gemm.packing import TRANSPOSE_B, Panel
+from smallmind.kernels.gemm.packing import TRANSPOSE_B, PackedPanel
 from smallmind.kernels.gemm.tile import NULL, Rows
 from smallmind.kernels.number_types import BLOCK
 
 
 @jit
 def pack_b(b, panel, variant, start, end, region, depth):
-    """K start..end, columns of a region, of the right operand -> Panel (depth, whole vectors).
+    """K start..end, columns of a region, of the right operand -> PackedPanel (depth, vectors).
 
     If it is transposed, start is a multiple of BLOCK; otherwise the columns are whole vectors.
     """
@@ -33,4 +33,4 @@ def pack_b(b, panel, variant, start, end, region, depth):
             source = (start + k) * columns + left
             for j in range(0, width, LANES):
                 store(panel, k * width + j, load_values(b, source + j))
-    return Panel(Rows(at(panel, 0), width), NULL)
+    return PackedPanel(Rows(at(panel, 0), width), NULL)

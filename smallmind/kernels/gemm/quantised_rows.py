@@ -19,7 +19,7 @@ from smallmind.kernels.codegen.operation import element_pointer
 from smallmind.kernels.codegen.rounding import ceil_div, round_up, row_share
 from smallmind.kernels.codegen.simd import HOST, at, borrow
 from smallmind.kernels.codegen.vector_ir import F32, I8, I16, I32, I64
-from smallmind.kernels.gemm.tile import FLOAT_POINTER, LINE, NULL, Rows
+from smallmind.kernels.gemm.tile import FLOAT_POINTER, LINE, NULL, Rows, write_loop
 from smallmind.kernels.number_types import BLOCK, HALF
 from smallmind.kernels.reference import SMALLEST
 
@@ -27,8 +27,8 @@ LANES = ISA.lanes
 SUMS = 16  # of two blocks
 # Bytes from the blocks that are multiplied to those that are prefetched, into the second-level
 # cache: some CPUs do not fetch a row of blocks far enough ahead by themselves.
-AHEAD = 2048
-PARTS = SUMS // LANES  # registers that hold them
+PREFETCH_BYTES = 2048
+SUM_REGISTERS = SUMS // LANES  # registers that hold them
 # Two blocks of a rounded row in scratch, in words: their integers, and what each of their sums
 # starts from. The scales of all its blocks follow.
 INTEGERS, STARTS, PAIR = 0, SUMS, 2 * SUMS
@@ -120,7 +120,7 @@ def _round_values(typingctx, w, out, scale, a, index):
 
 
 def _integers(builder, kind, blocks):
-    """Pointers to two blocks -> PARTS registers of their integers, each increased by the offset."""
+    """Pointers to two blocks -> SUM_REGISTERS vectors of their integers, plus the offset."""
     places = [builder.gep(block, [I64(SCALE)]) for block in blocks]
     if kind == types.int8:
         if LANES == 16:
@@ -174,21 +174,12 @@ def _write_rows(builder, rows, blocks, step, count, add_block):
     add_block(number of the block, sums) -> the sums of all rows with its products, `count` vectors
     a row.
     """
-    before = builder.block
-    loop, done = builder.append_basic_block("blocks"), builder.append_basic_block("summed")
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    block = builder.phi(I64)
-    sums = [builder.phi(HOST.vector) for _ in range(rows * count)]
-    added = add_block(block, list(sums))
-    following = builder.add(block, I64(step))
-    block.add_incoming(I64(0), before)
-    block.add_incoming(following, builder.block)
-    for phi, value in zip(sums, added, strict=True):
-        phi.add_incoming(HOST.constant(0.0), before)
-        phi.add_incoming(value, builder.block)
-    builder.cbranch(builder.icmp_signed("<", following, blocks), loop, done)
-    builder.position_at_end(done)
+    zeros = [HOST.constant(0.0)] * (rows * count)
+
+    def add(block, sums):
+        return add_block(block, list(sums))
+
+    _, added = write_loop(builder, HOST, I64(0), blocks, 1, zeros, add, None, step)
     totals = []
     for i in range(rows):
         registers = added[i * count : (i + 1) * count]
@@ -207,7 +198,7 @@ def _write_integer_products(builder, kind, rows, w, blocks, zeros):
 
     def add_pair(block, sums):
         first = builder.gep(w, [builder.mul(block, I64(SIZES[kind]))])
-        HOST.prefetch(builder, builder.gep(first, [I64(AHEAD)]), locality=2)
+        HOST.prefetch(builder, builder.gep(first, [I64(PREFETCH_BYTES)]), locality=2)
         is_pair = builder.icmp_signed("<", builder.add(block, I64(1)), blocks)
         second = builder.select(is_pair, builder.gep(first, [I64(SIZES[kind])]), zeros)
         integers, scales = (of(builder, kind, (first, second)) for of in (_integers, _scales))
@@ -225,10 +216,10 @@ def _write_integer_products(builder, kind, rows, w, blocks, zeros):
                 lanes = [lane // (SUMS // 2) for lane in range(start, start + LANES)]
                 scale = _shuffle(builder, both, both, lanes)
                 term = builder.fmul(builder.sitofp(dots, HOST.vector), scale)
-                sums[i * PARTS + part] = builder.fadd(sums[i * PARTS + part], term)
+                sums[i * SUM_REGISTERS + part] = builder.fadd(sums[i * SUM_REGISTERS + part], term)
         return sums
 
-    return _write_rows(builder, len(rows), blocks, 2, PARTS, add_pair)
+    return _write_rows(builder, len(rows), blocks, 2, SUM_REGISTERS, add_pair)
 
 
 def _write_products(builder, kind, rows, w, blocks):
@@ -286,7 +277,7 @@ _multiply_one, _multiply_four = _multiply_row(1), _multiply_row(4)
 
 @parallel_jit
 def multiply_few(out, a, w, bias, addend, by_rows, scratch, workers):
-    """out = a w^T [+ bias] [+ addend], of few rows. scratch (workers, scratch_size)."""
+    """Computes out = a w^T [+ bias] [+ addend], of few rows. scratch (workers, scratch_size)."""
     for worker in prange(workers):
         own = at(scratch, np.int64(worker) * scratch.shape[1])
         first, last = row_share(w.shape[0], np.int64(worker), workers)

@@ -20,29 +20,29 @@ from smallmind.kernels.codegen.simd import HOST, at, borrow, share
 from smallmind.kernels.codegen.vector_ir import F32, I16, I32, I64, Storage
 from smallmind.kernels.gemm.blocked import finish, operands_of
 from smallmind.kernels.gemm.packing import TRANSPOSE_B, Region
-from smallmind.kernels.gemm.tile import Rows
+from smallmind.kernels.gemm.tile import Rows, write_loop
 
 LANES = ISA.lanes
 OUTPUTS = 4
 # Bytes from which on a matrix is not expected in a core's second-level cache. The rows that follow
 # are then prefetched into it: each is too short for the CPU to fetch ahead by itself. Where it is
 # there, this takes a fifth longer.
-FETCHED_FROM = 2**18
+MIN_PREFETCHED_BYTES = 2**18
 # Elements of K summed one after the other: the sums of blocks are added, so that the error does not
 # grow with all of K.
-BLOCK = 8192
-SUMS = 8192  # elements of the result that are finished while they are in the first-level cache
+BLOCK_DEPTH = 8192
+MAX_SUMS = 8192  # elements of the result that are finished while they are in the first-level cache
 # Rows whose sums, and what is multiplied, are in registers: of 32, and of 16.
-MOST = 6 if ISA.tile_vectors == 4 else 3
+MAX_ROWS = 6 if ISA.tile_vectors == 4 else 3
 
 
 def scratch_size(M: int) -> int:
     """Returns the float32 of scratch that a thread needs for M rows."""
-    return max(SUMS, OUTPUTS * M)
+    return max(MAX_SUMS, OUTPUTS * M)
 
 
 def _loaded(builder, pointer, storage, count=None):
-    """Numbers as they are multiplied: LANES, or LANES pairs of bfloat16; or the first `count`."""
+    """Loads numbers as they are multiplied: LANES, or pairs of bfloat16; or the first `count`."""
     if storage is not Storage.BFLOAT16:
         if count is None:
             return HOST.load(builder, pointer, storage)
@@ -116,26 +116,14 @@ def _write_block(builder, storage, shape, sums, a, b, extent, fetches):
     zeros = [HOST.constant(0.0)] * (rows * outputs)
     tail = builder.and_(depth, I64(step - 1))
     whole = builder.sub(depth, tail)
-    before = builder.block
-    loop, done = (builder.append_basic_block(name) for name in ("along_k", "whole"))
-    builder.cbranch(builder.icmp_signed(">", whole, I64(0)), loop, done)
-    builder.position_at_end(loop)
-    k = builder.phi(I64)
-    inside = [builder.phi(HOST.vector) for _ in zeros]
-    added = add(k, inside)
-    following, end = builder.add(k, I64(step)), builder.block
-    _add_incoming([k, *inside], [I64(0), *zeros], before)
-    _add_incoming([k, *inside], [following, *added], end)
-    builder.cbranch(builder.icmp_signed("<", following, whole), loop, done)
-    builder.position_at_end(done)
-    found = [builder.phi(HOST.vector) for _ in zeros]
-    _add_incoming(found, zeros, before)
-    _add_incoming(found, added, end)
+    _, found = write_loop(builder, HOST, I64(0), whole, 1, zeros, add, None, step)
+    done = builder.block
     with builder.if_then(builder.icmp_signed(">", tail, I64(0))):
         with_tail, end = add(whole, found, tail), builder.block
     totals = [builder.phi(HOST.vector) for _ in zeros]
-    _add_incoming(totals, found, done)
-    _add_incoming(totals, with_tail, end)
+    for total, before, after in zip(totals, found, with_tail, strict=True):
+        total.add_incoming(before, done)
+        total.add_incoming(after, end)
     start, stride = sums
     for i in range(rows):
         total = _lane_sums(builder, totals[i * outputs : (i + 1) * outputs])
@@ -145,11 +133,6 @@ def _write_block(builder, storage, shape, sums, a, b, extent, fetches):
         zero = ir.Constant(total.type, None)
         before = builder.select(adds, before, zero if outputs > 1 else F32(0.0))
         builder.store(builder.fadd(total, before), place, align=4)
-
-
-def _add_incoming(phis, values, block):
-    for phi, value in zip(phis, values, strict=True):
-        phi.add_incoming(value, block)
 
 
 def _block_of(outputs, most):
@@ -188,7 +171,7 @@ def _block_of(outputs, most):
     return multiply
 
 
-_multiply_fours, _multiply_one = _block_of(OUTPUTS, MOST), _block_of(1, 1)
+_multiply_fours, _multiply_one = _block_of(OUTPUTS, MAX_ROWS), _block_of(1, 1)
 
 
 @jit
@@ -198,14 +181,14 @@ def _multiply(operands, sums, left, right):
     M, K = a.shape
     if M == 0:
         return
-    size = ceil_div(M, ceil_div(M, MOST))  # rows at a time
-    width = max(OUTPUTS, SUMS // M // OUTPUTS * OUTPUTS)
-    fetches = b.size * b.itemsize > FETCHED_FROM
+    size = ceil_div(M, ceil_div(M, MAX_ROWS))  # rows at a time
+    width = max(OUTPUTS, MAX_SUMS // M // OUTPUTS * OUTPUTS)
+    fetches = b.size * b.itemsize > MIN_PREFETCHED_BYTES
     for column in range(left, right, width):
         last = min(right, column + width)
         fours = last - (last - column) % OUTPUTS
-        for start in range(0, max(K, 1), BLOCK):
-            depth = min(BLOCK, K - start)
+        for start in range(0, max(K, 1), BLOCK_DEPTH):
+            depth = min(BLOCK_DEPTH, K - start)
             for j in range(column, fours, OUTPUTS):
                 for i in range(0, M, size):
                     place = Rows(at(sums, i * width + j - column), width)
@@ -220,14 +203,14 @@ def _multiply(operands, sums, left, right):
 
 @serial_jit
 def multiply_alone(out, activation, a, b, bias, addend, scratch):
-    """out = a b^T [+ bias] [+ addend], activation = gelu(out), on the calling thread."""
+    """Computes out = a b^T [+ bias] [+ addend], activation = gelu(out), on the calling thread."""
     operands = operands_of(out, activation, a, b, bias, addend, TRANSPOSE_B)
     _multiply(operands, borrow(scratch[0]), 0, out.shape[1])
 
 
 @parallel_jit
 def multiply_parallel(out, activation, a, b, bias, addend, scratch):
-    """As `multiply_alone`, on all threads, with a row of scratch each."""
+    """Computes as `multiply_alone` does, on all threads, with a row of scratch each."""
     workers = scratch.shape[0]
     for worker in prange(workers):
         operands = operands_of(out, activation, a, b, bias, addend, TRANSPOSE_B)

@@ -68,12 +68,12 @@ def tile_function(
             ops.prefetch(builder, builder.gep(c_i, [I64(column)]), write=True)
 
     def of_a(i, k):
-        """Pointer to a[i, k]."""
+        """-> the pointer to a[i, k]."""
         row, column = (k, I64(i)) if transposed else (I64(i), k)
         return builder.gep(builder.gep(a, [builder.mul(row, a_stride)]), [column])
 
     def fetch(k):
-        """Prefetches, a line at a time, what the tile below reads of a.
+        """Prefetches a line at a time what the tile below reads of a.
 
         The rows of a are short, so the CPU does not see in time where the next ones begin.
         """
@@ -107,7 +107,7 @@ def tile_function(
         return added
 
     def step_of_quads(k, sums):
-        """As `step`, for k and k + 1. A sum has two rows and two columns of the result."""
+        """Adds as `step` does, for k and k + 1. A sum has two rows and columns of the result."""
         a_k, b_k = of_a(0, k), builder.gep(b, [builder.mul(k, b_row)])
         a_values = [ops.load(builder, builder.gep(a_k, [I64(2 * i)])) for i in range(0, rows, 2)]
         added = list(sums)
@@ -125,7 +125,7 @@ def tile_function(
     zero, first = ops.constant(0.0), I64(0)
     if quads:
         blocks = [zero] * ((rows + 1) // 2 * 2 * vectors)
-        _, blocks = _loop(builder, ops, first, depth, 1, blocks, step_of_quads, None, length=2)
+        _, blocks = write_loop(builder, ops, first, depth, 1, blocks, step_of_quads, None, length=2)
         result = _rows_of_blocks(builder, blocks, vectors)[:rows]
     else:
         sums = [zero] * (rows * vectors)
@@ -133,9 +133,9 @@ def tile_function(
         begin = fetch if rows == isa.tile_rows and not transposed else None
         if unrolled > 1:
             end = builder.sub(depth, I64(unrolled - 1))
-            first, sums = _loop(builder, ops, first, end, unrolled, sums, step, begin)
+            first, sums = write_loop(builder, ops, first, end, unrolled, sums, step, begin)
             begin = None
-        _, sums = _loop(builder, ops, first, depth, 1, sums, step, begin)
+        _, sums = write_loop(builder, ops, first, depth, 1, sums, step, begin)
         result = [sums[i * vectors : (i + 1) * vectors] for i in range(rows)]
 
     whole = builder.icmp_signed("==", columns, I64(vectors * ops.lanes))
@@ -165,10 +165,10 @@ def _rows_of_blocks(builder, blocks, vectors):
     return rows
 
 
-def _loop(builder, ops, first, end, unrolled, sums, step, begin, length=1):
+def write_loop(builder, ops, first, end, unrolled, sums, step, begin, length=1):
     """Writes the loop `while k < end: sums = step(k, sums); k += length`, unrolled, from k = first.
 
-    Each iteration starts with begin(k), unless that is None. Returns the final k and the sums.
+    Each iteration starts with begin(k), unless that is None. Returns the final k and the vectors.
     """
     before = builder.block
     loop, done = builder.append_basic_block("along_k"), builder.append_basic_block("done")
@@ -284,7 +284,7 @@ def advance(builder, pointer, count):
 
 @intrinsic
 def float32_at(typingctx, array, index):
-    """Pointer to an element of an array of float32, or NULL: a constant for arrays of other types.
+    """-> the pointer to an element of an array of float32; for other types NULL, a constant.
 
     Also after a pointer instead of in an array.
     """
@@ -401,7 +401,7 @@ _call_float32_tile = tile_caller(pairs=False)
 
 @native("smallmind_multiply_panel", PANEL_SIGNATURE)
 def multiply_panel(c, a, b, extent, addend, bias, packed):
-    """c (rows, columns) = a (rows, depth) b (depth, columns) [+ bias (columns,)] [+ addend].
+    """a (rows, depth), b (depth, columns) -> c (rows, columns) = a b [+ bias] [+ addend].
 
     columns <= PANEL. addend.start and bias may be NULL. b must be readable up to the next multiple
     of LANES columns. If `packed` is not NULL, the first tile writes what it reads of b to it, row
