@@ -6,7 +6,7 @@ from pathlib import Path
 
 from smallmind import parts
 from smallmind.cli.console import Console
-from smallmind.cli.flags import add_checkpoint, add_run, run_of
+from smallmind.cli.flags import MODEL_OR_RUN, add_checkpoint, add_run, run_of
 from smallmind.console import activity
 from smallmind.console.table import format_bytes
 
@@ -15,7 +15,7 @@ TYPES = parts.types_for("store")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `smallmind export`."""
-    add_run(parser, "directory of a run, or a model or checkpoint file")
+    add_run(parser, MODEL_OR_RUN)
     formats = ", ".join([*parts.FORMATS, *parts.ADAPTER_FORMATS])
     parser.add_argument(
         "--to",

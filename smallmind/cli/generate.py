@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 from smallmind.checks import InputError
 from smallmind.cli.console import Console, typed_lines
 from smallmind.cli.flags import (
+    MODEL_OR_RUN,
     add_checkpoint,
     add_config_flags,
     add_precision,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `smallmind generate`."""
-    add_run(parser, "directory of a run, or a model or checkpoint file")
+    add_run(parser, MODEL_OR_RUN)
     add_checkpoint(parser)
     parser.add_argument("--prompt", metavar="TEXT", help="text to continue; default: a new line")
     parser.add_argument(

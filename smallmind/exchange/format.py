@@ -171,15 +171,23 @@ def check_export(path: Path, to: str, type: str | None) -> str:
 def find_external(path: Path, which: int | str | None = None) -> ExternalModel | None:
     """Finds the model of another program at a path; None if there is something else."""
     if path.suffix in PICKLES and path.is_file():
-        raise InputError(
-            f"{path} is a pickle, which could run any program when it is read; convert it with "
-            "transformers, from_pretrained(...).save_pretrained(DIR), and import DIR"
-        )
+        raise InputError(f"{path} is {explain_pickle(path.name)}, and give {path.parent}")
     for name in parts.FORMATS:
         if found := open_format(name).find(path):
             check_no_run(path, which)
             return found
     return None
+
+
+def explain_pickle(name: str) -> str:
+    """The name of a file of weights -> why it is not read, and what to do."""
+    reason = "a pickle, which could run any program when it is read; "
+    if not name.startswith("pytorch_model"):
+        return f"{reason}save the model as safetensors with the program that wrote it"
+    return (
+        f'{reason}convert it in its directory: python -c "from transformers import '
+        "AutoModelForCausalLM as M; M.from_pretrained('.').save_pretrained('.')\""
+    )
 
 
 def padded(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:

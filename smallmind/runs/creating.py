@@ -29,6 +29,7 @@ from smallmind.parallel.environment import launched
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer, new_characters
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import RUNS, TEXT, Text, default_directory, is_literal, paths_of
+from smallmind.runs.loading import missing_from
 from smallmind.runs.products import fastest_products
 from smallmind.runs.source import TOKENS, Source, about_characters, read_source
 from smallmind.runs.trials import History
@@ -332,7 +333,8 @@ def import_model(
     found = find_external(source)
     if found is None:
         raise InputError(
-            f"{source} is neither a directory of transformers, with a config.json that names a "
+            missing_from(source)
+            or f"{source} is neither a directory of transformers, with a config.json that names a "
             "model_type, nor an adapter of PEFT, nor a GGUF file"
         )
     if block_size is not None:

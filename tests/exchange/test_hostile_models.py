@@ -100,7 +100,6 @@ def refusal(path):
         ({"vocab_size": 2**24}, "its tokenizer has"),
         ({"vocab_size": 310}, "the model that it describes has 310 x 8"),
         ({"intermediate_size": 2**18}, "the model that it describes has"),
-        ({"tie_word_embeddings": False}, "lacks the tensor lm_head.weight"),
         ({"tie_word_embeddings": "yes"}, "tie_weights='yes' must be true or false"),
         ({"attention_bias": True}, "attention_bias=True, mlp_bias=False: they must be equal here"),
         ({"attention_bias": True, "mlp_bias": True}, "lacks the tensor"),
@@ -157,15 +156,25 @@ class Harm:
         return os.mkdir, (str(self.path),)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth", "model.ckpt"])
-def test_pickles_are_refused_and_not_read(model, tmp_path, name, cli):
+@pytest.mark.parametrize(
+    ("name", "is_other"),
+    [
+        ("pytorch_model.bin", False),
+        ("pytorch_model-00001-of-00002.bin", False),
+        ("model.pt", True),
+        ("weights.pth", True),
+        ("model.ckpt", True),
+    ],
+)
+def test_pickles_are_refused_and_not_read(model, tmp_path, monkeypatch, name, is_other, cli):
+    monkeypatch.chdir(tmp_path)
     (model / "model.safetensors").unlink()
     (model / name).write_bytes(pickle.dumps(Harm(tmp_path / "harm")))
     message = refusal(model)
     assert f"only {name}, a pickle, which could run any program" in message
     assert "is a pickle, which could run any program" in refusal(model / name)
-    cli.refuses("save_pretrained(DIR)", "import", model / name, "--out", tmp_path / "run")
-    assert not (tmp_path / "harm").exists() and not (tmp_path / "run").exists()
+    cli.refuses("safetensors with" if is_other else "save_pretrained('.')", "import", model / name)
+    assert not (tmp_path / "harm").exists() and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -234,7 +243,8 @@ def test_a_model_without_weights_or_tokenizer_says_what_to_do(model):
     (model / "elsewhere").rename(model / "model.safetensors")
     (model / "tokenizer.json").unlink()
     assert "has no tokenizer.json; save the tokenizer there" in refusal(model)
-    assert "give its directory" in refusal(model / "model.safetensors")
+    for name in ("model.safetensors", "config.json"):
+        assert f"give its directory, {model}" in refusal(model / name)
 
 
 def test_a_tokenizer_of_another_kind_is_refused(model):
