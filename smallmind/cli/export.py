@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _types() -> str:
-    """Says which types there are, where each can be used, and how many bits those of blocks take."""
+    """Says where each type can be used, and how many bits those of blocks take."""
     plain = ", ".join(kind.name for kind in TYPES if kind.block == 1)
     blocks = ", ".join(f"{kind.name} ({kind.bits} bits)" for kind in TYPES if kind.block > 1)
     page = ", ".join(kind.name for kind in TYPES if "page" in kind.uses)
