@@ -161,11 +161,13 @@ def _highest_bits(q):
 
 def _six_bits(packed):
     """(n, 12) bytes -> scales and minima (n, 8); the last four have their highest bits apart."""
-    scales, minima, rest = packed.view(np.uint32).T  # four bytes at a time
-    low = scales & 0x3F3F3F3F, minima & 0x3F3F3F3F
-    high = rest & 0x0F0F0F0F, rest >> 4 & 0x0F0F0F0F
-    high = high[0] | scales >> 2 & 0x30303030, high[1] | minima >> 2 & 0x30303030
-    return (np.stack(pair, axis=1).view(np.uint8) for pair in zip(low, high, strict=True))
+
+    def joined(first, low):
+        last = low & 0x0F0F0F0F | first >> 2 & 0x30303030
+        return np.stack([first & 0x3F3F3F3F, last], axis=1).view(np.uint8)
+
+    scales, minima, low = packed.view(np.uint32).T  # four bytes at a time
+    return joined(scales, low), joined(minima, low >> 4)
 
 
 def _packed(q):
