@@ -129,8 +129,9 @@ def _write(
     model: TransformerModel | None = None,
     copied: Path | None = None,
 ) -> tuple[RunDirectory, SavedConfig]:
-    directory = RunDirectory.create(path, text)
+    directory = RunDirectory(path)
     try:
+        directory.create(text)
         directory.save_tokenizer(tokenizer)
         if model:
             directory.save_model(model, tokenizer, 0)
