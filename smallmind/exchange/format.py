@@ -11,7 +11,7 @@ import numpy as np
 from smallmind import parts
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.exchange.stored import StoredModel, check_no_run
-from smallmind.exchange.tensors import read_model, read_parameters
+from smallmind.exchange.tensors import read_model, read_parameters, write_model
 from smallmind.kernels.number_types import BLOCK
 from smallmind.nn.adapter import SavedAdapter
 from smallmind.nn.loading import Stored
@@ -47,6 +47,9 @@ class ExternalModel(StoredModel):
 
     def model(self, backend: str = "numba", precision: str | None = None) -> TransformerModel:
         return read_model(self.config, *self.tensors(), str(self.path), backend, precision)
+
+    def write_to(self, model: TransformerModel) -> None:
+        write_model(model, self.config, *self.tensors(), str(self.path))
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         return read_parameters(self.config, *self.tensors(), str(self.path))
