@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         model, tokenizer = found.load(precision=options.precision)
         chat = Chat(model, tokenizer, options.system, **vars(config))
         hint = "; /help lists commands, Ctrl-D ends" if sys.stdin and sys.stdin.isatty() else ""
-        notes.line(f"Talking with {found.name}, of {path}{hint}")
+        notes.line(f"Talking with {found.found_at(path)}{hint}")
         _talk(chat, notes, options.json)
     return 0
 

@@ -83,11 +83,11 @@ def run(options: argparse.Namespace) -> int:
         found = find(path, options.checkpoint, options.adapter)
         model, tokenizer = found.load(precision=options.precision)
         if options.interactive:
-            notes.line(f"Using {found.name}, of {path}")
+            notes.line(f"Using {found.found_at(path)}")
             return _converse((model, tokenizer), options.template, config, notes)
         prompt = tokenizer.opening if options.prompt is None else options.prompt
         writer = Writer(model, tokenizer, prompt, config, options.n)
-        notes.line(f"Using {found.name}, of {path}")
+        notes.line(f"Using {found.found_at(path)}")
         if options.json or options.n > 1:
             return _print_samples(writer, prompt, path, notes, options.json)
         _print_text(writer, prompt, notes)

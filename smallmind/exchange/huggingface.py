@@ -199,10 +199,10 @@ class HuggingFaceDirectory(ExternalModel):
         index = self.path / INDEX
         if not index.exists():
             names = sorted(file.name for file in self.path.iterdir())
-            shards = [name for name in names if SHARD.fullmatch(name)]
+            others = [name for name in names if SHARD.fullmatch(name)]
             pickles = [name for name in names if Path(name).suffix in PICKLES]
-            if shards:
-                reason = f"{shards[0]}, but neither {MODEL} nor {INDEX}; fetch what is missing"
+            if others:
+                reason = f"{others[0]}, but neither {MODEL} nor {INDEX}; fetch what is missing"
             elif pickles:
                 reason = f"only {pickles[0]}, {explain_pickle(pickles[0])}"
             else:

@@ -12,6 +12,7 @@ from smallmind.checks import InputError, shown_value
 from smallmind.console import activity
 from smallmind.kernels import reference
 from smallmind.kernels.number_types import DTYPES, round_to
+from smallmind.kernels.on_cores import on_cores
 from smallmind.nn.loading import Stored, read_tensor
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import Role, Transposed
@@ -158,11 +159,15 @@ def write_model(
 def _fill(
     model: TransformerModel, tensors: list[Tensor], stored: Mapping[str, Stored], source: str
 ) -> None:
+    def read(tensor: Tensor) -> None:
+        parameter = model.flat.own(tensor.parameter)
+        tensor.read(model.workspace.kernels, parameter, stored[tensor.name], source)
+
     size = 4 * sum(math.prod(tensor.shape) for tensor in tensors)
     with activity.doing(f"Reading {source}", usual=size < activity.LARGE):
-        for tensor in activity.parts(tensors):
-            parameter = model.flat.own(tensor.parameter)
-            tensor.read(model.workspace.kernels, parameter, stored[tensor.name], source)
+        # The first of them is read alone: let it not be the embedding, which is the largest.
+        for _ in on_cores(read, activity.parts([*tensors[1:2], tensors[0], *tensors[2:]])):
+            pass
     model.flat.refresh()
 
 
