@@ -11,7 +11,7 @@ import numpy as np
 from smallmind import parts
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.exchange.stored import StoredModel, check_no_run
-from smallmind.exchange.tensors import read_model, read_parameters, write_model
+from smallmind.exchange.tensors import check_tensors, read_model, read_parameters, write_model
 from smallmind.kernels.number_types import BLOCK
 from smallmind.nn.adapter import SavedAdapter
 from smallmind.nn.loading import Stored
@@ -44,6 +44,10 @@ class ExternalModel(StoredModel):
     def tensors(self) -> tuple[Layout, Mapping[str, Stored]]:
         """Returns its names for our parameters, and its tensors. InputError if damaged."""
         raise NotImplementedError
+
+    def check(self) -> None:
+        """Reads all its tensors. InputError if they are damaged."""
+        check_tensors(self.config, *self.tensors(), str(self.path))
 
     def model(self, backend: str = "numba", precision: str | None = None) -> TransformerModel:
         return read_model(self.config, *self.tensors(), str(self.path), backend, precision)

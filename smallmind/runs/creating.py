@@ -344,8 +344,7 @@ def import_model(
     _check_template(source, tokenizer)
     model = None if found.is_one_file else found.model("numpy")
     if model is None:  # the file is kept, with blocks of integers as they are
-        for _ in found.parameters():
-            pass  # checks them
+        found.check()
     settings = Settings(found.config, run=RunConfig(tokenizer=tokenizer.kind, out=str(path)))
     return _write_imported(path, settings, tokenizer, source, model)
 
