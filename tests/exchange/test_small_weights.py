@@ -150,7 +150,7 @@ def test_a_file_may_mix_all_types(tmp_path, monkeypatch, name, precision):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_run_trains_beside_blocks_as_they_are(tmp_path, monkeypatch, precision):
-    """Those of any integers change if they are rounded again: their largest is not the extreme."""
+    """Blocks of any integers change if they are rounded again: their largest is not the extreme."""
     path = mixed(tmp_path, monkeypatch, "Llama", n_layer=1)
     fields = {"lora_rank": 2, "precision": precision, "steps": 1, "batch_size": 1, "val_every": 0}
     run = Run.create(text=TEXT, init_from=str(path), out=tmp_path / "run", block_size=16, **fields)
