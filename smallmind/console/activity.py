@@ -8,7 +8,6 @@ replaces it with `showing_on(hook)`.
 """
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -73,7 +72,6 @@ class _Task:
         on_progress: Callable[[str], object] | None = None,
     ) -> None:
         self.start = time.monotonic()
-        self.thread = threading.get_ident()  # the only one that shows how far it is
         self.parts: list[list[int]] = []  # done and all, the inner ones within one of the outer
         # It may name a file, which may have any name.
         self.phrase = "".join(c if c.isprintable() else "\ufffd" for c in phrase)
@@ -165,7 +163,7 @@ def tick() -> None:
     if not _state.tasks or (now := time.monotonic()) - _state.refreshed < REFRESH:
         return
     for task in reversed(_state.tasks):
-        if now - task.start >= task.delay and task.thread == threading.get_ident():
+        if now - task.start >= task.delay:
             _state.refreshed = now
             task.show(task.so_far())
             return

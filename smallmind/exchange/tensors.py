@@ -12,7 +12,6 @@ from smallmind.checks import InputError, shown_value
 from smallmind.console import activity
 from smallmind.kernels import reference
 from smallmind.kernels.number_types import DTYPES, round_to
-from smallmind.kernels.on_cores import on_cores
 from smallmind.nn.loading import Stored, read_tensor
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import Role, Transposed
@@ -159,15 +158,11 @@ def write_model(
 def _fill(
     model: TransformerModel, tensors: list[Tensor], stored: Mapping[str, Stored], source: str
 ) -> None:
-    def read(tensor: Tensor) -> None:
-        parameter = model.flat.own(tensor.parameter)
-        tensor.read(model.workspace.kernels, parameter, stored[tensor.name], source)
-
     size = 4 * sum(math.prod(tensor.shape) for tensor in tensors)
     with activity.doing(f"Reading {source}", usual=size < activity.LARGE):
-        # The first of them is read alone: let it not be the embedding, which is the largest.
-        for _ in on_cores(read, activity.parts([*tensors[1:2], tensors[0], *tensors[2:]])):
-            pass
+        for tensor in activity.parts(tensors):
+            parameter = model.flat.own(tensor.parameter)
+            tensor.read(model.workspace.kernels, parameter, stored[tensor.name], source)
     model.flat.refresh()
 
 
@@ -175,15 +170,11 @@ def check_tensors(
     config: ModelConfig, layout: Layout, stored: Mapping[str, Stored], source: str
 ) -> None:
     """Reads all tensors of a file, and keeps none. Errors as `read_model`."""
-
-    def check(tensor: Tensor) -> None:
-        for _ in stored[tensor.name].pieces(f"{source}: {tensor.parameter}"):
-            pass
-
     tensors = _checked(config, layout, stored, source)
     with activity.doing(f"Checking {source}", usual=True):
-        for _ in on_cores(check, activity.parts(tensors)):
-            pass
+        for tensor in activity.parts(tensors):
+            for _ in stored[tensor.name].pieces(f"{source}: {tensor.parameter}"):
+                pass
 
 
 def read_parameters(

@@ -15,7 +15,6 @@ import json
 import math
 import mmap
 import os
-import threading
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -192,8 +191,6 @@ class StoredTensor:
     Not mapped: if the file is truncated, a mapping ends the process with SIGBUS.
     """
 
-    _one_at_a_time = threading.Lock()  # threads: descriptors of a file share its position
-
     def __init__(
         self,
         file: BufferedReader,
@@ -229,13 +226,12 @@ class StoredTensor:
             self._digest.add(data)
 
     def _read(self, start: int, rest: memoryview) -> None:
-        with self._one_at_a_time:
-            self._file.seek(start)
-            while rest:
-                count = self._file.readinto(rest)
-                if not count:
-                    raise InputError(f"{self._path} was truncated while it was read; restore it")
-                rest = rest[count:]
+        self._file.seek(start)
+        while rest:
+            count = self._file.readinto(rest)
+            if not count:
+                raise InputError(f"{self._path} was truncated while it was read; restore it")
+            rest = rest[count:]
 
 
 def open_tensors(

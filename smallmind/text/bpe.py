@@ -7,8 +7,10 @@ not depend on where they end.
 import re
 import threading
 import unicodedata
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from smallmind.kernels.bpe.encode import Chain, Memory, Merges, Whole
 from smallmind.kernels.bpe.merges import Corpus, Pairs
 from smallmind.kernels.bpe.split import Pattern
 from smallmind.kernels.bpe.words import Words
-from smallmind.kernels.on_cores import on_cores
+from smallmind.kernels.codegen.threads import cores
 
 CHUNK = 1 << 20  # characters
 MIN_PAIRS = 2  # times that a pair occurs before it is worth a token
@@ -31,6 +33,8 @@ BORDER = re.compile(r"(?<=[^\W_])[\s!-/:-@\[-`{-~\u3001\u3002\uff01\uff0c\uff1f]
 NO_TOKEN = -1
 END = 2**30  # after each of many texts: no token has this number
 MAX_JOINED = 4  # characters that NFC makes one of
+
+Result = TypeVar("Result")
 
 
 class Chunk(NamedTuple):
@@ -202,7 +206,7 @@ def _count(chunks: Iterable[Chunk], pattern: Pattern) -> Words:
         ) < len(chunk.data):
             local.words[0] = local.words[0].grown()
 
-    for _ in on_cores(count, chunks):
+    for _ in _on_threads(count, chunks):
         pass
     total = counted.pop()[0] if counted else Words.empty(1 << 10, 1 << 14)
     while counted:  # each is freed once it has been added
@@ -224,7 +228,7 @@ def encode_chunks(
     texts: Iterable[str], pattern: Pattern, table: Merges, whole: Whole, special: Special
 ) -> Iterator[np.ndarray]:
     """Texts, as `cut` makes them -> the tokens of each, int32. InputError where a byte has none."""
-    return on_cores(_encoder(pattern, table, whole), _chunks(texts, special))
+    return _on_threads(_encoder(pattern, table, whole), _chunks(texts, special))
 
 
 def _encoder(pattern: Pattern, table: Merges, whole: Whole) -> Callable[[Chunk], np.ndarray]:
@@ -274,3 +278,24 @@ def encode_each(
         ids[start:end]
         for start, end in zip([0, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True)
     ]
+
+
+def _on_threads(function: Callable[[Chunk], Result], chunks: Iterable[Chunk]) -> Iterator[Result]:
+    """Yields function(chunk) for each chunk, in their order, on as many threads as there are cores.
+
+    The first one here, as it may compile kernels. Only as many chunks are made as threads take.
+    """
+    remaining = iter(chunks)
+    for chunk in remaining:
+        yield function(chunk)
+        break
+    waiting: deque[Future[Result]] = deque()
+    threads = cores()
+    with ThreadPoolExecutor(threads) as pool:
+        for chunk in remaining:
+            activity.tick()
+            waiting.append(pool.submit(function, chunk))
+            if len(waiting) > 2 * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()

@@ -3,7 +3,6 @@
 import functools
 import gc
 import itertools
-import sys
 import weakref
 
 import numpy as np
@@ -13,7 +12,6 @@ import smallmind
 from smallmind import InputError, Precision, Run, Tokenizer, Training, TransformerModel
 from smallmind.exchange.stored import find
 from smallmind.files import safetensors
-from smallmind.kernels.codegen import threads
 from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to, to_float32
 from smallmind.nn import loading
 from smallmind.nn.loading import Stored, read_tensor
@@ -62,23 +60,6 @@ def test_pieces_of_any_size_are_put_together(tmp_path, monkeypatch, form):
         for name, values in expected.parameters.items():
             values = values if precision is None else to_float32(round_to(values, BFLOAT16))
             np.testing.assert_array_equal(model.parameters[name], values)
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_several_threads_read_the_same(tmp_path, monkeypatch, form):
-    """In small pieces, so that they take turns often."""
-    path = written(tmp_path, "Qwen3", form)
-    expected, _ = smallmind.load(path, precision="float32")
-    monkeypatch.setattr(loading, "PIECE_BYTES", 64)
-    monkeypatch.setattr(threads, "cores", lambda: 5)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        found, _ = smallmind.load(path, precision="float32")
-    finally:
-        sys.setswitchinterval(interval)
-    for name, values in expected.parameters.items():
-        np.testing.assert_array_equal(found.parameters[name], values)
 
 
 def test_the_numpy_backend_reads_too(tmp_path):
