@@ -144,7 +144,7 @@ def test_the_size_of_heads_follows_from_the_width_unless_it_is_said(tmp_path, ki
 
 WEIGHTS = "model.safetensors"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-# What a directory lacks -> what is said of it.
+# A part that a directory lacks -> its files, and the message.
 LACKING = {
     "weights": ([WEIGHTS], "has no model.safetensors; fetch it"),
     "tokenizer": (["tokenizer.json"], "has no tokenizer.json; save the tokenizer there"),
