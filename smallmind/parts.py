@@ -72,6 +72,7 @@ TOKENIZERS = {
     "char": "smallmind.text.char_tokenizer:CharTokenizer",
     "byte": "smallmind.text.byte_tokenizer:ByteTokenizer",
     "bpe": "smallmind.text.bpe_tokenizer:BPETokenizer",
+    "hf": "smallmind.text.hf_tokenizer:HFTokenizer",
 }
 
 READERS = {  # by the suffix of a file; one with any other suffix is read like .txt

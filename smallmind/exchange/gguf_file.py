@@ -35,7 +35,12 @@ MAX_DIMENSIONS = 4
 TYPES = {kind.gguf: kind for kind in NUMBER_TYPES.values()}
 # Types of values in the metadata, by number; 7 is bool, 8 string, 9 array.
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
-VALUE_TYPES = {np.dtype(np.uint32): 4, np.dtype(np.int32): 5, np.dtype(np.float32): 6}
+VALUE_TYPES = {
+    np.dtype(np.uint8): 0,
+    np.dtype(np.uint32): 4,
+    np.dtype(np.int32): 5,
+    np.dtype(np.float32): 6,
+}
 BOOL, STRING, ARRAY = 7, 8, 9
 
 
