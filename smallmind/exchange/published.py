@@ -52,7 +52,7 @@ def of_directory(
     """-> the published facts in the files of a directory: its config.json has been read already.
 
     processor: the post_processor of its tokenizer.json, None without one; special: the tokens that
-    it may add. tokenizer_config.json has the last word about what is added to texts.
+    it may add.
     """
     found: dict[str, Any] = {CONFIG: {name: config[name] for name in IDS if name in config}}
     _check_ids(path / CONFIG, found[CONFIG])
@@ -61,12 +61,12 @@ def of_directory(
             found[name] = _object(path / name)
             _check_ids(path / name, found[name])
     settings = found.get(TOKENIZER_CONFIG, {})
-    said = {name: settings.get(f"add_{name}_token") for name in ADDED}
-    if any(type(adds) is bool for adds in said.values()):
+    if not (path / TOKENIZER).exists():  # which would have the last word
         roles = {**found.get(SPECIAL_TOKENS_MAP, {}), **settings}
-        names = {x: _content(roles.get(f"{x}_token")) for x in ADDED if said[x] is True}
-        known = {x: name for x, name in names.items() if name in special}
-        processor = _template_processing(known.get("bos"), known.get("eos"), special)
+        names = {x: _content(roles.get(f"{x}_token")) for x in ADDED}
+        added = {x for x in ADDED if settings.get(f"add_{x}_token") is True and names[x] in special}
+        first, last = (names[x] if x in added else None for x in ADDED)
+        processor = _template_processing(first, last, special)
     if processor:
         found[TOKENIZER] = {"post_processor": processor}
     settings.pop("auto_map", None)  # code, which is never executed here and does not travel

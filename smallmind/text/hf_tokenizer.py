@@ -25,7 +25,14 @@ from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer, batched
 from smallmind.text.tokenizer_json import added_token, without_collector
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-MODELS = ("BPE", "Unigram", "WordPiece", "WordLevel")
+# Models of the package `tokenizers`, and what each is built from.
+OF_BPE = "dropout unk_token continuing_subword_prefix end_of_word_suffix"
+MODELS = {
+    "BPE": f"vocab merges {OF_BPE} fuse_unk byte_fallback ignore_merges",
+    "Unigram": "vocab unk_id byte_fallback",
+    "WordPiece": "vocab unk_token max_input_chars_per_word continuing_subword_prefix",
+    "WordLevel": "vocab unk_token",
+}
 MAX_TOKENS = 2**20
 PIECE = 1 << 16  # characters of a long text that a thread encodes
 CONTINUED = bytes(range(0x80, 0xC0))  # in UTF-8, the bytes within a character
@@ -297,9 +304,10 @@ class HFTokenizer(Tokenizer):
     @classmethod
     def claims(cls, data: dict[str, Any]) -> bool:
         model, decoder = data["model"], data.get("decoder") or {}
-        is_bpe = model.get("type", "BPE") == "BPE" and not model.get("byte_fallback")
-        steps = [decoder, *(decoder.get("decoders") or [])]
-        return not is_bpe or any(x.get("type") in ("BPEDecoder", "Metaspace") for x in steps)
+        if model_type(model) not in MODELS:
+            return False
+        is_bytes = model_type(model) == "BPE" and not model.get("byte_fallback")
+        return not is_bytes or decoder.get("type") in ("BPEDecoder", "Metaspace", "Sequence")
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "HFTokenizer":
@@ -325,6 +333,12 @@ def pieces_of(contents: Mapping[str, Any]) -> list[str]:
         vocabulary = {piece: i for i, (piece, _) in enumerate(vocabulary)}
         if len(vocabulary) < len(model["vocab"]):
             raise InputError("two of its tokens are the same")
+    if not vocabulary:
+        raise InputError("its vocabulary is empty")
+    if kind in ("WordPiece", "WordLevel") and model.get("unk_token") not in vocabulary:
+        raise InputError(f"it has no token {shown_value(model.get('unk_token'))} for unknown words")
+    if model.get("dropout"):
+        raise InputError("it divides a text differently each time (dropout), which is not known")
     beyond = [x for x in added if vocabulary.get(x["content"]) != x["id"]]
     names = [*vocabulary, *(x["content"] for x in beyond)]
     numbers = [*vocabulary.values(), *(x["id"] for x in beyond)]
@@ -406,8 +420,9 @@ def _encoders(contents: Mapping[str, Any], model: Any = None) -> _Encoders:
 
 
 def _model(described: Mapping[str, Any], models: Any) -> Any:
-    fields = {name: x for name, x in described.items() if name != "type" and x is not None}
     kind = model_type(described)
+    known = {name: described.get(name) for name in MODELS[kind].split()}
+    fields = {name: x for name, x in known.items() if x is not None}
     if kind == "BPE":
         merges = fields["merges"]
         fields["merges"] = [tuple(x.split(" ") if isinstance(x, str) else x) for x in merges]

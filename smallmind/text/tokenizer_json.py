@@ -66,6 +66,8 @@ OWN = Rules()
 def check_model(data: dict[str, Any]) -> None:
     """Raises InputError for a file that is not of byte-level BPE, saying why."""
     model = data["model"]
+    if model.get("type", "BPE") != "BPE":
+        raise InputError(f"its model is of type {model['type']!r}, not BPE")
     for setting in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(setting):
             raise InputError(f"its model has {setting}={model[setting]!r}, which is not known here")

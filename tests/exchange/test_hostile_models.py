@@ -240,8 +240,8 @@ def test_a_model_without_weights_or_tokenizer_says_what_to_do(model):
 def test_a_tokenizer_of_another_kind_is_refused(model):
     path = model / "tokenizer.json"
     with edited(path) as tokenizer:
-        tokenizer["model"]["type"] = "Unigram"
-    assert "its model is of type 'Unigram', not BPE" in refusal(model)
+        tokenizer["model"]["type"] = "Trigram"
+    assert "its model is of type 'Trigram', not BPE" in refusal(model)
 
 
 def key(name):
