@@ -118,10 +118,8 @@ CHAT_TEMPLATES: dict[str, dict[str, Any]] = {
         "strips": True,
         "names": {"assistant": "model"},
         "joins": "\n\n",
-        "digests": (  # of what is published by Google, with Gemma 1 and 2, and with Gemma 3
-            "3d490d05342a116b057acc7a7df7f0c0990db655dbba7c48674acb94294d1dfc",
-            "c4e177c7845f808e375c987b9264431b2c92ec45c0ade99a7e4c55a9e251f7a0",
-        ),
+        # The template that Google publishes with Gemma 3.
+        "digests": ("c4e177c7845f808e375c987b9264431b2c92ec45c0ade99a7e4c55a9e251f7a0",),
     },
     "qa": {
         "turns": {

@@ -68,9 +68,11 @@ class KnownTemplate(ChatFormat):
             if turns and turns[0].role == SYSTEM:
                 instruction = turns.pop(0).text + self.joins
             if [turn.role for turn in turns] != ([USER, ASSISTANT] * len(turns))[: len(turns)]:
+                where = getattr(conversation, "where", "")
                 raise InputError(
-                    f"{getattr(conversation, 'where', 'a conversation')}: in the chat template "
-                    f"{self.name} users and assistants take turns; correct or remove it"
+                    (f"{where}: " if where else "")
+                    + "the chat template refuses the conversation: its roles must alternate, user "
+                    "and assistant" + ("; correct or remove it" if where else "")
                 )
         parts, length, learned, cuts, said = [self.begin], len(self.begin), [], [], []
         previous, ended = "", 0

@@ -266,7 +266,7 @@ def count(name, before, after):
     [
         (key("llama"), key("mamba"), "general.architecture='mamba' is not known here"),
         (key("llama.block_count"), key("llama.block_cownt"), "block_count is missing"),
-        (key("gpt2"), key("bert"), "its tokenizer is of the kind 'bert'"),
+        (key("gpt2"), key("plam"), "its tokenizer is of the kind 'plam'"),
         (key("gpt-2"), key("gpt-3"), "splits texts by the pattern 'gpt-3'"),
         (key("tokenizer.ggml.merges"), key("tokenizer.ggml.mergez"), "its tokenizer is damaged"),
         (key("tokenizer.ggml.tokens"), key("tokenizer.ggml.tokenz"), "its tokenizer is damaged"),
