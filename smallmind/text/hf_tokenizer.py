@@ -21,7 +21,7 @@ from smallmind.checks import InputError, check_type, shown_value, suggesting
 from smallmind.files import safetensors
 from smallmind.files.encoding import encoded
 from smallmind.text.byte_alphabet import as_bytes
-from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer, batched
+from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer, batched, special_names
 from smallmind.text.tokenizer_json import added_token, without_collector
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
@@ -112,10 +112,35 @@ class HFTokenizer(Tokenizer):
 
     def encode(self, text: str, special: bool = True) -> np.ndarray:
         check_type("text", text, str)
-        return _ids(self._encoders.whole if special else self._encoders.plain, [text])[0]
+        return _ids(self._encoders.whole, [text])[0] if special else self.encode_each([text])[0]
 
     def encode_each(self, texts: Sequence[str], continued: bool = False) -> list[np.ndarray]:
-        return _ids(self._encoders.continued if continued else self._encoders.plain, texts)
+        encoders = self._encoders
+        encoder = encoders.continued if continued else encoders.plain
+        found = _ids(encoder, texts)
+        for i, ids in enumerate(found):
+            if self._is_hidden[ids].any():  # some models spell these names with their tokens
+                first, *rest = self._divided_names(texts[i])
+                found[i] = np.concatenate(
+                    [*_ids(encoder, [first]), *_ids(encoders.continued, rest)]
+                )
+        return found
+
+    def _divided_names(self, text: str) -> list[str]:
+        """Divides a text within all names of hidden tokens."""
+        names = [name for name, i in self.special.items() if self._is_hidden[i]]
+        cuts = [found.start() + 1 for found in special_names(tuple(names)).finditer(text)]
+        return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+    @functools.cached_property
+    def _is_hidden(self) -> np.ndarray:
+        """True (V,) for tokens that no text has, unless it is a program's."""
+        hidden = np.zeros(self.vocab_size, np.bool_)
+        hidden[[i for name, i in self.special.items() if name not in self.shown]] = True
+        model = self.contents["model"]
+        unknown = model.get("unk_id"), self.special.get(model.get("unk_token"))
+        hidden[[i for i in unknown if i is not None]] = False
+        return hidden
 
     def encode_documents(self, text: str) -> np.ndarray:
         pieces = [*self.begin_documents(self.encode_chunks(self.chunks([text])))]
@@ -250,7 +275,9 @@ class HFTokenizer(Tokenizer):
 
     def _as_bytes(self, token: int, is_first: bool) -> bytes:
         """Returns the UTF-8 of a token between others, or before others."""
-        piece, decoder = self.pieces[token], self.contents.get("decoder") or {}
+        # Some added tokens are written as they are found, after texts have been normalised.
+        piece = self._encoders.whole.id_to_token(token) or ""
+        decoder = self.contents.get("decoder") or {}
         kinds = [decoder.get("type"), *(x.get("type") for x in decoder.get("decoders") or [])]
         if "ByteFallback" in kinds and (byte := BYTE.fullmatch(piece)):
             return bytes.fromhex(byte[1])
