@@ -1,7 +1,9 @@
 """Tokenizers in the metadata of GGUF, as llama.cpp understands them."""
 
 import base64
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -78,9 +80,12 @@ def _of_bpe(tokenizer: BPETokenizer) -> dict[str, Any]:
 
 
 def _of_pieces(tokenizer: HFTokenizer) -> dict[str, Any]:
-    """Describes SentencePiece's BPE, Unigram and BERT's WordPiece. InputError for all others."""
+    """Describes SentencePiece's BPE and Unigram. InputError for all others.
+
+    llama.cpp knows BERT's tokens too, but it ends each text with [SEP].
+    """
     model, pieces = tokenizer.contents["model"], list(tokenizer.pieces)
-    kind = {"BPE": "llama", "Unigram": "t5", "WordPiece": "bert"}.get(model_type(model), "")
+    kind = {"BPE": "llama", "Unigram": "t5"}.get(model_type(model), "")
     reading = _reading(tokenizer, kind)
     if reading is None:
         raise InputError(
@@ -93,27 +98,41 @@ def _of_pieces(tokenizer: HFTokenizer) -> dict[str, Any]:
     types = np.full(len(pieces), NORMAL, np.int32)
     for content, i in tokenizer.special.items():
         types[i] = USER_DEFINED if content in tokenizer.shown else CONTROL
+    types[_isolated(tokenizer)] = USER_DEFINED
     for i, piece in enumerate(pieces):
         if not piece or piece == f"[PAD{i}]":
             pieces[i], types[i] = f"[PAD{i}]", UNUSED
         elif kind == "llama" and BYTE.fullmatch(piece):
             types[i] = OF_BYTE
-        elif kind == "bert" and types[i] == NORMAL:
-            pieces[i] = piece[2:] if piece.startswith("##") else SPACE + piece
         elif types[i] == USER_DEFINED:
             pieces[i] = piece.replace(SPACE, " ")  # found before spaces are replaced
     keys = {"model": kind, "pre": "default", "tokens": pieces, "token_type": types, **reading}
     if unknown is not None:
         keys["unknown_token_id"] = np.uint32(unknown)
-        types[unknown] = UNKNOWN if kind != "bert" else CONTROL
+        types[unknown] = UNKNOWN
     if kind == "llama":
         keys["scores"] = _scores(tokenizer, types)
-    elif kind == "t5":
+    else:
         scores = [score for _, score in model["vocab"]]
         keys["scores"] = np.array(scores + [0.0] * (len(pieces) - len(scores)), np.float32)
     if tokenizer.end_of_text is not None:
         keys |= dict.fromkeys(("bos_token_id", "eos_token_id"), np.uint32(tokenizer.end_of_text))
     return {**keys, "add_bos_token": False, "add_eos_token": False}
+
+
+def _isolated(tokenizer: HFTokenizer) -> list[int]:
+    """Returns the tokens that are found in texts before others, without being added to them."""
+    split = tokenizer.contents.get("pre_tokenizer") or {}
+    steps = [x for x in split.get("pretokenizers", []) if x["type"] == "Split"]
+    patterns = [x["pattern"].get("Regex", "") for x in steps if x["behavior"] == "Isolated"]
+    with suppress(re.error):  # a pattern of words
+        return [
+            i
+            for pattern in map(re.compile, patterns)
+            for i, piece in enumerate(tokenizer.pieces)
+            if piece and pattern.fullmatch(piece)
+        ]
+    return []
 
 
 def _reading(tokenizer: HFTokenizer, kind: str) -> dict[str, Any] | None:
@@ -122,20 +141,13 @@ def _reading(tokenizer: HFTokenizer, kind: str) -> dict[str, Any] | None:
     None if llama.cpp does something else.
     """
     model, normalizer = tokenizer.contents["model"], tokenizer.contents.get("normalizer") or {}
-    if kind == "bert":
-        described = _word_pieces({}, [])
-        is_bert = (
-            {**normalizer, "strip_accents": None} == described["normalizer"]
-            and normalizer.get("strip_accents") is not False
-            and tokenizer.contents.get("pre_tokenizer") == described["pre_tokenizer"]
-            and model.get("continuing_subword_prefix") == "##"
-        )
-        return {} if is_bert else None
     if not kind or bool(model.get("byte_fallback")) != (kind == "llama"):
         return None
     steps = [normalizer, *normalizer.get("normalizers", [])]
     charsmap = next((x["precompiled_charsmap"] for x in steps if "precompiled_charsmap" in x), "")
-    texts = ["a", "A  b,c", "1 2  "] + ([] if charsmap else ["\u00e9 \ufb01\n\n\u00bd"])
+    texts = ["a", "A b,c", "1 2 "] + ([] if charsmap else ["\u00e9 \ufb01\n\u00bd"])
+    if not _isolated(tokenizer):  # among which two spaces may be
+        texts.append("A  b  ")
     for prefix in (SPACE, ""):
         for squeezes in (False, True):
             if all(_joined(tokenizer, x) == _read(x, prefix, squeezes) for x in texts):
