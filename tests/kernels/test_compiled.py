@@ -416,7 +416,8 @@ def test_embedding_matches_the_reference(random, B, T, C):
 @pytest.mark.parametrize(("B", "H", "G", "T", "D"), ATTENTION)
 def test_attention_matches_the_reference(random, B, H, G, T, D, probability):
     dropout = KEY, probability, 5 * T  # of the sequences from the sixth of a batch on
-    assert_attention_matches(random, B, H, G, T, D, *dropout)
+    for scale in (None, 0.9):
+        assert_attention_matches(random, B, H, G, T, D, *dropout, None, scale)
 
 
 @pytest.mark.parametrize("kernels", [compiled, reference], ids=["compiled", "reference"])
