@@ -21,7 +21,7 @@ class Position(Layer, only_kernels=True, page="none"):
 
     limits_context = False  # it ends at block_size: a cache starts again there
     rotates = False  # attention calls `rotate`
-    # Of the rotation, if `norm_heads` rotates too, given `angles`: one for each pair of channels.
+    # One for each pair of channels, if `norm_heads` can rotate them, given `angles`.
     frequencies: tuple[float, ...] | None = None
 
     def embed(self, kernels: Any, x: np.ndarray, ids: np.ndarray, token: Parameter) -> None:
