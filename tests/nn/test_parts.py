@@ -34,6 +34,10 @@ EVERYTHING = {"norm": "rmsnorm", "position": "rope", "mlp": "relu2", "bias": Fal
 EVERYTHING |= {"n_kv_head": 1, "head_size": 7, "value_residual": True, "x0_scalars": True}
 EVERYTHING |= {"bigram_rows": 2**16, "logit_softcap": 3.0}
 DOCUMENTS = {"document_token": 3}
+# Of Gemma and GPT-NeoX, with what nobody combines them with.
+SHORTCUTS = {"value_residual": True, "x0_scalars": True, "bigram_rows": 2**16}
+SANDWICH = {"norm": "rmsnorm", "part_settings": {"block": "sandwich", "embedding": "scaled"}}
+PARALLEL = {"part_settings": {"block": "parallel"}}
 PARTS = {
     "none": {},
     "untied": {"tie_weights": False},
@@ -46,6 +50,8 @@ PARTS = {
     "no positions": {"position": "none"},
     "relu2": {"mlp": "relu2"},
     "swiglu": {"mlp": "swiglu"},
+    "exact gelu": {"mlp": "gelu-erf"},
+    "geglu": {"mlp": "geglu"},
     "width": {"mlp": "swiglu", "mlp_width": 5},
     "two key-value heads": {"n_kv_head": 2},
     "one key-value head": {"n_kv_head": 1},
@@ -60,6 +66,12 @@ PARTS = {
     "soft cap": {"logit_softcap": 2.0},
     "llama": LLAMA,
     "everything": EVERYTHING,
+    "scaled embedding": {"part_settings": {"embedding": "scaled"}},
+    "sandwich": SANDWICH,
+    "sandwich of everything": {**EVERYTHING, **SANDWICH},
+    "parallel": PARALLEL,
+    "parallel with shortcuts": {**PARALLEL, **SHORTCUTS},
+    "not parallel": {"part_settings": {"block": "parallel", "parallel_residual": False}},
     "documents": DOCUMENTS,
     "documents without positions": {"position": "none", **DOCUMENTS},
     "llama in documents": LLAMA | DOCUMENTS,
@@ -116,6 +128,10 @@ def test_compiled_kernels_match_plain_numpy(part, n_embd):
         ("none", "numpy", "float32"),
         *(("none", "numba", precision) for precision in ("float32", "float16", "bfloat16")),
         *((part, "numba", "float32") for part in ("llama", "everything in documents")),
+        *((part, "numba", "float32") for part in ("sandwich of everything", "not parallel")),
+        ("sandwich", "numba", "bfloat16"),
+        ("parallel with shortcuts", "numba", "float32"),
+        ("parallel", "numba", "bfloat16"),
         ("everything", "numba", "float32"),
     ],
 )
@@ -144,7 +160,7 @@ def test_micro_batches_change_only_rounding(part):
     ("precision", "scale", "error"),
     [(Precision.FLOAT16, 1024.0, 1e-2), (Precision.BFLOAT16, 1.0, 6e-2)],
 )
-@pytest.mark.parametrize("part", ["llama", "everything"])
+@pytest.mark.parametrize("part", ["llama", "everything", "sandwich", "parallel", "geglu"])
 def test_16_bits_match_float32_up_to_rounding(part, precision, scale, error):
     model = make(48, noise=0.05, **PARTS[part])
     _, exact = gradients(model)
