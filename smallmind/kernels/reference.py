@@ -423,8 +423,8 @@ def norm_heads_backward(
     # forward: xhat = x rstd
     shape = len(kept) * heads, D
     gradient, ones = np.empty(shape, dheads.dtype), np.ones(D, dheads.dtype)
-    given = dxhat.reshape(shape), kept.reshape(shape), rstd.reshape(-1), ones
-    rmsnorm_backward(gradient, np.zeros(D, dheads.dtype), *given)
+    dxhat, kept, rstd = dxhat.reshape(shape), kept.reshape(shape), rstd.reshape(-1)
+    rmsnorm_backward(gradient, np.zeros(D, dheads.dtype), dxhat, kept, rstd, ones)
     dheads[...] = gradient.reshape(dheads.shape)
 
 

@@ -48,7 +48,7 @@ _tables = functools.lru_cache(maxsize=16)(_make_tables)
 
 @inline_jit
 def start_of(starts, b):
-    """The position of the first token of a sequence: starts (B,), or (1,) for all."""
+    """Returns the position of the first token of a sequence: starts (B,), or (1,) for all."""
     return starts[b] if starts.size > 1 else starts[0]
 
 

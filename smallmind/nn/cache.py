@@ -210,7 +210,7 @@ class KeyValueCache:
         starts += T
 
     def last(self, count: int) -> np.ndarray:
-        """The last `count` tokens of each selected sequence (B, count)."""
+        """Returns the last `count` tokens of each selected sequence (B, count)."""
         slots = self._slots[: self._count]
         places = (self.starts[:, None] + np.arange(-count, 0)) % self.length
         return self._ids[slots[:, None], places]

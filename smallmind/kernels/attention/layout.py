@@ -119,7 +119,7 @@ def first_key(head, query):
 
 @inline_jit
 def score_scale(head):
-    """1 / sqrt(D), by which the products of queries and keys are scaled."""
+    """Returns 1 / sqrt(D), by which the products of queries and keys are scaled."""
     return np.float32(1 / np.sqrt(head.D))
 
 
