@@ -498,7 +498,7 @@ def copy_vector(out, x):
 @kernel("elementwise", functions=2, adds=True, division=("elements", "x"))
 def scale(x, factor):
     """x (R, C) -> factor x, in place. Writes x."""
-    x *= factor
+    x[...] = factor * x
 
 
 @kernel("elementwise", functions=2, division=("elements", "out"))

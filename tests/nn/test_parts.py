@@ -34,7 +34,7 @@ EVERYTHING = {"norm": "rmsnorm", "position": "rope", "mlp": "relu2", "bias": Fal
 EVERYTHING |= {"n_kv_head": 1, "head_size": 7, "value_residual": True, "x0_scalars": True}
 EVERYTHING |= {"bigram_rows": 2**16, "logit_softcap": 3.0}
 DOCUMENTS = {"document_token": 3}
-# Of Gemma and GPT-NeoX, with what nobody combines them with.
+# Blocks of Gemma and GPT-NeoX have no shortcuts elsewhere.
 SHORTCUTS = {"value_residual": True, "x0_scalars": True, "bigram_rows": 2**16}
 SANDWICH = {"norm": "rmsnorm", "part_settings": {"block": "sandwich", "embedding": "scaled"}}
 PARALLEL = {"part_settings": {"block": "parallel"}}
