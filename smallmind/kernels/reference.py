@@ -151,6 +151,60 @@ def _sigmoid(x):
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
+@kernel("geglu", functions=4, temporaries=3, silent=1e-7, division=("rows", "y"))
+def geglu(y, x):
+    """x (R, 2 W), the gate and what it multiplies -> y (R, W) = gelu(gate) up. Writes y.
+
+    GELU in its tanh form (Shazeer 2020).
+    """
+    gate, up = np.split(x, 2, axis=1)
+    gelu(y, gate)
+    y *= up
+
+
+@kernel("geglu", functions=4, writes=2, temporaries=5, division=("rows", "dy"))
+def geglu_backward(dx, y, dy, x):
+    """dy (R, W), x (R, 2 W) -> dx (R, 2 W), y (R, W) = geglu(x).
+
+    Writes dx, which may be x, and y, which may be dy: so the forward pass need not keep y.
+    """
+    gate, up = np.split(x, 2, axis=1)
+    dgate, activation = np.empty_like(dy), np.empty_like(dy)
+    # forward: y = activation up, activation = gelu(gate)
+    gelu_backward(dgate, activation, dy * up, gate)
+    dup = dy * activation
+    y[...] = activation * up
+    dx[...] = np.concatenate((dgate, dup), axis=1)
+
+
+@kernel(functions=2, temporaries=3, silent=2e-4, division=("elements", "x"))
+def gelu_erf(y, x):
+    """x (R, C) -> y (R, C) = x Phi(x), Phi(x) = erfc(-x / sqrt(2)) / 2. Writes y.
+
+    The exact form of Hendrycks & Gimpel (2016); Phi is the normal distribution function.
+    """
+    y[...] = x * _phi(x)
+
+
+@kernel("gelu_erf", functions=3, writes=2, temporaries=4, division=("elements", "x"))
+def gelu_erf_backward(dx, y, dy, x):
+    """dy, x (R, C) -> dx (R, C) = dy gelu'(x), y (R, C) = gelu(x).
+
+    Writes dx, which may be x, and y, which may be dy: so the forward pass need not keep y.
+    """
+    # forward: y = x Phi(x), Phi' = exp(-x^2 / 2) / sqrt(2 pi)
+    phi = _phi(x)
+    gradient = dy * (phi + x * np.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi)))
+    y[...] = x * phi
+    dx[...] = gradient
+
+
+def _phi(x):
+    """Returns the normal distribution function, one element at a time: NumPy has no erfc."""
+    z = -math.sqrt(0.5) * x
+    return 0.5 * np.fromiter(map(math.erfc, z.flat), x.dtype, x.size).reshape(x.shape)
+
+
 @kernel("elementwise", functions=2, temporaries=2, division=("elements", "x"))
 def softcap(y, x, cap):
     """x (R, V) -> y (R, V) = cap tanh(x / cap). Writes y, which may be x."""
@@ -440,6 +494,12 @@ def add_vectors(out, x, y):
 def copy_vector(out, x):
     """x (n,) -> out (n,), rounded to the dtype of out."""
     out[...] = round_to(to_float32(x), out.dtype)
+
+
+@kernel("elementwise", functions=2, adds=True, division=("elements", "x"))
+def scale(x, factor):
+    """x (R, C) -> factor x, in place. Writes x."""
+    x[...] = factor * x
 
 
 @kernel("elementwise", functions=2, division=("elements", "out"))

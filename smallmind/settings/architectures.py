@@ -35,12 +35,16 @@ class Layout:
     `names` are without ".weight" and ".bias", with {} for the number of a block; several where
     ours is a matrix of several side by side. Matrices are (out, in) with `outputs_first`, and the
     output matrix always. Where the channels are `interleaved`, the two that rope rotates together
-    are neighbours; ours are half a head apart.
+    are neighbours; ours are half a head apart. `by_head` are matrices in which the query, key and
+    value of a head stand side by side; in ours all queries come first. The gains of norms may be
+    stored less one.
     """
 
     names: Mapping[str, str | tuple[str, ...]]
     outputs_first: bool = True
     interleaved: tuple[str, ...] = ()
+    by_head: tuple[str, ...] = ()
+    gains_less_one: bool = False
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,8 @@ class ModelConfig:
     mlp: str = setting("gelu", "activation of the MLPs", choices=parts.MLPS)
     mlp_width: int | None = setting(
         None,
-        "hidden channels of an MLP; default: 4 n_embd, with swiglu 8/3 n_embd rounded up to "
-        "a multiple of 32",
+        "hidden channels of an MLP; default: 4 n_embd, with swiglu or geglu 8/3 n_embd rounded up "
+        "to a multiple of 32",
         low=1,
         high=MAX_WIDTH,
     )
@@ -203,7 +203,7 @@ class ModelConfig:
     def hidden_size(self) -> int:
         if self.mlp_width is not None:
             return self.mlp_width
-        if self.mlp == "swiglu":
+        if self.mlp in ("swiglu", "geglu"):
             return math.ceil(8 * self.n_embd / 3 / 32) * 32
         return 4 * self.n_embd
 

@@ -196,9 +196,11 @@ def test_kernels_of_rows_match_the_reference(random, dtype, R, C):
     outputs = [wide.copy(), ((R, 2 * C), dtype), ((R, 2), np.float32)]
     _, *kept = assert_half_close("norm_heads", outputs, *heads)
     assert_half_close("norm_heads_backward", [wide.copy(), *sums], *kept, *heads)
-    for name, source in (("gelu", x), ("relu2", x), ("swiglu", wide)):
+    of_x, of_pairs = ("gelu", "gelu_erf", "relu2"), ("swiglu", "geglu")
+    for name, source in (*((name, x) for name in of_x), *((name, wide) for name in of_pairs)):
         assert_half_close(name, [out], source)
         assert_half_close(f"{name}_backward", [(source.shape, dtype), out], dy, source)
+    assert_half_close("scale", [x.copy()], 1.5)
     assert_half_close("column_sum", [normal(random, C)], x)
     assert_half_close("copy_columns", [out], wide, C)
     assert_half_close("mix", [out], x, dy, half(normal(random, 2), dtype))

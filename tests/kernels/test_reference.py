@@ -43,7 +43,10 @@ def test_gradients_of_matmul_and_its_bias_match_finite_differences(random):
     assert_gradients(weighted(u, "matmul"), [dx, dweight, dbias], [x, weight, bias])
 
 
-@pytest.mark.parametrize(("name", "width"), [("gelu", C), ("relu2", C), ("swiglu", C // 2)])
+ACTIVATIONS = {"gelu": C, "gelu_erf": C, "relu2": C, "swiglu": C // 2, "geglu": C // 2}
+
+
+@pytest.mark.parametrize(("name", "width"), ACTIVATIONS.items())
 def test_gradients_of_activations_match_finite_differences(random, name, width):
     """The backward pass returns the activation too, which need not be kept."""
     x, u = 3 * random.standard_normal((R, C)), random.standard_normal((R, width))
@@ -201,6 +204,11 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
         "rmsnorm": ([out(R, C), out(R)], x(R, C), x(C)),
         "rmsnorm_backward": ([out(R, C), out(C)], x(R, C), x(R, C), x(R), x(C), x(R, C)),
         "rope": ([out(n, C)], turns, T, 2, C // 2),
+        "gelu_erf": ([out(R, C)], x(R, C)),
+        "gelu_erf_backward": ([out(R, C), out(R, C)], x(R, C), x(R, C)),
+        "geglu": ([out(R, C)], x(R, 2 * C)),
+        "geglu_backward": ([out(R, 2 * C), out(R, C)], x(R, C), x(R, 2 * C)),
+        "scale": ([out(R, C)], 3.0),
         "relu2": ([out(R, C)], x(R, C)),
         "relu2_backward": ([out(R, C), out(R, C)], x(R, C), x(R, C)),
         "swiglu": ([out(R, C)], x(R, 2 * C)),

@@ -118,10 +118,11 @@ for count in map(int, sys.argv[1].split(",")):
     outputs = [grouped.copy(), gain[:D].copy(), gain[:D].copy()]
     digest("norm_heads_backward", outputs, kept, rstd, *gains, 6, T, turns)
     digest("rope", [x.copy()], rotary_frequencies(1e4, 20), T, 3, 20)
-    for name, source in (("relu2", y), ("swiglu", dy)):
+    for name, source in (("relu2", y), ("gelu_erf", y), ("swiglu", dy), ("geglu", dy)):
         digest(name, [empty(R, C)], source)
         digest(f"{name}_backward", [empty(*source.shape), empty(R, C)], x, source)
     digest("softcap", [empty(R, C)], x, 2.0)
+    digest("scale", [x.copy()], 2.0)
     digest("softcap_backward", [empty(R, C)], y, x, 2.0)
     digest("copy_columns", [empty(R, C)], dy, 7)
     digest("transpose", [empty(*dy.shape[::-1])], dy)

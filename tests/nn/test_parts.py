@@ -35,6 +35,10 @@ DOCUMENTS = {"document_token": 3}
 ROPE = {"position": "rope"}
 WINDOWS = {"window": 3, "window_layers": (1, 0)}
 BY_BLOCK = {**WINDOWS, "rotary_layers": (1, 1, 0), "window_theta": 50.0}
+# Blocks of Gemma and GPT-NeoX have no shortcuts elsewhere.
+SHORTCUTS = {"value_residual": True, "x0_scalars": True, "bigram_rows": 2**16}
+SANDWICH = {"norm": "rmsnorm", "part_settings": {"block": "sandwich", "embedding": "scaled"}}
+PARALLEL = {"part_settings": {"block": "parallel"}}
 PARTS = {
     "none": {},
     "untied": {"tie_weights": False},
@@ -47,6 +51,8 @@ PARTS = {
     "no positions": {"position": "none"},
     "relu2": {"mlp": "relu2"},
     "swiglu": {"mlp": "swiglu"},
+    "exact gelu": {"mlp": "gelu-erf"},
+    "geglu": {"mlp": "geglu"},
     "width": {"mlp": "swiglu", "mlp_width": 5},
     "two key-value heads": {"n_kv_head": 2},
     "one key-value head": {"n_kv_head": 1},
@@ -61,6 +67,12 @@ PARTS = {
     "soft cap": {"logit_softcap": 2.0},
     "llama": LLAMA,
     "everything": EVERYTHING,
+    "scaled embedding": {"part_settings": {"embedding": "scaled"}},
+    "sandwich": SANDWICH,
+    "sandwich of everything": {**EVERYTHING, **SANDWICH},
+    "parallel": PARALLEL,
+    "parallel with shortcuts": {**PARALLEL, **SHORTCUTS},
+    "not parallel": {"part_settings": {"block": "parallel", "parallel_residual": False}},
     "documents": DOCUMENTS,
     "documents without positions": {"position": "none", **DOCUMENTS},
     "llama in documents": LLAMA | DOCUMENTS,
@@ -131,6 +143,10 @@ def test_compiled_kernels_match_plain_numpy(part, n_embd):
         ("none", "numpy", "float32"),
         *(("none", "numba", precision) for precision in ("float32", "float16", "bfloat16")),
         *((part, "numba", "float32") for part in ("llama", "everything in documents")),
+        *((part, "numba", "float32") for part in ("sandwich of everything", "not parallel")),
+        ("sandwich", "numba", "bfloat16"),
+        ("parallel with shortcuts", "numba", "float32"),
+        ("parallel", "numba", "bfloat16"),
         ("everything", "numba", "float32"),
     ],
 )
@@ -159,7 +175,7 @@ def test_micro_batches_change_only_rounding(part):
     ("precision", "scale", "error"),
     [(Precision.FLOAT16, 1024.0, 1e-2), (Precision.BFLOAT16, 1.0, 6e-2)],
 )
-@pytest.mark.parametrize("part", ["llama", "everything"])
+@pytest.mark.parametrize("part", ["llama", "everything", "sandwich", "parallel", "geglu"])
 def test_16_bits_match_float32_up_to_rounding(part, precision, scale, error):
     model = make(48, noise=0.05, **PARTS[part])
     _, exact = gradients(model)
@@ -348,7 +364,10 @@ def test_an_architecture_may_bring_a_part_of_its_own(unscaled, tmp_path):
     np.testing.assert_array_equal(model.forward(ids), same.forward(ids))
 
 
-@pytest.mark.parametrize("name", [name for name, part in PARTS.items() if "part_settings" in part])
+SET = [name for name, part in PARTS.items() if "block" not in part.get("part_settings", "block")]
+
+
+@pytest.mark.parametrize("name", SET)
 def test_settings_of_parts_change_what_a_model_computes(name):
     model = make(**PARTS[name])
     same = {key: value for key, value in PARTS[name].items() if key != "part_settings"}
