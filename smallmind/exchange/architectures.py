@@ -16,6 +16,7 @@ from smallmind.settings.sources import flags_of
 def known_architecture(saved: Mapping[str, Any], key: str, attribute: str) -> Architecture:
     """-> the architecture whose attribute a file holds at this key. InputError if there is none."""
     known = {getattr(architecture, attribute): architecture for architecture in PUBLISHED}
+    known.pop("", None)
     name = saved.get(key)
     if not isinstance(name, str) or name not in known:
         raise InputError(

@@ -61,9 +61,9 @@ class Architecture:
     model_class: str  # of transformers
     config: Keys
     tensors: Layout  # in safetensors of Hugging Face
-    gguf: str  # its name in GGUF, which its keys begin with
-    metadata: Keys
-    gguf_tensors: Layout
+    gguf: str = ""  # its name in GGUF, which its keys begin with; "": llama.cpp has no such model
+    metadata: Keys = field(default_factory=lambda: Keys({}))
+    gguf_tensors: Layout = field(default_factory=lambda: Layout({}))
     filled: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -352,4 +352,164 @@ ARCEE = Architecture(
     ),
 )
 
-PUBLISHED = (GPT2, LLAMA, QWEN3, ARCEE)
+# Gemma 3 (Gemma Team 2025), the models of text
+
+GEMMA3 = Architecture(
+    name="Gemma 3",
+    parts={
+        **LLAMA.parts,
+        "mlp": "geglu",
+        "qk_norm": True,
+        "bias": False,
+        "block": "sandwich",
+        "embedding": "scaled",
+    },
+    model_type="gemma3_text",
+    model_class="Gemma3ForCausalLM",
+    config=dataclasses.replace(
+        LLAMA.config,
+        keys={
+            **LLAMA.config.keys,
+            "bias": "attention_bias",
+            "score_divisor": "query_pre_attn_scalar",
+        },
+        fixed={
+            "hidden_activation": ("gelu_pytorch_tanh",),
+            "use_bidirectional_attention": (False, None),
+        },
+        defaults={
+            **LLAMA.config.defaults,
+            "n_kv_head": 4,
+            "head_size": 256,
+            "tie_weights": True,
+            "rope_theta": 1e6,
+            "score_divisor": 256,
+        },
+    ),
+    tensors=Layout(
+        {
+            **QWEN3.tensors.names,
+            "blocks.{}.attention_post_norm": "model.layers.{}.post_attention_layernorm",
+            "blocks.{}.mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
+            "blocks.{}.mlp_post_norm": "model.layers.{}.post_feedforward_layernorm",
+        },
+        gains_less_one=True,
+    ),
+    gguf="gemma3",
+    metadata=LLAMA.metadata,
+    gguf_tensors=Layout(
+        {
+            **QWEN3.gguf_tensors.names,
+            "blocks.{}.attention_post_norm": "blk.{}.post_attention_norm",
+            "blocks.{}.mlp_post_norm": "blk.{}.post_ffw_norm",
+        }
+    ),
+)
+
+# GPT-NeoX (Black et al. 2022), and Pythia
+
+GPT_NEOX = Architecture(
+    name="GPT-NeoX",
+    parts={
+        **GPT2.parts,
+        "position": "rope",
+        "mlp": "gelu-erf",
+        "block": "parallel",
+    },
+    filled={"bias": True, "tie_weights": False},  # llama.cpp needs a head
+    model_type="gpt_neox",
+    model_class="GPTNeoXForCausalLM",
+    config=Keys(
+        keys={
+            "vocab_size": "vocab_size",
+            "block_size": "max_position_embeddings",
+            "n_embd": "hidden_size",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+            "hidden_size": "intermediate_size",
+            "tie_weights": "tie_word_embeddings",
+            "rope_theta": "rotary_emb_base",
+            "rotary_share": "rotary_pct",
+            "parallel_residual": "use_parallel_residual",
+            "norm_epsilon": "layer_norm_eps",
+        },
+        fixed={"hidden_act": ("gelu",), "attention_bias": (True,)},
+        free={"hidden_dropout": 0.0, "attention_dropout": 0.0},
+        defaults={
+            "tie_weights": False,
+            "rope_theta": 1e4,
+            "rotary_share": 0.25,
+            "parallel_residual": True,
+            "norm_epsilon": 1e-5,
+        },
+        harmless=HARMLESS_CONFIG,
+        neutral=NEUTRAL_CONFIG,
+    ),
+    tensors=Layout(
+        {
+            "token_embedding": "gpt_neox.embed_in",
+            "blocks.{}.attention_norm": "gpt_neox.layers.{}.input_layernorm",
+            "blocks.{}.attention.qkv": "gpt_neox.layers.{}.attention.query_key_value",
+            "blocks.{}.attention.projection": "gpt_neox.layers.{}.attention.dense",
+            "blocks.{}.mlp_norm": "gpt_neox.layers.{}.post_attention_layernorm",
+            "blocks.{}.mlp.expansion": "gpt_neox.layers.{}.mlp.dense_h_to_4h",
+            "blocks.{}.mlp.projection": "gpt_neox.layers.{}.mlp.dense_4h_to_h",
+            "final_norm": "gpt_neox.final_layer_norm",
+            "head": "lm_head",
+        },
+        by_head=("gpt_neox.layers.{}.attention.query_key_value",),
+    ),
+    gguf="gptneox",
+    metadata=Keys(
+        keys={
+            **GPT2.metadata.keys,
+            "parallel_residual": "use_parallel_residual",
+            "rope_theta": "rope.freq_base",
+            "rotated_channels": "rope.dimension_count",
+        },
+        defaults={"rope_theta": 1e4, "parallel_residual": True, "rotated_channels": None},
+        harmless=HARMLESS_METADATA,
+        neutral=NEUTRAL_METADATA,
+    ),
+    gguf_tensors=Layout(GPT2.gguf_tensors.names),
+)
+
+# GPT-Neo (Black et al. 2021), and TinyStories; llama.cpp does not have it
+
+GPT_NEO = Architecture(
+    name="GPT-Neo",
+    parts={**GPT2.parts, "qkv_bias": False, "score_scale": 1.0},
+    filled={"bias": True},
+    model_type="gpt_neo",
+    model_class="GPTNeoForCausalLM",
+    config=Keys(
+        keys={
+            "vocab_size": "vocab_size",
+            "block_size": "max_position_embeddings",
+            "n_embd": "hidden_size",
+            "n_layer": "num_layers",
+            "n_head": "num_heads",
+            "hidden_size": "intermediate_size",
+            "tie_weights": "tie_word_embeddings",
+            "norm_epsilon": "layer_norm_epsilon",
+        },
+        fixed={"activation_function": GPT2.config.fixed["activation_function"]},
+        free={"resid_dropout": 0.0, "embed_dropout": 0.0, "attention_dropout": 0.0},
+        defaults={"hidden_size": None, "tie_weights": True, "norm_epsilon": 1e-5},
+        harmless=HARMLESS_CONFIG,
+        neutral=NEUTRAL_CONFIG,
+    ),
+    tensors=Layout(
+        {
+            **GPT2.tensors.names,
+            "blocks.{}.attention.qkv": (
+                "transformer.h.{}.attn.attention.q_proj",
+                "transformer.h.{}.attn.attention.k_proj",
+                "transformer.h.{}.attn.attention.v_proj",
+            ),
+            "blocks.{}.attention.projection": "transformer.h.{}.attn.attention.out_proj",
+        }
+    ),
+)
+
+PUBLISHED = (GPT2, LLAMA, QWEN3, ARCEE, GEMMA3, GPT_NEOX, GPT_NEO)

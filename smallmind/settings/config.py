@@ -290,6 +290,7 @@ class _PartSettings:
     rope_scaling: tuple[Any, ...] | None = setting(
         None, "how rope frequencies are scaled: linear and a factor, or llama3 and four numbers"
     )
+    parallel_residual: bool = setting(True, "parallel branches, in blocks that have them")
 
 
 def _checked(pairs: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:

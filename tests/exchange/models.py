@@ -10,6 +10,7 @@ from smallmind.settings.presets import ARCHITECTURES
 
 TEXT = "The cat sat on the mat, isn't it? A dog's 12 logs: über Äpfel!\n" * 30
 LLAMA = ARCHITECTURES["llama"]
+NEOX = {**ARCHITECTURES["gpt2"], "position": "rope", "mlp": "gelu-erf"}
 MODELS = {
     "GPT-2": ARCHITECTURES["gpt2"],
     "GPT-2 without biases": {**ARCHITECTURES["gpt2"], "bias": False, "norm_epsilon": 1e-4},
@@ -17,7 +18,28 @@ MODELS = {
     "Llama with biases": {**LLAMA, "bias": True},
     "Qwen3": {**LLAMA, "qk_norm": True, "n_kv_head": 2, "head_size": 10, "norm_epsilon": 1e-6},
     "Arcee": {**LLAMA, "mlp": "relu2", "n_kv_head": 1, "norm_epsilon": 1e-3},
+    "Gemma 3": {
+        **{**LLAMA, "qk_norm": True, "mlp": "geglu", "norm_epsilon": 1e-6, "rope_theta": 1e6},
+        **{"n_layer": 7, "n_kv_head": 2, "head_size": 10},
+        "part_settings": {
+            **{"block": "sandwich", "embedding": "scaled"},
+            **{"window": 9, "window_layers": (1, 1, 1, 1, 1, 0), "window_theta": 1e4},
+        },
+    },
+    "GPT-NeoX": {**NEOX, "part_settings": {"block": "parallel", "rotary_share": 2 / 3}},
+    "GPT-NeoX with a branch after the other": {
+        **{**NEOX, "rope_theta": 3e4, "norm_epsilon": 1e-4, "mlp_width": 44},
+        "part_settings": {"block": "parallel", "parallel_residual": False},
+    },
+    "GPT-Neo": {
+        **{**ARCHITECTURES["gpt2"], "n_layer": 3, "mlp_width": 44},
+        "part_settings": {
+            **{"qkv_bias": False, "score_scale": 1.0, "window": 9, "window_layers": (0, 1)},
+        },
+    },
 }
+# llama.cpp does not have the others.
+IN_GGUF = [name for name in MODELS if name != "GPT-Neo"]
 SHAPE = {"block_size": 64, "n_embd": 24, "n_layer": 2, "n_head": 4}
 
 

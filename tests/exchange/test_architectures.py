@@ -18,7 +18,7 @@ from tests.programs import refusal, refuses
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_are_of_the_architecture_that_they_are_named_after(name):
-    assert architecture_of(ModelConfig(**SHAPE, **MODELS[name])).name == name.split(" with")[0]
+    assert architecture_of(ModelConfig(**{**SHAPE, **MODELS[name]})).name == name.split(" with")[0]
 
 
 def test_what_the_config_calls_published_can_be_exported():
@@ -75,7 +75,7 @@ def test_parts_that_nobody_else_has_are_named_with_the_flags_that_avoid_them(fie
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("tied", [True, False])
 def test_settings_that_were_written_are_read_back(name, tied):
-    config = ModelConfig(**SHAPE, **MODELS[name], tie_weights=tied)
+    config = ModelConfig(**{**SHAPE, **MODELS[name]}, tie_weights=tied)
     architecture = architecture_of(config)
     written = settings_of(config, architecture.config)
     found = config_of(architecture, architecture.config, written)
@@ -88,7 +88,7 @@ def test_settings_that_were_written_are_read_back(name, tied):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_element_of_every_parameter_is_in_one_tensor(name):
-    config = ModelConfig(**SHAPE, **MODELS[name], tie_weights=False)
+    config = ModelConfig(**{**SHAPE, **MODELS[name]}, tie_weights=False)
     architecture = architecture_of(config)
     for layout in (architecture.tensors, architecture.gguf_tensors):
         tensors = list(tensors_of(config, layout))

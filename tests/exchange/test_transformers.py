@@ -30,6 +30,10 @@ LLAMA = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 7000.0},
 }
 BIASES = {"attention_bias": True, "mlp_bias": True}
+NEOX = {
+    **{name: value for name, value in LLAMA.items() if name != "num_key_value_heads"},
+    "rope_parameters": {**LLAMA["rope_parameters"], "partial_rotary_factor": 1 / 3},
+}
 GPT2 = {"n_embd": 30, "n_inner": 77, "n_layer": 3, "n_head": 5, "n_positions": 37}
 GPT2_RATES = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
 THEIRS = {
@@ -38,6 +42,33 @@ THEIRS = {
     "Llama with biases": ("Llama", {**LLAMA, **BIASES}, "rms_norm_eps"),
     "Qwen3": ("Qwen3", {**LLAMA, "head_dim": 14}, "rms_norm_eps"),
     "Arcee": ("Arcee", LLAMA, "rms_norm_eps"),
+    "Gemma 3": (
+        "Gemma3Text",
+        {
+            **{**LLAMA, "num_hidden_layers": 7, "head_dim": 10, "query_pre_attn_scalar": 7},
+            **{"sliding_window": 9, "pad_token_id": None},
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 7000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+        "rms_norm_eps",
+    ),
+    "GPT-NeoX": ("GPTNeoX", {**NEOX, "use_parallel_residual": True}, "layer_norm_eps"),
+    "GPT-NeoX with a branch after the other": (
+        "GPTNeoX",
+        {**NEOX, "use_parallel_residual": False},
+        "layer_norm_eps",
+    ),
+    "GPT-Neo": (
+        "GPTNeo",
+        {
+            **{"hidden_size": 36, "intermediate_size": 91, "num_layers": 3, "num_heads": 6},
+            **{"max_position_embeddings": 37, "window_size": 9},
+            "attention_types": [[["global", "local", "local"], 1]],
+        },
+        "layer_norm_epsilon",
+    ),
 }
 
 
@@ -128,7 +159,7 @@ def their_model(name, tied=True, epsilon=1e-5, rows=0):
         bos_token_id=None,
         eos_token_id=None,
     )
-    heads = {"GPT2": "GPT2LMHeadModel"}
+    heads = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
     model = getattr(transformers, heads.get(kind, f"{kind}ForCausalLM"))(config).eval()
     torch.manual_seed(1)
     with torch.no_grad():
