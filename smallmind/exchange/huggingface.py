@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.checks import InputError, from_json, shown_value
+from smallmind.checks import InputError, from_json, shown_value, whole
 from smallmind.exchange import published
 from smallmind.exchange.architectures import (
     architecture_of,
@@ -32,7 +32,7 @@ from smallmind.nn.loading import Stored
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parts import NUMBER_TYPES, types_for
 from smallmind.settings.architectures import Architecture, Layout
-from smallmind.settings.config import ModelConfig
+from smallmind.settings.config import MAX_LAYERS, ModelConfig
 from smallmind.text import tokenizer_json
 from smallmind.text.tokenizer import Tokenizer
 
@@ -50,6 +50,8 @@ REFUSED = {
     "quantization_config": "quantised weights; save it in 16 or 32 bits",
 }
 ROPE_TYPES = ("rope_type", "type")  # version 4 of transformers prefers the second
+LLAMA3 = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
+SCALINGS: dict[str, tuple[str, ...]] = {"default": (), "linear": ("factor",), "llama3": LLAMA3}
 SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 
 
@@ -74,9 +76,13 @@ class HuggingFace(ModelFormat):
             "dtype": NUMBER_TYPES[type].precision,
         }
         if architecture.rotates:
-            # Since version 5; earlier ones read rope_theta.
+            # Since version 5; earlier ones read rope_theta and rope_scaling.
+            kind, *numbers = config.pop("rope_scaling") or ("default",)
+            scaling = {"rope_type": kind, **dict(zip(SCALINGS[kind], numbers, strict=True))}
             theta = exported.model.config.rope_theta
-            config["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+            config["rope_parameters"] = {**scaling, "rope_theta": theta}
+            if numbers:
+                config["rope_scaling"] = scaling
         card = model_card(exported, architecture.name, architecture.model_class)
         files |= {CARD: card, CONFIG: config}
         tokenizer = files.pop(TOKENIZER)
@@ -273,32 +279,54 @@ def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig]:
         if saved.get(key):
             raise InputError(f"it has {key}: {what}")
     architecture = known_architecture(saved, "model_type", "model_type")
-    layers = saved.get("layer_types") or []
-    if not isinstance(layers, list) or any(layer != "full_attention" for layer in layers):
-        raise InputError("it has layers with another attention than full_attention")
-    flat = {**saved, **_rotation(saved)}
+    flat = {**saved, **_rotation(saved), **_layers(saved, architecture)}
     return architecture, config_of(architecture, architecture.config, flat)
 
 
 def _rotation(saved: dict[str, Any]) -> dict[str, Any]:
     """-> the rope settings of config.json as they were before version 5 of transformers moved them.
 
-    InputError for anything but the default: models that scale their rotations, such as Llama 3.2.
+    The scaling is that of `part_settings`, or None. InputError for one that is not built here.
     """
-    found: dict[str, Any] = {}
-    for key in ("rope_scaling", "rope_parameters"):
-        table = saved.get(key) or {}
+    tables = {key: saved.get(key) or {} for key in ("rope_scaling", "rope_parameters")}
+    for key, table in tables.items():
         if not isinstance(table, dict):
             raise InputError(f"{key} is not a JSON object")
-        # Other keys scale, or are tables of their own for each kind of layer.
-        is_scaled = table.keys() - {*ROPE_TYPES, "rope_theta", "partial_rotary_factor"} or any(
-            table.get(name) not in (None, "default") for name in ROPE_TYPES
-        )
-        if is_scaled or table.get("partial_rotary_factor") not in (None, 1):
-            raise InputError(f"{key} is {shown_value(table)}; only the default is known here")
-        found |= {name: value for name, value in table.items() if name == "rope_theta"}
-    if saved.get("partial_rotary_factor") not in (None, 1):
-        raise InputError("partial_rotary_factor is not 1: only whole heads are rotated here")
+    # Of both, transformers reads the first alone.
+    key = next((key for key, table in tables.items() if table), "rope_parameters")
+    table = {name: value for name, value in tables[key].items() if value is not None}
+    kinds = [table[name] for name in ROPE_TYPES if name in table] or ["default"]
+    for kind in kinds:
+        if not isinstance(kind, str) or kind not in SCALINGS:
+            known = " and ".join(SCALINGS)
+            raise InputError(f"{key}: {shown_value(kind)} is not built here, only {known}")
+    moved = {name: table[name] for name in ("rope_theta", "partial_rotary_factor") if name in table}
+    if kinds[0] != kinds[-1] or table.keys() - {*ROPE_TYPES, *moved, *SCALINGS[kinds[0]]}:
+        raise InputError(f"{key} is {shown_value(table)}; as {kinds[0]} it is not known here")
+    if kinds[0] == "default":
+        return {"rope_scaling": None, **moved}
+    # If the table lacks the context, or a key beside it says another.
+    context = table.get(LLAMA3[-1], saved.get("max_position_embeddings"))
+    numbers = {**table, LLAMA3[-1]: saved.get(LLAMA3[-1], context)}
+    return {"rope_scaling": (kinds[0], *map(numbers.get, SCALINGS[kinds[0]])), **moved}
+
+
+def _layers(saved: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
+    """-> the lists of layers that config.json may leave out, as transformers makes them."""
+    keys, words = architecture.config.keys, architecture.config.words
+    count = saved.get("num_hidden_layers")
+    is_count = isinstance(count, int) and 0 < count <= MAX_LAYERS  # else it is refused elsewhere
+    if "has_window" not in keys or not isinstance(count, int) or not is_count:
+        return {}
+    found: dict[str, Any] = {}
+    rotates = saved.get("no_rope_layers")
+    if "rotary_layers" in words and rotates is None:
+        interval = whole(saved.get("no_rope_layer_interval", 4), 1)
+        rotates = found["no_rope_layers"] = [int((i + 1) % interval > 0) for i in range(count)]
+    if saved.get("use_sliding_window") and saved.get("layer_types") is None:
+        first = whole(saved.get("max_window_layers", 28))
+        has_window = [not x for x in rotates] if rotates else [i >= first for i in range(count)]
+        found["layer_types"] = [words["window_layers"][has] for has in has_window]
     return found
 
 
