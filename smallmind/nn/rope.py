@@ -30,7 +30,7 @@ class RotaryPosition(Position, only_kernels=True, page="rope"):
         self.frequencies = scaled(self._frequencies(config.rope_theta), config)
 
     def _frequencies(self, theta: float) -> tuple[float, ...]:
-        return rotary_frequencies(theta, rotated_channels(self._scope.config))
+        return rotary_frequencies(theta, self._scope.config.rotary_channels)
 
     def rotate(self, kernels: Any, x: np.ndarray) -> None:
         """x (B T, W) -> the same with its heads rotated, in place; keeps nothing."""
@@ -67,12 +67,6 @@ class RotaryPosition(Position, only_kernels=True, page="rope"):
         positions = 2 ** (T - 1).bit_length()
         kinds = {self.in_block(i).frequencies or () for i in range(self._scope.config.n_layer)}
         return 2 * 4 * positions * sum(map(len, kinds))
-
-
-def rotated_channels(config: ModelConfig) -> int:
-    """Returns how many of the channels of a head are rotated: the first ones, in pairs."""
-    D, share = config.head_channels, config.part_setting("rotary_share")
-    return D if share is None else int(round(D * share, 6))  # 0.29 * 100 is below 29
 
 
 def scaled(frequencies: tuple[float, ...], config: ModelConfig) -> tuple[float, ...]:

@@ -14,6 +14,8 @@ class Keys:
     """The keys by which a format calls the settings of a model.
 
     `keys` are its names for `ModelConfig.values`; of several, each has the same value.
+    Of settings that differ by layer `words` are what a list under the key has for a layer without
+    and with it. `assumed` are settings that no key says, which every program takes so.
     `fixed` are other keys and the values that they may have, of which the first is written, and
     `free` those that may have any value, with the one that is written. `defaults` are what a file
     means that lacks a key. `harmless` are patterns of keys that change nothing that is computed
@@ -24,6 +26,8 @@ class Keys:
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     free: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    words: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    assumed: Mapping[str, Any] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
@@ -37,7 +41,7 @@ class Layout:
     output matrix always. Where the channels are `interleaved`, the two that rope rotates together
     are neighbours; ours are half a head apart. `by_head` are matrices in which the query, key and
     value of a head stand side by side; in ours all queries come first. The gains of norms may be
-    stored less one.
+    stored less one. `divisors` is what the frequencies of rope are divided by, if it is a tensor.
     """
 
     names: Mapping[str, str | tuple[str, ...]]
@@ -45,6 +49,7 @@ class Layout:
     interleaved: tuple[str, ...] = ()
     by_head: tuple[str, ...] = ()
     gains_less_one: bool = False
+    divisors: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,16 @@ class Architecture:
         return {**UNPUBLISHED, "zero_init": False, "bias": False, **self.parts, **self.filled}
 
 
+# What is not built here, by words in the names of architectures or of their settings.
+NOT_BUILT = {
+    "mixtures of experts": ("*moe*", "*expert*", "mixtral", "dbrx", "deepseek*", "grok*"),
+    "layers with a state": ("*mamba*", "*ssm*", "rwkv*", "jamba", "lfm2*", "*linear_attention*"),
+    "models of images": ("*vision*", "*image*", "*vl", "*_vl_*", "llava*", "clip*", "vit*"),
+    "models of sound": ("*audio*", "whisper*", "wav2vec*"),
+    "encoders with a decoder": ("t5*", "mt5*", "bart", "mbart", "pegasus*", "is_encoder_decoder"),
+    "encoders": ("*bert*", "xlm*", "electra", "*encoder_only*"),
+}
+
 # Parts that no published architecture has.
 UNPUBLISHED = {"value_residual": False, "x0_scalars": False, "bigram_rows": 0, "logit_softcap": 0.0}
 
@@ -93,7 +108,7 @@ HARMLESS_CONFIG = (
     *("max_length", "min_length", "do_sample", "early_stopping", "num_beam*", "temperature"),
     *("top_k", "top_p", "typical_p", "*_penalty", "*_ngram_size", "bad_words_ids"),
     *("num_return_sequences", "remove_invalid_values", "*suppress_tokens"),
-    *("rope_scaling", "rope_parameters", "partial_rotary_factor", "layer_types"),  # read apart
+    "rope_parameters",  # read apart
 )
 NEUTRAL_CONFIG: dict[str, tuple[Any, ...]] = {
     "auto_map": ({}, ""),
@@ -105,6 +120,9 @@ NEUTRAL_CONFIG: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "use_sliding_window": (False,),
     "sliding_window": (0,),
+    "layer_types": ("full_attention",),
+    "partial_rotary_factor": (1,),
+    "attention_bias": (False,),
     "rope_interleaved": (False,),
     "chunk_size_feed_forward": (0,),
     "mlp_bias": (False,),
@@ -143,6 +161,11 @@ NEUTRAL_METADATA: dict[str, tuple[Any, ...]] = {
     "nextn_predict_layers": (0,),
     "leading_dense_block_count": (0,),
 }
+
+
+def _without_bias(keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: key for name, key in keys.items() if name != "bias"}
+
 
 # GPT-2 (Radford et al. 2019)
 
@@ -218,7 +241,7 @@ GPT2 = Architecture(
     ),
 )
 
-# Llama (Touvron et al. 2023)
+# Llama (Touvron et al. 2023), since 3.1 with scaled rotations
 
 LLAMA = Architecture(
     name="Llama",
@@ -237,6 +260,7 @@ LLAMA = Architecture(
             "hidden_size": "intermediate_size",
             "tie_weights": "tie_word_embeddings",
             "rope_theta": "rope_theta",
+            "rope_scaling": "rope_scaling",
             "bias": ("attention_bias", "mlp_bias"),
             "norm_epsilon": "rms_norm_eps",
         },
@@ -246,6 +270,7 @@ LLAMA = Architecture(
             "head_size": None,
             "tie_weights": False,
             "rope_theta": 1e4,
+            "rope_scaling": None,
             "bias": False,
             "norm_epsilon": 1e-6,
         },
@@ -292,8 +317,53 @@ LLAMA = Architecture(
             "blocks.{}.attention.qkv": ("blk.{}.attn_q", "blk.{}.attn_k", "blk.{}.attn_v"),
             "blocks.{}.mlp.expansion": ("blk.{}.ffn_gate", "blk.{}.ffn_up"),
         },
+        divisors="rope_freqs",
         interleaved=("blk.{}.attn_q", "blk.{}.attn_k"),
     ),
+)
+
+# Mistral (Jiang et al. 2023): Llama with windows of attention, which later versions lack
+
+MISTRAL = dataclasses.replace(
+    LLAMA,
+    name="Mistral",
+    parts={**LLAMA.parts, "bias": False},
+    model_type="mistral",
+    model_class="MistralForCausalLM",
+    config=dataclasses.replace(
+        LLAMA.config,
+        keys=_without_bias(LLAMA.config.keys) | {"window": "sliding_window"},
+        defaults={**LLAMA.config.defaults, "n_kv_head": 8, "window": 4096},
+    ),
+    metadata=dataclasses.replace(LLAMA.metadata, assumed={"window": None}),
+)
+
+# Qwen2 (Yang et al. 2024): Llama with biases of queries, keys and values
+
+WINDOWS = {"window": "sliding_window", "window_layers": "layer_types"}
+QWEN2 = Architecture(
+    name="Qwen2",
+    parts={**LLAMA.parts, "bias": False, "qkv_bias": True},
+    model_type="qwen2",
+    model_class="Qwen2ForCausalLM",
+    config=dataclasses.replace(
+        LLAMA.config,
+        keys=_without_bias(LLAMA.config.keys) | WINDOWS | {"has_window": "use_sliding_window"},
+        words={"window_layers": ("full_attention", "sliding_attention")},
+        harmless=(*HARMLESS_CONFIG, "attention_bias"),  # it has those biases in any case
+        # transformers has 32 in place of None: what its files leave out.
+        defaults={
+            **LLAMA.config.defaults,
+            "n_kv_head": 32,
+            "window": 4096,
+            "window_layers": None,
+            "has_window": False,
+        },
+    ),
+    tensors=LLAMA.tensors,
+    gguf="qwen2",
+    metadata=dataclasses.replace(LLAMA.metadata, assumed={"window": None}),
+    gguf_tensors=Layout(LLAMA.gguf_tensors.names),
 )
 
 # Qwen3 (Yang et al. 2025): Llama with normalised queries and keys
@@ -304,12 +374,10 @@ QWEN3 = Architecture(
     model_type="qwen3",
     model_class="Qwen3ForCausalLM",
     config=dataclasses.replace(
-        LLAMA.config,
-        keys={**LLAMA.config.keys, "bias": "attention_bias"},
-        fixed={**LLAMA.config.fixed, "use_sliding_window": (False,)},
-        harmless=(*HARMLESS_CONFIG, "sliding_window"),  # without use_sliding_window
-        # transformers has 32 and 128 in place of None: what its files leave out.
-        defaults={**LLAMA.config.defaults, "n_kv_head": 32, "head_size": 128},
+        QWEN2.config,
+        keys={**QWEN2.config.keys, "bias": "attention_bias"},
+        harmless=HARMLESS_CONFIG,
+        defaults={**QWEN2.config.defaults, "head_size": 128},
     ),
     tensors=Layout(
         {
@@ -319,7 +387,7 @@ QWEN3 = Architecture(
         }
     ),
     gguf="qwen3",
-    metadata=LLAMA.metadata,
+    metadata=QWEN2.metadata,
     gguf_tensors=Layout(
         {
             **LLAMA.gguf_tensors.names,
@@ -352,6 +420,41 @@ ARCEE = Architecture(
     ),
 )
 
+# SmolLM3 (Bakouch et al. 2025): Llama whose every fourth layer does not rotate (Yang et al. 2025)
+
+SMOLLM3 = Architecture(
+    name="SmolLM3",
+    parts=LLAMA.parts,
+    model_type="smollm3",
+    model_class="SmolLM3ForCausalLM",
+    config=dataclasses.replace(
+        QWEN2.config,
+        keys={
+            **LLAMA.config.keys,
+            **QWEN2.config.keys,
+            "bias": LLAMA.config.keys["bias"],
+            "rotary_layers": "no_rope_layers",
+        },
+        words={**QWEN2.config.words, "rotary_layers": (0, 1)},
+        free={"pad_token_id": None},  # transformers' default is a token of SmolLM3-3B
+        harmless=(*HARMLESS_CONFIG, "no_rope_layer_interval"),  # without a list, read apart
+        defaults={
+            **QWEN2.config.defaults,
+            "n_kv_head": 4,
+            "tie_weights": True,
+            "rope_theta": 2e6,
+            "window": None,
+            "rotary_layers": None,
+        },
+    ),
+    tensors=LLAMA.tensors,
+    gguf="smollm3",
+    metadata=dataclasses.replace(
+        LLAMA.metadata, assumed={"window": None, "rotary_layers": (1, 1, 1, 0)}
+    ),
+    gguf_tensors=Layout(LLAMA.gguf_tensors.names, interleaved=LLAMA.gguf_tensors.interleaved),
+)
+
 # Gemma 3 (Gemma Team 2025), the models of text
 
 GEMMA3 = Architecture(
@@ -370,9 +473,13 @@ GEMMA3 = Architecture(
         LLAMA.config,
         keys={
             **LLAMA.config.keys,
+            **WINDOWS,
             "bias": "attention_bias",
+            "window_theta": "rope_local_base_freq",
             "score_divisor": "query_pre_attn_scalar",
         },
+        words=QWEN2.config.words,
+        harmless=(*HARMLESS_CONFIG, "sliding_window_pattern", "cache_implementation"),
         fixed={
             "hidden_activation": ("gelu_pytorch_tanh",),
             "use_bidirectional_attention": (False, None),
@@ -383,6 +490,8 @@ GEMMA3 = Architecture(
             "head_size": 256,
             "tie_weights": True,
             "rope_theta": 1e6,
+            "window": 4096,
+            "window_theta": 1e4,
             "score_divisor": 256,
         },
     ),
@@ -396,7 +505,17 @@ GEMMA3 = Architecture(
         gains_less_one=True,
     ),
     gguf="gemma3",
-    metadata=LLAMA.metadata,
+    metadata=dataclasses.replace(
+        LLAMA.metadata,
+        keys={
+            **LLAMA.metadata.keys,
+            "window": "attention.sliding_window",
+            "window_theta": "rope.freq_base_swa",
+        },
+        defaults={**LLAMA.metadata.defaults, "window": None, "window_theta": 1e4},
+        assumed={"window_layers": (1, 1, 1, 1, 1, 0), "score_divisor": None},
+        neutral={**NEUTRAL_METADATA, "attention.sliding_window_pattern": (0, 6)},
+    ),
     gguf_tensors=Layout(
         {
             **QWEN3.gguf_tensors.names,
@@ -429,6 +548,7 @@ GPT_NEOX = Architecture(
             "hidden_size": "intermediate_size",
             "tie_weights": "tie_word_embeddings",
             "rope_theta": "rotary_emb_base",
+            "rope_scaling": "rope_scaling",
             "rotary_share": "rotary_pct",
             "parallel_residual": "use_parallel_residual",
             "norm_epsilon": "layer_norm_eps",
@@ -438,6 +558,7 @@ GPT_NEOX = Architecture(
         defaults={
             "tie_weights": False,
             "rope_theta": 1e4,
+            "rope_scaling": None,
             "rotary_share": 0.25,
             "parallel_residual": True,
             "norm_epsilon": 1e-5,
@@ -465,9 +586,9 @@ GPT_NEOX = Architecture(
             **GPT2.metadata.keys,
             "parallel_residual": "use_parallel_residual",
             "rope_theta": "rope.freq_base",
-            "rotated_channels": "rope.dimension_count",
+            "rotary_channels": "rope.dimension_count",
         },
-        defaults={"rope_theta": 1e4, "parallel_residual": True, "rotated_channels": None},
+        defaults={"rope_theta": 1e4, "parallel_residual": True, "rotary_channels": None},
         harmless=HARMLESS_METADATA,
         neutral=NEUTRAL_METADATA,
     ),
@@ -478,7 +599,7 @@ GPT_NEOX = Architecture(
 
 GPT_NEO = Architecture(
     name="GPT-Neo",
-    parts={**GPT2.parts, "qkv_bias": False, "score_scale": 1.0},
+    parts={**GPT2.parts, "qkv_bias": False, "score_divisor": 1},
     filled={"bias": True},
     model_type="gpt_neo",
     model_class="GPTNeoForCausalLM",
@@ -491,12 +612,15 @@ GPT_NEO = Architecture(
             "n_head": "num_heads",
             "hidden_size": "intermediate_size",
             "tie_weights": "tie_word_embeddings",
+            "window": "window_size",
+            "window_layers": "attention_types",
             "norm_epsilon": "layer_norm_epsilon",
         },
+        words={"window_layers": ("global", "local")},
         fixed={"activation_function": GPT2.config.fixed["activation_function"]},
         free={"resid_dropout": 0.0, "embed_dropout": 0.0, "attention_dropout": 0.0},
-        defaults={"hidden_size": None, "tie_weights": True, "norm_epsilon": 1e-5},
-        harmless=HARMLESS_CONFIG,
+        defaults={**GPT2.config.defaults, "window": 256},
+        harmless=(*HARMLESS_CONFIG, "attention_layers"),  # attention_types once more
         neutral=NEUTRAL_CONFIG,
     ),
     tensors=Layout(
@@ -512,4 +636,8 @@ GPT_NEO = Architecture(
     ),
 )
 
-PUBLISHED = (GPT2, LLAMA, QWEN3, ARCEE, GEMMA3, GPT_NEOX, GPT_NEO)
+# Of those of the same name in a format the first is read.
+PUBLISHED = (
+    *(GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, SMOLLM3, ARCEE),
+    *(GEMMA3, GPT_NEOX, GPT_NEO),
+)

@@ -200,6 +200,12 @@ class ModelConfig:
         return self.n_kv_head or self.n_head
 
     @property
+    def rotary_channels(self) -> int:
+        """How many of the channels of a head rope rotates: the first ones, in pairs."""
+        D, share = self.head_channels, self.part_setting("rotary_share")
+        return D if share is None else int(round(D * share, 6))  # 0.29 * 100 is below 29
+
+    @property
     def hidden_size(self) -> int:
         if self.mlp_width is not None:
             return self.mlp_width
@@ -215,6 +221,12 @@ class ModelConfig:
         others = [(name, x) for name, x in values.items() if name not in fields and x is not None]
         chosen["part_settings"] = (*chosen.get("part_settings", ()), *others)
         return cls(**chosen)
+
+    def having_parts(self, **settings: Any) -> "ModelConfig":
+        """Returns a copy with these part settings, without those that are None."""
+        kept = {**dict(self.part_settings), **settings}
+        pairs = tuple((name, value) for name, value in kept.items() if value is not None)
+        return dataclasses.replace(self, part_settings=pairs)
 
     def part(self, slot: str) -> str:
         """Returns the name of a part in its table, such as "rmsnorm" for the slot "norm"."""
@@ -238,7 +250,20 @@ class ModelConfig:
         """-> the fields by name, with what follows from them, as files of other programs say it."""
         fields = {name: value for name, value in vars(self).items() if name != "part_settings"}
         follows = {"n_kv_head": self.kv_heads, "head_size": self.head_channels}
-        return {**fields, **follows, "hidden_size": self.hidden_size, **dict(self.part_settings)}
+        follows |= {"hidden_size": self.hidden_size, "rotary_channels": self.rotary_channels}
+        settings = {field.name: field.default for field in dataclasses.fields(_PartSettings)}
+        settings |= self.part_defaults | dict(self.part_settings)
+        return {**fields, **follows, **settings, "has_window": settings["window"] is not None}
+
+    @property
+    def part_defaults(self) -> dict[str, Any]:
+        """The part settings that are None, and follow from the fields then."""
+        return {
+            "qkv_bias": self.bias,
+            "rotary_share": 1.0,
+            "score_divisor": self.head_channels,
+            "window_theta": self.rope_theta,
+        }
 
     def changes_to(self, published: Architecture) -> dict[str, Any]:
         """Returns the changes that would make this a model of a published architecture."""
@@ -275,8 +300,8 @@ class _PartSettings:
     """
 
     qkv_bias: bool | None = setting(None, "biases of queries, keys and values; default: bias")
-    score_scale: float | None = setting(
-        None, "factor of scores; default: 1 / sqrt(head_size)", above=0.0, high=1e3
+    score_divisor: float | None = setting(
+        None, "scores are divided by its square root; default: head_size", above=0.0, high=1e6
     )
     window: int | None = setting(None, "tokens that a query sees; default: all", low=1, high=2**30)
     window_layers: tuple[int, ...] = setting((1,), "blocks that have the window")
