@@ -1,17 +1,28 @@
-"""Docstrings and comments are sentences or verb phrases."""
+"""Docstrings, comments and names say what they are about, in plain words."""
 
 import ast
+import importlib
 import io
+import pkgutil
 import re
 import tokenize
 from pathlib import Path
 
 import pytest
 
+from smallmind import nn
+from smallmind.nn.layer import Branch, Layer, Norm
+
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(
     path for name in ("smallmind", "tests", "bench") for path in (ROOT / name).rglob("*.py")
 )
+LIBRARY = [path for path in SOURCES if path.is_relative_to(ROOT / "smallmind")]
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+NOUNS = {"property", "cached_property", "setter"}  # decorators of what is read like a value
+OPENING = re.compile(r"[A-Z][a-z]+s\b|`?\w+`? \(")  # a verb, or a name and its shape
+UNCOUNTED = {"FEW", "FEWEST", "LAST", "LONGEST", "MANY", "MOST", "ONCE", "SEEN", "TOGETHER"}
+UNCOUNTED |= {"ENOUGH", "KEPT", "OWN", "PLENTY", "ROOM", "RARE", "SHORT", "WHOLE", "APART", "GIVEN"}
 CLAUSE = re.compile(r"(What|Whether|Of|Those|That of|The same)\b")
 
 
@@ -57,3 +68,76 @@ def test_a_docstring_or_comment_is_a_sentence_or_verb_phrase(source):
 )
 def test_a_clause_is_found(planted):
     assert len(clauses(planted)) == 1
+
+
+def unopened(text):
+    """The functions whose docstring opens with neither a verb nor shapes nor `->`."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, FUNCTIONS) and (found := ast.get_docstring(node)):
+            decorators = {ast.unparse(x).split("(")[0].split(".")[-1] for x in node.decorator_list}
+            opens = OPENING.match(found) or "->" in found.split("\n\n")[0]
+            if not opens and not decorators & NOUNS:
+                yield node.name
+
+
+def packed(text):
+    """The calls whose arguments are packed: as `given`, or as a literal of names and values."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call):
+            starred = [x.value for x in node.args if isinstance(x, ast.Starred)]
+            literals = [x.value for x in node.keywords if x.arg is None]
+            if any(isinstance(x, ast.Name) and x.id == "given" for x in starred) or any(
+                isinstance(x, ast.Dict) and any(isinstance(key, ast.Constant) for key in x.keys)
+                for x in literals
+            ):
+                yield ast.unparse(node.func)
+
+
+def uncounted(text):
+    """The constants of a module whose names say how many, but not of what."""
+    for node in ast.parse(text).body:
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        names = {x.id for target in targets if target for x in ast.walk(target) if hasattr(x, "id")}
+        yield from names & UNCOUNTED
+
+
+@pytest.mark.parametrize("found", [unopened, packed, uncounted], ids=lambda x: x.__name__)
+@pytest.mark.parametrize("source", LIBRARY, ids=lambda path: str(path.relative_to(ROOT)))
+def test_words_of_the_library(found, source):
+    assert list(found(source.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "planted"),
+    [
+        (unopened, 'def f():\n    """The sum."""'),
+        (unopened, 'class A:\n    async def f(self):\n        """How to add."""'),
+        (packed, "f(1, *given)"),
+        (packed, "f(**{'a': 1, **rest})"),
+        (uncounted, "MOST: int = 3"),
+        (uncounted, "A, LAST = 3, 4"),
+    ],
+)
+def test_other_words_are_found(found, planted):
+    assert len(list(found(planted))) == 1
+
+
+def test_at_most_ten_names_of_classes_are_used_twice():
+    names = [
+        node.name
+        for path in LIBRARY
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert len([name for name in set(names) if names.count(name) > 1]) <= 10
+
+
+def test_the_docstring_of_a_layer_has_its_formula_in_the_first_line():
+    for name in pkgutil.iter_modules(nn.__path__):
+        importlib.import_module(f"smallmind.nn.{name.name}")
+    layers = [Layer]
+    for layer in layers:
+        layers += [x for x in layer.__subclasses__() if x.__module__.startswith("smallmind.nn.")]
+    described = set(layers) - {Layer, Branch, Norm}  # these are only bases
+    assert len(described) > 20
+    assert [x for x in described if " = " not in x.__doc__.partition("\n")[0]] == []

@@ -26,7 +26,7 @@ class TimedCopy:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within the block, this thread has no others."""
+    """Gives this thread no others within the block."""
     count = threads()
     set_threads(1)
     try:

@@ -67,7 +67,7 @@ def variables_of(threads: int | None, isa: str | None) -> dict[str, str]:
 
 
 def describe() -> dict[str, object]:
-    """CPU, instruction set, threads, threading layer, versions."""
+    """Returns CPU, instruction set, threads, threading layer, versions."""
     import llvmlite.binding as llvm
 
     from smallmind.kernels.codegen.isa import ISA
@@ -132,9 +132,8 @@ def started(
     **rest: Any,
 ) -> subprocess.Popen[str]:
     """Starts a program on the CPUs that are measured; `rest` are arguments of Popen."""
-    variables = {**environment(threads, binds), **variables}
-    pipe = {"text": True, "stdout": subprocess.PIPE}
-    process = subprocess.Popen(command, env=variables, **{"cwd": ROOT, **pipe, **rest})
+    rest = {"cwd": ROOT, "text": True, "stdout": subprocess.PIPE, **rest}
+    process = subprocess.Popen(command, env={**environment(threads, binds), **variables}, **rest)
     if CPUS:
         os.sched_setaffinity(process.pid, CPUS)
     return process

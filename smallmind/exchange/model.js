@@ -120,14 +120,29 @@ const smallmindModel = (() => {
     },
   };
 
+  // GELU in its tanh form.
+  function gelu(x) {
+    return 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x * x * x)));
+  }
+
+  // The normal distribution function, as kernels/gelu_erf.py has it.
+  const TAIL = [
+    0.03588922928699737, -0.14181362944094184, 0.15544997098645164, -0.015278182988320593,
+    0.11032234637182552, 0.10770201738816898, 0.12407225672484476, 0.12365607342023367, 0,
+  ];
+  function phi(x) {
+    const t = 1 / (1 + 0.31 * Math.abs(x));
+    const tail = Math.exp(-0.5 * x * x) * TAIL.reduce((q, c) => q * t + c);
+    return x < 0 ? tail : 1 - tail;
+  }
+
   // The activations of the perceptron: x, the expansion -> y (W).
   const MLPS = {
     gelu(y, x) {
-      const slope = Math.sqrt(2 / Math.PI);
-      for (let i = 0; i < y.length; i++) {
-        const v = x[i];
-        y[i] = 0.5 * v * (1 + Math.tanh(slope * (v + 0.044715 * v * v * v)));
-      }
+      for (let i = 0; i < y.length; i++) y[i] = gelu(x[i]);
+    },
+    gelu_erf(y, x) {
+      for (let i = 0; i < y.length; i++) y[i] = x[i] * phi(x[i]);
     },
     relu2(y, x) {
       for (let i = 0; i < y.length; i++) y[i] = Math.max(x[i], 0) ** 2;
@@ -135,6 +150,10 @@ const smallmindModel = (() => {
     swiglu(y, x) {
       const W = y.length;
       for (let i = 0; i < W; i++) y[i] = (x[i] / (1 + Math.exp(-x[i]))) * x[W + i];
+    },
+    geglu(y, x) {
+      const W = y.length;
+      for (let i = 0; i < W; i++) y[i] = gelu(x[i]) * x[W + i];
     },
   };
 
@@ -158,7 +177,7 @@ const smallmindModel = (() => {
       this.firstValues = array(G * D);
       this.heads = array(H * D);
       const W = config.hidden_size;
-      this.expansion = array(config.mlp === "swiglu" ? 2 * W : W);
+      this.expansion = array(config.mlp.endsWith("glu") ? 2 * W : W); // a gate beside it
       this.activation = array(W);
       this.logits = array(config.vocab_size);
     }
@@ -183,6 +202,8 @@ const smallmindModel = (() => {
       this.norm = NORMS[config.norm];
       this.activate = MLPS[config.mlp];
       this.limitsContext = config.position === "learned";
+      this.isParallel = config.block === "parallel" && (config.parallel_residual ?? true);
+      const isSandwich = config.block === "sandwich"; // norms after the branches too
       const part = (name) => ({
         weight: tensors.get(`${name}.weight`),
         bias: tensors.get(`${name}.bias`),
@@ -201,6 +222,8 @@ const smallmindModel = (() => {
         mlpNorm: part(`blocks.${i}.mlp_norm`),
         expansion: part(`blocks.${i}.mlp.expansion`),
         mlpProjection: part(`blocks.${i}.mlp.projection`),
+        attentionPostNorm: isSandwich && part(`blocks.${i}.attention_post_norm`),
+        mlpPostNorm: isSandwich && part(`blocks.${i}.mlp_post_norm`),
       }));
       this.finalNorm = part("final_norm");
       this.head = config.tie_weights ? this.token : part("head").weight;
@@ -241,11 +264,14 @@ const smallmindModel = (() => {
         this.norm(normed, x, block.attentionNorm, epsilon);
         this.attend(cache, block, layer, look);
         multiply(branch, block.projection.weight, cache.heads, block.projection.bias);
-        add(x, branch);
+        if (block.attentionPostNorm) this.norm(branch, branch, block.attentionPostNorm, epsilon);
+        if (!this.isParallel) add(x, branch);
         this.norm(normed, x, block.mlpNorm, epsilon);
+        if (this.isParallel) add(x, branch);
         multiply(expansion, block.expansion.weight, normed, block.expansion.bias);
         this.activate(activation, expansion);
         multiply(branch, block.mlpProjection.weight, activation, block.mlpProjection.bias);
+        if (block.mlpPostNorm) this.norm(branch, branch, block.mlpPostNorm, epsilon);
         add(x, branch);
         yield;
       }
@@ -258,6 +284,7 @@ const smallmindModel = (() => {
       const C = x.length;
       for (let i = 0; i < C; i++) x[i] = this.token[id * C + i];
       if (this.position) add(x, this.position.subarray(start * C, (start + 1) * C));
+      if (this.config.embedding === "scaled") for (let i = 0; i < C; i++) x[i] *= Math.sqrt(C);
       if (this.bigram) {
         const row = this.bigramRow(previous, id);
         add(x, this.bigram.subarray(row * C, (row + 1) * C));

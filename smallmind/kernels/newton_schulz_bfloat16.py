@@ -57,7 +57,7 @@ def orthogonalise(_working, scratch):
 
 @jit
 def _square(x, R):
-    """The memory of x (R, R) as (R, R) in bfloat16."""
+    """Returns the memory of x (R, R) as (R, R) in bfloat16."""
     return x.reshape(R * R).view(np.int16)[: R * R].reshape(R, R)
 
 

@@ -14,31 +14,31 @@ CELL, TEXT_CELL = "# %%", "# %% [markdown]"
 
 
 def lessons() -> list[Path]:
-    """The files of all lessons, in order."""
+    """Returns the files of all lessons, in order."""
     return sorted(Path(__file__).parent.glob("lesson*.py"))
 
 
 def pages() -> list[Path]:
-    """The files of all lessons, and of pages that answer one question each."""
+    """Returns the files of all lessons, and of pages that answer one question each."""
     every = sorted(Path(__file__).parent.glob("*.py"))
     known = {Path(__file__), *lessons()}
     return [*lessons(), *(path for path in every if path not in known)]
 
 
 def short_name(path: Path) -> str:
-    """The name of a page in a command: the number of a lesson, or the name of another page."""
+    """Returns the name of a page in a command: a lesson's number, or another page's name."""
     numbered = re.match(r"lesson(\d+)_", path.stem)
     return str(int(numbered[1])) if numbered else path.stem
 
 
 def title(path: Path) -> str:
-    """The title of a lesson: its first heading."""
+    """Returns the title of a lesson: its first heading."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return next(line.removeprefix("# # ") for line in lines if line.startswith("# # "))
 
 
 def summary(path: Path) -> str:
-    """The first sentence below the title."""
+    """Returns the first sentence below the title."""
     first = next(text for is_text, text in cells(path.read_text(encoding="utf-8")) if is_text)
     paragraph = " ".join(first.split("\n\n")[1].split())
     sentence, end, _ = paragraph.partition(". ")

@@ -387,7 +387,7 @@ gradients = backward(precise, ids, dlogits, saved)
 
 
 def slope(name, u, h=1e-5):
-    """The change of the loss per unit of movement of one array along u, by finite differences."""
+    """Returns how much the loss changes per unit that an array moves along u, by differences."""
     results = []
     for sign in (1, -1):
         logits, _ = forward(precise | {name: precise[name] + sign * h * u}, ids)

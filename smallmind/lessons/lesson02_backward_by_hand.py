@@ -157,14 +157,14 @@ print("dx along xhat:      ", np.abs((dx * xhat).sum(axis=1)).max())
 
 # %%
 def difference(mine, theirs):
-    """The largest difference, relative to the largest element."""
+    """Returns the largest difference, relative to the largest element."""
     return np.abs(np.asarray(theirs) - mine).max() / np.abs(mine).max()
 
 
 for kernels, dtype in ((reference, np.float64), (compiled, np.float32)):
-    given = [array.astype(dtype) for array in (dy, x, x.mean(axis=1), rstd[:, 0], weight)]
+    inputs = [array.astype(dtype) for array in (dy, x, x.mean(axis=1), rstd[:, 0], weight)]
     their_dx, their_dweight, their_dbias = (np.zeros(shape, dtype) for shape in ((R, C), C, C))
-    kernels.layernorm_backward(their_dx, their_dweight, their_dbias, *given)
+    kernels.layernorm_backward(their_dx, their_dweight, their_dbias, *inputs)
     found = max(
         difference(dx, their_dx), difference(dweight, their_dweight), difference(dbias, their_dbias)
     )

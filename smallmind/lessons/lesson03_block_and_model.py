@@ -390,7 +390,7 @@ def llama_block_keeps(C, H, G, W):
 
 
 def measured_keeps(C, H, G, W, R=2048):
-    """The numbers per token that the real block keeps, from a dry run."""
+    """Returns the numbers per token that the real block keeps, from a dry run."""
     config = ModelConfig(
         block_size=R,
         n_embd=C,

@@ -59,7 +59,7 @@ PATIENCE = 0.05  # seconds
 
 
 def seconds(function, *arguments):
-    """The shortest of several times: whatever else the machine does only ever adds to them."""
+    """Returns the shortest of several times: other work of the machine only ever adds to them."""
     function(*arguments)  # the first call compiles
     times: list[float] = []
     while sum(times) < PATIENCE:
@@ -146,7 +146,7 @@ def read(x, rounds):
 
 
 def bytes_per_second(nbytes):
-    """The rate at which one core reads an array of this size."""
+    """Returns the rate at which one core reads an array of this size."""
     x = aligned_empty(nbytes // 4)  # starts on a cache line: no vector straddles two
     x[:] = 1
     rounds = max(1, 2**24 // nbytes)
@@ -191,7 +191,7 @@ NEAR = bytes_per_second(16 * KIB)  # from the first-level cache
 
 # %%
 def intensity(M, K, N):
-    """Multiply-adds per byte of a product in which every float32 matrix is moved once."""
+    """Returns multiply-adds per byte of a product in which every float32 matrix is moved once."""
     return M * K * N / (4 * (M * K + K * N + M * N))
 
 
@@ -448,7 +448,7 @@ def tile(out, a, b, i, j, first, last):
 
 @njit
 def tiles(out, a, b, depth):
-    """For whole tiles only: M a multiple of 4, N of 2 LANES."""
+    """Computes whole tiles only: M a multiple of 4, N of 2 LANES."""
     M, K = a.shape
     N = b.shape[1]
     out[:] = 0

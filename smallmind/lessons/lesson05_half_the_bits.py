@@ -88,7 +88,7 @@ for name, (E, p) in FORMATS.items():
 
 
 def shown(x, dtype, E):
-    """The number that x becomes in 16 bits, and its three fields."""
+    """Returns the number that x becomes in 16 bits, and its three fields."""
     bits = round_to(np.array([x], np.float32), dtype)
     text = f"{int(bits.view(np.uint16)[0]):016b}"
     return f"{to_float32(bits)[0]:<12.6g} {text[0]} {text[1 : E + 1]} {text[E + 1 :]}"
@@ -145,7 +145,7 @@ T = 64
 
 
 def batch(number, B=8):
-    """Batch `number`: ids and targets, (B, T)."""
+    """Returns batch `number`: ids and targets, (B, T)."""
     starts = np.random.default_rng(number).integers(0, len(TOKENS) - T, B)
     windows = TOKENS[starts[:, None] + np.arange(T + 1)]
     return windows[:, :-1], windows[:, 1:]
@@ -210,7 +210,7 @@ for tokens in (2**11, 2**15, 2**19):
 
 # %%
 def gradient(precision, scale, of=(ids, targets)):
-    """The gradient of all weights, (n,), from a pass in this precision, divided by the scale."""
+    """Returns the gradient (n,) of all weights in this precision, divided by the loss scale."""
     model.use_precision(precision)
     model.zero_gradients()
     model.loss_and_gradients(*of, scale)
@@ -221,7 +221,7 @@ def gradient(precision, scale, of=(ids, targets)):
 
 
 def difference(a, b):
-    """|a - b| / |b|."""
+    """Returns |a - b| / |b|."""
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 

@@ -104,7 +104,7 @@ random = np.random.default_rng(0)
 
 
 def distance(rates):
-    """The root mean square of 1000 parabolas' w, after one step at each of the rates."""
+    """Returns the root mean square of 1000 parabolas' w, after one step at each of the rates."""
     w = np.full(1000, 5.0)
     for rate in rates:
         w -= rate * (w + random.standard_normal(w.shape))
@@ -141,7 +141,7 @@ angles = 10000.0 ** (-np.arange(8) / 8)
 
 
 def score(m, n):
-    """The dot product of q at position m and k at position n."""
+    """Returns the dot product of q at position m and k at position n."""
     return ((q * np.exp(1j * m * angles)) @ np.conj(k * np.exp(1j * n * angles))).real
 
 

@@ -121,7 +121,7 @@ T = 32
 
 
 def batch(number, B=8):
-    """Batch `number`, a pure function of its number: ids and targets, (B, T)."""
+    """Returns batch `number`, a pure function of its number: ids and targets, (B, T)."""
     starts = np.array([hash64(1337, number, row) % (len(TOKENS) - T) for row in range(B)])
     windows = TOKENS[starts[:, None] + np.arange(T + 1)]
     return windows[:, :-1], windows[:, 1:]
@@ -152,7 +152,7 @@ expected = model.flat.data.copy()
 
 
 def resumed(parts):
-    """The weights after step 40 of a run that resumes at step 20 with these parts of its state."""
+    """Returns the weights after step 40 of a run resumed at step 20 with parts of its state."""
     model = new_model()
     optimizer = smallmind.AdamW(model, learning_rate=1e-3)
     if "weights" in parts:
@@ -229,7 +229,7 @@ def in_order(x):
 
 
 def bits(x):
-    """The bits of a float32, as hexadecimal digits."""
+    """Returns the bits of a float32, as hexadecimal digits."""
     return struct.pack(">f", x).hex()
 
 
@@ -269,7 +269,7 @@ assert len({bits(sum_of_chunks(X, threads)) for threads in range(1, 9)}) == 1
 
 # %%
 def gradient_on(threads):
-    """The gradient of a new model, computed on this many threads."""
+    """Returns the gradient of a new model, computed on this many threads."""
     smallmind.set_threads(threads)
     model = new_model()
     model.loss_and_gradients(*batch(0, B=64))
@@ -462,7 +462,7 @@ class Disk:
         self.synced_names = dict(self.names)
 
     def possible(self, name) -> Iterator[bytes | None]:
-        """The possible contents of the file after a power failure or a kill; None: no such file."""
+        """Returns what the file may hold after a power failure or a kill; None: no such file."""
         for names in (self.names, self.synced_names):
             yield names[name].synced if name in names else None
         yield self.names[name].content if name in self.names else None

@@ -315,7 +315,7 @@ for name in list(STORED)[:4]:
 
 
 def gguf_tensor(name):
-    """A float32 tensor of the file."""
+    """Returns a float32 tensor of the file."""
     shape, kind, data = STORED[name]
     assert kind == F32
     return np.frombuffer(data, "<f4", np.prod(shape)).reshape(shape)

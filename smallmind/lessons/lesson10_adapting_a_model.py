@@ -70,7 +70,7 @@ assert (forward(x, W, A, B, s)[0] == x @ W).all()  # as it was, to the bit
 
 # %%
 def finite_difference(f, x, at, step=1e-6):
-    """The slope of f where one element of x varies."""
+    """Returns the slope of f where one element of x varies."""
     kept = x[at]
     x[at] = kept + step
     above = f()
@@ -120,7 +120,7 @@ training.train(300, learning_rate=4e-3, val_every=0)
 
 
 def loss_of(model, text):
-    """The mean loss over the start of a text."""
+    """Returns the mean loss over the start of a text."""
     ids = tokenizer.encode(text[:2049])
     return model.losses(ids[:-1].reshape(-1, 64), ids[1:].reshape(-1, 64)).mean()
 

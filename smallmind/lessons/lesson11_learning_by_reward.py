@@ -67,7 +67,7 @@ def is_right(which, written):
 
 
 def accuracy(model):
-    """The share of unseen sums of which the model's likeliest answer is right."""
+    """Returns the share of unseen sums of which the model's likeliest answer is right."""
     return is_right(unseen, write(model, unseen, temperature=0)).mean()
 
 
@@ -86,13 +86,13 @@ def gradients(model, which, written, weights):
     model.loss_and_gradients(whole[:, :-1], whole[:, 1:], weights=each, divisor=len(which))
 
 
-ENOUGH, RATE = 0.2, 0.01
+ENOUGH_RIGHT, RATE = 0.2, 0.01
 shape = {"n_layer": 2, "n_embd": 64, "n_head": 4, "block_size": 9, "tie_weights": False}
 shape |= ARCHITECTURES["modern"]
 model = smallmind.TransformerModel(tokenizer.vocab_size, **shape, seed=SEED)
 optimizer = smallmind.Muon(model, learning_rate=RATE, matrix_learning_rate=RATE)
 start = time.perf_counter()
-while accuracy(model) < ENOUGH:
+while accuracy(model) < ENOUGH_RIGHT:
     which = random.choice(seen, 256)
     gradients(model, which, answers[which], np.ones(256))
     optimizer.step(max_grad_norm=1.0)
@@ -143,7 +143,7 @@ def advantages(rewards):
 
 
 def noise(weights_of, batches=10):
-    """How much the gradients of batches differ from their mean, over the length of that mean."""
+    """Returns how much the gradients of batches differ from their mean, over its length."""
     found = []
     for _ in range(batches):
         which, written, rewards = rewards_of(model)
@@ -250,7 +250,7 @@ assert apart > 0.5
 #
 # ## 6. Try it
 #
-# - Set `ENOUGH` to 0.05. Does reward still get there? With 0.01?
+# - Set `ENOUGH_RIGHT` to 0.05. Does reward still get there? With 0.01?
 # - Leave out the baseline: use `rewards` as weights, and then `rewards + 2`.
 # - Give half a reward for each right digit. Is that faster? What else might it teach?
 # - Set `BETA = 0.1`. The pairs are told apart as well, but look at the unseen sums.

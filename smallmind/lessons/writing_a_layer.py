@@ -101,8 +101,9 @@ class TanhNorm(Norm):
         # forward: y = weight tanh(slope x)
         slope, weight = self.slope, self.weight
         dx = self.gradient_of(self.x, addend)
-        given = dy, self.x, slope.compute, weight.compute, addend
-        self.kernels.tanh_norm_backward(dx, slope.grad, weight.grad, *given)
+        self.kernels.tanh_norm_backward(
+            dx, slope.grad, weight.grad, dy, self.x, slope.compute, weight.compute, addend
+        )
         return dx
 
 

@@ -96,7 +96,7 @@ class Preferences(Loss):
     def margins(
         self, model: TransformerModel, which: Batch | ArrayLike | None = None
     ) -> np.ndarray:
-        """The margin of each pair (N,), above 0 where the model has moved the right way.
+        """Returns the margin of each pair (N,), above 0 where the model has moved the right way.
 
         `which` are the numbers of some pairs, from 0, or a batch of them; None: all.
         """
@@ -281,7 +281,7 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Iterable[Sequence[str]]) -> Batch:
 
 
 def _log_probabilities(model: TransformerModel, batch: Batch) -> np.ndarray:
-    """The log-probability of the answer in each window (R,), float64."""
+    """Returns the log-probability of the answer in each window (R,), float64."""
     found = np.empty(len(batch.ids))
     for first in range(0, len(found), MAX_WINDOWS):
         rows = slice(first, first + MAX_WINDOWS)

@@ -218,7 +218,7 @@ class TensorPool:
 
     @contextmanager
     def borrow(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Iterator[np.ndarray]:
-        """`with pool.borrow((B, T)) as x:` rents for the duration of the block."""
+        """Rents for the duration of the block: `with pool.borrow((B, T)) as x:`."""
         owner = object()
         n = math.prod(shape) if isinstance(shape, tuple) else shape
         try:

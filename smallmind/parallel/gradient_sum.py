@@ -52,7 +52,7 @@ class GradientSum:
         self._buffers: dict[tuple[int, int], np.ndarray] = {}
         self._rounded: np.ndarray | None = None  # the gradient of the last own shard
         self._sent = 0  # parts of this step
-        # What this rank has left of a part, the last of which gets the total; what it waits for.
+        # The vectors left of a part, of which the last gets the total; what this rank waits for.
         self._on_its_way: tuple[list[np.ndarray], list[Pending]] | None = None
         self._sums: list[Pending] = []
 
@@ -144,7 +144,7 @@ class GradientSum:
         vectors = [node.value for node in self._own_sum(part)]
         if self.group.size == 1:
             return
-        # What this rank has left of the part: a piece to each rank.
+        # The vectors that this rank has left of the part are sent, a piece to each rank.
         ends = bounds(vectors[0].size, self.group.size)
         length, arriving = ends[self.group.rank + 1] - ends[self.group.rank], []
         for i in range(max(map(len, self._left))):

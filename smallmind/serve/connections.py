@@ -24,6 +24,7 @@ SHUTDOWN_SECONDS = 5  # for answers that are being written when the server is st
 
 def server_of(app: ASGIApp, **settings: Any) -> uvicorn.Server:
     """Returns a server for the application; settings are more of uvicorn's."""
+    settings.setdefault("timeout_graceful_shutdown", SHUTDOWN_SECONDS)
     config = uvicorn.Config(
         app,
         http=Connection,
@@ -34,7 +35,7 @@ def server_of(app: ASGIApp, **settings: Any) -> uvicorn.Server:
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
-        **{"timeout_graceful_shutdown": SHUTDOWN_SECONDS, **settings},
+        **settings,
     )
     logging.getLogger("uvicorn.error").addFilter(_is_bug)
     return uvicorn.Server(config)

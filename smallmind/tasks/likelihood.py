@@ -148,7 +148,7 @@ class Scorer:
         B = max(1, BATCH_TOKENS // T)
         batches = [rows[i : i + B] for i in range(0, len(rows), B)]
         for batch in activity.parts(batches):
-            # What is empty has token 0 and is a text of its own.
+            # Empty positions have token 0, and each is a text of its own.
             shape = len(batch), T
             ids, targets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
             firsts = np.tile(np.arange(T, dtype=np.int32), (len(batch), 1))

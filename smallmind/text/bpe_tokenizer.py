@@ -15,7 +15,7 @@ from smallmind.text import tokenizer_json
 from smallmind.text.byte_alphabet import BYTES, as_bytes, as_characters
 from smallmind.text.ids import total
 from smallmind.text.tokenizer import Spelled, Tokenizer, distinct, sliced
-from smallmind.text.tokenizer_json import OWN, Rules
+from smallmind.text.tokenizer_json import PLAIN_RULES, Rules
 
 END_OF_TEXT = "<|endoftext|>"
 ENDS = (END_OF_TEXT, "<|end_of_text|>")  # the second is Llama 3's
@@ -87,7 +87,7 @@ class BPETokenizer(Tokenizer):
         none, most = Special.of({END_OF_TEXT: -1}), vocab_size - 257
         merges = learn_merges(texts, none, PATTERNS[split], tokens, most)
         vocabulary = _in_order(merges)
-        self._set(split, vocabulary, merges, {END_OF_TEXT: len(vocabulary)}, OWN)
+        self._set(split, vocabulary, merges, {END_OF_TEXT: len(vocabulary)}, PLAIN_RULES)
 
     def _set(
         self,

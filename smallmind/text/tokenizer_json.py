@@ -60,7 +60,7 @@ class Rules(NamedTuple):
         return rules
 
 
-OWN = Rules()
+PLAIN_RULES = Rules()
 
 
 def check_model(data: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ def contents(
     pre_tokenizer: dict[str, Any] | None,
     decoder: dict[str, Any],
     special: Mapping[str, int] | None = None,
-    rules: Rules = OWN,
+    rules: Rules = PLAIN_RULES,
 ) -> dict[str, Any]:
     """Returns the contents of a tokenizer.json; the arguments are what kinds differ in."""
     return {

@@ -281,7 +281,7 @@ def kernels_agree(model: TransformerModel, samples: Batch) -> Check:
     plain = copy_model(model, backend="numpy")
     for each in (model, plain):
         each.zero_gradients()
-        # The same dropout masks in both.
+        # Both have the same dropout masks.
         each.loss_and_gradients(samples.ids, samples.targets, at=FIRST_PASS)
     norm = np.linalg.norm
     errors = {

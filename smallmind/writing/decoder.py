@@ -80,7 +80,7 @@ class Continuation:
 
     @property
     def text(self) -> str:
-        """What has been written, as far as it certainly belongs to the text."""
+        """The text so far, as far as it certainly belongs to the answer."""
         return "".join(self._pieces)
 
     def _drawing(self) -> Drawing:

@@ -49,6 +49,15 @@ ARCHITECTURES = {
     "hashed pairs": {**MODELS["Llama"], "bigram_rows": 300},
     "no positions": {**MODELS["GPT-2"], "position": "none", "mlp": "swiglu"},
     "odd heads": {**MODELS["Llama"], "head_size": 7},
+    "sandwich": {
+        **{**ALL, "mlp": "geglu"},
+        "part_settings": {"block": "sandwich", "embedding": "scaled"},
+    },
+    "parallel": {**ALL, "mlp": "gelu-erf", "part_settings": {"block": "parallel"}},
+    "not parallel": {
+        **MODELS["GPT-2"],
+        "part_settings": {"block": "parallel", "parallel_residual": False},
+    },
     "grown": {**ALL, "bigram_vocab": 20, "bigram_rows": 90},
 }
 # 12 tokens of context are soon full.

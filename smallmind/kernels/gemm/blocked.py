@@ -212,7 +212,7 @@ def single_columns(N, variant):
 
 @called_jit
 def product_region(M, N, single, variant, height, worker, workers):
-    """The part of a result (M, N) that a worker computes; the `single` last columns go with it.
+    """Returns the part of a result (M, N) that a worker computes, with the `single` last columns.
 
     Its rows are multiplied `height` at a time, unless they are few.
     """
