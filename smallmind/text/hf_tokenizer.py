@@ -22,7 +22,7 @@ from smallmind.files import safetensors
 from smallmind.files.encoding import encoded
 from smallmind.text.byte_alphabet import as_bytes
 from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer, batched, special_names
-from smallmind.text.tokenizer_json import added_token, without_collector
+from smallmind.text.tokenizer_json import added_token, pair_of, without_collector
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 # Models of the package `tokenizers`, and what each is built from.
@@ -91,8 +91,9 @@ class HFTokenizer(Tokenizer):
             for x in added
             if x.get("lstrip") or x.get("rstrip")
         }
-        made.separator = next((end for end in ENDS if end in made.special), "\n")
-        made.end_of_text = made.special.get(made.separator)
+        ends = made.special.keys() - made.shown  # in Gemma, </s> is a tag of HTML
+        made.separator = next((end for end in ENDS if end in ends), "\n")
+        made.end_of_text = made.special[made.separator] if made.separator in ends else None
         made._spelled = {}
         return made
 
@@ -452,7 +453,13 @@ def _model(described: Mapping[str, Any], models: Any) -> Any:
     fields = {name: x for name, x in known.items() if x is not None}
     if kind == "BPE":
         merges = fields["merges"]
-        fields["merges"] = [tuple(x.split(" ") if isinstance(x, str) else x) for x in merges]
+        if set(map(type, merges)) == {str}:
+            sides = " ".join(merges).split(" ")  # at once: there are 500,000 of them
+            fields["merges"] = [*zip(sides[::2], sides[1::2], strict=True)]
+        else:
+            fields["merges"] = [tuple(pair_of(merge)) for merge in merges]
+        if len(fields["merges"]) != len(merges):
+            raise InputError("a merge is not of two tokens")
     if kind == "Unigram":
         fields["vocab"] = [tuple(pair) for pair in fields["vocab"]]
     return getattr(models, kind)(**fields)

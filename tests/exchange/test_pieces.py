@@ -8,10 +8,16 @@ import pytest
 
 import smallmind
 from smallmind import Run, Tokenizer
+from smallmind.corpus.corpus import Corpus
+from smallmind.corpus.preparation import Encoding, prepare
 from smallmind.exchange import gguf_file
+from smallmind.exchange.gguf import GGUF
 from smallmind.exchange.gguf_tokenizer import metadata_of, tokenizer_of
 from smallmind.exchange.published import of_metadata
+from smallmind.text import hf_tokenizer
+from smallmind.writing.generation import Writer
 from tests.exchange.models import model_of
+from tests.exchange.weights import GEMMA3, real
 from tests.programs import edited, refuses
 from tests.text import pieces
 
@@ -85,7 +91,7 @@ def test_transformers_makes_the_same_tokens_of_a_directory(name, tmp_path):
 @pytest.mark.parametrize("name", pieces.TRAINED)
 def test_a_model_of_sentencepiece_is_read_as_transformers_reads_it(name, settings, tmp_path):
     transformers = pytest.importorskip("transformers")
-    tokenizer, place = exported(name, tmp_path)
+    place = exported(name, tmp_path)[1]
     kind = {"llama": "LlamaTokenizer", "gemma": "GemmaTokenizer"}.get(name, "TokenizersBackend")
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (place / file).unlink()
@@ -222,3 +228,73 @@ def test_a_run_keeps_the_tokenizer_and_goes_on_with_it(tmp_path):
     third = smallmind.load(tmp_path / "exported", "numpy")[1]
     assert third.digest == tokenizer.digest and third.beginning == (begin,)
     assert Run.open(run.path).verify()
+
+
+def test_prepared_documents_are_encoded_one_by_one_and_begin(tmp_path, monkeypatch):
+    tokenizer = begun("llama", tmp_path)
+    documents = [f"{i} cats sat.\n  Dogs ran {'home. ' * 30}" for i in range(12)]
+    (tmp_path / "texts").mkdir()
+    for i, document in enumerate(documents):
+        (tmp_path / "texts" / f"{i:02}.txt").write_text(document, encoding="utf-8")
+    wanted = []
+    for document in documents:
+        wanted += [*tokenizer.prompt(document).tolist(), tokenizer.end_of_text]
+    tokenizer.save(tmp_path / "tokenizer.json")
+    for size in (1 << 20, 300):  # whole, and in chunks
+        monkeypatch.setattr(hf_tokenizer, "CHUNK", size)
+        encoding = Encoding(Tokenizer.load(tmp_path / "tokenizer.json"))
+        found = prepare(Corpus(tmp_path / "texts"), tmp_path / f"data{size}", encoding)
+        assert np.concatenate([found.train[:], found.held_out[:]]).tolist() == wanted[:-1]
+    settings = {"n_layer": 1, "n_embd": 16, "n_head": 2, "block_size": 16, "recipe": "gpt2"}
+    run = Run.create(
+        text=tmp_path / "data300", out=tmp_path / "run", steps=1, backend="numpy", **settings
+    )
+    run.train()
+    assert run.load()[1].digest == tokenizer.digest
+    run = Run.create(
+        text=tmp_path / "texts",
+        tokenizer=str(tmp_path / "llama.model"),
+        out=tmp_path / "other",
+        **{"steps": 1, "backend": "numpy", **settings},
+    )
+    assert run.data.tokenizer.digest == tokenizer.digest
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("name", ["llama", "gemma", "wordpiece"])
+def test_a_model_writes_what_it_writes_in_transformers(name, tmp_path):
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    tokenizer, place = exported(name, tmp_path)
+    model = smallmind.load(place, "numpy")[0]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(place)
+    their_tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    for prompt in ("The cat", "日本 "):
+        ids = their_tokenizer(prompt, return_tensors="pt").input_ids
+        found = theirs.generate(ids, max_new_tokens=12, do_sample=False)[0].tolist()
+        config = smallmind.GenerationConfig(max_tokens=12, temperature=0)
+        writer = Writer(model, tokenizer, prompt, config)
+        (sample,) = writer.samples()
+        continuation = writer.texts[0]
+        assert [*ids[0].tolist(), *continuation.tokens] == found[: ids.shape[1] + sample.tokens]
+        whole = their_tokenizer.decode([*tokenizer.encode(prompt).tolist(), *continuation.tokens])
+        if "\ufffd" not in whole:  # what follows a prompt does not begin a sequence
+            assert tokenizer.decode(tokenizer.encode(prompt)) + sample.text == whole
+
+
+@pytest.mark.interop
+def test_the_tokenizer_of_gemma_is_that_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    path = real(GEMMA3)
+    ours = GGUF().find(path).tokenizer()
+    theirs = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    texts = [*pieces.hard(2000), *(" " * i + "a" for i in range(70)), "日" * 33_000, "a" * 100_000]
+    for text in texts:
+        ids = theirs.encode(text, add_special_tokens=False)
+        assert ours.encode(text).tolist() == ids
+        assert ours.decode(ids) == theirs.decode(ids, clean_up_tokenization_spaces=False)
+    assert ours.prompt("Hello").tolist() == theirs.encode("Hello") == [2, 9259]
+    assert ours.special["<end_of_turn>"] == 106 and ours.end_of_text == 1
+    again = tokenizer_of(metadata_of(ours) | {"general.architecture": "gemma3"})
+    assert again.digest == Tokenizer.from_saved(again.saved).digest
+    assert all(again.encode(x).tolist() == ours.encode(x).tolist() for x in texts[:500])
