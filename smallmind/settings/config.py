@@ -819,7 +819,8 @@ class RunConfig:
     )
     chat_template: str | None = setting(
         None,
-        "the tokens around turns; default: those of --init-from, else chatml",
+        "the tokens around turns; default: those of --init-from, else those "
+        "whose tokens it has, else chatml",
         choices=parts.CHAT_TEMPLATES,
     )
     learn: str = setting(

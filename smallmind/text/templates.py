@@ -302,12 +302,15 @@ def _ending(tokenizer: Tokenizer, end: int) -> Tokenizer:
 def fit_template(tokenizer: Tokenizer, name: str | None) -> tuple[Tokenizer, ChatFormat]:
     """-> the tokenizer with the special tokens of its own template, or of the one named, and that.
 
-    Without a name, a tokenizer without a template gets ChatML. InputError for an unknown name.
+    Without a name, a tokenizer without a template gets one whose tokens it has, else ChatML.
+    InputError for an unknown name.
     """
     found = format_of(tokenizer) if name is None else None
     if found:
         return _ending(tokenizer, tokenizer.special[found.end]), found
-    if (name := name or "chatml") not in TEMPLATES:
+    names = set(tokenizer.special)
+    has = (x for x, t in TEMPLATES.items() if len(t.special) > 1 and names >= set(t.special))
+    if (name := name or next(has, "chatml")) not in TEMPLATES:
         raise InputError(f"chat_template={name!r} must be one of {', '.join(TEMPLATES)}")
     template = TEMPLATES[name]
     grown = tokenizer.with_special(template.special)
