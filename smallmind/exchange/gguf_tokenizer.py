@@ -242,7 +242,9 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:
         if model == "rwkv":
             return _single(metadata, tokens)
         if model in ("llama", "t5"):
-            return HFTokenizer.from_json(contents_of(_pieces(metadata, tokens, model == "t5")))
+            return HFTokenizer.from_json(
+                contents_of(_sentencepiece(metadata, tokens, model == "t5"))
+            )
         if model == "bert":
             return HFTokenizer.from_json(_word_pieces(metadata, tokens))
     except InputError:
@@ -291,8 +293,8 @@ def _types(metadata: Mapping[str, Any], tokens: list[str]) -> np.ndarray:
     return types
 
 
-def _pieces(metadata: Mapping[str, Any], tokens: list[str], is_unigram: bool) -> Pieces:
-    """The tables of a SentencePiece model, as transformers reads those of llama.cpp."""
+def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], is_unigram: bool) -> Pieces:
+    """Returns the tables of a SentencePiece model; BPE as transformers reads it."""
     types, scores = _types(metadata, tokens).copy(), np.asarray(metadata[f"{PREFIX}scores"])
     if scores.dtype.kind != "f" or scores.shape != types.shape:
         raise ValueError("it has other numbers of tokens and of their scores")

@@ -197,7 +197,7 @@ def of_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, 
     named = {name: metadata.get(key) for name, key in KEYS.items()}
     ids = {name: i for name, i in named.items() if type(i) is int and i in contents}
     settings: dict[str, Any] = {f"{name}_token": contents[token] for name, token in ids.items()}
-    # Of byte-level BPE only this pattern adds a token unless it is told not to.
+    # Byte-level BPE of any other pattern adds a token only where a key says so.
     model = metadata.get("tokenizer.ggml.model")
     begins = model in ("llama", "bert") or metadata.get("tokenizer.ggml.pre") == "llama-bpe"
     adds = {"bos": begins and "bos" in ids, "eos": model in ("t5", "bert") and "eos" in ids}

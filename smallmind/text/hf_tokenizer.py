@@ -38,7 +38,7 @@ PIECE = 1 << 16  # characters of a long text that a thread encodes
 CONTINUED = bytes(range(0x80, 0xC0))  # in UTF-8, the bytes within a character
 BORDER = re.compile(r"(?<=[0-9A-Za-z])[ \n]")
 BYTE = re.compile("<0x([0-9A-F]{2})>")
-# What a text is in: the others are put around it by `published`, or are none of ours.
+# These parts of a file do not change the tokens of a text; `published` has what is put around it.
 NOT_OURS: Mapping[str, None] = dict.fromkeys(("truncation", "padding", "post_processor"))
 NOT_LEARNED = (
     "tokens of the kind hf are read, not learned: give the path of a tokenizer.json or of a "
