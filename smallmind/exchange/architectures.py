@@ -72,7 +72,7 @@ def settings_of(config: ModelConfig, settings: Keys) -> dict[str, Any]:
     for name, keys in settings.keys.items():
         value = values[name]
         if words := settings.words.get(name):
-            value = [words[config.of_block(name, i)] for i in range(config.n_layer)]
+            value = [words[value[i % len(value)]] for i in range(config.n_layer)]
         written |= dict.fromkeys(_several(keys), value)
     return written
 
