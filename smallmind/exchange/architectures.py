@@ -15,7 +15,7 @@ from smallmind.settings.sources import flags_of
 
 def known_architecture(saved: Mapping[str, Any], key: str, attribute: str) -> Architecture:
     """-> the architecture whose attribute a file holds at this key. InputError if there is none."""
-    known = {getattr(x, attribute): x for x in reversed(PUBLISHED)}
+    known = {getattr(x, attribute): x for x in reversed(PUBLISHED) if getattr(x, attribute)}
     name = saved.get(key)
     if isinstance(name, str) and name in known:
         return known[name]
@@ -23,7 +23,7 @@ def known_architecture(saved: Mapping[str, Any], key: str, attribute: str) -> Ar
     for what, patterns in NOT_BUILT.items():
         if any(fnmatchcase(word, pattern) for word in words for pattern in patterns):
             raise InputError(f"{shown_value(name)}: {what} are not built here")
-    listed = ", ".join(dict.fromkeys(getattr(x, attribute) for x in PUBLISHED))
+    listed = ", ".join(reversed(known))
     raise InputError(f"{key}={shown_value(name)} is not known here; it must be one of {listed}")
 
 
@@ -136,20 +136,15 @@ def without_defaults(config: ModelConfig) -> ModelConfig:
     layers = range(config.n_layer)
     windows = [config.window_of(i) for i in layers]
     left: dict[str, Any] = {}
-    if not any(window and window < config.block_size for window in windows):
+    is_alike = config.part_setting("window_theta") in (None, config.rope_theta)
+    if is_alike and not any(window and window < config.block_size for window in windows):
         left = dict.fromkeys(("window", "window_layers", "window_theta"))
     for name in {"window_layers", "rotary_layers"} - left.keys():
         values = [config.of_block(name, i) for i in layers]
         lengths = range(1, len(values) + 1)
         period = next(n for n in lengths if all(values[i] == values[i % n] for i in layers))
         left[name] = None if all(values) else tuple(values[:period])
-    usual = {
-        "rotary_share": 1.0,
-        "score_scale": config.head_channels**-0.5,
-        "rope_scaling": ("linear", 1.0),
-        "window_theta": config.rope_theta,
-        "qkv_bias": config.bias,
-    }
+    usual = {**config.part_defaults, "rope_scaling": ("linear", 1.0), "parallel_residual": True}
     left |= {name: None for name, x in usual.items() if config.part_setting(name) == x}
     return config.having_parts(**left)
 

@@ -25,7 +25,7 @@ from smallmind.exchange.architectures import (
 from smallmind.exchange.card import model_card
 from smallmind.exchange.format import PICKLES, Exported, ExternalModel, ModelFormat, padded
 from smallmind.exchange.published import CONFIG, TOKENIZER
-from smallmind.exchange.tensors import encode, tensors_of, written_tensors
+from smallmind.exchange.tensors import EMBEDDING, encode, tensors_of, written_tensors
 from smallmind.files import durable, safetensors
 from smallmind.kernels.number_types import DTYPES
 from smallmind.nn.loading import Stored
@@ -40,15 +40,19 @@ MODEL = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CARD = "README.md"
 HEAD = "lm_head.weight"
-EMBEDDING = "token_embedding.weight"  # our name of the matrix that a tied head is
 COMPARED_TOGETHER = 2**20  # numbers
 MAX_CONFIG_BYTES = 1_000_000
 MAX_INDEX_BYTES = 20_000_000
-BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # of earlier versions
+BUFFERS = (  # of earlier versions
+    *(".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"),
+    ".rotary_emb.inv_freq",
+)
 REFUSED = {
     "auto_map": "code of its own, which is never executed here",
     "quantization_config": "quantised weights; save it in 16 or 32 bits",
 }
+FULL, SLIDING = "full_attention", "sliding_attention"  # tables of Gemma's rope_parameters
+MOVED = {"rope_theta": "rope_theta", "rotary_share": "partial_rotary_factor"}
 ROPE_TYPES = ("rope_type", "type")  # version 4 of transformers prefers the second
 LLAMA3 = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
 SCALINGS: dict[str, tuple[str, ...]] = {"default": (), "linear": ("factor",), "llama3": LLAMA3}
@@ -80,9 +84,18 @@ class HuggingFace(ModelFormat):
             kind, *numbers = config.pop("rope_scaling") or ("default",)
             scaling = {"rope_type": kind, **dict(zip(SCALINGS[kind], numbers, strict=True))}
             theta = exported.model.config.rope_theta
-            config["rope_parameters"] = {**scaling, "rope_theta": theta}
+            table = {**scaling, "rope_theta": theta}
+            if "rotary_share" in architecture.config.keys:
+                table["partial_rotary_factor"] = exported.model.config.values()["rotary_share"]
+            if key := architecture.config.keys.get("window_theta"):
+                of_windows = {"rope_type": "default", "rope_theta": config[key]}
+                table = {FULL: table, SLIDING: of_windows}
+            config["rope_parameters"] = table
             if numbers:
                 config["rope_scaling"] = scaling
+        if "attention_types" in config:  # of GPT-Neo: lists, and how often each is repeated
+            config["attention_types"] = [[config["attention_types"], 1]]
+            config["window_size"] = config["window_size"] or exported.model.config.block_size
         card = model_card(exported, architecture.name, architecture.model_class)
         files |= {CARD: card, CONFIG: config}
         tokenizer = files.pop(TOKENIZER)
@@ -279,29 +292,50 @@ def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig]:
         if saved.get(key):
             raise InputError(f"it has {key}: {what}")
     architecture = known_architecture(saved, "model_type", "model_type")
-    flat = {**saved, **_rotation(saved), **_layers(saved, architecture)}
+    flat = {**saved, **_rotation(saved, architecture), **_layers(saved, architecture)}
     return architecture, config_of(architecture, architecture.config, flat)
 
 
-def _rotation(saved: dict[str, Any]) -> dict[str, Any]:
+def _rotation(saved: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
     """-> the rope settings of config.json as they were before version 5 of transformers moved them.
 
     The scaling is that of `part_settings`, or None. InputError for one that is not built here.
     """
+    keys = architecture.config.keys
+    found: dict[str, Any] = {}
     tables = {key: saved.get(key) or {} for key in ("rope_scaling", "rope_parameters")}
     for key, table in tables.items():
         if not isinstance(table, dict):
             raise InputError(f"{key} is not a JSON object")
     # Of both, transformers reads the first alone.
     key = next((key for key, table in tables.items() if table), "rope_parameters")
-    table = {name: value for name, value in tables[key].items() if value is not None}
+    table = tables[key]
+    if "window_theta" in keys and table.keys() & {FULL, SLIDING}:
+        of_windows = _rotation_in(key, table.get(SLIDING) or {}, saved)
+        if of_windows["rope_scaling"]:
+            raise InputError(f"{key}: scaled rotations in windows are not built here")
+        table = table.get(FULL) or {}
+        if "rope_theta" in of_windows:
+            found["window_theta"] = of_windows["rope_theta"]
+    found |= _rotation_in(key, table, saved)
+    return {str(keys.get(name, name)): value for name, value in found.items()}
+
+
+def _rotation_in(key: str, table: Any, saved: dict[str, Any]) -> dict[str, Any]:
+    """-> the rope settings in a table of config.json."""
+    if not isinstance(table, dict):
+        raise InputError(f"{key} is not a JSON object")
+    table = {name: value for name, value in table.items() if value is not None}
     kinds = [table[name] for name in ROPE_TYPES if name in table] or ["default"]
     for kind in kinds:
         if not isinstance(kind, str) or kind not in SCALINGS:
             known = " and ".join(SCALINGS)
             raise InputError(f"{key}: {shown_value(kind)} is not built here, only {known}")
-    moved = {name: table[name] for name in ("rope_theta", "partial_rotary_factor") if name in table}
-    if kinds[0] != kinds[-1] or table.keys() - {*ROPE_TYPES, *moved, *SCALINGS[kinds[0]]}:
+    moved = {ours: table[name] for ours, name in MOVED.items() if name in table}
+    if kinds[0] != kinds[-1] or table.keys() - {
+        *(*ROPE_TYPES, *MOVED.values()),
+        *SCALINGS[kinds[0]],
+    }:
         raise InputError(f"{key} is {shown_value(table)}; as {kinds[0]} it is not known here")
     if kinds[0] == "default":
         return {"rope_scaling": None, **moved}
@@ -314,11 +348,20 @@ def _rotation(saved: dict[str, Any]) -> dict[str, Any]:
 def _layers(saved: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
     """-> the lists of layers that config.json may leave out, as transformers makes them."""
     keys, words = architecture.config.keys, architecture.config.words
+    if "attention_types" in keys.values():
+        return {"attention_types": _repeated(saved.get("attention_types"))}
     count = saved.get("num_hidden_layers")
     is_count = isinstance(count, int) and 0 < count <= MAX_LAYERS  # else it is refused elsewhere
-    if "has_window" not in keys or not isinstance(count, int) or not is_count:
+    if not isinstance(count, int) or not is_count:
         return {}
     found: dict[str, Any] = {}
+    if "window_theta" in keys and saved.get("layer_types") is None:
+        interval = saved.get("sliding_window_pattern", saved.get("_sliding_window_pattern", 6))
+        interval = whole(interval, 1)
+        has_window = [(i + 1) % interval > 0 for i in range(count)]
+        found["layer_types"] = [words["window_layers"][has] for has in has_window]
+    if "has_window" not in keys:
+        return found
     rotates = saved.get("no_rope_layers")
     if "rotary_layers" in words and rotates is None:
         interval = whole(saved.get("no_rope_layer_interval", 4), 1)
@@ -328,6 +371,20 @@ def _layers(saved: dict[str, Any], architecture: Architecture) -> dict[str, Any]
         has_window = [not x for x in rotates] if rotates else [i >= first for i in range(count)]
         found["layer_types"] = [words["window_layers"][has] for has in has_window]
     return found
+
+
+def _repeated(types: Any) -> list[Any]:
+    """Lists of kinds of layers, and how often each is repeated -> a kind for each layer."""
+    types = [[["global", "local"], 12]] if types is None else types
+    try:
+        return [
+            kind
+            for kinds, count in types
+            for _ in range(min(whole(count), MAX_LAYERS))
+            for kind in kinds
+        ]
+    except (TypeError, ValueError):
+        raise InputError(f"attention_types is {shown_value(types)}") from None
 
 
 def _as_expected(stored: dict[str, Stored], names: set[str]) -> dict[str, Stored]:

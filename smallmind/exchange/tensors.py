@@ -20,6 +20,8 @@ from smallmind.parts import NUMBER_TYPES, NumberType
 from smallmind.settings.architectures import Architecture, Layout
 from smallmind.settings.config import ModelConfig
 
+EMBEDDING = "token_embedding.weight"  # our name of the matrix that a tied head is
+
 
 class Tensor(NamedTuple):
     """A tensor of a file: some columns of one of our parameters, perhaps in another order."""
@@ -45,8 +47,13 @@ class Tensor(NamedTuple):
         return part.T if self.is_transposed else part
 
     def of_model(self, parameters: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The parameters of a model -> the tensor; zeros for one that the model lacks."""
+        """The parameters of a model -> the tensor; zeros for one that the model lacks.
+
+        A tied head is the embedding.
+        """
         parameter = parameters.get(self.parameter)
+        if parameter is None and self.role == Role.HEAD:
+            return parameters[EMBEDDING]
         if parameter is None:
             parameter = np.zeros(self.parameter_shape, np.float32)
         return self.of(parameter)

@@ -15,7 +15,7 @@ from smallmind.nn.rmsnorm import HeadNorm
 class Attention(Branch, only_kernels=True, page="causal"):
     """y = projection(softmax(scale q k^T) v), head by head, with q, k, v = x weight + bias.
 
-    Causal, see Vaswani et al. (2017), with scale = 1 / sqrt(D) unless `score_scale` says otherwise.
+    Causal, see Vaswani et al. (2017), with scale = 1 / sqrt(D) unless `score_divisor` replaces D.
     H heads of queries, and G of keys and of values (Ainslie et al. 2023), of D channels each. A
     query sees only keys of its own document and, in a block with a window (Beltagy et al. 2020), of
     the last tokens. `first_values` are those of the first block, if the model mixes them into all
@@ -35,7 +35,8 @@ class Attention(Branch, only_kernels=True, page="causal"):
         D, H, G = config.head_channels, config.n_head, config.kv_heads
         self.n_head, self.width = H, H * D
         self.layer, self.window = layer, config.window_of(layer)
-        self.scale: float | None = config.part_setting("score_scale")
+        divisor = config.part_setting("score_divisor")
+        self.scale = None if divisor is None else divisor**-0.5
         self.documents = documents
         self.dropout = Dropout(scope)
         widths = H * D, G * D, G * D

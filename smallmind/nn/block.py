@@ -138,7 +138,7 @@ class ParallelBlock(Block, only_kernels=True, page="parallel"):
 
     def __init__(self, scope: Scope, *shared: Any, **named: Any) -> None:
         super().__init__(scope, *shared, **named)
-        self.is_parallel = dict(scope.config.part_settings).get("parallel_residual", True)
+        self.is_parallel = scope.config.part_setting("parallel_residual")
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         """x (B T, C) -> y (B T, C)."""

@@ -66,9 +66,9 @@ class Architecture:
     model_class: str  # of transformers
     config: Keys
     tensors: Layout  # in safetensors of Hugging Face
-    gguf: str  # its name in GGUF, which its keys begin with
-    metadata: Keys
-    gguf_tensors: Layout
+    gguf: str = ""  # its name in GGUF, which its keys begin with; "": llama.cpp has no such model
+    metadata: Keys = field(default_factory=lambda: Keys({}))
+    gguf_tensors: Layout = field(default_factory=lambda: Layout({}))
     filled: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -455,5 +455,189 @@ SMOLLM3 = Architecture(
     gguf_tensors=Layout(LLAMA.gguf_tensors.names, interleaved=LLAMA.gguf_tensors.interleaved),
 )
 
+# Gemma 3 (Gemma Team 2025), the models of text
+
+GEMMA3 = Architecture(
+    name="Gemma 3",
+    parts={
+        **LLAMA.parts,
+        "mlp": "geglu",
+        "qk_norm": True,
+        "bias": False,
+        "block": "sandwich",
+        "embedding": "scaled",
+    },
+    model_type="gemma3_text",
+    model_class="Gemma3ForCausalLM",
+    config=dataclasses.replace(
+        LLAMA.config,
+        keys={
+            **LLAMA.config.keys,
+            **WINDOWS,
+            "bias": "attention_bias",
+            "window_theta": "rope_local_base_freq",
+            "score_divisor": "query_pre_attn_scalar",
+        },
+        words=QWEN2.config.words,
+        harmless=(*HARMLESS_CONFIG, "sliding_window_pattern", "cache_implementation"),
+        fixed={
+            "hidden_activation": ("gelu_pytorch_tanh",),
+            "use_bidirectional_attention": (False, None),
+        },
+        defaults={
+            **LLAMA.config.defaults,
+            "n_kv_head": 4,
+            "head_size": 256,
+            "tie_weights": True,
+            "rope_theta": 1e6,
+            "window": 4096,
+            "window_theta": 1e4,
+            "score_divisor": 256,
+        },
+    ),
+    tensors=Layout(
+        {
+            **QWEN3.tensors.names,
+            "blocks.{}.attention_post_norm": "model.layers.{}.post_attention_layernorm",
+            "blocks.{}.mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
+            "blocks.{}.mlp_post_norm": "model.layers.{}.post_feedforward_layernorm",
+        },
+        gains_less_one=True,
+    ),
+    gguf="gemma3",
+    metadata=dataclasses.replace(
+        LLAMA.metadata,
+        keys={
+            **LLAMA.metadata.keys,
+            "window": "attention.sliding_window",
+            "window_theta": "rope.freq_base_swa",
+        },
+        defaults={**LLAMA.metadata.defaults, "window": None, "window_theta": 1e4},
+        assumed={"window_layers": (1, 1, 1, 1, 1, 0), "score_divisor": None},
+        neutral={**NEUTRAL_METADATA, "attention.sliding_window_pattern": (0, 6)},
+    ),
+    gguf_tensors=Layout(
+        {
+            **QWEN3.gguf_tensors.names,
+            "blocks.{}.attention_post_norm": "blk.{}.post_attention_norm",
+            "blocks.{}.mlp_post_norm": "blk.{}.post_ffw_norm",
+        }
+    ),
+)
+
+# GPT-NeoX (Black et al. 2022), and Pythia
+
+GPT_NEOX = Architecture(
+    name="GPT-NeoX",
+    parts={
+        **GPT2.parts,
+        "position": "rope",
+        "mlp": "gelu-erf",
+        "block": "parallel",
+    },
+    filled={"bias": True, "tie_weights": False},  # llama.cpp needs a head
+    model_type="gpt_neox",
+    model_class="GPTNeoXForCausalLM",
+    config=Keys(
+        keys={
+            "vocab_size": "vocab_size",
+            "block_size": "max_position_embeddings",
+            "n_embd": "hidden_size",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+            "hidden_size": "intermediate_size",
+            "tie_weights": "tie_word_embeddings",
+            "rope_theta": "rotary_emb_base",
+            "rope_scaling": "rope_scaling",
+            "rotary_share": "rotary_pct",
+            "parallel_residual": "use_parallel_residual",
+            "norm_epsilon": "layer_norm_eps",
+        },
+        fixed={"hidden_act": ("gelu",), "attention_bias": (True,)},
+        free={"hidden_dropout": 0.0, "attention_dropout": 0.0},
+        defaults={
+            "tie_weights": False,
+            "rope_theta": 1e4,
+            "rope_scaling": None,
+            "rotary_share": 0.25,
+            "parallel_residual": True,
+            "norm_epsilon": 1e-5,
+        },
+        harmless=HARMLESS_CONFIG,
+        neutral=NEUTRAL_CONFIG,
+    ),
+    tensors=Layout(
+        {
+            "token_embedding": "gpt_neox.embed_in",
+            "blocks.{}.attention_norm": "gpt_neox.layers.{}.input_layernorm",
+            "blocks.{}.attention.qkv": "gpt_neox.layers.{}.attention.query_key_value",
+            "blocks.{}.attention.projection": "gpt_neox.layers.{}.attention.dense",
+            "blocks.{}.mlp_norm": "gpt_neox.layers.{}.post_attention_layernorm",
+            "blocks.{}.mlp.expansion": "gpt_neox.layers.{}.mlp.dense_h_to_4h",
+            "blocks.{}.mlp.projection": "gpt_neox.layers.{}.mlp.dense_4h_to_h",
+            "final_norm": "gpt_neox.final_layer_norm",
+            "head": "lm_head",
+        },
+        by_head=("gpt_neox.layers.{}.attention.query_key_value",),
+    ),
+    gguf="gptneox",
+    metadata=Keys(
+        keys={
+            **GPT2.metadata.keys,
+            "parallel_residual": "use_parallel_residual",
+            "rope_theta": "rope.freq_base",
+            "rotary_channels": "rope.dimension_count",
+        },
+        defaults={"rope_theta": 1e4, "parallel_residual": True, "rotary_channels": None},
+        harmless=HARMLESS_METADATA,
+        neutral=NEUTRAL_METADATA,
+    ),
+    gguf_tensors=Layout(GPT2.gguf_tensors.names),
+)
+
+# GPT-Neo (Black et al. 2021), and TinyStories; llama.cpp does not have it
+
+GPT_NEO = Architecture(
+    name="GPT-Neo",
+    parts={**GPT2.parts, "qkv_bias": False, "score_divisor": 1},
+    filled={"bias": True},
+    model_type="gpt_neo",
+    model_class="GPTNeoForCausalLM",
+    config=Keys(
+        keys={
+            "vocab_size": "vocab_size",
+            "block_size": "max_position_embeddings",
+            "n_embd": "hidden_size",
+            "n_layer": "num_layers",
+            "n_head": "num_heads",
+            "hidden_size": "intermediate_size",
+            "tie_weights": "tie_word_embeddings",
+            "window": "window_size",
+            "window_layers": "attention_types",
+            "norm_epsilon": "layer_norm_epsilon",
+        },
+        words={"window_layers": ("global", "local")},
+        fixed={"activation_function": GPT2.config.fixed["activation_function"]},
+        free={"resid_dropout": 0.0, "embed_dropout": 0.0, "attention_dropout": 0.0},
+        defaults={**GPT2.config.defaults, "window": 256},
+        harmless=(*HARMLESS_CONFIG, "attention_layers"),  # attention_types once more
+        neutral=NEUTRAL_CONFIG,
+    ),
+    tensors=Layout(
+        {
+            **GPT2.tensors.names,
+            "blocks.{}.attention.qkv": (
+                "transformer.h.{}.attn.attention.q_proj",
+                "transformer.h.{}.attn.attention.k_proj",
+                "transformer.h.{}.attn.attention.v_proj",
+            ),
+            "blocks.{}.attention.projection": "transformer.h.{}.attn.attention.out_proj",
+        }
+    ),
+)
+
 # Of those of the same name in a format the first is read.
-PUBLISHED = (GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, SMOLLM3, ARCEE)
+PUBLISHED = (
+    *(GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, SMOLLM3, ARCEE),
+    *(GEMMA3, GPT_NEOX, GPT_NEO),
+)

@@ -252,11 +252,21 @@ class ModelConfig:
         follows = {"n_kv_head": self.kv_heads, "head_size": self.head_channels}
         follows |= {"hidden_size": self.hidden_size, "rotary_channels": self.rotary_channels}
         settings = {field.name: field.default for field in dataclasses.fields(_PartSettings)}
-        settings |= dict(self.part_settings)
+        settings |= self.part_defaults | dict(self.part_settings)
         has_window = settings["window"] is not None
         if not has_window:
             settings["window_layers"] = (0,)
         return {**fields, **follows, **settings, "has_window": has_window}
+
+    @property
+    def part_defaults(self) -> dict[str, Any]:
+        """The part settings that are None, and follow from the fields then."""
+        return {
+            "qkv_bias": self.bias,
+            "rotary_share": 1.0,
+            "score_divisor": self.head_channels,
+            "window_theta": self.rope_theta,
+        }
 
     def changes_to(self, published: Architecture) -> dict[str, Any]:
         """Returns the changes that would make this a model of a published architecture."""
@@ -293,8 +303,8 @@ class _PartSettings:
     """
 
     qkv_bias: bool | None = setting(None, "biases of queries, keys and values; default: bias")
-    score_scale: float | None = setting(
-        None, "factor of scores; default: 1 / sqrt(head_size)", above=0.0, high=1e3
+    score_divisor: float | None = setting(
+        None, "scores are divided by its square root; default: head_size", above=0.0, high=1e6
     )
     window: int | None = setting(None, "tokens that a query sees; default: all", low=1, high=2**30)
     window_layers: tuple[int, ...] = setting((1,), "blocks that have the window")
@@ -308,6 +318,7 @@ class _PartSettings:
     rope_scaling: tuple[Any, ...] | None = setting(
         None, "how rope frequencies are scaled: linear and a factor, or llama3 and four numbers"
     )
+    parallel_residual: bool = setting(True, "parallel branches, in blocks that have them")
 
 
 def _checked(pairs: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:

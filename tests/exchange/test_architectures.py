@@ -12,15 +12,15 @@ from smallmind.exchange.tensors import tensors_of
 from smallmind.settings.architectures import PUBLISHED
 from smallmind.settings.presets import ARCHITECTURES as PRESETS
 from smallmind.settings.sources import MODEL_FIELDS
-from tests.exchange.models import MODELS, SHAPE, WINDOWED
+from tests.exchange.models import MODELS, ONLY_TRANSFORMERS, SHAPE
 from tests.programs import refusal, refuses
 
 
 def config_named(name, **fields):
-    return ModelConfig(**{**SHAPE, **{**MODELS, **WINDOWED}[name], **fields})
+    return ModelConfig(**{**SHAPE, **{**MODELS, **ONLY_TRANSFORMERS}[name], **fields})
 
 
-@pytest.mark.parametrize("name", [*MODELS, *WINDOWED])
+@pytest.mark.parametrize("name", [*MODELS, *ONLY_TRANSFORMERS])
 def test_models_are_of_the_architecture_that_they_are_named_after(name):
     assert architecture_of(config_named(name)).name == name.split(" with")[0]
 
@@ -76,7 +76,7 @@ def test_parts_that_nobody_else_has_are_named_with_the_flags_that_avoid_them(fie
     assert architecture_of(ModelConfig(**{**SHAPE, **fields, **advised}))
 
 
-@pytest.mark.parametrize("name", [*MODELS, *WINDOWED])
+@pytest.mark.parametrize("name", [*MODELS, *ONLY_TRANSFORMERS])
 @pytest.mark.parametrize("tied", [True, False])
 def test_settings_that_were_written_are_read_back(name, tied):
     config = config_named(name, tie_weights=tied)
@@ -85,7 +85,7 @@ def test_settings_that_were_written_are_read_back(name, tied):
     found = config_of(architecture, architecture.config, written)
     if config.bias or "bias" not in architecture.filled:
         assert found == config
-    if name in WINDOWED:
+    if name in ONLY_TRANSFORMERS:
         refuses("window=.* has no place in this format", settings_of, config, architecture.metadata)
         return
     known = {"vocab_size": config.vocab_size, "tie_weights": tied, "bias": config.bias}

@@ -10,7 +10,7 @@ import smallmind
 from smallmind.exchange.format import padded
 from smallmind.files import safetensors
 from tests.exchange import chat
-from tests.exchange.models import MODELS, TEXT, WINDOWED, ids_for, model_of, tokenizer_of
+from tests.exchange.models import MODELS, ONLY_TRANSFORMERS, TEXT, ids_for, model_of, tokenizer_of
 from tests.programs import edited, refuses
 from tests.text import published
 
@@ -33,6 +33,10 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_fac
 LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 48}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 9}
 BIASES = {"attention_bias": True, "mlp_bias": True}
+NEOX = {
+    **{name: value for name, value in LLAMA.items() if name != "num_key_value_heads"},
+    "rope_parameters": {**LLAMA["rope_parameters"], "partial_rotary_factor": 1 / 3},
+}
 GPT2 = {"n_embd": 30, "n_inner": 77, "n_layer": 3, "n_head": 5, "n_positions": 37}
 GPT2_RATES = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
 THEIRS = {
@@ -57,6 +61,33 @@ THEIRS = {
     ),
     "Mistral": ("Mistral", {**LLAMA, "sliding_window": 7}, "rms_norm_eps"),
     "Mistral without windows": ("Mistral", {**LLAMA, "sliding_window": None}, "rms_norm_eps"),
+    "Gemma 3": (
+        "Gemma3Text",
+        {
+            **{**LLAMA, "num_hidden_layers": 7, "head_dim": 10, "query_pre_attn_scalar": 7},
+            **{"sliding_window": 9, "pad_token_id": None},
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 7000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+        "rms_norm_eps",
+    ),
+    "GPT-NeoX": ("GPTNeoX", {**NEOX, "use_parallel_residual": True}, "layer_norm_eps"),
+    "GPT-NeoX with a branch after the other": (
+        "GPTNeoX",
+        {**NEOX, "use_parallel_residual": False},
+        "layer_norm_eps",
+    ),
+    "GPT-Neo": (
+        "GPTNeo",
+        {
+            **{"hidden_size": 36, "intermediate_size": 91, "num_layers": 3, "num_heads": 6},
+            **{"max_position_embeddings": 37, "window_size": 9},
+            "attention_types": [[["global", "local", "local"], 1]],
+        },
+        "layer_norm_epsilon",
+    ),
 }
 
 
@@ -85,7 +116,7 @@ def logits_of(model, ids):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("name", [*MODELS, *WINDOWED])
+@pytest.mark.parametrize("name", [*MODELS, *ONLY_TRANSFORMERS])
 def test_transformers_runs_our_models(tmp_path, messages, name, tied, kind):
     tokenizer = tokenizer_of(kind)
     model = model_of(name, tokenizer, tied, block_size=256)
@@ -151,7 +182,7 @@ def their_model(name, tied=True, epsilon=1e-5, rows=0):
         bos_token_id=None,
         eos_token_id=None,
     )
-    heads = {"GPT2": "GPT2LMHeadModel"}
+    heads = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
     model = getattr(transformers, heads.get(kind, f"{kind}ForCausalLM"))(config).eval()
     torch.manual_seed(1)
     with torch.no_grad():

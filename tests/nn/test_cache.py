@@ -25,7 +25,7 @@ VARIANTS = {
     "windows in one block": {
         **ARCHITECTURES["modern"],
         "document_token": 3,
-        "part_settings": {"window": 5, "window_layers": (1, 0), "score_scale": 0.5},
+        "part_settings": {"window": 5, "window_layers": (1, 0), "score_divisor": 4.0},
     },
     "learned, windows": {
         **ARCHITECTURES["gpt2"],

@@ -80,7 +80,7 @@ PARTS = {
     "windows": {"part_settings": WINDOWS},
     "biases of queries, keys and values": LLAMA | {"part_settings": {"qkv_bias": True}},
     "other biases": {"part_settings": {"qkv_bias": False}},
-    "scale of scores": {"part_settings": {"score_scale": 0.3}},
+    "scale of scores": {"part_settings": {"score_divisor": 11.0}},
     "rotated first channels": {**ROPE, "head_size": 10, "part_settings": {"rotary_share": 0.4}},
     "rotated first channels, normalised": {
         **ROPE,
@@ -358,7 +358,7 @@ def test_an_architecture_may_bring_a_part_of_its_own(unscaled, tmp_path):
     loaded = TransformerModel.load(tmp_path / "model")
     assert loaded.config == unscaled and hash(loaded.config) == hash(unscaled)
     assert loaded.config != ModelConfig(31, 12, 2, 4, 24, **LLAMA)
-    scaled = {**dict(unscaled.part_settings), "attention": "causal", "score_scale": 1.0}
+    scaled = {**dict(unscaled.part_settings), "attention": "causal", "score_divisor": 1.0}
     ids = batch()[0]
     same = TransformerModel(replace(unscaled, part_settings=scaled))
     np.testing.assert_array_equal(model.forward(ids), same.forward(ids))
@@ -398,7 +398,7 @@ def test_blocks_with_a_window_see_the_last_tokens_alone():
         ({"rotary_layers": [1, 2]}, "rotary_layers=.* must be a list of 0 and 1"),
         ({"rotary_layers": []}, "rotary_layers=.* must be a list of 0 and 1"),
         ({"rotary_share": 0.0}, "rotary_share=0.0 must be above 0"),
-        ({"score_scale": -1.0}, "score_scale=-1.0 must be above 0"),
+        ({"score_divisor": -1.0}, "score_divisor=-1.0 must be above 0"),
         ({"window_theta": math.inf}, "window_theta=inf must be"),
         ({"qkv_bias": "yes"}, "qkv_bias='yes' must be true or false"),
         ({"rope_scaling": ["yarn", 4.0]}, "rope_scaling=.*yarn.* must be linear"),
