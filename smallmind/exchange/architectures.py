@@ -19,7 +19,8 @@ def known_architecture(saved: Mapping[str, Any], key: str, attribute: str) -> Ar
     name = saved.get(key)
     if isinstance(name, str) and name in known:
         return known[name]
-    words = [str(name), *(word for word, value in saved.items() if value)]
+    absent = (int, float, type(None))  # where they are 0
+    words = [str(name), *(word for word, x in saved.items() if not isinstance(x, absent) or x)]
     for what, patterns in NOT_BUILT.items():
         if any(fnmatchcase(word, pattern) for word in words for pattern in patterns):
             raise InputError(f"{shown_value(name)}: {what} are not built here")
