@@ -8,9 +8,8 @@ from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gemm.blocked import SCRATCH, gemm_packed
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_B
 
-MAX_FEW_ROWS = (
-    8  # rows up to which reading blocks takes longer than multiplying what they stand for
-)
+# Rows up to which reading blocks takes longer than multiplying what they stand for.
+MAX_FEW_ROWS = 8
 
 
 def matmul_quantised(out, a, w, bias=None, addend=None, by_rows=False):

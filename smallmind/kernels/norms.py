@@ -29,9 +29,7 @@ from smallmind.kernels.codegen.simd import (
 )
 from smallmind.kernels.reduce import CHUNK_ROWS, add_chunks
 
-BLOCK_ELEMENTS = (
-    2048  # elements of a matrix that are processed while they are in the first-level cache
-)
+BLOCK_ELEMENTS = 2048  # that are processed while they are in the first-level cache
 
 
 def layernorm(out, mean, rstd, x, weight, bias=None, epsilon=1e-5):

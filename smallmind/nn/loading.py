@@ -38,9 +38,8 @@ COPIED_ATTRIBUTES = (
 )  # attributes of a copy
 WEIGHTS_PREFIX = "model."  # with which the names of a checkpoint's parameters begin
 
-PIECE_BYTES = (
-    2**21
-)  # bytes that are read at a time: they stay in a core's cache until they are used
+# Bytes that are read at a time: they stay in a core's cache until they are used.
+PIECE_BYTES = 2**21
 
 
 class Stored(NamedTuple):

@@ -189,22 +189,22 @@ def _segments(tokenizer: Tokenizer, rendered: Rendered) -> Iterator[_Segment]:
 
 def _segment(
     text: str,
-    position: int,
+    start: int,
     is_special: bool,
     learned: deque[tuple[int, int]],
     cuts: Container[int],
 ) -> _Segment:
     """Returns the segment at a place; takes what ends before it out of `learned`."""
-    last = position + len(text)
+    last = start + len(text)
     begin = end = None
-    while learned and learned[0][1] <= position:
+    while learned and learned[0][1] <= start:
         learned.popleft()
     for first, after in learned:
         if first >= last:
             break
-        begin = text[: max(0, first - position)]
-        end = text[: after - position] if after < last else None
-    return _Segment(text, is_special, position in cuts, begin, end)
+        begin = text[: max(0, first - start)]
+        end = text[: after - start] if after < last else None
+    return _Segment(text, is_special, start in cuts, begin, end)
 
 
 def _special_tokens(tokenizer: Tokenizer, rendered: Rendered) -> Iterator[tuple[int, int]]:

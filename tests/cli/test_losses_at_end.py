@@ -9,7 +9,7 @@ from smallmind import Run
 from smallmind.charts.text import ASCII_BLOCKS, BLOCKS
 from smallmind.cli.console import Console
 from smallmind.cli.display import show_losses
-from smallmind.training.evaluations import Evaluations
+from smallmind.training.evaluation import Evaluations
 from smallmind.views.report import report
 from tests.cli.test_cli import SMALL
 from tests.faults.test_consoles import Recorded

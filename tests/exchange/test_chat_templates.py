@@ -27,7 +27,7 @@ jinja2 = pytest.importorskip("jinja2")
 pytestmark = pytest.mark.interop
 NAMES = sorted({name for template in TEMPLATES.values() for name in template.special})
 PIECES = ["", " ", "\n", "\r\n\t", "\u00a0\u3000", "The cat", " sat on 12 mats,", "it's über Äpfel"]
-PIECES += ["日本語", "e\u0301👩\u200d👩", "{{ messages }}{% if %}{# #}\n'\"", "<|im_", "Q: A:"]
+PIECES += ["日本語", "e\u0301👩\u200d👩", "{{ messages }}{% if %}{# #}\\n'\"", "<|im_", "Q: A:"]
 ALPHABET = TEXT + HEADERS + "".join(PIECES + NAMES)
 MADE = {
     "char": lambda: Tokenizer(ALPHABET),

@@ -23,6 +23,8 @@ PASS = ("tensor_pool.py", "workspace.py", "transformer.py")
 
 
 SLOW = pytest.mark.slow  # each goes through all moments
+# An interrupt between opening a file and `with` leaves it to the garbage collector.
+IGNORES_UNCLOSED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @pytest.mark.parametrize(
@@ -128,8 +130,7 @@ def moments(tmp_path_factory):
         return count_moments(run.train, *RUN)
 
 
-# An interrupt between opening a file and `with` leaves it to the garbage collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@IGNORES_UNCLOSED
 @pytest.mark.parametrize("is_reopened", [False, True], ids=["same object", "reopened"])
 @pytest.mark.parametrize("times", [8, pytest.param(200, marks=SLOW)])
 def test_a_run_interrupted_anywhere_ends_as_if_undisturbed(
@@ -153,6 +154,7 @@ def test_a_run_interrupted_anywhere_ends_as_if_undisturbed(
     assert interrupts > times
 
 
+@IGNORES_UNCLOSED
 @pytest.mark.parametrize("every", [pytest.param(1, marks=SLOW), 4])
 @pytest.mark.parametrize("name", ["creating.py", "directory.py", "durable.py", "lock.py"])
 def test_a_creation_interrupted_anywhere_can_be_repeated(tmp_path, quick_disk, name, every):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from smallmind.runs.source import read_source
-from smallmind.training.evaluations import Evaluations
+from smallmind.training.evaluation import Evaluations
 from tests.faults.runs import FLAGS, TEXT, outcome, status, train
 
 T = 64  # tokens of context

@@ -13,7 +13,7 @@ import smallmind
 from smallmind.cli import main
 from smallmind.files import durable, safetensors
 from smallmind.runs import verification
-from smallmind.training.evaluations import Evaluations
+from smallmind.training.evaluation import Evaluations
 from tests.faults.disk import Quick
 from tests.programs import CATS, edited, refuses
 

@@ -27,7 +27,7 @@ def answer(url, **settings):
 def is_reachable(url):
     try:
         answer(url)
-    except urllib.error.URLError:
+    except OSError:  # refused, or reset while it ends
         return False
     return True
 

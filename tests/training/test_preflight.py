@@ -64,7 +64,7 @@ def test_it_is_known_why_steps_are_not_repeated_from_a_recording(monkeypatch):
     assert "plain NumPy" in why(small_training(backend="numpy"))
     assert "--profile times each kernel" in why(enable_diagnostics=True)
     assert "--detect-anomaly" in why(detect_anomaly=True)
-    monkeypatch.setattr(memory, "LARGEST", 1000)
+    monkeypatch.setattr(memory, "MAX_BYTES", 1000)
     assert "a pass takes " in why()
     training.model.workspace.new_recording = None
     assert "a layer from another package" in why()

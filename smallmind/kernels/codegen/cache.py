@@ -29,9 +29,8 @@ from smallmind.files.lock import lock_byte
 from smallmind.kernels.codegen.cache_directory import SUFFIX, cache_directory, is_ours, warn
 from smallmind.kernels.codegen.sources import PACKAGE, modules
 
-MAX_WAIT_SECONDS = (
-    60.0  # seconds to wait for another process that compiles the same; it may be stopped
-)
+# Seconds to wait for another process that compiles the same; it may be stopped.
+MAX_WAIT_SECONDS = 60.0
 DIGEST_BYTES = hashlib.sha256().digest_size  # bytes
 
 

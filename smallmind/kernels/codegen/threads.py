@@ -20,9 +20,8 @@ from smallmind.checks import InputError
 CPUS = Path("/sys/devices/system/cpu")
 FULL_SPEED = 1024  # of a CPU that Linux does not grade, relative to the fastest of the machine
 SLOWER_SHARE = 0.75  # times the speed of a core, below which another one is of a slower kind
-MIN_GAIN_OF_SLOWER = (
-    1.25  # times as much that all must compute together, for slower cores to take part
-)
+# Times as much that all must compute together, for slower cores to take part.
+MIN_GAIN_OF_SLOWER = 1.25
 # The CPUs of this process, before its threads are bound to some of them.
 USABLE = (
     os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

@@ -24,9 +24,7 @@ MAX_FEW_ROWS = 4  # up to this many rows a tile would leave most of its register
 # grow with all of K.
 BLOCK_DEPTH = 8192
 PREFETCH_ROWS = 16  # rows of b: parts of rows are too short for the CPU to fetch the next by itself
-CHUNK_COLUMNS = (
-    2048  # columns of b that `add_rows` reads at a time: four rows of them stay in cache
-)
+CHUNK_COLUMNS = 2048  # of b that `add_rows` reads at a time: four rows of them stay in cache
 
 
 @jit
