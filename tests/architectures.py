@@ -4,7 +4,7 @@ from smallmind.settings.presets import ARCHITECTURES
 
 BROUGHT = {
     "Gemma 3": {
-        **{**ARCHITECTURES["llama"], "mlp": "geglu", "qk_norm": True, "n_kv_head": 1},
+        **{**ARCHITECTURES["llama"], "mlp": "geglu", "qk_norm": True, "n_kv_head": 2},
         "part_settings": {
             **{"block": "sandwich", "embedding": "scaled", "score_divisor": 7},
             **{"window": 5, "window_layers": (1, 0), "window_theta": 50.0},
