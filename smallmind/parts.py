@@ -156,13 +156,13 @@ ADAPTER_FORMATS = {
 class NumberType(NamedTuple):
     """A way to store numbers as items: one number each, or a block of them with its scale.
 
-    It can be read if `item` says how it is stored; `kernels.codecs` has `unpack_` and its name, and
-    `pack_` if it is written. Numbers are computed with if they have a `precision`.
+    `kernels.codecs` reads it by `unpack_` and its name, and writes it by `pack_` if files are
+    stored in it. Numbers are computed with if they have a `precision`.
     """
 
     name: str  # in files
     gguf: int  # its number there
-    item: str = ""  # a code of `struct`, or the names and codes of a block's fields
+    item: str  # a code of `struct`, or the names and codes of a block's fields
     block: int = 1  # numbers per item
     precision: str = ""  # its name in settings
     file_type: int = -1  # `general.file_type` of a GGUF file of it
@@ -203,15 +203,17 @@ NUMBER_TYPES = {
         NumberType("f16", 1, "H", 1, "float16", 1, _FLOAT16, "store page"),
         NumberType("bf16", 30, "h", 1, "bfloat16", 32, uses="store compare sum"),
         NumberType("q8_0", 8, "scale:e q:32b", 32, "q8_0", 7, 127 * _FLOAT16, "store page compare"),
-        NumberType("q4_0", 2, "scale:e q:16B", 32, "q4_0", 2, 8 * _FLOAT16, "store compare"),
+        NumberType("q5_1", 7, "scale:e min:e high:4B q:16B", 32, "", 9, _FLOAT16, "store"),
         NumberType("q5_0", 6, "scale:e high:4B q:16B", 32, "", 8, 16 * _FLOAT16, "store"),
-        NumberType("q4_1", 3),  # from here on only known by name
-        NumberType("q5_1", 7),
-        NumberType("q2_K", 10),
-        NumberType("q3_K", 11),
-        NumberType("q4_K", 12),
-        NumberType("q5_K", 13),
-        NumberType("q6_K", 14),
+        NumberType("q4_1", 3, "scale:e min:e q:16B", 32, "", 3, _FLOAT16, "store"),
+        NumberType("q4_0", 2, "scale:e q:16B", 32, "q4_0", 2, 8 * _FLOAT16, "store compare"),
+        NumberType("q6_K", 14, "q:128B high:64B scales:16b scale:e", 256),  # read only from here on
+        NumberType("q5_K", 13, "scale:e min:e scales:12B high:32B q:128B", 256),
+        NumberType("q4_K", 12, "scale:e min:e scales:12B q:128B", 256),
+        NumberType("q3_K", 11, "high:32B q:64B scales:12B scale:e", 256),
+        NumberType("q2_K", 10, "scales:16B q:64B scale:e min:e", 256),
+        NumberType("iq4_nl", 20, "scale:e index:16B", 32),
+        NumberType("iq4_xs", 23, "scale:e high:2B scales:4B index:128B", 256),
     )
 }
 PRECISIONS = {kind.precision: kind for kind in NUMBER_TYPES.values() if kind.precision}

@@ -28,20 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--type",
-        choices=[kind.name for kind in TYPES],
-        help=f"how weights are stored (f32); {_blocks()}",
+        help=f"how weights are stored (f32): {_types()}",
     )
     add_checkpoint(parser)
 
 
-def _blocks() -> str:
-    """Says where types of blocks can be used, and how many bits they take."""
-    blocks = sorted((kind for kind in TYPES if kind.block > 1), key=lambda kind: -float(kind.bits))
-    everywhere = " and ".join(kind.name for kind in blocks if "page" in kind.uses)
-    others = " and ".join(kind.name for kind in blocks if "page" not in kind.uses)
-    *bits, last = (kind.bits for kind in blocks)
-    sizes = f"take {', '.join(bits)} and {last} bits per weight"
-    return f"{everywhere}, in GGUF and HTML, {others}, in GGUF only, {sizes}"
+def _types() -> str:
+    """Says where each type can be used, and how many bits those of blocks take."""
+    plain = ", ".join(kind.name for kind in TYPES if kind.block == 1)
+    blocks = ", ".join(f"{kind.name} ({kind.bits} bits)" for kind in TYPES if kind.block > 1)
+    page = ", ".join(kind.name for kind in TYPES if "page" in kind.uses)
+    return f"{plain} or, in GGUF, blocks of integers: {blocks} per weight; in HTML {page}"
 
 
 def run(options: argparse.Namespace) -> int:

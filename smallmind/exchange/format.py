@@ -11,7 +11,8 @@ import numpy as np
 from smallmind import parts
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.exchange.stored import StoredModel, check_no_run
-from smallmind.exchange.tensors import read_model, read_parameters
+from smallmind.exchange.tensors import read_model, read_parameters, write_model
+from smallmind.kernels.number_types import BLOCK
 from smallmind.nn.adapter import SavedAdapter
 from smallmind.nn.loading import Stored
 from smallmind.nn.transformer import TransformerModel
@@ -46,6 +47,9 @@ class ExternalModel(StoredModel):
 
     def model(self, backend: str = "numba", precision: str | None = None) -> TransformerModel:
         return read_model(self.config, *self.tensors(), str(self.path), backend, precision)
+
+    def write_to(self, model: TransformerModel) -> None:
+        write_model(model, self.config, *self.tensors(), str(self.path))
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         return read_parameters(self.config, *self.tensors(), str(self.path))
@@ -121,9 +125,10 @@ def export(
     """Writes a model for other programs: `to` is "hf", a directory of transformers, or "gguf".
 
     Or "html", a page with the model inside that runs in a browser, for which it may have any parts.
-    `type` is that of the weights: "f32" (the default), "f16", "bf16" or, in GGUF, "q8_0", "q5_0" or
-    "q4_0", blocks of integers that take 8.5, 5.5 or 4.5 bits per weight; in HTML "f32", "f16" or
-    "q8_0". `name` and `history` (how the model was trained: what -> how much) are for its readers.
+    `type` is that of the weights: "f32" (the default), "f16", "bf16" or, in GGUF, "q8_0", "q5_1",
+    "q5_0", "q4_1" or "q4_0", blocks of integers that take from 8.5 to 4.5 bits per weight; in HTML
+    "f32", "f16" or "q8_0". `name` and `history` (how the model was trained: what -> how much) are
+    for its readers.
     InputError if no published architecture has the parts of the model, or the path is in use.
     """
     check_type("model", model, TransformerModel)
@@ -163,9 +168,21 @@ def check_export(path: Path, to: str, type: str | None) -> str:
     format = open_format(check_type("to", to, str))
     type = check_type("type", type, str, None) or format.types[0]
     if type not in format.types:
-        raise InputError(f"type={type!r} must be one of {', '.join(format.types)} with {to!r}")
+        known = f"type={type!r} must be one of {', '.join(format.types)} with {to!r}"
+        raise InputError(known + _only_read(type))
     format.check_path(path)
     return type
+
+
+def _only_read(type: str) -> str:
+    """Returns what a message adds about a type such as q4_K, or Q4_K_M, and "" about others."""
+    for kind in parts.NUMBER_TYPES.values():
+        if "store" not in kind.uses and type.lower().startswith(kind.name.lower()):
+            reason = f"; {kind.name} is only read"
+            if kind.block > BLOCK:
+                reason += f", as rows of small models are seldom whole blocks of {kind.block}"
+            return reason
+    return ""
 
 
 def find_external(path: Path, which: int | str | None = None) -> ExternalModel | None:

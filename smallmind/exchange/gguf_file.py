@@ -29,10 +29,13 @@ VERSION = 3
 READ_VERSIONS = (2, 3)  # version 1 has shorter lengths
 ALIGNMENT = 32
 MAX_HEADER = 200_000_000  # bytes; a vocabulary of 256,000 tokens has 15,000,000
-MAX_COUNT = 2**20  # tensors, keys
+MAX_COUNT = 2**20  # tensors, keys, strings of an array
 MAX_NAME = 63  # bytes
 MAX_DIMENSIONS = 4
 TYPES = {kind.gguf: kind for kind in NUMBER_TYPES.values()}
+# Others, by number, to name them.
+UNREAD = {16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s", 21: "iq3_s", 22: "iq2_s"}
+UNREAD |= {28: "f64", 29: "iq1_m", 34: "tq1_0", 35: "tq2_0", 39: "mxfp4", 40: "nvfp4"}
 # Types of values in the metadata, by number; 7 is bool, 8 string, 9 array.
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 VALUE_TYPES = {np.dtype(np.uint32): 4, np.dtype(np.int32): 5, np.dtype(np.float32): 6}
@@ -173,12 +176,11 @@ class _Reader:
         shape = tuple(self._number("Q") for _ in range(n_sizes))[::-1]
         number, offset = self._number("I"), self._number("Q")
         kind = TYPES.get(number)
-        if kind is None or not kind.item:
-            known = ", ".join(TYPES[number].name for number in sorted(TYPES) if TYPES[number].item)
+        if kind is None:
             raise InputError(
                 f"{self._path}: the tensor {shown_value(name)} is of type "
-                f"{kind.name if kind else number}, which is not read here; convert the model "
-                f"with all its tensors in one of {known} (llama-quantize --pure)"
+                f"{UNREAD.get(number, number)}, which is not read here; take another file of this "
+                f"model, with tensors in any of {', '.join(NUMBER_TYPES)}"
             )
         if not all(0 < size < 2**48 for size in shape) or not kind.fits(shape):
             raise ValueError(f"the tensor {shown_value(name)} has invalid sizes")
@@ -200,7 +202,7 @@ class _Reader:
             raise ValueError(f"a value is of the unknown type {number}")
         inner = self._number("I")
         if inner == STRING:
-            return [self._string() for _ in range(self._count(self._left() // 8))]
+            return self._strings(self._count(min(MAX_COUNT, self._left() // 8)))
         if inner not in NUMBERS and inner != BOOL:
             raise ValueError(f"an array is of type {inner}, which is not known here")
         dtype = np.dtype("?" if inner == BOOL else f"<{NUMBERS[inner]}")
@@ -208,14 +210,25 @@ class _Reader:
         return np.frombuffer(self._bytes(count * dtype.itemsize), dtype)
 
     def _string(self) -> str:
-        return self._bytes(self._count(self._left())).decode("utf-8")
+        return self._strings(1)[0]
+
+    def _strings(self, count: int) -> list[str]:
+        read, left, texts = self._file.read, self._left(), []
+        for _ in range(count):  # hundreds of thousands: tokens and merges
+            size = int.from_bytes(read(8), "little")
+            left -= 8 + size
+            if left < 0:
+                raise ValueError(f"it ends within a string of {size:,} bytes")
+            texts.append(read(size).decode("utf-8"))
+        self._position += self._left() - left
+        return texts
 
     def _number(self, code: str) -> Any:
         (value,) = struct.unpack(f"<{code}", self._bytes(struct.calcsize(f"<{code}")))
         return value
 
     def _count(self, most: int) -> int:
-        count = int(self._number("Q"))
+        count = int.from_bytes(self._bytes(8), "little")
         if count > most:
             raise ValueError(f"it claims {count:,} of something, which cannot be")
         return count

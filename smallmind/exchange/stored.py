@@ -52,8 +52,12 @@ class StoredModel:
     def model(self, backend: str = "numba", precision: str | None = None) -> TransformerModel:
         """Builds the model with its weights, as `smallmind.load` does."""
         model = TransformerModel.unfilled(self.config, backend, precision)
-        model.flat.write(self.parameters())
+        self.write_to(model)
         return model
+
+    def write_to(self, model: TransformerModel) -> None:
+        """Gives a model with the same shapes its weights, blocks of the same type as they are."""
+        model.flat.write(self.parameters())
 
     def load(self, backend: str = "numba", precision: str | None = None) -> Loaded:
         """Builds the model -> it and its tokenizer, as `smallmind.load` does."""
@@ -84,8 +88,10 @@ class StoredAdapter(StoredModel):
         if precision is None:
             return super().model(backend)
         adapter = self.adapter()
+        for _ in self._base_parameters(adapter):  # is it the one that the adapter was trained on?
+            pass
         model = adapter.model(backend, precision)
-        model.flat.write(self._base_parameters(adapter))
+        self.stored_base(adapter.base, adapter.place).write_to(model)
         return model
 
     def stored_base(self, known: Base | None, adapter: str) -> StoredModel:

@@ -154,13 +154,33 @@ def read_model(
     """
     tensors = _checked(config, layout, stored, source)
     model = TransformerModel.unfilled(config, backend, precision)
+    _fill(model, tensors, stored, source)
+    return model
+
+
+def write_model(
+    model: TransformerModel,
+    config: ModelConfig,
+    layout: Layout,
+    stored: Mapping[str, Stored],
+    source: str,
+) -> None:
+    """Gives a model whose parameters have the shapes of this config the tensors of a file.
+
+    Errors as `read_model`.
+    """
+    _fill(model, _checked(config, layout, stored, source), stored, source)
+
+
+def _fill(
+    model: TransformerModel, tensors: list[Tensor], stored: Mapping[str, Stored], source: str
+) -> None:
     size = 4 * sum(math.prod(tensor.shape) for tensor in tensors)
     with activity.doing(f"Reading {source}", usual=size < activity.LARGE):
         for tensor in activity.parts(tensors):
             parameter = model.flat.own(tensor.parameter)
             tensor.read(model.workspace.kernels, parameter, stored[tensor.name], source)
     model.flat.refresh()
-    return model
 
 
 def read_parameters(

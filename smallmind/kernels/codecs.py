@@ -1,13 +1,19 @@
 """How numbers of each type in `parts.NUMBER_TYPES` are stored and read, in plain NumPy.
 
-`unpack_` and its name gets arrays of any shape, or the fields of n blocks, scales as (n, 1)
-float32, and returns float32, of blocks (n, 32); `pack_` is its reverse. Blocks, of 32 consecutive
-values of a row as small integers that share a scale, are those of llama.cpp, to the bit. Products
-with q8_0 and q4_0 are in `gemm.quantised`.
+`unpack_` and its name gets arrays of any shape, or the fields of n blocks, those of float16 as
+(n, 1) float32, and returns float32, of blocks (n, values); `pack_` is its reverse. Blocks, of
+consecutive values of a row as small integers that share a scale, are those of llama.cpp, to the
+bit. In a block of 256, groups of 16 or 32 values have small integers as scales, which share a scale
+themselves. Products with q8_0 and q4_0 are in `gemm.quantised`.
 Format: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 """
 
 import numpy as np
+
+# The values of iq4_nl and iq4_xs, close together where weights are frequent.
+IQ4 = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
+)
 
 
 def unpack_f16(array):
@@ -35,7 +41,7 @@ def pack_bf16(values):
 
 def unpack_q8_0(scale, q):
     """-> scale * q, q from -127 to 127."""
-    return scale * q.astype(np.float32)
+    return _times(scale, q)
 
 
 def pack_q8_0(x):
@@ -47,7 +53,7 @@ def pack_q8_0(x):
 
 def unpack_q4_0(scale, q):
     """-> scale * (q - 8), q from 0 to 15."""
-    return scale * (_nibbles(q).astype(np.float32) - 8)
+    return _times(scale, _integers(q, 4, 16) - 8)
 
 
 def pack_q4_0(x):
@@ -55,20 +61,113 @@ def pack_q4_0(x):
     return scales, _packed(q)
 
 
+def unpack_q4_1(scale, min, q):
+    """-> scale * q + min, q from 0 to 15."""
+    return _times(scale, _integers(q, 4, 16)) + min
+
+
+def pack_q4_1(x):
+    scales, low, q = _from_min(x, 15)
+    return scales, low, _packed(q)
+
+
 def unpack_q5_0(scale, high, q):
     """-> scale * (q - 16), q from 0 to 31, their highest bits in `high`, the first one lowest."""
-    q = _nibbles(q) | np.unpackbits(high, axis=1, bitorder="little") << 4
-    return scale * (q.astype(np.float32) - 16)
+    return _times(scale, _five_bits(high, q) - 16)
 
 
 def pack_q5_0(x):
     scales, q = _from_lowest(x, -16)
-    return scales, np.packbits(q >> 4, axis=1, bitorder="little"), _packed(q & 15)
+    return scales, _highest_bits(q), _packed(q & 15)
 
 
-def _nibbles(q):
-    """(n, 16) bytes -> (n, 32) integers: the low halves are the first 16."""
-    return np.hstack([q & 15, q >> 4])
+def unpack_q5_1(scale, min, high, q):
+    """-> scale * q + min, q as in q5_0."""
+    return _times(scale, _five_bits(high, q)) + min
+
+
+def pack_q5_1(x):
+    scales, low, q = _from_min(x, 31)
+    return scales, low, _highest_bits(q), _packed(q & 15)
+
+
+def unpack_q2_K(scales, q, scale, min):
+    """-> scale * s * q - min * m, q from 0 to 3, s and m of 16 values in a byte of `scales`."""
+    return _times(scale * (scales & 15), _integers(q, 2, 32), min * (scales >> 4))
+
+
+def unpack_q3_K(high, q, scales, scale):
+    """-> scale * (s - 32) * (q - 4), s of 16 values from 0 to 63, q from 0 to 7."""
+    s = _integers(scales[:, :8], 4, 8) | _integers(scales[:, 8:], 2, 4) << 4
+    q = _integers(q, 2, 32) | _integers(high, 1, 32) << 2
+    return _times(scale * (s - 32), q - 4)
+
+
+def unpack_q4_K(scale, min, scales, q):
+    """-> scale * s * q - min * m, q from 0 to 15, s and m of 32 values from 0 to 63."""
+    s, m = _six_bits(scales)
+    return _times(scale * s, _integers(q, 4, 32), min * m)
+
+
+def unpack_q5_K(scale, min, scales, high, q):
+    """-> scale * s * q - min * m, q from 0 to 31, s and m as in q4_K."""
+    s, m = _six_bits(scales)
+    return _times(scale * s, _integers(q, 4, 32) | _integers(high, 1, 32) << 4, min * m)
+
+
+def unpack_q6_K(q, high, scales, scale):
+    """-> scale * s * (q - 32), s of 16 values from -128 to 127, q from 0 to 63."""
+    q = _integers(q, 4, 64) | _integers(high, 2, 32) << 4
+    return _times(scale * scales, q - 32)
+
+
+def unpack_iq4_nl(scale, index):
+    """-> scale * value."""
+    return _times(scale, np.take(IQ4, _integers(index, 4, 16)))
+
+
+def unpack_iq4_xs(scale, high, scales, index):
+    """-> scale * (s - 32) * value, s of 32 values from 0 to 63."""
+    s = _integers(scales, 4, 1) | _integers(high, 2, 1) << 4
+    return _times(scale * (s - 32), np.take(IQ4, _integers(index, 4, 16)))
+
+
+def _integers(q, bits, run):
+    """(n, m) bytes -> (n, 8 m / bits) int8: of each `run` bytes the lowest bits, then the next."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None, None]
+    # Contiguous bytes, and runs that are copied as items, take half the time.
+    runs = (np.ascontiguousarray(q) >> shifts & 2**bits - 1).view(f"V{run}")
+    return np.ascontiguousarray(runs.transpose(1, 2, 0)).view(np.int8).reshape(len(q), -1)
+
+
+def _times(scales, q, minima=None):
+    """scales, minima (n, groups), q (n, m) -> their products, less the minima, float32."""
+    run = q.shape[1] // scales.shape[1]
+    values = q.astype(np.float32)
+    values *= np.repeat(scales, run, axis=1)
+    if minima is not None:
+        values -= np.repeat(minima, run, axis=1)
+    return values
+
+
+def _five_bits(high, q):
+    """The bytes of 32 highest bits and of pairs of the rest -> 32 integers."""
+    return _integers(q, 4, 16) | np.unpackbits(high, axis=1, bitorder="little").view(np.int8) << 4
+
+
+def _highest_bits(q):
+    return np.packbits(q >> 4, axis=1, bitorder="little")
+
+
+def _six_bits(packed):
+    """(n, 12) bytes -> scales and minima (n, 8); the last four have their highest bits apart."""
+
+    def joined(first, low):
+        last = low & 0x0F0F0F0F | first >> 2 & 0x30303030
+        return np.stack([first & 0x3F3F3F3F, last], axis=1).view(np.uint8)
+
+    scales, minima, low = packed.view(np.uint32).T  # four bytes at a time
+    return joined(scales, low), joined(minima, low >> 4)
 
 
 def _packed(q):
@@ -81,7 +180,11 @@ def _scaled(x, extreme):
     """x (n, 32) -> scales (n,) with which the largest magnitude is `extreme`; (n, 1) 1 / scale."""
     largest = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
     scales = largest / np.float32(extreme)
-    return scales[:, 0], np.where(scales == 0, np.float32(0), np.float32(1) / scales)
+    return scales[:, 0], _inverse(scales)
+
+
+def _inverse(scales):
+    return np.where(scales == 0, np.float32(0), np.float32(1) / scales)
 
 
 def _from_lowest(x, lowest):
@@ -93,3 +196,11 @@ def _from_lowest(x, lowest):
     # In float64: whether the products are rounded before the addition depends on the CPU.
     scaled = x.astype(np.float64) * inverse + (0.5 - lowest)
     return scales, np.clip(np.trunc(scaled), 0, -2 * lowest - 1).astype(np.uint8)
+
+
+def _from_min(x, most):
+    """x (n, 32) -> scales, minima (n,), integers (n, 32) from 0, the minimum, to `most`."""
+    low = x.min(axis=1, keepdims=True)
+    scales = (x.max(axis=1, keepdims=True) - low) / np.float32(most)
+    q = np.trunc((x - low) * _inverse(scales) + np.float32(0.5))
+    return scales[:, 0], low[:, 0], np.clip(q, 0, most).astype(np.uint8)

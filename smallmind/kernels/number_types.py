@@ -3,11 +3,12 @@
 NumPy has no bfloat16 and Numba no float16, so arrays hold the bits: uint16 those of float16, int16
 those of bfloat16. 16 bits are a storage format only: kernels convert to float32 as they load, and
 back as they store. An array of blocks has a number type for each kind of block, so that one of
-shape (N, K / 32) holds N rows of K values.
+shape (N, K / block) holds N rows of K values.
 """
 
 import functools
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,11 @@ FLOAT16 = np.uint16
 BFLOAT16 = np.int16
 BLOCK = 32  # values that share a scale, in all types that are computed with
 HALF = BLOCK // 2
-
+AT_ONCE = 2**16  # values that are converted at a time: they stay in a core's cache
 
 DTYPES = {
     name: np.dtype(kind.fields if kind.block > 1 else kind.item)
     for name, kind in NUMBER_TYPES.items()
-    if kind.item
 }
 _KINDS = {dtype: NUMBER_TYPES[name] for name, dtype in DTYPES.items()}
 
@@ -55,9 +55,16 @@ def to_float32(array: np.ndarray) -> np.ndarray:
     unpack = _codec("unpack", kind)
     if not is_quantised(array.dtype):
         return unpack(array)
-    flat = np.ascontiguousarray(array).reshape(-1)
-    values = unpack(*(_numbers(flat[name]) for name, _ in kind.fields))
+    blocks = np.ascontiguousarray(array).reshape(-1)
+    values = np.empty((len(blocks), kind.block), np.float32)
+    for part, into in zip(_parts(blocks, kind), _parts(values, kind), strict=True):
+        into[...] = unpack(*(_numbers(part[name]) for name, _ in kind.fields))
     return values.reshape(*array.shape[:-1], array.shape[-1] * kind.block)
+
+
+def _parts(rows: np.ndarray, kind: NumberType) -> Iterator[np.ndarray]:
+    step = AT_ONCE // kind.block
+    return (rows[first : first + step] for first in range(0, len(rows), step))
 
 
 def _numbers(field: np.ndarray) -> np.ndarray:
@@ -76,8 +83,9 @@ def round_to(values: np.ndarray, dtype: Any) -> np.ndarray:
     x = np.ascontiguousarray(values, np.float32).reshape(-1, kind.block)
     blocks = np.empty(len(x), dtype)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        for (name, _), field in zip(kind.fields, pack(x), strict=True):
-            blocks[name] = field
+        for part, into in zip(_parts(x, kind), _parts(blocks, kind), strict=True):
+            for (name, _), field in zip(kind.fields, pack(part), strict=True):
+                into[name] = field
     return blocks.reshape(*values.shape[:-1], values.shape[-1] // kind.block)
 
 

@@ -38,7 +38,7 @@ COPIED_ATTRIBUTES = (
 )  # attributes of a copy
 WEIGHTS_PREFIX = "model."  # with which the names of a checkpoint's parameters begin
 
-# Bytes that are read at a time: they stay in a core's cache until they are used.
+# Bytes that are read at a time, as float32: they stay in a core's cache until they are used.
 PIECE_BYTES = 2**21
 
 
@@ -91,7 +91,7 @@ class Stored(NamedTuple):
         if a value is not finite.
         """
         rows = self.shape[0] if self.shape else 1
-        nbytes = math.prod(self.row_shape) * np.dtype(self.dtype).itemsize
+        nbytes = 4 * math.prod(self.shape[1:])
         most = max(1, PIECE_BYTES // max(1, nbytes * step)) * step
         if place is None:
             piece = np.empty((min(most, rows), *self.row_shape), self.dtype)

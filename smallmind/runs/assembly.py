@@ -11,6 +11,7 @@ from smallmind.exchange.stored import StoredModel, digest_of, find
 from smallmind.forecast.threads import use_threads
 from smallmind.losses.loss import Outline
 from smallmind.nn.loading import Base
+from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import grown
 from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel
@@ -59,7 +60,9 @@ class Initial(NamedTuple):
 
     def write_to(self, model: TransformerModel) -> None:
         """Gives a model its weights, one after the other, with rows for tokens that it lacks."""
-        shapes = model.flat.shapes
+        shapes, same = model.flat.shapes, declare_parameters(self.config).shapes
+        if shapes | same == shapes:
+            return self.found.write_to(model)
         parameters = self.found.parameters()
         model.flat.write((name, grown(value, shapes[name])) for name, value in parameters)
 

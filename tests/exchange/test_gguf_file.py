@@ -5,6 +5,7 @@ import struct
 import numpy as np
 import pytest
 
+from smallmind import InputError
 from smallmind.exchange import gguf_file
 from smallmind.exchange.gguf_tokenizer import metadata_of, tokenizer_of
 from smallmind.exchange.tensors import encode
@@ -157,6 +158,15 @@ def edited(position, code, value, content=FILE):
 
 
 FIRST = len(HEAD + KEYS) + 8 + len(b"m.weight")  # the number of dimensions of the first tensor
+
+
+def aligned(alignment):
+    keys = KEYS.replace(text(b"a.count"), text(b"general.alignment"))
+    keys = keys.replace(struct.pack("<II", 4, 7), struct.pack("<II", 4, alignment))
+    start = HEAD + keys + TENSORS
+    return start + bytes(-len(start) % 32) + DATA
+
+
 HOSTILE = {
     "nothing": b"",
     "another magic": b"GGML" + FILE[4:],
@@ -181,11 +191,19 @@ HOSTILE = {
     "a size of 0": edited(FIRST + 4, "Q", 0),
     "a size of 2**63": edited(FIRST + 4, "Q", 2**63),
     "a size over the file": edited(FIRST + 4, "Q", 2**40),
-    "a type that is not read": edited(FIRST + 20, "I", 12),
+    "a type that is not read": edited(FIRST + 20, "I", 16),
     "an unknown type": edited(FIRST + 20, "I", 2**32 - 1),
     "blocks of 4 bits that do not fit": edited(FIRST + 20, "I", 2),
     "blocks of 5 bits that do not fit": edited(FIRST + 20, "I", 6),
     "blocks of 8 bits that do not fit": edited(FIRST + 20, "I", 8),
+    "blocks of 256 that do not fit": edited(FIRST + 20, "I", 12),
+    "sizes whose product has 190 bits": edited(
+        FIRST + 4, "Q", 2**47, edited(FIRST + 12, "Q", 2**47)
+    ),
+    "an alignment of 0": aligned(0),
+    "an alignment of 12": aligned(12),
+    "an alignment of 2**31": aligned(2**31),
+    "a larger alignment than the tensors have": aligned(64),
     "an offset that is not aligned": edited(len(START) - 8, "Q", 24),
     "an offset over the file": edited(len(START) - 8, "Q", 2**62),
     "an overlap": edited(len(START) - 8, "Q", 0),
@@ -204,11 +222,12 @@ def test_malformed_files_are_refused_in_one_line(tmp_path, content):
     assert len(message) < len(str(path)) + 300
 
 
-def test_a_type_that_is_not_read_is_named_with_what_to_do(tmp_path):
-    (tmp_path / "file").write_bytes(edited(FIRST + 20, "I", 14))
+@pytest.mark.parametrize(("number", "name"), [(18, "iq3_xxs"), (39, "mxfp4"), (4, "4"), (99, "99")])
+def test_a_type_that_is_not_read_is_named_with_what_to_do(tmp_path, number, name):
+    (tmp_path / "file").write_bytes(edited(FIRST + 20, "I", number))
     message = refusal(gguf_file.read, tmp_path / "file")
-    assert "the tensor 'm.weight' is of type q6_K, which is not read here" in message
-    assert "f32, f16, q4_0, q5_0, q8_0, bf16 (llama-quantize --pure)" in message
+    assert f"the tensor 'm.weight' is of type {name}, which is not read here; take" in message
+    assert f"with tensors in any of {', '.join(NUMBER_TYPES)}" in message
 
 
 def test_a_file_truncated_anywhere_is_refused(tmp_path):
@@ -224,3 +243,63 @@ def test_a_file_truncated_after_it_was_opened_is_an_error(tmp_path):
     _, tensors = gguf_file.read(path)
     path.write_bytes(FILE[:-40])
     refuses("was truncated while it was read", lambda: [x.values() for x in tensors.values()])
+
+
+def every_type():
+    """A file with a tensor of each type."""
+    types = NUMBER_TYPES.values()
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(types), 2)
+    head += text(b"a.names") + struct.pack("<IIQ", 9, 8, 2) + text(b"x") + text(b"y")
+    head += text(b"general.alignment") + struct.pack("<II", 4, 32)
+    data = b""
+    for kind in types:
+        head += text(kind.name.encode()) + struct.pack("<IQQIQ", 2, 256, 2, kind.gguf, len(data))
+        data += bytes(kind.size((2, 256)))
+        data += bytes(-len(data) % 32)
+    return head + bytes(-len(head) % 32), data
+
+
+CHANGES = {
+    "lowest bit": lambda byte: byte ^ 1,
+    "highest bit": lambda byte: byte ^ 0x80,
+    "all bits": lambda byte: 255 - byte,
+    "a number more": lambda byte: (byte + 1) % 256,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_any_changed_byte_is_read_or_refused(tmp_path, change):
+    """In the head at every place, in the blocks at some: never anything but an InputError."""
+    head, data = every_type()
+    path = tmp_path / "file.gguf"
+    outcomes = set()
+    for place in [*range(len(head)), *range(len(head), len(head) + len(data), 17)]:
+        content = bytearray(head + data)
+        content[place] = change(content[place])
+        path.write_bytes(content)
+        try:
+            for name, tensor in gguf_file.read(path)[1].items():
+                list(tensor.pieces(name))
+            outcomes.add("read")
+        except InputError as error:
+            assert str(error).isprintable() and len(str(error)) < len(str(path)) + 300
+            outcomes.add("refused")
+    assert outcomes == {"read", "refused"}
+
+
+def test_a_file_of_every_type_truncated_anywhere_is_refused(tmp_path):
+    head, data = every_type()
+    path = tmp_path / "file.gguf"
+    path.write_bytes(head + data)
+    assert len(gguf_file.read(path)[1]) == len(NUMBER_TYPES)
+    for length in [*range(len(head)), *range(len(head), len(head) + len(data) - 31, 41)]:
+        path.write_bytes((head + data)[:length])
+        refusal(gguf_file.read, path)
+
+
+def test_a_string_of_2_to_the_60_bytes_is_refused(tmp_path):
+    path = tmp_path / "file.gguf"
+    path.write_bytes(FILE.replace(text(b"x"), struct.pack("<Q", 2**60) + b"x"))
+    assert "ends within a string of 1,152,921,504,606,846,976 bytes" in refusal(
+        gguf_file.read, path
+    )

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 import smallmind
+from smallmind.exchange import gguf_file
 from smallmind.exchange.format import export_adapter, padded
+from smallmind.kernels import reference
 from smallmind.kernels.number_types import DTYPES, round_to, to_float32
-from smallmind.parts import types_for
+from smallmind.nn.loading import read_tensor
+from smallmind.parts import NUMBER_TYPES, types_for
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.text.chat import ASSISTANT, USER, Turn
 from smallmind.text.conversations import PackedDataset
@@ -19,6 +22,7 @@ from smallmind.text.templates import HEADERS, fit_template
 from tests.exchange import chat
 from tests.exchange.adapters import adapted, saved
 from tests.exchange.models import MODELS, TEXT, model_of, tokenizer_of
+from tests.exchange.weights import GEMMA3, SMOLLM2, real
 from tests.text import published
 
 xllamacpp = pytest.importorskip("xllamacpp")
@@ -113,7 +117,8 @@ def trained(request):
 def test_blocks_are_those_of_the_gguf_package(shape, type):
     random = np.random.default_rng(shape[0])
     magnitudes = 10.0 ** random.integers(-6, 6, (*shape[:-1], 1))
-    values = (random.normal(0, 1, shape) * magnitudes).clip(-5e5, 5e5).astype(np.float32)
+    most = min(NUMBER_TYPES[type].limit, 5e5)
+    values = (random.normal(0, 1, shape) * magnitudes).clip(-most, most).astype(np.float32)
     values[..., : shape[-1] // 3] *= np.float32(1e-3)
     values.reshape(-1, 32)[::5, ::7] = 0
     values.reshape(-1, 32)[1::9] = 0
@@ -177,6 +182,22 @@ def test_the_gguf_package_reads_the_same(tmp_path, type, kind):
     assert reader.fields["general.architecture"].contents() == "qwen3"
     assert len(reader.fields["tokenizer.ggml.tokens"].contents()) == tokenizer.vocab_size
     assert reader.fields["qwen3.context_length"].contents() == T
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [SMOLLM2, GEMMA3])
+def test_real_weights_are_those_of_the_gguf_package(name):
+    path = real(name)
+    metadata, tensors = gguf_file.read(path)
+    reader = gguf.GGUFReader(path)
+    assert [tensor.name for tensor in reader.tensors] == list(tensors)
+    assert metadata["tokenizer.ggml.tokens"] == reader.get_field("tokenizer.ggml.tokens").contents()
+    for theirs in reader.tensors:
+        first = np.arange(0, len(theirs.data), 1 + len(theirs.data) // 5000)  # some rows of many
+        wanted = gguf.quants.dequantize(theirs.data[first], theirs.tensor_type)
+        found = np.empty((len(theirs.data), *tensors[theirs.name].shape[1:]), np.float32)
+        read_tensor(reference, found, tensors[theirs.name], theirs.name)
+        np.testing.assert_array_equal(found[first], wanted, theirs.name)
 
 
 def test_files_of_the_gguf_package_are_read(tmp_path):

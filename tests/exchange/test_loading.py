@@ -231,19 +231,23 @@ def test_a_run_never_holds_the_weights_that_it_starts_from_twice(tmp_path, monke
     path = written(tmp_path, "Llama", form)
     built, alive = [], []
     kind = type(find(path))
-    unfilled, parameters = TransformerModel.unfilled, kind.parameters
+    unfilled = TransformerModel.unfilled
 
     def noted(*given, **named):
         built.append(weakref.ref(model := unfilled(*given, **named)))
         return model
 
-    def watched(found):
-        gc.collect()
-        alive.append(sum(ref() is not None for ref in built))
-        return parameters(found)
+    def watched(read):
+        def counting(*given):
+            gc.collect()
+            alive.append(sum(ref() is not None for ref in built))
+            return read(*given)
+
+        return counting
 
     monkeypatch.setattr(TransformerModel, "unfilled", noted)
-    monkeypatch.setattr(kind, "parameters", watched)
+    for name in ("parameters", "write_to"):
+        monkeypatch.setattr(kind, name, watched(getattr(kind, name)))
     settings = {"steps": 1, "val_every": 0, "batch_size": 2, "precision": "float32"}
     run = Run.create(text=TEXT, out=tmp_path / "run", init_from=str(path), **settings)
     assert run.training.model.config.n_layer == 2

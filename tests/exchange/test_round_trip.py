@@ -74,7 +74,13 @@ def test_16_bit_weights_are_rounded_once(tmp_path, to, type, dtype):
 
 
 # The largest error over the largest weight: half a step and, where one side has one step less, one.
-BLOCKS = {"q8_0": 0.51 / 127, "q5_0": 1.01 / 16, "q4_0": 1.01 / 8}
+BLOCKS = {
+    "q8_0": 0.51 / 127,
+    "q5_0": 1.01 / 16,
+    "q4_0": 1.01 / 8,
+    "q5_1": 1.05 / 31,
+    "q4_1": 1.05 / 15,
+}
 
 
 @pytest.mark.parametrize("type", BLOCKS)

@@ -189,6 +189,20 @@ def test_a_model_goes_from_one_format_to_the_other(root, tmp_path, cli):
     assert np.isin(matrix.ravel(), wanted.astype(np.float32)).all()
 
 
+@pytest.mark.parametrize(("type", "name"), [("q4_k", "q4_K"), ("Q4_K_M", "q4_K"), ("q6_K", "q6_K")])
+def test_types_with_blocks_of_256_are_not_written(root, tmp_path, cli, type, name):
+    message = (
+        f"type='{type}' must be one of f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 with 'gguf'; "
+        f"{name} is only read, as rows of small models are seldom whole blocks of 256"
+    )
+    cli.refuses(message, "export", root / "hf", "--to gguf", tmp_path / "x.gguf", "--type", type)
+    refuses("IQ4_NL.*; iq4_nl is only read$", Run.open(root / "run").export, tmp_path / "x.gguf",
+            "gguf", "IQ4_NL")  # fmt: skip
+    refuses("'q4' must be one of f32, f16, bf16 with 'hf'$", Run.open(root / "run").export,
+            tmp_path / "x", "hf", "q4")  # fmt: skip
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_checkpoint_can_be_exported(root, tmp_path, cli):
     printed = cli("export", root / "run", "--to hf", tmp_path / "three", "--checkpoint 3").flat
     assert "the checkpoint, step 3, of" in printed
