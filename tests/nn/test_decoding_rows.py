@@ -16,6 +16,7 @@ MODELS = {
     "Arcee": {**LLAMA, "mlp": "relu2"},
     "modern": {**MODERN, "x0_scalars": True, "logit_softcap": 15.0, "bigram_rows": 90},
     "odd sizes": {**LLAMA, "mlp_width": 83, "head_size": 20},
+    "windows": {**LLAMA, "part_settings": {"window": 5, "window_layers": (0, 1), "qkv_bias": True}},
 }
 V, T, STEPS = 61, 24, 3
 

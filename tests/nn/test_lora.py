@@ -15,7 +15,8 @@ LLAMA = {**ARCHITECTURES["llama"], "n_kv_head": 2, "qk_norm": True}
 BIASED = {**LLAMA, "bias": True, "tie_weights": True}
 MODERN = {**ARCHITECTURES["modern"], "x0_scalars": True, "logit_softcap": 15.0}
 UNTIED = {"tie_weights": False, "dropout": 0.2}
-SETTINGS = [{}, LLAMA, BIASED, MODERN, UNTIED, {"mlp": "relu2", "bias": False}]
+WINDOWED = {**LLAMA, "part_settings": {"window": 3, "qkv_bias": True, "rotary_share": 2 / 3}}
+SETTINGS = [{}, LLAMA, BIASED, MODERN, UNTIED, WINDOWED, {"mlp": "relu2", "bias": False}]
 EVERYWHERE = Adapter(3, 5.0, on=("attention", "mlp", "head"))
 ADAPTER = Adapter(2, 4.0)
 

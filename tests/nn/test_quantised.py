@@ -20,6 +20,7 @@ MODELS = {
     "Arcee": {**LLAMA, "mlp": "relu2"},
     "modern": {**MODERN, "x0_scalars": True, "logit_softcap": 15.0, "bigram_rows": 90},
     "odd sizes": {**LLAMA, "mlp_width": 80, "head_size": 20},  # 80 and 40 are no whole blocks
+    "windows": {**LLAMA, "part_settings": {"window": 5, "window_layers": (0, 1), "qkv_bias": True}},
 }
 V, T = 61, 24
 ALL_BUT_LAST = "embedding,blocks.0"
