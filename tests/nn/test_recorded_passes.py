@@ -23,6 +23,11 @@ ENOUGH = MIN_PASSES + 2  # passes after which they are repeated
 VARIANTS = {
     **ARCHITECTURES,
     "untied": {**ARCHITECTURES["llama"], "tie_weights": False},
+    "windows": {
+        **ARCHITECTURES["modern"],
+        "document_token": 3,
+        "part_settings": {"window": 5, "window_layers": (1, 0), "window_theta": 50.0},
+    },
     "documents": {**ARCHITECTURES["modern"], "document_token": 3, "logit_softcap": 5.0},
 }
 
