@@ -34,7 +34,7 @@ from smallmind.nn.adapter import SavedAdapter
 from smallmind.nn.loading import Stored
 from smallmind.nn.rope import scaled
 from smallmind.parts import NUMBER_TYPES, types_for
-from smallmind.settings.architectures import Layout
+from smallmind.settings.architectures import Architecture, Layout
 from smallmind.settings.config import ModelConfig
 from smallmind.text.tokenizer import Tokenizer
 
@@ -55,7 +55,7 @@ class GGUF(ModelFormat):
 
     def write(self, path: Path, exported: Exported, type: str) -> None:
         config, parameters = exported.model.config, exported.model.parameters
-        architecture = architecture_of(config)
+        architecture = _architecture(config, "hf")
         self.check_path(path)
         general: dict[str, Any] = {
             "general.architecture": architecture.gguf,
@@ -105,7 +105,7 @@ class GGUFAdapter(AdapterFormat):
         GGUF().check_path(path)
 
     def write(self, path: Path, adapter: SavedAdapter) -> None:
-        architecture = architecture_of(adapter.config)
+        architecture = _architecture(adapter.config, "peft")
         self.check_path(path)
         metadata = {
             "general.architecture": architecture.gguf,
@@ -183,6 +183,14 @@ class GGUFFile(ExternalModel):
 
     def tensors(self) -> tuple[Layout, Mapping[str, Stored]]:
         return self._described.gguf_tensors, self._tensors
+
+
+def _architecture(config: ModelConfig, other: str) -> Architecture:
+    """Returns the architecture of a model. InputError if llama.cpp does not have it."""
+    architecture = architecture_of(config)
+    if not architecture.gguf:
+        raise InputError(f"llama.cpp does not run {architecture.name}; export it to {other}")
+    return architecture
 
 
 def _begins_as_gguf(path: Path) -> bool:

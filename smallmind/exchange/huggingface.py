@@ -39,7 +39,6 @@ from smallmind.text.tokenizer import Tokenizer
 MODEL = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CARD = "README.md"
-HEAD = "lm_head.weight"
 COMPARED_TOGETHER = 2**20  # numbers
 MAX_CONFIG_BYTES = 1_000_000
 MAX_INDEX_BYTES = 20_000_000
@@ -137,6 +136,11 @@ class HuggingFaceDirectory(ExternalModel):
             with suppress(InputError):  # of the weights: whoever reads them reports it
                 self._find_head()
 
+    @property
+    def _head(self) -> str:
+        """The name of the tensor of an untied head."""
+        return f"{self._described.tensors.names['head']}.weight"
+
     def _find_head(self) -> None:
         """Unties the config, with a warning, if the file has a head that is not the embedding.
 
@@ -145,12 +149,13 @@ class HuggingFaceDirectory(ExternalModel):
         # One block is enough, and a config may say that there are millions.
         config = dataclasses.replace(self.config, n_layer=1, tie_weights=False)
         tensors = list(tensors_of(config, self._described.tensors))
-        stored = _as_expected(self._stored(), {tensor.name for tensor in tensors})
+        head = self._head
+        stored = _as_expected(self._stored(), {tensor.name for tensor in tensors}, head)
         (embedding,) = (tensor.name for tensor in tensors if tensor.parameter == EMBEDDING)
-        if HEAD in stored and not _are_equal(stored[HEAD], stored[embedding]):
+        if head in stored and not _are_equal(stored[head], stored[embedding]):
             self.config = dataclasses.replace(self.config, tie_weights=False)
             warnings.warn(
-                f"{self.path}: {HEAD} is not the embedding, as tie_word_embeddings says: it is "
+                f"{self.path}: {head} is not the embedding, as tie_word_embeddings says: it is "
                 "read by itself",
                 stacklevel=2,
             )
@@ -181,10 +186,11 @@ class HuggingFaceDirectory(ExternalModel):
     def tensors(self) -> tuple[Layout, Mapping[str, Stored]]:
         layout = self._described.tensors
         expected = {tensor.name for tensor in tensors_of(self.config, layout)}
-        stored = _as_expected(self._stored(), expected)
-        if HEAD in expected and stored and HEAD not in stored:
+        head = self._head
+        stored = _as_expected(self._stored(), expected, head)
+        if head in expected and stored and head not in stored:
             raise InputError(
-                f"{self.path} lacks the tensor {HEAD}; if the embedding is to take its place, set "
+                f"{self.path} lacks the tensor {head}; if the embedding is to take its place, set "
                 f"tie_word_embeddings to true in {CONFIG}"
             )
         return layout, stored
@@ -387,17 +393,17 @@ def _repeated(types: Any) -> list[Any]:
         raise InputError(f"attention_types is {shown_value(types)}") from None
 
 
-def _as_expected(stored: dict[str, Stored], names: set[str]) -> dict[str, Stored]:
+def _as_expected(stored: dict[str, Stored], names: set[str], head: str) -> dict[str, Stored]:
     """Tensors under the names that a model with a head has, without what it computes itself.
 
     Files of the model without its head leave out the first word of each name.
     """
-    prefix = next(name.partition(".")[0] for name in names if name != HEAD)
+    prefix = next(name.partition(".")[0] for name in names if name != head)
     named = {
         name if name in names or f"{prefix}.{name}" not in names else f"{prefix}.{name}": tensor
         for name, tensor in stored.items()
     }
     computed = {name for name in named if name.endswith(BUFFERS) and name not in names}
-    if HEAD not in names:
-        computed.add(HEAD)  # the embedding again
+    if head not in names:
+        computed.add(head)  # the embedding again
     return {name: tensor for name, tensor in named.items() if name not in computed}

@@ -576,7 +576,7 @@ GPT_NEOX = Architecture(
             "blocks.{}.mlp.expansion": "gpt_neox.layers.{}.mlp.dense_h_to_4h",
             "blocks.{}.mlp.projection": "gpt_neox.layers.{}.mlp.dense_4h_to_h",
             "final_norm": "gpt_neox.final_layer_norm",
-            "head": "lm_head",
+            "head": "embed_out",
         },
         by_head=("gpt_neox.layers.{}.attention.query_key_value",),
     ),

@@ -85,6 +85,9 @@ def test_settings_that_were_written_are_read_back(name, tied):
     found = config_of(architecture, architecture.config, written)
     if config.bias or "bias" not in architecture.filled:
         assert found == config
+    if not architecture.gguf:
+        assert name == "GPT-Neo" and not architecture.metadata.keys
+        return
     if name in ONLY_TRANSFORMERS:
         refuses("window=.* has no place in this format", settings_of, config, architecture.metadata)
         return

@@ -65,7 +65,7 @@ THEIRS = {
         "Gemma3Text",
         {
             **{**LLAMA, "num_hidden_layers": 7, "head_dim": 10, "query_pre_attn_scalar": 7},
-            **{"sliding_window": 9, "pad_token_id": None},
+            "sliding_window": 9,
             "rope_parameters": {
                 "full_attention": {"rope_type": "default", "rope_theta": 7000.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},

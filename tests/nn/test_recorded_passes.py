@@ -16,12 +16,14 @@ from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.recorded_passes import MAX_RECORDINGS, MIN_PASSES
 from smallmind.nn.workspace import Pass
 from smallmind.settings.presets import ARCHITECTURES
+from tests.architectures import BROUGHT
 from tests.threads import in_threads, on_threads
 
 T, V = 12, 31
 ENOUGH = MIN_PASSES + 2  # passes after which they are repeated
 VARIANTS = {
     **ARCHITECTURES,
+    **BROUGHT,
     "untied": {**ARCHITECTURES["llama"], "tie_weights": False},
     "windows": {
         **ARCHITECTURES["modern"],
