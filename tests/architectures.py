@@ -3,6 +3,12 @@
 from smallmind.settings.presets import ARCHITECTURES
 
 BROUGHT = {
+    "Qwen2 and SmolLM3": {
+        **{**ARCHITECTURES["llama"], "n_kv_head": 2},
+        "part_settings": {
+            **{"qkv_bias": True, "window": 4, "window_layers": (1, 0), "rotary_layers": (0, 1)},
+        },
+    },
     "Gemma 3": {
         **{**ARCHITECTURES["llama"], "mlp": "geglu", "qk_norm": True, "n_kv_head": 2},
         "part_settings": {

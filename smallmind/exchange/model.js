@@ -346,7 +346,7 @@ const smallmindModel = (() => {
     rotate(head, position, frequencies) {
       const half = frequencies.length;
       for (let i = 0; i < half; i++) {
-        const angle = position * frequencies[i];
+        const angle = Math.fround(position * frequencies[i]); // as in kernels/reference.py
         const cosine = Math.cos(angle), sine = Math.sin(angle), a = head[i], b = head[half + i];
         head[i] = a * cosine - b * sine;
         head[half + i] = b * cosine + a * sine;

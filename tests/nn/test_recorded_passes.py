@@ -25,6 +25,11 @@ VARIANTS = {
     **ARCHITECTURES,
     **BROUGHT,
     "untied": {**ARCHITECTURES["llama"], "tie_weights": False},
+    "windows": {
+        **ARCHITECTURES["modern"],
+        "document_token": 3,
+        "part_settings": {"window": 5, "window_layers": (1, 0), "window_theta": 50.0},
+    },
     "documents": {**ARCHITECTURES["modern"], "document_token": 3, "logit_softcap": 5.0},
 }
 
