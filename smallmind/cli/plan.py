@@ -36,7 +36,7 @@ MIN_TRIAL_MINUTES, MAX_TRIAL_MINUTES = 1.0, 10.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `smallmind plan`: those of train, and how long the trials may take."""
     add_training_flags(parser)
-    group = parser.add_argument_group("MemoryPlan")
+    group = parser.add_argument_group("Plan")
     group.add_argument(
         "--trials",
         type=float,

@@ -1,7 +1,6 @@
 """Models of published architectures: which one a model is of, and its settings in a file."""
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -20,7 +19,8 @@ def known_architecture(saved: Mapping[str, Any], key: str, attribute: str) -> Ar
     name = saved.get(key)
     if isinstance(name, str) and name in known:
         return known[name]
-    words = [str(name), *(word for word, value in saved.items() if value)]
+    absent = (int, float, type(None))  # where they are 0
+    words = [str(name), *(word for word, x in saved.items() if not isinstance(x, absent) or x)]
     for what, patterns in NOT_BUILT.items():
         if any(fnmatchcase(word, pattern) for word in words for pattern in patterns):
             raise InputError(f"{shown_value(name)}: {what} are not built here")
@@ -73,9 +73,7 @@ def settings_of(config: ModelConfig, settings: Keys) -> dict[str, Any]:
     for name, keys in settings.keys.items():
         value = values[name]
         if words := settings.words.get(name):
-            is_window = name == "window_layers"
-            has = config.window_of if is_window else functools.partial(config.of_block, name)
-            value = [words[bool(has(i))] for i in range(config.n_layer)]
+            value = [words[value[i % len(value)]] for i in range(config.n_layer)]
         written |= dict.fromkeys(_several(keys), value)
     return written
 

@@ -321,7 +321,7 @@ def _rotation(saved: dict[str, Any], architecture: Architecture) -> dict[str, An
     for key, table in tables.items():
         if not isinstance(table, dict):
             raise InputError(f"{key} is not a JSON object")
-    # Of both, transformers reads the first alone.
+    # Where a file has both, transformers reads the first alone.
     key = next((key for key, table in tables.items() if table), "rope_parameters")
     table = tables[key]
     if "window_theta" in keys and table.keys() & {FULL, SLIDING}:
@@ -353,7 +353,7 @@ def _rotation_in(key: str, table: Any, saved: dict[str, Any]) -> dict[str, Any]:
         raise InputError(f"{key} is {shown_value(table)}; as {kinds[0]} it is not known here")
     if kinds[0] == "default":
         return {"rope_scaling": None, **moved}
-    # If the table lacks the context, or a key beside it says another.
+    # The table may lack the context, and a key beside it comes first.
     context = table.get(LLAMA3[-1], saved.get("max_position_embeddings"))
     numbers = {**table, LLAMA3[-1]: saved.get(LLAMA3[-1], context)}
     return {"rope_scaling": (kinds[0], *map(numbers.get, SCALINGS[kinds[0]])), **moved}

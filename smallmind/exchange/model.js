@@ -195,7 +195,7 @@ const smallmindModel = (() => {
   }
 
   class Model {
-    // config: the fields of ModelConfig; tensors: name -> Float32Array, matrices as (out, in).
+    // config: the fields of ModelConfig, and settings of each block; tensors: name -> Float32Array, matrices as (out, in).
     constructor(config, tensors) {
       this.config = config;
       this.tensors = tensors;
@@ -211,7 +211,8 @@ const smallmindModel = (() => {
       this.token = part("token_embedding").weight;
       this.position = part("position_embedding").weight;
       this.bigram = part("bigram_embedding").weight;
-      this.blocks = Array.from({ length: config.n_layer }, (_, i) => ({
+      this.blocks = config.blocks.map((settings, i) => ({
+        ...settings, // window and frequencies
         residual: part(`blocks.${i}.embedding_residual`).weight,
         attentionNorm: part(`blocks.${i}.attention_norm`),
         qkv: part(`blocks.${i}.attention.qkv`),
@@ -227,9 +228,6 @@ const smallmindModel = (() => {
       }));
       this.finalNorm = part("final_norm");
       this.head = config.tie_weights ? this.token : part("head").weight;
-      const half = config.head_size >> 1;
-      const wavelength = (_, i) => config.rope_theta ** (-i / Math.max(1, half));
-      this.frequencies = Float64Array.from({ length: half }, wavelength);
     }
 
     cache(length = this.config.block_size) {
@@ -318,13 +316,13 @@ const smallmindModel = (() => {
         if (block.queryGain) {
           NORMS.rmsnorm(head, head, { weight: h < H ? block.queryGain : block.keyGain }, epsilon);
         }
-        if (this.config.position === "rope") this.rotate(head, start);
+        if (block.frequencies) this.rotate(head, start, block.frequencies);
       }
       const keys = cache.keys[layer], values = cache.values[layer];
       const place = (start % S) * G * D;
       keys.set(qkv.subarray(H * D, (H + G) * D), place);
       values.set(v, place);
-      const first = Math.max(start + 1 - S, cache.document, 0);
+      const first = Math.max(start + 1 - Math.min(S, block.window ?? S), cache.document, 0);
       const p = new Float64Array(start + 1 - first);
       heads.fill(0);
       for (let h = 0; h < H; h++) {
@@ -333,7 +331,7 @@ const smallmindModel = (() => {
           const from = (t % S) * G * D + channel;
           let score = 0;
           for (let d = 0; d < D; d++) score += qkv[h * D + d] * keys[from + d];
-          p[t - first] = score / Math.sqrt(D);
+          p[t - first] = score / Math.sqrt(this.config.score_divisor);
         }
         softmax(p);
         for (let t = first; t <= start; t++) {
@@ -344,11 +342,11 @@ const smallmindModel = (() => {
       }
     }
 
-    // A head of a query or key -> the same, rotated by its position, in place.
-    rotate(head, position) {
-      const half = this.frequencies.length;
+    // A head of a query or key -> the same, its first channels rotated by its position, in place.
+    rotate(head, position, frequencies) {
+      const half = frequencies.length;
       for (let i = 0; i < half; i++) {
-        const angle = position * this.frequencies[i];
+        const angle = Math.fround(position * frequencies[i]); // as in kernels/reference.py
         const cosine = Math.cos(angle), sine = Math.sin(angle), a = head[i], b = head[half + i];
         head[i] = a * cosine - b * sine;
         head[half + i] = b * cosine + a * sine;

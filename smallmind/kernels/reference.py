@@ -554,13 +554,23 @@ def rope(x, frequencies, T, heads, D, starts=None, positions=0, inverse=False):
 
 
 def rotary_angles(positions, frequencies):
-    """-> the angles (positions, P) of the pairs of channels, in float64."""
-    return np.arange(positions)[:, None] * np.array(frequencies)
+    """-> the angles (positions, P) of the pairs of channels, float32, of which cosines are exact.
+
+    Models of other programs have been trained with angles that were rounded so. At position 1,500
+    the logits of exact ones differ by 1e-4 of the largest.
+    """
+    places = np.arange(positions, dtype=np.float32)
+    return (places[:, None] * np.array(frequencies, np.float32)).astype(np.float64)
 
 
 def rotary_frequencies(theta, D):
-    """-> the frequencies theta^(-i / (D // 2)) of the pairs of D channels, a tuple."""
-    return tuple((theta ** (-np.arange(D // 2) / max(1, D // 2))).tolist())
+    """-> the frequencies theta^(-i / (D // 2)) of the pairs of D channels, a tuple.
+
+    Every operation is rounded to float32, as in PyTorch.
+    """
+    exponents = np.arange(D // 2, dtype=np.float32) / np.float32(max(1, D // 2))
+    powers = (theta ** exponents.astype(np.float64)).astype(np.float32)
+    return tuple((np.float32(1) / powers).tolist())
 
 
 @kernel(

@@ -74,13 +74,18 @@ def scaled(frequencies: tuple[float, ...], config: ModelConfig) -> tuple[float, 
 
     ("linear", factor) divides them all (Chen et al. 2023). ("llama3", factor, low, high, context)
     divides those whose wavelengths are above context / low, keeps those below context / high, and
-    blends between (Llama 3.1, Grattafiori et al. 2024).
+    blends between (Llama 3.1, Grattafiori et al. 2024). Rounded as in PyTorch.
     """
+    f = np.array(frequencies, np.float32)
     match config.part_setting("rope_scaling"):
         case ("linear", factor):
-            return tuple(f / factor for f in frequencies)
+            f = f / factor
         case ("llama3", factor, low, high, context):
-            shares = ((context * f / (2 * math.pi) - low) / (high - low) for f in frequencies)
-            kept = (min(1.0, max(0.0, share)) for share in shares)
-            return tuple(f * (k + (1 - k) / factor) for f, k in zip(frequencies, kept, strict=True))
-    return frequencies
+            wavelengths = 2 * math.pi / f
+            kept = (context / wavelengths - low) / (high - low)
+            blended = (1 - kept) * f / factor + kept * f
+            f = np.where(wavelengths > context / low, f / factor, blended)
+            f = np.where(wavelengths < context / high, frequencies, f)
+        case _:
+            return frequencies
+    return tuple(f.tolist())

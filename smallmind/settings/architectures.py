@@ -82,7 +82,7 @@ class Architecture:
         return {**UNPUBLISHED, "zero_init": False, "bias": False, **self.parts, **self.filled}
 
 
-# What is not built here, by words in the names of architectures or of their settings.
+# Parts that are not built here, by words in the names of architectures or of their settings.
 NOT_BUILT = {
     "mixtures of experts": ("*moe*", "*expert*", "mixtral", "dbrx", "deepseek*", "grok*"),
     "layers with a state": ("*mamba*", "*ssm*", "rwkv*", "jamba", "lfm2*", "*linear_attention*"),
@@ -636,7 +636,7 @@ GPT_NEO = Architecture(
     ),
 )
 
-# Of those of the same name in a format the first is read.
+# A name that several have in a format means the first of them.
 PUBLISHED = (
     *(GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, SMOLLM3, ARCEE),
     *(GEMMA3, GPT_NEOX, GPT_NEO),

@@ -253,7 +253,10 @@ class ModelConfig:
         follows |= {"hidden_size": self.hidden_size, "rotary_channels": self.rotary_channels}
         settings = {field.name: field.default for field in dataclasses.fields(_PartSettings)}
         settings |= self.part_defaults | dict(self.part_settings)
-        return {**fields, **follows, **settings, "has_window": settings["window"] is not None}
+        has_window = settings["window"] is not None
+        if not has_window:
+            settings["window_layers"] = (0,)
+        return {**fields, **follows, **settings, "has_window": has_window}
 
     @property
     def part_defaults(self) -> dict[str, Any]:

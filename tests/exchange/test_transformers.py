@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import smallmind
+from smallmind.exchange.architectures import architecture_of
 from smallmind.exchange.format import padded
+from smallmind.exchange.tensors import tensors_of
 from smallmind.files import safetensors
 from tests.exchange import chat
 from tests.exchange.models import MODELS, ONLY_TRANSFORMERS, TEXT, ids_for, model_of, tokenizer_of
@@ -65,7 +67,7 @@ THEIRS = {
         "Gemma3Text",
         {
             **{**LLAMA, "num_hidden_layers": 7, "head_dim": 10, "query_pre_attn_scalar": 7},
-            **{"sliding_window": 9, "pad_token_id": None},
+            "sliding_window": 9,
             "rope_parameters": {
                 "full_attention": {"rope_type": "default", "rope_theta": 7000.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
@@ -170,12 +172,11 @@ def test_transformers_reads_16_bit_weights(tmp_path, type):
     np.testing.assert_allclose(logits_of(theirs, ids), found.forward(ids), rtol=0, atol=1e-4)
 
 
-def their_model(name, tied=True, epsilon=1e-5, rows=0):
+def their_model(name, tied=True, epsilon=1e-5, rows=0, **changes):
     """A model that transformers made, with weights that make each of its parts matter."""
     kind, fields, key = THEIRS[name]
     config = getattr(transformers, f"{kind}Config")(
-        **fields,
-        **{key: epsilon},
+        **{**fields, **changes, key: epsilon},
         vocab_size=tokenizer_of("bpe").vocab_size + rows,
         tie_word_embeddings=tied,
         pad_token_id=None,
@@ -243,6 +244,31 @@ def test_fine_tuning_follows_torch(tmp_path, name, tied, epsilon):
         their_optimizer.zero_grad()
     assert losses[-1] < losses[0] - 0.1
     np.testing.assert_allclose(losses, their_losses, rtol=0, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", THEIRS)
+def test_long_texts_have_their_logits_and_gradients(tmp_path, name):
+    """Before, at and past the end of a window of 512 tokens."""
+    context = "n_positions" if name == "GPT-2" else "max_position_embeddings"
+    windows = [key for key in ("sliding_window", "window_size") if THEIRS[name][1].get(key)]
+    model = their_model(name, **{context: 1500}, **dict.fromkeys(windows, 512))
+    ours, _ = smallmind.load(saved(tmp_path, model))
+    tokens = np.random.default_rng(1).integers(0, ours.config.vocab_size, (1, 1501), np.int32)
+    for length in (1, 2, 511, 512, 513, 1500):
+        wanted = logits_of(model, tokens[:, :length])
+        found = ours.forward(tokens[:, :length])
+        assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max(), length
+    ours.loss_and_gradients(tokens[:, :-1], tokens[:, 1:])
+    logits = model(torch.tensor(tokens[:, :-1].astype(np.int64))).logits[0]
+    wanted = torch.tensor(tokens[0, 1:].astype(np.int64))
+    torch.nn.functional.cross_entropy(logits, wanted).backward()
+    theirs = {name: x.grad.numpy() for name, x in model.named_parameters()}
+    layout = architecture_of(ours.config).tensors
+    for tensor in tensors_of(ours.config, layout):
+        gradient = tensor._replace(offset=0.0).of(ours.gradients[tensor.parameter])
+        wanted = theirs[tensor.name]
+        assert np.abs(gradient - wanted).max() < 1e-4 * np.abs(wanted).max(), tensor.name
 
 
 def test_a_model_goes_there_and_back_and_there(tmp_path):

@@ -10,10 +10,12 @@ from smallmind.nn.documents import Documents
 from smallmind.nn.mlp import SwiGLU
 from smallmind.nn.rmsnorm import RMSNorm
 from smallmind.settings.presets import ARCHITECTURES
+from tests.architectures import BROUGHT
 
 T, V = 24, 31
 VARIANTS = {
     **ARCHITECTURES,
+    **BROUGHT,
     "shared keys": {**ARCHITECTURES["llama"], "n_kv_head": 2},
     "wide heads": {**ARCHITECTURES["llama"], "n_kv_head": 2, "head_size": 15},
     "narrow heads": {**ARCHITECTURES["modern"], "head_size": 2},

@@ -148,6 +148,7 @@ def test_compiled_kernels_match_plain_numpy(part, n_embd):
         ("parallel with shortcuts", "numba", "float32"),
         ("parallel", "numba", "bfloat16"),
         ("everything", "numba", "float32"),
+        ("everything by block", "numba", "float32"),
     ],
 )
 @pytest.mark.parametrize("interval", [1, 2, 3, 99])
@@ -175,7 +176,9 @@ def test_micro_batches_change_only_rounding(part):
     ("precision", "scale", "error"),
     [(Precision.FLOAT16, 1024.0, 1e-2), (Precision.BFLOAT16, 1.0, 6e-2)],
 )
-@pytest.mark.parametrize("part", ["llama", "everything", "sandwich", "parallel", "geglu"])
+@pytest.mark.parametrize(
+    "part", ["llama", "everything", "sandwich", "parallel", "geglu", "everything by block"]
+)
 def test_16_bits_match_float32_up_to_rounding(part, precision, scale, error):
     model = make(48, noise=0.05, **PARTS[part])
     _, exact = gradients(model)
@@ -380,7 +383,8 @@ def test_settings_of_parts_change_what_a_model_computes(name):
 
 
 def test_blocks_with_a_window_see_the_last_tokens_alone():
-    model = make(n_layer=1, block_size=40, position="rope", part_settings={"window": 5})
+    model = TransformerModel(V, 40, 12, 1, 4, position="rope", part_settings={"window": 5})
+    model.flat.data += np.random.default_rng(1).normal(0, 0.3, model.flat.data.size)
     ids = np.random.default_rng(1).integers(0, V, (2, 40)).astype(np.int32)
     changed = ids.copy()
     changed[:, :20] = (ids[:, :20] + 1) % V
