@@ -25,6 +25,9 @@ from tests.programs import edited
 from tests.programs import refusal as refused
 
 # As in the files of Llama 3.2.
+GEMMA = {"model_type": "gemma3_text", "hidden_act": None}
+NEOX = {"model_type": "gpt_neox", "hidden_act": "gelu", "attention_bias": True}
+NEO = {"model_type": "gpt_neo", "num_layers": 1, "num_heads": 2, "hidden_act": None}
 LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3["original_max_position_embeddings"] = 8192
 SLIDING = {"use_sliding_window": True, "sliding_window": 4}
@@ -115,6 +118,21 @@ def refusal(path):
             "layers with 'linear' are not built",
         ),
         ({"model_type": "qwen2"}, "lacks the tensor model.layers.0.self_attn.q_proj.bias"),
+        ({"model_type": "gemma3", "vision_config": {"a": 1}}, "models of images are not built"),
+        ({**GEMMA, "query_pre_attn_scalar": 0}, "score_divisor=0 must be above 0"),
+        ({**GEMMA, "query_pre_attn_scalar": "8"}, "score_divisor='8' must be a number"),
+        ({**GEMMA, "attn_logit_softcapping": 50.0}, "'attn_logit_softcapping' is 50.0, which may"),
+        ({**GEMMA, "use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ({**GEMMA, "sliding_window_pattern": 0}, "0 is not a whole number from 1"),
+        ({**GEMMA, "layer_types": ["chunked"]}, "layers with 'chunked' are not built here"),
+        ({**GEMMA, "rope_parameters": {"sliding_attention": LLAMA3}}, "scaled rotations in"),
+        ({**GEMMA, "rope_parameters": {"full_attention": 3}}, "rope_parameters is not a JSON"),
+        ({**NEO, "attention_types": 3}, "attention_types is 3"),
+        ({**NEO, "attention_types": [[["global"], 10**12]]}, "as a part of GPT-Neo"),
+        ({**NEO, "attention_types": [[["far"], 1]]}, "layers with 'far' are not built here"),
+        ({**NEOX, "rotary_pct": 1.5}, "rotary_share=1.5 must be"),
+        ({**NEOX, "hidden_act": "relu"}, "hidden_act='relu' is not known here; GPT-NeoX has gelu"),
+        ({**NEOX, "use_parallel_residual": "no"}, "parallel_residual='no' must be true or false"),
         ({"head_dim": 64}, "q_proj.weight is 8 x 8; the model that it describes has 128 x 8"),
         ({"head_dim": 0}, "head_size=0 must be at least 1"),
         ({"head_dim": [4]}, "head_size=[4] must be a number"),
