@@ -76,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.cli.display import floor_of_stories, format_perplexity, token_name
     from smallmind.corpus.preparation import Encoding
     from smallmind.exchange.stored import find
+    from smallmind.runs.loading import missing_from
     from smallmind.runs.precisions import PrecisionLoss, PrecisionTable, losses_of
     from smallmind.runs.run import Run
     from smallmind.runs.source import read_source, recognising
@@ -93,8 +94,10 @@ def run(options: argparse.Namespace) -> int:
             f"{path} is a bare model: name the text to evaluate, e.g. `evaluate MODEL book.txt`"
         )
     with activity.showing_on(Console(sys.stderr).activity):
-        found = find(path, options.checkpoint, options.adapter)
+        if is_run and (missing := missing_from(path)):
+            raise InputError(missing)
         opened = Run.open(path) if is_run else None
+        found = find(path, options.checkpoint, options.adapter)
         model, tokenizer = found.load(precision=precisions[0])
         run = recognising(opened.settings.run) if opened else None
         encoding = Encoding(tokenizer, chosen_separator=run.text_separator if run else None)
