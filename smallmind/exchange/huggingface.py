@@ -47,6 +47,7 @@ from smallmind.text.tokenizer import Tokenizer
 MODEL = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CARD = "README.md"
+TIED = "tie_word_embeddings"
 TOKENIZER_MODEL = "tokenizer.model"  # SentencePiece's, where there is no tokenizer.json
 COMPARED_TOGETHER = 2**20  # numbers
 MAX_CONFIG_BYTES = 1_000_000
@@ -156,16 +157,17 @@ class HuggingFaceDirectory(ExternalModel):
     def _settle_head(self) -> None:
         """Ties or unties the config, with a warning, if the file has another head than it says.
 
-        transformers unties it too. Where a head is missing it would draw one at random.
+        transformers unties it too. Where a head is missing it would draw one at random: that is
+        refused if the config says that there is one.
         """
         # One block is enough, and a config may say that there are millions.
         config, is_tied = dataclasses.replace(self.config, n_layer=1), self.config.tie_weights
         _, stored = self._tensors(dataclasses.replace(config, tie_weights=False))
         head, embedding = stored.get(self._head), stored.get(self._embedding)
         if is_tied and head and embedding and not _are_equal(head, embedding):
-            reason = "is not the embedding, as tie_word_embeddings says: it is read by itself"
-        elif embedding and not (is_tied or head):
-            reason = "is missing, though tie_word_embeddings is not set: the embedding replaces it"
+            reason = f"is not the embedding, as {TIED} says: it is read by itself"
+        elif embedding and not (is_tied or head) and self._saved.get(TIED) is None:
+            reason = f"is missing, and {TIED} is not set: the embedding replaces it"
         else:
             return
         self.config = dataclasses.replace(self.config, tie_weights=not is_tied)
