@@ -148,7 +148,7 @@ def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
     shown, choices = f"{field.name}={shown_value(value)}", field.metadata["choices"]
     if choices and not (isinstance(value, str) and value in choices):
         raise InputError(f"{shown} must be one of {', '.join(choices)}")
-    if field.type is bool and not isinstance(value, bool):
+    if field.type in (bool, bool | None) and not isinstance(value, bool):
         raise InputError(f"{shown} must be true or false")
     is_text = field.type in (str, str | None, str | tuple[str, ...] | None)
     if is_text and not isinstance(value, str):

@@ -18,8 +18,10 @@ NORMS = {
 
 MLPS = {
     "gelu": "smallmind.nn.mlp:MLP",
+    "gelu-erf": "smallmind.nn.mlp:ExactGELU",
     "relu2": "smallmind.nn.mlp:SquaredReLU",
     "swiglu": "smallmind.nn.mlp:SwiGLU",
+    "geglu": "smallmind.nn.mlp:GeGLU",
 }
 
 POSITIONS = {
@@ -30,8 +32,15 @@ POSITIONS = {
 
 # Which of these a model has follows from its architecture; the first is the usual one.
 ATTENTIONS = {"causal": "smallmind.nn.attention:Attention"}
-BLOCKS = {"prenorm": "smallmind.nn.block:Block"}
-EMBEDDINGS = {"tokens": "smallmind.nn.embedding:Embedding"}
+BLOCKS = {
+    "prenorm": "smallmind.nn.block:Block",
+    "sandwich": "smallmind.nn.block:SandwichBlock",
+    "parallel": "smallmind.nn.block:ParallelBlock",
+}
+EMBEDDINGS = {
+    "tokens": "smallmind.nn.embedding:Embedding",
+    "scaled": "smallmind.nn.embedding:ScaledEmbedding",
+}
 
 LAYERS = {  # the tables by the names of settings
     "norm": NORMS,

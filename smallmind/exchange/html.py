@@ -79,13 +79,17 @@ def describe(exported: Exported) -> dict[str, Any]:
     InputError if it does not know a part of them.
     """
     model, tokenizer = exported.model, exported.tokenizer
-    state = tokenizer.state()
+    state, config, position = tokenizer.state(), model.config, model.network.embedding.position
+    blocks = [
+        {"window": config.window_of(i), "frequencies": position.in_block(i).frequencies}
+        for i in range(config.n_layer)
+    ]
     about = {
         "format": 1,
         "version": __version__,
         "name": exported.name,
         "parameters": model.flat.count,
-        "config": {**model.config.values(), **_pages_parts(model.config)},
+        "config": {**config.values(), **_pages_parts(config), "blocks": blocks},
         # In pairs: JavaScript would bring names that are numbers to the front.
         "tokenizer": {**state, "special": list(state.get("special", {}).items())},
         "vocab_size": tokenizer.vocab_size,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.checks import InputError, from_json, shown_value
+from smallmind.checks import InputError, from_json, shown_value, whole
 from smallmind.exchange import published
 from smallmind.exchange.architectures import (
     architecture_of,
@@ -25,31 +25,36 @@ from smallmind.exchange.architectures import (
 from smallmind.exchange.card import model_card
 from smallmind.exchange.format import PICKLES, Exported, ExternalModel, ModelFormat, padded
 from smallmind.exchange.published import CONFIG, TOKENIZER
-from smallmind.exchange.tensors import encode, tensors_of, written_tensors
+from smallmind.exchange.tensors import EMBEDDING, encode, tensors_of, written_tensors
 from smallmind.files import durable, safetensors
 from smallmind.kernels.number_types import DTYPES
 from smallmind.nn.loading import Stored
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parts import NUMBER_TYPES, types_for
 from smallmind.settings.architectures import Architecture, Layout
-from smallmind.settings.config import ModelConfig
+from smallmind.settings.config import MAX_LAYERS, ModelConfig
 from smallmind.text import tokenizer_json
 from smallmind.text.tokenizer import Tokenizer
 
 MODEL = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CARD = "README.md"
-HEAD = "lm_head.weight"
-EMBEDDING = "token_embedding.weight"  # our name of the matrix that a tied head is
 COMPARED_TOGETHER = 2**20  # numbers
 MAX_CONFIG_BYTES = 1_000_000
 MAX_INDEX_BYTES = 20_000_000
-BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # of earlier versions
+BUFFERS = (  # of earlier versions
+    *(".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"),
+    ".rotary_emb.inv_freq",
+)
 REFUSED = {
     "auto_map": "code of its own, which is never executed here",
     "quantization_config": "quantised weights; save it in 16 or 32 bits",
 }
+FULL, SLIDING = "full_attention", "sliding_attention"  # tables of Gemma's rope_parameters
+MOVED = {"rope_theta": "rope_theta", "rotary_share": "partial_rotary_factor"}
 ROPE_TYPES = ("rope_type", "type")  # version 4 of transformers prefers the second
+LLAMA3 = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
+SCALINGS: dict[str, tuple[str, ...]] = {"default": (), "linear": ("factor",), "llama3": LLAMA3}
 SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 
 
@@ -74,9 +79,22 @@ class HuggingFace(ModelFormat):
             "dtype": NUMBER_TYPES[type].precision,
         }
         if architecture.rotates:
-            # Since version 5; earlier ones read rope_theta.
+            # Since version 5; earlier ones read rope_theta and rope_scaling.
+            kind, *numbers = config.pop("rope_scaling") or ("default",)
+            scaling = {"rope_type": kind, **dict(zip(SCALINGS[kind], numbers, strict=True))}
             theta = exported.model.config.rope_theta
-            config["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+            table = {**scaling, "rope_theta": theta}
+            if "rotary_share" in architecture.config.keys:
+                table["partial_rotary_factor"] = exported.model.config.values()["rotary_share"]
+            if key := architecture.config.keys.get("window_theta"):
+                of_windows = {"rope_type": "default", "rope_theta": config[key]}
+                table = {FULL: table, SLIDING: of_windows}
+            config["rope_parameters"] = table
+            if numbers:
+                config["rope_scaling"] = scaling
+        if "attention_types" in config:  # of GPT-Neo: lists, and how often each is repeated
+            config["attention_types"] = [[config["attention_types"], 1]]
+            config["window_size"] = config["window_size"] or exported.model.config.block_size
         card = model_card(exported, architecture.name, architecture.model_class)
         files |= {CARD: card, CONFIG: config}
         tokenizer = files.pop(TOKENIZER)
@@ -118,6 +136,11 @@ class HuggingFaceDirectory(ExternalModel):
             with suppress(InputError):  # of the weights: whoever reads them reports it
                 self._find_head()
 
+    @property
+    def _head(self) -> str:
+        """The name of the tensor of an untied head."""
+        return f"{self._described.tensors.names['head']}.weight"
+
     def _find_head(self) -> None:
         """Unties the config, with a warning, if the file has a head that is not the embedding.
 
@@ -126,12 +149,13 @@ class HuggingFaceDirectory(ExternalModel):
         # One block is enough, and a config may say that there are millions.
         config = dataclasses.replace(self.config, n_layer=1, tie_weights=False)
         tensors = list(tensors_of(config, self._described.tensors))
-        stored = _as_expected(self._stored(), {tensor.name for tensor in tensors})
+        head = self._head
+        stored = _as_expected(self._stored(), {tensor.name for tensor in tensors}, head)
         (embedding,) = (tensor.name for tensor in tensors if tensor.parameter == EMBEDDING)
-        if HEAD in stored and not _are_equal(stored[HEAD], stored[embedding]):
+        if head in stored and not _are_equal(stored[head], stored[embedding]):
             self.config = dataclasses.replace(self.config, tie_weights=False)
             warnings.warn(
-                f"{self.path}: {HEAD} is not the embedding, as tie_word_embeddings says: it is "
+                f"{self.path}: {head} is not the embedding, as tie_word_embeddings says: it is "
                 "read by itself",
                 stacklevel=2,
             )
@@ -162,10 +186,11 @@ class HuggingFaceDirectory(ExternalModel):
     def tensors(self) -> tuple[Layout, Mapping[str, Stored]]:
         layout = self._described.tensors
         expected = {tensor.name for tensor in tensors_of(self.config, layout)}
-        stored = _as_expected(self._stored(), expected)
-        if HEAD in expected and stored and HEAD not in stored:
+        head = self._head
+        stored = _as_expected(self._stored(), expected, head)
+        if head in expected and stored and head not in stored:
             raise InputError(
-                f"{self.path} lacks the tensor {HEAD}; if the embedding is to take its place, set "
+                f"{self.path} lacks the tensor {head}; if the embedding is to take its place, set "
                 f"tie_word_embeddings to true in {CONFIG}"
             )
         return layout, stored
@@ -273,46 +298,112 @@ def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig]:
         if saved.get(key):
             raise InputError(f"it has {key}: {what}")
     architecture = known_architecture(saved, "model_type", "model_type")
-    layers = saved.get("layer_types") or []
-    if not isinstance(layers, list) or any(layer != "full_attention" for layer in layers):
-        raise InputError("it has layers with another attention than full_attention")
-    flat = {**saved, **_rotation(saved)}
+    flat = {**saved, **_rotation(saved, architecture), **_layers(saved, architecture)}
     return architecture, config_of(architecture, architecture.config, flat)
 
 
-def _rotation(saved: dict[str, Any]) -> dict[str, Any]:
+def _rotation(saved: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
     """-> the rope settings of config.json as they were before version 5 of transformers moved them.
 
-    InputError for anything but the default: models that scale their rotations, such as Llama 3.2.
+    The scaling is that of `part_settings`, or None. InputError for one that is not built here.
     """
+    keys = architecture.config.keys
     found: dict[str, Any] = {}
-    for key in ("rope_scaling", "rope_parameters"):
-        table = saved.get(key) or {}
+    tables = {key: saved.get(key) or {} for key in ("rope_scaling", "rope_parameters")}
+    for key, table in tables.items():
         if not isinstance(table, dict):
             raise InputError(f"{key} is not a JSON object")
-        # Other keys scale, or are tables of their own for each kind of layer.
-        is_scaled = table.keys() - {*ROPE_TYPES, "rope_theta", "partial_rotary_factor"} or any(
-            table.get(name) not in (None, "default") for name in ROPE_TYPES
-        )
-        if is_scaled or table.get("partial_rotary_factor") not in (None, 1):
-            raise InputError(f"{key} is {shown_value(table)}; only the default is known here")
-        found |= {name: value for name, value in table.items() if name == "rope_theta"}
-    if saved.get("partial_rotary_factor") not in (None, 1):
-        raise InputError("partial_rotary_factor is not 1: only whole heads are rotated here")
+    # Where a file has both, transformers reads the first alone.
+    key = next((key for key, table in tables.items() if table), "rope_parameters")
+    table = tables[key]
+    if "window_theta" in keys and table.keys() & {FULL, SLIDING}:
+        of_windows = _rotation_in(key, table.get(SLIDING) or {}, saved)
+        if of_windows["rope_scaling"]:
+            raise InputError(f"{key}: scaled rotations in windows are not built here")
+        table = table.get(FULL) or {}
+        if "rope_theta" in of_windows:
+            found["window_theta"] = of_windows["rope_theta"]
+    found |= _rotation_in(key, table, saved)
+    return {str(keys.get(name, name)): value for name, value in found.items()}
+
+
+def _rotation_in(key: str, table: Any, saved: dict[str, Any]) -> dict[str, Any]:
+    """-> the rope settings in a table of config.json."""
+    if not isinstance(table, dict):
+        raise InputError(f"{key} is not a JSON object")
+    table = {name: value for name, value in table.items() if value is not None}
+    kinds = [table[name] for name in ROPE_TYPES if name in table] or ["default"]
+    for kind in kinds:
+        if not isinstance(kind, str) or kind not in SCALINGS:
+            known = " and ".join(SCALINGS)
+            raise InputError(f"{key}: {shown_value(kind)} is not built here, only {known}")
+    moved = {ours: table[name] for ours, name in MOVED.items() if name in table}
+    if kinds[0] != kinds[-1] or table.keys() - {
+        *(*ROPE_TYPES, *MOVED.values()),
+        *SCALINGS[kinds[0]],
+    }:
+        raise InputError(f"{key} is {shown_value(table)}; as {kinds[0]} it is not known here")
+    if kinds[0] == "default":
+        return {"rope_scaling": None, **moved}
+    # The table may lack the context, and a key beside it comes first.
+    context = table.get(LLAMA3[-1], saved.get("max_position_embeddings"))
+    numbers = {**table, LLAMA3[-1]: saved.get(LLAMA3[-1], context)}
+    return {"rope_scaling": (kinds[0], *map(numbers.get, SCALINGS[kinds[0]])), **moved}
+
+
+def _layers(saved: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
+    """-> the lists of layers that config.json may leave out, as transformers makes them."""
+    keys, words = architecture.config.keys, architecture.config.words
+    if "attention_types" in keys.values():
+        return {"attention_types": _repeated(saved.get("attention_types"))}
+    count = saved.get("num_hidden_layers")
+    is_count = isinstance(count, int) and 0 < count <= MAX_LAYERS  # else it is refused elsewhere
+    if not isinstance(count, int) or not is_count:
+        return {}
+    found: dict[str, Any] = {}
+    if "window_theta" in keys and saved.get("layer_types") is None:
+        interval = saved.get("sliding_window_pattern", saved.get("_sliding_window_pattern", 6))
+        interval = whole(interval, 1)
+        has_window = [(i + 1) % interval > 0 for i in range(count)]
+        found["layer_types"] = [words["window_layers"][has] for has in has_window]
+    if "has_window" not in keys:
+        return found
+    rotates = saved.get("no_rope_layers")
+    if "rotary_layers" in words and rotates is None:
+        interval = whole(saved.get("no_rope_layer_interval", 4), 1)
+        rotates = found["no_rope_layers"] = [int((i + 1) % interval > 0) for i in range(count)]
+    if saved.get("use_sliding_window") and saved.get("layer_types") is None:
+        first = whole(saved.get("max_window_layers", 28))
+        has_window = [not x for x in rotates] if rotates else [i >= first for i in range(count)]
+        found["layer_types"] = [words["window_layers"][has] for has in has_window]
     return found
 
 
-def _as_expected(stored: dict[str, Stored], names: set[str]) -> dict[str, Stored]:
+def _repeated(types: Any) -> list[Any]:
+    """Lists of kinds of layers, and how often each is repeated -> a kind for each layer."""
+    types = [[["global", "local"], 12]] if types is None else types
+    try:
+        return [
+            kind
+            for kinds, count in types
+            for _ in range(min(whole(count), MAX_LAYERS))
+            for kind in kinds
+        ]
+    except (TypeError, ValueError):
+        raise InputError(f"attention_types is {shown_value(types)}") from None
+
+
+def _as_expected(stored: dict[str, Stored], names: set[str], head: str) -> dict[str, Stored]:
     """Tensors under the names that a model with a head has, without what it computes itself.
 
     Files of the model without its head leave out the first word of each name.
     """
-    prefix = next(name.partition(".")[0] for name in names if name != HEAD)
+    prefix = next(name.partition(".")[0] for name in names if name != head)
     named = {
         name if name in names or f"{prefix}.{name}" not in names else f"{prefix}.{name}": tensor
         for name, tensor in stored.items()
     }
     computed = {name for name in named if name.endswith(BUFFERS) and name not in names}
-    if HEAD not in names:
-        computed.add(HEAD)  # the embedding again
+    if head not in names:
+        computed.add(head)  # the embedding again
     return {name: tensor for name, tensor in named.items() if name not in computed}

@@ -120,14 +120,29 @@ const smallmindModel = (() => {
     },
   };
 
+  // GELU in its tanh form.
+  function gelu(x) {
+    return 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x * x * x)));
+  }
+
+  // The normal distribution function, as kernels/gelu_erf.py has it.
+  const TAIL = [
+    0.03588922928699737, -0.14181362944094184, 0.15544997098645164, -0.015278182988320593,
+    0.11032234637182552, 0.10770201738816898, 0.12407225672484476, 0.12365607342023367, 0,
+  ];
+  function phi(x) {
+    const t = 1 / (1 + 0.31 * Math.abs(x));
+    const tail = Math.exp(-0.5 * x * x) * TAIL.reduce((q, c) => q * t + c);
+    return x < 0 ? tail : 1 - tail;
+  }
+
   // The activations of the perceptron: x, the expansion -> y (W).
   const MLPS = {
     gelu(y, x) {
-      const slope = Math.sqrt(2 / Math.PI);
-      for (let i = 0; i < y.length; i++) {
-        const v = x[i];
-        y[i] = 0.5 * v * (1 + Math.tanh(slope * (v + 0.044715 * v * v * v)));
-      }
+      for (let i = 0; i < y.length; i++) y[i] = gelu(x[i]);
+    },
+    gelu_erf(y, x) {
+      for (let i = 0; i < y.length; i++) y[i] = x[i] * phi(x[i]);
     },
     relu2(y, x) {
       for (let i = 0; i < y.length; i++) y[i] = Math.max(x[i], 0) ** 2;
@@ -135,6 +150,10 @@ const smallmindModel = (() => {
     swiglu(y, x) {
       const W = y.length;
       for (let i = 0; i < W; i++) y[i] = (x[i] / (1 + Math.exp(-x[i]))) * x[W + i];
+    },
+    geglu(y, x) {
+      const W = y.length;
+      for (let i = 0; i < W; i++) y[i] = gelu(x[i]) * x[W + i];
     },
   };
 
@@ -158,7 +177,7 @@ const smallmindModel = (() => {
       this.firstValues = array(G * D);
       this.heads = array(H * D);
       const W = config.hidden_size;
-      this.expansion = array(config.mlp === "swiglu" ? 2 * W : W);
+      this.expansion = array(config.mlp.endsWith("glu") ? 2 * W : W); // a gate beside it
       this.activation = array(W);
       this.logits = array(config.vocab_size);
     }
@@ -176,13 +195,15 @@ const smallmindModel = (() => {
   }
 
   class Model {
-    // config: the fields of ModelConfig; tensors: name -> Float32Array, matrices as (out, in).
+    // config: the fields of ModelConfig, and settings of each block; tensors: name -> Float32Array, matrices as (out, in).
     constructor(config, tensors) {
       this.config = config;
       this.tensors = tensors;
       this.norm = NORMS[config.norm];
       this.activate = MLPS[config.mlp];
       this.limitsContext = config.position === "learned";
+      this.isParallel = config.block === "parallel" && (config.parallel_residual ?? true);
+      const isSandwich = config.block === "sandwich"; // norms after the branches too
       const part = (name) => ({
         weight: tensors.get(`${name}.weight`),
         bias: tensors.get(`${name}.bias`),
@@ -190,7 +211,8 @@ const smallmindModel = (() => {
       this.token = part("token_embedding").weight;
       this.position = part("position_embedding").weight;
       this.bigram = part("bigram_embedding").weight;
-      this.blocks = Array.from({ length: config.n_layer }, (_, i) => ({
+      this.blocks = config.blocks.map((settings, i) => ({
+        ...settings, // window and frequencies
         residual: part(`blocks.${i}.embedding_residual`).weight,
         attentionNorm: part(`blocks.${i}.attention_norm`),
         qkv: part(`blocks.${i}.attention.qkv`),
@@ -201,12 +223,11 @@ const smallmindModel = (() => {
         mlpNorm: part(`blocks.${i}.mlp_norm`),
         expansion: part(`blocks.${i}.mlp.expansion`),
         mlpProjection: part(`blocks.${i}.mlp.projection`),
+        attentionPostNorm: isSandwich && part(`blocks.${i}.attention_post_norm`),
+        mlpPostNorm: isSandwich && part(`blocks.${i}.mlp_post_norm`),
       }));
       this.finalNorm = part("final_norm");
       this.head = config.tie_weights ? this.token : part("head").weight;
-      const half = config.head_size >> 1;
-      const wavelength = (_, i) => config.rope_theta ** (-i / Math.max(1, half));
-      this.frequencies = Float64Array.from({ length: half }, wavelength);
     }
 
     cache(length = this.config.block_size) {
@@ -241,11 +262,14 @@ const smallmindModel = (() => {
         this.norm(normed, x, block.attentionNorm, epsilon);
         this.attend(cache, block, layer, look);
         multiply(branch, block.projection.weight, cache.heads, block.projection.bias);
-        add(x, branch);
+        if (block.attentionPostNorm) this.norm(branch, branch, block.attentionPostNorm, epsilon);
+        if (!this.isParallel) add(x, branch);
         this.norm(normed, x, block.mlpNorm, epsilon);
+        if (this.isParallel) add(x, branch);
         multiply(expansion, block.expansion.weight, normed, block.expansion.bias);
         this.activate(activation, expansion);
         multiply(branch, block.mlpProjection.weight, activation, block.mlpProjection.bias);
+        if (block.mlpPostNorm) this.norm(branch, branch, block.mlpPostNorm, epsilon);
         add(x, branch);
         yield;
       }
@@ -258,6 +282,7 @@ const smallmindModel = (() => {
       const C = x.length;
       for (let i = 0; i < C; i++) x[i] = this.token[id * C + i];
       if (this.position) add(x, this.position.subarray(start * C, (start + 1) * C));
+      if (this.config.embedding === "scaled") for (let i = 0; i < C; i++) x[i] *= Math.sqrt(C);
       if (this.bigram) {
         const row = this.bigramRow(previous, id);
         add(x, this.bigram.subarray(row * C, (row + 1) * C));
@@ -291,13 +316,13 @@ const smallmindModel = (() => {
         if (block.queryGain) {
           NORMS.rmsnorm(head, head, { weight: h < H ? block.queryGain : block.keyGain }, epsilon);
         }
-        if (this.config.position === "rope") this.rotate(head, start);
+        if (block.frequencies) this.rotate(head, start, block.frequencies);
       }
       const keys = cache.keys[layer], values = cache.values[layer];
       const place = (start % S) * G * D;
       keys.set(qkv.subarray(H * D, (H + G) * D), place);
       values.set(v, place);
-      const first = Math.max(start + 1 - S, cache.document, 0);
+      const first = Math.max(start + 1 - Math.min(S, block.window ?? S), cache.document, 0);
       const p = new Float64Array(start + 1 - first);
       heads.fill(0);
       for (let h = 0; h < H; h++) {
@@ -306,7 +331,7 @@ const smallmindModel = (() => {
           const from = (t % S) * G * D + channel;
           let score = 0;
           for (let d = 0; d < D; d++) score += qkv[h * D + d] * keys[from + d];
-          p[t - first] = score / Math.sqrt(D);
+          p[t - first] = score / Math.sqrt(this.config.score_divisor);
         }
         softmax(p);
         for (let t = first; t <= start; t++) {
@@ -317,11 +342,11 @@ const smallmindModel = (() => {
       }
     }
 
-    // A head of a query or key -> the same, rotated by its position, in place.
-    rotate(head, position) {
-      const half = this.frequencies.length;
+    // A head of a query or key -> the same, its first channels rotated by its position, in place.
+    rotate(head, position, frequencies) {
+      const half = frequencies.length;
       for (let i = 0; i < half; i++) {
-        const angle = position * this.frequencies[i];
+        const angle = Math.fround(position * frequencies[i]); // as in kernels/reference.py
         const cosine = Math.cos(angle), sine = Math.sin(angle), a = head[i], b = head[half + i];
         head[i] = a * cosine - b * sine;
         head[half + i] = b * cosine + a * sine;

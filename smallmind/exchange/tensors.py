@@ -20,6 +20,8 @@ from smallmind.parts import NUMBER_TYPES, NumberType
 from smallmind.settings.architectures import Architecture, Layout
 from smallmind.settings.config import ModelConfig
 
+EMBEDDING = "token_embedding.weight"  # our name of the matrix that a tied head is
+
 
 class Tensor(NamedTuple):
     """A tensor of a file: some columns of one of our parameters, perhaps in another order."""
@@ -30,20 +32,28 @@ class Tensor(NamedTuple):
     parameter_shape: tuple[int, ...]
     columns: slice
     is_transposed: bool
-    heads: int  # whose channels are interleaved; 0: none are
+    swapped: tuple[int, ...]  # n, a, b: our columns are n x a x b runs, the file's n x b x a
+    offset: float  # ours are larger by it
     role: Role
 
     def of(self, parameter: np.ndarray) -> np.ndarray:
-        """Our parameter -> the tensor; a view unless its channels are interleaved."""
+        """Our parameter -> the tensor; a view if it has the same values in the same order."""
         part = parameter[..., self.columns]
-        if self.heads:  # all first channels of pairs, then all second ones -> pair after pair
-            pairs = part.reshape(*part.shape[:-1], self.heads, 2, -1)
-            part = pairs.swapaxes(-1, -2).reshape(part.shape)
+        if self.swapped:
+            runs = part.reshape(*part.shape[:-1], *self.swapped, -1)
+            part = runs.swapaxes(-2, -3).reshape(part.shape)
+        if self.offset:
+            part = part - np.float32(self.offset)
         return part.T if self.is_transposed else part
 
     def of_model(self, parameters: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The parameters of a model -> the tensor; zeros for one that the model lacks."""
+        """The parameters of a model -> the tensor; zeros for one that the model lacks.
+
+        A tied head is the embedding.
+        """
         parameter = parameters.get(self.parameter)
+        if parameter is None and self.role == Role.HEAD:
+            return parameters[EMBEDDING]
         if parameter is None:
             parameter = np.zeros(self.parameter_shape, np.float32)
         return self.of(parameter)
@@ -53,18 +63,14 @@ class Tensor(NamedTuple):
 
         InputError if a value is not finite.
         """
-        is_first = self.is_transposed or len(self.shape) == 1  # the axis of our columns
+        axis = 0 if self.is_transposed or len(self.shape) == 1 else 1  # of our columns
+        n, a, b = self.swapped or (1, 1, 1)
 
         def write(first: int, rows: np.ndarray) -> None:
-            if self.heads:
-                channels = self.shape[0 if is_first else -1] // self.heads
-                each = (
-                    (-1, channels // 2, 2, *rows.shape[1:])
-                    if is_first
-                    else (len(rows), -1, channels // 2, 2)
-                )
-                axes = (1, 2) if is_first else (2, 3)
-                rows = rows.reshape(each).swapaxes(*axes).reshape(rows.shape)
+            if self.swapped:
+                run = self.shape[axis] // (n * a * b)
+                runs = rows.reshape(*rows.shape[:axis], -1, b, a, run, *rows.shape[axis + 1 :])
+                rows = runs.swapaxes(axis + 1, axis + 2).reshape(rows.shape)
             if outputs_first:
                 parameter[first : first + len(rows)] = rows
             elif self.is_transposed:
@@ -75,14 +81,15 @@ class Tensor(NamedTuple):
         outputs_first = isinstance(parameter, Transposed)
         if outputs_first:
             parameter = parameter[self.columns]
-            assert self.is_transposed or not self.heads
+            assert self.is_transposed or not self.swapped
         if outputs_first and self.is_transposed:
             parameter = parameter.view(np.ndarray)  # its rows are those of the file
-            is_straight = not self.heads
+            is_straight = not self.swapped
         else:
             is_whole = outputs_first or self.shape == self.parameter_shape
-            is_straight = is_whole and not (self.is_transposed or self.heads)
-        step = self.shape[0] // self.heads if self.heads and is_first else 1
+            is_straight = is_whole and not (self.is_transposed or self.swapped)
+        step = self.shape[0] // n if self.swapped and axis == 0 else 1
+        stored = stored.plus(self.offset) if self.offset else stored
         name = f"{source}: {self.parameter}"
         read_tensor(kernels, parameter, stored, name, None if is_straight else write, step)
 
@@ -111,9 +118,19 @@ def tensors_of(config: ModelConfig, layout: Layout) -> Iterator[Tensor]:
                 parameter_shape=spec.shape,
                 columns=slice(start, end),
                 is_transposed=is_transposed,
-                heads=(end - start) // config.head_channels if name in layout.interleaved else 0,
+                swapped=_swapped(config, layout, name, end - start),
+                offset=1.0 if layout.gains_less_one and spec.role == Role.GAIN else 0.0,
                 role=spec.role,
             )
+
+
+def _swapped(config: ModelConfig, layout: Layout, name: str, columns: int) -> tuple[int, ...]:
+    """Returns how a file orders the columns of a matrix; see `Tensor`."""
+    if name in layout.interleaved:  # all first channels of pairs, all second ones -> pairs
+        return columns // config.head_channels, 2, config.head_channels // 2
+    if name in layout.by_head:  # all queries, all keys, all values -> those of each head
+        return 1, 3, config.n_head
+    return ()
 
 
 def written_tensors(

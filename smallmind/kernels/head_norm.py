@@ -41,15 +41,15 @@ def norm_heads(
     key_gain,
     queries,
     T,
-    theta=None,
+    frequencies=None,
     starts=None,
     positions=0,
     epsilon=1e-5,
 ):
     D = query_gain.size
-    layout = NormLayout(T, rstd.shape[1], queries, D, x.shape[1], theta is not None)
+    layout = NormLayout(T, rstd.shape[1], queries, D, x.shape[1], frequencies is not None)
     starts = BEGINNING if starts is None else starts
-    cosines, sines = _tables(theta, T, D, starts, positions)
+    cosines, sines = _tables(frequencies, T, starts, positions)
     scales, epsilon = rstd.reshape(-1), np.float32(epsilon)
     _norm_heads(x, kept, scales, query_gain, key_gain, cosines, sines, starts, layout, epsilon)
 
@@ -84,10 +84,10 @@ class HeadPart(NamedTuple):
     last: int
 
 
-def _tables(theta, T, D, starts, positions):
-    if theta is None:
+def _tables(frequencies, T, starts, positions):
+    if frequencies is None:
         return absent(np.float32, 2), absent(np.float32, 2)
-    return rotation_tables(theta, T, D, starts, positions)
+    return rotation_tables(frequencies, T, starts, positions)
 
 
 @parallel_jit
@@ -189,11 +189,11 @@ def _angle(inputs, place, rotates, count):
 
 
 def norm_heads_backward(
-    dx, dquery_gain, dkey_gain, kept, rstd, query_gain, key_gain, queries, T, theta=None
+    dx, dquery_gain, dkey_gain, kept, rstd, query_gain, key_gain, queries, T, frequencies=None
 ):
     D, heads = query_gain.size, rstd.shape[1]
-    layout = NormLayout(T, heads, queries, D, dx.shape[1], theta is not None)
-    cosines, sines = _tables(theta, T, D, BEGINNING, 0)
+    layout = NormLayout(T, heads, queries, D, dx.shape[1], frequencies is not None)
+    cosines, sines = _tables(frequencies, T, BEGINNING, 0)
     partial = scratch(ceil_div(len(rstd), CHUNK_ROWS), 2 * D + CHUNK_ROWS * heads)
     rstd, gains = rstd.reshape(-1), (query_gain, key_gain)
     _norm_heads_backward(

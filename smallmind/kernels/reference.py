@@ -151,6 +151,60 @@ def _sigmoid(x):
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
+@kernel("geglu", functions=4, temporaries=3, silent=1e-7, division=("rows", "y"))
+def geglu(y, x):
+    """x (R, 2 W), the gate and what it multiplies -> y (R, W) = gelu(gate) up. Writes y.
+
+    GELU in its tanh form (Shazeer 2020).
+    """
+    gate, up = np.split(x, 2, axis=1)
+    gelu(y, gate)
+    y *= up
+
+
+@kernel("geglu", functions=4, writes=2, temporaries=5, division=("rows", "dy"))
+def geglu_backward(dx, y, dy, x):
+    """dy (R, W), x (R, 2 W) -> dx (R, 2 W), y (R, W) = geglu(x).
+
+    Writes dx, which may be x, and y, which may be dy: so the forward pass need not keep y.
+    """
+    gate, up = np.split(x, 2, axis=1)
+    dgate, activation = np.empty_like(dy), np.empty_like(dy)
+    # forward: y = activation up, activation = gelu(gate)
+    gelu_backward(dgate, activation, dy * up, gate)
+    dup = dy * activation
+    y[...] = activation * up
+    dx[...] = np.concatenate((dgate, dup), axis=1)
+
+
+@kernel(functions=2, temporaries=3, silent=2e-4, division=("elements", "x"))
+def gelu_erf(y, x):
+    """x (R, C) -> y (R, C) = x Phi(x), Phi(x) = erfc(-x / sqrt(2)) / 2. Writes y.
+
+    The exact form of Hendrycks & Gimpel (2016); Phi is the normal distribution function.
+    """
+    y[...] = x * _phi(x)
+
+
+@kernel("gelu_erf", functions=3, writes=2, temporaries=4, division=("elements", "x"))
+def gelu_erf_backward(dx, y, dy, x):
+    """dy, x (R, C) -> dx (R, C) = dy gelu'(x), y (R, C) = gelu(x).
+
+    Writes dx, which may be x, and y, which may be dy: so the forward pass need not keep y.
+    """
+    # forward: y = x Phi(x), Phi' = exp(-x^2 / 2) / sqrt(2 pi)
+    phi = _phi(x)
+    gradient = dy * (phi + x * np.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi)))
+    y[...] = x * phi
+    dx[...] = gradient
+
+
+def _phi(x):
+    """Returns the normal distribution function, one element at a time: NumPy has no erfc."""
+    z = -math.sqrt(0.5) * x
+    return 0.5 * np.fromiter(map(math.erfc, z.flat), x.dtype, x.size).reshape(x.shape)
+
+
 @kernel("elementwise", functions=2, temporaries=2, division=("elements", "x"))
 def softcap(y, x, cap):
     """x (R, V) -> y (R, V) = cap tanh(x / cap). Writes y, which may be x."""
@@ -324,7 +378,7 @@ def norm_heads(
     key_gain,
     queries,
     T,
-    theta=None,
+    frequencies=None,
     starts=None,
     positions=0,
     epsilon=1e-5,
@@ -334,7 +388,8 @@ def norm_heads(
     The first columns of x are as many heads as rstd (B T, heads) has columns, of D channels each;
     the first `queries` of them have the gain query_gain (D,), the others key_gain (D,).
     y = x rstd gain, with rstd = 1 / sqrt(mean(x^2) + epsilon) over a head; then `rope` with its
-    arguments, unless theta is None. Writes rstd, and to kept (B T, heads D) the heads as they were.
+    arguments and D // 2 frequencies, unless they are None. Writes rstd, and to kept (B T, heads D)
+    the heads as they were.
     """
     kept[...] = x[:, : kept.shape[1]]
     heads, D = rstd.shape[1], query_gain.size
@@ -342,13 +397,13 @@ def norm_heads(
     y = np.empty((len(kept) * heads, D), kept.dtype)
     rmsnorm(y, rstd.reshape(-1), kept.reshape(y.shape), np.ones(D, kept.dtype), epsilon)
     x[:, : kept.shape[1]] = y.reshape(kept.shape) * gains
-    if theta is not None:
-        rope(x, theta, T, heads, D, starts, positions)
+    if frequencies is not None:
+        rope(x, frequencies, T, heads, D, starts, positions)
 
 
 @kernel("head_norm", functions=15, writes=3, temporaries=6, division=("chunks", "kept"))
 def norm_heads_backward(
-    dx, dquery_gain, dkey_gain, kept, rstd, query_gain, key_gain, queries, T, theta=None
+    dx, dquery_gain, dkey_gain, kept, rstd, query_gain, key_gain, queries, T, frequencies=None
 ):
     """dx (B T, W), the gradient of `norm_heads`'s result -> that of its input, in place.
 
@@ -357,8 +412,8 @@ def norm_heads_backward(
     """
     heads, D = rstd.shape[1], query_gain.size
     # forward: y = rotation z
-    if theta is not None:
-        rope(dx, theta, T, heads, D, inverse=True)
+    if frequencies is not None:
+        rope(dx, frequencies, T, heads, D, inverse=True)
     dheads = dx[:, : kept.shape[1]]
     # forward: z = xhat gain
     xhat = kept.reshape(len(kept), heads, D) * rstd[:, :, None]
@@ -441,6 +496,12 @@ def copy_vector(out, x):
     out[...] = round_to(to_float32(x), out.dtype)
 
 
+@kernel("elementwise", functions=2, adds=True, division=("elements", "x"))
+def scale(x, factor):
+    """x (R, C) -> factor x, in place. Writes x."""
+    x[...] = factor * x
+
+
 @kernel("elementwise", functions=2, division=("elements", "out"))
 def clear(out):
     """out of any shape -> zeros."""
@@ -470,20 +531,20 @@ def mix_backward(dx, dother, dweights, x, other, weights, first=0):
 
 
 @kernel(functions=2, adds=True, temporaries=2, division=("rows", "x"))
-def rope(x, theta, T, heads, D, starts=None, positions=0, inverse=False):
+def rope(x, frequencies, T, heads, D, starts=None, positions=0, inverse=False):
     """x (B T, W) -> x, its first `heads` heads of D channels rotated by their position. Writes x.
 
     Row t of sequence b has position starts[b] + t, with starts (B,), (1,) for all, or 0;
-    `positions` is above any of them, if later calls continue. Channels i and i + D // 2 of a head
-    are a pair (a, b), which becomes (a cos - b sin, b cos + a sin) of position
-    theta^(-i / (D // 2)); if D is odd, the last channel stays. `inverse` rotates back, which is
-    also the backward pass.
+    `positions` is above any of them, if later calls continue. With P frequencies, a tuple, channels
+    i and i + P of a head are a pair (a, b), which becomes (a cos - b sin, b cos + a sin) of
+    position frequencies[i]; the channels from 2 P on stay. `inverse` rotates back, which is also
+    the backward pass.
     """
     del positions  # matters to tables that are kept
-    half, sign = D // 2, -1 if inverse else 1
+    half, sign = len(frequencies), -1 if inverse else 1
     starts = np.zeros(1, np.int64) if starts is None else starts
     places = starts[:, None] + np.arange(T)
-    angles = rotary_angles(int(places.max()) + 1, D, theta)[places][:, :, None]  # (B, T, 1, D // 2)
+    angles = rotary_angles(int(places.max()) + 1, frequencies)[places][:, :, None]  # (B, T, 1, P)
     cosine, sine = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
     rotated = x[:, : heads * D].reshape(-1, T, heads, D)
     a, b = rotated[..., :half].copy(), rotated[..., half : 2 * half]
@@ -492,10 +553,24 @@ def rope(x, theta, T, heads, D, starts=None, positions=0, inverse=False):
     x[:, : heads * D] = rotated.reshape(len(x), -1)
 
 
-def rotary_angles(positions, D, theta):
-    """-> the angles (positions, D // 2) of the pairs of channels, in float64."""
-    half = D // 2
-    return np.arange(positions)[:, None] * theta ** (-np.arange(half) / max(1, half))
+def rotary_angles(positions, frequencies):
+    """-> the angles (positions, P) of the pairs of channels, float32, of which cosines are exact.
+
+    Models of other programs have been trained with angles that were rounded so. At position 1,500
+    the logits of exact ones differ by 1e-4 of the largest.
+    """
+    places = np.arange(positions, dtype=np.float32)
+    return (places[:, None] * np.array(frequencies, np.float32)).astype(np.float64)
+
+
+def rotary_frequencies(theta, D):
+    """-> the frequencies theta^(-i / (D // 2)) of the pairs of D channels, a tuple.
+
+    Every operation is rounded to float32, as in PyTorch.
+    """
+    exponents = np.arange(D // 2, dtype=np.float32) / np.float32(max(1, D // 2))
+    powers = (theta ** exponents.astype(np.float64)).astype(np.float32)
+    return tuple((np.float32(1) / powers).tolist())
 
 
 @kernel(
@@ -506,17 +581,18 @@ def rotary_angles(positions, D, theta):
     division=("heads", "logsumexp"),
     operations=attention_operations,
 )
-def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None):
+def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None, scale=None):
     """qkv (B T, (H + 2 G) D) -> out (B T, H D); keeps logsumexp (B, H, T). Writes both.
 
     The columns of qkv are H heads of queries, G of keys and G of values, of D channels each; H / G
     heads of queries share keys and values (Ainslie et al. 2023).
-    out = dropout(softmax(q k^T / sqrt(D), over the keys not after the query)) v, head by head;
-    the dropout mask follows from key () and first_row (), the place of qkv in its batch, and is off
-    at probability 0. With firsts (B, T) queries do not see the keys before theirs either.
+    out = dropout(softmax(scale q k^T, over the keys not after the query)) v, head by head, with a
+    scale of 1 / sqrt(D) unless it is given; the dropout mask follows from key () and first_row (),
+    the place of qkv in its batch, and is off at probability 0. With firsts (B, T) queries do not
+    see the keys before theirs either. They never decrease from one query to the next.
     """
     q, k, v = split_heads(qkv, logsumexp.shape, out.shape[1])
-    p, logsumexp[...] = attention_probabilities(q, k, firsts)
+    p, logsumexp[...] = attention_probabilities(q, k, firsts, scale)
     B, H, T = logsumexp.shape
     heads = out.reshape(B, T, H, -1).transpose(0, 2, 1, 3)  # a view
     heads[...] = _drop_heads(p, key, probability, first_row) @ _repeated(v, H)
@@ -531,14 +607,14 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=N
     repeats=0.2,
 )
 def attention_backward(
-    dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None
+    dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None, scale=None
 ):
     """dout, out (B T, H D), logsumexp (B, H, T), qkv (B T, (H + 2 G) D) -> dqkv. Writes dqkv."""
     B, H, T = logsumexp.shape
     q, k, v = split_heads(qkv, logsumexp.shape, out.shape[1])
     d, o = (x.reshape(B, T, H, -1).transpose(0, 2, 1, 3) for x in (dout, out))
     # Not exp(scores - logsumexp): a logsumexp in the thousands is rounded too coarsely.
-    p, _ = attention_probabilities(q, k, firsts)
+    p, _ = attention_probabilities(q, k, firsts, scale)
     k, v = _repeated(k, H), _repeated(v, H)
     # forward: out = drop(p) v
     dv = _drop_heads(p, key, probability, first_row).swapaxes(-1, -2) @ d
@@ -546,8 +622,8 @@ def attention_backward(
     # forward: p = softmax(s)
     # The mean of dp under p is dout . out.
     ds = p * (dp - (d * o).sum(axis=-1, keepdims=True))
-    # forward: s = q k^T / sqrt(D)
-    ds /= math.sqrt(q.shape[-1])
+    # forward: s = scale q k^T
+    ds *= _scale(scale, q.shape[-1])
     dq, dk = ds @ k, ds.swapaxes(-1, -2) @ q
     # forward: each head of keys and values serves several heads of queries
     heads = dqkv.reshape(B, T, -1, q.shape[-1]).transpose(0, 2, 1, 3)  # a view
@@ -565,24 +641,26 @@ def keep_keys_values(keys, values, qkv, starts, slots):
     """qkv (B T, (H + 2 G) D) -> keys (N, G, S / PANEL, D, PANEL) and values (N, G, S, D).
 
     Sequence b is kept in slots[b], no two in the same one. Writes its tokens starts[b] ...
-    starts[b] + T - 1, each in the place that is its number modulo S. starts, slots (B,) are int64.
+    starts[b] + T - 1, the last S of them, each in the place that is its number modulo S. starts,
+    slots (B,) are int64.
     """
     _, G, S, D = values.shape
     T = len(qkv) // len(slots)
     heads = qkv.reshape(len(slots), T, -1, D)
     for sequence, start, slot in zip(heads, starts, slots, strict=True):
-        k, v = np.split(sequence[:, -2 * G :], 2, axis=1)  # (T, G, D)
-        places = np.arange(start, start + T) % S
+        k, v = np.split(sequence[-S:, -2 * G :], 2, axis=1)  # (T or S, G, D)
+        places = np.arange(start + T - len(k), start + T) % S
         values[slot][:, places] = v.transpose(1, 0, 2)
         keys[slot][:, places // PANEL, :, places % PANEL] = k
 
 
 @kernel("attention.decoding", functions=11)
-def cached_attention(out, qkv, keys, values, starts, slots, firsts=None):
+def cached_attention(out, qkv, keys, values, starts, slots, firsts=None, scale=None):
     """qkv (B T, (H + 2 G) D) -> out (B T, H D), for new tokens whose keys and values are kept.
 
-    out = softmax(q k^T / sqrt(D)) v, over the last S tokens up to each query and, with firsts
-    (B, T), only from the token with that number on. T > 1 only while all tokens fit in S.
+    out = softmax(scale q k^T) v, over the last S tokens up to each query and, with firsts (B, T),
+    only from the token with that number on. T > 1 only while S holds what each of them sees. The
+    scale is 1 / sqrt(D) unless it is given.
     Sequence b has starts[b] tokens before the new ones, in slots[b]: both (B,) int64.
     """
     N, G, S, D = values.shape
@@ -598,7 +676,7 @@ def cached_attention(out, qkv, keys, values, starts, slots, firsts=None):
             places = np.arange(first, last) % S
             for h in range(H):
                 g = h // (H // G)
-                scores = k[slot, g, places] @ q[b, t, h] / math.sqrt(D)
+                scores = k[slot, g, places] @ q[b, t, h] * _scale(scale, D)
                 p = np.exp(scores - scores.max())
                 heads[b, t, h] = p @ values[slot, g, places] / p.sum()
 
@@ -620,15 +698,19 @@ def _repeated(heads, H):
     return heads if G == H else heads.repeat(H // G, axis=1)
 
 
-def attention_probabilities(q, k, firsts=None):
-    """q (B, H, T, D), k (B, G, T, D) -> softmax of q k^T / sqrt(D), (B, H, T, T), and logsumexp.
+def _scale(scale, D):
+    return 1 / math.sqrt(D) if scale is None else scale
 
-    The probability of keys after the query, or before the first that it sees (B, T), is zero. The
-    logsumexp of the scores is (B, H, T).
+
+def attention_probabilities(q, k, firsts=None, scale=None):
+    """q (B, H, T, D), k (B, G, T, D) -> softmax of scale q k^T, (B, H, T, T), and logsumexp.
+
+    The scale is 1 / sqrt(D) unless it is given. The probability of keys after the query, or before
+    the first that it sees (B, T), is zero. The logsumexp of the scores is (B, H, T).
     """
     T = q.shape[2]
     k = _repeated(k, q.shape[1])
-    scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
+    scores = q @ k.swapaxes(-1, -2) * _scale(scale, q.shape[-1])
     seen = np.tri(T, dtype=bool)
     if firsts is not None:
         seen = seen & (np.arange(T) >= firsts[:, None, :, None])
@@ -702,6 +784,17 @@ def document_starts(firsts, ids, token, begun=None, starts=None):
     np.maximum.accumulate(places, axis=1, out=firsts)
     if begun is not None:
         begun[...] = firsts[:, -1]
+
+
+@kernel("tokens", functions=2, temporaries=6, is_activation=False)
+def window_firsts(firsts, window, starts, documents=None):
+    """-> firsts (B, T), the first of the last `window` tokens up to each place. Writes firsts.
+
+    But not before documents (B, T), where the document of each place begins. The number of token t
+    of sequence b is starts[b] + t: starts (B,), or (1,) for all.
+    """
+    places = starts[:, None] + np.arange(firsts.shape[1])
+    firsts[...] = np.maximum(places - window + 1, 0 if documents is None else documents)
 
 
 @kernel("tokens", functions=2, temporaries=2, is_activation=False)

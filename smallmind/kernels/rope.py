@@ -18,28 +18,29 @@ class Rotation(NamedTuple):
     T: int
     heads: int
     D: int
+    half: int  # pairs of channels that rotate
     sign: np.float32  # -1 rotates back
 
 
 BEGINNING = np.zeros(1, np.int64)
 
 
-def rope(x, theta, T, heads, D, starts=None, positions=0, inverse=False):
+def rope(x, frequencies, T, heads, D, starts=None, positions=0, inverse=False):
     starts = BEGINNING if starts is None else starts
-    cosines, sines = rotation_tables(theta, T, D, starts, positions)
-    rotation = Rotation(T, heads, D, np.float32(-1 if inverse else 1))
+    cosines, sines = rotation_tables(frequencies, T, starts, positions)
+    rotation = Rotation(T, heads, D, len(frequencies), np.float32(-1 if inverse else 1))
     _rope(x, cosines, sines, starts, rotation)
 
 
-def rotation_tables(theta, T, D, starts, positions):
+def rotation_tables(frequencies, T, starts, positions):
     """Cosines and sines, a row per position, for `rope` with these arguments. They are kept."""
     positions = max(positions, int(starts.max()) + T)
-    return _tables(1 << (positions - 1).bit_length(), D, theta)
+    return _tables(1 << (positions - 1).bit_length(), frequencies)
 
 
-def _make_tables(positions, D, theta):
-    """Cosines and sines (positions, D // 2) of the angles."""
-    angles = rotary_angles(positions, D, theta)
+def _make_tables(positions, frequencies):
+    """Cosines and sines (positions, pairs) of the angles."""
+    angles = rotary_angles(positions, frequencies)
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
@@ -62,7 +63,7 @@ def _rope(x, cosines, sines, starts, rotation, workers):
 @jit
 def _rope_rows(x, cosines, sines, starts, rotation, first, last):
     W = x.shape[1]
-    D, half = rotation.D, rotation.D // 2
+    D, half = rotation.D, rotation.half
     for r in range(first, last):
         b = r // rotation.T
         angle = (start_of(starts, b) + r - b * rotation.T) * half

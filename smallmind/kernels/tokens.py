@@ -4,6 +4,7 @@ import numpy as np
 
 from smallmind.kernels.codegen.jit import inline_jit, serial_jit
 from smallmind.kernels.reference import BIGRAM_FACTOR
+from smallmind.kernels.rope import start_of
 
 _NO_IDS, _NO_FIRSTS = np.empty(0, np.int32), np.empty((0, 0), np.int32)
 _NO_STARTS = np.empty(0, np.int64)
@@ -58,6 +59,22 @@ def _document_starts(firsts, ids, token, begun, starts):
             firsts[b, t] = first
         if begun.size > 0:
             begun[b] = first
+
+
+def window_firsts(firsts, window, starts, documents=None):
+    _window_firsts(firsts, window, starts, _NO_FIRSTS if documents is None else documents)
+
+
+@serial_jit
+def _window_firsts(firsts, window, starts, documents):
+    B, T = firsts.shape
+    for b in range(B):
+        start = start_of(starts, b)
+        for t in range(T):
+            first = max(0, start + t - window + 1)
+            if documents.size > 0:
+                first = max(first, np.int64(documents[b, t]))
+            firsts[b, t] = first
 
 
 @serial_jit

@@ -13,14 +13,14 @@ from smallmind.nn.rmsnorm import HeadNorm
 
 
 class Attention(Branch, only_kernels=True, page="causal"):
-    """y = projection(softmax(q k^T / sqrt(D)) v), head by head, with q, k, v = x weight + bias.
+    """y = projection(softmax(scale q k^T) v), head by head, with q, k, v = x weight + bias.
 
-    Causal, see Vaswani et al. (2017). H heads of queries, and G of keys and of values (Ainslie et
-    al. 2023), of D channels each. A query sees only keys of its own document. `first_values` are
-    those of the first block, if the model mixes them into all others.
+    Causal, see Vaswani et al. (2017), with scale = 1 / sqrt(D) unless `score_divisor` replaces D.
+    H heads of queries, and G of keys and of values (Ainslie et al. 2023), of D channels each. A
+    query sees only keys of its own document and, in a block with a window (Beltagy et al. 2020), of
+    the last tokens. `first_values` are those of the first block, if the model mixes them into all
+    others.
     """
-
-    qkv_bias: bool | None = None  # None: as in the rest of the model
 
     def __init__(
         self,
@@ -34,25 +34,28 @@ class Attention(Branch, only_kernels=True, page="causal"):
         config = scope.config
         D, H, G = config.head_channels, config.n_head, config.kv_heads
         self.n_head, self.width = H, H * D
-        self.layer = layer
+        self.layer, self.window = layer, config.window_of(layer)
+        divisor = config.part_setting("score_divisor")
+        self.scale = None if divisor is None else divisor**-0.5
         self.documents = documents
         self.dropout = Dropout(scope)
         widths = H * D, G * D, G * D
         shape = config.n_embd, sum(widths)
-        self.qkv_linear = build_linear(scope.inner("qkv"), shape, widths=widths, bias=self.qkv_bias)
+        bias = config.part_setting("qkv_bias")
+        self.qkv_linear = build_linear(scope.inner("qkv"), shape, widths=widths, bias=bias)
         self.value_residual = None
         if first_values:
             inner, first = scope.inner("value_residual"), (H + G) * D
             self.value_residual = ValueResidual(inner, first_values, first, layer == 0)
-        self.head_norm = HeadNorm(scope, H, G, position) if config.qk_norm else None
-        norm_rotates = config.qk_norm and position.theta is not None
-        self.rotation = position if position.rotates and not norm_rotates else None
+        self.head_norm, self.rotation = None, position if position.rotates else None
+        if config.qk_norm:
+            if norm_rotates := len(position.frequencies or ()) == D // 2:  # all channels
+                self.rotation = None
+            self.head_norm = HeadNorm(scope, H, G, position if norm_rotates else Position(scope))
         self.projection = Projection(scope.inner("projection"), H * D)
 
-    @property
-    def firsts(self) -> np.ndarray | None:
-        """The first key that each query of this pass sees (B, T); None: that of its window."""
-        return self.documents.firsts
+    def _firsts(self) -> np.ndarray | None:
+        return self.documents.firsts(len(self.qkv) // self.workspace.T, self.window)
 
     def forward(self, x: np.ndarray, addend: np.ndarray | None = None) -> np.ndarray:
         """x (B T, C) -> y (B T, C) [+ addend (B T, C)]; keeps x, qkv, heads and logsumexp."""
@@ -62,30 +65,30 @@ class Attention(Branch, only_kernels=True, page="causal"):
             self.value_residual.forward(self.qkv)
         if self.head_norm:
             self.head_norm.forward(self.qkv)
-        kernels, cache = self.kernels, self.workspace.cache
+        cache, firsts = self.workspace.cache, self._firsts()
+        kernels = self.kernels
         if self.rotation:
             self.rotation.rotate(kernels, self.qkv)
         self.heads = self.workspace.rent(R, self.width)
         if cache:
             cache.keep(kernels, self.layer, self.qkv)
         if cache and cache.start > 0:
-            cache.attend(kernels, self.layer, self.heads, self.qkv, self.firsts)
+            cache.attend(kernels, self.layer, self.heads, self.qkv, firsts, self.scale)
         else:
             self.logsumexp = self.workspace.rent_full_precision(R // T, self.n_head, T)
-            kernels.attention(
-                self.heads, self.logsumexp, self.qkv, *self.dropout.mask(), self.firsts
-            )
+            mask = self.dropout.mask()
+            kernels.attention(self.heads, self.logsumexp, self.qkv, *mask, firsts, self.scale)
         return self.projection.forward(self.heads, addend)
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
         """dy (B T, C) -> dx (B T, C); adds to gradients."""
         # forward: y = projection(heads)
         dheads = self.projection.backward(dy)
-        # forward: heads = dropout(softmax(q k^T / sqrt(D))) v
-        dqkv = self.workspace.rent(*self.qkv.shape)
+        # forward: heads = dropout(softmax(scale q k^T)) v
+        dqkv, firsts = self.workspace.rent(*self.qkv.shape), self._firsts()
         kernels, mask = self.kernels, self.dropout.mask()
         kernels.attention_backward(
-            dqkv, dheads, self.heads, self.logsumexp, self.qkv, *mask, self.firsts
+            dqkv, dheads, self.heads, self.logsumexp, self.qkv, *mask, firsts, self.scale
         )
         self.workspace.release(dheads, self.heads, self.logsumexp, self.qkv)
         # forward: v = mixture(v); q, k = rotation(norm(q)), rotation(norm(k))

@@ -13,24 +13,32 @@ from smallmind.nn.recorded_passes import RecordedPasses
 from smallmind.settings.config import ModelConfig
 
 DROPPED_SHARE = 4  # a full cache with learned positions drops one token in this many
+WINDOW_PART = 128  # tokens that continue sequences at a time, where layers keep only a window
 
 
 def cache_bytes(config: ModelConfig, length: int) -> int:
     """Returns the size of the keys and values of one sequence of `length` tokens, in float32."""
-    return 4 * sum(map(math.prod, _shapes(config, 1, length)))
+    return 4 * sum(math.prod(shape) for pair in _shapes(config, 1, length) for shape in pair)
 
 
-def _shapes(config: ModelConfig, batch: int, length: int) -> tuple[tuple[int, ...], ...]:
-    """Returns the shapes of keys and of values."""
-    L, G, D = config.n_layer, config.kv_heads, config.head_channels
-    return (L, batch, G, math.ceil(length / PANEL), D, PANEL), (L, batch, G, length, D)
+def _shapes(config: ModelConfig, batch: int, length: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Yields the shapes of the keys and of the values of each layer.
+
+    One with a window keeps what the first of several new tokens sees, and these.
+    """
+    G, D = config.kv_heads, config.head_channels
+    for layer in range(config.n_layer):
+        window = config.window_of(layer)
+        S = length if window is None else min(length, window + WINDOW_PART - 1)
+        yield (batch, G, math.ceil(S / PANEL), D, PANEL), (batch, G, S, D)
 
 
 class KeyValueCache:
     """`KeyValueCache(model, batch=1, length=None)`: room for the last `length` tokens of sequences.
 
-    For `model.decode(ids, cache)`. length is at most block_size, which is the default. float32,
-    whatever the precision of the model. `select` says which sequences the next passes continue:
+    For `model.decode(ids, cache)`. length is at most block_size, which is the default. Layers with
+    a window of attention keep little more than that. float32, whatever the precision of the model.
+    `select` says which sequences the next passes continue:
     they need not have the same number of tokens.
     """
 
@@ -45,8 +53,11 @@ class KeyValueCache:
             raise InputError(f"batch={batch} must be at least 1")
         self.length = length
         dtype = model.workspace.dtype
-        keys, values = _shapes(config, batch, length)
-        self._keys, self._values = np.zeros(keys, dtype), np.zeros(values, dtype)
+        self._kept_tokens = [  # keys and values, layer by layer
+            (np.zeros(keys, dtype), np.zeros(values, dtype))
+            for keys, values in _shapes(config, batch, length)
+        ]
+        self._has_windows = any(values.shape[2] < length for _, values in self._kept_tokens)
         self._ids = np.zeros((batch, length), np.int32)  # the last, each at its number modulo S
         # By sequence, while it is not selected.
         self._kept = _SequenceState.zeros(batch)
@@ -67,7 +78,7 @@ class KeyValueCache:
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values."""
-        return self._keys.nbytes + self._values.nbytes
+        return sum(keys.nbytes + values.nbytes for keys, values in self._kept_tokens)
 
     @property
     def batch(self) -> int:
@@ -120,13 +131,14 @@ class KeyValueCache:
         self.select([source, *targets])
         for state in self._selected:
             state[1 : self._count] = state[0]
-        # Keys are copied in whole panels: tokens that are not there yet are never read.
-        count = min(int(self._selected.starts[0]), self.length)
-        panels = math.ceil(count / PANEL)
-        for target in targets:
-            self._ids[target] = self._ids[source]
-            self._keys[:, target, :, :panels] = self._keys[:, source, :, :panels]
-            self._values[:, target, :, :count] = self._values[:, source, :, :count]
+        self._ids[list(targets)] = self._ids[source]
+        for keys, values in self._kept_tokens:
+            # Keys are copied in whole panels: tokens that are not there yet are never read.
+            count = min(int(self._selected.starts[0]), values.shape[2])
+            panels = math.ceil(count / PANEL)
+            for target in targets:
+                keys[target, :, :panels] = keys[source, :, :panels]
+                values[target, :, :count] = values[source, :, :count]
         self.select(before)
 
     # The rest is for the layers of a model and for `decode`.
@@ -148,7 +160,7 @@ class KeyValueCache:
 
     def keep(self, kernels: Any, layer: int, qkv: np.ndarray) -> None:
         """qkv (B T, (H + 2 G) D) of new tokens: keeps their keys and values."""
-        keys, values, slots = self._keys[layer], self._values[layer], self._slots[: self._count]
+        (keys, values), slots = self._kept_tokens[layer], self._slots[: self._count]
         kernels.keep_keys_values(keys, values, qkv, self.starts, slots)
 
     def attend(
@@ -158,10 +170,11 @@ class KeyValueCache:
         heads: np.ndarray,
         qkv: np.ndarray,
         firsts: np.ndarray | None,
+        scale: float | None,
     ) -> None:
         """qkv (B T, (H + 2 G) D) of new tokens that are kept -> heads (B T, H D). Writes heads."""
-        keys, values, slots = self._keys[layer], self._values[layer], self._slots[: self._count]
-        kernels.cached_attention(heads, qkv, keys, values, self.starts, slots, firsts)
+        (keys, values), slots = self._kept_tokens[layer], self._slots[: self._count]
+        kernels.cached_attention(heads, qkv, keys, values, self.starts, slots, firsts, scale)
 
     def feed(
         self, ids: np.ndarray, limits: bool, compute: Callable[[np.ndarray], np.ndarray]
@@ -187,6 +200,8 @@ class KeyValueCache:
                             compute(newest)
                             self.append(newest)
             count = min(ids.shape[1] - begin, max(1, self.length - self.start))
+            if self._has_windows and self.start > 0:
+                count = min(count, WINDOW_PART)
             fitting = np.ascontiguousarray(ids[:, begin : begin + count])
             logits = compute(fitting)
             self.append(fitting)

@@ -1,4 +1,4 @@
-"""Where documents begin: attention stays inside them."""
+"""Where documents and windows of attention begin: attention stays inside them."""
 
 import numpy as np
 
@@ -39,7 +39,18 @@ class Documents(Layer, only_kernels=True):
         continued = (cache.documents, cache.starts) if cache else ()
         self.kernels.document_starts(firsts, ids, self.token, *continued)
 
-    @property
-    def firsts(self) -> np.ndarray | None:
-        """The kept array (B, T); None if a window is a single document."""
-        return self.workspace.carried.get(self.name)
+    def firsts(self, B: int, window: int | None = None) -> np.ndarray | None:
+        """Returns the first key that each of T queries of B sequences sees (B, T); None: the first.
+
+        That of its document or, if it is later, of the last `window` tokens up to the query.
+        """
+        workspace, carried = self.workspace, self.workspace.carried
+        firsts: np.ndarray | None = carried.get(self.name)
+        longest = workspace.cache.length if workspace.cache else workspace.T
+        if window is None or window >= longest:
+            return firsts
+        name = f"{self.name}.{window}"
+        if name not in carried:  # the first layer with this window
+            carried[name] = workspace.rent_ids(B, workspace.T)
+            self.kernels.window_firsts(carried[name], window, workspace.starts, firsts)
+        return carried[name]

@@ -1,5 +1,7 @@
 """Tokens and their positions -> the residual stream, with dropout (Radford et al. 2019)."""
 
+import math
+
 import numpy as np
 
 from smallmind.nn.bigram import BigramEmbedding
@@ -23,6 +25,7 @@ class Embedding(Layer, only_kernels=True, page="tokens"):
         self.dropout = Dropout(scope)
         self.bigram = BigramEmbedding(scope) if config.bigram_rows else None
         self.channels = config.n_embd
+        self.factor = 1.0
 
     def forward(self, ids: np.ndarray) -> np.ndarray:
         """ids (B, T) -> x (B T, C); keeps ids."""
@@ -31,6 +34,8 @@ class Embedding(Layer, only_kernels=True, page="tokens"):
         rent = self.workspace.rent_full_precision if drops else self.workspace.rent
         x = rent(ids.size, self.channels)
         self.position.embed(self.kernels, x, ids, self.token)
+        if self.factor != 1:
+            self.kernels.scale(x, self.factor)
         if self.bigram:
             x = self.bigram.forward(ids, addend=x)
         if not drops:
@@ -47,4 +52,14 @@ class Embedding(Layer, only_kernels=True, page="tokens"):
             self.dropout.drop(dy, dy)
         if self.bigram:
             self.bigram.backward(dy)
+        if self.factor != 1:
+            self.kernels.scale(dy, self.factor)
         self.position.embed_backward(self.kernels, dy, self.ids, self.token)
+
+
+class ScaledEmbedding(Embedding, only_kernels=True, page="scaled"):
+    """x = dropout(sqrt(C) (token[ids] + positions) + bigram[pairs]) (Vaswani et al. 2017)."""
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(scope)
+        self.factor = math.sqrt(self.channels)

@@ -163,7 +163,8 @@ class Observer:
 
     def _keep_attention(self, arguments: dict[str, Any]) -> None:
         q, k = self._keep_heads(self.activations, arguments["qkv"], arguments)
-        self.attention.append(attention_probabilities(q, k, arguments.get("firsts"))[0])
+        seen = arguments.get("firsts"), arguments.get("scale")
+        self.attention.append(attention_probabilities(q, k, *seen)[0])
         self._keep(self.activations, arguments["out"], arguments)
 
     def _keep_attention_gradient(self, arguments: dict[str, Any]) -> None:

@@ -70,8 +70,21 @@ class SquaredReLU(MLP, only_kernels=True, page="relu2"):
         return activation
 
 
+class ExactGELU(SquaredReLU, only_kernels=True, page="gelu_erf"):
+    """y = projection(h Phi(h)), h = expansion(x); Phi is the normal distribution function."""
+
+    activation = "gelu_erf"
+
+
 class SwiGLU(SquaredReLU, only_kernels=True, page="swiglu"):
     """y = projection(silu(gate) up); the expansion gives both (Shazeer 2020)."""
 
     activation = "swiglu"
+    inputs = 2
+
+
+class GeGLU(SquaredReLU, only_kernels=True, page="geglu"):
+    """y = projection(gelu(gate) up); the expansion gives both (Shazeer 2020)."""
+
+    activation = "geglu"
     inputs = 2

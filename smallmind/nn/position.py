@@ -21,8 +21,8 @@ class Position(Layer, only_kernels=True, page="none"):
 
     limits_context = False  # it ends at block_size: a cache starts again there
     rotates = False  # attention calls `rotate`
-    # The base of the rotation's angles, if `norm_heads` rotates too, given `angles`.
-    theta: float | None = None
+    # One for each pair of channels, if `norm_heads` can rotate them, given `angles`.
+    frequencies: tuple[float, ...] | None = None
 
     def embed(self, kernels: Any, x: np.ndarray, ids: np.ndarray, token: Parameter) -> None:
         """ids (B, T) -> x (B T, C), the rows of the tokens and what positions add. Writes x."""
@@ -42,7 +42,7 @@ class Position(Layer, only_kernels=True, page="none"):
         """dx (B T, W), the gradient of the rotated heads -> that of the heads, in place."""
 
     def angles(self) -> tuple[Any, ...]:
-        """-> the arguments with which `norm_heads` rotates: theta, first positions, their
+        """-> the arguments with which `norm_heads` rotates: frequencies, first positions, their
         number.
         """
         return ()

@@ -86,7 +86,7 @@ class HeadNorm(Layer, only_kernels=True):
             key_gain.compute,
             self.queries,
             self.workspace.T,
-            self.position.theta,
+            self.position.frequencies,
         )
         self.workspace.release(self.kept, self.rstd)
         return dy

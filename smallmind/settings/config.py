@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from smallmind import parts
-from smallmind.checks import InputError, check_all, setting, shown_value, suggesting
+from smallmind.checks import InputError, check, check_all, setting, shown_value, suggesting
 from smallmind.settings.architectures import PUBLISHED, UNPUBLISHED, Architecture
 
 __version__ = "0.2.0"
@@ -77,6 +77,7 @@ MAX_RANK = 1024  # of an adapter
 SHARD_TOKENS = 100_000_000  # in a file: 200 MB, or 400 MB if the vocabulary is large
 MAX_BATCH = 2**16
 MAX_SHARDS = 2**10
+MAX_SCALING = 2.0**40  # of rope frequencies: any of the numbers that describe it
 MAX_WIDTH = 2**18  # hidden channels of a perceptron; channels of all heads of a block
 SCHEDULES = tuple(parts.SCHEDULES)
 OWN_WARMUP = ("schedule", *(name for name in SCHEDULES if name != "one-cycle"))
@@ -108,8 +109,8 @@ class ModelConfig:
     mlp: str = setting("gelu", "activation of the MLPs", choices=parts.MLPS)
     mlp_width: int | None = setting(
         None,
-        "hidden channels of an MLP; default: 4 n_embd, with swiglu 8/3 n_embd rounded up to "
-        "a multiple of 32",
+        "hidden channels of an MLP; default: 4 n_embd, with swiglu or geglu 8/3 n_embd rounded up "
+        "to a multiple of 32",
         low=1,
         high=MAX_WIDTH,
     )
@@ -160,7 +161,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_all(self)
-        object.__setattr__(self, "part_settings", _pairs(self.part_settings))
+        object.__setattr__(self, "part_settings", _checked(_pairs(self.part_settings)))
         if self.head_size is None and self.n_embd % self.n_head:
             raise InputError(
                 f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}, "
@@ -199,10 +200,16 @@ class ModelConfig:
         return self.n_kv_head or self.n_head
 
     @property
+    def rotary_channels(self) -> int:
+        """How many of the channels of a head rope rotates: the first ones, in pairs."""
+        D, share = self.head_channels, self.part_setting("rotary_share")
+        return D if share is None else int(round(D * share, 6))  # 0.29 * 100 is below 29
+
+    @property
     def hidden_size(self) -> int:
         if self.mlp_width is not None:
             return self.mlp_width
-        if self.mlp == "swiglu":
+        if self.mlp in ("swiglu", "geglu"):
             return math.ceil(8 * self.n_embd / 3 / 32) * 32
         return 4 * self.n_embd
 
@@ -211,20 +218,55 @@ class ModelConfig:
         """Builds a config from fields and, by names that no field has, `part_settings`."""
         fields = {field.name for field in dataclasses.fields(cls)}
         chosen = {name: value for name, value in values.items() if name in fields}
-        others = [(name, value) for name, value in values.items() if name not in fields]
+        others = [(name, x) for name, x in values.items() if name not in fields and x is not None]
         chosen["part_settings"] = (*chosen.get("part_settings", ()), *others)
         return cls(**chosen)
+
+    def having_parts(self, **settings: Any) -> "ModelConfig":
+        """Returns a copy with these part settings, without those that are None."""
+        kept = {**dict(self.part_settings), **settings}
+        pairs = tuple((name, value) for name, value in kept.items() if value is not None)
+        return dataclasses.replace(self, part_settings=pairs)
 
     def part(self, slot: str) -> str:
         """Returns the name of a part in its table, such as "rmsnorm" for the slot "norm"."""
         usual = next(iter(parts.LAYERS[slot]))
-        return str(getattr(self, slot, None) or dict(self.part_settings).get(slot, usual))
+        return str(getattr(self, slot, None) or self.part_setting(slot) or usual)
+
+    def part_setting(self, name: str) -> Any:
+        """Returns one of `part_settings`, or its default."""
+        return dict(self.part_settings).get(name, getattr(_PartSettings, name, None))
+
+    def of_block(self, name: str, number: int) -> Any:
+        """Returns one of `part_settings` that differs by block, its values taken in turn."""
+        values = self.part_setting(name)
+        return values[number % len(values)]
+
+    def window_of(self, number: int) -> int | None:
+        """Returns how many of the last tokens are seen in a block; None: all."""
+        return self.part_setting("window") if self.of_block("window_layers", number) else None
 
     def values(self) -> dict[str, Any]:
         """-> the fields by name, with what follows from them, as files of other programs say it."""
         fields = {name: value for name, value in vars(self).items() if name != "part_settings"}
         follows = {"n_kv_head": self.kv_heads, "head_size": self.head_channels}
-        return {**fields, **follows, "hidden_size": self.hidden_size, **dict(self.part_settings)}
+        follows |= {"hidden_size": self.hidden_size, "rotary_channels": self.rotary_channels}
+        settings = {field.name: field.default for field in dataclasses.fields(_PartSettings)}
+        settings |= self.part_defaults | dict(self.part_settings)
+        has_window = settings["window"] is not None
+        if not has_window:
+            settings["window_layers"] = (0,)
+        return {**fields, **follows, **settings, "has_window": has_window}
+
+    @property
+    def part_defaults(self) -> dict[str, Any]:
+        """The part settings that are None, and follow from the fields then."""
+        return {
+            "qkv_bias": self.bias,
+            "rotary_share": 1.0,
+            "score_divisor": self.head_channels,
+            "window_theta": self.rope_theta,
+        }
 
     def changes_to(self, published: Architecture) -> dict[str, Any]:
         """Returns the changes that would make this a model of a published architecture."""
@@ -251,6 +293,61 @@ class ModelConfig:
                 is_odd = published.rotates and self.head_channels % 2
                 return None if is_odd else published.name
         return None
+
+
+@dataclass(frozen=True)
+class _PartSettings:
+    """The names that parts read in `part_settings`, checked as the fields of a config are.
+
+    Blocks that have something are a list of 1 and 0 for block after block, repeated to the last.
+    """
+
+    qkv_bias: bool | None = setting(None, "biases of queries, keys and values; default: bias")
+    score_divisor: float | None = setting(
+        None, "scores are divided by its square root; default: head_size", above=0.0, high=1e6
+    )
+    window: int | None = setting(None, "tokens that a query sees; default: all", low=1, high=2**30)
+    window_layers: tuple[int, ...] = setting((1,), "blocks that have the window")
+    window_theta: float | None = setting(
+        None, "base of the rope wavelengths in blocks with a window; default: rope_theta", above=1.0
+    )
+    rotary_layers: tuple[int, ...] = setting((1,), "blocks whose queries and keys are rotated")
+    rotary_share: float | None = setting(
+        None, "share of a head's channels that rotate, the first; default: all", above=0.0, high=1.0
+    )
+    rope_scaling: tuple[Any, ...] | None = setting(
+        None, "how rope frequencies are scaled: linear and a factor, or llama3 and four numbers"
+    )
+    parallel_residual: bool = setting(True, "parallel branches, in blocks that have them")
+
+
+def _checked(pairs: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
+    """Returns the part settings, those of `_PartSettings` checked, lists by block not repeated."""
+    known = {field.name: field for field in dataclasses.fields(_PartSettings)}
+    found = {name: check(known[name], x) if name in known else x for name, x in pairs}
+    for name in found.keys() & {"window_layers", "rotary_layers"}:
+        values = found[name]
+        is_list = isinstance(values, tuple) and 0 < len(values) <= MAX_LAYERS
+        if not is_list or any(type(x) is not int or x not in (0, 1) for x in values):
+            raise InputError(f"{name}={shown_value(values)} must be a list of 0 and 1, by layer")
+        count = len(values)
+        repeated = (values[:n] for n in range(1, count + 1) if values[:n] * (count // n) == values)
+        found[name] = next(repeated)
+    numbers: tuple[Any, ...] = ("",)
+    match found.get("rope_scaling"):
+        case None:
+            numbers = ()
+        case ("linear", factor):
+            numbers = (factor,)
+        case ("llama3", factor, low, high, context):
+            numbers = factor, low, high, context
+    are_numbers = all(type(x) in (int, float) and 0 < x < MAX_SCALING for x in numbers)
+    if not are_numbers or (len(numbers) > 1 and numbers[1] >= numbers[2]):
+        raise InputError(
+            f"rope_scaling={shown_value(found['rope_scaling'])} must be linear and a factor, or "
+            "llama3, a factor, a low and a higher frequency factor, and a number of tokens"
+        )
+    return tuple(sorted(found.items()))
 
 
 def _pairs(values: Any) -> tuple[tuple[str, Any], ...]:

@@ -10,6 +10,7 @@ from smallmind.settings.presets import ARCHITECTURES
 
 TEXT = "The cat sat on the mat, isn't it? A dog's 12 logs: über Äpfel!\n" * 30
 LLAMA = ARCHITECTURES["llama"]
+NEOX = {**ARCHITECTURES["gpt2"], "position": "rope", "mlp": "gelu-erf"}
 MODELS = {
     "GPT-2": ARCHITECTURES["gpt2"],
     "GPT-2 without biases": {**ARCHITECTURES["gpt2"], "bias": False, "norm_epsilon": 1e-4},
@@ -17,6 +18,58 @@ MODELS = {
     "Llama with biases": {**LLAMA, "bias": True},
     "Qwen3": {**LLAMA, "qk_norm": True, "n_kv_head": 2, "head_size": 10, "norm_epsilon": 1e-6},
     "Arcee": {**LLAMA, "mlp": "relu2", "n_kv_head": 1, "norm_epsilon": 1e-3},
+    "Llama with scaled rotations": {
+        **LLAMA,
+        "n_embd": 64,
+        "part_settings": {"rope_scaling": ("llama3", 8.0, 1.0, 4.0, 48)},
+    },
+    "Qwen2": {**LLAMA, "n_kv_head": 2, "rope_theta": 1e6, "part_settings": {"qkv_bias": True}},
+    "Qwen2 with slower rotations": {
+        **LLAMA,
+        "part_settings": {"qkv_bias": True, "rope_scaling": ("linear", 4.0)},
+    },
+    "SmolLM3": {
+        **LLAMA,
+        "n_layer": 4,
+        "n_kv_head": 2,
+        "part_settings": {"rotary_layers": (1, 1, 1, 0)},
+    },
+    "Gemma 3": {
+        **{**LLAMA, "qk_norm": True, "mlp": "geglu", "norm_epsilon": 1e-6, "rope_theta": 1e6},
+        **{"n_layer": 7, "n_kv_head": 2, "head_size": 10},
+        "part_settings": {
+            **{"block": "sandwich", "embedding": "scaled"},
+            **{"window": 9, "window_layers": (1, 1, 1, 1, 1, 0), "window_theta": 1e4},
+        },
+    },
+    "GPT-NeoX": {**NEOX, "part_settings": {"block": "parallel", "rotary_share": 2 / 3}},
+    "GPT-NeoX with a branch after the other": {
+        **{**NEOX, "rope_theta": 3e4, "norm_epsilon": 1e-4, "mlp_width": 44},
+        "part_settings": {"block": "parallel", "parallel_residual": False},
+    },
+}
+ONLY_TRANSFORMERS = {  # llama.cpp has none of them
+    "Mistral": {**LLAMA, "n_kv_head": 2, "part_settings": {"window": 20}},
+    "Qwen2 with windows": {
+        **LLAMA,
+        "part_settings": {"qkv_bias": True, "window": 17, "window_layers": (0, 1)},
+    },
+    "Qwen3 with windows": {**LLAMA, "qk_norm": True, "part_settings": {"window": 9}},
+    "SmolLM3 with windows": {
+        **LLAMA,
+        "n_layer": 4,
+        "part_settings": {
+            "window": 30,
+            "window_layers": (0, 0, 0, 1),
+            "rotary_layers": (1, 1, 0, 0),
+        },
+    },
+    "GPT-Neo": {
+        **{**ARCHITECTURES["gpt2"], "n_layer": 3, "mlp_width": 44},
+        "part_settings": {
+            **{"qkv_bias": False, "score_divisor": 1, "window": 9, "window_layers": (0, 1)},
+        },
+    },
 }
 SHAPE = {"block_size": 64, "n_embd": 24, "n_layer": 2, "n_head": 4}
 
@@ -37,7 +90,8 @@ def varied(model, deviation=0.3, seed=1):
 
 
 def model_of(name, tokenizer, tie_weights=True, **fields):
-    fields = {**SHAPE, **MODELS[name], "tie_weights": tie_weights, **fields}
+    made = {**MODELS, **ONLY_TRANSFORMERS}[name]
+    fields = {**SHAPE, **made, "tie_weights": tie_weights, **fields}
     return varied(TransformerModel(vocab_size=tokenizer.vocab_size, backend="numpy", **fields))
 
 

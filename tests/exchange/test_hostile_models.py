@@ -17,6 +17,9 @@ from smallmind import InputError
 from smallmind.exchange import gguf_file
 from smallmind.exchange.format import find_external
 from smallmind.files import safetensors
+from smallmind.kernels.reference import rotary_frequencies
+from smallmind.nn.loading import Stored
+from smallmind.nn.rope import scaled
 from tests.exchange.models import model_of, shard, tokenizer_of
 from tests.programs import edited
 from tests.programs import refusal as refused
@@ -24,6 +27,7 @@ from tests.programs import refusal as refused
 # As in the files of Llama 3.2.
 LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3["original_max_position_embeddings"] = 8192
+SLIDING = {"use_sliding_window": True, "sliding_window": 4}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +65,16 @@ def refusal(path):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model_type": "mistral"}, "model_type='mistral' is not known here; it must be one of"),
+        ({"model_type": "cohere"}, "model_type='cohere' is not known here; it must be one of"),
+        ({"model_type": "qwen3_moe"}, "'qwen3_moe': mixtures of experts are not built here"),
+        ({"model_type": "mixtral"}, "'mixtral': mixtures of experts are not built here"),
+        ({"model_type": "x", "n_routed_experts": 64}, "'x': mixtures of experts are not built"),
+        ({"model_type": "mamba2"}, "'mamba2': layers with a state are not built here"),
+        ({"model_type": "qwen2_5_vl"}, "'qwen2_5_vl': models of images are not built here"),
+        ({"model_type": "x", "vision_config": {"a": 1}}, "'x': models of images are not built"),
+        ({"model_type": "whisper"}, "'whisper': models of sound are not built here"),
+        ({"model_type": "t5"}, "'t5': encoders with a decoder are not built here"),
+        ({"model_type": "modernbert"}, "'modernbert': encoders are not built here"),
         ({"model_type": ["llama"]}, "is not known here"),
         ({"model_type": "gpt2"}, "n_positions is missing"),
         ({"model_type": "qwen3"}, "lacks the tensor"),
@@ -70,20 +83,38 @@ def refusal(path):
         ({"quantization_config": {"bits": 4}}, "quantised weights"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not known here; Llama has silu or swish"),
         ({"hidden_act": {"__reduce__": 1}}, "is not known here"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "only the default is known here"),
-        ({"rope_scaling": {"type": "linear", "factor": 2}}, "only the default is known here"),
-        ({"rope_scaling": LLAMA3}, "rope_scaling is {"),
-        ({"rope_parameters": {**LLAMA3, "rope_theta": 5e5}}, "only the default is known here"),
-        ({"rope_parameters": {"full_attention": LLAMA3}}, "only the default is known here"),
-        ({"rope_parameters": {"rope_type": "default", "type": "linear"}}, "only the default"),
-        ({"rope_parameters": {"type": "default", "rope_type": "linear"}}, "only the default"),
-        ({"rope_scaling": {"factor": 8.0}}, "only the default is known here"),
-        ({"partial_rotary_factor": 0.5}, "only whole heads are rotated here"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters: 'yarn' is not built here"),
+        ({"rope_scaling": {"type": "longrope"}}, "rope_scaling: 'longrope' is not built here"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "'dynamic' is not built here"),
+        ({"rope_scaling": {"type": ["linear"]}}, "is not built here"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling=('linear', None) must be linear"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "must be linear and a factor"),
+        ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4}}, "a low and a higher frequency"),
+        ({"rope_scaling": {**LLAMA3, "factor": "8"}}, "rope_scaling=('llama3', '8', "),
+        ({"rope_scaling": {**LLAMA3, "attention_factor": 2}}, "as llama3 it is not known here"),
+        ({"rope_parameters": {"full_attention": LLAMA3}}, "as default it is not known here"),
+        ({"rope_parameters": {"rope_type": "default", "type": "linear"}}, "is not known here"),
+        ({"rope_parameters": {"type": "default", "rope_type": "linear"}}, "is not known here"),
+        ({"rope_scaling": {"factor": 8.0}}, "as default it is not known here"),
+        ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor' is 0.5, which may change"),
         ({"rope_scaling": "linear"}, "rope_scaling is not a JSON object"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "only the default is known here"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "is 0.5, which may change"),
         ({"rope_parameters": {"rope_theta": -1}}, "rope_theta=-1"),
-        ({"layer_types": ["sliding_attention"]}, "another attention than full_attention"),
-        ({"layer_types": 3}, "another attention than full_attention"),
+        ({"layer_types": ["sliding_attention"]}, "'layer_types' is ['sliding_attention'], which"),
+        ({"layer_types": 3}, "'layer_types' is 3, which may change"),
+        ({"model_type": "mistral", "sliding_window": 0}, "window=0 must be at least 1"),
+        ({"model_type": "mistral", "sliding_window": "4"}, "window='4' must be a number"),
+        ({"model_type": "smollm3", "no_rope_layers": []}, "[] is not a list of 1 layers"),
+        ({"model_type": "smollm3", "no_rope_layers": [2]}, "layers with 2 are not built here"),
+        ({"model_type": "smollm3", "no_rope_layers": 10**9}, "is not a list of 1 layers"),
+        ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "0 is not a whole number from 1"),
+        ({"model_type": "qwen2", **SLIDING, "layer_types": [[]]}, "layers with [] are not built"),
+        ({"model_type": "qwen2", **SLIDING, "max_window_layers": -1}, "-1 is not a whole number"),
+        (
+            {"model_type": "qwen2", "layer_types": ["linear"]},
+            "layers with 'linear' are not built",
+        ),
+        ({"model_type": "qwen2"}, "lacks the tensor model.layers.0.self_attn.q_proj.bias"),
         ({"head_dim": 64}, "q_proj.weight is 8 x 8; the model that it describes has 128 x 8"),
         ({"head_dim": 0}, "head_size=0 must be at least 1"),
         ({"head_dim": [4]}, "head_size=[4] must be a number"),
@@ -264,7 +295,8 @@ def count(name, before, after):
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
-        (key("llama"), key("mamba"), "general.architecture='mamba' is not known here"),
+        (key("llama"), key("mamba"), "'mamba': layers with a state are not built here"),
+        (key("llama"), key("olmo2"), "general.architecture='olmo2' is not known here"),
         (key("llama.block_count"), key("llama.block_cownt"), "block_count is missing"),
         (key("gpt2"), key("bert"), "its tokenizer is of the kind 'bert'"),
         (key("gpt-2"), key("gpt-3"), "splits texts by the pattern 'gpt-3'"),
@@ -287,30 +319,57 @@ def test_gguf_that_describes_another_model_is_refused(sound, tmp_path, before, a
 
 
 @pytest.mark.parametrize(
-    ("keys", "is_refused"),
+    ("keys", "found"),
     [
-        ({"rope.scaling.type": "none", "rope.scaling.factor": 2.0}, False),
-        ({"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}, False),
-        ({"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}, True),
-        ({"rope.scaling.type": "yarn"}, True),
-        ({"rope.scaling.type": np.arange(3)}, True),
-        ({"rope.scaling.factor": np.ones(3)}, True),
-        ({"rope.scaling.factor": 4.0}, True),
-        ({"rope.scale_linear": 4.0}, True),
-        ({"rope_freqs.weight": None}, True),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 2.0}, None),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}, None),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}, ("linear", 2.0)),
+        ({"rope.scaling.factor": 4.0}, ("linear", 4.0)),
+        ({"rope.scale_linear": 4.0}, ("linear", 4.0)),
+        ({"rope.scaling.type": "yarn"}, "rope.scaling.type: 'yarn' is not built here"),
+        ({"rope.scaling.type": np.arange(3)}, "is not built here"),
+        ({"rope.scaling.factor": np.ones(3)}, "not a single number"),
+        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, "not a single number"),
+        ({"rope.scaling.factor": -2.0}, "must be linear and a factor"),
     ],
 )
-def test_gguf_with_scaled_rotations_is_refused(sound, monkeypatch, keys, is_refused):
+def test_gguf_may_scale_rotations_linearly(sound, monkeypatch, keys, found):
     metadata, tensors = gguf_file.read(sound / "Llama.gguf")
-    if "rope_freqs.weight" in keys:  # of Llama 3.1 and later
-        tensors |= {"rope_freqs.weight": tensors["output_norm.weight"]}
     metadata |= {f"llama.{key}": value for key, value in keys.items()}
     monkeypatch.setattr(gguf_file, "read", lambda _: (metadata, tensors))
-    if is_refused:
-        name = list(keys)[-1]
-        assert f"its rotations (rope) are scaled, by {name}" in refusal(sound / "Llama.gguf")
+    if isinstance(found, str):
+        assert found in refusal(sound / "Llama.gguf")
     else:
-        assert find_external(sound / "Llama.gguf").model("numpy")
+        model = find_external(sound / "Llama.gguf").model("numpy")
+        assert model.config.part_setting("rope_scaling") == found
+
+
+@pytest.mark.parametrize(
+    ("divisors", "found"),
+    [
+        ([1.0, 1.0], None),
+        ([1.0, 8.0], ("llama3", 8.0, 1.0, 4.0)),
+        ([2.0, 8.0], ("llama3", 8.0, 1.0, 4.0)),
+        ([0.5, 8.0], "does not scale rotations as Llama 3"),
+        ([8.0, 1.0], "does not scale rotations as Llama 3"),
+        ([1.0, 0.0], "does not scale rotations as Llama 3"),
+        ([1.0, -8.0], "does not scale rotations as Llama 3"),
+        ([1.0, np.nan], "does not scale rotations as Llama 3"),
+        ([1.0, np.inf], "does not scale rotations as Llama 3"),
+        ([1.0, 1.0, 8.0], "does not scale rotations as Llama 3"),
+    ],
+)
+def test_divisors_in_gguf_are_those_of_llama_3_or_refused(sound, monkeypatch, divisors, found):
+    metadata, tensors = gguf_file.read(sound / "Llama.gguf")
+    tensors = {**tensors, "rope_freqs.weight": Stored.of(np.array(divisors, np.float32))}
+    monkeypatch.setattr(gguf_file, "read", lambda _: (metadata, tensors))
+    if isinstance(found, str):
+        assert found in refusal(sound / "Llama.gguf")
+        return
+    config = find_external(sound / "Llama.gguf").config
+    assert (config.part_setting("rope_scaling") or (None,))[:4] == (found or (None,))
+    plain = rotary_frequencies(config.rope_theta, config.rotary_channels)
+    np.testing.assert_allclose(np.array(plain) / scaled(plain, config), divisors, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT-2"])
@@ -371,7 +430,7 @@ def test_every_key_that_the_gguf_package_knows_is_judged(sound, monkeypatch):
             continue
         passed.add(key)
     rope = "freq_base freq_base_swa dimension_count_swa scaling.original_context_length"
-    rope += " scaling.finetuned scaling.yarn_beta_fast scaling.yarn_beta_slow"
+    rope += " scaling.factor scaling.finetuned scaling.yarn_beta_fast scaling.yarn_beta_slow"
     harmless = "vocab_size context_length tensor_data_layout decoder_start_token_id pooling_type"
     harmless += " attention.key_length_swa attention.value_length_swa attention.group_norm_epsilon"
     expected = {*harmless.split(), *(f"rope.{name}" for name in rope.split())}

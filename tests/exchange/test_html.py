@@ -25,7 +25,7 @@ from smallmind.writing.generation import Writer, stream
 from smallmind.writing.sampling import Drawing, SeenTokens, choose_each
 from tests.exchange import chat
 from tests.exchange.full import Full
-from tests.exchange.models import MODELS, tokenizer_of, varied
+from tests.exchange.models import MODELS, ONLY_TRANSFORMERS, tokenizer_of, varied
 from tests.programs import printed_by, refuses
 from tests.text import published
 
@@ -43,12 +43,34 @@ ALL = {
 }
 ARCHITECTURES = {
     **MODELS,
+    **ONLY_TRANSFORMERS,
     "default": {**MODELS["Qwen3"], "value_residual": True, "bigram_rows": 2**20},
     "everything": ALL,
     "everything, learned positions": {**ALL, "position": "learned", "norm": "layernorm"},
     "hashed pairs": {**MODELS["Llama"], "bigram_rows": 300},
     "no positions": {**MODELS["GPT-2"], "position": "none", "mlp": "swiglu"},
     "odd heads": {**MODELS["Llama"], "head_size": 7},
+    "sandwich": {
+        **{**ALL, "mlp": "geglu"},
+        "part_settings": {"block": "sandwich", "embedding": "scaled"},
+    },
+    "parallel": {**ALL, "mlp": "gelu-erf", "part_settings": {"block": "parallel"}},
+    "not parallel": {
+        **MODELS["GPT-2"],
+        "part_settings": {"block": "parallel", "parallel_residual": False},
+    },
+    "by block": {
+        **ALL,
+        "head_size": 8,
+        "part_settings": {
+            "window": 7,
+            "window_layers": (0, 1, 1),
+            "window_theta": 90.0,
+            "rotary_share": 0.5,
+            "rotary_layers": (1, 1, 0),
+            "score_divisor": 11.0,
+        },
+    },
     "grown": {**ALL, "bigram_vocab": 20, "bigram_rows": 90},
 }
 # 12 tokens of context are soon full.

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 import smallmind
+from smallmind.exchange.architectures import architecture_of
 from smallmind.exchange.format import padded
+from smallmind.exchange.tensors import tensors_of
 from smallmind.files import safetensors
 from tests.exchange import chat
-from tests.exchange.models import MODELS, TEXT, ids_for, model_of, tokenizer_of
+from tests.exchange.models import MODELS, ONLY_TRANSFORMERS, TEXT, ids_for, model_of, tokenizer_of
 from tests.programs import edited, refuses
 from tests.text import published
 
@@ -29,7 +31,14 @@ LLAMA = {
     "max_position_embeddings": 53,
     "rope_parameters": {"rope_type": "default", "rope_theta": 7000.0},
 }
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0}
+LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 48}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 9}
 BIASES = {"attention_bias": True, "mlp_bias": True}
+NEOX = {
+    **{name: value for name, value in LLAMA.items() if name != "num_key_value_heads"},
+    "rope_parameters": {**LLAMA["rope_parameters"], "partial_rotary_factor": 1 / 3},
+}
 GPT2 = {"n_embd": 30, "n_inner": 77, "n_layer": 3, "n_head": 5, "n_positions": 37}
 GPT2_RATES = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
 THEIRS = {
@@ -38,6 +47,49 @@ THEIRS = {
     "Llama with biases": ("Llama", {**LLAMA, **BIASES}, "rms_norm_eps"),
     "Qwen3": ("Qwen3", {**LLAMA, "head_dim": 14}, "rms_norm_eps"),
     "Arcee": ("Arcee", LLAMA, "rms_norm_eps"),
+    "Llama 3": ("Llama", {**LLAMA, "head_dim": 16, "rope_parameters": LLAMA3}, "rms_norm_eps"),
+    "Qwen2": ("Qwen2", LLAMA, "rms_norm_eps"),
+    "Qwen2 with windows": ("Qwen2", {**LLAMA, **WINDOWS, "max_window_layers": 2}, "rms_norm_eps"),
+    "Qwen3 with windows": (
+        "Qwen3",
+        {**LLAMA, **WINDOWS, "max_window_layers": 1, "head_dim": 14},
+        "rms_norm_eps",
+    ),
+    "SmolLM3": ("SmolLM3", {**LLAMA, "num_hidden_layers": 5}, "rms_norm_eps"),
+    "SmolLM3 with windows": (
+        "SmolLM3",
+        {**LLAMA, **WINDOWS, "no_rope_layer_interval": 2},
+        "rms_norm_eps",
+    ),
+    "Mistral": ("Mistral", {**LLAMA, "sliding_window": 7}, "rms_norm_eps"),
+    "Mistral without windows": ("Mistral", {**LLAMA, "sliding_window": None}, "rms_norm_eps"),
+    "Gemma 3": (
+        "Gemma3Text",
+        {
+            **{**LLAMA, "num_hidden_layers": 7, "head_dim": 10, "query_pre_attn_scalar": 7},
+            "sliding_window": 9,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 7000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+        "rms_norm_eps",
+    ),
+    "GPT-NeoX": ("GPTNeoX", {**NEOX, "use_parallel_residual": True}, "layer_norm_eps"),
+    "GPT-NeoX with a branch after the other": (
+        "GPTNeoX",
+        {**NEOX, "use_parallel_residual": False},
+        "layer_norm_eps",
+    ),
+    "GPT-Neo": (
+        "GPTNeo",
+        {
+            **{"hidden_size": 36, "intermediate_size": 91, "num_layers": 3, "num_heads": 6},
+            **{"max_position_embeddings": 37, "window_size": 9},
+            "attention_types": [[["global", "local", "local"], 1]],
+        },
+        "layer_norm_epsilon",
+    ),
 }
 
 
@@ -66,13 +118,16 @@ def logits_of(model, ids):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *ONLY_TRANSFORMERS])
 def test_transformers_runs_our_models(tmp_path, messages, name, tied, kind):
     tokenizer = tokenizer_of(kind)
     model = model_of(name, tokenizer, tied, block_size=256)
     smallmind.export(model, tokenizer, tmp_path / "model")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    their_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    # For Qwen2 the other class takes its tokenizer, whatever the files say.
+    is_qwen2 = name.startswith("Qwen2")
+    kind = transformers.PreTrainedTokenizerFast if is_qwen2 else transformers.AutoTokenizer
+    their_tokenizer = kind.from_pretrained(tmp_path / "model")
     ids = ids_for(model)[:, :64]
     np.testing.assert_allclose(logits_of(theirs, ids), model.forward(ids), rtol=0, atol=1e-4)
     encoded = their_tokenizer(PROMPT).input_ids
@@ -117,18 +172,18 @@ def test_transformers_reads_16_bit_weights(tmp_path, type):
     np.testing.assert_allclose(logits_of(theirs, ids), found.forward(ids), rtol=0, atol=1e-4)
 
 
-def their_model(name, tied=True, epsilon=1e-5, rows=0):
+def their_model(name, tied=True, epsilon=1e-5, rows=0, **changes):
     """A model that transformers made, with weights that make each of its parts matter."""
     kind, fields, key = THEIRS[name]
     config = getattr(transformers, f"{kind}Config")(
-        **fields,
-        **{key: epsilon},
+        **{**fields, **changes, key: epsilon},
         vocab_size=tokenizer_of("bpe").vocab_size + rows,
         tie_word_embeddings=tied,
+        pad_token_id=None,
         bos_token_id=None,
         eos_token_id=None,
     )
-    heads = {"GPT2": "GPT2LMHeadModel"}
+    heads = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
     model = getattr(transformers, heads.get(kind, f"{kind}ForCausalLM"))(config).eval()
     torch.manual_seed(1)
     with torch.no_grad():
@@ -189,6 +244,31 @@ def test_fine_tuning_follows_torch(tmp_path, name, tied, epsilon):
         their_optimizer.zero_grad()
     assert losses[-1] < losses[0] - 0.1
     np.testing.assert_allclose(losses, their_losses, rtol=0, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", THEIRS)
+def test_long_texts_have_their_logits_and_gradients(tmp_path, name):
+    """Before, at and past the end of a window of 512 tokens."""
+    context = "n_positions" if name == "GPT-2" else "max_position_embeddings"
+    windows = [key for key in ("sliding_window", "window_size") if THEIRS[name][1].get(key)]
+    model = their_model(name, **{context: 1500}, **dict.fromkeys(windows, 512))
+    ours, _ = smallmind.load(saved(tmp_path, model))
+    tokens = np.random.default_rng(1).integers(0, ours.config.vocab_size, (1, 1501), np.int32)
+    for length in (1, 2, 511, 512, 513, 1500):
+        wanted = logits_of(model, tokens[:, :length])
+        found = ours.forward(tokens[:, :length])
+        assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max(), length
+    ours.loss_and_gradients(tokens[:, :-1], tokens[:, 1:])
+    logits = model(torch.tensor(tokens[:, :-1].astype(np.int64))).logits[0]
+    wanted = torch.tensor(tokens[0, 1:].astype(np.int64))
+    torch.nn.functional.cross_entropy(logits, wanted).backward()
+    theirs = {name: x.grad.numpy() for name, x in model.named_parameters()}
+    layout = architecture_of(ours.config).tensors
+    for tensor in tensors_of(ours.config, layout):
+        gradient = tensor._replace(offset=0.0).of(ours.gradients[tensor.parameter])
+        wanted = theirs[tensor.name]
+        assert np.abs(gradient - wanted).max() < 1e-4 * np.abs(wanted).max(), tensor.name
 
 
 def test_a_model_goes_there_and_back_and_there(tmp_path):

@@ -57,10 +57,25 @@ def test_attention_to_what_is_kept_equals_plain_numpy(case, has_documents):
         last = starts[:, None] + np.arange(T)
         firsts = (last - random.integers(0, np.minimum(last + 1, 20), (B, T))).astype(np.int32)
     found = expected.copy()
-    arguments = qkv, keys, values, starts, slots, firsts
-    reference.cached_attention(expected, *arguments)
-    compiled.cached_attention(found, *arguments)
-    np.testing.assert_allclose(found, expected, atol=2e-6)
+    for scale in (None, 0.9):
+        arguments = qkv, keys, values, starts, slots, firsts, scale
+        reference.cached_attention(expected, *arguments)
+        compiled.cached_attention(found, *arguments)
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_of_more_tokens_than_there_is_room_for_the_last_are_kept():
+    S, T = 7, 18
+    (keys, values), qkv, _ = new_arrays((2, T, 3, 2, 5, S, 0))
+    kept = [(keys.copy(), values.copy()) for _ in range(3)]
+    starts, slots = np.array([0, 4]), np.array([2, 0])
+    compiled.keep_keys_values(*kept[0], qkv, starts, slots)
+    reference.keep_keys_values(*kept[1], qkv, starts, slots)
+    for t in range(T):  # one by one
+        compiled.keep_keys_values(*kept[2], qkv[t::T].copy(), starts + t, slots)
+    for ours, theirs, alone in zip(*kept, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(ours, alone)
 
 
 def test_places_that_are_not_seen_do_not_matter():

@@ -204,6 +204,8 @@ IN_PLACE = {
     "gelu_backward": (["x", "x"], ["x", "x"], {0: 1, 1: 0}),
     "relu2_backward": (["x", "x"], ["x", "x"], {0: 1, 1: 0}),
     "swiglu_backward": (["wide", "x"], ["x", "wide"], {0: 1, 1: 0}),
+    "gelu_erf_backward": (["x", "x"], ["x", "x"], {0: 1, 1: 0}),
+    "geglu_backward": (["wide", "x"], ["x", "wide"], {0: 1, 1: 0}),
     "softcap": (["x"], ["x", 2.0], {0: 0}),
     "softcap_backward": (["x"], ["x", "x", 2.0], {0: 0}),
     "layernorm_backward": (
@@ -243,9 +245,9 @@ def test_what_may_be_overwritten_gives_the_same_bits(random, call):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["gelu", "relu2", "swiglu"])
+@pytest.mark.parametrize("name", ["gelu", "gelu_erf", "relu2", "swiglu", "geglu"])
 def test_activations_have_the_same_bits_in_both_passes(random, name):
-    x, dy = normal(random, 37, 58), normal(random, 37, 29 if name == "swiglu" else 58)
+    x, dy = normal(random, 37, 58), normal(random, 37, 29 if name.endswith("glu") else 58)
     dx, y, alone = np.empty_like(x), np.empty_like(dy), np.empty_like(dy)
     getattr(compiled, f"{name}_backward")(dx, y, dy, x)
     getattr(compiled, name)(alone, x)
@@ -259,10 +261,12 @@ def kernels_of_elements(random, R, C):
     """Runs all that need no more than a matrix of R rows and C channels -> the pairs."""
     x, dy, wide = 3 * normal(random, R, C), normal(random, R, C), 3 * normal(random, R, 2 * C)
     pairs = run_both("column_sum", [normal(random, C)], x)
-    for name, source in (("gelu", x), ("relu2", x), ("swiglu", wide)):
+    of_x, of_pairs = ("gelu", "gelu_erf", "relu2"), ("swiglu", "geglu")
+    for name, source in (*((name, x) for name in of_x), *((name, wide) for name in of_pairs)):
         pairs += run_both(name, [(R, C)], source)
         pairs += run_both(f"{name}_backward", [source.shape, (R, C)], dy, source)
     pairs += run_both("softcap", [(R, C)], x, 1.5)
+    pairs += run_both("scale", [x], 1.5)
     pairs += run_both("softcap_backward", [(R, C)], dy, np.tanh(x), 1.5)
     return pairs + run_both("dropout", [(R, C)], x, KEY, 0.3, dy)
 
@@ -416,7 +420,8 @@ def test_embedding_matches_the_reference(random, B, T, C):
 @pytest.mark.parametrize(("B", "H", "G", "T", "D"), ATTENTION)
 def test_attention_matches_the_reference(random, B, H, G, T, D, probability):
     dropout = KEY, probability, 5 * T  # of the sequences from the sixth of a batch on
-    assert_attention_matches(random, B, H, G, T, D, *dropout)
+    for scale in (None, 0.9):
+        assert_attention_matches(random, B, H, G, T, D, *dropout, None, scale)
 
 
 @pytest.mark.parametrize("kernels", [compiled, reference], ids=["compiled", "reference"])

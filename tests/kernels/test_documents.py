@@ -75,6 +75,28 @@ def test_attention_in_documents_matches_the_reference(random, T, H, G, D, probab
         assert_match(random, 2, H, G, D, firsts, probability)
 
 
+@pytest.mark.parametrize("kernels", [compiled, reference], ids=["compiled", "reference"])
+def test_a_window_ends_at_its_token_and_stays_in_its_document(kernels):
+    firsts = np.full((2, 6), -1, np.int32)
+    kernels.window_firsts(firsts, 3, np.array([0]))
+    np.testing.assert_array_equal(firsts, [[0, 0, 0, 1, 2, 3]] * 2)
+    documents = np.array([[0, 0, 0, 0, 4, 4], [0, 1, 1, 1, 1, 1]], np.int32)
+    kernels.window_firsts(firsts, 3, np.array([0, 0]), documents)
+    np.testing.assert_array_equal(firsts, [[0, 0, 0, 1, 4, 4], [0, 1, 1, 1, 2, 3]])
+    kernels.window_firsts(firsts, 3, np.array([1, 50]))
+    np.testing.assert_array_equal(firsts, [[0, 0, 1, 2, 3, 4], range(48, 54)])
+
+
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40, 64, 65, 130])
+@pytest.mark.parametrize(("H", "G", "D"), [(4, 2, 16), (3, 1, 33)])
+def test_attention_in_windows_matches_the_reference(random, window, H, G, D):
+    for T in SIZES:
+        documents = firsts_at([], PLACES["third"](T), T=T)
+        firsts = np.empty_like(documents)
+        compiled.window_firsts(firsts, window, np.array([0]), documents)
+        assert_match(random, 2, H, G, D, firsts, 0.2 * (window % 2))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     windows=st.lists(st.sets(st.integers(0, 199), max_size=20), min_size=1, max_size=2),

@@ -14,6 +14,7 @@ from smallmind.kernels import compiled
 from smallmind.kernels.codegen import simd
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to, to_float32
+from smallmind.kernels.reference import rotary_frequencies
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.guards import Guarded
 from tests.kernels.test_compiled import KEY, assert_close, normal, run_both
@@ -191,13 +192,15 @@ def test_kernels_of_rows_match_the_reference(random, dtype, R, C):
     _, rstd = assert_half_close("rmsnorm", [out, a_row], x, weight)
     assert_half_close("rmsnorm_backward", [out, sums[0]], dy, x, rstd, weight, x)
     wide = half(normal(random, R, 2 * C), dtype)
-    heads = weight, gains, 1, R, 1e4
+    heads = weight, gains, 1, R, rotary_frequencies(1e4, C)
     outputs = [wide.copy(), ((R, 2 * C), dtype), ((R, 2), np.float32)]
     _, *kept = assert_half_close("norm_heads", outputs, *heads)
     assert_half_close("norm_heads_backward", [wide.copy(), *sums], *kept, *heads)
-    for name, source in (("gelu", x), ("relu2", x), ("swiglu", wide)):
+    of_x, of_pairs = ("gelu", "gelu_erf", "relu2"), ("swiglu", "geglu")
+    for name, source in (*((name, x) for name in of_x), *((name, wide) for name in of_pairs)):
         assert_half_close(name, [out], source)
         assert_half_close(f"{name}_backward", [(source.shape, dtype), out], dy, source)
+    assert_half_close("scale", [x.copy()], 1.5)
     assert_half_close("column_sum", [normal(random, C)], x)
     assert_half_close("copy_columns", [out], wide, C)
     assert_half_close("mix", [out], x, dy, half(normal(random, 2), dtype))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from smallmind.kernels import compiled, reference
+from smallmind.kernels.reference import rotary_frequencies
 from tests.kernels.test_compiled import ROWS_AND_CHANNELS, assert_close, normal, run_both
 
 SEED = 5
@@ -35,12 +36,13 @@ def test_norm_heads_matches_the_reference(random, R, H, D):
         starts = 2 + np.arange(windows) * 3 % 7
         for T, theta, start in ((R, None, None), (R // windows, 1e4, starts), (1, 1e2, None)):
             outputs = [x.copy(), (R, n), (R, H + G)]
-            pairs = run_both("norm_heads", outputs, *gains, H, T, theta, start, 0, 1e-3)
+            turns = theta and rotary_frequencies(theta, D)
+            pairs = run_both("norm_heads", outputs, *gains, H, T, turns, start, 0, 1e-3)
             assert_close(pairs, 3e-6)
             np.testing.assert_array_equal(pairs[1][0], x[:, :n])
             kept, rstd = (pair[1].astype(np.float32) for pair in pairs[1:])
             outputs = [normal(random, R, n + extra), normal(random, D), normal(random, D)]
-            pairs = run_both("norm_heads_backward", outputs, kept, rstd, *gains, H, T, theta)
+            pairs = run_both("norm_heads_backward", outputs, kept, rstd, *gains, H, T, turns)
             assert_close(pairs, 1e-5, min_scale=1)
 
 
@@ -53,22 +55,24 @@ def test_norm_heads_is_the_norm_of_each_head_and_a_rotation(random, D):
     rows = x.reshape(-1, D)
     compiled.rmsnorm(expected.reshape(rows.shape), rstd, rows, np.ones(D, np.float32))
     expected *= np.concatenate((np.tile(gains[0], H), np.tile(gains[1], G)))
-    compiled.rope(expected, 1e4, 3, H + G, D, np.array([1]))
+    turns = rotary_frequencies(1e4, D)
+    compiled.rope(expected, turns, 3, H + G, D, np.array([1]))
     y, kept, rstd = x.copy(), np.empty_like(x), np.empty((R, H + G), np.float32)
-    compiled.norm_heads(y, kept, rstd, *gains, H, 3, 1e4, np.array([1]))
+    compiled.norm_heads(y, kept, rstd, *gains, H, 3, turns, np.array([1]))
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("R", "H", "D"), HEADS)
 def test_rope_matches_the_reference_and_its_inverse_restores(random, R, H, D):
     x = normal(random, R, H * D + 3)
+    turns = rotary_frequencies(1e4, D)
     for T, starts in ((R, [2]), (1, [0]), (1, np.arange(R) * 5 % 11)):
-        for inverse in (False, True):
-            arguments = 1e4, T, H, D, np.array(starts), 0, inverse
+        for some, inverse in ((turns, False), (turns, True), (turns[: len(turns) // 2], True)):
+            arguments = some, T, H, D, np.array(starts), 0, inverse
             assert_close(run_both("rope", [x], *arguments))
     turned = x.copy()
-    compiled.rope(turned, 1e4, R, H, D)
-    compiled.rope(turned, 1e4, R, H, D, inverse=True)
+    compiled.rope(turned, turns, R, H, D)
+    compiled.rope(turned, turns, R, H, D, inverse=True)
     np.testing.assert_allclose(turned, x, atol=1e-6)
 
 

@@ -8,6 +8,7 @@ import pytest
 from smallmind.kernels import reference
 from smallmind.kernels.description import KERNELS
 from smallmind.kernels.number_types import DTYPES, round_to
+from smallmind.kernels.reference import rotary_frequencies
 from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 from tests.gradcheck import assert_gradients
 
@@ -42,7 +43,10 @@ def test_gradients_of_matmul_and_its_bias_match_finite_differences(random):
     assert_gradients(weighted(u, "matmul"), [dx, dweight, dbias], [x, weight, bias])
 
 
-@pytest.mark.parametrize(("name", "width"), [("gelu", C), ("relu2", C), ("swiglu", C // 2)])
+ACTIVATIONS = {"gelu": C, "gelu_erf": C, "relu2": C, "swiglu": C // 2, "geglu": C // 2}
+
+
+@pytest.mark.parametrize(("name", "width"), ACTIVATIONS.items())
 def test_gradients_of_activations_match_finite_differences(random, name, width):
     """The backward pass returns the activation too, which need not be kept."""
     x, u = 3 * random.standard_normal((R, C)), random.standard_normal((R, width))
@@ -87,7 +91,7 @@ def test_gradients_of_mix_match_finite_differences(random, first, width):
 @pytest.mark.parametrize("D", [3, 4])
 def test_gradient_of_rope_matches_finite_differences(random, D):
     x, u = random.standard_normal((2, 6, 2 * D + 1))
-    arguments = 1e4, 3, 2, D, np.array([1, 4])
+    arguments = (1.0, 0.01)[: D // 2], 3, 2, D, np.array([1, 4])
 
     def f(x):
         y = x.copy()
@@ -107,13 +111,13 @@ def test_gradients_of_rmsnorm_match_finite_differences(random):
     assert_gradients(weighted(u, "rmsnorm", nan(R)), [dx, dweight], [x, weight])
 
 
-@pytest.mark.parametrize("theta", [None, 1e4])
+@pytest.mark.parametrize("frequencies", [None, (1.0, 0.01)])
 @pytest.mark.parametrize("D", [3, 4])
-def test_gradients_of_norm_heads_match_finite_differences(random, D, theta):
+def test_gradients_of_norm_heads_match_finite_differences(random, D, frequencies):
     H, G, T = 2, 1, 3
     x, u = random.standard_normal((2, 2 * T, (H + 2 * G) * D))
     gains = random.standard_normal((2, D))
-    n, rotation = (H + G) * D, () if theta is None else (theta,)
+    n, rotation = (H + G) * D, () if frequencies is None else (frequencies[: D // 2],)
 
     def forward(x, gains):
         y, kept, rstd = x.copy(), nan(2 * T, n), nan(2 * T, H + G)
@@ -160,7 +164,8 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
     momentum = MuonCoefficients(1e-2, 0.9, 0.1, 0.5)
     matrix = MatrixBlocks(*(np.array([size]) for size in (0, R, C, C)))
     targets, logits = ids.reshape(-1), (x(n, V), x(n, V))
-    mask = 99, 0.3, 0, np.zeros((B, T), np.int32)
+    mask = 99, 0.3, 0, np.zeros((B, T), np.int32), 0.7
+    turns = rotary_frequencies(1e4, C // 2)
     blocks = round_to(x(2, 64), DTYPES["q8_0"])
     calls = {
         "matmul": ([out(R, C)], x(R, K), x(K, C), x(C), x(R, C)),
@@ -191,14 +196,19 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
         "embedding": ([out(n, C)], x(V, C), ids, x(T, C)),
         "embedding_backward": ([out(V, C), out(T, C)], x(n, C), ids),
         "dropout": ([out(R, C)], x(R, C), 99, 0.3, x(R, C)),
-        "norm_heads": ([out(n, C), out(n, C), out(n, 2)], x(C // 2), x(C // 2), 1, T, 1e4),
+        "norm_heads": ([out(n, C), out(n, C), out(n, 2)], x(C // 2), x(C // 2), 1, T, turns),
         "norm_heads_backward": (
             [out(n, C), out(C // 2), out(C // 2)],
-            *(x(n, C), x(n, 2), x(C // 2), x(C // 2), 1, T, 1e4),
+            *(x(n, C), x(n, 2), x(C // 2), x(C // 2), 1, T, turns),
         ),
         "rmsnorm": ([out(R, C), out(R)], x(R, C), x(C)),
         "rmsnorm_backward": ([out(R, C), out(C)], x(R, C), x(R, C), x(R), x(C), x(R, C)),
-        "rope": ([out(n, C)], 1e4, T, 2, C // 2),
+        "rope": ([out(n, C)], turns, T, 2, C // 2),
+        "gelu_erf": ([out(R, C)], x(R, C)),
+        "gelu_erf_backward": ([out(R, C), out(R, C)], x(R, C), x(R, C)),
+        "geglu": ([out(R, C)], x(R, 2 * C)),
+        "geglu_backward": ([out(R, 2 * C), out(R, C)], x(R, C), x(R, 2 * C)),
+        "scale": ([out(R, C)], 3.0),
         "relu2": ([out(R, C)], x(R, C)),
         "relu2_backward": ([out(R, C), out(R, C)], x(R, C), x(R, C)),
         "swiglu": ([out(R, C)], x(R, 2 * C)),
@@ -234,6 +244,7 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
     }
     # The others compute no floats, or return one.
     without = {"sum_of_squares", "bigrams", "clear", "document_starts", "document_positions"}
+    without |= {"window_firsts"}
     assert {call.partition(" ")[0] for call in calls} | without == set(KERNELS)
     for name, (outputs, *inputs) in calls.items():
         Assigned.dtypes.clear()

@@ -9,6 +9,7 @@ DIGESTS = """
 import hashlib, sys
 import numpy as np
 from smallmind.kernels import compiled, reference
+from smallmind.kernels.reference import rotary_frequencies
 from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 from smallmind.kernels.codegen.threads import set_threads
 from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to
@@ -82,6 +83,7 @@ for count in map(int, sys.argv[1].split(",")):
     for tokens, n_head, *arrays in ((ids, H, qkv, dout), (long_ids, 1, long_qkv, long_dout)):
         (firsts,) = digest("document_starts", [tokens.copy()], tokens, 7)
         assert firsts.any()
+        digest("window_firsts", [firsts], 30, np.array([0]), firsts.copy())
         masked, sums = (KEY, 0.2, 0, firsts), empty(len(tokens), n_head, tokens.shape[1])
         heads, sums = digest("attention", [empty(*arrays[1].shape), sums], arrays[0], *masked)
         arguments = arrays[1], heads, sums, arrays[0], *masked
@@ -110,15 +112,17 @@ for count in map(int, sys.argv[1].split(",")):
     digest("attention_backward", [empty(B * T, 10 * D)], *arguments)
     _, rstd = digest("rmsnorm", [empty(R, C), empty(R)], x, gain)
     digest("rmsnorm_backward", [empty(R, C), gain.copy()], y, x, rstd, gain)
+    turns = rotary_frequencies(1e4, D)
     gains, outputs = (gain[:D], gain[D : 2 * D]), [grouped.copy(), empty(B * T, 8 * D)]
-    _, kept, rstd = digest("norm_heads", [*outputs, empty(B * T, 8)], *gains, 6, T, 1e4)
+    _, kept, rstd = digest("norm_heads", [*outputs, empty(B * T, 8)], *gains, 6, T, turns)
     outputs = [grouped.copy(), gain[:D].copy(), gain[:D].copy()]
-    digest("norm_heads_backward", outputs, kept, rstd, *gains, 6, T, 1e4)
-    digest("rope", [x.copy()], 1e4, T, 3, 20)
-    for name, source in (("relu2", y), ("swiglu", dy)):
+    digest("norm_heads_backward", outputs, kept, rstd, *gains, 6, T, turns)
+    digest("rope", [x.copy()], rotary_frequencies(1e4, 20), T, 3, 20)
+    for name, source in (("relu2", y), ("gelu_erf", y), ("swiglu", dy), ("geglu", dy)):
         digest(name, [empty(R, C)], source)
         digest(f"{name}_backward", [empty(*source.shape), empty(R, C)], x, source)
     digest("softcap", [empty(R, C)], x, 2.0)
+    digest("scale", [x.copy()], 2.0)
     digest("softcap_backward", [empty(R, C)], y, x, 2.0)
     digest("copy_columns", [empty(R, C)], dy, 7)
     digest("transpose", [empty(*dy.shape[::-1])], dy)

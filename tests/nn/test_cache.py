@@ -5,15 +5,17 @@ import pytest
 
 from smallmind import InputError, TransformerModel, parts
 from smallmind.kernels.codegen.threads import set_threads, threads
-from smallmind.nn.cache import KeyValueCache
+from smallmind.nn.cache import KeyValueCache, cache_bytes
 from smallmind.nn.documents import Documents
 from smallmind.nn.mlp import SwiGLU
 from smallmind.nn.rmsnorm import RMSNorm
 from smallmind.settings.presets import ARCHITECTURES
+from tests.architectures import BROUGHT
 
 T, V = 24, 31
 VARIANTS = {
     **ARCHITECTURES,
+    **BROUGHT,
     "shared keys": {**ARCHITECTURES["llama"], "n_kv_head": 2},
     "wide heads": {**ARCHITECTURES["llama"], "n_kv_head": 2, "head_size": 15},
     "narrow heads": {**ARCHITECTURES["modern"], "head_size": 2},
@@ -21,6 +23,16 @@ VARIANTS = {
     "no positions": {**ARCHITECTURES["llama"], "position": "none"},
     "documents": {**ARCHITECTURES["modern"], "document_token": 3},
     "learned, documents": {**ARCHITECTURES["gpt2"], "document_token": 3},
+    "windows": {**ARCHITECTURES["llama"], "part_settings": {"window": 4}},
+    "windows in one block": {
+        **ARCHITECTURES["modern"],
+        "document_token": 3,
+        "part_settings": {"window": 5, "window_layers": (1, 0), "score_divisor": 4.0},
+    },
+    "learned, windows": {
+        **ARCHITECTURES["gpt2"],
+        "part_settings": {"window": 5, "window_layers": (0, 1)},
+    },
 }
 
 
@@ -89,6 +101,30 @@ def test_with_learned_positions_the_last_tokens_are_fed_again(variant, length):
         assert cache.start == end - begin <= length
         expected = model.forward(ids[:, begin:end])[:, -1]
         np.testing.assert_allclose(logits, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("part", [1, 2, 7])
+@pytest.mark.parametrize("variant", ["windows", "windows in one block", "learned, windows"])
+def test_layers_with_a_window_keep_little_more(variant, part, backend, monkeypatch):
+    """Also where a prompt is longer than the window, and read in several parts."""
+    monkeypatch.setattr("smallmind.nn.cache.WINDOW_PART", part)
+    model, ids = new_model(variant, backend), tokens(2, T)
+    cache = KeyValueCache(model, 2)
+    of_layers = [values.shape[2] for _, values in cache._kept_tokens]
+    window = model.config.part_setting("window")
+    windows = [model.config.window_of(i) for i in range(2)]
+    assert of_layers == [T if x is None else window + part - 1 for x in windows]
+    assert 2 * cache_bytes(model.config, T) * model.workspace.dtype().nbytes == 4 * cache.nbytes
+    expected, begin = model.forward(ids), 0
+    for count in (7, 1, 8, 1, 3, 4):
+        logits = model.decode(ids[:, begin : begin + count], cache)
+        begin += count
+        np.testing.assert_allclose(logits, expected[:, begin - 1], atol=1e-5)
+        if begin == 8:
+            cache.copy(0, [1])
+            ids[1], expected = ids[0], expected[:1].repeat(2, axis=0)
+    assert begin == T
 
 
 def test_a_cache_can_be_continued_in_several_ways():

@@ -6,6 +6,7 @@ import pytest
 from smallmind import KeyValueCache, TransformerModel
 from smallmind.settings.config import Adapter, Precision
 from smallmind.settings.presets import ARCHITECTURES
+from tests.architectures import BROUGHT
 
 GPT2, LLAMA, MODERN = (ARCHITECTURES[name] for name in ("gpt2", "llama", "modern"))
 MODELS = {
@@ -15,6 +16,7 @@ MODELS = {
     "Qwen3, untied": {**LLAMA, "n_kv_head": 1, "qk_norm": True, "tie_weights": False},
     "Arcee": {**LLAMA, "mlp": "relu2"},
     "modern": {**MODERN, "x0_scalars": True, "logit_softcap": 15.0, "bigram_rows": 90},
+    **BROUGHT,
     "odd sizes": {**LLAMA, "mlp_width": 83, "head_size": 20},
 }
 V, T, STEPS = 61, 24, 3

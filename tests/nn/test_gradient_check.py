@@ -1,20 +1,22 @@
 """The gradient check itself: it passes right gradients, and names those wrong by 0.1 %."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from smallmind import InputError, ModelConfig, Precision, TransformerModel, gradient_check
+from smallmind import InputError, ModelConfig, Precision, TransformerModel, gradient_check, parts
 from smallmind.kernels import compiled, reference
 from smallmind.nn.attention import Attention
-from smallmind.nn.block import Block
+from smallmind.nn.block import Block, ParallelBlock, SandwichBlock
 from smallmind.nn.documents import Documents
-from smallmind.nn.embedding import Embedding
+from smallmind.nn.embedding import Embedding, ScaledEmbedding
 from smallmind.nn.head import TiedHead
 from smallmind.nn.layer import Norm
 from smallmind.nn.layernorm import LayerNorm
 from smallmind.nn.layers import build_linear
 from smallmind.nn.linear import Linear
-from smallmind.nn.mlp import MLP, SquaredReLU, SwiGLU
+from smallmind.nn.mlp import MLP, ExactGELU, GeGLU, SquaredReLU, SwiGLU
 from smallmind.nn.parameters import ONES, Role
 from smallmind.nn.position import Position
 from smallmind.nn.projection import Projection
@@ -180,8 +182,8 @@ def attention(scope):
     return Attention(scope, *shared(scope), None, 0)
 
 
-def block(scope):
-    return Block(scope, *shared(scope), None, None, 0)
+def block(scope, kind=Block):
+    return kind(scope, *shared(scope), None, None, 0)
 
 
 LAYERS = {
@@ -190,11 +192,16 @@ LAYERS = {
     "gelu": (MLP, ()),
     "relu2": (SquaredReLU, ()),
     "swiglu": (SwiGLU, ()),
+    "gelu-erf": (ExactGELU, ()),
+    "geglu": (GeGLU, ()),
     "linear": (lambda scope: Linear(scope, (12, 3)), ()),
     "projection": (lambda scope: Projection(scope, 12), (ROWS,)),
     "attention": (attention, (ROWS.reshape(2, 4, -1),)),
     "block": (block, (ROWS.reshape(2, 4, -1),)),
+    "sandwich": (partial(block, kind=SandwichBlock), (ROWS.reshape(2, 4, -1),)),
+    "parallel": (partial(block, kind=ParallelBlock), (ROWS.reshape(2, 4, -1),)),
     "embedding": (Embedding, (IDS,)),
+    "scaled embedding": (ScaledEmbedding, (IDS,)),
     "tied head": (lambda scope: TiedHead(scope, Embedding(scope)), (ROWS,)),
     "head": (lambda scope: build_linear(scope, (12, 11), role=Role.HEAD, bias=False), (ROWS,)),
     "soft cap": (SoftCap, (ROWS,)),
@@ -211,7 +218,7 @@ def config(**settings):
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_layer_of_the_package_passes(name, backend, dropout):
     make, inputs = LAYERS[name]
-    settings = config(mlp=name if name in ("relu2", "swiglu") else "gelu", dropout=dropout)
+    settings = config(mlp=name if name in parts.MLPS else "gelu", dropout=dropout)
     found = gradient_check(make, *inputs, config=settings, backend=backend)
     assert found.ok, found
     assert found.tolerance == (1e-6 if backend == "numpy" else 1e-3)

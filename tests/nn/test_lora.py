@@ -10,12 +10,14 @@ from smallmind.nn.lora import low_rank_product
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.settings.config import Adapter, ModelConfig, TrainingConfig
 from smallmind.settings.presets import ARCHITECTURES
+from tests.architectures import BROUGHT
 
 LLAMA = {**ARCHITECTURES["llama"], "n_kv_head": 2, "qk_norm": True}
 BIASED = {**LLAMA, "bias": True, "tie_weights": True}
 MODERN = {**ARCHITECTURES["modern"], "x0_scalars": True, "logit_softcap": 15.0}
 UNTIED = {"tie_weights": False, "dropout": 0.2}
 SETTINGS = [{}, LLAMA, BIASED, MODERN, UNTIED, {"mlp": "relu2", "bias": False}]
+SETTINGS += BROUGHT.values()
 EVERYWHERE = Adapter(3, 5.0, on=("attention", "mlp", "head"))
 ADAPTER = Adapter(2, 4.0)
 

@@ -12,9 +12,10 @@ from smallmind.nn.recompute import RecomputePlan
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.text.dataset import Batch
 from smallmind.training.anomaly import detect_anomaly
+from tests.architectures import BROUGHT
 
 V, T = 11, 23
-ARCHS = ARCHITECTURES | {
+ARCHS = {**ARCHITECTURES, **BROUGHT} | {
     "everything": ARCHITECTURES["modern"]
     | {"x0_scalars": True, "n_kv_head": 1, "logit_softcap": 3.0, "bigram_rows": 50},
     "positions and pairs": ARCHITECTURES["gpt2"] | {"bigram_rows": 2**14},

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import json
+import math
 import pkgutil
 import re
 from dataclasses import replace
@@ -13,7 +14,6 @@ import pytest
 from smallmind import (
     CheckpointManager,
     InputError,
-    KeyValueCache,
     ModelConfig,
     Precision,
     TransformerModel,
@@ -24,8 +24,6 @@ from smallmind import (
 from smallmind.files import safetensors
 from smallmind.nn.attention import Attention
 from smallmind.nn.layer import Layer
-from smallmind.nn.position import Position
-from smallmind.nn.rope import RotaryPosition
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.settings.settings import Settings
 
@@ -34,6 +32,13 @@ EVERYTHING = {"norm": "rmsnorm", "position": "rope", "mlp": "relu2", "bias": Fal
 EVERYTHING |= {"n_kv_head": 1, "head_size": 7, "value_residual": True, "x0_scalars": True}
 EVERYTHING |= {"bigram_rows": 2**16, "logit_softcap": 3.0}
 DOCUMENTS = {"document_token": 3}
+ROPE = {"position": "rope"}
+WINDOWS = {"window": 3, "window_layers": (1, 0)}
+BY_BLOCK = {**WINDOWS, "rotary_layers": (1, 1, 0), "window_theta": 50.0}
+# Blocks of Gemma and GPT-NeoX have no shortcuts elsewhere.
+SHORTCUTS = {"value_residual": True, "x0_scalars": True, "bigram_rows": 2**16}
+SANDWICH = {"norm": "rmsnorm", "part_settings": {"block": "sandwich", "embedding": "scaled"}}
+PARALLEL = {"part_settings": {"block": "parallel"}}
 PARTS = {
     "none": {},
     "untied": {"tie_weights": False},
@@ -46,6 +51,8 @@ PARTS = {
     "no positions": {"position": "none"},
     "relu2": {"mlp": "relu2"},
     "swiglu": {"mlp": "swiglu"},
+    "exact gelu": {"mlp": "gelu-erf"},
+    "geglu": {"mlp": "geglu"},
     "width": {"mlp": "swiglu", "mlp_width": 5},
     "two key-value heads": {"n_kv_head": 2},
     "one key-value head": {"n_kv_head": 1},
@@ -60,10 +67,30 @@ PARTS = {
     "soft cap": {"logit_softcap": 2.0},
     "llama": LLAMA,
     "everything": EVERYTHING,
+    "scaled embedding": {"part_settings": {"embedding": "scaled"}},
+    "sandwich": SANDWICH,
+    "sandwich of everything": {**EVERYTHING, **SANDWICH},
+    "parallel": PARALLEL,
+    "parallel with shortcuts": {**PARALLEL, **SHORTCUTS},
+    "not parallel": {"part_settings": {"block": "parallel", "parallel_residual": False}},
     "documents": DOCUMENTS,
     "documents without positions": {"position": "none", **DOCUMENTS},
     "llama in documents": LLAMA | DOCUMENTS,
     "everything in documents": EVERYTHING | DOCUMENTS,
+    "windows": {"part_settings": WINDOWS},
+    "biases of queries, keys and values": LLAMA | {"part_settings": {"qkv_bias": True}},
+    "other biases": {"part_settings": {"qkv_bias": False}},
+    "scale of scores": {"part_settings": {"score_divisor": 11.0}},
+    "rotated first channels": {**ROPE, "head_size": 10, "part_settings": {"rotary_share": 0.4}},
+    "rotated first channels, normalised": {
+        **ROPE,
+        "qk_norm": True,
+        "head_size": 8,
+        "part_settings": {"rotary_share": 0.5},
+    },
+    "slower rotations": {**ROPE, "part_settings": {"rope_scaling": ("linear", 4.0)}},
+    "Llama 3.1": {**ROPE, "part_settings": {"rope_scaling": ("llama3", 8.0, 0.1, 4.0, 16)}},
+    "everything by block": EVERYTHING | DOCUMENTS | {"part_settings": BY_BLOCK},
 }
 V, T = 11, 6
 
@@ -116,7 +143,12 @@ def test_compiled_kernels_match_plain_numpy(part, n_embd):
         ("none", "numpy", "float32"),
         *(("none", "numba", precision) for precision in ("float32", "float16", "bfloat16")),
         *((part, "numba", "float32") for part in ("llama", "everything in documents")),
+        *((part, "numba", "float32") for part in ("sandwich of everything", "not parallel")),
+        ("sandwich", "numba", "bfloat16"),
+        ("parallel with shortcuts", "numba", "float32"),
+        ("parallel", "numba", "bfloat16"),
         ("everything", "numba", "float32"),
+        ("everything by block", "numba", "float32"),
     ],
 )
 @pytest.mark.parametrize("interval", [1, 2, 3, 99])
@@ -144,7 +176,9 @@ def test_micro_batches_change_only_rounding(part):
     ("precision", "scale", "error"),
     [(Precision.FLOAT16, 1024.0, 1e-2), (Precision.BFLOAT16, 1.0, 6e-2)],
 )
-@pytest.mark.parametrize("part", ["llama", "everything"])
+@pytest.mark.parametrize(
+    "part", ["llama", "everything", "sandwich", "parallel", "geglu", "everything by block"]
+)
 def test_16_bits_match_float32_up_to_rounding(part, precision, scale, error):
     model = make(48, noise=0.05, **PARTS[part])
     _, exact = gradients(model)
@@ -299,84 +333,99 @@ def test_the_final_gain_starts_at_one_unless_a_tied_head_needs_less(arch, settin
     assert (gain["blocks.0.mlp_norm.weight"] == 1).all()
 
 
-class BiasedAttention(Attention):
-    """Attention with biases on queries, keys and values in a model without others."""
+class UnscaledAttention(Attention):
+    """Attention whose scores are the products of queries and keys."""
 
-    qkv_bias = True
+    def __init__(self, scope, *arguments):
+        super().__init__(scope, *arguments)
+        self.scale = 1.0
 
 
 @pytest.fixture
-def biased(monkeypatch):
+def unscaled(monkeypatch):
     """The config of a model with an attention of its own."""
-    monkeypatch.setitem(parts.ATTENTIONS, "biased", f"{__name__}:BiasedAttention")
-    return ModelConfig(31, 12, 2, 4, 24, **LLAMA, part_settings={"attention": "biased"})
+    monkeypatch.setitem(parts.ATTENTIONS, "unscaled", f"{__name__}:UnscaledAttention")
+    settings = {"attention": "unscaled", "qkv_bias": True, "window_layers": [1, 0]}
+    return ModelConfig(31, 12, 2, 4, 24, **LLAMA, part_settings=settings)
 
 
-def test_an_architecture_may_bring_a_part_of_its_own(biased, tmp_path):
-    model = TransformerModel(biased, backend="numpy", dtype=np.float64)
+def test_an_architecture_may_bring_a_part_of_its_own(unscaled, tmp_path):
+    model = TransformerModel(unscaled, backend="numpy", dtype=np.float64)
     assert [name for name in model.parameters if name.endswith("bias")] == [
         f"blocks.{i}.attention.qkv.bias" for i in range(2)
     ]
     assert gradient_check(model)
-    model = TransformerModel(biased)
+    model = TransformerModel(unscaled)
     assert model.workspace.new_recording is None  # it does not declare that it only calls kernels
     model.save(tmp_path / "model")
     loaded = TransformerModel.load(tmp_path / "model")
-    assert loaded.config == biased and hash(loaded.config) == hash(biased)
+    assert loaded.config == unscaled and hash(loaded.config) == hash(unscaled)
     assert loaded.config != ModelConfig(31, 12, 2, 4, 24, **LLAMA)
+    scaled = {**dict(unscaled.part_settings), "attention": "causal", "score_divisor": 1.0}
+    ids = batch()[0]
+    same = TransformerModel(replace(unscaled, part_settings=scaled))
+    np.testing.assert_array_equal(model.forward(ids), same.forward(ids))
 
 
-class RotatesEverySecondBlock(RotaryPosition):
-    """Rotated queries and keys in blocks 0, 2, ..., no positions in the others."""
-
-    def __init__(self, scope):
-        super().__init__(scope)
-        self.unrotated = Position(scope)
-
-    def in_block(self, number):
-        return self.unrotated if number % 2 else self
+SET = [name for name, part in PARTS.items() if "block" not in part.get("part_settings", "block")]
 
 
-class WindowedAttention(Attention):
-    """Attention that sees as many tokens as `part_settings` says, in blocks 0, 2, ..."""
-
-    def __init__(self, scope, *arguments):
-        super().__init__(scope, *arguments)
-        self.window = dict(scope.config.part_settings)["window"]
-
-    @property
-    def firsts(self):
-        if self.layer % 2:
-            return super().firsts
-        workspace, cache = self.workspace, self.workspace.cache
-        B = len(cache.starts) if cache else len(self.qkv) // workspace.T
-        places = workspace.starts.reshape(-1, 1) + np.arange(workspace.T) - self.window + 1
-        return np.ascontiguousarray(np.broadcast_to(np.maximum(places, 0), (B, workspace.T)), "i4")
+@pytest.mark.parametrize("name", SET)
+def test_settings_of_parts_change_what_a_model_computes(name):
+    model = make(**PARTS[name])
+    same = {key: value for key, value in PARTS[name].items() if key != "part_settings"}
+    other = make(**same)
+    for parameter, values in model.parameters.items():
+        if parameter in other.parameters:
+            other.parameters[parameter][...] = values
+    ids = batch()[0]
+    assert np.abs(model.forward(ids) - other.forward(ids)).max() > 1e-3
 
 
-@pytest.mark.parametrize("qk_norm", [False, True])
-def test_blocks_may_differ_in_rotation_and_window(monkeypatch, qk_norm):
-    monkeypatch.setitem(parts.POSITIONS, "second", f"{__name__}:RotatesEverySecondBlock")
-    monkeypatch.setitem(parts.ATTENTIONS, "windowed", f"{__name__}:WindowedAttention")
-    fields = {**LLAMA, "position": "second", "qk_norm": qk_norm}
-    config = ModelConfig(31, 12, 2, 4, 24, **fields)
-    windowed = replace(config, part_settings={"attention": "windowed", "window": 4})
-    ids = np.random.default_rng(1).integers(0, 31, (2, 12))
-    usual = TransformerModel(31, 12, 24, 2, 4, **{**fields, "position": "rope"}).forward(ids)
-    for model in map(TransformerModel, (config, windowed)):
-        assert gradient_check(model)
-        logits, cache = model.forward(ids), KeyValueCache(model, 2)
-        assert not np.allclose(logits, usual, atol=1e-4)
-        for t in range(12):
-            decoded = model.decode(ids[:, t : t + 1], cache)
-            np.testing.assert_allclose(decoded, logits[:, t], atol=1e-5)
-        usual = logits
+def test_blocks_with_a_window_see_the_last_tokens_alone():
+    model = TransformerModel(V, 40, 12, 1, 4, position="rope", part_settings={"window": 5})
+    model.flat.data += np.random.default_rng(1).normal(0, 0.3, model.flat.data.size)
+    ids = np.random.default_rng(1).integers(0, V, (2, 40)).astype(np.int32)
+    changed = ids.copy()
+    changed[:, :20] = (ids[:, :20] + 1) % V
+    found, other = model.forward(ids), model.forward(changed)
+    assert np.abs(found[:, 23] - other[:, 23]).max() > 1e-4  # sees 19 to 23
+    np.testing.assert_array_equal(found[:, 24:], other[:, 24:])
 
 
-def test_files_mention_part_settings_only_where_there_are_any(biased):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"window": 0}, "window=0 must be at least 1"),
+        ({"window": 2.5}, "window=2.5 must be a whole number"),
+        ({"window_layers": 1}, "window_layers=1 must be a list of 0 and 1"),
+        ({"rotary_layers": [1, 2]}, "rotary_layers=.* must be a list of 0 and 1"),
+        ({"rotary_layers": []}, "rotary_layers=.* must be a list of 0 and 1"),
+        ({"rotary_share": 0.0}, "rotary_share=0.0 must be above 0"),
+        ({"score_divisor": -1.0}, "score_divisor=-1.0 must be above 0"),
+        ({"window_theta": math.inf}, "window_theta=inf must be"),
+        ({"qkv_bias": "yes"}, "qkv_bias='yes' must be true or false"),
+        ({"rope_scaling": ["yarn", 4.0]}, "rope_scaling=.*yarn.* must be linear"),
+        ({"rope_scaling": ["linear", "4"]}, "rope_scaling=.* must be linear"),
+        ({"rope_scaling": ["llama3", 8, 4, 4, 8192]}, "a low and a higher frequency factor"),
+    ],
+)
+def test_settings_of_parts_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        ModelConfig(part_settings=settings)
+
+
+def test_lists_by_block_are_the_same_however_often_they_are_repeated():
+    lists = [{"rotary_layers": (1, 0, 1) * n} for n in (1, 2, 4)]
+    assert len({ModelConfig(part_settings=settings) for settings in lists}) == 1
+    config = ModelConfig(part_settings=lists[1])
+    assert [config.of_block("rotary_layers", i) for i in range(5)] == [1, 0, 1, 1, 0]
+
+
+def test_files_mention_part_settings_only_where_there_are_any(unscaled):
     assert "part_settings" not in Settings().to_dict()["model"]
-    saved = json.loads(json.dumps(Settings(model=biased).to_dict()))
-    assert Settings.from_dict(saved).model == biased
+    saved = json.loads(json.dumps(Settings(model=unscaled).to_dict()))
+    assert Settings.from_dict(saved).model == unscaled
 
 
 @pytest.mark.parametrize("wrong", [3, "word", {"a b": 1}, {"a": {}}, [["a"]], {1: 2}])

@@ -9,6 +9,7 @@ from smallmind.nn.parameters import Role
 from smallmind.parts import QUANTISED
 from smallmind.settings.config import Adapter
 from smallmind.settings.presets import ARCHITECTURES
+from tests.architectures import BROUGHT
 
 BLOCKS = {name: DTYPES[name] for name in QUANTISED}
 GPT2, LLAMA, MODERN = (ARCHITECTURES[name] for name in ("gpt2", "llama", "modern"))
@@ -19,6 +20,7 @@ MODELS = {
     "Qwen3, untied": {**LLAMA, "n_kv_head": 1, "qk_norm": True, "tie_weights": False},
     "Arcee": {**LLAMA, "mlp": "relu2"},
     "modern": {**MODERN, "x0_scalars": True, "logit_softcap": 15.0, "bigram_rows": 90},
+    **BROUGHT,
     "odd sizes": {**LLAMA, "mlp_width": 80, "head_size": 20},  # 80 and 40 are no whole blocks
 }
 V, T = 61, 24

@@ -16,13 +16,20 @@ from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.recorded_passes import MAX_RECORDINGS, MIN_PASSES
 from smallmind.nn.workspace import Pass
 from smallmind.settings.presets import ARCHITECTURES
+from tests.architectures import BROUGHT
 from tests.threads import in_threads, on_threads
 
 T, V = 12, 31
 ENOUGH = MIN_PASSES + 2  # passes after which they are repeated
 VARIANTS = {
     **ARCHITECTURES,
+    **BROUGHT,
     "untied": {**ARCHITECTURES["llama"], "tie_weights": False},
+    "windows": {
+        **ARCHITECTURES["modern"],
+        "document_token": 3,
+        "part_settings": {"window": 5, "window_layers": (1, 0), "window_theta": 50.0},
+    },
     "documents": {**ARCHITECTURES["modern"], "document_token": 3, "logit_softcap": 5.0},
 }
 

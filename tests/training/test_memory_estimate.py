@@ -49,6 +49,7 @@ from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.evaluation import evaluate, evaluate_held_out
 
 LLAMA = {**ARCHITECTURES["llama"], "n_kv_head": 2, "qk_norm": True}
+WINDOWS = {"part_settings": {"window": 7, "window_layers": (1, 0), "window_theta": 50.0}}
 EVERYTHING = {
     **ARCHITECTURES["modern"],
     "x0_scalars": True,
@@ -125,6 +126,7 @@ RUNS = [
     (ModelConfig(65, 64, 2, 3, 96), 50, 50, 1800, {"epochs": 1, "prefetch": 3}),
     (ModelConfig(65, 24, 3, 4, 48, **LLAMA), 5, None, 900, {"steps": 1}),
     (ModelConfig(65, 24, 5, 4, 48, **EVERYTHING), 5, 3, 900, {"steps": 2}),
+    (ModelConfig(65, 24, 5, 4, 48, **EVERYTHING, **WINDOWS), 5, 3, 900, {"steps": 2}),
     (ModelConfig(65, 24, 4, 4, 48, document_token=3), 5, 2, 900, {"steps": 2}),
     (ModelConfig(65, 24, 3, 4, 50, head_size=21, **LLAMA), 5, None, 900, {"steps": 1}),
     (ModelConfig(65, 24, 3, 4, 48, head_size=5, **EVERYTHING), 5, 3, 900, {"steps": 2}),

@@ -19,7 +19,6 @@ from smallmind.kernels.attention.layout import (
     prefetch_rows_to_write,
     row_elements,
     row_of_share,
-    score_scale,
     seen_keys,
     share_of_rows,
     where_seen,
@@ -46,9 +45,10 @@ from smallmind.kernels.dropout import Mask, mask_of_head
 
 
 def attention_backward(
-    dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None
+    dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None, scale=None
 ):
-    firsts, drops, shape = arguments_of(qkv, out, logsumexp, key, probability, first_row, firsts)
+    masked = key, probability, first_row, firsts
+    firsts, drops, shape = arguments_of(qkv, out, logsumexp, *masked, scale)
     products.load(qkv)
     rows = scratch(threads(), scratch_size(shape.T, shape.D))
     _attention_backward(dqkv, dout, out, logsumexp, qkv, rows, firsts, drops, shape)
@@ -249,7 +249,7 @@ def _softmax_backward(x, own, head, first, i, keys, mask):
     """
     query, left, zero = first + i, keys.left, broadcast(np.float32(0))
     seen = seen_keys(head, query, keys)
-    scale = broadcast(score_scale(head))
+    scale = broadcast(head.scale)
     vectors = Vectors(scale, zero - load(own.logsumexp, i), (zero - load(own.delta, i)) * scale)
     place = QueryPlace(head, query, i, left)
     for key in range(left, seen.begin, 2):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import prange
 
+from smallmind.kernels.attention.layout import score_scale
 from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.scratch import scratch
@@ -37,7 +38,10 @@ _NO_FIRSTS = np.empty((0, 0), np.int32)
 
 
 class CacheSizes(NamedTuple):
-    """T new tokens of B sequences; H heads of queries, G of keys and values; room for S tokens."""
+    """T new tokens of B sequences; H heads of queries, G of keys and values; room for S tokens.
+
+    And the scale of scores.
+    """
 
     B: int
     T: int
@@ -45,22 +49,23 @@ class CacheSizes(NamedTuple):
     G: int
     D: int
     S: int
+    scale: np.float32
 
 
 def keep_keys_values(keys, values, qkv, starts, slots):
     _, G, S, D = values.shape
     B = len(slots)
-    sizes = CacheSizes(B, len(qkv) // B, qkv.shape[1] // D - 2 * G, G, D, S)
+    sizes = CacheSizes(B, len(qkv) // B, qkv.shape[1] // D - 2 * G, G, D, S, np.float32(0))
     _keep(keys, values, qkv, starts, slots, sizes)
 
 
 @parallel_jit
 def _keep(keys, values, qkv, starts, slots, sizes):
-    B, T, H, G, D, S = sizes
-    width = (H + 2 * G) * D
-    for number in prange(B * G * T):
+    B, T, H, G, D, S, _ = sizes
+    width, kept = (H + 2 * G) * D, min(T, S)
+    for number in prange(B * G * kept):
         index = np.int64(number)
-        b, g, t = index // (G * T), index // T % G, index % T
+        b, g, t = index // (G * kept), index // kept % G, T - kept + index % kept
         place, source = (starts[b] + t) % S, (b * T + t) * width + (H + g) * D
         head = slots[b] * G + g
         panel = (head * ceil_div(S, PANEL) + place // PANEL) * D * PANEL + place % PANEL
@@ -77,18 +82,18 @@ def _keep_one(panel, row, key, value, D):
         store_up_to(row, d, load_up_to(value, d, min(LANES, D - d)), min(LANES, D - d))
 
 
-def cached_attention(out, qkv, keys, values, starts, slots, firsts=None):
+def cached_attention(out, qkv, keys, values, starts, slots, firsts=None, scale=None):
     _, G, S, D = values.shape
     B, H = len(slots), out.shape[1] // D
     rows = scratch(threads(), round_up(S, PANEL) + 2 * round_up(D, LANES))
     firsts = _NO_FIRSTS if firsts is None else firsts
-    sizes = CacheSizes(B, len(out) // B, H, G, D, S)
+    sizes = CacheSizes(B, len(out) // B, H, G, D, S, score_scale(scale, D))
     _attention(out, qkv, keys, values, starts, slots, firsts, rows, sizes)
 
 
 @parallel_jit
 def _attention(out, qkv, keys, values, starts, slots, firsts, scratch, sizes):
-    B, T, H, G, D, S = sizes
+    B, T, H, G, D, S, _ = sizes
     workers, heads = scratch.shape[0], B * T * H
     for worker in prange(workers):
         own = at(scratch, worker * scratch.shape[1])
@@ -115,10 +120,9 @@ def _attend(out, query, keys, values, first, last, own, sizes):
     """Computes one query of a head, over the tokens first..last. Takes pointers."""
     D, S = sizes.D, sizes.S
     q, total = at(own, round_up(S, PANEL)), at(own, round_up(S, PANEL) + round_up(D, LANES))
-    scale = np.float32(1 / np.sqrt(D))
     for d in range(0, D, LANES):
         count = min(LANES, D - d)
-        store(q, d, load_up_to(query, d, count) * scale)
+        store(q, d, load_up_to(query, d, count) * sizes.scale)
         store(total, d, broadcast(np.float32(0)))
     # The places of the tokens, which may continue at the beginning.
     begin, end = first % S, first % S + last - first

@@ -25,7 +25,6 @@ from smallmind.kernels.attention.layout import (
     prefetch_rows_to_write,
     row_elements,
     row_of_share,
-    score_scale,
     seen_keys,
     share_of_rows,
     where_seen,
@@ -53,8 +52,9 @@ from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.dropout import Mask, mask_of_head
 
 
-def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None):
-    firsts, drops, shape = arguments_of(qkv, out, logsumexp, key, probability, first_row, firsts)
+def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None, scale=None):
+    masked = key, probability, first_row, firsts
+    firsts, drops, shape = arguments_of(qkv, out, logsumexp, *masked, scale)
     products.load(qkv)
     rows = scratch(threads(), sum(_sizes(shape.T, shape.D)))
     _attention(out, logsumexp, qkv, rows, firsts, drops, shape)
@@ -114,7 +114,7 @@ def _attention_rows(out, logsumexp, qkv, head, following, begin, end, own, mask)
     2018).
     """
     D, width, C, D_row = head.D, head.width, head.C, round_up(head.D, LANES)
-    scale = score_scale(head)
+    scale = head.scale
     unit, block = products.padding_unit(qkv), products.keys_per_block(qkv)
     start = first_key(head, begin) // block * block
     all_keys, all_values = products.pack_keys_and_values(qkv, own, head, start, end)

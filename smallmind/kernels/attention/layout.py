@@ -39,24 +39,31 @@ class AttentionShape(NamedTuple):
     G: int
     D: int
     has_documents: bool
+    scale: np.float32  # of the products of queries and keys
 
 
-def attention_shape(qkv, out, logsumexp, firsts):
+def attention_shape(qkv, out, logsumexp, firsts, scale):
     """qkv (B T, (H + 2 G) D), out (B T, H D), logsumexp (B, H, T) -> their sizes.
 
-    And whether there are firsts (B, T).
+    And whether there are firsts (B, T), and the scale of scores.
     """
     B, H, T = logsumexp.shape
     D = out.shape[1] // H
-    return AttentionShape(B, T, H, (qkv.shape[1] // D - H) // 2, D, firsts is not None)
+    G = (qkv.shape[1] // D - H) // 2
+    return AttentionShape(B, T, H, G, D, firsts is not None, score_scale(scale, D))
 
 
-def arguments_of(qkv, out, logsumexp, key, probability, first_row, firsts):
+def score_scale(scale, D):
+    """Returns the scale of scores, by default 1 / sqrt(D)."""
+    return np.float32(1 / np.sqrt(D) if scale is None else scale)
+
+
+def arguments_of(qkv, out, logsumexp, key, probability, first_row, firsts, scale):
     """The arguments of `attention` -> those of the compiled passes, besides arrays and scratch.
 
     The first key that each query sees, Drops and the Shape.
     """
-    shape = attention_shape(qkv, out, logsumexp, firsts)
+    shape = attention_shape(qkv, out, logsumexp, firsts, scale)
     # An array in any case: kernels are compiled for one type only.
     firsts = _ONE_DOCUMENT if firsts is None else firsts
     return firsts, drops(key, probability, first_row), shape
@@ -76,6 +83,7 @@ class HeadIndices(NamedTuple):
     logsumexp: int  # in logsumexp (B, H, T)
     firsts: Any  # a pointer to the first key that each query sees
     firsts_step: int  # between those of two queries; 0: the same for all
+    scale: np.float32  # of the products of queries and keys
 
 
 @jit
@@ -108,6 +116,7 @@ def head_at(index, shape, firsts):
         index * T,
         at(firsts, b * T * step),
         step,
+        shape.scale,
     )
 
 
@@ -115,12 +124,6 @@ def head_at(index, shape, firsts):
 def first_key(head, query):
     """Returns the first key that a query sees. It never decreases from one query to the next."""
     return np.int64(head.firsts[query * head.firsts_step])
-
-
-@inline_jit
-def score_scale(head):
-    """Returns 1 / sqrt(D), by which the products of queries and keys are scaled."""
-    return np.float32(1 / np.sqrt(head.D))
 
 
 class HeadOperands(NamedTuple):
