@@ -6,6 +6,7 @@ from pathlib import Path
 
 from smallmind.cli.console import Console, shorten
 from smallmind.console import activity
+from smallmind.settings.architectures import PUBLISHED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR|FILE",
         help="a directory with config.json, tokenizer.json and .safetensors, or a .gguf file, of "
-        "GPT-2, Llama, Qwen3 or Arcee; or a directory of PEFT, with adapter_config.json. A "
+        f"{', '.join(known.name for known in PUBLISHED)}; or a directory of PEFT, with adapter_config.json. A "
         "published model is fetched with `hf download OWNER/NAME --local-dir NAME`, of the "
         "package huggingface_hub",
     )

@@ -3,6 +3,7 @@
 Format: https://github.com/huggingface/peft, "src/peft/utils/save_and_load.py".
 """
 
+import dataclasses
 import json
 import math
 import re
@@ -21,6 +22,7 @@ from smallmind.files import durable, safetensors
 from smallmind.kernels.number_types import BFLOAT16, to_float32
 from smallmind.nn.adapter import SavedAdapter
 from smallmind.nn.loading import Base
+from smallmind.settings.architectures import Layout
 from smallmind.settings.config import ModelConfig
 from smallmind.text.tokenizer import Tokenizer
 
@@ -50,7 +52,7 @@ class Peft(AdapterFormat):
         durable.check_new_directory(path)
 
     def write(self, path: Path, adapter: SavedAdapter) -> None:
-        layout = architecture_of(adapter.config).tensors
+        layout = _layout(adapter.config)
         pairs = dict(pairs_of(adapter, layout))
         tensors = {}
         for name, pair in pairs.items():
@@ -72,6 +74,12 @@ class Peft(AdapterFormat):
         with durable.new_directory(path, (MODEL, CONFIG)):
             safetensors.write(path / MODEL, tensors, {"format": "pt"})
             durable.write(path / CONFIG, [json.dumps(config, indent=2).encode() + b"\n"])
+
+
+def _layout(config: ModelConfig) -> Layout:
+    """Returns the names of modules of transformers: all call the head so, whatever files do."""
+    layout = architecture_of(config).tensors
+    return dataclasses.replace(layout, names={**layout.names, "head": "lm_head"})
 
 
 def _endings(wanted: set[str], names: set[str]) -> list[str]:
@@ -127,7 +135,7 @@ class PeftDirectory(StoredAdapter):
             if a is None or b is None or a.ndim != 2 or b.ndim != 2 or not len(a):
                 raise InputError(f"{self.path}: the adapter of {shown_value(name)} is incomplete")
             pairs[name] = Pair(a, b, self._scale(name, len(a)))
-        layout = architecture_of(config).tensors
+        layout = _layout(config)
         dropout = self._saved.get("lora_dropout", 0.0)
         return read_pairs(str(self.path), config, layout, pairs, dropout, base)
 

@@ -19,8 +19,11 @@ pytestmark = [
     pytest.mark.interop,
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
 ]
-GPT2_TARGETS = ["attn.c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"]
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+TARGETS = {
+    "GPT-2": ["attn.c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"],
+    "GPT-NeoX": ["query_key_value", "attention.dense", "dense_h_to_4h", "dense_4h_to_h"],
+}
+LLAMA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 STEPS, RATE = 20, 2e-4  # Adam divides a gradient by itself: roundings count by the rate
 
 
@@ -62,7 +65,7 @@ def test_peft_learns_the_same(tmp_path, name, tied):
     """Loss and gradients of A and B in 20 steps of AdamW, and the adapter that it saves."""
     base, theirs = base_of(tmp_path, name, tied)
     torch.manual_seed(1)
-    targets = GPT2_TARGETS if name.startswith("GPT-2") else TARGETS
+    targets = TARGETS.get(name.split(" with")[0], LLAMA_TARGETS)
     settings = peft.LoraConfig(
         r=3, lora_alpha=5.0, target_modules=targets, task_type="CAUSAL_LM",
         fan_in_fan_out=name.startswith("GPT-2"),

@@ -1,6 +1,7 @@
 """Exports come back: in each format, the same logits bit for bit, and the same tokens."""
 
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,9 @@ def test_a_model_comes_back_with_the_same_logits(tmp_path, name, tied, to):
     found, same = smallmind.load(path, backend="numpy")
     assert_same_logits(found, model)
     assert same.state() == CHAR.state()
-    assert found.config == model.config or name == "GPT-2 without biases"
+    has_head = to == "gguf" and name.startswith("GPT-NeoX")  # llama.cpp refuses it without
+    config = replace(model.config, tie_weights=tied and not has_head)
+    assert found.config == config or name == "GPT-2 without biases"
     prompt = TEXT[:9]
     assert smallmind.generate(found, same, prompt, max_tokens=9) == smallmind.generate(
         model, CHAR, prompt, max_tokens=9
