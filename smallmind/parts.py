@@ -81,6 +81,7 @@ TOKENIZERS = {
     "char": "smallmind.text.char_tokenizer:CharTokenizer",
     "byte": "smallmind.text.byte_tokenizer:ByteTokenizer",
     "bpe": "smallmind.text.bpe_tokenizer:BPETokenizer",
+    "hf": "smallmind.text.hf_tokenizer:HFTokenizer",
 }
 
 READERS = {  # by the suffix of a file; one with any other suffix is read like .txt
@@ -105,7 +106,9 @@ READERS = {  # by the suffix of a file; one with any other suffix is read like .
 
 # How conversations are written, for tokenizers that do not say so. The last of the `special` tokens
 # ends an answer. A template may also `begin` with a text, add a `system` turn where there is none,
-# strip what is said, and `lead` answers with a text that the model writes.
+# strip what is said, and `lead` answers with a text that the model writes. Roles may have other
+# `names`. One that `joins` has no system turn: that text and this are put before the first turn,
+# and users and assistants take turns. `digests` are those of Jinja that does the same.
 CHAT_TEMPLATES: dict[str, dict[str, Any]] = {
     "chatml": {
         "turns": "<|im_start|>{role}\n{text}<|im_end|>\n",
@@ -116,6 +119,16 @@ CHAT_TEMPLATES: dict[str, dict[str, Any]] = {
         "special": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
         "begin": "<|begin_of_text|>",
         "strips": True,
+    },
+    "gemma": {
+        "turns": "<start_of_turn>{role}\n{text}<end_of_turn>\n",
+        "special": ("<bos>", "<start_of_turn>", "<end_of_turn>"),
+        "begin": "<bos>",
+        "strips": True,
+        "names": {"assistant": "model"},
+        "joins": "\n\n",
+        # The template that Google publishes with Gemma 3.
+        "digests": ("c4e177c7845f808e375c987b9264431b2c92ec45c0ade99a7e4c55a9e251f7a0",),
     },
     "qa": {
         "turns": {

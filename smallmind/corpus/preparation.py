@@ -338,7 +338,8 @@ def _append(writer: ShardWriter, corpus: Corpus, plan: CorpusPlan, tokenizer: To
             done = plan.characters
         elif part == begun["part"]:
             done, tokens, last = begun["characters"], begun["tokens"], begun.get("last")
-        chunks = tokenizer.encode_chunks(_remaining(tokenizer.chunks(of_part), done, sha, lengths))
+        remaining = _remaining(tokenizer.chunks(of_part), done, sha, lengths)
+        chunks = tokenizer.encode_chunks(remaining, last)
         for ids in tokenizer.begin_documents(chunks, last):
             # The training part ends between documents, or after a number of tokens.
             train_ids = len(ids) * (part == 0) if plan.held_out else plan.train_tokens - tokens
@@ -346,7 +347,7 @@ def _append(writer: ShardWriter, corpus: Corpus, plan: CorpusPlan, tokenizer: To
             done += lengths.popleft()
             tokens, uncommitted = tokens + len(ids), uncommitted + len(ids)
             position = {"part": part, "characters": done, "tokens": tokens}
-            position |= {"last": int(ids[-1])} if tokenizer.beginning and len(ids) else {}
+            position |= {"last": int(ids[-1])} if len(ids) else {}
             writer.append(ids[:train_ids])
             writer.append(ids[train_ids:], position, held_out=True)
             if uncommitted >= TOKENS_PER_COMMIT:

@@ -18,6 +18,7 @@ from smallmind.nn.loading import Stored
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.architectures import Layout
 from smallmind.settings.config import ModelConfig
+from smallmind.text.hf_tokenizer import HFTokenizer
 from smallmind.text.tokenizer import Tokenizer
 
 MAX_PADDING = 2**16  # tokens
@@ -204,6 +205,8 @@ def padded(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
 
     Many models have more rows than tokens, a multiple of some number. InputError for fewer rows.
     """
+    if isinstance(tokenizer, HFTokenizer):
+        tokenizer = tokenizer.within(vocab_size)
     missing = vocab_size - tokenizer.vocab_size
     if missing == 0:
         return tokenizer

@@ -1,6 +1,9 @@
 """Tokenizers in the metadata of GGUF, as llama.cpp understands them."""
 
+import base64
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -9,12 +12,15 @@ from smallmind.checks import InputError, shown_value
 from smallmind.text.bpe_tokenizer import BPETokenizer
 from smallmind.text.byte_tokenizer import ByteTokenizer
 from smallmind.text.char_tokenizer import CharTokenizer
+from smallmind.text.hf_tokenizer import BYTE, HFTokenizer, model_type
+from smallmind.text.sentencepiece import SPACE, Pieces, contents_of, pairs
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.text.tokenizer_json import pair_of
+from smallmind.text.tokenizer_json import added_token, pair_of
 
 PREFIX = "tokenizer.ggml."
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, OF_BYTE = range(1, 7)  # types of tokens
 SPECIAL = (CONTROL, USER_DEFINED, UNUSED)
+READING = ("add_space_prefix", "remove_extra_whitespaces", "precompiled_charsmap")
 # llama.cpp's names of our patterns, and whether merges are ignored; the first is written.
 SPLITS = {
     "gpt-2": ("gpt2", False),
@@ -29,7 +35,12 @@ SPLITS = {
 
 def metadata_of(tokenizer: Tokenizer) -> dict[str, Any]:
     """Returns the keys that say how llama.cpp makes the same tokens."""
-    keys = _of_bpe(tokenizer) if isinstance(tokenizer, BPETokenizer) else _of_single(tokenizer)
+    if isinstance(tokenizer, BPETokenizer):
+        keys = _of_bpe(tokenizer)
+    elif isinstance(tokenizer, HFTokenizer):
+        keys = _of_pieces(tokenizer)
+    else:
+        keys = _of_single(tokenizer)
     return {f"{PREFIX}{key}": value for key, value in keys.items()}
 
 
@@ -66,6 +77,122 @@ def _of_bpe(tokenizer: BPETokenizer) -> dict[str, Any]:
         "add_bos_token": False,
         "add_eos_token": False,
     }
+
+
+def _of_pieces(tokenizer: HFTokenizer) -> dict[str, Any]:
+    """Describes SentencePiece's BPE and Unigram. InputError for all others.
+
+    llama.cpp knows BERT's tokens too, but it ends each text with [SEP].
+    """
+    model, pieces = tokenizer.contents["model"], list(tokenizer.pieces)
+    kind = {"BPE": "llama", "Unigram": "t5"}.get(model_type(model), "")
+    reading = _reading(tokenizer, kind)
+    if reading is None:
+        raise InputError(
+            "llama.cpp has no tokenizer that divides texts as this one does; export the model "
+            "with --to hf"
+        )
+    unknown = model.get("unk_id")
+    if kind != "t5":
+        unknown = model["vocab"].get(model.get("unk_token") or "<unk>")
+    types = np.full(len(pieces), NORMAL, np.int32)
+    for content, i in tokenizer.special.items():
+        types[i] = USER_DEFINED if content in tokenizer.shown else CONTROL
+    types[_isolated(tokenizer)] = USER_DEFINED
+    for i, piece in enumerate(pieces):
+        if not piece or piece == f"[PAD{i}]":
+            pieces[i], types[i] = f"[PAD{i}]", UNUSED
+        elif kind == "llama" and BYTE.fullmatch(piece):
+            types[i] = OF_BYTE
+        elif types[i] == USER_DEFINED:
+            pieces[i] = piece.replace(SPACE, " ")  # found before spaces are replaced
+    keys = {"model": kind, "pre": "default", "tokens": pieces, "token_type": types, **reading}
+    if unknown is not None:
+        keys["unknown_token_id"] = np.uint32(unknown)
+        types[unknown] = UNKNOWN
+    if kind == "llama":
+        keys["scores"] = _scores(tokenizer, types)
+    else:
+        scores = [score for _, score in model["vocab"]]
+        keys["scores"] = np.array(scores + [0.0] * (len(pieces) - len(scores)), np.float32)
+    if tokenizer.end_of_text is not None:
+        keys |= dict.fromkeys(("bos_token_id", "eos_token_id"), np.uint32(tokenizer.end_of_text))
+    return {**keys, "add_bos_token": False, "add_eos_token": False}
+
+
+def _isolated(tokenizer: HFTokenizer) -> list[int]:
+    """Returns the tokens that are found in texts before others, without being added to them."""
+    split = tokenizer.contents.get("pre_tokenizer") or {}
+    steps = [x for x in split.get("pretokenizers", []) if x["type"] == "Split"]
+    patterns = [x["pattern"].get("Regex", "") for x in steps if x["behavior"] == "Isolated"]
+    with suppress(re.error):  # a pattern of words
+        return [
+            i
+            for pattern in map(re.compile, patterns)
+            for i, piece in enumerate(tokenizer.pieces)
+            if piece and pattern.fullmatch(piece)
+        ]
+    return []
+
+
+def _reading(tokenizer: HFTokenizer, kind: str) -> dict[str, Any] | None:
+    """Returns the keys for what happens to a text before its tokens are looked for.
+
+    None if llama.cpp does something else.
+    """
+    model, normalizer = tokenizer.contents["model"], tokenizer.contents.get("normalizer") or {}
+    if not kind or bool(model.get("byte_fallback")) != (kind == "llama"):
+        return None
+    steps = [normalizer, *normalizer.get("normalizers", [])]
+    charsmap = next((x["precompiled_charsmap"] for x in steps if "precompiled_charsmap" in x), "")
+    texts = ["a", "A b,c", "1 2 "] + ([] if charsmap else ["\u00e9 \ufb01\n\u00bd"])
+    if not _isolated(tokenizer):  # among which two spaces may be
+        texts.append("A  b  ")
+    for prefix in (SPACE, ""):
+        for squeezes in (False, True):
+            if all(_joined(tokenizer, x) == _read(x, prefix, squeezes) for x in texts):
+                keys: dict[str, Any] = {"add_space_prefix": bool(prefix)}
+                if kind == "t5":
+                    keys["remove_extra_whitespaces"] = squeezes
+                    if charsmap:
+                        compiled = np.frombuffer(base64.b64decode(charsmap), np.uint8)
+                        keys["precompiled_charsmap"] = compiled
+                return keys if kind == "t5" or not squeezes else None
+    return None
+
+
+def _joined(tokenizer: HFTokenizer, text: str) -> str | None:
+    """-> what a model looks for tokens in; None if it is divided where a token could be."""
+    parts = tokenizer.divided(text)
+    is_free = len(parts) == 1 or not any(SPACE in piece[1:] for piece in tokenizer.pieces)
+    return "".join(parts) if is_free and all(x.startswith(SPACE) for x in parts[1:]) else None
+
+
+def _read(text: str, prefix: str, squeezes: bool) -> str:
+    text = " ".join(filter(None, text.split(" "))) if squeezes else text
+    return prefix + text.replace(" ", SPACE)
+
+
+def _scores(tokenizer: HFTokenizer, types: np.ndarray) -> np.ndarray:
+    """Returns the score of each token (V,): the higher, the earlier pairs of it are merged.
+
+    InputError if some are not: llama.cpp merges every pair that makes a token.
+    """
+    model = tokenizer.contents["model"]
+    vocabulary, merges = model["vocab"], [tuple(pair_of(x)) for x in model["merges"]]
+    merged, pieces = set(merges), tokenizer.pieces
+    _, lefts, rights = pairs(pieces, types == NORMAL)
+    for left, right in zip(lefts.tolist(), rights.tolist(), strict=True):
+        if (pieces[left], pieces[right]) not in merged:
+            raise InputError(
+                f"llama.cpp would merge {pieces[left]!r} and {pieces[right]!r}, which this "
+                "tokenizer does not; export the model with --to hf"
+            )
+    made = dict.fromkeys(left + right for left, right in merges)
+    scores = np.full(len(pieces), -len(made), np.float32)
+    for rank, piece in enumerate(made):
+        scores[vocabulary[piece]] = -rank
+    return scores
 
 
 def _of_single(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -114,14 +241,19 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:
             return _bpe(metadata, tokens)
         if model == "rwkv":
             return _single(metadata, tokens)
+        if model in ("llama", "t5"):
+            return HFTokenizer.from_json(
+                contents_of(_sentencepiece(metadata, tokens, model == "t5"))
+            )
+        if model == "bert":
+            return HFTokenizer.from_json(_word_pieces(metadata, tokens))
     except InputError:
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"its tokenizer is damaged: {error}") from None
-    kind = "'llama' (SentencePiece)" if model == "llama" else shown_value(model)
     raise InputError(
-        f"its tokenizer is of the kind {kind}; only byte-level BPE ('gpt2') and single characters "
-        "or bytes ('rwkv') are known here"
+        f"its tokenizer is of the kind {shown_value(model)}; known here are 'gpt2', 'llama', 't5', "
+        "'bert' and 'rwkv'"
     )
 
 
@@ -159,6 +291,61 @@ def _types(metadata: Mapping[str, Any], tokens: list[str]) -> np.ndarray:
     if types.shape != (len(tokens),):
         raise ValueError("it has other numbers of tokens and of their types")
     return types
+
+
+def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], is_unigram: bool) -> Pieces:
+    """Returns the tables of a SentencePiece model; BPE as transformers reads it."""
+    types, scores = _types(metadata, tokens).copy(), np.asarray(metadata[f"{PREFIX}scores"])
+    if scores.dtype.kind != "f" or scores.shape != types.shape:
+        raise ValueError("it has other numbers of tokens and of their scores")
+    has_prefix, squeezes, charsmap = (metadata.get(f"{PREFIX}{name}") for name in READING)
+    tokens = [*tokens]
+    is_gemma = str(metadata.get("general.architecture")).startswith("gemma")
+    if is_gemma:  # several spaces are a token that is merged, which these files write with spaces
+        for i, token in enumerate(tokens):
+            if token and not token.strip(" "):
+                tokens[i], types[i] = SPACE * len(token), NORMAL
+    unknown = metadata.get(f"{PREFIX}unknown_token_id")
+    return Pieces(
+        tokens,
+        scores,
+        types,
+        is_unigram=is_unigram,
+        byte_fallback=not is_unigram,
+        unknown=unknown if type(unknown) is int and 0 <= unknown < len(tokens) else None,
+        add_prefix=has_prefix is not False,
+        squeezes=is_unigram and squeezes is True,
+        charsmap=b"" if charsmap is None else np.asarray(charsmap).astype(np.uint8).tobytes(),
+        by_place=is_gemma,
+        longest_first=True,
+        style="sentencepiece" if is_unigram else "gemma" if is_gemma else "llama",
+    )
+
+
+def _word_pieces(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
+    """-> the tokenizer.json of BERT's tokens, of which those that begin a word have a mark."""
+    types = _types(metadata, tokens)
+    special = {i for i, x in enumerate(tokens) if types[i] in SPECIAL or x[:1] + x[-1:] == "[]"}
+    pieces = [
+        x if i in special else x[1:] if x.startswith(SPACE) else f"##{x}"
+        for i, x in enumerate(tokens)
+    ]
+    unknown = metadata.get(f"{PREFIX}unknown_token_id")
+    normalizer = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+    return {
+        "version": "1.0",
+        "added_tokens": [added_token(pieces[i], i) for i in sorted(special)],
+        "normalizer": {"type": "BertNormalizer", **normalizer, "lowercase": True},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]" if unknown is None else pieces[unknown],
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": {piece: i for i, piece in enumerate(pieces)},
+        },
+    }
 
 
 def _single(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:

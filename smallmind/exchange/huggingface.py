@@ -34,11 +34,13 @@ from smallmind.parts import NUMBER_TYPES, types_for
 from smallmind.settings.architectures import Architecture, Layout
 from smallmind.settings.config import MAX_LAYERS, ModelConfig
 from smallmind.text import tokenizer_json
+from smallmind.text.sentencepiece import read_model
 from smallmind.text.tokenizer import Tokenizer
 
 MODEL = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CARD = "README.md"
+TOKENIZER_MODEL = "tokenizer.model"  # SentencePiece's, where there is no tokenizer.json
 COMPARED_TOGETHER = 2**20  # numbers
 MAX_CONFIG_BYTES = 1_000_000
 MAX_INDEX_BYTES = 20_000_000
@@ -161,14 +163,20 @@ class HuggingFaceDirectory(ExternalModel):
             )
 
     def tokenizer(self) -> Tokenizer:
-        file = self.path / TOKENIZER
-        if not file.exists():
+        file, model = self.path / TOKENIZER, self.path / TOKENIZER_MODEL
+        if not (file.exists() or model.exists()):
             raise InputError(
                 f"{self.path} has no {TOKENIZER}; save the tokenizer there with transformers, "
                 "AutoTokenizer.from_pretrained(...).save_pretrained(DIR)"
             )
         try:
-            contents = tokenizer_json.read(file)
+            if file.exists():
+                contents = tokenizer_json.read(file)
+            else:
+                is_gemma = str(self._saved.get("model_type")).startswith("gemma")
+                usual = {"tokenizer_class": "GemmaTokenizer"} if is_gemma else {}
+                said = usual | published.settings_of(self.path)
+                file, contents = model, read_model(model, said)
             published.add_tokens(contents, self.path)
             processor = contents.get("post_processor")
             tokenizer = padded(Tokenizer.load(file, contents), self.config.vocab_size)
@@ -176,7 +184,7 @@ class HuggingFaceDirectory(ExternalModel):
             shown = str(error)
             raise InputError(shown if str(file) in shown else f"{file}: {shown}") from None
         try:
-            found = published.of_directory(self.path, self._saved, processor)
+            found = published.of_directory(self.path, self._saved, processor, tokenizer.special)
             return tokenizer.with_published(found)
         except ValueError as error:
             raise InputError(

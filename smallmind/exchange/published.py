@@ -46,10 +46,13 @@ GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes without to
 # Directories of transformers
 
 
-def of_directory(path: Path, config: Mapping[str, Any], processor: Any) -> dict[str, Any]:
+def of_directory(
+    path: Path, config: Mapping[str, Any], processor: Any, special: Mapping[str, int]
+) -> dict[str, Any]:
     """-> the published facts in the files of a directory: its config.json has been read already.
 
-    processor: the post_processor of its tokenizer.json, None without one.
+    processor: the post_processor of its tokenizer.json, None without one; special: the tokens that
+    it may add.
     """
     found: dict[str, Any] = {CONFIG: {name: config[name] for name in IDS if name in config}}
     _check_ids(path / CONFIG, found[CONFIG])
@@ -57,14 +60,25 @@ def of_directory(path: Path, config: Mapping[str, Any], processor: Any) -> dict[
         if (path / name).exists():
             found[name] = _object(path / name)
             _check_ids(path / name, found[name])
+    settings = found.get(TOKENIZER_CONFIG, {})
+    if not (path / TOKENIZER).exists():  # which would have the last word
+        roles = {**found.get(SPECIAL_TOKENS_MAP, {}), **settings}
+        names = {x: _content(roles.get(f"{x}_token")) for x in ADDED}
+        added = {x for x in ADDED if settings.get(f"add_{x}_token") is True and names[x] in special}
+        first, last = (names[x] if x in added else None for x in ADDED)
+        processor = _template_processing(first, last, special)
     if processor:
         found[TOKENIZER] = {"post_processor": processor}
-    settings = found.get(TOKENIZER_CONFIG, {})
     settings.pop("auto_map", None)  # code, which is never executed here and does not travel
     if templates := dict(_template_files(path)):
         settings["chat_template"] = _as_one(templates)
         found[TOKENIZER_CONFIG] = settings
     return {name: part for name, part in found.items() if part}
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    """Returns the tokenizer_config.json of a directory, empty without one."""
+    return _object(path / TOKENIZER_CONFIG) if (path / TOKENIZER_CONFIG).exists() else {}
 
 
 def add_tokens(contents: dict[str, Any], path: Path) -> None:
@@ -183,8 +197,10 @@ def of_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, 
     named = {name: metadata.get(key) for name, key in KEYS.items()}
     ids = {name: i for name, i in named.items() if type(i) is int and i in contents}
     settings: dict[str, Any] = {f"{name}_token": contents[token] for name, token in ids.items()}
-    # Only this pattern adds a token unless it is told not to.
-    adds = {"bos": metadata.get("tokenizer.ggml.pre") == "llama-bpe" and "bos" in ids, "eos": False}
+    # Byte-level BPE of any other pattern adds a token only where a key says so.
+    model = metadata.get("tokenizer.ggml.model")
+    begins = model in ("llama", "bert") or metadata.get("tokenizer.ggml.pre") == "llama-bpe"
+    adds = {"bos": begins and "bos" in ids, "eos": model in ("t5", "bert") and "eos" in ids}
     for name, key in ADDED.items():
         value = metadata.get(key)
         settings[f"add_{name}_token"] = adds[name] = value if type(value) is bool else adds[name]

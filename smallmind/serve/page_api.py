@@ -181,16 +181,20 @@ def _ids(fields: Fields, loaded: Loaded, most: int) -> np.ndarray:
 def _inspected(loaded: Loaded, ids: np.ndarray, top: int) -> dict[str, Any]:
     tokenizer = loaded.tokenizer
     V = tokenizer.vocab_size
+
+    def spelled(token: int) -> str:
+        return tokenizer.token_bytes(token).decode("utf-8", "replace")
+
     logits = loaded.model.forward(ids[None])[0, :, :V] if len(ids) > 1 else np.empty((0, V))
     tokens: list[dict[str, Any]] = []
     for t, token in enumerate(ids.tolist()):
-        entry = {"id": token, "text": tokenizer.decode([token])}
+        entry = {"id": token, "text": spelled(token)}
         if t == 0:
             tokens.append({**entry, "logprob": None, "entropy": None, "top": []})
             continue
         found = alternatives(logits[t - 1], token, top)
         pairs = zip(found.tokens.tolist(), found.logprobs.tolist(), strict=True)
-        others = [[id, tokenizer.decode([id]), round(logprob, 5)] for id, logprob in pairs]
+        others = [[id, spelled(id), round(logprob, 5)] for id, logprob in pairs]
         logprob, entropy = round(found.logprob, 5), round(found.entropy, 5)
         tokens.append({**entry, "logprob": logprob, "entropy": entropy, "top": others})
     losses = [-token["logprob"] for token in tokens[1:]]

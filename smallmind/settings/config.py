@@ -822,7 +822,8 @@ class RunConfig:
     )
     chat_template: str | None = setting(
         None,
-        "the tokens around turns; default: those of --init-from, else chatml",
+        "the tokens around turns; default: those of --init-from, else those "
+        "whose tokens it has, else chatml",
         choices=parts.CHAT_TEMPLATES,
     )
     learn: str = setting(
@@ -838,8 +839,8 @@ class RunConfig:
     )
     tokenizer: str = setting(
         "char",
-        f"kind of token: {', '.join(parts.TOKENIZERS)}, or the tokenizer.json to use; the default "
-        "recipe learns bpe from texts of a megabyte and more",
+        f"kind of token: {', '.join(parts.TOKENIZERS)}, or the tokenizer.json or tokenizer.model "
+        "to use; the default recipe learns bpe from texts of a megabyte and more",
         metavar="KIND",
     )
     # Some kinds of tokenizer have these settings, and name them in `Tokenizer.settings`.
@@ -893,11 +894,12 @@ class RunConfig:
             raise InputError(
                 f"text_separator={shown_value(self.text_separator)} must be one character"
             )
-        if self.tokenizer not in parts.TOKENIZERS and not self.tokenizer.endswith(".json"):
+        is_file = self.tokenizer.endswith((".json", ".model"))
+        if self.tokenizer not in parts.TOKENIZERS and not is_file:
             kinds = ", ".join(parts.TOKENIZERS)
             raise InputError(
                 f"tokenizer={shown_value(self.tokenizer)} must be one of {kinds}, or the path of a "
-                "tokenizer.json"
+                "tokenizer.json or tokenizer.model"
             )
 
 

@@ -145,7 +145,7 @@ class BPETokenizer(Tokenizer):
         ids = list(self.encode_chunks(self.chunks(sliced(text))))
         return np.concatenate(ids) if ids else np.empty(0, np.int32)
 
-    def encode_each(self, texts: Sequence[str]) -> list[np.ndarray]:
+    def encode_each(self, texts: Sequence[str], continued: bool = False) -> list[np.ndarray]:
         from smallmind.text.bpe import encode_each
 
         return encode_each(texts, self._pattern, self._table, self._whole, self._special)
@@ -170,7 +170,9 @@ class BPETokenizer(Tokenizer):
 
         return cut(texts, self._special)
 
-    def encode_chunks(self, chunks: Iterable[str]) -> Iterator[np.ndarray]:
+    def encode_chunks(
+        self, chunks: Iterable[str], before: int | None = None
+    ) -> Iterator[np.ndarray]:
         from smallmind.text.bpe import encode_chunks
 
         return encode_chunks(chunks, self._pattern, self._table, self._whole, self._special)

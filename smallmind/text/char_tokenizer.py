@@ -89,7 +89,7 @@ class CharTokenizer(Tokenizer):
     def token_bytes(self, token: int) -> bytes:
         return self.pieces[token].encode()
 
-    def stream(self, ids: Iterable[int]) -> Iterator[str]:
+    def stream(self, ids: Iterable[int], begins: bool = True) -> Iterator[str]:
         for i in ids:
             if not 0 <= i < self.vocab_size:
                 raise InputError(f"token {i} is outside the vocabulary of {self.vocab_size}")

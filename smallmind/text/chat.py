@@ -152,15 +152,18 @@ def is_learned(turn: Turn) -> bool:
 def _encoded(tokenizer: Tokenizer, rendered: Sequence[Rendered]) -> list[np.ndarray]:
     """Rendered conversations -> marked tokens (n,) of each. Equal texts are encoded once."""
     divided = [list(_segments(tokenizer, one)) for one in rendered]
-    texts = {
-        text: None
-        for segments in divided
-        for one in segments
-        if not one.is_special
-        for text in (one.text, one.begin, one.end)
-        if text is not None
-    }
-    ids_of = dict(zip(texts, tokenizer.encode_each(list(texts)), strict=True))
+    ids_of: dict[tuple[str, bool], np.ndarray] = {}
+    for is_first in (True, False):
+        texts = {
+            text: None
+            for segments in divided
+            for one in (segments[:1] if is_first else segments[1:])
+            if not one.is_special
+            for text in (one.text, one.begin, one.end)
+            if text is not None
+        }
+        ids = tokenizer.encode_each(list(texts), continued=not is_first)
+        ids_of |= {(text, is_first): x for text, x in zip(texts, ids, strict=True)}
     return [_marked(tokenizer.special, ids_of, segments) for segments in divided]
 
 
@@ -177,14 +180,18 @@ class _Segment(NamedTuple):
 
 def _segments(tokenizer: Tokenizer, rendered: Rendered) -> Iterator[_Segment]:
     """Divides what a template has written at its special tokens."""
-    learned, cuts = deque(rendered.learned), set(rendered.cuts)
+    learned, cuts, whole = deque(rendered.learned), set(rendered.cuts), rendered.text
     position = 0
-    for start, last in [*_special_tokens(tokenizer, rendered), (len(rendered.text),) * 2]:
-        if position < start:
-            yield _segment(rendered.text[position:start], position, False, learned, cuts)
+    for start, last in [*_special_tokens(tokenizer, rendered), (len(whole),) * 2]:
+        strips = tokenizer.strips.get(whole[start:last], (False, False))
+        text = whole[position:start].rstrip() if strips[0] else whole[position:start]
+        if text:
+            yield _segment(text, position, False, learned, cuts)
         if start < last:
-            yield _segment(rendered.text[start:last], start, True, learned, cuts)
+            yield _segment(whole[start:last], start, True, learned, cuts)
         position = last
+        if strips[1]:
+            position += len(whole) - last - len(whole[last:].lstrip())
 
 
 def _segment(
@@ -229,20 +236,22 @@ def _special_tokens(tokenizer: Tokenizer, rendered: Rendered) -> Iterator[tuple[
 
 
 def _marked(
-    special: Mapping[str, int], ids_of: Mapping[str, np.ndarray], segments: Sequence[_Segment]
+    special: Mapping[str, int],
+    ids_of: Mapping[tuple[str, bool], np.ndarray],
+    segments: Sequence[_Segment],
 ) -> np.ndarray:
-    """Segments, and the ids of every text in them -> marked tokens (n,)."""
-    pieces = []
-    for text, is_special, is_cut, begin, end in segments:
+    """Segments, and the ids of every text in them, first or not -> marked tokens (n,)."""
+    pieces: list[np.ndarray] = []
+    for i, (text, is_special, is_cut, begin, end) in enumerate(segments):
         if is_special:
             kind = PLAIN if begin is None else LEARNED
             marked = np.array([special[text] * MARK_KINDS + kind], np.int32)
         else:
-            ids = ids_of[text]
+            ids = ids_of[text, i == 0]
             marked = ids * MARK_KINDS
             if begin is not None:
-                first = _tokens_before(ids_of[begin], ids)
-                last = len(ids) if end is None else _tokens_before(ids_of[end], ids)
+                first = _tokens_before(ids_of[begin, i == 0], ids)
+                last = len(ids) if end is None else _tokens_before(ids_of[end, i == 0], ids)
                 marked[first:last] += LEARNED
         if is_cut and len(marked):
             marked[0] = marked[0] // MARK_KINDS * MARK_KINDS + CUT

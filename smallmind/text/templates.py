@@ -1,6 +1,7 @@
 """The chat templates that need no other package, and the one that a tokenizer carries."""
 
 import ast
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -36,15 +37,22 @@ class KnownTemplate(ChatFormat):
     system: str = ""
     strips: bool = False
     lead: str = ""
+    names: Mapping[str, str] = field(default_factory=dict, hash=False)  # role -> its name
+    joins: str = ""  # between the system's text and the first user's, if these are one turn
+    digests: tuple[str, ...] = ()
     before: Mapping[str, str] = field(init=False)  # role -> the header of its turns
     after: Mapping[str, str] = field(init=False)  # role -> what ends them
     end: str = field(init=False)
 
     def __post_init__(self) -> None:
-        divided = {role: self._turn(role).replace("{role}", role).split("{text}") for role in ROLES}
+        named = {role: self._turn(role).replace("{role}", self._name(role)) for role in ROLES}
+        divided = {role: turn.split("{text}") for role, turn in named.items()}
         object.__setattr__(self, "before", {role: before for role, (before, _) in divided.items()})
         object.__setattr__(self, "after", {role: after for role, (_, after) in divided.items()})
         object.__setattr__(self, "end", self.special[-1])
+
+    def _name(self, role: str) -> str:
+        return self.names.get(role, role)
 
     def _turn(self, role: str) -> str:
         return self.turns if isinstance(self.turns, str) else self.turns[role]
@@ -55,10 +63,22 @@ class KnownTemplate(ChatFormat):
         turns = list(conversation)
         if self.system and not (turns and turns[0].role == SYSTEM):
             turns.insert(0, Turn(SYSTEM, self.system))
+        instruction = ""
+        if self.joins:
+            if turns and turns[0].role == SYSTEM:
+                instruction = turns.pop(0).text + self.joins
+            if [turn.role for turn in turns] != ([USER, ASSISTANT] * len(turns))[: len(turns)]:
+                where = getattr(conversation, "where", "")
+                raise InputError(
+                    (f"{where}: " if where else "")
+                    + "the chat template refuses the conversation: its roles must alternate, user "
+                    "and assistant" + ("; correct or remove it" if where else "")
+                )
         parts, length, learned, cuts, said = [self.begin], len(self.begin), [], [], []
         previous, ended = "", 0
         for turn in turns:
             role, text = turn.role, turn.text.strip() if self.strips else turn.text
+            instruction, text = "", instruction + text
             header, after = self.before[role], self.after[role]
             if previous == ASSISTANT and role != ASSISTANT:  # texts are divided at special tokens
                 cuts.append(length if header.startswith(self.special) else ended)
@@ -82,6 +102,8 @@ class KnownTemplate(ChatFormat):
 
     @property
     def jinja(self) -> str:
+        if self.joins:
+            return self._joining()
         written = "{% for message in messages %}"
         if self.begin:
             written += _if("loop.first", self.begin)
@@ -97,6 +119,28 @@ class KnownTemplate(ChatFormat):
                 written += "{{ " + self._value(role) + " }}"
             written += "{% else %}{{ " + self._value(SYSTEM) + " }}{% endif %}"
         return written + "{% endfor %}" + _if("add_generation_prompt", self.before[ASSISTANT])
+
+    def _joining(self) -> str:
+        """Returns a template whose first turn has the text of the system."""
+        named = [
+            f"{_quoted(x)} if message['role'] == '{role}' else " for role, x in self.names.items()
+        ]
+        fields = {
+            "{role}": f"({''.join(named)}message['role'])",
+            "{text}": "(first if loop.first else '') + message['content'] | trim",
+        }
+        pieces = filter(None, re.split(r"(\{role\}|\{text\})", self._turn(USER)))
+        turn = " + ".join(fields.get(piece) or _quoted(piece) for piece in pieces)
+        return (
+            "{{ " + _quoted(self.begin) + " }}{% set first = '' %}{% set turns = messages %}"
+            "{% if messages[0]['role'] == 'system' %}"
+            "{% set first = messages[0]['content'] + " + _quoted(self.joins) + " %}"
+            "{% set turns = messages[1:] %}{% endif %}"
+            "{% for message in turns %}{{ "
+            + turn
+            + " }}{% endfor %}"
+            + _if("add_generation_prompt", self.before[ASSISTANT])
+        )
 
     def _value(self, role: str) -> str:
         """Returns the turn of a message with this role as an expression of Jinja."""
@@ -189,9 +233,12 @@ def _token(token: str) -> str:
 def _known(jinja: str) -> ChatFormat | None:
     """Returns the known template that does the same as one in Jinja; None if there is none."""
     steps = _steps(jinja)
+    digest = hashlib.sha256(repr(steps).encode()).hexdigest()
     for known in TEMPLATES.values():
-        if steps == _steps(known.jinja):
+        if steps == _steps(known.jinja) or digest in known.digests:
             return known
+        if known.joins:
+            continue
         wanted = _steps(replace(known, system=_SYSTEM).jinja)
         index = next(i for i, (_, what) in enumerate(wanted) if _SYSTEM in what)
         if [*steps[:index], *steps[index + 1 :]] == [*wanted[:index], *wanted[index + 1 :]]:
@@ -255,12 +302,15 @@ def _ending(tokenizer: Tokenizer, end: int) -> Tokenizer:
 def fit_template(tokenizer: Tokenizer, name: str | None) -> tuple[Tokenizer, ChatFormat]:
     """-> the tokenizer with the special tokens of its own template, or of the one named, and that.
 
-    Without a name, a tokenizer without a template gets ChatML. InputError for an unknown name.
+    Without a name, a tokenizer without a template gets one whose tokens it has, else ChatML.
+    InputError for an unknown name.
     """
     found = format_of(tokenizer) if name is None else None
     if found:
         return _ending(tokenizer, tokenizer.special[found.end]), found
-    if (name := name or "chatml") not in TEMPLATES:
+    names = set(tokenizer.special)
+    has = (x for x, t in TEMPLATES.items() if len(t.special) > 1 and names >= set(t.special))
+    if (name := name or next(has, "chatml")) not in TEMPLATES:
         raise InputError(f"chat_template={name!r} must be one of {', '.join(TEMPLATES)}")
     template = TEMPLATES[name]
     grown = tokenizer.with_special(template.special)

@@ -18,6 +18,7 @@ from smallmind.console import activity
 from smallmind.files import safetensors
 from smallmind.files.encoding import encoded
 from smallmind.text.ids import check_ids
+from smallmind.text.sentencepiece import read_model
 from smallmind.text.tokenizer_json import added_around, read, write
 
 CHUNK = 1 << 20  # characters encoded together
@@ -61,6 +62,8 @@ class Tokenizer:
     opening: str  # the default prompt: a newline, if the vocabulary has one
     special: Mapping[str, int] = MappingProxyType({})  # tokens that are never split
     shown: frozenset[str] = frozenset()  # of these, those that belong to the text, whoever wrote it
+    # Special tokens that take the white space before or after them -> which of both they take.
+    strips: Mapping[str, tuple[bool, bool]] = MappingProxyType({})
     published: Mapping[str, Any] = MappingProxyType({})
     beginning: tuple[int, ...] = ()  # the tokens before each text, as a published file says
 
@@ -157,8 +160,11 @@ class Tokenizer:
         """A text of one or more documents -> its ids (n,), each document `begun`."""
         return next(self.begin_documents([self.encode(text)]))
 
-    def encode_each(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Many short texts -> the ids of each, without special tokens: faster than one by one."""
+    def encode_each(self, texts: Sequence[str], continued: bool = False) -> list[np.ndarray]:
+        """Many short texts -> the ids of each, without special tokens: faster than one by one.
+
+        Some tokenizers encode texts differently if they are `continued`, after other tokens.
+        """
         return [self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> np.ndarray:
@@ -195,8 +201,13 @@ class Tokenizer:
         """Texts, one after another -> the same text in chunks that can be encoded by themselves."""
         return _between(batched(texts), tuple(self.special)) if self.special else batched(texts)
 
-    def encode_chunks(self, chunks: Iterable[str]) -> Iterator[np.ndarray]:
-        """Chunks of `chunks` -> the ids of each, int32; only a few chunks are held in memory."""
+    def encode_chunks(
+        self, chunks: Iterable[str], before: int | None = None
+    ) -> Iterator[np.ndarray]:
+        """Chunks of `chunks` -> the ids of each, int32; only a few chunks are held in memory.
+
+        `before` is the token before them, None at the start.
+        """
         return map(self.encode, chunks)
 
     def spelled(self, ids: np.ndarray) -> Spelled:
@@ -230,8 +241,11 @@ class Tokenizer:
         """-> the UTF-8 of a token, which may be a part of a character."""
         raise NotImplementedError
 
-    def stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """ids -> pieces of text, each as soon as its characters are complete."""
+    def stream(self, ids: Iterable[int], begins: bool = True) -> Iterator[str]:
+        """ids -> pieces of text, each as soon as its characters are complete.
+
+        Unless it `begins` a sequence, the space before its first word is part of the text.
+        """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for i in ids:
             if not 0 <= i < self.vocab_size:
@@ -333,9 +347,14 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | PathLike[str], contents: dict[str, Any] | None = None) -> "Tokenizer":
-        """Reads a tokenizer.json, or `contents` that have been read. InputError if it is none."""
+        """Reads a tokenizer.json, or `contents` that have been read. InputError if it is none.
+
+        Also a tokenizer.model of SentencePiece.
+        """
         try:
-            return Tokenizer.from_json(read(path) if contents is None else contents)
+            if contents is None:
+                contents = (read_model if str(path).endswith(".model") else read)(path)
+            return Tokenizer.from_json(contents)
         except InputError as error:
             raise InputError(f"cannot use the tokenizer {path}: {error}") from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -68,11 +68,6 @@ def check_model(data: dict[str, Any]) -> None:
     model = data["model"]
     if model.get("type", "BPE") != "BPE":
         raise InputError(f"its model is of type {model['type']!r}, not BPE")
-    if model.get("byte_fallback"):
-        raise InputError(
-            "it is a SentencePiece tokenizer (byte_fallback), like that of Llama 2; only "
-            "byte-level BPE, like that of GPT-2, Llama 3, Qwen and SmolLM, is known here"
-        )
     for setting in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(setting):
             raise InputError(f"its model has {setting}={model[setting]!r}, which is not known here")
@@ -113,15 +108,7 @@ def contents(
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {
-                "id": token,
-                "content": content,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": content in rules.late,
-                "special": content not in rules.shown,
-            }
+            added_token(content, token, content not in rules.shown, content in rules.late)
             for content, token in sorted((special or {}).items(), key=lambda item: item[1])
         ],
         "normalizer": {"type": rules.normalizer} if rules.normalizer else None,
@@ -140,6 +127,20 @@ def contents(
             "vocab": vocabulary,
             "merges": merges,
         },
+    }
+
+
+def added_token(
+    content: str, token: int, special: bool = True, normalized: bool = False
+) -> dict[str, Any]:
+    """Describes an added token, which is found wherever its name is."""
+    how = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    return {
+        "id": token,
+        "content": content,
+        **how,
+        "normalized": normalized,
+        "special": special,
     }
 
 
@@ -231,7 +232,7 @@ def pair_of(merge: Any) -> list[str]:
 
 def read(path: str | PathLike[str]) -> dict[str, Any]:
     """Returns the contents of a tokenizer.json. InputError if it is none."""
-    with durable.explained(path, "tokenizer.json"), _without_collector():
+    with durable.explained(path, "tokenizer.json"), without_collector():
         data = from_json(durable.read(path, MAX_BYTES), strict=False)
         if not isinstance(data, dict) or not isinstance(data.get("model"), dict):
             raise ValueError("it has no 'model'")
@@ -239,7 +240,7 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """Collects no garbage within the block: 150,000 merges, each a list, take a third longer."""
     was_enabled = gc.isenabled()
     gc.disable()

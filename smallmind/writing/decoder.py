@@ -67,7 +67,8 @@ class Continuation:
         self._prompt, self._vocab_size = ids, tokenizer.vocab_size
         self._seen: SeenTokens | None = None
         stops = (config.stop,) if isinstance(config.stop, str) else config.stop
-        self._text = _Text(tokenizer, stops or ())
+        begins = tuple(ids.tolist()) == tokenizer.beginning
+        self._text = _Text(tokenizer, stops or (), begins)
         self._pieces: list[str] = []
         for token in begun:
             self._text.skip(token)
@@ -275,12 +276,12 @@ class _Prompt:
 class _Text:
     """One text, of which only what certainly belongs to it is handed out."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Iterable[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Iterable[str], begins: bool) -> None:
         self.ended: str | None = None
         self._stops = tuple(stops)
         self._ends = tokenizer.ends
         self._added: list[int] = []
-        self._pieces = tokenizer.stream(self._taken())
+        self._pieces = tokenizer.stream(self._taken(), begins)
         self._held = ""  # may be the beginning of a stop string
 
     def _taken(self) -> Iterator[int]:

@@ -245,7 +245,6 @@ def _model(**fields):
         lambda: {"model": 3},
         lambda: _model(type="WordPiece"),
         lambda: _model(dropout=0.1),
-        lambda: _model(byte_fallback=True, unk_token="<unk>"),
         lambda: _model(vocab={}),
         lambda: _model(vocab=3),
         lambda: _model(merges=None),

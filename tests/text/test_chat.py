@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smallmind import InputError, Tokenizer
-from smallmind.text.chat import CUT, LEARNED, MARK_KINDS, START, TEXT, Turn
+from smallmind.text.chat import CUT, LEARNED, MARK_KINDS, START, TEXT, Located, Turn
 from smallmind.text.templates import TEMPLATES, fit_template, format_of
+from tests.programs import refuses
 
 CONVERSATION = [
     Turn("system", "Be brief."),
@@ -32,6 +33,11 @@ EXPECTED = {
         "<|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n[She found it.<|eot_id|>]"
     ),
+    "gemma": (
+        "<bos><start_of_turn>user\nBe brief.\n\nWho has the owl?<end_of_turn>\n"
+        "<start_of_turn>model\n[Ivy has.<end_of_turn>]\n<start_of_turn>user\nWhy?<end_of_turn>\n"
+        "<start_of_turn>model\n[She found it.<end_of_turn>]\n"
+    ),
     "qa": (
         "Be brief.\nQ: Who has the owl?\nA:[ Ivy has.<|endoftext|>]"
         "Q: Why?\nA:[ She found it.<|endoftext|>]"
@@ -50,6 +56,15 @@ JINJA = {
         " + message['content'] | trim + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}"
         "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
     ),
+    "gemma": (
+        "{{ '<bos>' }}{% set first = '' %}{% set turns = messages %}"
+        "{% if messages[0]['role'] == 'system' %}"
+        "{% set first = messages[0]['content'] + '\\n\\n' %}"
+        "{% set turns = messages[1:] %}{% endif %}{% for message in turns %}{{ '<start_of_turn>' + "
+        "('model' if message['role'] == 'assistant' else message['role']) + '\\n' + "
+        "(first if loop.first else '') + message['content'] | trim + '<end_of_turn>\\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
+    ),
     "qa": (
         "{% for message in messages %}{% if message['role'] == 'user' %}"
         "{{ 'Q: ' + message['content'] + '\\n' }}{% elif message['role'] == 'assistant' %}"
@@ -58,6 +73,7 @@ JINJA = {
         "{% if add_generation_prompt %}{{ 'A:' }}{% endif %}"
     ),
 }
+FREE = ("system", "user", "assistant")  # roles that a turn before others may have
 # Bytes and characters, and learned tokens that join headers with what follows them.
 KINDS_OF_TOKENS = {
     "char": lambda: Tokenizer(TEXTS, "char"),
@@ -90,7 +106,7 @@ def test_a_conversation_as_it_is_written_and_what_is_learned_of_it(tokenizer, na
     assert marked[0] % MARK_KINDS == START and (marked % MARK_KINDS == START).sum() == 1
     (cut,) = np.flatnonzero(marked % MARK_KINDS == CUT)
     assert grown.decode(marked[cut:] // MARK_KINDS).endswith(
-        "She found it." + template.end + ("\n" if name == "chatml" else "")
+        "She found it." + template.end + ("\n" if name in ("chatml", "gemma") else "")
     )
 
 
@@ -110,8 +126,10 @@ def test_a_plain_document_is_learned_but_for_its_first_token(tokenizer):
     assert grown.decode(marked // MARK_KINDS) == "Who has the owl?"
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [(name, role) for name in TEMPLATES for role in FREE if name != "gemma" or role == "system"],
+)
 def test_names_of_special_tokens_in_a_turn_are_ordinary_text(name, role):
     grown, template = fit_template(Tokenizer(kind="byte"), name)
     hostile = f"a{template.end}{''.join(template.special)}b<|im_<|im_end|>end|>"
@@ -138,12 +156,23 @@ def test_any_character_may_be_in_a_turn():
         assert grown.decode(ids[marked % MARK_KINDS == LEARNED]) == text + "<|im_end|>"
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", sorted({*TEMPLATES} - {"gemma"}))
 def test_nothing_between_two_answers_is_learned(name):
     grown, template = fit_template(Tokenizer(kind="byte"), name)
     marked = template.encode(grown, [Turn("assistant", "a"), Turn("assistant", "b")])
     learned = grown.decode(marked[marked % MARK_KINDS == LEARNED] // MARK_KINDS)
     assert learned == "".join(template.lead + answer + template.end for answer in "ab")
+
+
+@pytest.mark.parametrize(
+    "roles", ["user user", "assistant", "user assistant system", "system system"]
+)
+def test_roles_alternate_where_the_template_says_so(roles):
+    grown, template = fit_template(Tokenizer(kind="byte"), "gemma")
+    turns = [Turn(role, "a") for role in roles.split()]
+    refuses("^the chat template refuses the conversation: its roles", template.encode, grown, turns)
+    located = Located(turns, "a.jsonl, line 57")
+    refuses("^a.jsonl, line 57: the chat template refuses", template.encode, grown, located)
 
 
 def test_thousands_of_turns_are_learned_like_few():
