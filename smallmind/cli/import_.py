@@ -16,9 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR|FILE",
         help="a directory with config.json, tokenizer.json and .safetensors, or a .gguf file, of "
-        f"{', '.join(known.name for known in PUBLISHED)}; or a directory of PEFT, with adapter_config.json. A "
-        "published model is fetched with `hf download OWNER/NAME --local-dir NAME`, of the "
-        "package huggingface_hub",
+        f"{', '.join(known.name for known in PUBLISHED)}; or a directory of PEFT, with "
+        "adapter_config.json. A published model is fetched with `hf download OWNER/NAME --local-dir "
+        "NAME`, of the package huggingface_hub",
     )
     parser.add_argument(
         "--out", type=Path, metavar="RUN", help="directory of the run; default: runs/<date>-<name>"
