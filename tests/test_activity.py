@@ -66,7 +66,7 @@ def standard_error(monkeypatch):
 
 
 def new_directory(path):
-    return RunDirectory.create(path / "run")
+    return RunDirectory(path / "run").create()
 
 
 def shares(phrases, start=""):

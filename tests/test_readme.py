@@ -15,10 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from smallmind import Tokenizer, export, load
 from smallmind.cli.guide import page
 from smallmind.cli.program import COMMANDS, make_parser
 from smallmind.guide import NAMES
+from smallmind.parts import CHAT_TEMPLATES
+from smallmind.text.chat import Turn
 from smallmind.text.stories import built_in_text
+from smallmind.text.templates import fit_template
 from tests.exchange.chat import made
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +53,7 @@ PARSED = {
     "chat runs/chats": "likewise",
     "serve": "serves until it is ended",
     "chat runs/mine": "likewise",
+    "chat SmolLM2-135M-Instruct.Q4_1.gguf": "likewise",
     "generate runs/base -i --template 'Q: {}\\nA:' --stop '\\n'": "likewise",
 }
 
@@ -143,7 +148,8 @@ def test_every_block_runs_as_written_one_after_the_other(tmp_path):
     (tmp_path / "chats.jsonl").write_text(lines, encoding="utf-8")
     for name, item in TASKS.items():
         (tmp_path / name).write_text(f"{json.dumps(item)}\n" * 3, encoding="utf-8")
-    made(tmp_path / "SmolLM2-135M-Instruct", "SmolLM")
+    model, tokenizer = load(made(tmp_path / "SmolLM2-135M-Instruct", "SmolLM"), "numpy")
+    export(model, tokenizer, tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf", "gguf", "q4_1")
     jobs = []
     for kind, block in BLOCKS:
         for long, short in SHORTER.items():
@@ -203,3 +209,19 @@ def test_the_page_on_kernels_runs_as_written(tmp_path):
         )
         assert done.returncode == 0, done.stderr
     assert subprocess.run([sys.executable, "measure.py"], cwd=tmp_path, check=True)
+
+
+def test_the_modelfile_of_the_guide_writes_a_conversation_as_smollm2_does():
+    """Its template and ends, as ChatML is known here; without what Ollama fills in for itself."""
+    (modelfile,) = re.findall(r"^```text\n(FROM .*?)\n```", page("adapting"), re.DOTALL | re.M)
+    template = re.search(r'^TEMPLATE """(.*?)"""', modelfile, re.DOTALL | re.M)[1]
+    before, turn, after = re.fullmatch(
+        r"(.*)\{\{- range \.Messages \}\}(.*)\{\{ end \}\}(.*)", template, re.DOTALL
+    ).groups()
+    said = [("system", "Be brief."), ("user", "Who?"), ("assistant", "Me."), ("user", "Why?")]
+    turns = (turn.replace("{{ .Role }}", r).replace("{{ .Content }}", x) for r, x in said)
+    tokenizer, chatml = fit_template(Tokenizer("", "byte"), "chatml")
+    ids = chatml.prompt(tokenizer, [Turn(role, text) for role, text in said])
+    assert before + "".join(turns) + after == tokenizer.decode(ids)
+    ends = re.findall('^PARAMETER stop "(.*)"$', modelfile, re.M)
+    assert ends == [CHAT_TEMPLATES["chatml"]["special"][-1]]

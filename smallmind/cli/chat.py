@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from smallmind.checks import InputError
 from smallmind.cli.console import Console, typed_lines
 from smallmind.cli.flags import (
+    MODEL_OR_RUN,
     add_checkpoint,
     add_config_flags,
     add_precision,
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Each line that is typed, or comes from a pipe, is a question. Lines that begin with / are "
         "commands; /help lists them."
     )
-    add_run(parser, "directory of a run, or a model or checkpoint file")
+    add_run(parser, MODEL_OR_RUN)
     add_checkpoint(parser)
     parser.add_argument("--system", default="", metavar="TEXT", help="says who the model is")
     parser.add_argument(
@@ -67,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         model, tokenizer = found.load(precision=options.precision)
         chat = Chat(model, tokenizer, options.system, **vars(config))
         hint = "; /help lists commands, Ctrl-D ends" if sys.stdin and sys.stdin.isatty() else ""
-        notes.line(f"Talking with {found.name}, of {path}{hint}")
+        notes.line(f"Talking with {found.found_at(path)}{hint}")
         _talk(chat, notes, options.json)
     return 0
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from smallmind.checks import InputError
 from smallmind.cli.console import Console, shorten
-from smallmind.cli.flags import add_checkpoint, add_precision, add_run, run_of
+from smallmind.cli.flags import MODEL_OR_RUN, add_checkpoint, add_precision, add_run, run_of
 from smallmind.console import activity
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ TASKS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `smallmind evaluate`."""
-    add_run(parser, "directory of a run; with TEXT also a model or checkpoint file")
+    add_run(parser, f"{MODEL_OR_RUN}; without TEXT or tasks a run")
     parser.add_argument(
         "text", nargs="?", metavar="TEXT", help="another text; default: the run's held-out part"
     )
@@ -75,8 +75,8 @@ def run(options: argparse.Namespace) -> int:
         )
     from smallmind.cli.display import floor_of_stories, format_perplexity, token_name
     from smallmind.corpus.preparation import Encoding
-    from smallmind.exchange.format import find_external
     from smallmind.exchange.stored import find
+    from smallmind.runs.loading import missing_from
     from smallmind.runs.precisions import PrecisionLoss, PrecisionTable, losses_of
     from smallmind.runs.run import Run
     from smallmind.runs.source import read_source, recognising
@@ -88,13 +88,15 @@ def run(options: argparse.Namespace) -> int:
     path = run_of(options)
     given = options.precision  # one of them if it was left out
     precisions = given if isinstance(given, list) else [given]
-    is_model = path.is_file() or find_external(path) is not None
-    if is_model and not options.text:
+    is_run = _is_run(path)
+    if not (is_run or options.text):
         raise InputError(
             f"{path} is a bare model: name the text to evaluate, e.g. `evaluate MODEL book.txt`"
         )
     with activity.showing_on(Console(sys.stderr).activity):
-        opened = None if is_model else Run.open(path)
+        if is_run and (missing := missing_from(path)):
+            raise InputError(missing)
+        opened = Run.open(path) if is_run else None
         found = find(path, options.checkpoint, options.adapter)
         model, tokenizer = found.load(precision=precisions[0])
         run = recognising(opened.settings.run) if opened else None
@@ -154,13 +156,20 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _is_run(path: Path) -> bool:
+    """Returns True for a directory that no other program has written."""
+    from smallmind.exchange.format import find_external
+    from smallmind.exchange.peft import find_peft
+
+    return path.is_dir() and not (find_external(path) or find_peft(path))
+
+
 def _run_tasks(options: argparse.Namespace) -> int:
     """Prints a table for each file of a task, or a line of JSON."""
     if options.text:
         raise InputError("tasks are in files of their own: leave out TEXT, or evaluate it alone")
     if len(options.precision or ()) > 1:
         raise InputError("tasks are evaluated in one --precision at a time")
-    from smallmind.exchange.format import find_external
     from smallmind.exchange.stored import find
     from smallmind.runs.files import TASKS as KEPT
     from smallmind.tasks.task import evaluate_task
@@ -169,7 +178,7 @@ def _run_tasks(options: argparse.Namespace) -> int:
     (precision,) = options.precision or ["float32"]
     options.precision = [precision]  # other programs compute in float32 too
     path = run_of(options)
-    is_run = path.is_dir() and find_external(path) is None and not options.adapter
+    is_run = _is_run(path) and not options.adapter
     with activity.showing_on(notes.activity):
         found = find(path, options.checkpoint, options.adapter)
         model, tokenizer = found.load(precision=precision)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from smallmind import parts
 from smallmind.cli.console import Console
-from smallmind.cli.flags import add_checkpoint, add_run, run_of
+from smallmind.cli.flags import MODEL_OR_RUN, add_checkpoint, add_run, run_of
 from smallmind.console import activity
 from smallmind.console.table import format_bytes
 
@@ -15,7 +15,7 @@ TYPES = parts.types_for("store")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `smallmind export`."""
-    add_run(parser, "directory of a run, or a model or checkpoint file")
+    add_run(parser, MODEL_OR_RUN)
     formats = ", ".join([*parts.FORMATS, *parts.ADAPTER_FORMATS])
     parser.add_argument(
         "--to",
@@ -47,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.exchange.format import check_export
     from smallmind.exchange.stored import find
     from smallmind.runs.run import Run, export_stored
+    from smallmind.text.templates import format_of
 
     console = Console()
     source, (to, target) = run_of(options), options.to
@@ -63,9 +64,10 @@ def run(options: argparse.Namespace) -> int:
     # A page runs all parts that models here have.
     kind = "a page" if to == "html" else architecture_of(config).name
     shown = f"as {kind} to {path}: {size}"
-    console.line(f"Wrote {found.name}, of {trained}, {shown}")
+    console.line(f"Wrote {found.found_at(trained)}, {shown}")
     if to == "gguf":
-        console.command("Next:", ["llama-cli", "-m", str(path), "-p", "...", "-no-cnv"])
+        plain = [] if format_of(found.tokenizer()) else ["-p", "...", "-no-cnv"]
+        console.command("Next:", ["llama-cli", "-m", str(path), *plain])
     elif to == "html":
         console.line(f"Next: open {path} in a browser")
     elif to == "gguf-adapter":

@@ -33,6 +33,7 @@ ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # what a backslash makes of the le
 MORE_HELP = {"stop": "; \\n is a line break, \\t a tab, \\\\ a backslash"}
 DEFAULTS = Choices({}).fields
 METAVARS = {int: "N", float: "X", str: "DIR"}
+MODEL_OR_RUN = "a run, a model or checkpoint file, a GGUF file, or a directory of transformers"
 
 
 def add_training_flags(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 from smallmind.checks import InputError
 from smallmind.cli.console import Console, typed_lines
 from smallmind.cli.flags import (
+    MODEL_OR_RUN,
     add_checkpoint,
     add_config_flags,
     add_precision,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `smallmind generate`."""
-    add_run(parser, "directory of a run, or a model or checkpoint file")
+    add_run(parser, MODEL_OR_RUN)
     add_checkpoint(parser)
     parser.add_argument("--prompt", metavar="TEXT", help="text to continue; default: a new line")
     parser.add_argument(
@@ -82,11 +83,11 @@ def run(options: argparse.Namespace) -> int:
         found = find(path, options.checkpoint, options.adapter)
         model, tokenizer = found.load(precision=options.precision)
         if options.interactive:
-            notes.line(f"Using {found.name}, of {path}")
+            notes.line(f"Using {found.found_at(path)}")
             return _converse((model, tokenizer), options.template, config, notes)
         prompt = tokenizer.opening if options.prompt is None else options.prompt
         writer = Writer(model, tokenizer, prompt, config, options.n)
-        notes.line(f"Using {found.name}, of {path}")
+        notes.line(f"Using {found.found_at(path)}")
         if options.json or options.n > 1:
             return _print_samples(writer, prompt, path, notes, options.json)
         _print_text(writer, prompt, notes)

@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR|FILE",
         help="a directory with config.json, tokenizer.json and .safetensors, or a .gguf file, of "
         f"{', '.join(known.name for known in PUBLISHED)}; or a directory of PEFT, with "
-        "adapter_config.json. A published model is fetched with "
-        "`hf download OWNER/NAME --local-dir NAME`, of the package huggingface_hub",
+        "adapter_config.json. A published model is fetched with `hf download OWNER/NAME "
+        "--local-dir NAME`, of the package huggingface_hub",
     )
     parser.add_argument(
         "--out", type=Path, metavar="RUN", help="directory of the run; default: runs/<date>-<name>"

@@ -98,10 +98,15 @@ def run(options: argparse.Namespace) -> int:
     console = Console()
     token = _token(options)
     _check(options, token)
+    from smallmind.exchange.stored import find
+    from smallmind.runs.files import METRICS, RUNS
+
     paths = [find_run(path) for path in options.models]
     for path in paths:
         if not path.exists():
             raise InputError(f"{path} does not exist; give a run, a checkpoint or a model file")
+        if path.is_file() or not (path / METRICS).exists():  # a run may have no model yet
+            find(path).tokenizer()
     try:
         from smallmind.serve.api import RequestLimits
         from smallmind.serve.app import application
@@ -110,8 +115,6 @@ def run(options: argparse.Namespace) -> int:
         if error.name not in ("uvicorn", "starlette", "anyio"):
             raise
         raise InputError(MISSING) from None
-    from smallmind.runs.files import RUNS
-
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.freeze()  # what is imported stays: looking through all of it stops every thread for a while
     app = application(

@@ -65,8 +65,8 @@ def settings_of(config: ModelConfig, settings: Keys) -> dict[str, Any]:
     for name in settings.assumed:
         if plain.part_setting(name) != assumed.part_setting(name):
             raise InputError(
-                f"{name}={plain.part_setting(name)} has no place in this format, whose programs "
-                f"take {assumed.part_setting(name)}; export it to hf"
+                f"this format has no key for {name}={plain.part_setting(name)}, and its programs "
+                f"take {assumed.part_setting(name) or 'none'}; export the model to hf"
             )
     values = config.values()
     written = {**{key: allowed[0] for key, allowed in settings.fixed.items()}, **settings.free}

@@ -11,7 +11,7 @@ import numpy as np
 from smallmind import parts
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.exchange.stored import StoredModel, check_no_run
-from smallmind.exchange.tensors import read_model, read_parameters, write_model
+from smallmind.exchange.tensors import check_tensors, read_model, read_parameters, write_model
 from smallmind.kernels.number_types import BLOCK
 from smallmind.nn.adapter import SavedAdapter
 from smallmind.nn.loading import Stored
@@ -45,6 +45,10 @@ class ExternalModel(StoredModel):
     def tensors(self) -> tuple[Layout, Mapping[str, Stored]]:
         """Returns its names for our parameters, and its tensors. InputError if damaged."""
         raise NotImplementedError
+
+    def check(self) -> None:
+        """Reads all its tensors. InputError if they are damaged."""
+        check_tensors(self.config, *self.tensors(), str(self.path))
 
     def model(self, backend: str = "numba", precision: str | None = None) -> TransformerModel:
         return read_model(self.config, *self.tensors(), str(self.path), backend, precision)
@@ -189,15 +193,23 @@ def _only_read(type: str) -> str:
 def find_external(path: Path, which: int | str | None = None) -> ExternalModel | None:
     """Finds the model of another program at a path; None if there is something else."""
     if path.suffix in PICKLES and path.is_file():
-        raise InputError(
-            f"{path} is a pickle, which could run any program when it is read; convert it with "
-            "transformers, from_pretrained(...).save_pretrained(DIR), and import DIR"
-        )
+        raise InputError(f"{path} is {explain_pickle(path.name)}, and give {path.parent}")
     for name in parts.FORMATS:
         if found := open_format(name).find(path):
             check_no_run(path, which)
             return found
     return None
+
+
+def explain_pickle(name: str) -> str:
+    """The name of a file of weights -> why it is not read, and what to do."""
+    reason = "a pickle, which could run any program when it is read; "
+    if not name.startswith("pytorch_model"):
+        return f"{reason}save the model as safetensors with the program that wrote it"
+    return (
+        f'{reason}convert it in its directory: python -c "from transformers import '
+        "AutoModelForCausalLM as M; M.from_pretrained('.').save_pretrained('.')\""
+    )
 
 
 def padded(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:

@@ -26,7 +26,7 @@ from smallmind.exchange.format import (
     check_file,
     padded,
 )
-from smallmind.exchange.gguf_tokenizer import metadata_of, tokenizer_of
+from smallmind.exchange.gguf_tokenizer import PREFIX, metadata_of, tokenizer_of
 from smallmind.exchange.tensors import type_of, written_tensors
 from smallmind.files import durable
 from smallmind.kernels.reference import rotary_frequencies
@@ -139,6 +139,11 @@ class GGUFFile(ExternalModel):
                 raise InputError(
                     "it is an adapter, which is written here but not read; import PEFT's instead"
                 )
+            if str(self._metadata.get("split.count", 1)) not in ("0", "1"):
+                raise InputError(
+                    "it is one of several files of a model; join them with llama.cpp's program, "
+                    "llama-gguf-split --merge FIRST JOINED"
+                )
             self._described = known_architecture(self._metadata, "general.architecture", "gguf")
             self.config = self._config()
         except InputError as error:
@@ -155,6 +160,8 @@ class GGUFFile(ExternalModel):
         name = self._described.gguf_tensors.divisors
         divisors = self._tensors.pop(f"{name}.weight", None) if name else None
         embedding = self._tensors.get("token_embd.weight")
+        if not self._tensors:
+            raise InputError("it has a tokenizer, but no model; give the file with the weights")
         if embedding is None:
             raise InputError("it lacks the tensor token_embd.weight")
         known: dict[str, Any] = {
@@ -176,6 +183,8 @@ class GGUFFile(ExternalModel):
 
     def tokenizer(self) -> Tokenizer:
         try:
+            if not any(key.startswith(PREFIX) for key in self._metadata):
+                raise InputError("it has no tokenizer; convert the model with its tokenizer")
             tokenizer = padded(tokenizer_of(self._metadata), self.config.vocab_size)
             return tokenizer.with_published(published.of_metadata(self._metadata, tokenizer))
         except InputError as error:

@@ -23,9 +23,16 @@ from smallmind.exchange.architectures import (
     settings_of,
 )
 from smallmind.exchange.card import model_card
-from smallmind.exchange.format import PICKLES, Exported, ExternalModel, ModelFormat, padded
+from smallmind.exchange.format import (
+    PICKLES,
+    Exported,
+    ExternalModel,
+    ModelFormat,
+    explain_pickle,
+    padded,
+)
 from smallmind.exchange.published import CONFIG, TOKENIZER
-from smallmind.exchange.tensors import EMBEDDING, encode, tensors_of, written_tensors
+from smallmind.exchange.tensors import encode, tensors_of, written_tensors
 from smallmind.files import durable, safetensors
 from smallmind.kernels.number_types import DTYPES
 from smallmind.nn.loading import Stored
@@ -110,7 +117,7 @@ class HuggingFace(ModelFormat):
                 durable.write(path / name, [content.encode()])
 
     def find(self, path: Path) -> "HuggingFaceDirectory | None":
-        is_file = path.suffix == ".safetensors"
+        is_file = path.suffix in (".safetensors", ".json")
         saved = None
         with suppress(OSError, ValueError):
             directory = path.parent if is_file else path
@@ -134,33 +141,35 @@ class HuggingFaceDirectory(ExternalModel):
         except ValueError as error:  # InputError is one
             raise InputError(f"{path / CONFIG}: {error}") from None
         self.name = f"the {self._described.name} in {path}"
-        if self.config.tie_weights:
-            with suppress(InputError):  # of the weights: whoever reads them reports it
-                self._find_head()
+        self._settle_head()
 
     @property
     def _head(self) -> str:
         """The name of the tensor of an untied head."""
         return f"{self._described.tensors.names['head']}.weight"
 
-    def _find_head(self) -> None:
-        """Unties the config, with a warning, if the file has a head that is not the embedding.
+    @property
+    def _embedding(self) -> str:
+        """The name of the matrix that a tied head is."""
+        return f"{self._described.tensors.names['token_embedding']}.weight"
 
-        So does transformers, whatever the config says.
+    def _settle_head(self) -> None:
+        """Ties or unties the config, with a warning, if the file has another head than it says.
+
+        transformers unties it too. Where a head is missing it would draw one at random.
         """
         # One block is enough, and a config may say that there are millions.
-        config = dataclasses.replace(self.config, n_layer=1, tie_weights=False)
-        tensors = list(tensors_of(config, self._described.tensors))
-        head = self._head
-        stored = _as_expected(self._stored(), {tensor.name for tensor in tensors}, head)
-        (embedding,) = (tensor.name for tensor in tensors if tensor.parameter == EMBEDDING)
-        if head in stored and not _are_equal(stored[head], stored[embedding]):
-            self.config = dataclasses.replace(self.config, tie_weights=False)
-            warnings.warn(
-                f"{self.path}: {head} is not the embedding, as tie_word_embeddings says: it is "
-                "read by itself",
-                stacklevel=2,
-            )
+        config, is_tied = dataclasses.replace(self.config, n_layer=1), self.config.tie_weights
+        _, stored = self._tensors(dataclasses.replace(config, tie_weights=False))
+        head, embedding = stored.get(self._head), stored.get(self._embedding)
+        if is_tied and head and embedding and not _are_equal(head, embedding):
+            reason = "is not the embedding, as tie_word_embeddings says: it is read by itself"
+        elif embedding and not (is_tied or head):
+            reason = "is missing, though tie_word_embeddings is not set: the embedding replaces it"
+        else:
+            return
+        self.config = dataclasses.replace(self.config, tie_weights=not is_tied)
+        warnings.warn(f"{self.path}: {self._head} {reason}", stacklevel=2)
 
     def tokenizer(self) -> Tokenizer:
         file, model = self.path / TOKENIZER, self.path / TOKENIZER_MODEL
@@ -192,16 +201,13 @@ class HuggingFaceDirectory(ExternalModel):
             ) from None
 
     def tensors(self) -> tuple[Layout, Mapping[str, Stored]]:
+        return self._tensors(self.config)
+
+    def _tensors(self, config: ModelConfig) -> tuple[Layout, dict[str, Stored]]:
+        """Returns its names for the parameters of such a model, and its tensors by these names."""
         layout = self._described.tensors
-        expected = {tensor.name for tensor in tensors_of(self.config, layout)}
-        head = self._head
-        stored = _as_expected(self._stored(), expected, head)
-        if head in expected and stored and head not in stored:
-            raise InputError(
-                f"{self.path} lacks the tensor {head}; if the embedding is to take its place, set "
-                f"tie_word_embeddings to true in {CONFIG}"
-            )
-        return layout, stored
+        expected = {tensor.name for tensor in tensors_of(config, layout)}
+        return layout, _as_expected(self._stored(), expected, self._head, self._embedding)
 
     def _stored(self) -> dict[str, Stored]:
         stored: dict[str, Stored] = {}
@@ -224,13 +230,15 @@ class HuggingFaceDirectory(ExternalModel):
             return {self.path / MODEL: None}
         index = self.path / INDEX
         if not index.exists():
-            found = sorted(file.name for file in self.path.iterdir() if file.suffix in PICKLES)
-            reason = (
-                f"only {found[0]}, a pickle, which could run any program when it is read; convert "
-                "it with transformers, from_pretrained(...).save_pretrained(DIR)"
-                if found
-                else f"no {MODEL}"
-            )
+            names = sorted(file.name for file in self.path.iterdir())
+            others = [name for name in names if SHARD.fullmatch(name)]
+            pickles = [name for name in names if Path(name).suffix in PICKLES]
+            if others:
+                reason = f"{others[0]}, but neither {MODEL} nor {INDEX}; fetch what is missing"
+            elif pickles:
+                reason = f"only {pickles[0]}, {explain_pickle(pickles[0])}"
+            else:
+                reason = f"no {MODEL}; fetch it"
             raise InputError(f"{self.path} has {reason}")
         with durable.explained(index, "JSON file"):
             content = from_json(durable.read(index, MAX_INDEX_BYTES))
@@ -401,10 +409,13 @@ def _repeated(types: Any) -> list[Any]:
         raise InputError(f"attention_types is {shown_value(types)}") from None
 
 
-def _as_expected(stored: dict[str, Stored], names: set[str], head: str) -> dict[str, Stored]:
+def _as_expected(
+    stored: dict[str, Stored], names: set[str], head: str, embedding: str
+) -> dict[str, Stored]:
     """Tensors under the names that a model with a head has, without what it computes itself.
 
-    Files of the model without its head leave out the first word of each name.
+    Files of the model without its head leave out the first word of each name; those that keep one
+    of two equal tensors may have the head in place of the embedding.
     """
     prefix = next(name.partition(".")[0] for name in names if name != head)
     named = {
@@ -412,6 +423,8 @@ def _as_expected(stored: dict[str, Stored], names: set[str], head: str) -> dict[
         for name, tensor in stored.items()
     }
     computed = {name for name in named if name.endswith(BUFFERS) and name not in names}
-    if head not in names:
-        computed.add(head)  # the embedding again
+    if head not in names:  # the embedding again
+        computed.add(head)
+        if head in named:
+            named.setdefault(embedding, named[head])
     return {name: tensor for name, tensor in named.items() if name not in computed}

@@ -37,6 +37,10 @@ class StoredModel:
         """Returns the settings of the model, read without its weights. InputError if wrong."""
         raise NotImplementedError
 
+    def found_at(self, path: Path) -> str:
+        """Returns its name with the path that a person has named."""
+        return self.name if str(path) in self.name else f"{self.name}, of {path}"
+
     def tokenizer(self) -> Tokenizer:
         """Reads its tokenizer. InputError if it has none."""
         raise NotImplementedError

@@ -183,6 +183,17 @@ def _fill(
     model.flat.refresh()
 
 
+def check_tensors(
+    config: ModelConfig, layout: Layout, stored: Mapping[str, Stored], source: str
+) -> None:
+    """Reads all tensors of a file, and keeps none. Errors as `read_model`."""
+    tensors = _checked(config, layout, stored, source)
+    with activity.doing(f"Checking {source}", usual=True):
+        for tensor in activity.parts(tensors):
+            for _ in stored[tensor.name].pieces(f"{source}: {tensor.parameter}"):
+                pass
+
+
 def read_parameters(
     config: ModelConfig, layout: Layout, stored: Mapping[str, Stored], source: str
 ) -> Iterator[tuple[str, np.ndarray]]:

@@ -206,17 +206,22 @@ def _softcap_backward_part(dx, dy, y, cap, first, last):
         store_up_to(dx, i, load_up_to(dy, i, count) * (one - tanh * tanh), count)
 
 
-def scale(x, factor):
-    _scale(x, np.float32(factor))
+def scale(y, x, factor):
+    _scale(y, x, np.float32(factor))
 
 
 @parallel_jit
-def _scale(x, factor, workers):
+def _scale(y, x, factor, workers):
     for worker in prange(workers):
         first, last = share(x.size, np.int64(worker), workers)
-        for i in range(first, last, LANES):
-            count = min(LANES, last - i)
-            store_up_to(x, i, load_up_to(x, i, count) * factor, count)
+        _scale_part(start_of_overlapping(y), start_of_overlapping(x), factor, first, last)
+
+
+@jit
+def _scale_part(y, x, factor, first, last):
+    for i in range(first, last, LANES):
+        count = min(LANES, last - i)
+        store_up_to(y, i, load_up_to(x, i, count) * factor, count)
 
 
 @parallel_jit

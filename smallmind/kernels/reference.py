@@ -484,7 +484,7 @@ def gather_columns(dx, dout, starts, scale):
         dx[:, first:last] += scale * dout[i * r : (i + 1) * r, first:last]
 
 
-@kernel("elementwise", functions=2)
+@kernel("elementwise", functions=2, is_activation=False)
 def add_vectors(out, x, y):
     """x, y (n,) -> out (n,) = x + y in float32, rounded to the dtype of out. out may be x or y."""
     copy_vector(out, to_float32(x) + to_float32(y))
@@ -496,10 +496,10 @@ def copy_vector(out, x):
     out[...] = round_to(to_float32(x), out.dtype)
 
 
-@kernel("elementwise", functions=2, adds=True, division=("elements", "x"))
-def scale(x, factor):
-    """x (R, C) -> factor x, in place. Writes x."""
-    x[...] = factor * x
+@kernel("elementwise", functions=2, temporaries=1, gradient="x", division=("elements", "x"))
+def scale(y, x, factor):
+    """x (R, C) -> y (R, C) = factor x. Writes y, which may be x. It is its own backward."""
+    y[...] = factor * x
 
 
 @kernel("elementwise", functions=2, division=("elements", "out"))

@@ -8,7 +8,7 @@ from smallmind.nn.documents import Documents
 from smallmind.nn.layer import Branch, Layer, Norm, Scope
 from smallmind.nn.layers import build
 from smallmind.nn.position import Position
-from smallmind.nn.residuals import SUM, Carried, EmbeddingResidual
+from smallmind.nn.residuals import Carried, EmbeddingResidual
 
 
 class Block(Layer, only_kernels=True, page="prenorm"):
@@ -107,7 +107,8 @@ class SandwichBlock(Block, only_kernels=True, page="sandwich"):
 
     def _added(self, branch: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Returns branch + x (R, C), in place of branch."""
-        self.kernels.mix(branch, branch, x, SUM)
+        sum_ = branch.reshape(-1)
+        self.kernels.add_vectors(sum_, sum_, x.reshape(-1))
         return branch
 
     def backward(self, dy: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ class Embedding(Layer, only_kernels=True, page="tokens"):
         self.dropout = Dropout(scope)
         self.bigram = BigramEmbedding(scope) if config.bigram_rows else None
         self.channels = config.n_embd
-        self.factor = 1.0
+        self.factor, self.scaled = 1.0, f"{self.name}.scaled"
 
     def forward(self, ids: np.ndarray) -> np.ndarray:
         """ids (B, T) -> x (B T, C); keeps ids."""
@@ -35,7 +35,7 @@ class Embedding(Layer, only_kernels=True, page="tokens"):
         x = rent(ids.size, self.channels)
         self.position.embed(self.kernels, x, ids, self.token)
         if self.factor != 1:
-            self.kernels.scale(x, self.factor)
+            self.workspace.kernels_for(self.scaled).scale(x, x, self.factor)
         if self.bigram:
             x = self.bigram.forward(ids, addend=x)
         if not drops:
@@ -53,7 +53,8 @@ class Embedding(Layer, only_kernels=True, page="tokens"):
         if self.bigram:
             self.bigram.backward(dy)
         if self.factor != 1:
-            self.kernels.scale(dy, self.factor)
+            # forward: x = factor (token[ids] + positions)
+            self.workspace.kernels_for(self.scaled).scale(dy, dy, self.factor)
         self.position.embed_backward(self.kernels, dy, self.ids, self.token)
 
 

@@ -6,7 +6,7 @@ from smallmind.nn.layer import Layer, Scope
 from smallmind.nn.parameters import Constant, Role
 from smallmind.nn.workspace import Workspace
 
-SUM = np.ones(2, np.float32)  # the weights with which `mix` only adds
+_BOTH = np.ones(2, np.float32)  # the weights of a plain sum
 
 
 class Carried:
@@ -47,7 +47,7 @@ class Carried:
         part = self.workspace.rent(*self.value.shape)
         kernels = self.workspace.kernels_for(self.name)
         kernels.copy_columns(part, dx, first)
-        kernels.mix(dx, part, self.gradient, SUM, first)
+        kernels.mix(dx, part, self.gradient, _BOTH, first)
         self.workspace.release(part)
 
 

@@ -29,6 +29,7 @@ from smallmind.parallel.environment import launched
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer, new_characters
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import RUNS, TEXT, Text, default_directory, is_literal, paths_of
+from smallmind.runs.loading import missing_from
 from smallmind.runs.products import fastest_products
 from smallmind.runs.source import TOKENS, Source, about_characters, read_source
 from smallmind.runs.trials import History
@@ -128,8 +129,9 @@ def _write(
     model: TransformerModel | None = None,
     copied: Path | None = None,
 ) -> tuple[RunDirectory, SavedConfig]:
-    directory = RunDirectory.create(path, text)
+    directory = RunDirectory(path)
     try:
+        directory.create(text)
         directory.save_tokenizer(tokenizer)
         if model:
             directory.save_model(model, tokenizer, 0)
@@ -332,7 +334,8 @@ def import_model(
     found = find_external(source)
     if found is None:
         raise InputError(
-            f"{source} is neither a directory of transformers, with a config.json that names a "
+            missing_from(source)
+            or f"{source} is neither a directory of transformers, with a config.json that names a "
             "model_type, nor an adapter of PEFT, nor a GGUF file"
         )
     if block_size is not None:
@@ -341,8 +344,7 @@ def import_model(
     _check_template(source, tokenizer)
     model = None if found.is_one_file else found.model("numpy")
     if model is None:  # the file is kept, with blocks of integers as they are
-        for _ in found.parameters():
-            pass  # checks them
+        found.check()
     settings = Settings(found.config, run=RunConfig(tokenizer=tokenizer.kind, out=str(path)))
     return _write_imported(path, settings, tokenizer, source, model)
 

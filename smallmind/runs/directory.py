@@ -102,31 +102,30 @@ class RunDirectory:
         self._unwritten = b""  # lines of the metrics that are not on disk yet
         self._in_line = False  # the metrics on disk end within a line, which `_unwritten` continues
 
-    @classmethod
-    def create(cls, path: Path, text: str | None = None) -> "RunDirectory":
-        """Makes and locks the directory; a text is written to text.txt in it.
+    def create(self, text: str | None = None) -> "RunDirectory":
+        """Makes and locks the directory -> itself; a text is written to text.txt in it.
 
         Takes over what a start has left that was killed. InputError if it already holds a run, or
         part of one, or is not writable. Nothing is left behind then.
         """
-        directory = cls(path)
-        directory.check_free(text)
+        path = self.path
+        self.check_free(text)
         was_begun = os.path.lexists(path / METRICS)
         try:
-            directory._directories = [p for p in (path, *path.parents) if not p.exists()]
-            directory._make_and_lock()
-            directory._claim(text, was_begun)
-            if text is not None and path / TEXT in directory._files:
+            self._directories = [p for p in (path, *path.parents) if not p.exists()]
+            self._make_and_lock()
+            self._claim(text, was_begun)
+            if text is not None and path / TEXT in self._files:
                 durable.write(path / TEXT, [text.encode()])
         except OSError as error:
-            directory.discard()
+            self.discard()
             raise InputError(
                 f"cannot write to {path}: {error.strerror}; choose another --out"
             ) from None
         except BaseException:
-            directory.discard()
+            self.discard()
             raise
-        return directory
+        return self
 
     def lock(self) -> bool:
         """Keeps other processes out, or InputError -> True if it was not locked by this one."""
@@ -418,9 +417,12 @@ class RunDirectory:
     def _claim(self, text: str | None, was_begun: bool) -> None:
         """Creates the metrics, which shows that the directory is taken even where locks fail."""
         self._check_names(text)
+        if not was_begun:
+            self._files = [self.path / METRICS]  # an interrupt may come as soon as it is there
         try:
             (self.path / METRICS).touch(exist_ok=was_begun)
         except FileExistsError:
+            self._files = []
             raise self._taken() from None
         # An identical text may be the user's own file.
         made = [n for n in _new_files(text) if n != TEXT or not os.path.lexists(self.path / n)]

@@ -17,7 +17,7 @@ from smallmind.nn.loading import ADAPTER_FORMAT, weights
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.directory import RunDirectory, fault_of
-from smallmind.runs.files import IMPORTED, MODEL, PUBLISHED, TOKENIZER, model_in
+from smallmind.runs.files import CONFIG, IMPORTED, METRICS, MODEL, PUBLISHED, TOKENIZER, model_in
 from smallmind.settings.config import ModelConfig, Precision
 from smallmind.settings.settings import from_saved
 from smallmind.text.tokenizer import Tokenizer
@@ -151,12 +151,31 @@ def find_in_run(directory: Path, which: int | str | None = None) -> StoredModel 
     if which in (None, "newest"):
         found, skipped = checkpoint.newest(directory)
         if found is None:
+            if missing := missing_from(directory):
+                raise InputError(missing)
             reasons = "".join(f"; {reason}" for _, reason in skipped)
             raise InputError(f"{directory} has neither a model nor a sound checkpoint{reasons}")
         return _of_checkpoint(found, f"the newest checkpoint, step {found.step}")
     found = checkpoint.load(_checkpoint_file(directory, which))
     best = "best " if which == "best" else ""
     return _of_checkpoint(found, f"the {best}checkpoint, step {found.step}")
+
+
+def missing_from(directory: Path) -> str | None:
+    """-> the line about a directory with a part of a model of another program; None for others."""
+    names = sorted(file.name for file in directory.iterdir()) if directory.is_dir() else []
+    if METRICS in names:  # a run
+        return None
+    if files := [name for name in names if name.endswith(".gguf")]:
+        one = "the GGUF file" if len(files) == 1 else "one of the GGUF files"
+        return f"{directory} is a directory; give {one} in it, such as {directory / files[0]}"
+    if CONFIG in names:
+        return f"{directory / CONFIG} has no model_type, which says of which architecture it is"
+    if any(name.endswith(".safetensors") for name in names):
+        return f"{directory} has weights, but no {CONFIG} that says of which architecture they are"
+    if any(name.startswith("tokenizer") for name in names):
+        return f"{directory} has a tokenizer, but no model: {CONFIG} and {MODEL} are missing"
+    return None
 
 
 def tokenizer_of(saved: RunState) -> Tokenizer:
@@ -170,7 +189,13 @@ def _of_checkpoint(saved: RunState, name: str) -> StoredModel:
 
 
 def _in_file(path: Path, name: str) -> StoredModel:
-    is_adapter = safetensors.read_metadata(path).get("format") == ADAPTER_FORMAT
+    metadata = safetensors.read_metadata(path)
+    if "config" not in metadata:
+        raise InputError(
+            missing_from(path.parent)
+            or f"{path} was not saved by smallmind; of a model of transformers, give the directory"
+        )
+    is_adapter = metadata.get("format") == ADAPTER_FORMAT
     return AdapterFile(path, name) if is_adapter else ModelFile(path, name)
 
 

@@ -3,11 +3,13 @@
 import argparse
 import itertools
 
+import numpy as np
 import pytest
 
 from smallmind import ModelConfig
 from smallmind.cli.flags import add_training_flags
 from smallmind.exchange.architectures import architecture_of, config_of, settings_of
+from smallmind.exchange.gguf import _llama3_scaling
 from smallmind.exchange.tensors import tensors_of
 from smallmind.settings.architectures import PUBLISHED
 from smallmind.settings.presets import ARCHITECTURES as PRESETS
@@ -89,12 +91,22 @@ def test_settings_that_were_written_are_read_back(name, tied):
         assert name == "GPT-Neo" and not architecture.metadata.keys
         return
     if name in ONLY_TRANSFORMERS:
-        refuses("window=.* has no place in this format", settings_of, config, architecture.metadata)
+        refuses("has no key for window=.* take none;", settings_of, config, architecture.metadata)
         return
     known = {"vocab_size": config.vocab_size, "tie_weights": tied, "bias": config.bias}
     known["rope_scaling"] = config.part_setting("rope_scaling")
     written = settings_of(config, architecture.metadata)
     assert config_of(architecture, architecture.metadata, written, **known) == config
+
+
+@pytest.mark.parametrize(("factor", "D"), [(32.0, 64), (8.0, 128)])
+def test_the_divisors_in_files_of_llama_3_tell_its_settings(factor, D):
+    """Llama 3.2 1B and 3.1 8B, with arithmetic in float32."""
+    config = ModelConfig(n_head=2, n_embd=2 * D, position="rope", rope_theta=5e5)
+    wavelengths = 2 * np.pi * np.float32(5e5) ** (np.arange(D // 2, dtype=np.float32) / (D // 2))
+    kept = np.clip((8192 / wavelengths - 1) / 3, 0, 1).astype(np.float32)
+    divisors = 1 / ((1 - kept) / np.float32(factor) + kept)
+    assert _llama3_scaling(divisors, config) == ("llama3", factor, 1.0, 4.0, 8192)
 
 
 @pytest.mark.parametrize("name", MODELS)

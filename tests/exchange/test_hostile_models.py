@@ -25,6 +25,9 @@ from tests.programs import edited
 from tests.programs import refusal as refused
 
 # As in the files of Llama 3.2.
+GEMMA = {"model_type": "gemma3_text", "hidden_act": None}
+NEOX = {"model_type": "gpt_neox", "hidden_act": "gelu", "attention_bias": True}
+NEO = {"model_type": "gpt_neo", "num_layers": 1, "num_heads": 2, "hidden_act": None}
 LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3["original_max_position_embeddings"] = 8192
 SLIDING = {"use_sliding_window": True, "sliding_window": 4}
@@ -115,6 +118,21 @@ def refusal(path):
             "layers with 'linear' are not built",
         ),
         ({"model_type": "qwen2"}, "lacks the tensor model.layers.0.self_attn.q_proj.bias"),
+        ({"model_type": "gemma3", "vision_config": {"a": 1}}, "models of images are not built"),
+        ({**GEMMA, "query_pre_attn_scalar": 0}, "score_divisor=0 must be above 0"),
+        ({**GEMMA, "query_pre_attn_scalar": "8"}, "score_divisor='8' must be a number"),
+        ({**GEMMA, "attn_logit_softcapping": 50.0}, "'attn_logit_softcapping' is 50.0, which may"),
+        ({**GEMMA, "use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ({**GEMMA, "sliding_window_pattern": 0}, "0 is not a whole number from 1"),
+        ({**GEMMA, "layer_types": ["chunked"]}, "layers with 'chunked' are not built here"),
+        ({**GEMMA, "rope_parameters": {"sliding_attention": LLAMA3}}, "scaled rotations in"),
+        ({**GEMMA, "rope_parameters": {"full_attention": 3}}, "rope_parameters is not a JSON"),
+        ({**NEO, "attention_types": 3}, "attention_types is 3"),
+        ({**NEO, "attention_types": [[["global"], 10**12]]}, "as a part of GPT-Neo"),
+        ({**NEO, "attention_types": [[["far"], 1]]}, "layers with 'far' are not built here"),
+        ({**NEOX, "rotary_pct": 1.5}, "rotary_share=1.5 must be"),
+        ({**NEOX, "hidden_act": "relu"}, "hidden_act='relu' is not known here; GPT-NeoX has gelu"),
+        ({**NEOX, "use_parallel_residual": "no"}, "parallel_residual='no' must be true or false"),
         ({"head_dim": 64}, "q_proj.weight is 8 x 8; the model that it describes has 128 x 8"),
         ({"head_dim": 0}, "head_size=0 must be at least 1"),
         ({"head_dim": [4]}, "head_size=[4] must be a number"),
@@ -131,7 +149,6 @@ def refusal(path):
         ({"vocab_size": 2**24}, "its tokenizer has"),
         ({"vocab_size": 310}, "the model that it describes has 310 x 8"),
         ({"intermediate_size": 2**18}, "the model that it describes has"),
-        ({"tie_word_embeddings": False}, "lacks the tensor lm_head.weight"),
         ({"tie_word_embeddings": "yes"}, "tie_weights='yes' must be true or false"),
         ({"attention_bias": True}, "attention_bias=True, mlp_bias=False: they must be equal here"),
         ({"attention_bias": True, "mlp_bias": True}, "lacks the tensor"),
@@ -188,15 +205,25 @@ class Harm:
         return os.mkdir, (str(self.path),)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth", "model.ckpt"])
-def test_pickles_are_refused_and_not_read(model, tmp_path, name, cli):
+@pytest.mark.parametrize(
+    ("name", "is_other"),
+    [
+        ("pytorch_model.bin", False),
+        ("pytorch_model-00001-of-00002.bin", False),
+        ("model.pt", True),
+        ("weights.pth", True),
+        ("model.ckpt", True),
+    ],
+)
+def test_pickles_are_refused_and_not_read(model, tmp_path, monkeypatch, name, is_other, cli):
+    monkeypatch.chdir(tmp_path)
     (model / "model.safetensors").unlink()
     (model / name).write_bytes(pickle.dumps(Harm(tmp_path / "harm")))
     message = refusal(model)
     assert f"only {name}, a pickle, which could run any program" in message
     assert "is a pickle, which could run any program" in refusal(model / name)
-    cli.refuses("save_pretrained(DIR)", "import", model / name, "--out", tmp_path / "run")
-    assert not (tmp_path / "harm").exists() and not (tmp_path / "run").exists()
+    cli.refuses("safetensors with" if is_other else "save_pretrained('.')", "import", model / name)
+    assert not (tmp_path / "harm").exists() and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -265,7 +292,8 @@ def test_a_model_without_weights_or_tokenizer_says_what_to_do(model):
     (model / "elsewhere").rename(model / "model.safetensors")
     (model / "tokenizer.json").unlink()
     assert "has no tokenizer.json; save the tokenizer there" in refusal(model)
-    assert "give its directory" in refusal(model / "model.safetensors")
+    for name in ("model.safetensors", "config.json"):
+        assert f"give its directory, {model}" in refusal(model / name)
 
 
 def test_a_tokenizer_of_another_kind_is_refused(model):

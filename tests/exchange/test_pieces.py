@@ -15,6 +15,8 @@ from smallmind.exchange.gguf import GGUF
 from smallmind.exchange.gguf_tokenizer import metadata_of, tokenizer_of
 from smallmind.exchange.published import of_metadata
 from smallmind.text import hf_tokenizer
+from smallmind.text.chat import LEARNED, Turn
+from smallmind.text.templates import TEMPLATES, format_of
 from smallmind.writing.generation import Writer
 from tests.exchange.models import model_of
 from tests.exchange.weights import GEMMA3, real
@@ -298,3 +300,61 @@ def test_the_tokenizer_of_gemma_is_that_of_transformers():
     again = tokenizer_of(metadata_of(ours) | {"general.architecture": "gemma3"})
     assert again.digest == Tokenizer.from_saved(again.saved).digest
     assert all(again.encode(x).tolist() == ours.encode(x).tolist() for x in texts[:500])
+
+
+ZEPHYR = (  # also TinyLlama's: its roles are words, only </s> is a token
+    "{% for message in messages %}\n{% if message['role'] == 'user' %}\n"
+    "{{ '<|user|>\n' + message['content'] + eos_token }}\n"
+    "{% elif message['role'] == 'system' %}\n"
+    "{{ '<|system|>\n' + message['content'] + eos_token }}\n"
+    "{% elif message['role'] == 'assistant' %}\n"
+    "{{ '<|assistant|>\n'  + message['content'] + eos_token }}\n{% endif %}\n"
+    "{% if loop.last and add_generation_prompt %}\n{{ '<|assistant|>' }}\n{% endif %}\n{% endfor %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/...') }}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token}}"
+    "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("kind", ["sentencepiece", "llama"])
+@pytest.mark.parametrize("name", ["zephyr", "mistral", "gemma"])
+def test_conversations_have_the_tokens_of_transformers(name, kind, tmp_path):
+    pytest.importorskip("jinja2")
+    transformers = pytest.importorskip("transformers")
+    source = "gemma" if name == "gemma" else "llama"
+    _, place = exported(source, tmp_path)
+    said = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    if name == "gemma":
+        said = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    if kind == "llama":  # SentencePiece's file, read as a class of transformers reads it
+        (place / "tokenizer.json").unlink()
+        (place / "tokenizer.model").write_bytes(pieces.trained(source))
+        kinds = {"gemma": "GemmaTokenizer", "llama": "LlamaTokenizer"}
+        said |= {"tokenizer_class": kinds[source], "add_bos_token": True}
+    text = {"zephyr": ZEPHYR, "mistral": MISTRAL, "gemma": TEMPLATES["gemma"].jinja}[name]
+    (place / "tokenizer_config.json").write_text(json.dumps(said | {"chat_template": text}))
+    (place / "chat_template.jinja").write_text(text)
+    tokenizer = smallmind.load(place, "numpy")[1]
+    theirs = transformers.AutoTokenizer.from_pretrained(place)
+    template = format_of(tokenizer)
+    for said in ("Hello", " a  b ", "日本 👩\u200d👩", "x\n\n"):
+        turns = [Turn("user", said), Turn("assistant", "Yes, it is.\n"), Turn("user", "the cat")]
+        if name != "mistral":
+            turns = [Turn("system", "Be brief."), *turns]
+        messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+        wanted = theirs.apply_chat_template(messages, return_dict=False)
+        assert (template.encode(tokenizer, turns) // 4).tolist() == wanted
+        asked = {"add_generation_prompt": True, "return_dict": False}
+        prompt = template.prompt(tokenizer, turns)
+        assert prompt.tolist() == theirs.apply_chat_template(messages, **asked)
+        assert (prompt == tokenizer.special.get("<s>", 2)).sum() <= 1  # one beginning
+        learned = template.encode(tokenizer, turns)
+        answer = tokenizer.decode(learned[learned % 4 == LEARNED] // 4)
+        assert answer.strip().startswith("Yes, it is.") and answer.endswith(template.end)

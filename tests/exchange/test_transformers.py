@@ -2,6 +2,8 @@
 
 import json
 import logging
+import re
+import sys
 
 import numpy as np
 import pytest
@@ -11,9 +13,11 @@ from smallmind.exchange.architectures import architecture_of
 from smallmind.exchange.format import padded
 from smallmind.exchange.tensors import tensors_of
 from smallmind.files import safetensors
+from smallmind.kernels.number_types import BFLOAT16, round_to, to_float32
 from tests.exchange import chat
 from tests.exchange.models import MODELS, ONLY_TRANSFORMERS, TEXT, ids_for, model_of, tokenizer_of
-from tests.programs import edited, refuses
+from tests.exchange.weights import SMOLLM2, real
+from tests.programs import edited, printed_by, refusal
 from tests.text import published
 
 torch = pytest.importorskip("torch")
@@ -348,19 +352,6 @@ def test_a_head_counts_although_the_config_says_that_it_is_tied(tmp_path, name):
     np.testing.assert_allclose(logits_of(theirs, ids), found.forward(ids), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["GPT-2", "Llama", "Qwen3"])
-def test_a_head_that_is_missing_is_refused_with_advice_that_works(tmp_path, name):
-    """In transformers it would be drawn at random."""
-    path = tmp_path / "model"
-    model = sent(path, name, tied=True, says_tied=False)
-    refuses("lm_head.weight; .* set tie_word_embeddings to true", smallmind.load, path, "numpy")
-    with edited(path / "config.json") as config:
-        config["tie_word_embeddings"] = True
-    ids = ids_for(model)[:, :40]
-    found = smallmind.load(path, "numpy")[0]
-    np.testing.assert_array_equal(found.forward(ids), model.forward(ids))
-
-
 def test_a_head_that_repeats_the_embedding_is_no_head_of_its_own(tmp_path):
     model = model_of("Llama", tokenizer := tokenizer_of("bpe"))
     smallmind.export(model, tokenizer, tmp_path / "model")
@@ -369,3 +360,59 @@ def test_a_head_that_repeats_the_embedding_is_no_head_of_its_own(tmp_path):
     repeated = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
     safetensors.write(file, repeated, metadata)
     assert smallmind.load(tmp_path / "model", "numpy")[0].config.tie_weights
+
+
+def test_a_head_in_place_of_the_embedding_is_both(tmp_path):
+    """So it is in transformers, which ties them whichever of the two is in the file."""
+    model = sent(tmp_path / "model", "Llama", tied=True, says_tied=True)
+    file = tmp_path / "model" / "model.safetensors"
+    tensors, metadata = safetensors.read(file)
+    tensors = {**tensors, "lm_head.weight": tensors.pop("model.embed_tokens.weight")}
+    safetensors.write(file, tensors, metadata)
+    ids = ids_for(model)[:, :40]
+    found = smallmind.load(tmp_path / "model", "numpy")[0]
+    np.testing.assert_array_equal(found.forward(ids), model.forward(ids))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    np.testing.assert_allclose(logits_of(theirs, ids), found.forward(ids), rtol=0, atol=1e-4)
+
+
+def test_a_pickle_is_converted_as_its_refusal_says(tmp_path):
+    theirs = their_model("Llama")
+    path = saved(tmp_path, theirs)
+    wanted = smallmind.load(path, "numpy")[0]
+    (path / "model.safetensors").unlink()
+    torch.save(theirs.state_dict(), path / "pytorch_model.bin")
+    message = refusal(smallmind.load, path, "numpy")
+    (code,) = re.findall('in its directory: python -c "([^"]+)"', message)
+    printed_by([sys.executable, "-c", code], cwd=path)
+    found = smallmind.load(path, "numpy")[0]
+    ids = ids_for(wanted)
+    np.testing.assert_array_equal(found.forward(ids), wanted.forward(ids))
+
+
+@pytest.mark.slow
+def test_a_real_chat_model_is_the_same_in_any_form(tmp_path):
+    """A GGUF file, and what transformers makes of it: whole or in shards, in 32 or 16 bits."""
+    file = real(SMOLLM2)
+    found, tokenizer = smallmind.load(file, precision="float32")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+    their_tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    asked = [{"role": "user", "content": "What is the capital of France?"}]
+    ids = their_tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
+    wanted = logits_of(theirs, np.array([ids]))
+    limit = 1e-5 * np.abs(wanted).max()
+    assert np.abs(found.forward(np.array([ids], np.int32)) - wanted).max() < limit
+    del theirs.config.quantization_config  # it would save no model that comes from GGUF
+    plain = transformers.AutoModelForCausalLM.from_config(theirs.config)
+    plain.load_state_dict(theirs.state_dict())
+    for dtype, shards in (("float32", {}), ("bfloat16", {"max_shard_size": "60MB"})):
+        path = tmp_path / dtype
+        plain.to(getattr(torch, dtype)).save_pretrained(path, **shards)
+        their_tokenizer.save_pretrained(path)
+        again, same = smallmind.load(path, precision="float32")
+        for name, values in found.parameters.items():
+            rounded = to_float32(round_to(values, BFLOAT16)) if shards else values
+            np.testing.assert_array_equal(again.parameters[name], rounded, name)
+        chat = smallmind.Chat(again, same, temperature=0, max_tokens=20)
+        assert chat.say(asked[0]["content"]) == "The capital of France is Paris."
+        assert chat.ended == "end" and same.ends == tokenizer.ends

@@ -118,12 +118,12 @@ def test_only_one_of_two_simultaneous_runs_gets_the_directory(tmp_path, monkeypa
     Nor remove them, also where locks have no effect.
     """
     monkeypatch.setattr("os.path.lexists", lambda _: False)
-    first = RunDirectory.create(tmp_path / "run")
+    first = RunDirectory(tmp_path / "run").create()
     with pytest.raises(InputError, match="is in use by process"):
-        RunDirectory.create(tmp_path / "run")
+        RunDirectory(tmp_path / "run").create()
     first.unlock()
     with pytest.raises(InputError, match="already holds a run"):
-        RunDirectory.create(tmp_path / "run")
+        RunDirectory(tmp_path / "run").create()
     assert (tmp_path / "run" / "metrics.jsonl").is_file()
 
 

@@ -207,6 +207,7 @@ IN_PLACE = {
     "gelu_erf_backward": (["x", "x"], ["x", "x"], {0: 1, 1: 0}),
     "geglu_backward": (["wide", "x"], ["x", "wide"], {0: 1, 1: 0}),
     "softcap": (["x"], ["x", 2.0], {0: 0}),
+    "scale": (["x"], ["x", 2.0], {0: 0}),
     "softcap_backward": (["x"], ["x", "x", 2.0], {0: 0}),
     "layernorm_backward": (
         ["x", "channel", None],
@@ -266,7 +267,7 @@ def kernels_of_elements(random, R, C):
         pairs += run_both(name, [(R, C)], source)
         pairs += run_both(f"{name}_backward", [source.shape, (R, C)], dy, source)
     pairs += run_both("softcap", [(R, C)], x, 1.5)
-    pairs += run_both("scale", [x], 1.5)
+    pairs += run_both("scale", [(R, C)], x, 1.5)
     pairs += run_both("softcap_backward", [(R, C)], dy, np.tanh(x), 1.5)
     return pairs + run_both("dropout", [(R, C)], x, KEY, 0.3, dy)
 

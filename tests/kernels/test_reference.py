@@ -208,7 +208,7 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
         "gelu_erf_backward": ([out(R, C), out(R, C)], x(R, C), x(R, C)),
         "geglu": ([out(R, C)], x(R, 2 * C)),
         "geglu_backward": ([out(R, 2 * C), out(R, C)], x(R, C), x(R, 2 * C)),
-        "scale": ([out(R, C)], 3.0),
+        "scale": ([out(R, C)], x(R, C), 3.0),
         "relu2": ([out(R, C)], x(R, C)),
         "relu2_backward": ([out(R, C), out(R, C)], x(R, C), x(R, C)),
         "swiglu": ([out(R, C)], x(R, 2 * C)),

@@ -88,6 +88,11 @@ PARTS = {
         "head_size": 8,
         "part_settings": {"rotary_share": 0.5},
     },
+    "blocks without rotations": {**ROPE, "part_settings": {"rotary_layers": (1, 0)}},
+    "another base in windows": {
+        **{**ROPE, "head_size": 8},
+        "part_settings": {"window": 9, "window_theta": 50.0},
+    },
     "slower rotations": {**ROPE, "part_settings": {"rope_scaling": ("linear", 4.0)}},
     "Llama 3.1": {**ROPE, "part_settings": {"rope_scaling": ("llama3", 8.0, 0.1, 4.0, 16)}},
     "everything by block": EVERYTHING | DOCUMENTS | {"part_settings": BY_BLOCK},

@@ -15,6 +15,7 @@ import pytest
 import smallmind
 from smallmind import Run
 from smallmind.runs.parallel import Leader
+from tests.exchange.models import model_of, tokenizer_of
 from tests.faults.runs import TEXT, outcome, status, write_text
 from tests.parallel import in_process
 from tests.parallel.commands import disturbing
@@ -305,3 +306,18 @@ def test_runs_resume_on_any_number_of_ranks(tmp_path, optimizer, shards):
     for size, until in ((3, 3), (5, 7), (1, 9), (6, 12)):
         resume(parts, size, until)
     assert outcome(parts) == outcome(whole)
+
+
+@pytest.mark.parametrize("name", ["Gemma 3", "GPT-NeoX", "GPT-Neo"])
+def test_models_of_other_architectures_learn_the_same_on_two_ranks(tmp_path, name):
+    tokenizer = tokenizer_of("char")
+    smallmind.export(model_of(name, tokenizer), tokenizer, tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    flags = "--steps 3 --batch-size 6 --val-every 0 --data-shards 2 --warmup-steps 0 --threads 1"
+    found = []
+    for size in (1, 2):
+        out = tmp_path / f"run {size}"
+        words = "train", tmp_path / "text.txt", "--init-from", tmp_path / "model", "--out", out
+        assert in_process.status(size, *words, *flags.split()) == 0
+        found.append(smallmind.load(out)[0].flat.data.tobytes())
+    assert found[0] == found[1]

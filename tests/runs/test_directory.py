@@ -119,7 +119,7 @@ def test_a_start_that_takes_over_and_fails_leaves_the_text_of_the_user(tmp_path,
 
 
 def test_a_start_under_way_is_not_taken_over(tmp_path):
-    first = RunDirectory.create(tmp_path / "run")
+    first = RunDirectory(tmp_path / "run").create()
     refuses("run is in use by another process", create, tmp_path / "run")
     refuses("another process is using the directory; wait for it", Run.open, tmp_path / "run")
     assert files(tmp_path / "run").keys() == {".lock", "metrics.jsonl"}

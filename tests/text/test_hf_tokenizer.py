@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -216,7 +218,7 @@ def test_a_damaged_model_of_sentencepiece_is_refused_in_a_line(cut, tmp_path):
 def test_without_the_package_a_line_names_the_extra(tmp_path, monkeypatch):
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps(pieces.file_of("prepend")), encoding="utf-8")
-    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
     refuses(r'pip install "smallmind\[hf\]"', Tokenizer.load, file)
 
 
@@ -224,3 +226,9 @@ def test_the_kind_is_read_and_never_learned(tmp_path):
     refuses("give the path of a tokenizer.json", Tokenizer, "a text", "hf")
     assert RunConfig(tokenizer="llama/tokenizer.model").tokenizer.endswith(".model")
     refuses("tokenizer.json or tokenizer.model", RunConfig, tokenizer="llama.txt")
+
+
+def test_the_package_is_imported_for_such_a_tokenizer_alone():
+    code = "import sys, smallmind, smallmind.cli.program; from smallmind import Tokenizer; "
+    code += "Tokenizer('a text', 'bpe').encode('a'); sys.exit('tokenizers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

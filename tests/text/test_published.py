@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from smallmind import Tokenizer
 from smallmind.text import bpe
-from tests.programs import refusal, refuses
+from tests.programs import refusal
 from tests.text.published import (
     BEGIN,
     CALL,
@@ -157,24 +157,3 @@ def test_a_byte_without_a_token_is_named():
 def test_damaged_rules_are_refused(damage):
     with pytest.raises((TypeError, ValueError)):
         Tokenizer.from_state({**ours_of("Qwen").state(), **damage})
-
-
-def test_a_sentencepiece_tokenizer_is_refused_in_a_clear_line():
-    data = {
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [
-                {"type": "Prepend", "prepend": "\u2581"},
-                {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
-            ],
-        },
-        "pre_tokenizer": None,
-        "model": {
-            "type": "BPE",
-            "unk_token": "<unk>",
-            "byte_fallback": True,
-            "vocab": {},
-            "merges": [],
-        },
-    }
-    refuses(r"a SentencePiece tokenizer .* like that of Llama 2; only", Tokenizer.from_json, data)

@@ -47,6 +47,7 @@ from smallmind.text.stories import built_in_text
 from smallmind.text.templates import fit_template
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.evaluation import evaluate, evaluate_held_out
+from tests.architectures import BROUGHT
 
 LLAMA = {**ARCHITECTURES["llama"], "n_kv_head": 2, "qk_norm": True}
 WINDOWS = {"part_settings": {"window": 7, "window_layers": (1, 0), "window_theta": 50.0}}
@@ -147,6 +148,7 @@ RUNS = [
     ),
     (ModelConfig(65, 32, 3, 3, 48), 4, None, 900, {"steps": 2, "optimizer": "muon"}),
     (ModelConfig(11, 24, 2, 4, 48, **EVERYTHING), 4, 3, 900, {"steps": 2, "optimizer": "muon"}),
+    *((ModelConfig(65, 24, 5, 4, 48, **x), 5, 3, 900, {"steps": 2}) for x in BROUGHT.values()),
 ]
 
 
