@@ -83,6 +83,7 @@ TOKENIZERS = {
     "bpe": "smallmind.text.bpe_tokenizer:BPETokenizer",
     "hf": "smallmind.text.hf_tokenizer:HFTokenizer",
 }
+LEARNED_TOKENIZERS = tuple(name for name in TOKENIZERS if name != "hf")  # that is read from files
 
 READERS = {  # by the suffix of a file; one with any other suffix is read like .txt
     ".txt": "smallmind.corpus.decoding:read_text",

@@ -133,7 +133,7 @@ def _template(tokenizer: Tokenizer) -> dict[str, Any] | None:
             "its chat template is in the language of Jinja, which a page does not read; tune it "
             "with --chat-template chatml first"
         )
-    names = "name", "before", "after", "special", "begin", "system", "strips", "lead"
+    names = "name", "before", "after", "special", "begin", "system", "strips", "lead", "joins"
     return {name: getattr(template, name) for name in names}
 
 

@@ -644,10 +644,14 @@ const smallmindModel = (() => {
       if (this.system && turns[0]?.role !== "system") {
         turns.unshift({ role: "system", content: this.system });
       }
+      // Some put the system's text before the first turn's.
+      const isJoined = this.joins && turns[0]?.role === "system";
+      let instruction = isJoined ? turns.shift().content + this.joins : "";
       const said = []; // where the texts of turns begin and end
       let written = this.begin;
       for (const { role, content } of turns) {
-        let text = this.strips ? content.replace(ENDS, "") : content;
+        let text = instruction + (this.strips ? content.replace(ENDS, "") : content);
+        instruction = "";
         if (role === "assistant" && !text.startsWith(this.lead)) text = this.lead + text;
         written += this.before[role];
         said.push([written.length, written.length + text.length]);

@@ -544,7 +544,8 @@ def rope(x, frequencies, T, heads, D, starts=None, positions=0, inverse=False):
     half, sign = len(frequencies), -1 if inverse else 1
     starts = np.zeros(1, np.int64) if starts is None else starts
     places = starts[:, None] + np.arange(T)
-    angles = rotary_angles(int(places.max()) + 1, frequencies)[places][:, :, None]  # (B, T, 1, P)
+    angles = rotary_angles(int(places.max()) + 1, frequencies, x.dtype)
+    angles = angles[places][:, :, None]  # (B, T, 1, P)
     cosine, sine = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
     rotated = x[:, : heads * D].reshape(-1, T, heads, D)
     a, b = rotated[..., :half].copy(), rotated[..., half : 2 * half]
@@ -553,14 +554,14 @@ def rope(x, frequencies, T, heads, D, starts=None, positions=0, inverse=False):
     x[:, : heads * D] = rotated.reshape(len(x), -1)
 
 
-def rotary_angles(positions, frequencies):
-    """-> the angles (positions, P) of the pairs of channels, float32, of which cosines are exact.
+def rotary_angles(positions, frequencies, dtype=np.float32):
+    """-> the angles (positions, P) of the pairs of channels, rounded to dtype, as float64.
 
-    Models of other programs have been trained with angles that were rounded so. At position 1,500
-    the logits of exact ones differ by 1e-4 of the largest.
+    Models of other programs have been trained with angles that were rounded to float32. At position
+    1,500 the logits of exact ones differ by 1e-4 of the largest.
     """
-    places = np.arange(positions, dtype=np.float32)
-    return (places[:, None] * np.array(frequencies, np.float32)).astype(np.float64)
+    places = np.arange(positions, dtype=dtype)
+    return (places[:, None] * np.array(frequencies, dtype)).astype(np.float64)
 
 
 def rotary_frequencies(theta, D):

@@ -839,7 +839,7 @@ class RunConfig:
     )
     tokenizer: str = setting(
         "char",
-        f"kind of token: {', '.join(parts.TOKENIZERS)}, or the tokenizer.json or tokenizer.model "
+        f"kind of token: {', '.join(parts.LEARNED_TOKENIZERS)}, or the tokenizer.json or tokenizer.model "
         "to use; the default recipe learns bpe from texts of a megabyte and more",
         metavar="KIND",
     )
@@ -896,7 +896,7 @@ class RunConfig:
             )
         is_file = self.tokenizer.endswith((".json", ".model"))
         if self.tokenizer not in parts.TOKENIZERS and not is_file:
-            kinds = ", ".join(parts.TOKENIZERS)
+            kinds = ", ".join(parts.LEARNED_TOKENIZERS)
             raise InputError(
                 f"tokenizer={shown_value(self.tokenizer)} must be one of {kinds}, or the path of a "
                 "tokenizer.json or tokenizer.model"

@@ -72,7 +72,9 @@ class Tokenizer:
             return super().__new__(cls)
         kind = settings.get("kind", arguments[1] if len(arguments) > 1 else "char")
         if check_type("kind", kind, str) not in parts.TOKENIZERS:
-            raise InputError(f"tokenizer={kind!r} must be one of {', '.join(parts.TOKENIZERS)}")
+            raise InputError(
+                f"tokenizer={kind!r} must be one of {', '.join(parts.LEARNED_TOKENIZERS)}"
+            )
         return super().__new__(parts.load(parts.TOKENIZERS, kind))
 
     def __init__(self, text: str = "", kind: str = "char", **settings: Any) -> None:

@@ -747,7 +747,7 @@ def test_settings_without_an_effect_are_refused_wherever_they_come_from(text, tm
         ("--vocab-size 300", "--vocab-size has no effect with --tokenizer char; it needs"),
         ("--split gpt2", "--split has no effect with --tokenizer char"),
         ("--tokenizer bpe --vocab-size 256", "bpe_vocab_size=256 must be at least 257"),
-        ("--tokenizer words", "tokenizer='words' must be one of char, byte, bpe, or the path"),
+        ("--tokenizer words", "tokenizer='words' must be one of char, byte, bpe, or the path of a"),
         ("--tokenizer missing.json", "cannot read missing.json"),
     ],
 )
