@@ -66,8 +66,9 @@ class StoredModel:
     def load(self, backend: str = "numba", precision: str | None = None) -> Loaded:
         """Builds the model -> it and its tokenizer, as `smallmind.load` does."""
         tokenizer = self.tokenizer()
+        digest = tokenizer.digest  # before there is a model: it takes memory for a moment
         model = self.model(backend, precision)
-        model.tokenizer_digest = tokenizer.digest
+        model.tokenizer_digest = digest
         return model, tokenizer
 
     def adapter(self) -> SavedAdapter:

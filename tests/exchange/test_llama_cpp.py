@@ -56,7 +56,7 @@ def served(path, adapter=None):
     def ask(endpoint, **body):
         url, kind = f"{server.listening_address}/{endpoint}", {"Content-Type": "application/json"}
         request = urllib.request.Request(url, json.dumps(body).encode(), kind)
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=600) as answer:
             return json.load(answer)
 
     yield ask  # ends with the last reference to the server

