@@ -839,8 +839,8 @@ class RunConfig:
     )
     tokenizer: str = setting(
         "char",
-        f"kind of token: {', '.join(parts.LEARNED_TOKENIZERS)}, or the tokenizer.json or tokenizer.model "
-        "to use; the default recipe learns bpe from texts of a megabyte and more",
+        f"kind of token: {', '.join(parts.LEARNED_TOKENIZERS)}, or the tokenizer.json or "
+        "tokenizer.model to use; the default recipe learns bpe from texts of a megabyte and more",
         metavar="KIND",
     )
     # Some kinds of tokenizer have these settings, and name them in `Tokenizer.settings`.
