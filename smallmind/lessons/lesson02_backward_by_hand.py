@@ -162,9 +162,9 @@ def difference(mine, theirs):
 
 
 for kernels, dtype in ((reference, np.float64), (compiled, np.float32)):
-    inputs = [array.astype(dtype) for array in (dy, x, x.mean(axis=1), rstd[:, 0], weight)]
+    arguments = [array.astype(dtype) for array in (dy, x, x.mean(axis=1), rstd[:, 0], weight)]
     their_dx, their_dweight, their_dbias = (np.zeros(shape, dtype) for shape in ((R, C), C, C))
-    kernels.layernorm_backward(their_dx, their_dweight, their_dbias, *inputs)
+    kernels.layernorm_backward(their_dx, their_dweight, their_dbias, *arguments)
     found = max(
         difference(dx, their_dx), difference(dweight, their_dweight), difference(dbias, their_dbias)
     )
