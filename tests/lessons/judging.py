@@ -35,7 +35,7 @@ SHORTENED = {
     9: [("STEPS = 120", "STEPS = 12")],
     10: [("train(300,", "train(30,"), ("train(400,", "train(60,")],
     11: [
-        ("while accuracy(model) < ENOUGH_RIGHT:", "for _ in range(84):"),  # the same without looking
+        ("while accuracy(model) < ENOUGH_RIGHT:", "for _ in range(84):"),  # without looking
         ("batches=10", "batches=2"),
         ("UPDATES = 1200", "UPDATES = 30"),
         ("TRIES, EPOCHS, BETA = 40, 4,", "TRIES, EPOCHS, BETA = 6, 2,"),
