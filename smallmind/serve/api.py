@@ -40,8 +40,6 @@ from smallmind.text.tokenizer import Tokenizer
 from smallmind.writing.chat import Prompt, prompt_of
 from smallmind.writing.decoder import Continuation, Token
 
-COMPLETION_TOKENS = 16  # OpenAI's default
-CHAT_TOKENS = 500
 REASONS = {"end": "stop", "stop": "stop", "length": "length"}
 
 
@@ -111,9 +109,9 @@ class API:
         body = await body_of(request)
 
         def read() -> Fields:
-            fields = fields_in(body)
+            fields = fields_in(body, bool(chat))
             if chat is not None:
-                fields.refuse_unknown(chat)
+                fields.refuse_unknown()
             return fields
 
         return await self.engine.run_beside(read)
@@ -126,8 +124,8 @@ class API:
         loaded = await self.loaded(entry)
         with loaded.line.in_use():
             parsed = await self.engine.run_beside(lambda: self._parsed(fields, entry, loaded, chat))
-            streams = fields.get("stream", bool) or False
-            options = Fields(fields.get("stream_options", dict) or {})
+            streams = fields.setting("stream")
+            options = Fields(fields.setting("stream_options") or {})
             with_usage = options.get("include_usage", bool) or False
             try:
                 self.engine.submit(loaded.line, parsed.request)
@@ -141,10 +139,8 @@ class API:
         """Reads a request, on any thread."""
         tokenizer, limits = loaded.tokenizer, self.limits
         name = "messages" if chat else "prompt"
-        config = generation_of(
-            fields, limits.max_tokens, CHAT_TOKENS if chat else COMPLETION_TOKENS
-        )
-        n, top = fields.whole("n", 1, 1, self.models.slots), top_of(fields, chat)
+        config, top = generation_of(fields, limits.max_tokens), top_of(fields)
+        n = fields.setting("n", self.models.slots)
         begun = fields.ids("prefix_tokens", tokenizer.vocab_size)
         lead = ""
         try:
@@ -167,7 +163,8 @@ class API:
         except InputError as error:
             raise APIError(str(error), name) from None
         count = sum(map(len, prompts))
-        request = Request(texts, limits.seconds)
+        rounds = -(-len(prompts) * n // self.models.slots)  # of answers, which wait for each other
+        request = Request(texts, limits.seconds * rounds)
         return ParsedRequest(entry, loaded, request, chat, count, begun, lead, top)
 
     def _conversation(self, fields: Fields, loaded: Loaded, most: int) -> Prompt:

@@ -9,6 +9,7 @@ import pytest
 
 import smallmind
 from smallmind import Tokenizer
+from smallmind.guide import text_of
 from smallmind.serve import request_fields
 from smallmind.serve.api import RequestLimits, _Shown
 from smallmind.text.chat import Turn
@@ -34,6 +35,10 @@ def asking(client, body, **fields):
         ({"max_completion_tokens": 2, "max_tokens": 5}, 2),
         ({"max_completion_tokens": -1, "max_tokens": 2}, 2),
         ({"max_completion_tokens": 10**30, "max_tokens": 2}, 2),
+        ({"max_completion_tokens": -2, "max_tokens": 2.0}, 2),
+        ({"n_predict": 3}, 3),
+        ({"max_new_tokens": 3, "num_predict": -1}, 3),
+        ({"max_output_tokens": 3, "max_tokens": None}, 3),
         ({"max_tokens": 0}, 0),
     ],
 )
@@ -62,6 +67,12 @@ OFF = [
     {"stop": ""},
     {"stop": []},
     {"stop": None},
+    {"stop": ["", None]},
+    {"stop_sequences": []},
+    {"min_p": None, "top_k": None, "top_p": None, "n": None, "temperature": 0.0},
+    {"repeat_penalty": 1.0, "rep_pen": 1, "repeat_last_n": 64},
+    {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
+    {"functions": [{"name": "f"}], "function_call": "none"},
     {"seed": None},
     {"tools": []},
     {"tools": None, "tool_choice": "none"},
@@ -123,14 +134,11 @@ REFUSED = {
     "web_search_options": {"search_context_size": "low"},
     "reasoning_effort": "high",
     "verbosity": "low",
-    "enable_thinking": False,
-    "think": False,
     "suffix": "x",
     "echo": True,
     "best_of": 3,
     "use_beam_search": True,
     "length_penalty": 2.0,
-    "repeat_penalty": 1.1,
     "typical_p": 0.5,
     "mirostat": 2,
     "dry_multiplier": 0.8,
@@ -138,9 +146,6 @@ REFUSED = {
     "dynatemp_range": 0.5,
     "top_n_sigma": 1.0,
     "samplers": ["top_k"],
-    "n_predict": 0,
-    "max_new_tokens": 5,
-    "random_seed": 0,
     "do_sample": False,
     "skip_special_tokens": False,
     "add_generation_prompt": False,
@@ -207,11 +212,36 @@ def test_a_thought_before_an_answer_is_not_a_part_of_it():
     assert turns[2] == Turn("user", "Sure?")
 
 
+def written(value):
+    """A default or a value that switches a field off, as the guide has it."""
+    return json.dumps(value).replace("null", "")
+
+
+def rows():
+    """The table of fields in Markdown."""
+    yield "| field | value | default | off | other names | above the range |"
+    yield "|---|---|---|---|---|---|"
+    for field in request_fields.TABLE:
+        only = {None: "", True: " (chat)", False: " (completion)"}[field.chat]
+        kind = "text or a list" if field.kind is object else request_fields.TYPES[field.kind]
+        value = f"{kind} {field.range.partition(',')[0]}".strip()
+        off = ", ".join(map(written, field.off))
+        names = ", ".join(f"`{name}`" for name in field.names)
+        above = "as much as fits" if field.clamps else "refused" if field.range else ""
+        default = written(field.default)
+        yield f"| `{field.name}`{only} | {value} | {default} | {off} | {names} | {above} |"
+
+
+def test_the_guide_has_the_table_of_fields():
+    assert "\n".join(rows()) + "\n" in text_of("serving")
+
+
 # --- prompts ---
 
 
-@pytest.mark.parametrize("count", [33, 256])
+@pytest.mark.parametrize("count", [33, 300])
 def test_many_prompts_at_an_idle_server_are_answered(client, count):
+    client.timeout = 600  # on a busy machine
     found = asking(client, PROMPT, prompt=["fox"] * count, max_tokens=2).json()
     assert [choice["index"] for choice in found["choices"]] == list(range(count))
     assert found["usage"] == {
@@ -221,11 +251,46 @@ def test_many_prompts_at_an_idle_server_are_answered(client, count):
     }
 
 
+@pytest.mark.parametrize("body", [PROMPT, CHAT], ids=["completion", "chat"])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"repetition_penalty": 1.5}, {"repeat_penalty": 1.5}),
+        ({"repetition_penalty": 1.5}, {"rep_pen": 1.5, "repetition_penalty": 1.5}),
+        ({"stop": ["o"]}, {"stop_sequences": "o"}),
+        ({"stop": ["o"]}, {"stopping_strings": ["o", ""]}),
+        ({"seed": 7, "temperature": 1}, {"random_seed": 7, "temperature": 1.0}),
+        ({"top_k": 10**9, "temperature": 1, "seed": 1}, {"temperature": 1, "seed": 1}),
+        ({"top_k": 0, "temperature": 1, "seed": 1}, {"temperature": 1, "seed": 1}),
+        ({"top_p": 0, "temperature": 1, "seed": 1}, {"top_p": 1, "temperature": 1, "seed": 1}),
+    ],
+)
+def test_other_names_and_values_that_mean_the_same_give_the_same(client, body, one, other):
+    found = [asking(client, body, max_tokens=8, **fields) for fields in (one, other)]
+    assert [answer.status_code for answer in found] == [200, 200], found[1].text
+    assert found[0].json()["choices"] == found[1].json()["choices"]
+
+
+def test_other_names_have_an_effect(client):
+    plain = asking(client, PROMPT, max_tokens=8).json()["choices"][0]["text"]
+    assert (
+        asking(client, PROMPT, max_tokens=8, repeat_penalty=50).json()["choices"][0]["text"]
+        != plain
+    )
+    ended = asking(client, PROMPT, max_tokens=8, stop_sequences=[plain[3]]).json()["choices"][0]
+    assert ended["text"] == plain[: plain.index(plain[3])]
+
+
+def test_names_of_one_thing_may_not_contradict_each_other(client):
+    answer = asking(client, PROMPT, repetition_penalty=1.1, repeat_penalty=1.2)
+    refused(answer, "contradicts repetition_penalty; send one of them", "repeat_penalty")
+
+
 def test_too_many_prompts_are_counted_before_they_are_encoded(client, monkeypatch):
     monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("a prompt was encoded"))
-    for prompt in (["fox"] * 100_000, [[1]] * 257):
-        words = f"{len(prompt):,} prompts, of which at most 256"
-        refused(asking(client, PROMPT, prompt=prompt), words, "prompt")
+    for prompt, n in ((["fox"] * 100_000, 1), ([[1]] * 40_000, 2)):
+        words = f"{len(prompt):,} prompts are too many for one request"
+        refused(asking(client, PROMPT, prompt=prompt, n=n), words, "prompt")
 
 
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(client, monkeypatch):
@@ -247,7 +312,7 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_read(client, monkeypa
     monkeypatch.setattr(request_fields.json, "loads", lambda *_, **__: fail("the body was read"))
     body = b'{"model":"text","prompt":[' + b"[]," * 1_000_000 + b"[]]}"
     answer = client.post("/v1/completions", content=body)
-    assert answer.status_code == 413 and "131,072 values" in answer.text
+    assert answer.status_code == 413 and "1,048,576 values" in answer.text
 
 
 @pytest.mark.parametrize("name", ["messages", "prompt"])
