@@ -83,6 +83,7 @@ TABLE = (
     Field("logprobs", int, None, 0, MAX_TOP, off=(False,), chat=False),
     Field("logprobs", bool, False, chat=True),
     Field("top_logprobs", int, 0, 0, MAX_TOP, chat=True),
+    Field("echo", bool, False, chat=False),
     Field("prefix_tokens", list),
     Field("chat_template_kwargs", dict, chat=True),
 )

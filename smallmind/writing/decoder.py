@@ -31,6 +31,25 @@ def check_tokenizer(model: TransformerModel, tokenizer: Tokenizer) -> None:
         )
 
 
+def choices_in(
+    model: TransformerModel, ids: np.ndarray, vocab_size: int, top: int
+) -> list[Alternatives]:
+    """ids (T,) -> how likely each token after the first one was, and the `top` likeliest there."""
+    found: list[Alternatives] = []
+    if len(ids) > 1:
+        hidden = np.empty((len(ids) - 1, model.config.n_embd), model.workspace.activation_dtype)
+        model.hidden(hidden, ids[None, :-1])
+        for rows in model.network.head.blocks(hidden):
+            tokens = ids[1:][rows].tolist()
+
+            def use(logits: np.ndarray, tokens: list[int] = tokens) -> None:
+                each = zip(logits[:, :vocab_size], tokens, strict=True)
+                found.extend(alternatives(row, token, top) for row, token in each)
+
+            model.with_logits_of(hidden, rows, use)
+    return found
+
+
 class Token(NamedTuple):
     """One more token of a text."""
 

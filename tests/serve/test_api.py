@@ -81,7 +81,14 @@ def test_an_answer_that_is_cancelled_as_it_sends_does_not_seem_complete():
         request, sent, sending = Endless(), [], asyncio.Queue()
         names = SimpleNamespace(id="m", name="m")
         asked = SimpleNamespace(
-            request=request, chat=None, entry=names, loaded=names, lead="", begun=[], top=None
+            request=request,
+            chat=None,
+            entry=names,
+            loaded=names,
+            lead="",
+            begun=[],
+            top=None,
+            echo=[],
         )
 
         async def send(message):

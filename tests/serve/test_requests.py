@@ -135,7 +135,6 @@ REFUSED = {
     "reasoning_effort": "high",
     "verbosity": "low",
     "suffix": "x",
-    "echo": True,
     "best_of": 3,
     "use_beam_search": True,
     "length_penalty": 2.0,
@@ -174,6 +173,8 @@ def test_a_field_that_would_change_the_answer_and_is_not_built_is_named(client, 
         (CHAT, {"add_special_tokens": True}, "add_special_tokens"),
         (PROMPT, {"messages": CHAT["messages"]}, "messages"),
         (CHAT, {"prompt": "fox"}, "prompt"),
+        (CHAT, {"echo": True}, "echo"),
+        (PROMPT, {"prompt": "fox " * 20, "echo": True, "logprobs": 1}, "echo"),
         (PROMPT, {"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
         (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         (CHAT, {"chat_template_kwargs": 1}, "chat_template_kwargs"),
@@ -382,10 +383,15 @@ def say(monkeypatch, ids):
     monkeypatch.setattr("smallmind.writing.decoder.choose_each", lambda *_: [next(writing)])
 
 
+def all_choices(text, streams):
+    """The choices of an answer, or of all its events."""
+    lines = [line[6:] for line in text.split("\n\n")[:-2]] if streams else [text]
+    return [choice for line in lines for choice in json.loads(line)["choices"]]
+
+
 def choices_in(text, streams):
     """The first choice of an answer, or of each of its events."""
-    lines = [line[6:] for line in text.split("\n\n")[:-2]] if streams else [text]
-    return [json.loads(line)["choices"][0] for line in lines]
+    return [choice for choice in all_choices(text, streams) if choice["index"] == 0]
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -466,7 +472,7 @@ def test_nothing_is_shown_of_a_character_that_the_last_token_leaves_unfinished(
 def test_a_lead_of_several_tokens_is_not_shown(answer, expected):
     tokenizer = Tokenizer(kind="byte")
     loaded = SimpleNamespace(tokenizer=tokenizer)
-    shown = _Shown(SimpleNamespace(lead="<think>\n", loaded=loaded, top=0, begun=[]))
+    shown = _Shown(SimpleNamespace(lead="<think>\n", loaded=loaded, top=0, begun=[], echo=[]))
     text = SimpleNamespace(ended="length", tokens=[])
     found, spelled = "", b""
     for i, token in enumerate(tokenizer.encode(answer).tolist()):
@@ -494,6 +500,55 @@ def test_offsets_are_those_of_the_text_also_in_a_stream(spoken, monkeypatch):
     whole = answer.encode()
     expected = [len(whole[:n].decode("utf-8", "ignore")) for n in bytes_before]
     assert found[0] == expected
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_echo_has_the_likelihoods_of_the_prompt(client, models, count, streams):
+    model, tokenizer = smallmind.load(models[0])
+    prompts = [tokenizer.encode(text).tolist() for text in ("The quick fox", "A dog", "Q")]
+    body = {"max_tokens": count, "logprobs": 2, "echo": True, "prompt": prompts, "n": 2}
+    answer = asking(client, PROMPT, **body, stream=streams)
+    assert answer.status_code == 200, answer.text
+    plain = asking(client, PROMPT, **{**body, "echo": False}).json()["choices"]
+    for i in range(6):
+        own = [each for each in all_choices(answer.text, streams) if each["index"] == i]
+        ids, text = prompts[i // 2], "".join(each["text"] for each in own)
+        assert text == tokenizer.decode(ids) + plain[i]["text"]
+        assert own[-1]["finish_reason"] == "length"
+        found = {
+            name: [x for each in own for x in each["logprobs"][name]]
+            for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset", "ids")
+        }
+        assert found["ids"] == ids + plain[i]["logprobs"]["ids"]
+        assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
+        array = np.array([ids], np.int32)
+        losses = model.losses(array[:, :-1], array[:, 1:])[0] if len(ids) > 1 else []
+        assert found["token_logprobs"][1 : len(ids)] == pytest.approx(-np.array(losses), abs=1e-5)
+        assert found["token_logprobs"][len(ids) :] == plain[i]["logprobs"]["token_logprobs"]
+        for top in found["top_logprobs"][1:]:
+            assert len(top) == 2
+        places = zip(found["tokens"], found["text_offset"], strict=True)
+        assert all(text[offset:].startswith(token) for token, offset in places)
+
+
+def test_an_echo_without_probabilities_is_the_text(client):
+    plain = asking(client, PROMPT, max_tokens=4).json()["choices"][0]["text"]
+    choice = asking(client, PROMPT, max_tokens=4, echo=True).json()["choices"][0]
+    assert choice["text"] == "fox" + plain and choice["logprobs"] is None
+
+
+def test_the_token_that_ends_an_echo_is_counted(spoken, monkeypatch):
+    """Clients take the last token for the one that was written, and leave it out."""
+    client, tokenizers = spoken
+    tokenizer = tokenizers["chat"]
+    say(monkeypatch, tokenizer.ends)
+    body = {"model": "chat", "prompt": "it", "echo": True, "logprobs": 1, "max_tokens": 1}
+    choice = client.post("/v1/completions", json=body).json()["choices"][0]
+    assert choice["text"] == "it" and choice["finish_reason"] == "stop"
+    count = len(tokenizer.prompt("it"))
+    assert len(choice["logprobs"]["token_logprobs"]) == count + 1
+    assert choice["logprobs"]["text_offset"][-1] == 2
 
 
 # --- variables of the template ---
