@@ -13,6 +13,7 @@ import uuid
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ from smallmind.serve.request_fields import (
     variables_of,
 )
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.writing.chat import Prompt, prompt_of
+from smallmind.writing.chat import Prompt, Thinking, prompt_of
 from smallmind.writing.decoder import Continuation, Token, choices_in
 from smallmind.writing.sampling import Alternatives
 
@@ -65,6 +66,7 @@ class ParsedRequest(NamedTuple):
     begun: list[int]  # tokens with which the answers have begun already
     lead: str  # begins the text of an answer, and is not shown
     top: int | None
+    thinking: Thinking  # as an answer begins; a copy divides it
     echo: list[np.ndarray]  # the prompt of each text, which is shown before it; else empty
 
 
@@ -146,12 +148,17 @@ class API:
         config, top = generation_of(fields, limits.max_tokens), top_of(fields)
         n = fields.setting("n", self.models.slots)
         begun = fields.ids("prefix_tokens", tokenizer.vocab_size)
-        lead = ""
+        lead, thinking = "", Thinking(None)
         try:
             if chat:
                 prompt = self._conversation(fields, loaded, config.max_tokens)
                 prompts, config = [prompt.ids], replace(config, max_tokens=prompt.most)
-                lead = "" if begun or not loaded.template else loaded.template.lead
+                template = loaded.template
+                assert template  # see `_conversation`
+                lead = "" if begun else template.lead
+                asked = b"".join(map(tokenizer.token_bytes, prompt.ids[-8:].tolist()))
+                thinking = Thinking(template.marks, asked.decode("utf-8", "replace"))
+                thinking.add(b"".join(map(tokenizer.token_bytes, begun)).decode("utf-8", "replace"))
             else:
                 prompts = prompts_of(fields, tokenizer, limits.prompt_tokens)
             if begun and len(prompts) > 1:
@@ -176,7 +183,7 @@ class API:
         count = sum(map(len, prompts))
         rounds = -(-len(prompts) * n // self.models.slots)  # of answers, which wait for each other
         request = Request(texts, limits.seconds * rounds)
-        return ParsedRequest(entry, loaded, request, chat, count, begun, lead, top, echo)
+        return ParsedRequest(entry, loaded, request, chat, count, begun, lead, top, thinking, echo)
 
     def _conversation(self, fields: Fields, loaded: Loaded, most: int) -> Prompt:
         """Messages -> the prompt, and how many tokens the answer may have."""
@@ -317,7 +324,10 @@ class Answer(Response):
         piece, tokens, is_last = shown.taken()
         content: dict[str, Any] = {"text": piece}
         if self.parsed.chat:
-            content = {name: {"content": piece}}
+            thought, said = shown.thinking.add(piece, is_last or not self.streams)
+            content = {name: {"content": said}}
+            if thought:
+                content[name]["reasoning_content"] = thought
             if name == "message":
                 content[name]["role"] = "assistant"
         logprobs = None
@@ -369,6 +379,7 @@ class _Shown:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0  # characters of the text so far, with the lead
         self._spelled = 0  # those that tokens in `_tokens`, and those taken, spell
+        self.thinking = copy(parsed.thinking)
         self._begun = ""  # the beginning of the text, while it may be that of the lead
         self._without = ""  # the lead, where the text begins with it
         self._utf8.decode(b"".join(map(self._token_bytes, parsed.begun)))

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from smallmind.serve.errors import APIError
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.chat import ASSISTANT, ROLES, SYSTEM, Turn
+from smallmind.text.templates import RESERVED_ARGS
 from smallmind.text.tokenizer import Tokenizer
 
 MAX_BODY = 4 * 2**20  # bytes
@@ -86,6 +87,7 @@ TABLE = (
     Field("echo", bool, False, chat=False),
     Field("prefix_tokens", list),
     Field("chat_template_kwargs", dict, chat=True),
+    Field("enable_thinking", bool, names=("think",), chat=True),
 )
 GENERATION = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
@@ -115,7 +117,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("dynatemp_exponent", "tfs", "encoder_repetition_penalty"), (None, 1)),
     **dict.fromkeys(("do_sample", "add_generation_prompt", "skip_special_tokens"), (None, True)),
     **dict.fromkeys(("detokenize", "include_reasoning", "separate_reasoning"), (None, True)),
-    **dict.fromkeys(("think", "thinking", "enable_thinking", "reasoning"), (None,)),
+    **dict.fromkeys(("thinking", "reasoning"), (None,)),
     **dict.fromkeys(("tool_choice", "function_call"), (None, "none", "auto")),
     "response_format": (None, {"type": "text"}),
     "modalities": (None, [], ["text"]),
@@ -127,7 +129,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "typical": (None, 0, 1),
 }
 TOOLS = {"tools": "tool_choice", "functions": "function_call"}  # and what may turn them off
-RESERVED = {"messages", "add_generation_prompt", "continue_final_message"}  # to the template
 NOT_IN_MESSAGES = ("tool_calls", "function_call", "prefix", "partial", "images", "audio")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
@@ -331,11 +332,12 @@ def check_count(count: int, most: int, name: str) -> None:
 
 def variables_of(fields: Fields) -> dict[str, Any]:
     """Returns the variables that a client gives to the chat template, besides the messages."""
-    variables = fields.get("chat_template_kwargs", dict) or {}
-    for name in RESERVED & variables.keys():
+    variables = fields.setting("chat_template_kwargs") or {}
+    for name in RESERVED_ARGS & variables.keys():
         field = f"chat_template_kwargs.{name}"
         raise APIError(f"{field} is not supported by this server; leave it out", field)
-    return variables
+    thinks = fields.setting("enable_thinking")
+    return variables if thinks is None else {"enable_thinking": thinks, **variables}
 
 
 def turns_of(fields: Fields) -> tuple[str, list[Turn]]:

@@ -324,7 +324,7 @@ class _Text:
             self.ended = "stop"
             self._held = self._held[: min(found)[0]]
             return ""
-        unsure = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        unsure = max((overlap(self._held, stop) for stop in self._stops), default=0)
         piece = self._held[: len(self._held) - unsure]
         self._held = self._held[len(piece) :]
         return piece
@@ -334,7 +334,7 @@ class _Text:
         return self._held + rest
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Returns the longest end of a text that is a beginning of `stop`, in characters."""
     return next(
         (n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0

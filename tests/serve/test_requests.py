@@ -174,6 +174,8 @@ def test_a_field_that_would_change_the_answer_and_is_not_built_is_named(client, 
         (PROMPT, {"messages": CHAT["messages"]}, "messages"),
         (CHAT, {"prompt": "fox"}, "prompt"),
         (CHAT, {"echo": True}, "echo"),
+        (PROMPT, {"enable_thinking": True}, "enable_thinking"),
+        (CHAT, {"enable_thinking": "yes"}, "enable_thinking"),
         (PROMPT, {"prompt": "fox " * 20, "echo": True, "logprobs": 1}, "echo"),
         (PROMPT, {"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
         (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
@@ -472,7 +474,9 @@ def test_nothing_is_shown_of_a_character_that_the_last_token_leaves_unfinished(
 def test_a_lead_of_several_tokens_is_not_shown(answer, expected):
     tokenizer = Tokenizer(kind="byte")
     loaded = SimpleNamespace(tokenizer=tokenizer)
-    shown = _Shown(SimpleNamespace(lead="<think>\n", loaded=loaded, top=0, begun=[], echo=[]))
+    shown = _Shown(
+        SimpleNamespace(lead="<think>\n", loaded=loaded, top=0, begun=[], echo=[], thinking=None)
+    )
     text = SimpleNamespace(ended="length", tokens=[])
     found, spelled = "", b""
     for i, token in enumerate(tokenizer.encode(answer).tolist()):
@@ -560,15 +564,94 @@ JINJA = (
 )
 
 
-def test_variables_of_a_client_reach_the_template(tmp_path, monkeypatch):
+def test_variables_of_a_client_and_of_the_server_reach_the_template(tmp_path):
     pytest.importorskip("jinja2")
     tokenizer = Tokenizer(kind="byte").with_special(["<|im_start|>", "<|im_end|>"])
     published = {"tokenizer_config.json": {"chat_template": JINJA}}
     path = saved_model(tmp_path / "chat.safetensors", tokenizer=tokenizer.with_published(published))
-    with talking([path]) as (client, _):
-        counts = []
-        for variables in (None, {}, {"enable_thinking": True}, {"enable_thinking": False}):
-            answer = asking(client, CHAT, chat_template_kwargs=variables, max_tokens=1)
-            assert answer.status_code == 200, answer.text
-            counts.append(answer.json()["usage"]["prompt_tokens"])
-    assert counts == [counts[0]] * 3 + [counts[0] + 2]
+    thinks, does_not = {"enable_thinking": True}, {"enable_thinking": False}
+    cases = [
+        ({}, 0),
+        ({"chat_template_kwargs": None}, 0),
+        ({"chat_template_kwargs": {}, "enable_thinking": None}, 0),
+        ({"chat_template_kwargs": thinks}, 0),
+        ({"chat_template_kwargs": does_not}, 2),
+        (thinks, 0),
+        (does_not, 2),
+        ({"think": False}, 2),
+    ]
+    for served in ({}, thinks, does_not):
+        with talking([path], template_args=served) as (client, _):
+            counts = []
+            for fields, _ in cases:
+                answer = asking(client, CHAT, **fields, max_tokens=1)
+                assert answer.status_code == 200, answer.text
+                counts.append(answer.json()["usage"]["prompt_tokens"])
+        least = min(counts)
+        usual = 2 if served == does_not else 0
+        expected = [more if i > 2 else usual for i, (_, more) in enumerate(cases)]
+        assert [count - least for count in counts] == expected
+
+
+# As Qwen3's: https://huggingface.co/Qwen/Qwen3-0.6B/blob/main/tokenizer_config.json
+THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>\n"
+    "{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
+    "{% endif %}{% endif %}"
+)
+OPENS = THINKS.replace("\n\n</think>\n\n{% endif %}", "\n{% endif %}")  # within a thought
+ANSWERED = [
+    ("<think>\nthree fours\n</think>\n\n12", {}, "three fours", "12"),
+    ("\n<think>a <b</think>12 </think>", {}, "a <b", "12 </think>"),
+    ("<think>\n\n</think>\n\n12\n", {}, None, "12\n"),
+    ("<think>\nnot yet", {}, "not yet", ""),
+    ("<thin ice", {}, None, "<thin ice"),
+    ("12 <think>no</think>", {}, None, "12 <think>no</think>"),
+    ("12", {"enable_thinking": False}, None, "12"),
+    ("so\n</think>\n12", {"enable_thinking": False, "model": "opens"}, "so", "12"),
+]
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory):
+    """A server with models whose templates have marks for thoughts."""
+    pytest.importorskip("jinja2")
+    folder, paths = tmp_path_factory.mktemp("thinking"), []
+    for name, template in (("thinks", THINKS), ("opens", OPENS)):
+        tokenizer = Tokenizer(kind="byte").with_special(["<|im_start|>", "<|im_end|>"])
+        published = {"tokenizer_config.json": {"chat_template": template}}
+        tokenizer = tokenizer.with_published(published)
+        paths.append(saved_model(folder / f"{name}.safetensors", False, 256, tokenizer))
+    with talking(paths) as (client, _):
+        yield client, tokenizer
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(("answer", "fields", "thought", "said"), ANSWERED)
+def test_what_a_model_thinks_is_not_in_what_it_says(
+    thinking, monkeypatch, streams, answer, fields, thought, said
+):
+    client, tokenizer = thinking
+    ids = tokenizer.encode(answer).tolist()
+    say(monkeypatch, ids)
+    body = {"model": "thinks", "messages": CHAT["messages"], "max_tokens": len(ids), **fields}
+    found = client.post("/v1/chat/completions", json={**body, "stream": streams})
+    assert found.status_code == 200, found.text
+    messages = [one.get("delta") or one.get("message") for one in choices_in(found.text, streams)]
+    messages = [message for message in messages if message]
+    assert "".join(message.get("content") for message in messages) == said
+    thoughts = [message.get("reasoning_content") for message in messages]
+    assert "".join(filter(None, thoughts)) == (thought or "")
+    assert thought or thoughts == [None] * len(thoughts)
+
+
+def test_an_answer_that_is_continued_within_its_thought_goes_on_thinking(thinking, monkeypatch):
+    client, tokenizer = thinking
+    begun, rest = (tokenizer.encode(text).tolist() for text in ("<think>\nwell", " yes</think>No"))
+    say(monkeypatch, rest)
+    body = {"model": "thinks", "messages": CHAT["messages"], "max_tokens": len(rest)}
+    found = client.post("/v1/chat/completions", json={**body, "prefix_tokens": begun}).json()
+    message = found["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (" yes", "No")
