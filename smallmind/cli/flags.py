@@ -139,6 +139,15 @@ def _precisions(text: str) -> list[str]:
     return names
 
 
+def add_template_args(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """Adds --template-args; `more` says what else it does."""
+    parser.add_argument(
+        "--template-args",
+        metavar="JSON",
+        help=f"variables for the chat template, as in '{{\"enable_thinking\": false}}'{more}",
+    )
+
+
 def add_precision(parser: argparse.ArgumentParser, several: str = "") -> None:
     """Adds --precision of an untrained model: a list, if `several` says what is done with it."""
     first, *others = parts.QUANTISED.values()

@@ -826,6 +826,12 @@ class RunConfig:
         "whose tokens it has, else chatml",
         choices=parts.CHAT_TEMPLATES,
     )
+    template_args: str | None = setting(
+        None,
+        "variables for the chat template of --init-from, kept with the run, as in "
+        """'{"enable_thinking": false}'""",
+        metavar="JSON",
+    )
     learn: str = setting(
         "answers",
         "the tokens of conversations that are learned: those of the assistant, or all",
