@@ -58,7 +58,8 @@ def _decode(entry: Entry, stream: Stream, declared: re.Pattern[bytes] | None) ->
     head = stream.read(HEAD_BYTES)
     encoding = _encoding(entry, head, declared)
     if codecs.lookup(encoding).name == "utf-8" and (name := unmarked_utf16(head)):
-        raise _wrong_encoding(entry, head, "is not UTF-8: every second byte is zero", name)
+        every = "every second byte is zero" if b"\0" in head else "many bytes are controls"
+        raise _wrong_encoding(entry, head, f"is not UTF-8: {every}", name)
     decoder = codecs.getincrementaldecoder(encoding)()
     offset, before = 0, b""
     for block in _blocks(head, stream, entry.reading.limits.piece):
