@@ -93,7 +93,7 @@ def _encoding(entry: Entry, head: bytes, declared: re.Pattern[bytes] | None) -> 
         if head.startswith(mark):
             entry.reading.note(f"text was read as {name} because of its byte order mark")
             return name
-    if entry.reading.encoding:
+    if entry.reading.encoding and not entry.declares:
         return entry.reading.encoding
     found = declared.search(head) if declared else None
     name = found[1].decode("ascii") if found else ""

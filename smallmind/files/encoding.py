@@ -35,16 +35,20 @@ MARKS = {
     b"\xfe\xff": "UTF-16",
 }
 HTML, NOTEBOOK = "a page of HTML", "a Jupyter notebook"
+PDF = "a PDF document"
+MHTML = "a web archive (MHTML) or a mail with several parts"
+# The formats below whose text can be read: the suffixes of their readers.
+TEXT_OF = {HTML: ".html", NOTEBOOK: ".ipynb", PDF: ".pdf", MHTML: ".mhtml"}
 # These formats may be valid UTF-8, and would pass for plain text: pattern, kind, command.
 TEXTUAL = (
     (rb"version https://git-lfs\.github\.com/", "a pointer of Git LFS", "git lfs pull"),
     (rb"(?:\.\./)*(?:\.git)?/annex/objects/", "a pointer of git-annex", "git annex get ."),
     (rb"\{\\rtf", "a document in RTF", "pandoc -f rtf -t plain -o {text} {file}"),
-    (rb"%PDF-", "a PDF document", "pdftotext {file} {text}"),
+    (rb"%PDF-", PDF, "pdftotext {file} {text}"),
     (rb"%!PS", "a PostScript document", "ps2ascii {file} {text}"),
     (
         rb"(?:[\w-]+:[^\n]*\n(?:[ \t][^\n]*\n)*)*?content-type:\s*multipart/",
-        "a web archive (MHTML) or a mail with several parts",
+        MHTML,
         "",
     ),
     (rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", HTML, ""),
