@@ -42,14 +42,15 @@ def read_web_archive(entry: Entry) -> Iterator[Piece]:
         data = Held(entry, stream).getvalue()
     try:
         message = email.message_from_bytes(data, policy=email.policy.default)
-        part = message.get_body(("html", "plain"))
-        text = str(part.get_content()) if part else ""
+        part = message.get_body(("html", "plain")) or message
+        content, charset = part.get_payload(decode=True) or b"", part.get_content_charset()
+        if charset:  # else the page may declare it
+            content = codecs.BOM_UTF8 + content.decode(charset, "replace").encode()
     except Exception as error:  # which the library raises for damaged messages is not documented
         raise Unusable(entry.name, f"is damaged: {shown(error)}", "save the page again") from None
     entry.reading.note("read the page of web archives, or the text of mails,")
-    encoded = codecs.BOM_UTF8 + text.encode("utf-8", "replace")
-    inner = entry.unpacked(lambda: Held(entry, io.BytesIO(encoded)))
-    return (read_html if part and part.get_content_subtype() == "html" else read_text)(inner)
+    inner = entry.unpacked(lambda: Held(entry, io.BytesIO(content)))
+    return (read_html if part.get_content_subtype() == "html" else read_text)(inner)
 
 
 def texts_of_page(entry: Entry, of_book: bool = False) -> Iterator[str]:
