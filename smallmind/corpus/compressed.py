@@ -44,11 +44,10 @@ DAMAGE_ERRORS = (
 class Expansion:
     """Counts the bytes that are really unpacked, whatever headers say; refuses too many of them."""
 
-    def __init__(
-        self, name: str, packed: Stream, limits: Limits, outer: "Expansion | None" = None
-    ) -> None:
+    def __init__(self, name: str, packed: Stream, limits: Limits) -> None:
         self._name, self._packed, self._limits = name, packed, limits
-        self._outer = outer  # of the file that has this one in it
+        # That of the archive that has this file in it.
+        self._outer: Expansion | None = getattr(packed, "outer", None)
         self._start, self._count = packed.count, 0
 
     def add(self, count: int) -> None:
@@ -105,25 +104,18 @@ class Held(io.BytesIO):
 
     def __init__(self, entry: Entry, stream: Stream | io.BytesIO) -> None:
         longest = entry.reading.limits.whole
-        while len(self.getbuffer()) <= longest and (block := stream.read(BYTES_PER_READ)):
+        while block := stream.read(BYTES_PER_READ):
             self.write(block)
-        if self.tell() > longest:
-            advice = "convert it to text, or leave it out"
-            raise InputError(f"{entry.name} has more than {longest:,} bytes; {advice}")
+            if self.tell() > longest:
+                reason = f"{entry.name} has more than {longest:,} bytes"
+                raise InputError(f"{reason}; convert it to text, or leave it out")
         self.count = self.tell()
         self.seek(0)
-        self.outer = getattr(stream, "expansion", None)  # of the archive that it is in
-
-    def size(self) -> int:
-        """Returns bytes."""
-        return len(self.getbuffer())
+        self.outer = getattr(stream, "expansion", None)
 
 
 def read_packed(entry: Entry) -> Iterator[Piece]:
-    """Returns the documents in a compressed file. Unusable without what unpacks it."""
-    if entry.suffix == ".zst" and _zstd() is None:
-        advice = 'to read it: pip install "smallmind[zst]"'
-        raise Unusable(entry.name, "is compressed with zstd", advice)
+    """Returns the documents in a compressed file."""
     return read(unpacked(entry))
 
 
@@ -137,7 +129,10 @@ def _zstd() -> Any:
 
 
 def unpacked(entry: Entry) -> Entry:
-    """Returns the contents of a compressed file, whose suffix is one of PACKED."""
+    """Returns the contents of a file, whose suffix is in PACKED. Unusable if nothing unpacks it."""
+    if entry.suffix == ".zst" and _zstd() is None:
+        advice = 'to read it: pip install "smallmind[zst]"'
+        raise Unusable(entry.name, "is compressed with zstd", advice)
 
     def open() -> Stream:
         packed = entry.open()
@@ -223,9 +218,9 @@ def opened_zip(entry: Entry) -> Iterator[list[tuple[zipfile.ZipInfo, Entry]]]:
             activity.tick()
             _check(entry, member)
         # Members that share their bytes are how a small archive becomes petabytes.
-        if sum(member.compress_size for member in members) > file.size():
+        if sum(member.compress_size for member in members) > file.seek(0, io.SEEK_END):
             raise InputError(f"{entry.name} has members that overlap; pack its files again")
-        expansion = Expansion(entry.name, file, entry.reading.limits, getattr(file, "outer", None))
+        expansion = Expansion(entry.name, file, entry.reading.limits)
         yield [(each, _member(entry, archive, each, expansion)) for each in members]
 
 

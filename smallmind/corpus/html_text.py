@@ -43,7 +43,8 @@ def read_web_archive(entry: Entry) -> Iterator[Piece]:
     try:
         message = email.message_from_bytes(data, policy=email.policy.default)
         part = message.get_body(("html", "plain")) or message
-        content, charset = part.get_payload(decode=True) or b"", part.get_content_charset()
+        payload, charset = part.get_payload(decode=True), part.get_content_charset()
+        content = payload if isinstance(payload, bytes) else b""
         if charset:  # else the page may declare it
             content = codecs.BOM_UTF8 + content.decode(charset, "replace").encode()
     except Exception as error:  # which the library raises for damaged messages is not documented

@@ -1,4 +1,4 @@
-"""Books, office documents, PDF, web archives, subtitles and Markdown: the text as people read it."""
+"""Books, office documents, PDF, web archives, subtitles: their text, as people read it."""
 
 import sys
 import types
