@@ -58,7 +58,7 @@ def _pages(entry: Entry, parts: dict[str, Entry]) -> Iterator[Entry]:
             raise Unusable(entry.name, "is protected (DRM)", "give a copy without protection")
         is_navigation = "nav" in item.get("properties", "").split() or href in left_out
         if not is_navigation and "html" in item.get("media-type", "") and path in parts:
-            yield parts[path]
+            yield parts.pop(path)  # once, however often a hostile book names it
 
 
 def read_docx(entry: Entry) -> Iterator[Piece]:

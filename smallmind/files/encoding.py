@@ -129,13 +129,13 @@ def likely_encoding(data: bytes) -> str | None:
             return name if _decodes(data, name) else None
     if unmarked := unmarked_utf16(data):
         return unmarked
-    if _has_controls(data):
+    if b"\0" in data:
         return None
     above = len(data.translate(None, delete=ASCII))
     valid = len(data.decode("utf-8", "ignore").encode().translate(None, delete=ASCII))
     if valid >= MIN_VALID_SHARE * above:
         return "UTF-8"
-    return most_likely(data, ENCODINGS | UTF16)
+    return None if _has_controls(data) else most_likely(data, ENCODINGS | UTF16)
 
 
 def unmarked_utf16(data: bytes) -> str | None:

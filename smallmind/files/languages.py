@@ -173,8 +173,8 @@ def _evidence(data: bytes, encoding: str, languages: dict[str, str]) -> Evidence
     sample = " " + "  ".join(_words(text))
     pairs = Counter(itertools.pairwise(sample))
     count = sum(n for (_, c), n in pairs.items() if _is_evidence(c))
-    # A letter or two are of any alphabet, and any pairs of bytes are ideographs.
-    if count < (1 if languages is LATIN else 4 if languages is EVERY else 2):
+    # A letter alone is of any alphabet, and any two bytes without a zero are an ideograph.
+    if count < (4 if languages is EVERY and 0 not in data else 1 if languages is LATIN else 2):
         return None
     bits, above = min(_bits(pairs, language, letters) for language, letters in languages.items())
     return Evidence(bits, above / count)

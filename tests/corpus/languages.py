@@ -138,3 +138,138 @@ TEXTS = {
         + " tie\u0301t h\u00f4m nay \u0111e\u0323p. Ba\u0323n co\u0301 kho\u0309e kh\u00f4ng?\n",
     ),
 }
+
+# The same, none of which has been looked at to choose a number of `smallmind.files.languages`.
+UNSEEN = {
+    "Russian": (
+        ["KOI8-R", "Windows-1251", "CP866"],
+        [
+            "Доброе утро",
+            "Где находится вокзал?",
+            "Я не понимаю",
+            "Сколько это стоит?",
+            "Война и мир",
+            "Кошка спит на диване.",
+            "Спасибо за помощь",
+        ],
+        "Старый учитель каждое утро выходил в сад, садился на скамейку и читал газету. Соседи здоровались с ним, а дети приносили яблоки. Однажды он не пришёл, и все очень удивились.",
+    ),
+    "Ukrainian": (
+        ["KOI8-U", "Windows-1251"],
+        [
+            "Доброго ранку",
+            "Де знаходиться вокзал?",
+            "Я не розумію",
+            "Скільки це коштує?",
+            "Дякую за допомогу",
+        ],
+        "Старий учитель щоранку виходив у садок, сідав на лавку й читав газету. Сусіди віталися з ним, а діти приносили яблука. Одного разу він не прийшов, і всі дуже здивувалися.",
+    ),
+    "Chinese": (
+        ["GB18030"],
+        [
+            "早上好",
+            "火车站在哪里？",
+            "我不明白",
+            "这个多少钱？",
+            "猫在沙发上睡觉。",
+            "红楼梦",
+            "中华人民共和国",
+        ],
+        "老教师每天早晨走进花园，坐在长椅上看报纸。邻居们向他问好，孩子们给他送苹果。有一天他没有来，大家都很惊讶。",
+    ),
+    "Japanese": (
+        ["SHIFT_JIS", "EUC-JP"],
+        [
+            "おはよう",
+            "駅はどこですか？",
+            "わかりません",
+            "これはいくらですか",
+            "猫がソファーで寝ている。",
+            "雪国",
+            "東京都",
+        ],
+        "年老いた先生は毎朝庭に出て、ベンチに腰かけて新聞を読んでいた。近所の人たちはあいさつをし、子どもたちはりんごを持ってきた。ある日、先生は来なかったので、みんなとても驚いた。",
+    ),
+    "Korean": (
+        ["EUC-KR"],
+        [
+            "좋은 아침",
+            "역이 어디에 있어요?",
+            "모르겠어요",
+            "이거 얼마예요?",
+            "고양이가 소파에서 자고 있다.",
+            "서울",
+        ],
+        "늙은 선생님은 매일 아침 마당에 나와 의자에 앉아 신문을 읽었다. 이웃들은 인사를 했고 아이들은 사과를 가져왔다. 어느 날 선생님이 오지 않아서 모두 깜짝 놀랐다.",
+    ),
+    "Polish": (
+        ["Windows-1250", "ISO-8859-2"],
+        [
+            "Dzień dobry",
+            "Gdzie jest dworzec główny?",
+            "Nie rozumiem, proszę powtórzyć",
+            "Ile to kosztuje, złotówkę?",
+            "Dziękuję za pomoc",
+            "Kot śpi",
+        ],
+        "Stary nauczyciel każdego ranka wychodził do ogrodu, siadał na ławce i czytał gazetę. Sąsiedzi go pozdrawiali, a dzieci przynosiły jabłka. Pewnego dnia nie przyszedł i wszyscy bardzo się zdziwili.",
+    ),
+    "Greek": (
+        ["Windows-1253", "ISO-8859-7"],
+        [
+            "Καλημέρα",
+            "Πού είναι ο σταθμός;",
+            "Δεν καταλαβαίνω",
+            "Πόσο κάνει αυτό;",
+            "Η γάτα κοιμάται",
+        ],
+        "Ο γέρος δάσκαλος έβγαινε κάθε πρωί στον κήπο, καθόταν στο παγκάκι και διάβαζε την εφημερίδα. Οι γείτονες τον χαιρετούσαν και τα παιδιά του έφερναν μήλα.",
+    ),
+    "Turkish": (
+        ["Windows-1254"],
+        [
+            "İyi akşamlar",
+            "İstasyon nerede acaba, şurada mı?",
+            "Anlamıyorum",
+            "Kaç lira ediyor?",
+            "Yardımınız için sağ olun",
+            "Kedi uyuyor",
+        ],
+        "Yaşlı öğretmen her sabah bahçeye çıkar, banka oturur ve gazetesini okurdu. Komşular ona selam verir, çocuklar elma getirirdi. Bir gün gelmedi ve herkes çok şaşırdı.",
+    ),
+    "Hebrew": (
+        ["Windows-1255"],
+        ["בוקר טוב", "איפה התחנה?", "אני לא מבין", "כמה זה עולה?", "החתול ישן על הספה"],
+        "המורה הזקן יצא בכל בוקר לגינה, ישב על הספסל וקרא עיתון. השכנים בירכו אותו והילדים הביאו תפוחים.",
+    ),
+    "Arabic": (
+        ["Windows-1256"],
+        ["صباح الخير", "أين المحطة؟", "لا أفهم", "بكم هذا؟", "القطة تنام على الأريكة"],
+        "كان المعلم العجوز يخرج كل صباح إلى الحديقة ويجلس على المقعد ويقرأ الجريدة. وكان الجيران يسلمون عليه والأطفال يحضرون له التفاح.",
+    ),
+    "French": (
+        ["ISO-8859-1", "Windows-1252"],
+        [
+            "Où est la gare, s'il vous plaît ?",
+            "Je ne comprends pas, répétez",
+            "Le chat dort sur le canapé",
+            "Merci pour votre aide précieuse",
+            "À la recherche du temps perdu",
+            "déjà",
+        ],
+        "Le vieux maître d'école sortait chaque matin dans le jardin, s'asseyait sur le banc et lisait le journal. Les voisins le saluaient, et les élèves lui apportaient des pommes. Un jour, il ne vint pas, et tous s'étonnèrent.",
+    ),
+    "German": (
+        ["ISO-8859-1", "Windows-1252"],
+        [
+            "Wo ist der nächste Bahnhof?",
+            "Ich verstehe Sie nicht, können Sie das wiederholen?",
+            "Die Kätzchen schlafen, weiß ich",
+            "Vielen Dank für Ihre Hilfe",
+            "Größe",
+            "Müller",
+        ],
+        "Der alte Lehrer ging jeden Morgen in den Garten, setzte sich auf die Bank und las die Zeitung. Die Nachbarn grüßten ihn, und die Kinder brachten Äpfel. Eines Tages kam er nicht, und alle wunderten sich sehr.",
+    ),
+}

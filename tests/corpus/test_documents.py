@@ -33,7 +33,7 @@ PACKAGE = """<?xml version="1.0" encoding="utf-8"?>
 <item id="cover" href="cover.svg" media-type="image/svg+xml"/>
 <item id="unused" href="unused.xhtml" media-type="application/xhtml+xml"/></manifest>
 <spine><itemref idref="cover"/><itemref idref="nav"/><itemref idref="toc"/><itemref idref="b"/>
-<itemref idref="a"/><itemref idref="gone"/></spine>
+<itemref idref="a"/><itemref idref="gone"/><itemref idref="b"/></spine>
 <guide><reference type="toc" href="toc.xhtml#start" title="Contents"/></guide></package>"""
 
 

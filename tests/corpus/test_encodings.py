@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from smallmind.corpus.corpus import Corpus
 from smallmind.files.encoding import likely_encoding
-from tests.corpus.languages import TEXTS
+from tests.corpus.languages import TEXTS, UNSEEN
 from tests.corpus.reading import corpus, documents, refused, written
 
 TEXT = "Ein süßer Bär aß “vier” Möhren für 3 € 🐻.\nZeile zwei\n"
@@ -185,15 +185,28 @@ def test_the_encoding_is_proposed_by_the_language(language, encoding, tmp_path):
         assert documents(Corpus(path, encoding=option)) == [text * times]
 
 
-def test_short_texts_are_proposed_right_in_nine_of_ten(tmp_path):
-    texts = [(text, encoding) for name, encoding in LANGUAGES for text in TEXTS[name][1]]
-    assert len(texts) > 150
-    right = 0
-    for text, encoding in texts:
-        data = text.encode(encoding)
-        likely = likely_encoding(data)
-        right += likely is not None and data.decode(likely, "replace") == text
-    assert right >= 0.9 * len(texts)
+@pytest.mark.parametrize(
+    ("texts", "share_of_short"), [(TEXTS, 0.94), (UNSEEN, 0.9)], ids=["seen", "unseen"]
+)
+def test_the_first_proposal_is_right_for_long_texts_and_nine_short_ones_of_ten(
+    texts, share_of_short
+):
+    def share(kind):
+        cases = [
+            (encoding, text.encode(encoding, "ignore"))
+            for encodings, short, long in texts.values()
+            for encoding in {*encodings, "UTF-16LE"}
+            for text in (short if kind == "short" else [long])
+        ]
+        assert len(cases) > 30
+        right = 0
+        for encoding, data in cases:
+            likely = likely_encoding(data)
+            right += likely is not None and data.decode(likely, "replace") == data.decode(encoding)
+        return right / len(cases)
+
+    assert share("long") == 1
+    assert share("short") >= share_of_short
 
 
 @pytest.mark.parametrize(
