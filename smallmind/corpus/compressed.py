@@ -46,7 +46,7 @@ class Expansion:
 
     def __init__(self, name: str, packed: Stream, limits: Limits) -> None:
         self._name, self._packed, self._limits = name, packed, limits
-        # That of the archive that has this file in it.
+        # A file in an archive expands the archive, too.
         self._outer: Expansion | None = getattr(packed, "outer", None)
         self._start, self._count = packed.count, 0
 

@@ -19,7 +19,7 @@ CAPITAL, CAPITALS = 4.0, 1.0  # the first of a word, and those after another
 MISPLACED = 10.0
 UNUSUAL = 0.1  # for each encoding before it in the table
 LISTED = 0.7  # bits above its share in the list, as a text has more than the letters of a list
-COMMON, RARE = 12.5, 17.0  # of ideographs and syllables that are not listed
+COMMON_BITS, RARE_BITS = 12.5, 17.0  # of ideographs and syllables that are not listed
 MAX_BITS = 12.0  # of a character above ASCII, on average, in what looks like a language
 MARKS = frozenset(
     "«»“”„‘’‚‹›–—…•·€£§©®™°№¿¡\xa0、。，．！？；：（）「」『』《》【】・～ー\u3000،؟؛־׳״"
@@ -101,7 +101,7 @@ KOREAN = {
 }
 EVERY = {
     **LATIN, **CENTRAL, **BALTIC, **CYRILLIC, **GREEK, **TURKISH, **HEBREW, **ARABIC,
-    **CHINESE, **TAIWANESE, **JAPANESE, **KOREAN,
+    **CHINESE, **TAIWANESE, **JAPANESE, **KOREAN, **VIETNAMESE, **THAI,
 }  # fmt: skip
 # The names are those that both Python and iconv know; of equal readings the first is taken.
 ENCODINGS = {
@@ -217,7 +217,7 @@ def _shares(letters: str) -> dict[str, float]:
     """Returns the bits of each letter of a list."""
     n = len(letters)
     return {
-        c: min(LISTED - math.log2((math.log(n + 1) - math.log(r)) / n), COMMON - 1)
+        c: min(LISTED - math.log2((math.log(n + 1) - math.log(r)) / n), COMMON_BITS - 1)
         for r, c in enumerate(letters, 1)
     }
 
@@ -249,4 +249,4 @@ def _ideograph(c: str, encoding: str, first: int, last: int) -> float:
     row = c.encode(encoding, "ignore")[:1]
     if not row:
         return SYMBOL + 5
-    return COMMON if first <= row[0] <= last else RARE
+    return COMMON_BITS if first <= row[0] <= last else RARE_BITS

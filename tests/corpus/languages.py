@@ -139,7 +139,7 @@ TEXTS = {
     ),
 }
 
-# The same, none of which has been looked at to choose a number of `smallmind.files.languages`.
+# No number of `smallmind.files.languages` was chosen by looking at these.
 UNSEEN = {
     "Russian": (
         ["KOI8-R", "Windows-1251", "CP866"],
