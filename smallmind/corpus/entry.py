@@ -11,16 +11,17 @@ from typing import Any, NamedTuple, Protocol
 from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.corpus.reading import FileStream, NoText, Reading, Skipped, Unusable, shown
-from smallmind.files.encoding import HTML, NOTEBOOK, disguised
+from smallmind.files.encoding import HTML, NOTEBOOK, TEXT_OF, disguised
 
 TEXT_SUFFIX = ".txt"
 HEAD_BYTES = 4096  # bytes that tell what a file is
-PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zip", ".parquet")  # not read inside a compressed file
+# They are not read inside a compressed file.
+PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zip", ".parquet")
 ARCHIVE_SUFFIXES = (".zip", ".parquet")
 MARKUP_SUFFIXES = (".html", ".htm", ".xhtml", ".xht", ".xml")
 RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 # Archives that have no reader: some of them would pass as text.
-UNKNOWN_ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".zst")
+UNKNOWN_ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar")
 
 
 class Piece(NamedTuple):
@@ -56,6 +57,7 @@ class Entry:
     reading: Reading
     is_named: bool  # by the user, rather than found in a folder
     size: int | None  # bytes; None where only a header would say it
+    declares: bool = False  # its encoding, whatever the user says about that of texts
 
     @classmethod
     def of_file(cls, path: Path, reading: Reading, is_named: bool, size: int) -> "Entry":
@@ -125,11 +127,10 @@ def _reader_of(entry: Entry) -> str:
     is_table = suffix in (*PACKED_SUFFIXES, *RECORD_SUFFIXES)
     if found is None or (found.kind == HTML and suffix in MARKUP_SUFFIXES):
         return suffix if suffix in parts.READERS else TEXT_SUFFIX
-    if found.kind == HTML and not is_table:
-        entry.reading.note("read the text of HTML, without its tags,")
-        return ".html"
-    if found.kind == NOTEBOOK and (suffix == ".json" or not is_table):
-        return ".ipynb"
+    if found.kind in TEXT_OF and (not is_table or (found.kind, suffix) == (NOTEBOOK, ".json")):
+        if found.kind == HTML:
+            entry.reading.note("read the text of HTML, without its tags,")
+        return TEXT_OF[found.kind]
     raise Unusable(entry.name, f"is {found.kind}", found.advice(entry.name))
 
 
