@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,6 +22,22 @@ MARKUP_SUFFIXES = (".html", ".htm", ".xhtml", ".xht", ".xml")
 RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 # Archives that have no reader: some of them would pass as text.
 UNKNOWN_ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".zst")
+# Files that programs write: by name, by a comment at the beginning (as in go.dev/s/generatedcode,
+# or as GitHub's linguist looks for), and as code whose lines nobody writes so long.
+GENERATED_NAME = re.compile(
+    r".*[.-]min\.(js|css|mjs|cjs|html)|.*\.(js|mjs|cjs|css|ts)\.map|.*\.lock|go\.sum|"
+    r"(package-lock|npm-shrinkwrap|packages\.lock)\.json|pnpm-lock\.yaml|.*_pb2(_grpc)?\.pyi?|"
+    r".*\.pb\.(go|cc|h)",
+    re.IGNORECASE,
+)
+GENERATED_MARK = re.compile(
+    r"\s*(?:[#*;%'\"]|//|/\*|<!--|--).*(?:\bgenerated\b.*\bdo not (?:edit|modify)\b|@generated\b)",
+    re.IGNORECASE,
+)
+SOURCE_MAP = re.compile(r'\s*\{\s*"version"\s*:\s*3\s*,(?s:.*)"mappings"\s*:')
+MARKED_LINES = 20  # at the beginning
+CODE_SUFFIXES = {f".{x}" for x in ["js", "mjs", "cjs", "jsx", "ts", "tsx", "css", "php", "py"]}
+MINIFIED_LINE = 500  # characters of a line, on average: longer than anybody writes them
 
 
 class Piece(NamedTuple):
@@ -100,6 +117,7 @@ def read(entry: Entry) -> Iterator[Piece]:
     if entry.reading.is_glance and suffix not in (*RECORD_SUFFIXES, *PACKED_SUFFIXES):
         return
     reader: Reader = parts.load(parts.READERS, _reader_of(entry))
+    entry.reading.kind, entry.reading.is_new = suffix, True
     has_text, left_out, skipped = False, entry.reading.left_out, len(entry.reading.skipped)
     for piece in reader(entry):
         has_text = True
@@ -141,6 +159,9 @@ def read_found(entry: Entry) -> Iterator[Piece]:
     turns out to be damaged later.
     """
     reading, short = entry.reading, None
+    if not reading.generated and GENERATED_NAME.fullmatch(entry.file):
+        _leave_out(entry)
+        return
     before: tuple[Any, ...] | None = reading.found()
     try:
         if reading.is_glance and not any(piece.role for piece in read(entry)):
@@ -151,17 +172,35 @@ def read_found(entry: Entry) -> Iterator[Piece]:
             if short is None:
                 reading.decodable.add(entry.name)
                 reading.restore(reading.found() if before is None else before)
-        if short is None:
-            for piece in read(entry):
-                before = None
-                yield piece
-        else:
-            yield from short
+        for piece in read(entry) if short is None else short:
+            if before is not None and not reading.generated and _is_generated(entry, piece.text):
+                reading.restore(before)
+                _leave_out(entry)
+                return
+            before = None
+            yield piece
     except Unusable as error:
         if before is None:
             raise
         reading.restore(before)
         reading.skipped.append(Skipped(entry.name, error.reason))
+
+
+def _is_generated(entry: Entry, text: str) -> bool:
+    """-> True if this is the beginning of a file that a program has written, or minified."""
+    if entry.suffix in (*ARCHIVE_SUFFIXES, *RECORD_SUFFIXES):  # a member is looked at by itself
+        return False
+    lines = text.split("\n", MARKED_LINES)
+    return (
+        any(GENERATED_MARK.match(line[:MINIFIED_LINE]) for line in lines[:MARKED_LINES])
+        or bool(SOURCE_MAP.match(text[:HEAD_BYTES]))
+        or (entry.suffix in CODE_SUFFIXES and len(text) > MINIFIED_LINE * (4 + text.count("\n")))
+    )
+
+
+def _leave_out(entry: Entry) -> None:
+    words = "that programs have written or minified; --no-gitignore reads them"
+    entry.reading.count("Not read", "file", words)
 
 
 def _checked(entry: Entry) -> list[Piece] | None:
