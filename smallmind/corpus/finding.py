@@ -232,10 +232,10 @@ def _unwanted(files: Sequence[File]) -> Iterator[str]:
         if n := sum(n for parts, n in paths.items() if name in parts):
             yield f"Among the texts: {count_of(n, 'file')} of {name}; {EXCLUDE_ADVICE} {name}"
     # The names of files that tell nothing of a split are not kept: there may be many.
-    names = (os.path.split(file.name) for file in files)
+    pairs = (os.path.split(file.name) for file in files)
     splits = [
         (Path(folder).parts, name)
-        for folder, name in names
+        for folder, name in pairs
         if (TRAINING_NAME.search(name) or TEST_NAME.search(name))
         and os.path.splitext(name)[1].lower() in DATA_SUFFIXES
     ]

@@ -176,7 +176,7 @@ class Reading:
         counts = self.files, self.documents, self.characters, self.empty
         turns = self.conversations, self.turns, self.unanswered
         kinds = sorted(self._kinds.items(), key=lambda item: (-item[1][2], item[0]))
-        by_kind = tuple((kind, *found) for kind, found in kinds)
+        by_kind = tuple((kind, files, texts, size) for kind, (files, texts, size) in kinds)
         return Report(*counts, (*skipped, *self.skipped), tuple(notes), *turns, kinds=by_kind)
 
     def reach(self, position: int) -> None:
@@ -249,6 +249,8 @@ def shown(words: object, longest: int = 4096) -> str:
     """Returns a path or a message of another library, in one line that any terminal can show."""
     text = str(words)
     text = text if len(text) <= longest else f"{text[: longest - 3]}..."
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
