@@ -154,10 +154,12 @@ def _reader_of(entry: Entry) -> tuple[str, Entry]:
 class _Small(io.BytesIO):
     """The bytes of a small file."""
 
-    @property
-    def count(self) -> int:
-        """How many bytes have been read."""
-        return self.tell()
+    count = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self.count += len(data)
+        return data
 
 
 def _named_reader(entry: Entry, suffix: str, found: Disguise | None) -> str:

@@ -62,7 +62,7 @@ class _Finder:
         self.included = dict.fromkeys(include, 0)  # how many files of folders a pattern includes
         self.ignored = 0  # files and folders that a .gitignore names
         self._obeys_gitignore = gitignore
-        # Of a folder: its real path, the reason to skip it, and its rules, None if it is ignored.
+        # The real path of a folder, the reason to skip it, and its rules, None if it is ignored.
         self._known: dict[tuple[str, str], tuple[str, str, tuple[Rules, ...] | None]] = {}
         self.files: dict[str, File] = {}  # by the path without symbolic links
         self._folders: set[str] = set()  # the same of folders: links may lead back to them

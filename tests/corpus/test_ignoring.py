@@ -42,7 +42,7 @@ def ignored(folder):
 
 
 def ignored_by_git(folder):
-    """The same, by git: a folder is named for all in it."""
+    """Returns the same by git, with only the folder in place of all in it."""
     environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     paths = []
     for here, folders, files in os.walk(folder):
