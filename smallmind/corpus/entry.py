@@ -1,17 +1,20 @@
 """The input and output of a reader, and the choice of the reader for a file."""
 
 import dataclasses
+import io
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.corpus.reading import FileStream, NoText, Reading, Skipped, Unusable, shown
-from smallmind.files.encoding import HTML, NOTEBOOK, TEXT_OF, disguised
+from smallmind.files.encoding import HTML, NOTEBOOK, TEXT_OF, Disguise, disguised
 
 TEXT_SUFFIX = ".txt"
 HEAD_BYTES = 4096  # bytes that tell what a file is
@@ -22,6 +25,22 @@ MARKUP_SUFFIXES = (".html", ".htm", ".xhtml", ".xht", ".xml")
 RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 # Archives that have no reader: some of them would pass as text.
 UNKNOWN_ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar")
+# Files that programs write: by name, by a comment at the beginning (as in go.dev/s/generatedcode,
+# or as GitHub's linguist looks for), and as code whose lines nobody writes so long.
+GENERATED_NAME = re.compile(
+    r".*[.-]min\.(js|css|mjs|cjs|html)|.*\.(js|mjs|cjs|css|ts)\.map|.*\.lock|go\.sum|"
+    r"(package-lock|npm-shrinkwrap|packages\.lock)\.json|pnpm-lock\.yaml|.*_pb2(_grpc)?\.pyi?|"
+    r".*\.pb\.(go|cc|h)",
+    re.IGNORECASE,
+)
+GENERATED_MARK = re.compile(
+    r"\s*(?:[#*;%'\"]|//|/\*|<!--|--).*(?:\bgenerated\b.*\bdo not (?:edit|modify)\b|@generated\b)",
+    re.IGNORECASE,
+)
+SOURCE_MAP = re.compile(r'\s*\{\s*"version"\s*:\s*3\s*,(?s:.*)"mappings"\s*:')
+MARKED_LINES = 20  # at the beginning
+CODE_SUFFIXES = {f".{x}" for x in ["js", "mjs", "cjs", "jsx", "ts", "tsx", "css", "php", "py"]}
+MINIFIED_LINE = 500  # characters of a line, on average: longer than anybody writes them
 
 
 class Piece(NamedTuple):
@@ -66,7 +85,7 @@ class Entry:
             shown(path), path.name, lambda: FileStream(path, reading), reading, is_named, size
         )
 
-    @property
+    @cached_property
     def suffix(self) -> str:
         return os.path.splitext(self.file)[1].lower()
 
@@ -101,7 +120,9 @@ def read(entry: Entry) -> Iterator[Piece]:
         raise Unusable(entry.name, reason, "unpack the outer one first")
     if entry.reading.is_glance and suffix not in (*RECORD_SUFFIXES, *PACKED_SUFFIXES):
         return
-    reader: Reader = parts.load(parts.READERS, _reader_of(entry))
+    name, entry = _reader_of(entry)
+    reader: Reader = parts.load(parts.READERS, name)
+    entry.reading.kind, entry.reading.is_new = suffix, True
     has_text, left_out, skipped = False, entry.reading.left_out, len(entry.reading.skipped)
     for piece in reader(entry):
         has_text = True
@@ -119,11 +140,31 @@ def read(entry: Entry) -> Iterator[Piece]:
         raise Unusable(entry.name, f"has no text in it{reasons}", "give a file with text in it")
 
 
-def _reader_of(entry: Entry) -> str:
-    """Returns the suffix by which to read an entry, or raises Unusable, by its first bytes too."""
-    with entry.reading.paused(), closing(entry.open()) as stream:
-        found = disguised(stream.read(HEAD_BYTES))
+def _reader_of(entry: Entry) -> tuple[str, Entry]:
+    """Returns the suffix by which to read an entry, by its first bytes too, or raises Unusable.
+
+    The entry is returned too: a small one is opened only once, which is most of its time.
+    """
     suffix = entry.suffix
+    with entry.reading.paused(), closing(entry.open()) as stream:
+        head = stream.read(HEAD_BYTES)
+    if len(head) < HEAD_BYTES and suffix not in PACKED_SUFFIXES:
+        entry = dataclasses.replace(entry, open=lambda: _Small(head))
+    return _named_reader(entry, suffix, disguised(head)), entry
+
+
+class _Small(io.BytesIO):
+    """The bytes of a small file."""
+
+    count = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self.count += len(data)
+        return data
+
+
+def _named_reader(entry: Entry, suffix: str, found: Disguise | None) -> str:
     is_table = suffix in (*PACKED_SUFFIXES, *RECORD_SUFFIXES)
     if found is None or (found.kind == HTML and suffix in MARKUP_SUFFIXES):
         return suffix if suffix in parts.READERS else TEXT_SUFFIX
@@ -142,6 +183,9 @@ def read_found(entry: Entry) -> Iterator[Piece]:
     turns out to be damaged later.
     """
     reading, short = entry.reading, None
+    if not reading.generated and GENERATED_NAME.fullmatch(entry.file):
+        _leave_out(entry)
+        return
     before: tuple[Any, ...] | None = reading.found()
     try:
         if reading.is_glance and not any(piece.role for piece in read(entry)):
@@ -152,17 +196,39 @@ def read_found(entry: Entry) -> Iterator[Piece]:
             if short is None:
                 reading.decodable.add(entry.name)
                 reading.restore(reading.found() if before is None else before)
-        if short is None:
-            for piece in read(entry):
-                before = None
-                yield piece
-        else:
-            yield from short
+        for piece in read(entry) if short is None else short:
+            if before is not None and not reading.generated and _is_generated(entry, piece.text):
+                reading.restore(before)
+                _leave_out(entry)
+                return
+            before = None
+            yield piece
     except Unusable as error:
         if before is None:
             raise
         reading.restore(before)
         reading.skipped.append(Skipped(entry.name, error.reason))
+
+
+def _is_generated(entry: Entry, text: str) -> bool:
+    """-> True if this is the beginning of a file that a program has written, or minified."""
+    if entry.suffix in (*ARCHIVE_SUFFIXES, *RECORD_SUFFIXES):  # a member is looked at by itself
+        return False
+    lines = text.split("\n", MARKED_LINES)
+    return (
+        any(
+            GENERATED_MARK.match(line[:MINIFIED_LINE])
+            for line in lines[:MARKED_LINES]
+            if "enerated" in line or "ENERATED" in line  # much faster than the expression
+        )
+        or bool(SOURCE_MAP.match(text[:HEAD_BYTES]))
+        or (entry.suffix in CODE_SUFFIXES and len(text) > MINIFIED_LINE * (4 + text.count("\n")))
+    )
+
+
+def _leave_out(entry: Entry) -> None:
+    words = "that programs have written or minified; --no-gitignore reads them"
+    entry.reading.count("Not read", "file", words)
 
 
 def _checked(entry: Entry) -> list[Piece] | None:

@@ -54,6 +54,7 @@ TEXTUAL = (
     (rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", HTML, ""),
     (rb'\s*\{\s*"(?:cells|metadata|nbformat\w*)"\s*:.*"(?:cell_type|nbformat)"\s*:', NOTEBOOK, ""),
 )
+ANY_TEXTUAL = re.compile(b"|".join(each[0] for each in TEXTUAL), re.IGNORECASE | re.DOTALL)
 ASCII = bytes(range(0x80))
 CONTROLS = bytes({*range(0x20)} - {*b"\t\n\f\r\x1b"})
 MIN_CONTROLS = 0.01  # share of the bytes, in UTF-16 or what is no text
@@ -81,6 +82,8 @@ def disguised(head: bytes) -> Disguise | None:
             head = head.decode(name, "ignore").encode("utf-8", "ignore")
             break
     head = head.removeprefix(b"\xef\xbb\xbf")
+    if not ANY_TEXTUAL.match(head):
+        return None
     for pattern, kind, command in TEXTUAL:
         if re.match(pattern, head, re.IGNORECASE | re.DOTALL):
             return Disguise(kind, command)
