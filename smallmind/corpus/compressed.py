@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import PurePosixPath
 from typing import IO, cast
 
 from smallmind.checks import InputError
@@ -202,13 +203,23 @@ def _is_hidden(name: str) -> bool:
 def _read_member(
     entry: Entry, archive: zipfile.ZipFile, member: zipfile.ZipInfo, expansion: Expansion
 ) -> Iterator[Piece]:
+    opened = _member(entry, archive, member, expansion)
+    if stat.S_ISLNK(member.external_attr >> 16):
+        entry.reading.skipped.append(Skipped(opened.name, "is a symbolic link"))
+    else:
+        yield from read_found(opened)
+
+
+def _member(
+    entry: Entry, archive: zipfile.ZipFile, member: zipfile.ZipInfo, expansion: Expansion
+) -> Entry:
     def open() -> Stream:
         with _explaining(entry.name):
             inner = archive.open(member)
         return UnpackedStream(entry.name, inner.read, expansion, inner.close)
 
-    opened = entry.member(shown(member.filename), open)
-    if stat.S_ISLNK(member.external_attr >> 16):
-        entry.reading.skipped.append(Skipped(opened.name, "is a symbolic link"))
-    else:
-        yield from read_found(opened)
+    def beside(name: str) -> Entry | None:
+        found = archive.NameToInfo.get(str(PurePosixPath(member.filename).parent.parent / name))
+        return _member(entry, archive, found, expansion) if found else None
+
+    return entry.member(shown(member.filename), open, beside)

@@ -7,6 +7,7 @@ from os import PathLike
 
 from smallmind.checks import InputError, check_type, count_of
 from smallmind.console import activity
+from smallmind.corpus.chats import unassigned
 from smallmind.corpus.decoding import check_encoding
 from smallmind.corpus.entry import Entry, Piece, read, read_found
 from smallmind.corpus.finding import File, find
@@ -37,9 +38,9 @@ class Corpus:
     member of .zip. `field` names the field of a record that holds its text; by default it is
     "text", "content" or "story". Records with messages, or with questions and answers, are
     conversations, whose turns are pieces: with chat=False they are texts too, and with chat=True
-    other records are refused. `encoding` is that of files without a byte order mark; by default
-    they are UTF-8. Files and folders that a pattern in `exclude` matches are left out. InputError
-    if a path means nothing, or a setting is wrong.
+    other records are refused. `assistant` is who answers in chats of people. `encoding` is that of
+    files without a byte order mark; by default they are UTF-8. Files and folders that a pattern in
+    `exclude` matches are left out. InputError if a path means nothing, or a setting is wrong.
     """
 
     files: list[File]  # with texts, as far as their names tell
@@ -53,6 +54,7 @@ class Corpus:
         limits: Limits | None = None,
         chat: bool | None = None,
         exclude: str | Sequence[str] | None = None,
+        assistant: str | None = None,
     ) -> None:
         paths = [paths] if isinstance(paths, str | PathLike) else paths
         for path in check_type("paths", paths, Sequence):
@@ -66,6 +68,12 @@ class Corpus:
             raise InputError(
                 f"--chat reads conversations, and --field {field} single texts: leave out one of "
                 "the two"
+            )
+        self.assistant = check_type("assistant", assistant, str, None)
+        if assistant is not None and (chat is False or field):
+            other = f"--field {field}" if field else "--no-chat"
+            raise InputError(
+                f"--assistant reads chats, and {other} texts: leave out one of the two"
             )
         self._limits = limits or Limits()
         self._decodable: set[str] = set()
@@ -89,11 +97,16 @@ class Corpus:
         one = len(self.files) == 1
         what = shown(self.files[0].path) if one else count_of(len(self.files), "file")
         with activity.doing(f"{doing} {what}", usual=size < activity.LARGE):
-            reading = Reading(
-                self.field, self.encoding, self._limits, size, self._decodable, self.chat
-            )
+            reading = self._reading(size)
             for file in self.files:
                 yield from _pieces(file, reading)
+            if reading.speakers and not reading.documents:
+                raise unassigned(what, reading)
+            if self.assistant and not reading.program:
+                raise InputError(
+                    f"--assistant {shown(self.assistant, 60)} says who answers in chats of people, "
+                    f"and {what} has none; leave it out"
+                )
             if not reading.documents:
                 raise _nothing([*self._skipped, *reading.skipped], self._notes)
             if self.chat and not reading.conversations:
@@ -102,6 +115,10 @@ class Corpus:
                     "out to read texts"
                 )
             self.report = reading.report(self._skipped, self._notes)
+
+    def _reading(self, size: int) -> Reading:
+        how = self.field, self.encoding, self._limits, size, self._decodable
+        return Reading(*how, self.chat, self.assistant)
 
     @property
     def about_characters(self) -> int:
@@ -112,7 +129,7 @@ class Corpus:
         """-> True if any file has conversations: the first record of each tells, as in `pieces`."""
         if self.chat is False or self.field:
             return False
-        reading = Reading(None, self.encoding, self._limits, 0, self._decodable, self.chat)
+        reading = self._reading(0)
         reading.is_glance = True
         with activity.doing("Looking for conversations", usual=True):
             files = activity.parts(self.files)

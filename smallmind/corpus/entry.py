@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.corpus.reading import FileStream, NoText, Reading, Skipped, Unusable, shown
-from smallmind.files.encoding import HTML, NOTEBOOK, disguised
+from smallmind.files.encoding import HTML, NOTEBOOK, WHATSAPP, disguised
 
 TEXT_SUFFIX = ".txt"
 HEAD_BYTES = 4096  # bytes that tell what a file is
@@ -19,6 +20,7 @@ PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zip", ".parquet")  # not read inside 
 ARCHIVE_SUFFIXES = (".zip", ".parquet")
 MARKUP_SUFFIXES = (".html", ".htm", ".xhtml", ".xht", ".xml")
 RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+CHAT_NAME = re.compile("chat|whatsapp", re.IGNORECASE)  # in all languages of WhatsApp's exports
 # Archives that have no reader: some of them would pass as text.
 UNKNOWN_ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".zst")
 
@@ -56,13 +58,21 @@ class Entry:
     reading: Reading
     is_named: bool  # by the user, rather than found in a folder
     size: int | None  # bytes; None where only a header would say it
+    # Returns the file of a name beside the folder of this one; None if there is none.
+    beside: "Callable[[str], Entry | None]" = lambda _: None
 
     @classmethod
     def of_file(cls, path: Path, reading: Reading, is_named: bool, size: int) -> "Entry":
         """Returns a file of this many bytes."""
-        return cls(
-            shown(path), path.name, lambda: FileStream(path, reading), reading, is_named, size
-        )
+
+        def beside(name: str) -> Entry | None:
+            other = path.absolute().parent.parent / name
+            return cls.of_file(other, reading, False, size) if other.is_file() else None
+
+        def open() -> Stream:
+            return FileStream(path, reading)
+
+        return cls(shown(path), path.name, open, reading, is_named, size, beside)
 
     @property
     def suffix(self) -> str:
@@ -78,10 +88,11 @@ class Entry:
         file = os.path.splitext(self.file)[0]
         return dataclasses.replace(self, file=file, open=open, size=None)
 
-    def member(self, file: str, open: Callable[[], Stream]) -> "Entry":
+    def member(
+        self, file: str, open: Callable[[], Stream], beside: "Callable[[str], Entry | None]"
+    ) -> "Entry":
         """Returns a file in this archive."""
-        name = f"{self.name}: {file}"
-        return dataclasses.replace(self, name=name, file=file, open=open, is_named=False, size=None)
+        return Entry(f"{self.name}: {file}", file, open, self.reading, False, None, beside)
 
 
 Reader = Callable[[Entry], Iterator[Piece]]
@@ -97,11 +108,17 @@ def read(entry: Entry) -> Iterator[Piece]:
     if entry.is_unpacked and suffix in PACKED_SUFFIXES:
         reason = f"is a {suffix} file inside a compressed file"
         raise Unusable(entry.name, reason, "unpack the outer one first")
-    if entry.reading.is_glance and suffix not in (*RECORD_SUFFIXES, *PACKED_SUFFIXES):
+    has_records = suffix in (*RECORD_SUFFIXES, *PACKED_SUFFIXES)
+    if entry.reading.is_glance and not has_records and not _may_be_chat(entry):
         return
-    reader: Reader = parts.load(parts.READERS, _reader_of(entry))
+    kind = _reader_of(entry)
+    if entry.reading.is_glance and not has_records and kind != WHATSAPP:
+        return
+    reader: Reader = parts.load(parts.READERS, kind)
     has_text, left_out, skipped = False, entry.reading.left_out, len(entry.reading.skipped)
     for piece in reader(entry):
+        if entry.reading.assistant and not (piece.role or entry.is_named):
+            raise Unusable(entry.name, "is not a chat, which --assistant is for", "name the file")
         has_text = True
         yield piece
         if entry.reading.is_glance and suffix in RECORD_SUFFIXES:
@@ -112,7 +129,8 @@ def read(entry: Entry) -> Iterator[Piece]:
             "has no conversation with an answer to learn",
             "in one of them the assistant must answer a question, without a mark such as weight 0",
         )
-    if not has_text and not entry.reading.is_glance:
+    # What the speakers of chats are is said of all files together.
+    if not has_text and not entry.reading.is_glance and not entry.reading.speakers:
         reasons = "".join(f": {each}" for each in entry.reading.skipped[skipped:][:1])
         raise Unusable(entry.name, f"has no text in it{reasons}", "give a file with text in it")
 
@@ -128,9 +146,18 @@ def _reader_of(entry: Entry) -> str:
     if found.kind == HTML and not is_table:
         entry.reading.note("read the text of HTML, without its tags,")
         return ".html"
+    if found.kind == WHATSAPP:
+        return WHATSAPP if _may_be_chat(entry) else TEXT_SUFFIX
     if found.kind == NOTEBOOK and (suffix == ".json" or not is_table):
         return ".ipynb"
     raise Unusable(entry.name, f"is {found.kind}", found.advice(entry.name))
+
+
+def _may_be_chat(entry: Entry) -> bool:
+    """Returns True for a text that is named, or has such a name, and is not wanted as a text."""
+    is_called = entry.is_named or CHAT_NAME.search(entry.file)
+    is_text = entry.reading.chat is False or entry.reading.field
+    return bool(entry.suffix == TEXT_SUFFIX and is_called and not is_text)
 
 
 def read_found(entry: Entry) -> Iterator[Piece]:

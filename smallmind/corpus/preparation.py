@@ -184,6 +184,7 @@ def identity(
         "encoding": corpus.encoding,
         "shard_tokens": shard_tokens,
         **({} if corpus.chat is None else {"chat": corpus.chat}),
+        **({} if corpus.assistant is None else {"assistant": corpus.assistant}),
         **encoding.described(),
     }
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.json_values import has_text, parsed
-from smallmind.corpus.reading import Unusable, shown
+from smallmind.corpus.reading import shown
 from smallmind.text.chat import ASSISTANT, SYSTEM, USER, Turn
 
 LIST_FIELDS = ("messages", "conversations", "conversation")  # fields that hold all turns
@@ -124,25 +124,6 @@ def find_shape(
     return found and found.completed(names)
 
 
-def check_origin(entry: Entry, record: object) -> None:
-    """Raises Unusable for the export of a messenger, whose people have names, not roles."""
-    if not isinstance(record, dict):
-        return
-    chats = record.get("chats")
-    messages = record.get("messages")
-    if isinstance(chats, dict) and isinstance(chats.get("list"), list):
-        first = next(iter(chats["list"]), None)
-        messages = first.get("messages") if isinstance(first, dict) else None
-    first = next(iter(messages), None) if isinstance(messages, list) else None
-    if isinstance(first, dict) and first.get("type") in ("message", "service") and "id" in first:
-        raise Unusable(
-            entry.name,
-            "is an export of Telegram, which does not say who is the assistant",
-            'write each conversation as a line {"messages": [{"role": "user", "content": "..."}, '
-            '{"role": "assistant", "content": "..."}]} of a .jsonl file',
-        )
-
-
 def _by_key(names: Collection[object]) -> dict[str, str]:
     """Returns names by what they are in small letters; the first of several."""
     return {name.casefold(): name for name in reversed([n for n in names if isinstance(n, str)])}
@@ -176,8 +157,11 @@ def _is_messages(value: object) -> bool:
 class Turns:
     """The conversations of one file of records, all of one shape."""
 
-    def __init__(self, entry: Entry, shape: TurnFields, has_text: bool = False) -> None:
+    def __init__(
+        self, entry: Entry, shape: TurnFields, has_text: bool = False, source: str = ""
+    ) -> None:
         self._entry, self._reading, self._shape = entry, entry.reading, shape
+        self._source = source  # in words; empty: the fields
         self._shapes: dict[tuple[object, ...], TurnFields] = {}  # by the names of a record's fields
         # There is something else to read in it.
         self._otherwise = ", or give --no-chat to read the texts" if has_text else ""
@@ -240,7 +224,7 @@ class Turns:
             shape = self._shape.completed(record)
             if len(self._shapes) < MAX_SHAPES:
                 self._shapes[key] = shape
-                self._reading.note(f"read conversations from {shape}")
+                self._reading.note(f"read conversations from {self._source or shape}")
         return shape
 
     def _turns(self, record: dict[Any, Any], shape: TurnFields, where: str) -> list[Turn]:

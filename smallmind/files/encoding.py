@@ -33,7 +33,8 @@ MARKS = {
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
-HTML, NOTEBOOK = "a page of HTML", "a Jupyter notebook"
+HTML, NOTEBOOK, WHATSAPP = "a page of HTML", "a Jupyter notebook", "a chat of WhatsApp"
+STAMP = rb"\d{1,4}[./-] ?\d{1,2}[./-] ?\d{1,4}[^\d\n]{1,16}\d{1,2}[:.]\d\d"  # day and minute
 # These formats may be valid UTF-8, and would pass for plain text: pattern, kind, command.
 TEXTUAL = (
     (rb"version https://git-lfs\.github\.com/", "a pointer of Git LFS", "git lfs pull"),
@@ -47,6 +48,13 @@ TEXTUAL = (
         "",
     ),
     (rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", HTML, ""),
+    (
+        # In brackets a year comes first in logs too, which have no mark of the direction.
+        rb"(?:\xe2\x80[\x8e\x8f])?(?:\[(?!\d{4}-\d\d-\d\d \d(?!.*\xe2\x80\x8e))%s[^\n\]]{0,24}\]|"
+        rb"%s[^\d\n:.]{0,16} -) " % (STAMP, STAMP),
+        WHATSAPP,
+        "",
+    ),
     (rb'\s*\{\s*"(?:cells|metadata|nbformat\w*)"\s*:.*"(?:cell_type|nbformat)"\s*:', NOTEBOOK, ""),
 )
 ASCII = bytes(range(0x80))
