@@ -141,13 +141,15 @@ def _reader_of(entry: Entry) -> str:
         found = disguised(stream.read(HEAD_BYTES))
     suffix = entry.suffix
     is_table = suffix in (*PACKED_SUFFIXES, *RECORD_SUFFIXES)
+    if found and found.kind == WHATSAPP:
+        if _may_be_chat(entry):
+            return WHATSAPP
+        found = None
     if found is None or (found.kind == HTML and suffix in MARKUP_SUFFIXES):
         return suffix if suffix in parts.READERS else TEXT_SUFFIX
     if found.kind == HTML and not is_table:
         entry.reading.note("read the text of HTML, without its tags,")
         return ".html"
-    if found.kind == WHATSAPP:
-        return WHATSAPP if _may_be_chat(entry) else TEXT_SUFFIX
     if found.kind == NOTEBOOK and (suffix == ".json" or not is_table):
         return ".ipynb"
     raise Unusable(entry.name, f"is {found.kind}", found.advice(entry.name))
