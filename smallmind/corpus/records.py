@@ -6,12 +6,10 @@ from collections.abc import Collection, Iterable, Iterator
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece, document
 from smallmind.corpus.reading import NoText, shown
+from smallmind.corpus.shapes import TEXT_NAMES, Row, Unfolded
 from smallmind.corpus.turns import NEEDED, TurnFields, Turns, check_origin, find_shape
 
-TEXT_NAMES = ("text", "content", "story")  # fields that hold the text, the most likely first
 MAX_NAMES = 20  # fields in a message
-
-Row = tuple[object, str]  # a record, and where it is in its file
 
 
 def lines(entry: Entry, chunks: Iterable[str]) -> Iterator[str]:
@@ -55,7 +53,7 @@ class Records:
 
     def documents(self, rows: Iterable[Row]) -> Iterator[Piece]:
         """Yields the turns or the document of each record; see `pieces`."""
-        for value, where in rows:
+        for value, where in Unfolded(self._entry.reading).rows(rows):
             yield from self.pieces(value, where)
 
     def pieces(self, value: object, where: str) -> Iterator[Piece]:

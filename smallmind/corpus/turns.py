@@ -45,6 +45,7 @@ ROLES = {
     "prompter": USER,
     "assistant": ASSISTANT,
     "gpt": ASSISTANT,
+    "ai": ASSISTANT,
     "model": ASSISTANT,
     "bot": ASSISTANT,
     "chatbot": ASSISTANT,
