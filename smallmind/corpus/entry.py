@@ -100,12 +100,15 @@ def read(entry: Entry) -> Iterator[Piece]:
     if entry.reading.is_glance and suffix not in (*RECORD_SUFFIXES, *PACKED_SUFFIXES):
         return
     reader: Reader = parts.load(parts.READERS, _reader_of(entry))
-    has_text, left_out, skipped = False, entry.reading.left_out, len(entry.reading.skipped)
-    for piece in reader(entry):
-        has_text = True
-        yield piece
+    left_out, skipped = entry.reading.left_out, len(entry.reading.skipped)
+    pieces = reader(entry)
+    first = next(pieces, None)
+    has_text = first is not None
+    if first is not None:
+        yield first
         if entry.reading.is_glance and suffix in RECORD_SUFFIXES:
             return
+        yield from pieces
     if not has_text and entry.reading.left_out > left_out:
         raise Unusable(
             entry.name,

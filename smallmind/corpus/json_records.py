@@ -34,7 +34,7 @@ def json_lines(entry: Entry) -> Iterator[Row]:
             continue
         where = f"line {number:,}"
         try:
-            value = parsed(line.rstrip("\r\n"))
+            value = parsed(line)
         except ValueError as error:
             advice = "correct or remove that line"
             raise Unusable(entry.name, _problem(error), advice, where) from None

@@ -304,8 +304,8 @@ def _chosen(fields: dict[str, Any]) -> list[Any] | None:
         asked = asked["messages"]
     if isinstance(chosen, str):
         before = asked if isinstance(asked, str) else ""
-        if turns := _transcript(before + chosen) or _transcript(chosen):
-            return _conversation(turns)
+        if said := _transcript(before + chosen) or _transcript(chosen):
+            return _conversation(said)
         if isinstance(asked, str):
             return [{"prompt": asked, "completion": chosen}]
         chosen = {"role": ASSISTANT, "content": chosen}
@@ -343,8 +343,11 @@ def _part(part: Any) -> Any:
 
 def _langchain(messages: Any) -> list[Any] | None:
     """Messages that LangChain has written, as fields or in `data` or `kwargs` -> with roles."""
-    is_list = isinstance(messages, list) and all(isinstance(x, dict) for x in messages)
-    if not messages or not is_list or "type" not in messages[0] or _role(messages[0]):
+    if not isinstance(messages, list) or not messages or not isinstance(messages[0], dict):
+        return None
+    if "type" not in messages[0] or _role(messages[0]):
+        return None
+    if not all(isinstance(message, dict) for message in messages):
         return None
     found = []
     for message in messages:
