@@ -162,6 +162,11 @@ class _Cleaner:
 
     def clean(self, piece: Piece) -> Piece | None:
         """Returns the piece with its text cleaned; None if nothing is left of it."""
+        if piece.role and piece.text.isascii() and not piece.thought and "\r" not in piece.text:
+            self._reading.characters += len(piece.text)
+            if piece.ends:
+                self._end_document()
+            return piece
         text = self._newlines.decode(piece.text, piece.ends or bool(piece.role))
         thought = self._newlines.decode(piece.thought, final=True) if piece.thought else ""
         self._reading.characters += len(text)

@@ -115,14 +115,17 @@ def read(entry: Entry) -> Iterator[Piece]:
     if entry.reading.is_glance and not has_records and kind != WHATSAPP:
         return
     reader: Reader = parts.load(parts.READERS, kind)
-    has_text, left_out, skipped = False, entry.reading.left_out, len(entry.reading.skipped)
-    for piece in reader(entry):
-        if entry.reading.assistant and not (piece.role or entry.is_named):
+    left_out, skipped = entry.reading.left_out, len(entry.reading.skipped)
+    pieces = reader(entry)
+    first = next(pieces, None)
+    has_text = first is not None
+    if first is not None:
+        if entry.reading.assistant and not (first.role or entry.is_named):
             raise Unusable(entry.name, "is not a chat, which --assistant is for", "name the file")
-        has_text = True
-        yield piece
+        yield first
         if entry.reading.is_glance and suffix in RECORD_SUFFIXES:
             return
+        yield from pieces
     if not has_text and entry.reading.left_out > left_out:
         raise Unusable(
             entry.name,

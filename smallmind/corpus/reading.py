@@ -132,12 +132,17 @@ class Reading:
         self, record: dict[Any, Any], read: Collection[str], texts: Iterable[str] = ()
     ) -> None:
         """Remembers the fields of a record with text that is neither read nor one of the texts."""
-        names = [name for name in record if name not in read and (name, False) not in self.unread]
-        said = {text.strip() for text in texts} if names else set()
-        for name in names:
-            value = record[name]
-            if not (isinstance(value, str) and value.strip() in said) and has_text(value):
-                self.leave_unread(name)
+        said: set[str] | None = None
+        for name, value in record.items():
+            if name in read or isinstance(value, int | float) or (name, False) in self.unread:
+                continue
+            if not has_text(value):
+                continue
+            if isinstance(value, str):
+                said = {text.strip() for text in texts} if said is None else said
+                if value.strip() in said:
+                    continue
+            self.leave_unread(name)
 
     @property
     def left_out(self) -> int:

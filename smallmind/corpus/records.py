@@ -8,13 +8,11 @@ from smallmind.checks import InputError
 from smallmind.corpus.chats import read_exported
 from smallmind.corpus.entry import Entry, Piece, document
 from smallmind.corpus.reading import NoText, shown
+from smallmind.corpus.shapes import TEXT_NAMES, Row, Unfolded
 from smallmind.corpus.turns import NEEDED, TurnFields, Turns, find_shape
 from smallmind.text.exports import program_of
 
-TEXT_NAMES = ("text", "content", "story")  # fields that hold the text, the most likely first
 MAX_NAMES = 20  # fields in a message
-
-Row = tuple[object, str]  # a record, and where it is in its file
 
 
 def lines(entry: Entry, chunks: Iterable[str]) -> Iterator[str]:
@@ -26,7 +24,13 @@ def lines(entry: Entry, chunks: Iterable[str]) -> Iterator[str]:
         chunk = held + chunk
         # A CR at the end may be half of a CRLF.
         held = "\r" if chunk.endswith("\r") else ""
-        for part in io.StringIO(chunk.removesuffix("\r") if held else chunk, newline=""):
+        chunk = chunk.removesuffix("\r") if held else chunk
+        if "\r" in chunk:
+            parts = list(io.StringIO(chunk, newline=""))
+        else:  # the same in half the time
+            *ended, rest = chunk.split("\n")
+            parts = [f"{part}\n" for part in ended] + [rest] * bool(rest)
+        for part in parts:
             line.append(part)
             length += len(part)
             if length > longest:
@@ -64,7 +68,7 @@ class Records:
             records = (value for value, _ in itertools.chain(first, rows))
             yield from read_exported(self._entry, program, records)
             return
-        for value, where in itertools.chain(first, rows):
+        for value, where in Unfolded(self._entry.reading).rows(itertools.chain(first, rows)):
             yield from self.pieces(value, where)
 
     def pieces(self, value: object, where: str) -> Iterator[Piece]:
