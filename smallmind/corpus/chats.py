@@ -71,16 +71,17 @@ def _assistant(entry: Entry, program: str, chats: list[list[Message]]) -> str:
     return wanted if wanted in found else found[0]
 
 
-def unassigned(name: str, reading: Reading) -> Unusable:
+def unassigned(name: str, reading: Reading, paths: Iterable[str] = ()) -> Unusable:
     """Returns the error for chats in which nobody is known to be the assistant."""
     common = reading.speakers.most_common()
     listed = [f"{shown(who, 60)} ({count_of(n, 'turn')})" for who, n in common[:MAX_SPEAKERS]]
     listed += [f"{len(common) - len(listed):,} more"] * (len(common) > len(listed))
-    likely = shlex.quote(common[0][0] if common else "NAME")
+    likely = common[0][0] if common else "NAME"
     reason = f"is a chat of {reading.program}, which does not say who is the assistant"
     if reading.assistant:
         reason = f"is a chat of {reading.program} without {shown(reading.assistant, 60)!r} in it"
-    return Unusable(name, reason, f"add --assistant {likely}, or another of {', '.join(listed)}")
+    command = shlex.join(["smallmind", "train", *(paths or [name]), "--assistant", likely])
+    return Unusable(name, reason, f"give one of its speakers, {', '.join(listed)}: {command}")
 
 
 def _people(entry: Entry) -> Mapping[str, str]:

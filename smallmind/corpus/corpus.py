@@ -59,6 +59,7 @@ class Corpus:
         paths = [paths] if isinstance(paths, str | PathLike) else paths
         for path in check_type("paths", paths, Sequence):
             check_type("a path", path, str, PathLike)
+        self._paths = [shown(path) for path in paths]
         self.field = check_type("field", field, str, None)
         self.encoding = check_type("encoding", encoding, str, None)
         if encoding is not None:
@@ -101,7 +102,7 @@ class Corpus:
             for file in self.files:
                 yield from _pieces(file, reading)
             if reading.speakers and not reading.documents:
-                raise unassigned(what, reading)
+                raise unassigned(what, reading, self._paths)
             if self.assistant and not reading.program:
                 raise InputError(
                     f"--assistant {shown(self.assistant, 60)} says who answers in chats of people, "

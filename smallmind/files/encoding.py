@@ -51,7 +51,7 @@ TEXTUAL = (
     (
         # In brackets a year comes first in logs too, which have no mark of the direction.
         rb"(?:\xe2\x80[\x8e\x8f])?(?:\[(?!\d{4}-\d\d-\d\d \d(?!.*\xe2\x80\x8e))%s[^\n\]]{0,24}\]|"
-        rb"%s[^\d\n:.]{0,16} -) " % (STAMP, STAMP),
+        rb"%s[^\d\n:]{0,16} -) " % (STAMP, STAMP),
         WHATSAPP,
         "",
     ),

@@ -203,7 +203,8 @@ def test_exports_are_read(name, tmp_path):
 
 PLAIN = [("user", "hi\nthere: you"), ("assistant", "ho")], [("user", "hi"), ("assistant", "ho")]
 STAMPS = {
-    "android, 12 hours": "12/31/20, 11:59\u202fPM - |1/1/21, 12:01\u202fAM - |1/2/21, 8:02\u202fAM - ",
+    "android, 12 hours": "12/31/20, 11:59 PM - |1/1/21, 12:01 AM - |1/2/21, 8:02 AM - ",
+    "since 2023": "12/31/20, 11:59\u202fPM - |1/1/21, 12:01\u202fAM - |1/2/21, 8:02\u202fAM - ",
     "android, 24 hours": "31/12/2020, 23:59 - |01/01/2021, 00:01 - |02/01/2021, 08:02 - ",
     "german": "31.12.20, 23:59 - |01.01.21, 00:01 - |02.01.21, 08:02 - ",
     "french": "31/12/2020 à 23:59 - |01/01/2021 à 00:01 - |02/01/2021 à 08:02 - ",
@@ -263,7 +264,7 @@ def test_what_whatsapp_adds_is_left_out(text, said, tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        "2020-12-31 23:59:59,123 - root - INFO - start\n2020-12-31 23:59:59,124 - root - INFO - end\n",
+        "2020-12-31 23:59:59,123 - root - INFO - start\n",
         "[2020-12-31 23:59:59] local.ERROR: failed\n",
         "1/2/2020 was a Wednesday. 10:30 - breakfast\n",
         "31.12.20, 23:59 - nobody speaks\n",
