@@ -85,7 +85,7 @@ TOKENIZERS = {
 }
 LEARNED_TOKENIZERS = tuple(name for name in TOKENIZERS if name != "hf")  # that is read from files
 
-READERS = {  # by the suffix of a file; one with any other suffix is read like .txt
+READERS = {  # by the suffix of a file or by what it is; any other file is read like .txt
     ".txt": "smallmind.corpus.decoding:read_text",
     ".jsonl": "smallmind.corpus.json_records:read_json_lines",
     ".ndjson": "smallmind.corpus.json_records:read_json_lines",
@@ -114,6 +114,7 @@ READERS = {  # by the suffix of a file; one with any other suffix is read like .
     ".zst": "smallmind.corpus.compressed:read_packed",
     ".zip": "smallmind.corpus.compressed:read_zip",
     ".parquet": "smallmind.corpus.parquet:read_parquet",
+    "a chat of WhatsApp": "smallmind.corpus.chats:read_whatsapp",
 }
 
 # How conversations are written, for tokenizers that do not say so. The last of the `special` tokens

@@ -20,6 +20,7 @@ SETTINGS = (
     "text_field",
     "text_encoding",
     "chat",
+    "assistant",
     "chat_template",
     "tokenizer",
     *OF_TOKENIZER,

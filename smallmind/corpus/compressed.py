@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import cache, partial
+from pathlib import PurePosixPath
 from typing import IO, Any, cast
 
 from smallmind.checks import InputError
@@ -260,4 +261,8 @@ def _member(
             inner = archive.open(member)
         return UnpackedStream(entry.name, inner.read, expansion, inner.close)
 
-    return entry.member(shown(member.filename), open)
+    def beside(name: str) -> Entry | None:
+        found = archive.NameToInfo.get(str(PurePosixPath(member.filename).parent.parent / name))
+        return _member(entry, archive, found, expansion) if found else None
+
+    return entry.member(shown(member.filename), open, beside)

@@ -7,6 +7,7 @@ from os import PathLike
 
 from smallmind.checks import InputError, check_type, count_of
 from smallmind.console import activity
+from smallmind.corpus.chats import unassigned
 from smallmind.corpus.decoding import check_encoding
 from smallmind.corpus.entry import Entry, Piece, read, read_found
 from smallmind.corpus.finding import File, find
@@ -35,11 +36,11 @@ class Corpus:
     member of .zip. `field` names the field of a record that holds its text; by default it is
     "text", "content" or "story". Records with messages, or with questions and answers, are
     conversations, whose turns are pieces: with chat=False they are texts too, and with chat=True
-    other records are refused. `encoding` is that of files without a byte order mark; by default
-    they are UTF-8. Files and folders that a pattern in `exclude` matches are left out, and those
-    of folders that none in `include` matches. Unless gitignore is False, so are those that git
-    ignores and, without `include`, minified and generated files. InputError if a path means
-    nothing, or a setting is wrong.
+    other records are refused. `assistant` is who answers in chats of people. `encoding` is that of
+    files without a byte order mark; by default they are UTF-8. Files and folders that a pattern in
+    `exclude` matches are left out, and those of folders that none in `include` matches. Unless
+    gitignore is False, so are those that git ignores and, without `include`, minified and generated
+    files. InputError if a path means nothing, or a setting is wrong.
     """
 
     files: list[File]  # with texts, as far as their names tell
@@ -55,10 +56,12 @@ class Corpus:
         exclude: str | Sequence[str] | None = None,
         include: str | Sequence[str] | None = None,
         gitignore: bool = True,
+        assistant: str | None = None,
     ) -> None:
         paths = [paths] if isinstance(paths, str | PathLike) else paths
         for path in check_type("paths", paths, Sequence):
             check_type("a path", path, str, PathLike)
+        self._paths = [shown(path) for path in paths]
         self.field = check_type("field", field, str, None)
         self.encoding = check_type("encoding", encoding, str, None)
         if encoding is not None:
@@ -68,6 +71,12 @@ class Corpus:
             raise InputError(
                 f"--chat reads conversations, and --field {field} single texts: leave out one of "
                 "the two"
+            )
+        self.assistant = check_type("assistant", assistant, str, None)
+        if assistant is not None and (chat is False or field):
+            other = f"--field {field}" if field else "--no-chat"
+            raise InputError(
+                f"--assistant reads chats, and {other} texts: leave out one of the two"
             )
         self._limits = limits or Limits()
         self._decodable: set[str] = set()
@@ -99,6 +108,13 @@ class Corpus:
             reading = self._reading(size)
             for file in self.files:
                 yield from _pieces(file, reading)
+            if reading.speakers and not reading.documents:
+                raise unassigned(what, reading, self._paths)
+            if self.assistant and not reading.program:
+                raise InputError(
+                    f"--assistant {shown(self.assistant, 60)} says who answers in chats of people, "
+                    f"and {what} has none; leave it out"
+                )
             if not reading.documents:
                 notes = reading.report([], self._notes).notes
                 raise _nothing([*self._skipped, *reading.skipped], notes)
@@ -110,8 +126,8 @@ class Corpus:
             self.report = reading.report(self._skipped, self._notes)
 
     def _reading(self, size: int) -> Reading:
-        settings = self.field, self.encoding, self._limits, size, self._decodable, self.chat
-        return Reading(*settings, self.reads_generated)
+        how = self.field, self.encoding, self._limits, size, self._decodable
+        return Reading(*how, self.chat, self.reads_generated, self.assistant)
 
     @property
     def about_characters(self) -> int:
@@ -150,6 +166,11 @@ class _Cleaner:
 
     def clean(self, piece: Piece) -> Piece | None:
         """Returns the piece with its text cleaned; None if nothing is left of it."""
+        if piece.role and piece.text.isascii() and not piece.thought and "\r" not in piece.text:
+            self._reading.count_text(len(piece.text), piece.ends)
+            if piece.ends:
+                self._end_document()
+            return piece
         text = self._newlines.decode(piece.text, piece.ends or bool(piece.role))
         thought = self._newlines.decode(piece.thought, final=True) if piece.thought else ""
         self._reading.count_text(len(text), piece.ends)

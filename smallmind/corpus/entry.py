@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.corpus.reading import FileStream, NoText, Reading, Skipped, Unusable, shown
-from smallmind.files.encoding import HTML, NOTEBOOK, TEXT_OF, Disguise, disguised
+from smallmind.files.encoding import HTML, NOTEBOOK, TEXT_OF, WHATSAPP, Disguise, disguised
 
 TEXT_SUFFIX = ".txt"
 HEAD_BYTES = 4096  # bytes that tell what a file is
@@ -23,6 +23,7 @@ PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zip", ".parquet")
 ARCHIVE_SUFFIXES = (".zip", ".parquet")
 MARKUP_SUFFIXES = (".html", ".htm", ".xhtml", ".xht", ".xml")
 RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+CHAT_NAME = re.compile("chat|whatsapp", re.IGNORECASE)  # in all languages of WhatsApp's exports
 # Archives that have no reader: some of them would pass as text.
 UNKNOWN_ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar")
 # Files that programs write: by name, by a comment at the beginning (as in go.dev/s/generatedcode,
@@ -77,13 +78,21 @@ class Entry:
     is_named: bool  # by the user, rather than found in a folder
     size: int | None  # bytes; None where only a header would say it
     declares: bool = False  # its encoding, whatever the user says about that of texts
+    # Returns the file of a name beside the folder of this one; None if there is none.
+    beside: "Callable[[str], Entry | None]" = lambda _: None
 
     @classmethod
     def of_file(cls, path: Path, reading: Reading, is_named: bool, size: int) -> "Entry":
         """Returns a file of this many bytes."""
-        return cls(
-            shown(path), path.name, lambda: FileStream(path, reading), reading, is_named, size
-        )
+
+        def beside(name: str) -> Entry | None:
+            other = path.absolute().parent.parent / name
+            return cls.of_file(other, reading, False, size) if other.is_file() else None
+
+        def open() -> Stream:
+            return FileStream(path, reading)
+
+        return cls(shown(path), path.name, open, reading, is_named, size, beside=beside)
 
     @cached_property
     def suffix(self) -> str:
@@ -99,10 +108,11 @@ class Entry:
         file = os.path.splitext(self.file)[0]
         return dataclasses.replace(self, file=file, open=open, size=None)
 
-    def member(self, file: str, open: Callable[[], Stream]) -> "Entry":
+    def member(
+        self, file: str, open: Callable[[], Stream], beside: "Callable[[str], Entry | None]"
+    ) -> "Entry":
         """Returns a file in this archive."""
-        name = f"{self.name}: {file}"
-        return dataclasses.replace(self, name=name, file=file, open=open, is_named=False, size=None)
+        return Entry(f"{self.name}: {file}", file, open, self.reading, False, None, beside=beside)
 
 
 Reader = Callable[[Entry], Iterator[Piece]]
@@ -118,24 +128,33 @@ def read(entry: Entry) -> Iterator[Piece]:
     if entry.is_unpacked and suffix in PACKED_SUFFIXES:
         reason = f"is a {suffix} file inside a compressed file"
         raise Unusable(entry.name, reason, "unpack the outer one first")
-    if entry.reading.is_glance and suffix not in (*RECORD_SUFFIXES, *PACKED_SUFFIXES):
+    has_records = suffix in (*RECORD_SUFFIXES, *PACKED_SUFFIXES)
+    if entry.reading.is_glance and not has_records and not _may_be_chat(entry):
         return
-    name, entry = _reader_of(entry)
-    reader: Reader = parts.load(parts.READERS, name)
+    kind, entry = _reader_of(entry)
+    if entry.reading.is_glance and not has_records and kind != WHATSAPP:
+        return
+    reader: Reader = parts.load(parts.READERS, kind)
     entry.reading.kind, entry.reading.is_new = suffix, True
-    has_text, left_out, skipped = False, entry.reading.left_out, len(entry.reading.skipped)
-    for piece in reader(entry):
-        has_text = True
-        yield piece
+    left_out, skipped = entry.reading.left_out, len(entry.reading.skipped)
+    pieces = reader(entry)
+    first = next(pieces, None)
+    has_text = first is not None
+    if first is not None:
+        if entry.reading.assistant and not (first.role or entry.is_named):
+            raise Unusable(entry.name, "is not a chat, which --assistant is for", "name the file")
+        yield first
         if entry.reading.is_glance and suffix in RECORD_SUFFIXES:
             return
+        yield from pieces
     if not has_text and entry.reading.left_out > left_out:
         raise Unusable(
             entry.name,
             "has no conversation with an answer to learn",
             "in one of them the assistant must answer a question, without a mark such as weight 0",
         )
-    if not has_text and not entry.reading.is_glance:
+    # What the speakers of chats are is said of all files together.
+    if not has_text and not entry.reading.is_glance and not entry.reading.speakers:
         reasons = "".join(f": {each}" for each in entry.reading.skipped[skipped:][:1])
         raise Unusable(entry.name, f"has no text in it{reasons}", "give a file with text in it")
 
@@ -166,6 +185,10 @@ class _Small(io.BytesIO):
 
 def _named_reader(entry: Entry, suffix: str, found: Disguise | None) -> str:
     is_table = suffix in (*PACKED_SUFFIXES, *RECORD_SUFFIXES)
+    if found and found.kind == WHATSAPP:
+        if _may_be_chat(entry):
+            return WHATSAPP
+        found = None
     if found is None or (found.kind == HTML and suffix in MARKUP_SUFFIXES):
         return suffix if suffix in parts.READERS else TEXT_SUFFIX
     if found.kind in TEXT_OF and (not is_table or (found.kind, suffix) == (NOTEBOOK, ".json")):
@@ -173,6 +196,13 @@ def _named_reader(entry: Entry, suffix: str, found: Disguise | None) -> str:
             entry.reading.note("read the text of HTML, without its tags,")
         return TEXT_OF[found.kind]
     raise Unusable(entry.name, f"is {found.kind}", found.advice(entry.name))
+
+
+def _may_be_chat(entry: Entry) -> bool:
+    """Returns True for a text that is named, or has such a name, and is not wanted as a text."""
+    is_called = entry.is_named or CHAT_NAME.search(entry.file)
+    is_text = entry.reading.chat is False or entry.reading.field
+    return bool(entry.suffix == TEXT_SUFFIX and is_called and not is_text)
 
 
 def read_found(entry: Entry) -> Iterator[Piece]:

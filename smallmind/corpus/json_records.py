@@ -11,7 +11,8 @@ from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.json_values import DuplicateKey, parsed
 from smallmind.corpus.reading import Unusable, shown
-from smallmind.corpus.records import Records, Row, lines
+from smallmind.corpus.records import Records, lines
+from smallmind.corpus.shapes import ONLY_VALUE, Row
 
 OPENERS = tuple('{["')  # that lines of JSON begin with
 
@@ -33,7 +34,7 @@ def json_lines(entry: Entry) -> Iterator[Row]:
             continue
         where = f"line {number:,}"
         try:
-            value = parsed(line.rstrip("\r\n"))
+            value = parsed(line)
         except ValueError as error:
             advice = "correct or remove that line"
             raise Unusable(entry.name, _problem(error), advice, where) from None
@@ -53,7 +54,7 @@ def json_elements(entry: Entry) -> Iterator[Row]:
     elements = value if isinstance(value, list) else [value]
     for number, element in enumerate(elements, 1):
         activity.tick()
-        yield element, f"element {number:,}" if elements is value else "its only value"
+        yield element, f"element {number:,}" if elements is value else ONLY_VALUE
 
 
 def _has_lines(entry: Entry) -> bool:

@@ -93,11 +93,16 @@ class Reading:
         decodable: set[str],
         chat: bool | None = None,
         generated: bool = True,
+        assistant: str | None = None,
     ) -> None:
         self.generated = generated  # whether minified and generated files are read
         self.kind, self.is_new = "", True  # of the file that is read; True until it has a text
         self._kinds: dict[str, list[int]] = {}
         self.chat = chat  # conversations in records; None: where they are recognised
+        self.assistant = assistant  # who answers in chats of people
+        self.speakers: Counter[str] = Counter()  # their turns in such chats
+        self.program = ""  # that exported the last of these
+        self.people: dict[str, dict[str, str]] = {}  # file of Slack's users -> names by ids
         self.is_glance = False  # only at the first record of each file that has records
         self.field = field  # of a record, its text; None: the obvious one
         self.encoding = encoding  # of what has no byte order mark; None: UTF-8
@@ -120,9 +125,9 @@ class Reading:
         """Notes something about the file that is being read, once per file."""
         self._of_this_file.add(words)
 
-    def count(self, label: str, thing: str, more: str) -> None:
-        """Counts a thing for the summary: "Left out: 3 conversations with a blank question"."""
-        self._counts[label, thing, more] += 1
+    def count(self, label: str, thing: str, more: str, n: int = 1) -> None:
+        """Counts things for the summary: "Left out: 3 conversations with a blank question"."""
+        self._counts[label, thing, more] += n
 
     def leave_unread(self, name: object, in_turns: bool = False) -> None:
         """Remembers a field with text that is not part of what is read."""
@@ -133,12 +138,17 @@ class Reading:
         self, record: dict[Any, Any], read: Collection[str], texts: Iterable[str] = ()
     ) -> None:
         """Remembers the fields of a record with text that is neither read nor one of the texts."""
-        names = [name for name in record if name not in read and (name, False) not in self.unread]
-        said = {text.strip() for text in texts} if names else set()
-        for name in names:
-            value = record[name]
-            if not (isinstance(value, str) and value.strip() in said) and has_text(value):
-                self.leave_unread(name)
+        said: set[str] | None = None
+        for name, value in record.items():
+            if name in read or isinstance(value, int | float) or (name, False) in self.unread:
+                continue
+            if not has_text(value):
+                continue
+            if isinstance(value, str):
+                said = {text.strip() for text in texts} if said is None else said
+                if value.strip() in said:
+                    continue
+            self.leave_unread(name)
 
     def count_text(self, characters: int, ends: bool) -> None:
         """Counts a part of a document in the file that is read."""
@@ -165,7 +175,7 @@ class Reading:
     def report(self, skipped: list[Skipped], before: list[str]) -> Report:
         """Returns all that was found, after what was `skipped` and noted `before` the reading."""
         notes = [f"{words} in {count_of(n, 'file')}" for words, n in sorted(self._notes.items())]
-        for (label, thing, more), n in sorted(self._counts.items()):
+        for (label, thing, more), n in sorted((+self._counts).items()):
             notes.append(f"{label}: {count_of(n, thing)} {more}")
         unread = [repr(shown(name, 60)) + " of turns" * of_turns for name, of_turns in self.unread]
         if more_names := unread[MAX_SHOWN:]:

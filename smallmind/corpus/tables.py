@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.reading import Unusable, shown
-from smallmind.corpus.records import Records, Row, lines, too_long
+from smallmind.corpus.records import Records, lines, too_long
+from smallmind.corpus.shapes import Row
 
 SEPARATORS = ",;\t|"  # that a file with commas in its name may really have
 TAB = "\t"

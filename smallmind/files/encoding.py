@@ -34,7 +34,8 @@ MARKS = {
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
-HTML, NOTEBOOK = "a page of HTML", "a Jupyter notebook"
+HTML, NOTEBOOK, WHATSAPP = "a page of HTML", "a Jupyter notebook", "a chat of WhatsApp"
+STAMP = rb"\d{1,4}[./-] ?\d{1,2}[./-] ?\d{1,4}[^\d\n]{1,16}\d{1,2}[:.]\d\d"  # day and minute
 PDF = "a PDF document"
 MHTML = "a web archive (MHTML) or a mail with several parts"
 # The formats below whose text can be read: the suffixes of their readers.
@@ -52,6 +53,13 @@ TEXTUAL = (
         "",
     ),
     (rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", HTML, ""),
+    (
+        # In brackets a year comes first in logs too, which have no mark of the direction.
+        rb"(?:\xe2\x80[\x8e\x8f])?(?:\[(?!\d{4}-\d\d-\d\d \d(?!.*\xe2\x80\x8e))%s[^\n\]]{0,24}\]|"
+        rb"%s[^\d\n:]{0,16} -) " % (STAMP, STAMP),
+        WHATSAPP,
+        "",
+    ),
     (rb'\s*\{\s*"(?:cells|metadata|nbformat\w*)"\s*:.*"(?:cell_type|nbformat)"\s*:', NOTEBOOK, ""),
 )
 ANY_TEXTUAL = re.compile(b"|".join(each[0] for each in TEXTUAL), re.IGNORECASE | re.DOTALL)

@@ -409,6 +409,7 @@ def corpus_of(paths: Sequence[str | PathLike[str]], run: RunConfig | None) -> Co
         exclude=run.exclude,
         include=run.include,
         gitignore=run.gitignore,
+        assistant=run.assistant,
     )
 
 

@@ -831,6 +831,12 @@ class RunConfig:
         "has them. Without a text: questions about the built-in stories",
         before=False,
     )
+    assistant: str | None = setting(
+        None,
+        "who answers in chats of people, from Telegram, WhatsApp, Discord, Slack, Messenger or "
+        "Instagram; without it, their speakers are listed",
+        metavar="NAME",
+    )
     chat_template: str | None = setting(
         None,
         "the tokens around turns; default: those of --init-from, else those "

@@ -436,22 +436,6 @@ def test_a_part_that_is_not_text_is_named(tmp_path):
     assert read(path)[0] == [[Turn("user", "a"), SAID]]
 
 
-def test_exports_of_telegram_are_named(tmp_path):
-    messages = [
-        {"id": 1, "type": "message", "from": "user", "text": "hi"},
-        {"id": 2, "type": "message", "from": "bot", "text": ["a ", {"type": "link", "text": "b"}]},
-        {"id": 3, "type": "service", "actor": "bot", "text": ""},
-    ]
-    chat = {"name": "Ann", "type": "personal_chat", "id": 1, "messages": messages}
-    for record in (chat, {"about": "all", "chats": {"list": [chat]}}):
-        written(tmp_path / "result.json", json.dumps(record))
-        assert "result.json is an export of Telegram" in refused(tmp_path / "result.json")
-    written(tmp_path / "b.txt", "text")
-    texts = Corpus(tmp_path)
-    assert documents(texts) == ["text"]
-    assert skipped(texts, tmp_path)["result.json"].startswith("is an export of Telegram")
-
-
 # Files that are something else
 
 PAGE = (
