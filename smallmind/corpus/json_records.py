@@ -106,8 +106,9 @@ class _Text:
                 value, end = refusing_depth(DECODER.raw_decode, self.text, self.at)
             except json.JSONDecodeError as error:
                 is_cut = error.msg.startswith("Unterminated") or error.pos + 64 > len(self.text)
+                wrong = self.wrong(error)  # in terms of the text before it grows
                 if not is_cut or not self.grow():
-                    raise self.wrong(error) from None
+                    raise wrong from None
             except ValueError as error:
                 raise self.wrong(error) from None
             else:
