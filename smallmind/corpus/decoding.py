@@ -66,7 +66,8 @@ def _decode(entry: Entry, stream: Stream, declared: re.Pattern[bytes] | None) ->
         try:
             text = decoder.decode(block, not block)
         except UnicodeError as error:
-            around = _around(error, before, block, stream)
+            rest = head[offset + len(block) :] + stream.read(HEAD_BYTES)
+            around = _around(error, before, block, rest)
             raise _undecodable(entry, encoding, error, block, offset, around) from None
         if "\0" in text and not entry.is_named:
             raise Unusable(entry.name, "is binary: it has zero bytes", "leave it out")
@@ -76,12 +77,12 @@ def _decode(entry: Entry, stream: Stream, declared: re.Pattern[bytes] | None) ->
         before = (before + block)[-HEAD_BYTES:]
 
 
-def _around(error: UnicodeError, before: bytes, block: bytes, stream: Stream) -> bytes:
-    """Returns the bytes on both sides of an error, the same however the stream was read."""
+def _around(error: UnicodeError, before: bytes, block: bytes, rest: bytes) -> bytes:
+    """Returns the bytes on both sides of an error, the same whatever the length of a block."""
     place = len(before)
     if isinstance(error, UnicodeDecodeError):  # the rest of the previous block precedes this one
         place += len(block) - len(error.object) + error.start
-    data = before + block + stream.read(HEAD_BYTES)
+    data = before + block + rest
     return data[max(0, place - HEAD_BYTES) : place + HEAD_BYTES]
 
 

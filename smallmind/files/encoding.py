@@ -65,7 +65,7 @@ TEXTUAL = (
 ANY_TEXTUAL = re.compile(b"|".join(each[0] for each in TEXTUAL), re.IGNORECASE | re.DOTALL)
 ASCII = bytes(range(0x80))
 CONTROLS = bytes({*range(0x20)} - {*b"\t\n\f\r\x1b"})
-MIN_CONTROLS, FEW_BYTES = 0.2, 16  # share of the bytes, in UTF-16 of at least so many bytes
+MIN_CONTROLS, MIN_BYTES = 0.01, 12  # share of controls in UTF-16, and the bytes that show it
 MIN_VALID_SHARE = 0.9  # share of the bytes above ASCII, in a damaged UTF-8 text
 
 
@@ -165,7 +165,7 @@ def unmarked_utf16(data: bytes) -> str | None:
 def _has_controls(data: bytes) -> bool:
     sample = data[:4096]
     others = len(sample.translate(None, delete=CONTROLS))
-    return len(sample) >= FEW_BYTES and others < (1 - MIN_CONTROLS) * len(sample)
+    return len(sample) >= MIN_BYTES and others < (1 - MIN_CONTROLS) * len(sample)
 
 
 def _format(data: bytes) -> tuple[str, str] | None:
