@@ -132,7 +132,7 @@ def read(entry: Entry) -> Iterator[Piece]:
             "has no conversation with an answer to learn",
             "in one of them the assistant must answer a question, without a mark such as weight 0",
         )
-    # What the speakers of chats are is said of all files together.
+    # The speakers of chats are listed for all files together.
     if not has_text and not entry.reading.is_glance and not entry.reading.speakers:
         reasons = "".join(f": {each}" for each in entry.reading.skipped[skipped:][:1])
         raise Unusable(entry.name, f"has no text in it{reasons}", "give a file with text in it")
@@ -160,7 +160,7 @@ def _reader_of(entry: Entry) -> str:
 
 def _may_be_chat(entry: Entry) -> bool:
     """Returns True for a text that is named, or has such a name, and is not wanted as a text."""
-    is_called = entry.is_named or CHAT_NAME.search(entry.file)
+    is_called = CHAT_NAME.search(entry.file) or (entry.is_named and not entry.is_unpacked)
     is_text = entry.reading.chat is False or entry.reading.field
     return bool(entry.suffix == TEXT_SUFFIX and is_called and not is_text)
 

@@ -64,11 +64,13 @@ class Records:
         """Yields the turns or the document of each record; see `pieces`."""
         rows = iter(rows)
         first = list(itertools.islice(rows, 1))
-        if first and not self._is_known and (program := program_of(first[0][0])):
-            records = (value for value, _ in itertools.chain(first, rows))
-            yield from read_exported(self._entry, program, records)
+        program = program_of(first[0][0]) if first and not self._is_known else ""
+        rows = itertools.chain(iter(first), rows)
+        del first  # which may be large
+        if program:
+            yield from read_exported(self._entry, program, (value for value, _ in rows))
             return
-        for value, where in Unfolded(self._entry.reading).rows(itertools.chain(first, rows)):
+        for value, where in Unfolded(self._entry.reading).rows(rows):
             yield from self.pieces(value, where)
 
     def pieces(self, value: object, where: str) -> Iterator[Piece]:

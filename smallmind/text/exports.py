@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from smallmind.text.chat import ASSISTANT
 from smallmind.text.dialogue import Message
 
-# What Messenger and Instagram write in the name of people.
+# Messenger and Instagram write these texts in the name of people.
 META_NOTICE = re.compile(
     r"Reacted .{1,40} to your message\s*|Liked a message|.{1,80} sent an? \w+( message)?\."
 )

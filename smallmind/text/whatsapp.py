@@ -17,8 +17,8 @@ SPEAKER = re.compile(r'[\u200e\u200f~\s]*([^:"“\n]{1,80}):(?:\s|$)')  # a serv
 ORDERS = (2, 1, 0), (2, 0, 1), (0, 1, 2)  # where year, month and day are
 AFTERNOON = re.compile(r"p\.?\s?m|下午|晚上|午後|오후|م", re.IGNORECASE)
 FORENOON = re.compile(r"a\.?\s?m|上午|凌晨|早上|午前|오전|ص", re.IGNORECASE)
-# What WhatsApp writes in the name of people: after a left-to-right mark, in angle brackets, the
-# names of files, and for messages that are not there.
+# WhatsApp writes these in the name of people: all after a left-to-right mark, words in angle
+# brackets, and the names of files. The others stand for messages that are not there.
 ADDED = re.compile(
     r"(?:^.* • ?)?\u200e.*|^\u200f.*|^<[^<>=/\n]*\s[^<>=/\n]*>|\s?<[^<>=/\n]*\s[^<>=/\n]*>$"
     r"|^(?:IMG|VID|AUD|PTT|STK|DOC)-\d{8}-WA\d+\.\w+ \(.*\)$",
