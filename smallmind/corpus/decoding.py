@@ -2,7 +2,7 @@
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from encodings.aliases import aliases
 
@@ -42,7 +42,7 @@ def read_text(entry: Entry) -> Iterator[Piece]:
     return document(decoded(entry), entry.reading.limits.piece)
 
 
-def decoded(entry: Entry, declared: re.Pattern[bytes] | None = None) -> Iterator[str]:
+def decoded(entry: Entry, declared: re.Pattern[bytes] | None = None) -> Generator[str, None, None]:
     """Yields the text of an entry; its head may declare the encoding. Unusable if not text."""
     with closing(entry.open()) as stream:
         try:

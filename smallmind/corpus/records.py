@@ -58,6 +58,7 @@ class Records:
         self._name = name  # what a field is called in such files
         self._chosen: str | None = None
         self._turns: Turns | None = None
+        self.unfolded = Unfolded(entry.reading)
         self._is_known = entry.reading.chat is False or bool(entry.reading.field)
 
     def documents(self, rows: Iterable[Row]) -> Iterator[Piece]:
@@ -70,7 +71,7 @@ class Records:
         if program:
             yield from read_exported(self._entry, program, (value for value, _ in rows))
             return
-        for value, where in Unfolded(self._entry.reading).rows(rows):
+        for value, where in self.unfolded.rows(rows):
             yield from self.pieces(value, where)
 
     def pieces(self, value: object, where: str) -> Iterator[Piece]:

@@ -5,6 +5,7 @@ other shapes are in one table, `SHAPES`: a new shape is a line of it, perhaps wi
 """
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeGuard
@@ -66,6 +67,15 @@ class Unfolded:
         self._shapes = [shape for shape in SHAPES if not (is_text and shape.is_chat)]
         # The shapes that records with the same names may have, and their fields.
         self._known: dict[tuple[object, ...], list[tuple[Shape, dict[str, str]]]] = {}
+
+    def has(self, record: object) -> bool:
+        """Returns True if a record of a table has one of the shapes."""
+        return any(
+            shape.read(
+                _renamed(record, names) if shape.joins is None else [_renamed(record, names)]
+            )
+            for shape, names in self._matches(record, "")
+        )
 
     def rows(self, rows: Iterable[Row]) -> Iterator[Row]:
         """Yields the records that rows hold."""
@@ -257,9 +267,20 @@ def _best_path(root: Any, replies: Callable[[Any], Any]) -> Iterator[dict[str, A
     """Yields the messages from the root of a tree, each time by the reply of the best rank."""
     while isinstance(root, dict):
         yield {"role": root.get("role"), "content": root.get("text")}
-        found = [x for x in replies(root) or () if isinstance(x, dict) and not x.get("deleted")]
-        ranks = {id(x): x["rank"] for x in found if isinstance(x.get("rank"), int | float)}
-        root = min(found, key=lambda x: ranks.get(id(x), float("inf")), default=None)
+        found = [x for x in replies(root) or () if isinstance(x, dict) and not _is_deleted(x)]
+        root = min(found, key=_rank, default=None)
+
+
+def _is_deleted(message: dict[str, Any]) -> bool:
+    return str(message.get("deleted")).casefold() == "true"  # a table has it as a text
+
+
+def _rank(message: dict[str, Any]) -> float:
+    """Returns the rank of a reply, of which 0 is the best: the last for one without."""
+    try:
+        return float(message["rank"])
+    except (KeyError, TypeError, ValueError):
+        return math.inf
 
 
 def _tree(fields: dict[str, Any]) -> list[Any] | None:
@@ -274,7 +295,7 @@ def _tree_rows(rows: list[dict[str, Any]]) -> list[Any] | None:
     for row in rows:
         if not all(isinstance(row.get(k), str | None) for k in ("message_id", "parent_id", "text")):
             return None
-        replies.setdefault(row["parent_id"], []).append(row)
+        replies.setdefault(row["parent_id"] or None, []).append(row)
     roots = replies.get(None, [])
     path = [_best_path(root, lambda node: replies.pop(node["message_id"], ())) for root in roots]
     return [each for turns in path for each in _conversation(turns)]
@@ -407,3 +428,7 @@ SHAPES = (
     Shape("a message per row", "role|from content|value !text", _message_rows, joins=""),
     Shape("the records in a list", f"{CONTAINERS} {PLAIN}", _records, is_chat=False),
 )
+# All names of fields in the table, of which a record may need none but one.
+SHAPE_FIELDS = {
+    name for shape in SHAPES for name in re.split(r"[ |?]+", shape.names) if name[:1] != "!"
+}
