@@ -18,6 +18,7 @@ from smallmind.cli.flags import (
     add_config_flags,
     add_precision,
     add_run,
+    add_template_args,
     generation_of,
     run_of,
 )
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print a line of JSON per answer, with its exact characters",
     )
+    add_template_args(parser)
     add_precision(parser)
     add_config_flags(parser, GenerationConfig)
 
@@ -60,12 +62,14 @@ def run(options: argparse.Namespace) -> int:
     """Answers each question until there are no more."""
     config = generation_of(options)
     from smallmind.exchange.stored import find
+    from smallmind.text.templates import template_args, with_template_args
     from smallmind.writing.chat import Chat
 
     notes, path = Console(sys.stderr), run_of(options)
     with activity.showing_on(notes.activity):
         found = find(path, options.checkpoint, options.adapter)
         model, tokenizer = found.load(precision=options.precision)
+        tokenizer = with_template_args(tokenizer, template_args(options.template_args))
         chat = Chat(model, tokenizer, options.system, **vars(config))
         hint = "; /help lists commands, Ctrl-D ends" if sys.stdin and sys.stdin.isatty() else ""
         notes.line(f"Talking with {found.found_at(path)}{hint}")

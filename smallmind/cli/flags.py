@@ -76,8 +76,8 @@ def add_text(parser: argparse.ArgumentParser, count: str, more: str = "") -> Non
         nargs=count,
         default=argparse.SUPPRESS,
         metavar="TEXT",
-        help="files with text in them (also .jsonl, .csv, .html, .gz, .zip ...), folders or "
-        f"patterns{more}",
+        help="files with text in them (also .jsonl, .csv, .html, .epub, .docx, .zip ...), folders "
+        f"or patterns{more}",
     )
 
 
@@ -137,6 +137,15 @@ def _precisions(text: str) -> list[str]:
             f"{unknown[0]!r} must be one of {', '.join(Precision)}, or several with commas"
         )
     return names
+
+
+def add_template_args(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """Adds --template-args; `more` says what else it does."""
+    parser.add_argument(
+        "--template-args",
+        metavar="JSON",
+        help=f"variables for the chat template, as in '{{\"enable_thinking\": false}}'{more}",
+    )
 
 
 def add_precision(parser: argparse.ArgumentParser, several: str = "") -> None:

@@ -17,6 +17,7 @@ from smallmind.cli.flags import (
     add_config_flags,
     add_precision,
     add_run,
+    add_template_args,
     generation_of,
     run_of,
     unescaped,
@@ -26,6 +27,8 @@ from smallmind.settings.config import GenerationConfig
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
+    import numpy as np
+
     from smallmind.exchange.stored import Loaded
     from smallmind.writing.generation import Writer
 
@@ -60,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help='with -i: what is continued, with {} in place of the prompt, as in "Q: {}\\nA:"',
     )
+    add_template_args(parser, ": the prompt is a question in it, and not a text to continue")
     add_precision(parser)
     add_config_flags(parser, GenerationConfig)
 
@@ -71,11 +75,14 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(f"n={options.n} must be at least 1")
     if options.interactive and (options.json or options.n > 1 or options.prompt is not None):
         raise InputError("--interactive asks for prompts: leave out --prompt, --n and --json")
+    if options.interactive and options.template_args is not None:
+        raise InputError("--template-args is for --prompt; talk with smallmind chat")
     if options.template and not options.interactive:
         raise InputError("--template is for prompts that are typed: add --interactive")
     if options.template and "{}" not in options.template:
         raise InputError("--template needs {} in place of the prompt, as in 'Q: {}\\nA:'")
     from smallmind.exchange.stored import find
+    from smallmind.text.templates import asked, template_args, with_template_args
     from smallmind.writing.generation import Writer
 
     notes, path = Console(sys.stderr), run_of(options)
@@ -86,7 +93,11 @@ def run(options: argparse.Namespace) -> int:
             notes.line(f"Using {found.found_at(path)}")
             return _converse((model, tokenizer), options.template, config, notes)
         prompt = tokenizer.opening if options.prompt is None else options.prompt
-        writer = Writer(model, tokenizer, prompt, config, options.n)
+        begin: str | np.ndarray = prompt
+        if options.template_args is not None:
+            tokenizer = with_template_args(tokenizer, template_args(options.template_args))
+            begin = asked(tokenizer, prompt)
+        writer = Writer(model, tokenizer, begin, config, options.n)
         notes.line(f"Using {found.found_at(path)}")
         if options.json or options.n > 1:
             return _print_samples(writer, prompt, path, notes, options.json)

@@ -15,6 +15,8 @@ from smallmind.settings.sources import OF_TOKENIZER, without_effect
 
 SETTINGS = (
     "exclude",
+    "include",
+    "gitignore",
     "text_field",
     "text_encoding",
     "chat",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from smallmind.checks import InputError
 from smallmind.cli.console import Console
-from smallmind.cli.flags import add_precision, find_run
+from smallmind.cli.flags import add_precision, add_template_args, find_run
 from smallmind.cli.signals import ENDING_SIGNALS, handled
 from smallmind.console.signals import handling, impatience
 
@@ -90,6 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens of a text that are kept in memory; default: all that the model sees",
     )
+    add_template_args(parser, "; requests may have others, as chat_template_kwargs")
     add_precision(parser)
 
 
@@ -100,13 +101,14 @@ def run(options: argparse.Namespace) -> int:
     _check(options, token)
     from smallmind.exchange.stored import find
     from smallmind.runs.files import METRICS, RUNS
+    from smallmind.text.templates import template_args, with_template_args
 
-    paths = [find_run(path) for path in options.models]
+    paths, variables = [*map(find_run, options.models)], template_args(options.template_args)
     for path in paths:
         if not path.exists():
             raise InputError(f"{path} does not exist; give a run, a checkpoint or a model file")
         if path.is_file() or not (path / METRICS).exists():  # a run may have no model yet
-            find(path).tokenizer()
+            with_template_args(find(path).tokenizer(), variables)
     try:
         from smallmind.serve.api import RequestLimits
         from smallmind.serve.app import application
@@ -128,6 +130,7 @@ def run(options: argparse.Namespace) -> int:
         hosts=_names(options.host),
         token=token,
         in_frames=options.in_notebook,
+        template_args=variables,
     )
     listening = _listening(options.host, options.port)
     server = server_of(app)

@@ -58,7 +58,8 @@ def _decode(entry: Entry, stream: Stream, declared: re.Pattern[bytes] | None) ->
     head = stream.read(HEAD_BYTES)
     encoding = _encoding(entry, head, declared)
     if codecs.lookup(encoding).name == "utf-8" and (name := unmarked_utf16(head)):
-        raise _wrong_encoding(entry, head, "is not UTF-8: every second byte is zero", name)
+        every = "every second byte is zero" if b"\0" in head else "many bytes are controls"
+        raise _wrong_encoding(entry, head, f"is not UTF-8: {every}", name)
     decoder = codecs.getincrementaldecoder(encoding)()
     offset, before = 0, b""
     for block in _blocks(head, stream, entry.reading.limits.piece):
@@ -92,7 +93,7 @@ def _encoding(entry: Entry, head: bytes, declared: re.Pattern[bytes] | None) -> 
         if head.startswith(mark):
             entry.reading.note(f"text was read as {name} because of its byte order mark")
             return name
-    if entry.reading.encoding:
+    if entry.reading.encoding and not entry.declares:
         return entry.reading.encoding
     found = declared.search(head) if declared else None
     name = found[1].decode("ascii") if found else ""

@@ -185,6 +185,7 @@ def identity(
         "shard_tokens": shard_tokens,
         **({} if corpus.chat is None else {"chat": corpus.chat}),
         **({} if corpus.assistant is None else {"assistant": corpus.assistant}),
+        **({} if corpus.reads_generated else {"generated": False}),
         **encoding.described(),
     }
 

@@ -70,6 +70,8 @@ class Report:
     conversations: int = 0  # of the documents
     turns: int = 0  # of all conversations
     unanswered: int = 0  # conversations without an answer, which are not among the documents
+    # Suffixes of files, also in archives: how many of them, their documents and characters.
+    kinds: tuple[tuple[str, int, int, int], ...] = ()
 
     def leaving_out(self, thoughts: int) -> "Report":
         """Adds the note that a chat template cannot write these thoughts, if there are any."""
@@ -90,8 +92,12 @@ class Reading:
         size: int,
         decodable: set[str],
         chat: bool | None = None,
+        generated: bool = True,
         assistant: str | None = None,
     ) -> None:
+        self.generated = generated  # whether minified and generated files are read
+        self.kind, self.is_new = "", True  # of the file that is read; True until it has a text
+        self._kinds: dict[str, list[int]] = {}
         self.chat = chat  # conversations in records; None: where they are recognised
         self.assistant = assistant  # who answers in chats of people
         self.speakers: Counter[str] = Counter()  # their turns in such chats
@@ -144,6 +150,15 @@ class Reading:
                     continue
             self.leave_unread(name)
 
+    def count_text(self, characters: int, ends: bool) -> None:
+        """Counts a part of a document in the file that is read."""
+        counts = self._kinds.setdefault(self.kind, [0, 0, 0])
+        for i, n in enumerate((self.is_new, ends, characters)):
+            counts[i] += n
+        self.is_new = False
+        self.documents += ends
+        self.characters += characters
+
     @property
     def left_out(self) -> int:
         """Conversations from which nothing is learned."""
@@ -170,7 +185,9 @@ class Reading:
         notes += before
         counts = self.files, self.documents, self.characters, self.empty
         turns = self.conversations, self.turns, self.unanswered
-        return Report(*counts, (*skipped, *self.skipped), tuple(notes), *turns)
+        kinds = sorted(self._kinds.items(), key=lambda item: (-item[1][2], item[0]))
+        by_kind = tuple((kind, files, texts, size) for kind, (files, texts, size) in kinds)
+        return Report(*counts, (*skipped, *self.skipped), tuple(notes), *turns, kinds=by_kind)
 
     def reach(self, position: int) -> None:
         """Shows that the current file has been read up to this position."""
@@ -242,6 +259,8 @@ def shown(words: object, longest: int = 4096) -> str:
     """Returns a path or a message of another library, in one line that any terminal can show."""
     text = str(words)
     text = text if len(text) <= longest else f"{text[: longest - 3]}..."
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 

@@ -112,7 +112,8 @@ const serverClient = () => {
         if (event.error) throw new Error(event.error.message);
         for (const { index, delta, text, logprobs, finish_reason } of event.choices) {
           const piece = isChat ? (delta.content ?? "") : text;
-          tell({ index, text: piece, tokens: tokensOf(logprobs), finish_reason });
+          const thought = delta?.reasoning_content ?? "";
+          tell({ index, text: piece, thought, tokens: tokensOf(logprobs), finish_reason });
         }
       }
     },
@@ -372,7 +373,7 @@ async function answer(place, begun = null) {
       ? [{ text: begun.map((token) => token.text).join(""), tokens: begun, ended: null }]
       : Array.from({ length: n }, () => ({ text: "", tokens: [], ended: null })),
   };
-  if (begun?.base !== undefined) turn.answers[0].text = begun.base;
+  if (begun?.base !== undefined) Object.assign(turn.answers[0], { text: begun.base, thought: begun.thought });
   memory.turns.splice(place, memory.turns.length, turn);
   stopping = new AbortController();
   showTurns();
@@ -381,9 +382,12 @@ async function answer(place, begun = null) {
   let count = 0;
   const request = { model: model.id, kind: model.kind, ...asked(place), settings, n: turn.answers.length, top: TOP };
   if (begun) request.prefix_tokens = begun.map((token) => token.id);
-  const tell = ({ index, text, tokens, finish_reason }) => {
+  if (memory.think !== undefined && model.kind === "chat") request.enable_thinking = memory.think;
+  const tell = ({ index, text, thought = "", tokens, finish_reason }) => {
     const one = turn.answers[index];
     one.text += text;
+    one.thought = (one.thought ?? "") + thought;
+    showThought(said(place, index)?.previousElementSibling, one);
     one.tokens.push(...tokens);
     one.ended = finish_reason ?? one.ended;
     count += tokens.length;
@@ -473,12 +477,14 @@ function answerTurn(turn, place) {
   const answers = turn.answers.map((one, index) => {
     const text = make("div", { className: "said" }, one.text);
     if (writes && !one.ended) text.classList.add("caret");
+    const thought = make("details", { className: "thought" }, make("summary", {}, "Thought"), make("div"));
+    showThought(thought, one);
     const actions = make("div", { className: "actions" });
     if (!writes) {
       if (one.tokens.length) {
         actions.append(action("See", "See the probabilities of this answer", () => seeAnswer(place, index)));
         if (one.ended === "length" || one.ended === "stopped" || one.ended === null) {
-          const rest = Object.assign([...one.tokens], { base: one.text });
+          const rest = Object.assign([...one.tokens], { base: one.text, thought: one.thought });
           actions.append(action("Go on", "Continue this answer", () => answer(place, rest)));
         }
       }
@@ -490,17 +496,37 @@ function answerTurn(turn, place) {
       if (index === 0) actions.append(action("Try again", "Write another answer", () => answer(place)));
     }
     const kept = turn.answers.length > 1 && turn.kept === index ? " kept" : "";
-    return make("div", { className: `answer${kept}` }, text, actions);
+    return make("div", { className: `answer${kept}` }, thought, text, actions);
   });
   const several = answers.length > 1 ? " several" : "";
   return make("li", { className: "turn assistant" },
     make("div", { className: "who" }, memory.model), make("div", { className: `answers${several}` }, ...answers));
 }
 
+// Thoughts are folded away: a click shows them.
+function showThought(element, one) {
+  if (!element) return;
+  element.hidden = !one.thought;
+  element.lastChild.textContent = one.thought ?? "";
+}
+
+// /think and /no_think, alone, say whether answers begin with a thought where the model can do both.
+function obeys(command) {
+  if (command !== "/think" && command !== "/no_think") return false;
+  memory.think = command === "/think";
+  $("status").textContent = memory.think ? "Answers begin with a thought." : "Answers come without a thought.";
+  return true;
+}
+
 function send() {
   const text = $("input").value, model = known();
   if (!model || stopping) return;
   if (!text.trim() && model.kind === "chat") return;
+  if (model.kind === "chat" && obeys(text.trim())) {
+    $("input").value = memory.draft = "";
+    changed();
+    return;
+  }
   memory.turns.push({ role: "user", text: text || model.opening });
   $("input").value = memory.draft = "";
   answer(memory.turns.length);
@@ -570,7 +596,8 @@ function checkedTurns(found) {
     const checked = answers.map((one) => {
       if (typeof one?.text !== "string") throw wrong("has no text");
       const tokens = Array.isArray(one.tokens) ? one.tokens.filter(isToken) : [];
-      return { text: one.text, tokens, ended: typeof one.ended === "string" ? one.ended : "stopped" };
+      const thought = typeof one.thought === "string" ? one.thought : "";
+      return { text: one.text, thought, tokens, ended: typeof one.ended === "string" ? one.ended : "stopped" };
     });
     const kept = Number.isInteger(turn.kept) && turn.kept in checked ? turn.kept : 0;
     return { role: "assistant", answers: checked, kept };

@@ -21,7 +21,13 @@ from smallmind.settings.config import ModelConfig, RunConfig
 from smallmind.settings.settings import Settings
 from smallmind.text.char_tokenizer import CharTokenizer
 from smallmind.text.dataset import Dataset
-from smallmind.text.templates import HEADERS, KnownTemplate, fit_template
+from smallmind.text.templates import (
+    HEADERS,
+    KnownTemplate,
+    fit_template,
+    template_args,
+    with_template_args,
+)
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.training import Training
 
@@ -75,10 +81,11 @@ def fit_tokenizer(
     A vocabulary of characters grows by those of the text that it lacks. InputError if that of the
     weights cannot.
     """
+    args = template_args(run.template_args)
     if source.tokenizer and initial and source.tokenizer.digest == initial.tokenizer.digest:
-        return initial.tokenizer  # with what has been published of it
+        return with_template_args(initial.tokenizer, args)  # with what has been published of it
     if source.tokenizer:
-        return source.tokenizer
+        return with_template_args(source.tokenizer, args)
     tokenizer = encoding.tokenizer
     if isinstance(tokenizer, str):
         headers = HEADERS if source.is_chat else ""
@@ -87,9 +94,10 @@ def fit_tokenizer(
     else:
         tokenizer = _with_characters(run, tokenizer, source.alphabet, initial)
     if not source.is_chat:
-        return tokenizer
+        return with_template_args(tokenizer, args)
     # A template needs its tokens.
     fitted, template = fit_template(tokenizer, run.chat_template)
+    fitted = with_template_args(fitted, args)
     headers = "".join(template.before.values()) if isinstance(template, KnownTemplate) else ""
     return _with_characters(run, fitted, headers, initial)
 

@@ -407,6 +407,8 @@ def corpus_of(paths: Sequence[str | PathLike[str]], run: RunConfig | None) -> Co
         run.text_encoding,
         chat=run.chat,
         exclude=run.exclude,
+        include=run.include,
+        gitignore=run.gitignore,
         assistant=run.assistant,
     )
 

@@ -13,9 +13,12 @@ import uuid
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -37,11 +40,10 @@ from smallmind.serve.request_fields import (
     variables_of,
 )
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.writing.chat import Prompt, prompt_of
-from smallmind.writing.decoder import Continuation, Token
+from smallmind.writing.chat import Prompt, Thinking, prompt_of
+from smallmind.writing.decoder import Continuation, Token, choices_in
+from smallmind.writing.sampling import Alternatives
 
-COMPLETION_TOKENS = 16  # OpenAI's default
-CHAT_TOKENS = 500
 REASONS = {"end": "stop", "stop": "stop", "length": "length"}
 
 
@@ -64,6 +66,8 @@ class ParsedRequest(NamedTuple):
     begun: list[int]  # tokens with which the answers have begun already
     lead: str  # begins the text of an answer, and is not shown
     top: int | None
+    thinking: Thinking  # as an answer begins; a copy divides it
+    echo: list[np.ndarray]  # the prompt of each text, which is shown before it; else empty
 
 
 class API:
@@ -111,9 +115,9 @@ class API:
         body = await body_of(request)
 
         def read() -> Fields:
-            fields = fields_in(body)
+            fields = fields_in(body, bool(chat))
             if chat is not None:
-                fields.refuse_unknown(chat)
+                fields.refuse_unknown()
             return fields
 
         return await self.engine.run_beside(read)
@@ -126,8 +130,8 @@ class API:
         loaded = await self.loaded(entry)
         with loaded.line.in_use():
             parsed = await self.engine.run_beside(lambda: self._parsed(fields, entry, loaded, chat))
-            streams = fields.get("stream", bool) or False
-            options = Fields(fields.get("stream_options", dict) or {})
+            streams = fields.setting("stream")
+            options = Fields(fields.setting("stream_options") or {})
             with_usage = options.get("include_usage", bool) or False
             try:
                 self.engine.submit(loaded.line, parsed.request)
@@ -141,23 +145,33 @@ class API:
         """Reads a request, on any thread."""
         tokenizer, limits = loaded.tokenizer, self.limits
         name = "messages" if chat else "prompt"
-        config = generation_of(
-            fields, limits.max_tokens, CHAT_TOKENS if chat else COMPLETION_TOKENS
-        )
-        n, top = fields.whole("n", 1, 1, self.models.slots), top_of(fields, chat)
+        config, top = generation_of(fields, limits.max_tokens), top_of(fields)
+        n = fields.setting("n", self.models.slots)
         begun = fields.ids("prefix_tokens", tokenizer.vocab_size)
-        lead = ""
+        lead, thinking = "", Thinking(None)
         try:
             if chat:
                 prompt = self._conversation(fields, loaded, config.max_tokens)
                 prompts, config = [prompt.ids], replace(config, max_tokens=prompt.most)
-                lead = "" if begun or not loaded.template else loaded.template.lead
+                template = loaded.template
+                assert template  # see `_conversation`
+                lead = "" if begun else template.lead
+                asked = b"".join(map(tokenizer.token_bytes, prompt.ids[-8:].tolist()))
+                thinking = Thinking(template.marks, asked.decode("utf-8", "replace"))
+                thinking.add(b"".join(map(tokenizer.token_bytes, begun)).decode("utf-8", "replace"))
             else:
                 prompts = prompts_of(fields, tokenizer, limits.prompt_tokens)
             if begun and len(prompts) > 1:
                 raise APIError("prefix_tokens needs a single prompt", "prefix_tokens")
             for ids in prompts:
                 check_count(len(ids) + len(begun), limits.prompt_tokens, name)
+            echo = (
+                [] if chat or not fields.setting("echo") else [x for x in prompts for _ in range(n)]
+            )
+            seen = loaded.model.config.block_size
+            if top is not None and (longest := max(map(len, echo), default=0)) > seen + 1:
+                message = f"the model sees {seen:,} tokens, and a prompt to echo has {longest:,}"
+                raise APIError(f"{message}; leave out logprobs, or make it shorter", "echo")
             seeds = [(config.seed + i) % 2**63 for i in range(n)]
             configs = [replace(config, seed=seed) for seed in seeds]
             texts = [
@@ -167,8 +181,9 @@ class API:
         except InputError as error:
             raise APIError(str(error), name) from None
         count = sum(map(len, prompts))
-        request = Request(texts, limits.seconds)
-        return ParsedRequest(entry, loaded, request, chat, count, begun, lead, top)
+        rounds = -(-len(prompts) * n // self.models.slots)  # of answers, which wait for each other
+        request = Request(texts, limits.seconds * rounds)
+        return ParsedRequest(entry, loaded, request, chat, count, begun, lead, top, thinking, echo)
 
     def _conversation(self, fields: Fields, loaded: Loaded, most: int) -> Prompt:
         """Messages -> the prompt, and how many tokens the answer may have."""
@@ -225,12 +240,29 @@ class Answer(Response):
                 with suppress(asyncio.CancelledError, Exception):
                     await task
 
+    async def _shown(self) -> dict[Continuation, "_Shown"]:
+        """Begins what is shown of each text, with its prompt if a client wants that too."""
+        shown, before = {}, None
+        for text, i in self.index.items():
+            shown[text] = _Shown(self.parsed)
+            if self.parsed.echo:
+                ids, top = self.parsed.echo[i], self.parsed.top
+                if top is not None and ids is not before:
+                    read = partial(self._choices_in, ids, top)
+                    choices, before = await self.engine.run(read), ids
+                shown[text].echo(text, ids, choices if top is not None else [])
+        return shown
+
+    def _choices_in(self, ids: np.ndarray, top: int) -> list[Alternatives]:
+        loaded = self.parsed.loaded
+        return choices_in(loaded.model, ids, loaded.tokenizer.vocab_size, top)
+
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends one JSON object at the end."""
-        shown = [_Shown(self.parsed) for _ in self.index]
+        shown = await self._shown()
         async for tokens in self.parsed.request.tokens():
             for token in tokens:
-                shown[self.index[token.continuation]].add(token)
+                shown[token.continuation].add(token)
         error = self._error()
         if error:
             await error.response()(scope, receive, send)
@@ -238,10 +270,7 @@ class Answer(Response):
 
         def content() -> bytes:
             kind = "chat.completion" if self.parsed.chat else "text_completion"
-            choices = [
-                self._choice(one, text, "message")
-                for one, text in zip(shown, self.index, strict=True)
-            ]
+            choices = [self._choice(one, text, "message") for text, one in shown.items()]
             return _json({**self._head(kind), "choices": choices, "usage": self._usage()}).encode()
 
         body = await self.engine.run_beside(content)
@@ -264,7 +293,10 @@ class Answer(Response):
             role = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
             roles = [{"index": i, **role, "finish_reason": None} for i in self.index.values()]
             await write(*({**head, "choices": [role]} for role in roles))
-        shown = {text: _Shown(self.parsed) for text in self.index}
+        shown = await self._shown()
+        if self.parsed.echo:
+            choices = [self._choice(one, text, "delta") for text, one in shown.items()]
+            await write(*({**head, "choices": [choice]} for choice in choices))
         async for tokens in self.parsed.request.tokens():
             for token in tokens:
                 shown[token.continuation].add(token)
@@ -292,14 +324,18 @@ class Answer(Response):
         piece, tokens, is_last = shown.taken()
         content: dict[str, Any] = {"text": piece}
         if self.parsed.chat:
-            content = {name: {"content": piece}}
+            thought, said = shown.thinking.add(piece, is_last or not self.streams)
+            content = {name: {"content": said}}
+            if thought:
+                content[name]["reasoning_content"] = thought
             if name == "message":
                 content[name]["role"] = "assistant"
         logprobs = None
         if self.parsed.top is not None:
             describe = _chat_logprobs if self.parsed.chat else _logprobs
             logprobs = describe(self.parsed.loaded.tokenizer, tokens)
-        has_ended = is_last or not self.streams  # without a token, nothing has said so
+        # Without a token, nothing has said so.
+        has_ended = is_last or not self.streams or not text.config.max_tokens
         reason = REASONS[text.ended] if text.ended and has_ended else None
         return {"index": self.index[text], **content, "logprobs": logprobs, "finish_reason": reason}
 
@@ -343,9 +379,27 @@ class _Shown:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0  # characters of the text so far, with the lead
         self._spelled = 0  # those that tokens in `_tokens`, and those taken, spell
+        self.thinking = copy(parsed.thinking)
         self._begun = ""  # the beginning of the text, while it may be that of the lead
         self._without = ""  # the lead, where the text begins with it
         self._utf8.decode(b"".join(map(self._token_bytes, parsed.begun)))
+        self._decode = parsed.loaded.tokenizer.decode
+        self._echoed: int | None = None  # characters of the prompt, if it is shown
+
+    def echo(self, text: Continuation, ids: np.ndarray, choices: Sequence[Alternatives]) -> None:
+        """Shows the prompt of a text first; choices are those of all its tokens but the first."""
+        spelled, prompt = [*map(self._token_bytes, ids.tolist())], self._decode(ids)
+        # Some tokenizers begin a text with a token or a space that does not belong to it.
+        whole, said = b"".join(spelled), prompt.encode()
+        hidden = len(whole) - len(said) if said and whole.endswith(said) else 0
+        utf8, length = codecs.getincrementaldecoder("utf-8")("replace"), 0
+        for id, own, found in zip(ids.tolist(), spelled, [None, *choices], strict=False):
+            shown, hidden = own[hidden:], max(0, hidden - len(own))
+            if self._with_tokens:
+                self._tokens.append(_Spelled(Token(text, id, "", found), shown, length))
+            length += len(utf8.decode(shown))
+        self._pieces.append(prompt)
+        self._echoed = len(prompt)
 
     def add(self, token: Token) -> None:
         """Takes the next token of the text."""
@@ -367,6 +421,9 @@ class _Shown:
                 self._waiting.append(token)
             if not self._lead:
                 self._spell()
+            if token.is_last and token.continuation.ended == "end" and self._echoed is not None:
+                # Clients that read the prompt's probabilities count on a token after it.
+                self._tokens.append(_Spelled(token, b"", self._echoed + self._length))
 
     def taken(self) -> tuple[str, list[_Spelled], bool]:
         """Returns the new part of the text, its tokens, and True if the text has ended."""
@@ -401,7 +458,8 @@ class _Shown:
                 lead = len(self._without)
                 hidden = self._without[before:].encode() if before < lead else b""
                 shown = spelled[len(hidden) : count]
-                self._tokens.append(_Spelled(token, shown, max(0, before - lead)))
+                offset = max(0, before - lead) + (self._echoed or 0)
+                self._tokens.append(_Spelled(token, shown, offset))
 
 
 def _text_of(spelled: bytes) -> str:
@@ -427,24 +485,23 @@ def _chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[_Spelled]) -> dict[str
 
 
 def _logprobs(tokenizer: Tokenizer, tokens: Sequence[_Spelled]) -> dict[str, Any]:
-    found = [token.alternatives for token, _, _ in tokens if token.alternatives]
-    top_texts = [
-        [_text_of(tokenizer.token_bytes(id)) for id in each.tokens.tolist()] for each in found
-    ]
-    top_values = [[round(float(x), 6) for x in each.logprobs] for each in found]
+    found = [token.alternatives for token, _, _ in tokens]  # None: of a first token
+    top_ids = [each.tokens.tolist() if each else [] for each in found]
+    top_texts = [[_text_of(tokenizer.token_bytes(id)) for id in ids] for ids in top_ids]
+    top_values = [[round(float(x), 6) for x in each.logprobs] if each else [] for each in found]
     return {
         "tokens": [_text_of(spelled) for _, spelled, _ in tokens],
-        "token_logprobs": [round(each.logprob, 6) for each in found],
+        "token_logprobs": [each and round(each.logprob, 6) for each in found],
+        # Different tokens may have the same text, of which an object keeps the likeliest.
         "top_logprobs": [
-            dict(zip(texts, values, strict=True))
-            for texts, values in zip(top_texts, top_values, strict=True)
+            dict(zip(texts[::-1], values[::-1], strict=True)) if each else None
+            for each, texts, values in zip(found, top_texts, top_values, strict=True)
         ],
         "text_offset": [offset for _, _, offset in tokens],
         "bytes": [list(spelled) for _, spelled, _ in tokens],
         "ids": [token.id for token, _, _ in tokens],
-        "entropies": [round(each.entropy, 6) for each in found],
-        # Different tokens may have the same text, of which the objects above keep one.
-        "top_ids": [each.tokens.tolist() for each in found],
+        "entropies": [each and round(each.entropy, 6) for each in found],
+        "top_ids": top_ids,
         "top_texts": top_texts,
         "top_values": top_values,
     }

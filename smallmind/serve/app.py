@@ -1,8 +1,10 @@
 """The application: the page, OpenAI's API and the page's own endpoints, behind one guard."""
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -34,13 +36,15 @@ def application(
     hosts: Collection[str] = (),
     token: str | None = None,
     in_frames: bool = False,
+    template_args: Mapping[str, Any] = MappingProxyType({}),
 ) -> Guard:
     """Models on disk -> the application that serves them, for any ASGI server.
 
     paths are runs, model files or models of other programs; the runs of `folder` are served too,
     also those that begin later. `slots` texts of a model are written at a time, and `waiting`
     requests may wait for them. Requests have to be for one of `hosts` or this machine, and to have
-    the token, if there is one. With `in_frames` notebooks on this machine may show the page.
+    the token, if there is one. Chat templates get `template_args`. With
+    `in_frames` notebooks on this machine may show the page.
     """
     html = page.document()
     policy = page.policy(html, *CONNECTIONS, LOCAL_FRAMES if in_frames else OUR_FRAMES)
@@ -48,7 +52,7 @@ def application(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         with Engine(waiting) as engine:
-            models = Models(engine, paths, folder, precision, slots, context)
+            models = Models(engine, paths, folder, precision, slots, context, template_args)
             api = API(engine, models, limits or RequestLimits())
             app.state.api = api
             app.router.routes.extend(_routes(api, PageAPI(api)))

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from smallmind.exchange.stored import find
@@ -13,7 +14,7 @@ from smallmind.runs.files import model_in
 from smallmind.runs.loading import precision_of
 from smallmind.serve.engine import Engine, ModelQueue, prompt_part
 from smallmind.text.chat import ChatFormat
-from smallmind.text.templates import format_of
+from smallmind.text.templates import format_of, with_template_args
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
 from smallmind.views.listing import find_runs
@@ -87,8 +88,9 @@ class Models:
         precision: str | None,
         slots: int,
         context: int | None = None,
+        template_args: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.engine, self.folder = engine, folder
+        self.engine, self.folder, self.template_args = engine, folder, template_args
         self.precision, self.slots, self.context = precision, slots, context
         self._entries: dict[str, ServedModel] = {}
         self._listed = -LIST_SECONDS
@@ -144,6 +146,7 @@ class Models:
     def _load(self, entry: ServedModel, version: tuple[float, ...]) -> Loaded:
         found = find(entry.path)
         model, tokenizer = found.load(precision=self.precision or precision_of(entry.path))
+        tokenizer = with_template_args(tokenizer, self.template_args, checks=False)
         context = model.config.block_size
         length = min(context, self.context or context)
         part = prompt_part(model.flat.count)

@@ -18,7 +18,7 @@ from smallmind.serve.security import POLICY
 from smallmind.settings.config import __version__
 from smallmind.views.run_view import PLOTTED, RunView, State
 from smallmind.writing.chat import prompt_of
-from smallmind.writing.sampling import alternatives
+from smallmind.writing.decoder import choices_in
 
 MAX_POINTS = 400  # of a curve
 MAX_SAMPLES = 20
@@ -180,19 +180,17 @@ def _ids(fields: Fields, loaded: Loaded, most: int) -> np.ndarray:
 
 def _inspected(loaded: Loaded, ids: np.ndarray, top: int) -> dict[str, Any]:
     tokenizer = loaded.tokenizer
-    V = tokenizer.vocab_size
 
     def spelled(token: int) -> str:
         return tokenizer.token_bytes(token).decode("utf-8", "replace")
 
-    logits = loaded.model.forward(ids[None])[0, :, :V] if len(ids) > 1 else np.empty((0, V))
     tokens: list[dict[str, Any]] = []
-    for t, token in enumerate(ids.tolist()):
+    choices = [None, *choices_in(loaded.model, ids, tokenizer.vocab_size, top)]
+    for token, found in zip(ids.tolist(), choices, strict=True):
         entry = {"id": token, "text": spelled(token)}
-        if t == 0:
+        if found is None:
             tokens.append({**entry, "logprob": None, "entropy": None, "top": []})
             continue
-        found = alternatives(logits[t - 1], token, top)
         pairs = zip(found.tokens.tolist(), found.logprobs.tolist(), strict=True)
         others = [[id, spelled(id), round(logprob, 5)] for id, logprob in pairs]
         logprob, entropy = round(found.logprob, 5), round(found.entropy, 5)

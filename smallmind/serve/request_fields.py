@@ -5,21 +5,23 @@ import json
 import math
 import secrets
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from starlette.requests import Request
 
-from smallmind.checks import InputError
 from smallmind.serve.errors import APIError
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.chat import ASSISTANT, ROLES, SYSTEM, Turn
+from smallmind.text.templates import RESERVED_ARGS
 from smallmind.text.tokenizer import Tokenizer
 
 MAX_BODY = 4 * 2**20  # bytes
-# Commas and brackets in a body: Python reads JSON at once, and more would hold up all others.
-MAX_VALUES = 2**17
-MAX_STOPS, MAX_TOP, MAX_PROMPTS = 16, 20, 256
+# Commas in a body, and brackets, which cost more: Python reads JSON at once, and more would hold up
+# all others.
+MAX_VALUES, BRACKET_VALUES = 2**20, 8
+MAX_STOPS, MAX_TOP = 16, 20
+MAX_TEXTS = 2**16  # of a request; each takes memory while it waits
 MAX_CHARACTERS = 32  # of the prompts of a request, for each token that may be read
 MAX_PENALTY = 100.0
 TYPES: dict[type, str] = {
@@ -31,20 +33,72 @@ TYPES: dict[type, str] = {
     dict: "an object",
 }
 Value = TypeVar("Value")
-PENALTIES = {
-    "presence_penalty": (-MAX_PENALTY, MAX_PENALTY),
-    "frequency_penalty": (-MAX_PENALTY, MAX_PENALTY),
-    "repetition_penalty": (1 / MAX_PENALTY, MAX_PENALTY),
-}
 
-# The fields of requests. Any other one is refused, as it may change what is written, unless its
-# value is among those that change nothing: NOTHING, or what NEUTRAL has for it.
-BUILT = {
-    *("model", "n", "stream", "stream_options", "logprobs", "seed", "stop", "prefix_tokens"),
-    *("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", *PENALTIES),
+
+class Field(NamedTuple):
+    """A field of requests that has an effect: what it takes, and under which names."""
+
+    name: str
+    kind: type  # object: more than one, see where it is read
+    default: Any = None
+    low: float = -math.inf
+    high: float = math.inf  # the server may have a lower one
+    off: tuple[Any, ...] = ()  # besides null: without a limit, or as if the field were not there
+    names: tuple[str, ...] = ()  # that others have for it
+    clamps: bool = False  # what is above `high` counts as `high`, `off` too; else it is refused
+    chat: bool | None = None  # True: only in chats; False: only in completions
+
+    @property
+    def range(self) -> str:
+        """The values that it takes, in words; "" if it takes any."""
+        found = f"at least {self.low:g}" if self.low > -math.inf else ""
+        if self.high < math.inf and not self.clamps:
+            found = f"from {self.low:g} to {self.high:g}"
+        off = [x for x in self.off if type(x) is int and not self.low <= x <= self.high]
+        found += f", or {' or '.join(map(str, off))}" if off else ""
+        return found + ": as many as fit" * (self.clamps and bool(off))
+
+
+# Names of one thing: of OpenAI, Hugging Face's transformers, llama.cpp, Ollama, text-generation-
+# webui, KoboldCpp, Anthropic and Mistral.
+COUNTS = "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict", "num_predict"
+MAX_TOKENS = Field("max_tokens", int, 16, 0, off=(-1, -2), names=COUNTS, clamps=True, chat=False)
+TABLE = (
+    Field("model", str),
+    Field("messages", list, chat=True),
+    Field("prompt", object, chat=False),
+    MAX_TOKENS,
+    MAX_TOKENS._replace(default=500, chat=True),
+    Field("temperature", float, 0.8, 0),
+    Field("top_k", int, None, 1, off=(0, -1)),
+    Field("top_p", float, None, 0, 1, off=(0,)),
+    Field("min_p", float, None, 0, 1),
+    Field("repetition_penalty", float, 1, 0.01, 100, names=("repeat_penalty", "rep_pen")),
+    Field("presence_penalty", float, 0, -100, 100),
+    Field("frequency_penalty", float, 0, -100, 100),
+    Field("stop", object, names=("stop_sequences", "stop_sequence", "stopping_strings")),
+    Field("seed", int, off=(-1,), names=("random_seed",)),
+    Field("n", int, 1, 1),
+    Field("stream", bool, False),
+    Field("stream_options", dict),
+    Field("logprobs", int, None, 0, MAX_TOP, off=(False,), chat=False),
+    Field("logprobs", bool, False, chat=True),
+    Field("top_logprobs", int, 0, 0, MAX_TOP, chat=True),
+    Field("echo", bool, False, chat=False),
+    Field("prefix_tokens", list),
+    Field("chat_template_kwargs", dict, chat=True),
+    Field("enable_thinking", bool, names=("think",), chat=True),
+)
+GENERATION = (
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty"),
+)
+FIELDS = {
+    chat: {field.name: field for field in TABLE if field.chat in (None, chat)}
+    for chat in (False, True)
 }
-CHAT_ONLY = {"messages", "top_logprobs", "chat_template_kwargs"}
-COMPLETION_ONLY = {"prompt"}
+# Any other field is refused, as it may change what is written, unless its value is among those that
+# change nothing: NOTHING, or what NEUTRAL has for it.
 HARMLESS = {  # whatever their value: of OpenAI, vLLM, llama.cpp, Ollama, LM Studio and OpenRouter
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
     *("prompt_cache_retention", "prompt_cache_options", "prediction", "parallel_tool_calls"),
@@ -58,15 +112,12 @@ HARMLESS = {  # whatever their value: of OpenAI, vLLM, llama.cpp, Ollama, LM Stu
 NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
-        ("best_of", "typical_p", "repeat_penalty", "length_penalty", "guidance_scale", "tfs_z"),
-        (None, 1),
+        ("best_of", "typical_p", "length_penalty", "guidance_scale", "tfs_z"), (None, 1)
     ),
     **dict.fromkeys(("dynatemp_exponent", "tfs", "encoder_repetition_penalty"), (None, 1)),
     **dict.fromkeys(("do_sample", "add_generation_prompt", "skip_special_tokens"), (None, True)),
     **dict.fromkeys(("detokenize", "include_reasoning", "separate_reasoning"), (None, True)),
-    # Other names of counts and of the seed, which say something with any value.
-    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens", "random_seed"), (None,)),
-    **dict.fromkeys(("think", "thinking", "enable_thinking", "reasoning"), (None,)),
+    **dict.fromkeys(("thinking", "reasoning"), (None,)),
     **dict.fromkeys(("tool_choice", "function_call"), (None, "none", "auto")),
     "response_format": (None, {"type": "text"}),
     "modalities": (None, [], ["text"]),
@@ -77,7 +128,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "truncation": (None, "disabled"),
     "typical": (None, 0, 1),
 }
-RESERVED = {"messages", "add_generation_prompt", "continue_final_message"}  # to the template
+TOOLS = {"tools": "tool_choice", "functions": "function_call"}  # and what may turn them off
 NOT_IN_MESSAGES = ("tool_calls", "function_call", "prefix", "partial", "images", "audio")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
@@ -85,19 +136,50 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 class Fields:
     """The fields of a JSON object that a client has sent. APIError 400 for a wrong one."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = values
+    def __init__(self, values: Mapping[str, Any], chat: bool = False) -> None:
+        self.values, self.chat = values, chat
 
     def get(self, name: str, kind: type[Value]) -> Value | None:
         """Returns a field of this type; None if it is missing or null."""
-        value = self.values.get(name)
+        value: Any = self.values.get(name)
         if value is None:
             return None
         if kind is float and type(value) is int and abs(value) < 2**53:
             value = float(value)
-        if type(value) is not kind:
+        if kind is int and type(value) is float and value.is_integer():
+            value = int(value)
+        if kind is not object and type(value) is not kind:
             raise APIError(f"{name} must be {TYPES[kind]}", name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise APIError(f"{name} must be a finite number", name)
         return value
+
+    def setting(self, name: str, most: float = math.inf) -> Any:
+        """Returns the value of a field of the table, at most `most`, under any of its names.
+
+        Of several counts the smallest one counts; other fields may not contradict each other.
+        """
+        field = FIELDS[self.chat][name]
+        field = field._replace(high=min(field.high, most))
+        found: dict[str, Any] = {}
+        for each in (name, *field.names):
+            value = self.values.get(each)
+            if any(
+                value == x and isinstance(value, bool) == isinstance(x, bool) for x in field.off
+            ):
+                value = field.high if field.clamps else None
+            elif (value := self.get(each, field.kind)) is not None and field.range:
+                if not field.low <= value <= (math.inf if field.clamps else field.high):
+                    raise APIError(f"{each}={value} must be {field.range}", each)
+                value = min(value, field.high)
+            if value is not None:
+                found[each] = value
+        if field.clamps:
+            return min(found.values(), default=min(field.default, field.high))
+        for each, value in found.items():
+            if value != next(iter(found.values())):
+                raise APIError(f"{each} contradicts {next(iter(found))}; send one of them", each)
+        return next(iter(found.values()), field.default)
 
     def whole(self, name: str, default: int, low: int, high: int) -> int:
         """Returns a whole number from low to high."""
@@ -121,13 +203,17 @@ class Fields:
             raise APIError(f"{name} must be tokens from 0 to {vocab_size - 1}", name)
         return found
 
-    def refuse_unknown(self, chat: bool) -> None:
+    def refuse_unknown(self) -> None:
         """Refuses what is not built, unless it has a value that changes nothing."""
-        built = BUILT | (CHAT_ONLY if chat else COMPLETION_ONLY)
+        built = {
+            name for field in FIELDS[self.chat].values() for name in (field.name, *field.names)
+        }
         for name, value in self.values.items():
             if name in built or name in HARMLESS or name.startswith("speculative."):
                 continue
-            default = (None, not chat) if name == "add_special_tokens" else NOTHING
+            if name in TOOLS and self.values.get(TOOLS[name]) == "none":
+                continue
+            default = (None, not self.chat) if name == "add_special_tokens" else NOTHING
             if value not in NEUTRAL.get(name, default):
                 raise APIError(
                     f"{name[:100]} is not supported by this server; leave it out", name[:100]
@@ -145,17 +231,18 @@ async def body_of(request: Request) -> bytes:
     return bytes(body)
 
 
-def fields_in(body: bytes) -> Fields:
+def fields_in(body: bytes, chat: bool) -> Fields:
     """Returns the fields of a body. APIError unless it is a JSON object, of not too many values."""
-    if sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:
+    values = body.count(b",") + BRACKET_VALUES * (body.count(b"[") + body.count(b"{"))
+    if values > MAX_VALUES:
         raise APIError(f"the body has more than {MAX_VALUES:,} values", status=413)
     try:
-        values = json.loads(body, parse_constant=_refuse_constant)
+        found = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise APIError(f"the body is not JSON: {str(error)[:200]}") from None
-    if not isinstance(values, dict):
+    if not isinstance(found, dict):
         raise APIError("the body must be a JSON object")
-    return Fields(values)
+    return Fields(found, chat)
 
 
 def _check_size(size: int) -> None:
@@ -167,66 +254,33 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
 
 
-def generation_of(fields: Fields, most: int, default: int) -> GenerationConfig:
+def generation_of(fields: Fields, most: int) -> GenerationConfig:
     """Returns the settings of a request, of at most `most` tokens. Without a seed, a random one."""
-    settings: dict[str, Any] = {}
-    for name in ("temperature", "top_p", "min_p", *PENALTIES):
-        settings[name] = value = fields.get(name, float)
-        if value is not None and not math.isfinite(value):
-            raise APIError(f"{name} must be a finite number", name)
-    for name, (low, high) in PENALTIES.items():
-        if settings[name] is not None and not low <= settings[name] <= high:
-            raise APIError(f"{name}={settings[name]:g} must be from {low:g} to {high:g}", name)
-    settings["top_k"] = fields.get("top_k", int)
-    # The values by which clients turn them off.
-    settings["top_k"] = None if settings["top_k"] in (0, -1) else settings["top_k"]
-    settings["top_p"] = settings["top_p"] or None
-    seed = fields.get("seed", int)
-    settings["seed"] = secrets.randbits(62) if seed in (None, -1) else seed % 2**63
-    settings["max_tokens"] = _max_tokens(fields, most, default)
-    settings["stop"] = _stops(fields)
-    try:
-        return GenerationConfig(**{k: v for k, v in settings.items() if v is not None})
-    except InputError as error:
-        field = next((field for field in settings if str(error).startswith(field)), None)
-        raise APIError(str(error), field) from None
-
-
-def _max_tokens(fields: Fields, most: int, default: int) -> int:
-    """Returns the smaller of two fields for one thing; -1 is as many as there may be."""
-    counts = []
-    for name in ("max_completion_tokens", "max_tokens"):
-        value = fields.get(name, int)
-        if value is not None and value < -1:
-            raise APIError(f"{name}={value} must be at least 0, or -1: as many as fit", name)
-        if value is not None:
-            counts.append(most if value == -1 else value)
-    return min(*counts, most) if counts else min(default, most)
+    settings = {name: fields.setting(name) for name in GENERATION}
+    seed = fields.setting("seed")
+    seed = secrets.randbits(62) if seed is None else seed % 2**63
+    settings |= {"max_tokens": fields.setting("max_tokens", most), "stop": _stops(fields)}
+    return GenerationConfig(**settings, seed=seed)
 
 
 def _stops(fields: Fields) -> tuple[str, ...] | None:
-    stop = fields.values.get("stop")
-    if stop is None or stop == "":
-        return None
-    stops = [stop] if isinstance(stop, str) else stop
+    stop = fields.setting("stop")
+    stops = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(stops, list) or len(stops) > MAX_STOPS:
         raise APIError(f"stop must be a string, or a list of at most {MAX_STOPS}", "stop")
-    if not all(isinstance(each, str) and each for each in stops):
-        raise APIError("stop must be strings of one character or more", "stop")
-    return tuple(stops) or None
+    if not all(each is None or isinstance(each, str) for each in stops):
+        raise APIError("stop must be a string, or a list of strings", "stop")
+    return tuple(filter(None, stops)) or None
 
 
-def top_of(fields: Fields, chat: bool) -> int | None:
+def top_of(fields: Fields) -> int | None:
     """-> how many alternatives to each token a client asks for; None: no probabilities at all."""
-    if fields.values.get("logprobs") is False:
-        fields = Fields({**fields.values, "logprobs": None})
-    if not chat:
-        return None if fields.get("logprobs", int) is None else fields.whole("logprobs", 0, 0, 20)
-    if not fields.get("logprobs", bool):
-        if fields.get("top_logprobs", int):
-            raise APIError("top_logprobs needs logprobs: true", "top_logprobs")
-        return None
-    return fields.whole("top_logprobs", 0, 0, MAX_TOP)
+    if not fields.chat:
+        return fields.setting("logprobs")
+    top = fields.setting("top_logprobs")
+    if top and not fields.setting("logprobs"):
+        raise APIError("top_logprobs needs logprobs: true", "top_logprobs")
+    return top if fields.setting("logprobs") else None
 
 
 def prompts_of(fields: Fields, tokenizer: Tokenizer, most: int) -> list[np.ndarray]:
@@ -239,12 +293,9 @@ def prompts_of(fields: Fields, tokenizer: Tokenizer, most: int) -> list[np.ndarr
     several: list[Any] = prompt if isinstance(prompt, list) and prompt else [prompt]
     if all(type(one) is int for one in several):
         several = [several]
-    if len(several) > MAX_PROMPTS:
-        raise APIError(
-            f"prompt has {len(several):,} prompts, of which at most {MAX_PROMPTS} may come in one "
-            "request; send several requests",
-            "prompt",
-        )
+    if len(several) * fields.setting("n") > MAX_TEXTS:
+        message = f"{len(several):,} prompts are too many for one request; send several requests"
+        raise APIError(message, "prompt")
     if all(isinstance(one, str) and one for one in several):
         check_length(several, most, "prompt")
         found = [tokenizer.prompt(one) for one in several]
@@ -281,11 +332,12 @@ def check_count(count: int, most: int, name: str) -> None:
 
 def variables_of(fields: Fields) -> dict[str, Any]:
     """Returns the variables that a client gives to the chat template, besides the messages."""
-    variables = fields.get("chat_template_kwargs", dict) or {}
-    for name in RESERVED & variables.keys():
+    variables = fields.setting("chat_template_kwargs") or {}
+    for name in RESERVED_ARGS & variables.keys():
         field = f"chat_template_kwargs.{name}"
         raise APIError(f"{field} is not supported by this server; leave it out", field)
-    return variables
+    thinks = fields.setting("enable_thinking")
+    return variables if thinks is None else {"enable_thinking": thinks, **variables}
 
 
 def turns_of(fields: Fields) -> tuple[str, list[Turn]]:

@@ -795,6 +795,17 @@ class RunConfig:
         "slash of this path; may be repeated",
         metavar="PATTERN",
     )
+    include: str | tuple[str, ...] | None = setting(
+        None,
+        "read only files of this name in folders, such as '*.py', or with a slash of this path, "
+        "generated ones too; may be repeated",
+        metavar="PATTERN",
+    )
+    gitignore: bool = setting(
+        True,
+        "leave out of folders what .gitignore files name, and minified and generated files",
+        before=False,
+    )
     text_field: str | None = setting(
         None,
         "the field or column with the text, in .jsonl, .json, .csv, .tsv and .parquet files",
@@ -831,6 +842,12 @@ class RunConfig:
         "the tokens around turns; default: those of --init-from, else those "
         "whose tokens it has, else chatml",
         choices=parts.CHAT_TEMPLATES,
+    )
+    template_args: str | None = setting(
+        None,
+        "variables for the chat template of --init-from, kept with the run, as in "
+        """'{"enable_thinking": false}'""",
+        metavar="JSON",
     )
     learn: str = setting(
         "answers",

@@ -21,6 +21,7 @@ PLAIN, LEARNED, CUT, START = range(4)
 MARK_KINDS = 4
 CONVERSATIONS_AT_ONCE, CHARACTERS_AT_ONCE = 1000, 1 << 20  # that are encoded
 TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
+TEMPLATE_ARGS = "chat_template_kwargs"  # variables for the template, in what a tokenizer publishes
 CONFIG, SPECIAL_TOKENS_MAP = "config.json", "special_tokens_map.json"
 
 
@@ -64,6 +65,7 @@ class ChatFormat:
     end: str  # the token that ends a turn of the assistant
     lead: str = ""  # begins the text of an answer: the model writes it
     thinks: bool = False  # it writes the thoughts of turns
+    marks: tuple[str, str] | None = None  # what the model writes before and after a thought
 
     def render(
         self, conversation: Conversation, answers: bool = False, **variables: Any

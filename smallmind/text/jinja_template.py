@@ -32,6 +32,7 @@ from smallmind.checks import InputError
 from smallmind.text import jinja_process
 from smallmind.text.chat import (
     ASSISTANT,
+    TEMPLATE_ARGS,
     TOKENIZER_CONFIG,
     USER,
     ChatFormat,
@@ -47,6 +48,7 @@ MAX_SECONDS = 5.0  # of computing for one conversation
 MAX_START_SECONDS = 30.0  # for the start of the process
 MAX_LINE_CHARACTERS = 8 * MAX_CHARACTERS
 TOO_MUCH = "it takes more than"
+THINK = "<think>", "</think>"  # of Qwen3, SmolLM3, DeepSeek-R1 and others
 THOUGHTS = "reasoning_content", "thinking"  # the fields of messages that transformers fills
 
 
@@ -84,6 +86,7 @@ class JinjaTemplate(ChatFormat):
     roles: Mapping[str, str]  # what the template calls tokens by: bos_token ...
     ends: tuple[str, ...]  # at which the model stops, besides `end`
     process: "_Process" = field(repr=False)
+    variables: Mapping[str, Any] = field(default_factory=dict)  # that are given besides turns
     now: datetime | None = None  # the time for templates that write it; None: the current one
     parts: bool = False  # it takes a text as a list of parts
     prompting: str = ""  # what a prompt has between the question and the answer
@@ -107,11 +110,19 @@ class JinjaTemplate(ChatFormat):
             if isinstance(content, str):
                 roles[name] = content
         ends = tuple(name for name, i in tokenizer.special.items() if i in tokenizer.ends)
-        return cls(text, tuple(tokenizer.special), roles, ends, _shared_process())._studied()
+        made = cls(text, tuple(tokenizer.special), roles, ends, _shared_process())
+        return replace(made, variables=dict(said.get(TEMPLATE_ARGS) or {}))._studied()
 
     @property
     def jinja(self) -> str:
         return self.text
+
+    @property
+    def marks(self) -> tuple[str, str] | None:  # type: ignore[override]
+        before, after = map(str.strip, self.thinking or ("", ""))
+        if before and after:
+            return before, after
+        return THINK if all(mark in self.text for mark in THINK) else None
 
     def at(self, now: datetime | None) -> Self:
         return replace(self, now=now)
@@ -181,7 +192,12 @@ class JinjaTemplate(ChatFormat):
             "thoughts": [name for name in THOUGHTS if re.search(rf"\b{name}\b", self.text)],
             "parts": self.parts,
             "now": self.now.isoformat() if self.now else None,
-            "variables": {**self.roles, "add_generation_prompt": answers, **variables},
+            "variables": {
+                **self.roles,
+                "add_generation_prompt": answers,
+                **self.variables,
+                **variables,
+            },
         }
         written = self.process.render(request, conversations)
         for i, turns in enumerate(conversations):

@@ -2,11 +2,14 @@
 
 import ast
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from smallmind import parts
 from smallmind.checks import InputError
@@ -15,6 +18,7 @@ from smallmind.text.chat import (
     GENERATION_CONFIG,
     ROLES,
     SYSTEM,
+    TEMPLATE_ARGS,
     TOKENIZER_CONFIG,
     USER,
     ChatFormat,
@@ -251,6 +255,7 @@ def _known(jinja: str) -> ChatFormat | None:
     return None
 
 
+RESERVED_ARGS = {"messages", "add_generation_prompt", "continue_final_message"}
 ANOTHER = (
     "give the model another one: smallmind train CHATS --init-from MODEL --chat-template chatml"
 )
@@ -262,6 +267,48 @@ def format_of(tokenizer: Tokenizer) -> ChatFormat | None:
         return find_template(tokenizer)
     except InputError as error:
         raise InputError(f"{error}; or {ANOTHER}") from None
+
+
+def with_template_args(
+    tokenizer: Tokenizer, args: Mapping[str, Any], checks: bool = True
+) -> Tokenizer:
+    """Returns the tokenizer with variables for its template besides the conversation, kept with it.
+
+    With `checks`, InputError for one that the template does not read.
+    """
+    if not args:
+        return tokenizer
+    template = format_of(tokenizer)
+    text = template.jinja if template else ""
+    for name in args if checks else ():
+        if name in RESERVED_ARGS or not re.search(rf"\b{re.escape(name)}\b", text):
+            reason = "is always given" if name in RESERVED_ARGS else "is not in the chat template"
+            raise InputError(f"template_args: {name} {reason}; leave it out")
+    files = {name: dict(part) for name, part in tokenizer.published.items()}
+    settings = files.setdefault(TOKENIZER_CONFIG, {})
+    settings[TEMPLATE_ARGS] = {**settings.get(TEMPLATE_ARGS, {}), **args}
+    return tokenizer.with_published(files)
+
+
+def asked(tokenizer: Tokenizer, question: str) -> np.ndarray:
+    """question -> ids (n,) up to where its answer begins. InputError without a template."""
+    template = format_of(tokenizer)
+    if template is None:
+        raise InputError("the model has no chat template; leave out --template-args")
+    return template.prompt(tokenizer, [Turn(USER, question)])
+
+
+def template_args(text: str | None) -> dict[str, Any]:
+    """Returns the variables in a JSON object; none of None. InputError if it is none."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(
+            f"template_args={text!r} must be a JSON object, as in '{{\"enable_thinking\": false}}'"
+        )
+    return found
 
 
 def find_template(tokenizer: Tokenizer) -> ChatFormat | None:

@@ -14,6 +14,7 @@ from smallmind.settings.config import GenerationConfig
 from smallmind.text.chat import ASSISTANT, SYSTEM, USER, ChatFormat, Turn
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.writing.decoder import overlap
 from smallmind.writing.generation import Writer
 
 MIN_SHARE = 4  # an answer has a fourth of the context at least
@@ -78,6 +79,54 @@ def _without(lead: str, pieces: Iterable[str]) -> Iterator[str]:
             yield piece
     if not is_begun and begun:
         yield begun
+
+
+class Thinking:
+    """Divides an answer, piece by piece, into what the model thinks and what it says.
+
+    `marks` are around a thought, which only begins an answer; `prompt` may end with the first one.
+    """
+
+    def __init__(self, marks: tuple[str, str] | None, prompt: str = "") -> None:
+        self._first, self._last = marks or ("", "")
+        self._is_open = bool(marks) and prompt.rstrip().endswith(self._first)  # within a thought
+        self._is_begun = self._is_open or not marks  # a thought, or what is said
+        self._strips = self._is_open  # white space around a thought belongs to the marks
+        self._held = ""
+
+    def add(self, piece: str, is_last: bool = False) -> tuple[str, str]:
+        """The next piece -> what is thought and what is said in it, as far as that is certain."""
+        self._held += piece
+        thought = ""
+        if not self._is_begun:
+            begun = self._held.lstrip()
+            if len(begun) < len(self._first) and self._first.startswith(begun) and not is_last:
+                return "", ""
+            self._is_begun = True
+            if begun.startswith(self._first):
+                self._is_open = self._strips = True
+                self._held = begun.removeprefix(self._first)
+        if self._is_open:
+            self._strip()
+            thought, mark, rest = self._held.partition(self._last)
+            if mark:
+                self._is_open, self._strips, self._held = False, True, rest
+                thought = thought.rstrip()
+            elif is_last:
+                self._held = ""
+            else:
+                certain = thought[: len(thought) - overlap(thought, self._last)].rstrip()
+                thought, self._held = certain, thought[len(certain) :]
+        if self._is_open:
+            return thought, ""
+        self._strip()
+        said, self._held = self._held, ""
+        return thought, said
+
+    def _strip(self) -> None:
+        if self._strips:
+            self._held = self._held.lstrip()
+            self._strips = not self._held
 
 
 class Chat:

@@ -31,6 +31,25 @@ def check_tokenizer(model: TransformerModel, tokenizer: Tokenizer) -> None:
         )
 
 
+def choices_in(
+    model: TransformerModel, ids: np.ndarray, vocab_size: int, top: int
+) -> list[Alternatives]:
+    """ids (T,) -> how likely each token after the first one was, and the `top` likeliest there."""
+    found: list[Alternatives] = []
+    if len(ids) > 1:
+        hidden = np.empty((len(ids) - 1, model.config.n_embd), model.workspace.activation_dtype)
+        model.hidden(hidden, ids[None, :-1])
+        for rows in model.network.head.blocks(hidden):
+            tokens = ids[1:][rows].tolist()
+
+            def use(logits: np.ndarray, tokens: list[int] = tokens) -> None:
+                each = zip(logits[:, :vocab_size], tokens, strict=True)
+                found.extend(alternatives(row, token, top) for row, token in each)
+
+            model.with_logits_of(hidden, rows, use)
+    return found
+
+
 class Token(NamedTuple):
     """One more token of a text."""
 
@@ -305,7 +324,7 @@ class _Text:
             self.ended = "stop"
             self._held = self._held[: min(found)[0]]
             return ""
-        unsure = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        unsure = max((overlap(self._held, stop) for stop in self._stops), default=0)
         piece = self._held[: len(self._held) - unsure]
         self._held = self._held[len(piece) :]
         return piece
@@ -315,7 +334,7 @@ class _Text:
         return self._held + rest
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Returns the longest end of a text that is a beginning of `stop`, in characters."""
     return next(
         (n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0

@@ -81,7 +81,14 @@ def test_an_answer_that_is_cancelled_as_it_sends_does_not_seem_complete():
         request, sent, sending = Endless(), [], asyncio.Queue()
         names = SimpleNamespace(id="m", name="m")
         asked = SimpleNamespace(
-            request=request, chat=None, entry=names, loaded=names, lead="", begun=[], top=None
+            request=request,
+            chat=None,
+            entry=names,
+            loaded=names,
+            lead="",
+            begun=[],
+            top=None,
+            echo=[],
         )
 
         async def send(message):
@@ -185,11 +192,11 @@ WRONG = [
     ({"temperature": -1}, 400, "temperature", "temperature=-1.0"),
     ({"temperature": "hot"}, 400, "temperature", "must be a number"),
     ({"top_p": 2}, 400, "top_p", "top_p=2.0"),
-    ({"max_tokens": -2}, 400, "max_tokens", "at least 0, or -1"),
+    ({"max_tokens": -3}, 400, "max_tokens", "at least 0, or -1"),
     ({"max_tokens": 1.5}, 400, "max_tokens", "a whole number"),
     ({"n": 5}, 400, "n", "from 1 to 4"),
     ({"n": True}, 400, "n", "a whole number"),
-    ({"stop": [""]}, 400, "stop", "one character"),
+    ({"stop": [1]}, 400, "stop", "a list of strings"),
     ({"stop": ["a"] * 17}, 400, "stop", "at most 16"),
     ({"logprobs": 21}, 400, "logprobs", "from 0 to 20"),
     ({"prompt": "☃"}, 400, "prompt", "☃"),

@@ -9,6 +9,7 @@ import pytest
 
 import smallmind
 from smallmind import Tokenizer
+from smallmind.guide import text_of
 from smallmind.serve import request_fields
 from smallmind.serve.api import RequestLimits, _Shown
 from smallmind.text.chat import Turn
@@ -34,6 +35,10 @@ def asking(client, body, **fields):
         ({"max_completion_tokens": 2, "max_tokens": 5}, 2),
         ({"max_completion_tokens": -1, "max_tokens": 2}, 2),
         ({"max_completion_tokens": 10**30, "max_tokens": 2}, 2),
+        ({"max_completion_tokens": -2, "max_tokens": 2.0}, 2),
+        ({"n_predict": 3}, 3),
+        ({"max_new_tokens": 3, "num_predict": -1}, 3),
+        ({"max_output_tokens": 3, "max_tokens": None}, 3),
         ({"max_tokens": 0}, 0),
     ],
 )
@@ -62,6 +67,12 @@ OFF = [
     {"stop": ""},
     {"stop": []},
     {"stop": None},
+    {"stop": ["", None]},
+    {"stop_sequences": []},
+    {"min_p": None, "top_k": None, "top_p": None, "n": None, "temperature": 0.0},
+    {"repeat_penalty": 1.0, "rep_pen": 1, "repeat_last_n": 64},
+    {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
+    {"functions": [{"name": "f"}], "function_call": "none"},
     {"seed": None},
     {"tools": []},
     {"tools": None, "tool_choice": "none"},
@@ -123,14 +134,10 @@ REFUSED = {
     "web_search_options": {"search_context_size": "low"},
     "reasoning_effort": "high",
     "verbosity": "low",
-    "enable_thinking": False,
-    "think": False,
     "suffix": "x",
-    "echo": True,
     "best_of": 3,
     "use_beam_search": True,
     "length_penalty": 2.0,
-    "repeat_penalty": 1.1,
     "typical_p": 0.5,
     "mirostat": 2,
     "dry_multiplier": 0.8,
@@ -138,9 +145,6 @@ REFUSED = {
     "dynatemp_range": 0.5,
     "top_n_sigma": 1.0,
     "samplers": ["top_k"],
-    "n_predict": 0,
-    "max_new_tokens": 5,
-    "random_seed": 0,
     "do_sample": False,
     "skip_special_tokens": False,
     "add_generation_prompt": False,
@@ -169,6 +173,10 @@ def test_a_field_that_would_change_the_answer_and_is_not_built_is_named(client, 
         (CHAT, {"add_special_tokens": True}, "add_special_tokens"),
         (PROMPT, {"messages": CHAT["messages"]}, "messages"),
         (CHAT, {"prompt": "fox"}, "prompt"),
+        (CHAT, {"echo": True}, "echo"),
+        (PROMPT, {"enable_thinking": True}, "enable_thinking"),
+        (CHAT, {"enable_thinking": "yes"}, "enable_thinking"),
+        (PROMPT, {"prompt": "fox " * 20, "echo": True, "logprobs": 1}, "echo"),
         (PROMPT, {"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
         (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         (CHAT, {"chat_template_kwargs": 1}, "chat_template_kwargs"),
@@ -207,11 +215,36 @@ def test_a_thought_before_an_answer_is_not_a_part_of_it():
     assert turns[2] == Turn("user", "Sure?")
 
 
+def written(value):
+    """A default or a value that switches a field off, as the guide has it."""
+    return json.dumps(value).replace("null", "")
+
+
+def rows():
+    """The table of fields in Markdown."""
+    yield "| field | value | default | off | other names | above the range |"
+    yield "|---|---|---|---|---|---|"
+    for field in request_fields.TABLE:
+        only = {None: "", True: " (chat)", False: " (completion)"}[field.chat]
+        kind = "text or a list" if field.kind is object else request_fields.TYPES[field.kind]
+        value = f"{kind} {field.range.partition(',')[0]}".strip()
+        off = ", ".join(map(written, field.off))
+        names = ", ".join(f"`{name}`" for name in field.names)
+        above = "as much as fits" if field.clamps else "refused" if field.range else ""
+        default = written(field.default)
+        yield f"| `{field.name}`{only} | {value} | {default} | {off} | {names} | {above} |"
+
+
+def test_the_guide_has_the_table_of_fields():
+    assert "\n".join(rows()) + "\n" in text_of("serving")
+
+
 # --- prompts ---
 
 
-@pytest.mark.parametrize("count", [33, 256])
+@pytest.mark.parametrize("count", [33, 300])
 def test_many_prompts_at_an_idle_server_are_answered(client, count):
+    client.timeout = 600  # on a busy machine
     found = asking(client, PROMPT, prompt=["fox"] * count, max_tokens=2).json()
     assert [choice["index"] for choice in found["choices"]] == list(range(count))
     assert found["usage"] == {
@@ -221,11 +254,46 @@ def test_many_prompts_at_an_idle_server_are_answered(client, count):
     }
 
 
+@pytest.mark.parametrize("body", [PROMPT, CHAT], ids=["completion", "chat"])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"repetition_penalty": 1.5}, {"repeat_penalty": 1.5}),
+        ({"repetition_penalty": 1.5}, {"rep_pen": 1.5, "repetition_penalty": 1.5}),
+        ({"stop": ["o"]}, {"stop_sequences": "o"}),
+        ({"stop": ["o"]}, {"stopping_strings": ["o", ""]}),
+        ({"seed": 7, "temperature": 1}, {"random_seed": 7, "temperature": 1.0}),
+        ({"top_k": 10**9, "temperature": 1, "seed": 1}, {"temperature": 1, "seed": 1}),
+        ({"top_k": 0, "temperature": 1, "seed": 1}, {"temperature": 1, "seed": 1}),
+        ({"top_p": 0, "temperature": 1, "seed": 1}, {"top_p": 1, "temperature": 1, "seed": 1}),
+    ],
+)
+def test_other_names_and_values_that_mean_the_same_give_the_same(client, body, one, other):
+    found = [asking(client, body, max_tokens=8, **fields) for fields in (one, other)]
+    assert [answer.status_code for answer in found] == [200, 200], found[1].text
+    assert found[0].json()["choices"] == found[1].json()["choices"]
+
+
+def test_other_names_have_an_effect(client):
+    plain = asking(client, PROMPT, max_tokens=8).json()["choices"][0]["text"]
+    assert (
+        asking(client, PROMPT, max_tokens=8, repeat_penalty=50).json()["choices"][0]["text"]
+        != plain
+    )
+    ended = asking(client, PROMPT, max_tokens=8, stop_sequences=[plain[3]]).json()["choices"][0]
+    assert ended["text"] == plain[: plain.index(plain[3])]
+
+
+def test_names_of_one_thing_may_not_contradict_each_other(client):
+    answer = asking(client, PROMPT, repetition_penalty=1.1, repeat_penalty=1.2)
+    refused(answer, "contradicts repetition_penalty; send one of them", "repeat_penalty")
+
+
 def test_too_many_prompts_are_counted_before_they_are_encoded(client, monkeypatch):
     monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("a prompt was encoded"))
-    for prompt in (["fox"] * 100_000, [[1]] * 257):
-        words = f"{len(prompt):,} prompts, of which at most 256"
-        refused(asking(client, PROMPT, prompt=prompt), words, "prompt")
+    for prompt, n in ((["fox"] * 100_000, 1), ([[1]] * 40_000, 2)):
+        words = f"{len(prompt):,} prompts are too many for one request"
+        refused(asking(client, PROMPT, prompt=prompt, n=n), words, "prompt")
 
 
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(client, monkeypatch):
@@ -247,7 +315,7 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_read(client, monkeypa
     monkeypatch.setattr(request_fields.json, "loads", lambda *_, **__: fail("the body was read"))
     body = b'{"model":"text","prompt":[' + b"[]," * 1_000_000 + b"[]]}"
     answer = client.post("/v1/completions", content=body)
-    assert answer.status_code == 413 and "131,072 values" in answer.text
+    assert answer.status_code == 413 and "1,048,576 values" in answer.text
 
 
 @pytest.mark.parametrize("name", ["messages", "prompt"])
@@ -317,10 +385,15 @@ def say(monkeypatch, ids):
     monkeypatch.setattr("smallmind.writing.decoder.choose_each", lambda *_: [next(writing)])
 
 
+def all_choices(text, streams):
+    """The choices of an answer, or of all its events."""
+    lines = [line[6:] for line in text.split("\n\n")[:-2]] if streams else [text]
+    return [choice for line in lines for choice in json.loads(line)["choices"]]
+
+
 def choices_in(text, streams):
     """The first choice of an answer, or of each of its events."""
-    lines = [line[6:] for line in text.split("\n\n")[:-2]] if streams else [text]
-    return [json.loads(line)["choices"][0] for line in lines]
+    return [choice for choice in all_choices(text, streams) if choice["index"] == 0]
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -401,7 +474,9 @@ def test_nothing_is_shown_of_a_character_that_the_last_token_leaves_unfinished(
 def test_a_lead_of_several_tokens_is_not_shown(answer, expected):
     tokenizer = Tokenizer(kind="byte")
     loaded = SimpleNamespace(tokenizer=tokenizer)
-    shown = _Shown(SimpleNamespace(lead="<think>\n", loaded=loaded, top=0, begun=[]))
+    shown = _Shown(
+        SimpleNamespace(lead="<think>\n", loaded=loaded, top=0, begun=[], echo=[], thinking=None)
+    )
     text = SimpleNamespace(ended="length", tokens=[])
     found, spelled = "", b""
     for i, token in enumerate(tokenizer.encode(answer).tolist()):
@@ -431,6 +506,55 @@ def test_offsets_are_those_of_the_text_also_in_a_stream(spoken, monkeypatch):
     assert found[0] == expected
 
 
+@pytest.mark.parametrize("count", [0, 1, 5])
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_echo_has_the_likelihoods_of_the_prompt(client, models, count, streams):
+    model, tokenizer = smallmind.load(models[0])
+    prompts = [tokenizer.encode(text).tolist() for text in ("The quick fox", "A dog", "Q")]
+    body = {"max_tokens": count, "logprobs": 2, "echo": True, "prompt": prompts, "n": 2}
+    answer = asking(client, PROMPT, **body, stream=streams)
+    assert answer.status_code == 200, answer.text
+    plain = asking(client, PROMPT, **{**body, "echo": False}).json()["choices"]
+    for i in range(6):
+        own = [each for each in all_choices(answer.text, streams) if each["index"] == i]
+        ids, text = prompts[i // 2], "".join(each["text"] for each in own)
+        assert text == tokenizer.decode(ids) + plain[i]["text"]
+        assert own[-1]["finish_reason"] == "length"
+        found = {
+            name: [x for each in own for x in each["logprobs"][name]]
+            for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset", "ids")
+        }
+        assert found["ids"] == ids + plain[i]["logprobs"]["ids"]
+        assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
+        array = np.array([ids], np.int32)
+        losses = model.losses(array[:, :-1], array[:, 1:])[0] if len(ids) > 1 else []
+        assert found["token_logprobs"][1 : len(ids)] == pytest.approx(-np.array(losses), abs=1e-5)
+        assert found["token_logprobs"][len(ids) :] == plain[i]["logprobs"]["token_logprobs"]
+        for top in found["top_logprobs"][1:]:
+            assert len(top) == 2
+        places = zip(found["tokens"], found["text_offset"], strict=True)
+        assert all(text[offset:].startswith(token) for token, offset in places)
+
+
+def test_an_echo_without_probabilities_is_the_text(client):
+    plain = asking(client, PROMPT, max_tokens=4).json()["choices"][0]["text"]
+    choice = asking(client, PROMPT, max_tokens=4, echo=True).json()["choices"][0]
+    assert choice["text"] == "fox" + plain and choice["logprobs"] is None
+
+
+def test_the_token_that_ends_an_echo_is_counted(spoken, monkeypatch):
+    """Clients take the last token for the one that was written, and leave it out."""
+    client, tokenizers = spoken
+    tokenizer = tokenizers["chat"]
+    say(monkeypatch, tokenizer.ends)
+    body = {"model": "chat", "prompt": "it", "echo": True, "logprobs": 1, "max_tokens": 1}
+    choice = client.post("/v1/completions", json=body).json()["choices"][0]
+    assert choice["text"] == "it" and choice["finish_reason"] == "stop"
+    count = len(tokenizer.prompt("it"))
+    assert len(choice["logprobs"]["token_logprobs"]) == count + 1
+    assert choice["logprobs"]["text_offset"][-1] == 2
+
+
 # --- variables of the template ---
 
 JINJA = (
@@ -440,15 +564,94 @@ JINJA = (
 )
 
 
-def test_variables_of_a_client_reach_the_template(tmp_path, monkeypatch):
+def test_variables_of_a_client_and_of_the_server_reach_the_template(tmp_path):
     pytest.importorskip("jinja2")
     tokenizer = Tokenizer(kind="byte").with_special(["<|im_start|>", "<|im_end|>"])
     published = {"tokenizer_config.json": {"chat_template": JINJA}}
     path = saved_model(tmp_path / "chat.safetensors", tokenizer=tokenizer.with_published(published))
-    with talking([path]) as (client, _):
-        counts = []
-        for variables in (None, {}, {"enable_thinking": True}, {"enable_thinking": False}):
-            answer = asking(client, CHAT, chat_template_kwargs=variables, max_tokens=1)
-            assert answer.status_code == 200, answer.text
-            counts.append(answer.json()["usage"]["prompt_tokens"])
-    assert counts == [counts[0]] * 3 + [counts[0] + 2]
+    thinks, does_not = {"enable_thinking": True}, {"enable_thinking": False}
+    cases = [
+        ({}, 0),
+        ({"chat_template_kwargs": None}, 0),
+        ({"chat_template_kwargs": {}, "enable_thinking": None}, 0),
+        ({"chat_template_kwargs": thinks}, 0),
+        ({"chat_template_kwargs": does_not}, 2),
+        (thinks, 0),
+        (does_not, 2),
+        ({"think": False}, 2),
+    ]
+    for served in ({}, thinks, does_not):
+        with talking([path], template_args=served) as (client, _):
+            counts = []
+            for fields, _ in cases:
+                answer = asking(client, CHAT, **fields, max_tokens=1)
+                assert answer.status_code == 200, answer.text
+                counts.append(answer.json()["usage"]["prompt_tokens"])
+        least = min(counts)
+        usual = 2 if served == does_not else 0
+        expected = [more if i > 2 else usual for i, (_, more) in enumerate(cases)]
+        assert [count - least for count in counts] == expected
+
+
+# As Qwen3's: https://huggingface.co/Qwen/Qwen3-0.6B/blob/main/tokenizer_config.json
+THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>\n"
+    "{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
+    "{% endif %}{% endif %}"
+)
+OPENS = THINKS.replace("\n\n</think>\n\n{% endif %}", "\n{% endif %}")  # within a thought
+ANSWERED = [
+    ("<think>\nthree fours\n</think>\n\n12", {}, "three fours", "12"),
+    ("\n<think>a <b</think>12 </think>", {}, "a <b", "12 </think>"),
+    ("<think>\n\n</think>\n\n12\n", {}, None, "12\n"),
+    ("<think>\nnot yet", {}, "not yet", ""),
+    ("<thin ice", {}, None, "<thin ice"),
+    ("12 <think>no</think>", {}, None, "12 <think>no</think>"),
+    ("12", {"enable_thinking": False}, None, "12"),
+    ("so\n</think>\n12", {"enable_thinking": False, "model": "opens"}, "so", "12"),
+]
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory):
+    """A server with models whose templates have marks for thoughts."""
+    pytest.importorskip("jinja2")
+    folder, paths = tmp_path_factory.mktemp("thinking"), []
+    for name, template in (("thinks", THINKS), ("opens", OPENS)):
+        tokenizer = Tokenizer(kind="byte").with_special(["<|im_start|>", "<|im_end|>"])
+        published = {"tokenizer_config.json": {"chat_template": template}}
+        tokenizer = tokenizer.with_published(published)
+        paths.append(saved_model(folder / f"{name}.safetensors", False, 256, tokenizer))
+    with talking(paths) as (client, _):
+        yield client, tokenizer
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(("answer", "fields", "thought", "said"), ANSWERED)
+def test_what_a_model_thinks_is_not_in_what_it_says(
+    thinking, monkeypatch, streams, answer, fields, thought, said
+):
+    client, tokenizer = thinking
+    ids = tokenizer.encode(answer).tolist()
+    say(monkeypatch, ids)
+    body = {"model": "thinks", "messages": CHAT["messages"], "max_tokens": len(ids), **fields}
+    found = client.post("/v1/chat/completions", json={**body, "stream": streams})
+    assert found.status_code == 200, found.text
+    messages = [one.get("delta") or one.get("message") for one in choices_in(found.text, streams)]
+    messages = [message for message in messages if message]
+    assert "".join(message.get("content") for message in messages) == said
+    thoughts = [message.get("reasoning_content") for message in messages]
+    assert "".join(filter(None, thoughts)) == (thought or "")
+    assert thought or thoughts == [None] * len(thoughts)
+
+
+def test_an_answer_that_is_continued_within_its_thought_goes_on_thinking(thinking, monkeypatch):
+    client, tokenizer = thinking
+    begun, rest = (tokenizer.encode(text).tolist() for text in ("<think>\nwell", " yes</think>No"))
+    say(monkeypatch, rest)
+    body = {"model": "thinks", "messages": CHAT["messages"], "max_tokens": len(rest)}
+    found = client.post("/v1/chat/completions", json={**body, "prefix_tokens": begun}).json()
+    message = found["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (" yes", "No")

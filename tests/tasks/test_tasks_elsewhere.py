@@ -175,3 +175,37 @@ def test_lm_eval_ends_in_one_line_at_a_character_that_the_model_does_not_know(ta
     last = result.stderr.splitlines()[-1]
     assert last.startswith("smallmind: the model has never seen the character '\u4e2d'")
     assert "--tokenizer bpe or byte" in last
+
+
+@pytest.mark.filterwarnings("default")  # of lm_eval and what it needs
+def test_lm_eval_finds_the_same_over_http(models, tasks, monkeypatch, tmp_path):
+    pytest.importorskip("lm_eval")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    from smallmind.tasks.lm_eval import SmallmindLM
+    from tests.serve.conftest import serving
+
+    path, exported = models
+    ours, ours_given = responses(SmallmindLM(str(path)), tasks)
+    with serving([path], precision="float32") as (address, _):
+        model = LocalCompletionsAPI(
+            model=path.name,
+            base_url=f"{address}/v1/completions",
+            tokenizer=str(exported),
+            tokenizer_backend="huggingface",
+            max_length=66,  # it takes one less: the context and the token after it
+            batch_size=7,
+        )
+        theirs, theirs_given = responses(model, tasks)
+    for name in TASKS:
+        for metric, value in ours[name].items():
+            if isinstance(value, float):
+                assert theirs[name][metric] == pytest.approx(value, rel=1e-4), (name, metric)
+    assert theirs_given["sm_written"] == ours_given["sm_written"]
+    for name in ("sm_pairs", "sm_choices"):
+        for one, other in zip(ours_given[name], theirs_given[name], strict=True):
+            found = [[float(value) for value, _ in each] for each in (one, other)]
+            np.testing.assert_allclose(found[0], found[1], atol=NEAR * 10)
+            assert [bool(greedy) for _, greedy in one] == [bool(greedy) for _, greedy in other]
