@@ -76,8 +76,8 @@ def add_text(parser: argparse.ArgumentParser, count: str, more: str = "") -> Non
         nargs=count,
         default=argparse.SUPPRESS,
         metavar="TEXT",
-        help="files with text in them (also .jsonl, .csv, .html, .epub, .docx, .zip ...), folders "
-        f"or patterns{more}",
+        help="files with text in them (also .jsonl, .csv, .html, .epub, .zip ...), folders or "
+        f"patterns{more}",
     )
 
 

@@ -126,8 +126,8 @@ class Corpus:
             self.report = reading.report(self._skipped, self._notes)
 
     def _reading(self, size: int) -> Reading:
-        settings = self.field, self.encoding, self._limits, size, self._decodable, self.chat
-        return Reading(*settings, self.reads_generated, self.assistant)
+        how = self.field, self.encoding, self._limits, size, self._decodable
+        return Reading(*how, self.chat, self.reads_generated, self.assistant)
 
     @property
     def about_characters(self) -> int:

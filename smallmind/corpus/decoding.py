@@ -66,14 +66,23 @@ def _decode(entry: Entry, stream: Stream, declared: re.Pattern[bytes] | None) ->
         try:
             text = decoder.decode(block, not block)
         except UnicodeError as error:
-            around = before + block + stream.read(entry.reading.limits.piece)
+            around = _around(error, before, block, stream)
             raise _undecodable(entry, encoding, error, block, offset, around) from None
         if "\0" in text and not entry.is_named:
             raise Unusable(entry.name, "is binary: it has zero bytes", "leave it out")
         if text:
             yield text
         offset += len(block)
-        before = block
+        before = (before + block)[-HEAD_BYTES:]
+
+
+def _around(error: UnicodeError, before: bytes, block: bytes, stream: Stream) -> bytes:
+    """Returns the bytes on both sides of an error, the same however the stream was read."""
+    place = len(before)
+    if isinstance(error, UnicodeDecodeError):  # the rest of the previous block precedes this one
+        place += len(block) - len(error.object) + error.start
+    data = before + block + stream.read(HEAD_BYTES)
+    return data[max(0, place - HEAD_BYTES) : place + HEAD_BYTES]
 
 
 def _blocks(head: bytes, stream: Stream, size: int) -> Iterator[bytes]:

@@ -112,8 +112,7 @@ class Entry:
         self, file: str, open: Callable[[], Stream], beside: "Callable[[str], Entry | None]"
     ) -> "Entry":
         """Returns a file in this archive."""
-        name = f"{self.name}: {file}"
-        return Entry(name, file, open, self.reading, False, None, beside=beside)
+        return Entry(f"{self.name}: {file}", file, open, self.reading, False, None, beside=beside)
 
 
 Reader = Callable[[Entry], Iterator[Piece]]
@@ -132,10 +131,10 @@ def read(entry: Entry) -> Iterator[Piece]:
     has_records = suffix in (*RECORD_SUFFIXES, *PACKED_SUFFIXES)
     if entry.reading.is_glance and not has_records and not _may_be_chat(entry):
         return
-    name, entry = _reader_of(entry)
-    if entry.reading.is_glance and not has_records and name != WHATSAPP:
+    kind, entry = _reader_of(entry)
+    if entry.reading.is_glance and not has_records and kind != WHATSAPP:
         return
-    reader: Reader = parts.load(parts.READERS, name)
+    reader: Reader = parts.load(parts.READERS, kind)
     entry.reading.kind, entry.reading.is_new = suffix, True
     left_out, skipped = entry.reading.left_out, len(entry.reading.skipped)
     pieces = reader(entry)

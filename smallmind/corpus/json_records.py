@@ -11,12 +11,14 @@ from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece
-from smallmind.corpus.json_values import DECODER, DuplicateKey, parsed, refusing_depth
+from smallmind.corpus.json_values import DECODER, DuplicateKey, parsed
 from smallmind.corpus.reading import Unusable, shown
 from smallmind.corpus.records import Records, lines, too_long
 from smallmind.corpus.shapes import ONLY_VALUE, Row
 
-SPACES = re.compile(r"[ \t\n\r]*")
+# Before the first element of an array and before others, after the last, and an array without any.
+FIRST, NEXT = re.compile(r"[ \t\n\r]*\[[ \t\n\r]*"), re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
+END, EMPTY = re.compile(r"[ \t\n\r]*\][ \t\n\r]*"), re.compile(r"[ \t\n\r]*\[\s*\]\s*")
 OPENERS = tuple('{["')  # that lines of JSON begin with
 
 
@@ -39,13 +41,16 @@ def json_lines(entry: Entry) -> Iterator[Row]:
         try:
             value = parsed(line)
         except ValueError as error:
+            if number == 1 and line.lstrip().startswith("["):
+                yield from json_elements(entry)  # an array over several lines
+                return
             advice = "correct or remove that line"
             raise Unusable(entry.name, _problem(error), advice, where) from None
         yield value, where
 
 
 def json_elements(entry: Entry) -> Iterator[Row]:
-    """Yields the elements of an array, or the only value, or else the value of each line.
+    """Yields the elements of an array as they come, or the only value, or the value of each line.
 
     Unusable if it is not JSON, InputError if it is too large.
     """
@@ -53,98 +58,30 @@ def json_elements(entry: Entry) -> Iterator[Row]:
         entry.reading.note("read JSON with one value per line")
         yield from json_lines(entry)
         return
+    text, number, wanted, before = "", 0, 0, FIRST
     with closing(decoded(entry)) as chunks:
-        text = _Text(entry, chunks)
-        if text.next() == "[":
-            yield from _elements(text)
-            return
-    yield _whole(entry), ONLY_VALUE
-
-
-class _Text:
-    """The rest of a text whose beginning was read: as much of it as is needed at once."""
-
-    def __init__(self, entry: Entry, chunks: Iterator[str]) -> None:
-        self._entry, self._chunks = entry, chunks
-        self._line, self._column = 1, 0  # of the text that follows
-        self.text, self.at = "", 0
-
-    def grow(self) -> bool:
-        """Drops what was read, and doubles what is held of the rest. False if there is no more."""
-        self._line, self._column = self._place(self.at)
-        held = [self.text[self.at :]]
-        self.at, length = 0, len(held[0])
-        if length > self._entry.reading.limits.record:
-            raise too_long(self._entry, f"a value in line {self._line:,}")
-        wanted, before = 2 * length + 1, length
-        while length < wanted and (chunk := next(self._chunks, "")):
-            held.append(chunk)
-            length += len(chunk)
-        self.text = "".join(held)
-        return length > before
-
-    def _place(self, at: int) -> tuple[int, int]:
-        """Returns the line and the column of a position, which count from 1 and 0."""
-        newlines = self.text.count("\n", 0, at)
-        start = self.text.rfind("\n", 0, at) + 1
-        return self._line + newlines, at - start + (0 if newlines else self._column)
-
-    def next(self) -> str:
-        """Returns the next character that is not a space; "" at the end."""
-        while True:
-            spaces = SPACES.match(self.text, self.at)
-            self.at = spaces.end() if spaces else self.at
-            if self.at < len(self.text):
-                return self.text[self.at]
-            if not self.grow():
-                return ""
-
-    def value(self) -> Any:
-        """Returns the next value. Unusable if it is malformed."""
-        while True:
-            try:
-                value, end = refusing_depth(DECODER.raw_decode, self.text, self.at)
-            except json.JSONDecodeError as error:
-                is_cut = error.msg.startswith("Unterminated") or error.pos + 64 > len(self.text)
-                wrong = self.wrong(error)  # in terms of the text before it grows
-                if not is_cut or not self.grow():
-                    raise wrong from None
-            except ValueError as error:
-                raise self.wrong(error) from None
-            else:
-                if end < len(self.text):
-                    self.at = end
-                    return value
-                if not self.grow():  # else a number may go on
-                    self.at = len(self.text)
-                    return value
-
-    def wrong(self, error: ValueError) -> Unusable:
-        """Returns the error for what is not JSON."""
-        reason = _problem(error)
-        if isinstance(error, json.JSONDecodeError):
-            line, column = self._place(error.pos)
-            at = json.JSONDecodeError(error.msg, " " * column, column)
-            reason = f"{_problem(at)} of line {line:,}"
-        return Unusable(self._entry.name, reason, "correct it, or leave it out")
-
-
-def _elements(text: _Text) -> Iterator[Row]:
-    """Yields the elements of an array, one at a time: it may be larger than memory."""
-    mark, number = "[", 0
-    while mark != "]":
-        text.at += 1
-        if number or text.next() != "]":
-            number += 1
-            text.next()
-            activity.tick()
-            yield text.value(), f"element {number:,}"
-        mark = text.next()
-        if mark not in ("]", ",") or not mark:
-            raise text.wrong(json.JSONDecodeError("Expecting ',' delimiter", text.text, text.at))
-    text.at += 1
-    if text.next():
-        raise text.wrong(json.JSONDecodeError("Extra data", text.text, text.at))
+        for chunk in itertools.chain(chunks, [""]):
+            text, at = text + chunk, 0
+            if text.lstrip()[:1] not in ("[", "") and not number:
+                break
+            if len(text) <= wanted and chunk:  # a long element is not tried too often
+                continue
+            while found := before.match(text, at):
+                try:
+                    value, end = DECODER.raw_decode(text, found.end())
+                except (ValueError, RecursionError):
+                    break
+                if end == len(text):  # a number may go on
+                    break
+                at, number, before = end, number + 1, NEXT
+                activity.tick()
+                yield value, f"element {number:,}"
+            text = text[at:]
+            wanted = 2 * len(text)
+            if len(text) > entry.reading.limits.record:
+                raise too_long(entry, f"element {number + 1:,}")
+    if not (END if number else EMPTY).fullmatch(text):
+        yield _whole(entry), ONLY_VALUE  # or it says what is wrong in an array
 
 
 def _has_lines(entry: Entry) -> bool:

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 
@@ -31,25 +30,16 @@ def parsed(text: str) -> Any:
 
     ValueError if it is malformed or nested too deeply, DuplicateKey if it is ambiguous.
     """
-    return refusing_depth(_parsed, text)
-
-
-def refusing_depth(parse: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a parser. ValueError for what is nested too deeply."""
     try:
-        return parse(*arguments)
+        try:
+            value, end = DECODER.raw_decode(text)
+            if end == len(text) or text[end:].isspace():
+                return value
+        except json.JSONDecodeError:  # spaces may be before the value
+            pass
+        return DECODER.decode(text.rstrip("\r\n"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-
-
-def _parsed(text: str) -> Any:
-    try:
-        value, end = DECODER.raw_decode(text)
-        if end == len(text) or text[end:].isspace():
-            return value
-    except json.JSONDecodeError:  # spaces may be before the value
-        pass
-    return DECODER.decode(text.rstrip("\r\n"))
 
 
 def finite(digits: str) -> Number | None:

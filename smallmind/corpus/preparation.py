@@ -184,8 +184,8 @@ def identity(
         "encoding": corpus.encoding,
         "shard_tokens": shard_tokens,
         **({} if corpus.chat is None else {"chat": corpus.chat}),
-        **({} if corpus.assistant is None else {"assistant": corpus.assistant}),
         **({} if corpus.reads_generated else {"generated": False}),
+        **({} if corpus.assistant is None else {"assistant": corpus.assistant}),
         **encoding.described(),
     }
 

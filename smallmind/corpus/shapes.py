@@ -70,27 +70,36 @@ class Unfolded:
 
     def has(self, record: object) -> bool:
         """Returns True if a record of a table has one of the shapes."""
-        return any(
-            shape.read(
-                _renamed(record, names) if shape.joins is None else [_renamed(record, names)]
-            )
-            for shape, names in self._matches(record, "")
-        )
+        matches = ((x, _fields(record, names)) for x, names in self._matches(record, ""))
+        return any(x.read(found if x.joins is None else [found]) for x, found in matches)
 
     def rows(self, rows: Iterable[Row]) -> Iterator[Row]:
         """Yields the records that rows hold."""
-        for joined, same in itertools.groupby(rows, self._joined):
-            found = None
-            if joined is not None:
-                shape, names, _ = joined
-                together = list(same)
-                found = shape.read([_renamed(record, names) for record, _ in together])
-                same = iter(together)
-            if joined is not None and found is not None:
-                self._reading.note(f"read {joined[0].words}")
-                same = iter([(record, together[0][1]) for record in found])
-            for record, where in same:
-                yield from self._unfold(record, where)
+        common, together = None, list[Row]()  # neighbours that are read as a list
+        for row in rows:
+            joined = self._joined(row)
+            if common and joined != common:
+                yield from self._together(*common, together)
+                together = []
+            common = joined
+            if joined:
+                together.append(row)
+            else:
+                yield from self._unfold(*row)
+            del row  # which may be large, while the next one is read
+        if common:
+            yield from self._together(*common, together)
+
+    def _together(
+        self, shape: Shape, names: dict[str, str], _: object, rows: list[Row]
+    ) -> Iterator[Row]:
+        """Yields the records that neighbours hold together, or each by itself."""
+        found = shape.read([_renamed(record, names) for record, _ in rows])
+        if found is not None:
+            self._reading.note(f"read {shape.words}")
+            rows = [(record, rows[0][1]) for record in found]
+        for record, where in rows:
+            yield from self._unfold(record, where)
 
     def _joined(self, row: Row) -> tuple[Shape, dict[str, str], object] | None:
         """Returns what a row has in common with its neighbours, if they are read together."""
@@ -192,12 +201,11 @@ def _frame(fields: dict[str, Any]) -> list[Any] | None:
 
 
 def _split_frame(fields: dict[str, Any]) -> list[Any] | None:
-    columns, rows = fields["columns"], fields["data"]
-    if not (isinstance(columns, list) and isinstance(rows, list)):
+    names, rows = fields["columns"], fields["data"]
+    if not isinstance(names, list) or not isinstance(rows, list):
         return None
-    if not all(isinstance(row, list) and len(row) == len(columns) for row in rows):
-        return None
-    return [dict(zip(map(str, columns), row, strict=True)) for row in rows]
+    is_frame = all(isinstance(row, list) and len(row) == len(names) for row in rows)
+    return [dict(zip(names, row, strict=True)) for row in rows] if is_frame else None
 
 
 def _values(fields: dict[str, Any]) -> list[Any] | None:
@@ -233,50 +241,39 @@ def _first_answer(fields: dict[str, Any]) -> list[Any] | None:
     return [{**asked, "answer": answer}] if isinstance(answer, str) else None
 
 
-def _alternating(fields: dict[str, Any]) -> list[Any] | None:
+def _conversation(messages: Iterable[Any]) -> list[Any]:
+    return [{"messages": list(messages)}]
+
+
+def _alternating(said: Any) -> list[Any] | None:
     """["question", "answer", "question", "answer"] -> messages."""
-    (said,) = fields.values()
     if not (isinstance(said, list) and len(said) > 1 and all(isinstance(x, str) for x in said)):
         return None
     roles = (USER, ASSISTANT)
     return _conversation({"role": roles[i % 2], "content": text} for i, text in enumerate(said))
 
 
-def _conversation(messages: Iterable[Any]) -> list[Any]:
-    return [{"messages": list(messages)}]
-
-
-def _listed(fields: dict[str, Any]) -> list[Any] | None:
-    return _conversation(fields[LIST]) if _are_turns(fields[LIST]) else None
-
-
-def _paired(fields: dict[str, Any]) -> list[Any] | None:
+def _paired(pairs: Any) -> list[Any] | None:
     """[{"input": "question", "output": "answer"}] -> messages."""
-    (pairs,) = fields.values()
-    first = pairs[0] if isinstance(pairs, list) and pairs else None
-    names = next((p for p in PAIRS if isinstance(first, dict) and first.keys() >= set(p)), None)
-    if names is None or not all(isinstance(x, dict) and x.keys() >= set(names) for x in pairs):
+    if not isinstance(pairs, list) or not all(isinstance(pair, dict) for pair in pairs):
         return None
-    roles = dict(zip(names, (USER, ASSISTANT), strict=True))
-    return _conversation(
-        {"role": role, "content": pair[name]} for pair in pairs for name, role in roles.items()
-    )
+    for names in PAIRS:
+        if pairs and all(pair.keys() >= set(names) for pair in pairs):
+            return _alternating([pair[name] for pair in pairs for name in names])
+    return None
 
 
 def _best_path(root: Any, replies: Callable[[Any], Any]) -> Iterator[dict[str, Any]]:
     """Yields the messages from the root of a tree, each time by the reply of the best rank."""
     while isinstance(root, dict):
         yield {"role": root.get("role"), "content": root.get("text")}
-        found = [x for x in replies(root) or () if isinstance(x, dict) and not _is_deleted(x)]
-        root = min(found, key=_rank, default=None)
+        found = [x for x in replies(root) or () if isinstance(x, dict)]
+        kept = [x for x in found if str(x.get("deleted")).casefold() != "true"]  # as tables have it
+        root = min(kept, key=_order, default=None)
 
 
-def _is_deleted(message: dict[str, Any]) -> bool:
-    return str(message.get("deleted")).casefold() == "true"  # a table has it as a text
-
-
-def _rank(message: dict[str, Any]) -> float:
-    """Returns the rank of a reply, of which 0 is the best: the last for one without."""
+def _order(message: dict[str, Any]) -> float:
+    """Returns the rank of a reply, of which 0 is the best, or more than any for one without."""
     try:
         return float(message["rank"])
     except (KeyError, TypeError, ValueError):
@@ -284,9 +281,8 @@ def _rank(message: dict[str, Any]) -> float:
 
 
 def _tree(fields: dict[str, Any]) -> list[Any] | None:
-    if not isinstance(fields["prompt"], dict) or "text" not in fields["prompt"]:
-        return None
-    return _conversation(_best_path(fields["prompt"], lambda node: node.get("replies")))
+    path = _best_path(fields["prompt"], lambda node: node.get("replies"))
+    return _conversation(path) if isinstance(fields["prompt"], dict) else None
 
 
 def _tree_rows(rows: list[dict[str, Any]]) -> list[Any] | None:
@@ -356,17 +352,15 @@ def _contents(fields: dict[str, Any]) -> list[Any] | None:
 
 
 def _part(part: Any) -> Any:
-    if not isinstance(part, dict) or "text" not in part:
-        return {"type": next(iter(part), "?") if isinstance(part, dict) else "?"}
+    part = part if isinstance(part, dict) and part else {"?": None}
     kind = "thinking" if part.get("thought") else "text"
-    return {"type": kind, kind: part["text"]}
+    return {"type": kind, kind: part["text"]} if "text" in part else {"type": next(iter(part))}
 
 
 def _langchain(messages: Any) -> list[Any] | None:
     """Messages that LangChain has written, as fields or in `data` or `kwargs` -> with roles."""
-    if not isinstance(messages, list) or not messages or not isinstance(messages[0], dict):
-        return None
-    if "type" not in messages[0] or _role(messages[0]):
+    first = messages[0] if isinstance(messages, list) and messages else None
+    if not isinstance(first, dict) or "type" not in first or _role(first):
         return None
     if not all(isinstance(message, dict) for message in messages):
         return None
@@ -395,9 +389,9 @@ SHAPES = (
     Shape(
         "lists of texts as questions and answers",
         f"data|dialog|dialogue|utterances|conversation|conversations {PLAIN}",
-        _alternating,
+        lambda x: _alternating(x["data"]),
     ),
-    Shape("pairs as conversations", f"conversation|conversations|dialog|dialogue {PLAIN}", _paired),
+    Shape("pairs as conversations", f"{TURNS}|dialog|dialogue", lambda x: _paired(x["messages"])),
     # https://github.com/LAION-AI/Open-Assistant/tree/main/oasst-data
     Shape("the replies of the best rank", "prompt message_tree_id", _tree),
     Shape(
@@ -418,7 +412,11 @@ SHAPES = (
     Shape("the messages of LangChain", TURNS, lambda x: _langchain(x["messages"])),
     Shape("the messages of LangChain", LIST, lambda x: _langchain(x[LIST])),
     Shape("the messages of LangChain", "type data|kwargs|content", _langchain, joins=""),
-    Shape("a list of messages as a conversation", LIST, _listed),
+    Shape(
+        "a list of messages as a conversation",
+        LIST,
+        lambda x: _conversation(x[LIST]) if _are_turns(x[LIST]) else None,
+    ),
     Shape(
         "a message per row",
         "conversation_id|dialogue_id|session_id|thread_id role|from content|value|text",
@@ -426,6 +424,7 @@ SHAPES = (
         joins="conversation_id",
     ),
     Shape("a message per row", "role|from content|value !text", _message_rows, joins=""),
+    Shape("the records in a list", LIST, lambda x: _records({"": x[LIST]}), is_chat=False),
     Shape("the records in a list", f"{CONTAINERS} {PLAIN}", _records, is_chat=False),
 )
 # All names of fields in the table, of which a record may need none but one.

@@ -35,11 +35,11 @@ MARKS = {
     b"\xfe\xff": "UTF-16",
 }
 HTML, NOTEBOOK, WHATSAPP = "a page of HTML", "a Jupyter notebook", "a chat of WhatsApp"
+STAMP = rb"\d{1,4}[./-] ?\d{1,2}[./-] ?\d{1,4}[^\d\n]{1,16}\d{1,2}[:.]\d\d"  # day and minute
 PDF = "a PDF document"
 MHTML = "a web archive (MHTML) or a mail with several parts"
 # The formats below whose text can be read: the suffixes of their readers.
 TEXT_OF = {HTML: ".html", NOTEBOOK: ".ipynb", PDF: ".pdf", MHTML: ".mhtml"}
-STAMP = rb"\d{1,4}[./-] ?\d{1,2}[./-] ?\d{1,4}[^\d\n]{1,16}\d{1,2}[:.]\d\d"  # day and minute
 # These formats may be valid UTF-8, and would pass for plain text: pattern, kind, command.
 TEXTUAL = (
     (rb"version https://git-lfs\.github\.com/", "a pointer of Git LFS", "git lfs pull"),
@@ -65,7 +65,7 @@ TEXTUAL = (
 ANY_TEXTUAL = re.compile(b"|".join(each[0] for each in TEXTUAL), re.IGNORECASE | re.DOTALL)
 ASCII = bytes(range(0x80))
 CONTROLS = bytes({*range(0x20)} - {*b"\t\n\f\r\x1b"})
-MIN_CONTROLS = 0.01  # share of the bytes, in UTF-16 or what is no text
+MIN_CONTROLS, FEW_BYTES = 0.2, 16  # share of the bytes, in UTF-16 of at least so many bytes
 MIN_VALID_SHARE = 0.9  # share of the bytes above ASCII, in a damaged UTF-8 text
 
 
@@ -164,7 +164,8 @@ def unmarked_utf16(data: bytes) -> str | None:
 
 def _has_controls(data: bytes) -> bool:
     sample = data[:4096]
-    return len(sample.translate(None, delete=CONTROLS)) < (1 - MIN_CONTROLS) * len(sample)
+    others = len(sample.translate(None, delete=CONTROLS))
+    return len(sample) >= FEW_BYTES and others < (1 - MIN_CONTROLS) * len(sample)
 
 
 def _format(data: bytes) -> tuple[str, str] | None:

@@ -250,6 +250,13 @@ def test_files_that_hold_records(tmp_path, form):
         )
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.json"])
+def test_an_array_may_have_the_name_of_lines(tmp_path, name, indent):
+    records = [{"text": "a"}, {"text": "b"}]
+    assert documents(written(tmp_path / name, json.dumps(records, indent=indent))) == ["a", "b"]
+
+
 def test_texts_in_a_frame_and_what_is_not_read(tmp_path):
     frame = {"id": {"0": 1, "1": 2}, "text": {"0": "a", "1": "b"}}
     assert documents(written(tmp_path / "a.json", json.dumps(frame))) == ["a", "b"]
@@ -323,7 +330,7 @@ def test_an_array_may_be_longer_than_what_is_read_whole(tmp_path):
         ('[{"text": "a"},\n {"text": "b"}\n {"text": "c"}]', "delimiter at column 2 of line 3"),
         ('[{"text": "a"},\n {"text" "b"}]' + " " * 99, "delimiter at column 10 of line 2"),
         ('[{"text": "a"},]', "expecting value at column 16 of line 1"),
-        ('["a"] []', "extra data at column 7 of line 1"),
+        ('[\n"a"] []', "has more than one JSON value, the second in line 2"),
         ('["a"', "expecting ',' delimiter at column 5 of line 1"),
         ('["a", {"text": 1, "text": 2}]', "has the key 'text' twice"),
     ],
