@@ -4,7 +4,6 @@ A record has a plain form if its fields hold messages, a question and its answer
 other shapes are in one table, `SHAPES`: a new shape is a line of it, perhaps with a function.
 """
 
-import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
