@@ -468,3 +468,20 @@ def test_a_model_ends_its_answers_where_its_template_writes_no_end(tmp_path, las
     chat = Chat(*run.load(), temperature=0, max_tokens=20)
     for _ in range(2):
         assert [chat.say("Who?"), chat.ended] == ["Tim.", "end"]
+
+
+def test_chats_of_people_are_read_by_the_same_assistant_again(tmp_path):
+    messages = [
+        {"id": i, "type": "message", "date_unixtime": str(100_000 * (i // 2)), "from": who}
+        | {"text": f"{ANIMALS[i // 2 % 10]} {i // 2}"}
+        for i, who in enumerate(["Ann", "Me"] * 20)
+    ]
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({"name": "Ann", "id": 1, "messages": messages}))
+    run = create(path, tmp_path / "run", assistant="Me", epochs=1)
+    run.train()
+    assert json.loads((run.path / "config.json").read_text())["run"]["assistant"] == "Me"
+    again = Run.open(run.path)
+    assert all(verdict.fault is None for verdict in again.verify())
+    again.resume(epochs=2)
+    assert again.settings.run.assistant == "Me"
