@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import io
 import json
 import math
 
@@ -10,6 +11,7 @@ import pytest
 
 import smallmind
 from smallmind import Chat, InputError, Run, Tokenizer, TransformerModel
+from smallmind.cli import main
 from smallmind.forecast import pace
 from smallmind.runs.source import TOKENS
 from smallmind.runs.verification import fingerprint
@@ -22,6 +24,7 @@ from smallmind.training import answers, checkpoint
 from smallmind.training.answers import MAX_SHOWN, MIN_QUESTIONS
 from smallmind.training.evaluation import SAMPLE_TOKENS
 from smallmind.training.records import AnswersRecord, EvaluationRecord, StepRecord
+from smallmind.writing.decoder import Decoder
 from tests.programs import CATS
 from tests.runs.small import left
 
@@ -412,6 +415,63 @@ def test_a_template_that_writes_the_date_writes_that_of_the_run(file, tmp_path, 
     model, tokenizer = run.load()
     prompt = Chat(model, tokenizer).template.prompt(tokenizer, [Turn("user", "a")])
     assert not tokenizer.decode(prompt).startswith("29 Feb 2020")
+
+
+def test_variables_of_the_template_are_kept_with_the_run(file, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("jinja2")
+    chatml = TEMPLATES["chatml"]
+    template = "{% if mood is defined %}{{ mood }}{% endif %}" + chatml.jinja
+    tokenizer = Tokenizer(kind="byte").with_special(chatml.special)
+    tokenizer = tokenizer.with_published({"tokenizer_config.json": {"chat_template": template}})
+    start = tmp_path / "base.safetensors"
+    model = TransformerModel(tokenizer.vocab_size, 96, 32, 1, 2, seed=1)
+    model.save(start, {"tokenizer": tokenizer.saved})
+    fields = {"text": file, "init_from": str(start), "epochs": 1, "precision": "float32"}
+    run = Run.create(**fields, out=tmp_path / "run", template_args='{"mood": "glad"}')
+    run.train()
+    marked = Run.open(run.path).files.source.marked(run.training.tokenizer)
+    assert tokenizer.decode(marked[0] // MARK_KINDS).startswith("glad<|im_start|>user")
+    chat = Chat(*run.load())
+    asked = chat.template.prompt(chat.tokenizer, [Turn("user", "a")])
+    assert tokenizer.decode(asked).startswith("glad<|im_start|>user\na<|im_end|>")
+    # The command line may give others, for once.
+    prompts = []
+    monkeypatch.setattr("smallmind.writing.decoder.Decoder.add", spying(prompts))
+    words = ["generate", str(run.path), "--prompt", "a", "--max-tokens", "1"]
+    assert main([*words, "--template-args", '{"mood": "sad"}']) == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\n"))
+    words = ["chat", str(run.path), "--max-tokens", "1", "--template-args", '{"mood": "calm"}']
+    assert main(words) == 0
+    found = [tokenizer.decode(ids) for ids in prompts]
+    assert [text.partition("<")[0] for text in found] == ["sad", "calm"]
+    assert all("<|im_start|>user\na<|im_end|>" in text for text in found)
+    capsys.readouterr()
+    for args, problem in (
+        ("{", "must be a JSON object"),
+        ("[1]", "must be a JSON object"),
+        ('{"other": 1}', "other is not in the chat template"),
+        ('{"messages": []}', "messages is always given"),
+    ):
+        for words in (
+            ["chat", str(run.path)],
+            ["generate", str(run.path), "--prompt", "a"],
+            ["serve", str(run.path)],
+        ):
+            assert main([*words, "--template-args", args]) == 2
+            assert problem in capsys.readouterr().err
+        with pytest.raises(InputError, match=problem):
+            Run.create(**fields, out=tmp_path / "no", template_args=args)
+
+
+def spying(prompts):
+    """Decoder.add, which also notes the prompts that it gets."""
+    add = Decoder.add
+
+    def spy(decoder, *texts):
+        prompts.append(texts[0].ids)
+        return add(decoder, *texts)
+
+    return spy
 
 
 def test_a_run_of_an_earlier_version_keeps_its_windows(file, tmp_path):
