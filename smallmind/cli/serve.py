@@ -4,6 +4,7 @@ import argparse
 import gc
 import ipaddress
 import os
+import re
 import signal
 import socket
 import sys
@@ -62,6 +63,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-file", type=Path, metavar="FILE", help="the token is the first line of this file"
     )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another name of this machine by which programs and pages may call it, such as "
+        "gpu.lan, with or without a port; repeat it for more names. An asterisk, as in *.lan, "
+        "stands for any part of a name, and needs a token",
+    )
+    parser.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="a site whose pages may use the server, such as http://localhost:3000 or "
+        "http://localhost:*; repeat it for more sites. An asterisk in the name, and null, for "
+        "pages in files, need a token",
+    )
     parser.add_argument("--no-browser", action="store_true", help="do not open the page")
     parser.add_argument(
         "--in-notebook",
@@ -99,6 +118,8 @@ def run(options: argparse.Namespace) -> int:
     console = Console()
     token = _token(options)
     _check(options, token)
+    hosts = [_host(name, token) for name in options.allow_host]
+    origins = [_origin(name, token) for name in options.allow_origin]
     from smallmind.exchange.stored import find
     from smallmind.runs.files import METRICS, RUNS
     from smallmind.text.templates import template_args, with_template_args
@@ -127,10 +148,11 @@ def run(options: argparse.Namespace) -> int:
         waiting=options.waiting,
         context=options.context,
         limits=RequestLimits(options.max_tokens, options.max_prompt, options.max_seconds),
-        hosts=_names(options.host),
+        hosts=[*_names(options.host), *hosts],
         token=token,
         in_frames=options.in_notebook,
         template_args=variables,
+        origins=origins,
     )
     listening = _listening(options.host, options.port)
     server = server_of(app)
@@ -169,6 +191,43 @@ def _check(options: argparse.Namespace, token: str | None) -> None:
         raise InputError(
             f"--host {options.host} lets everybody in the network use the models: add "
             "--token-file FILE with a word that requests must have then"
+        )
+
+
+def _host(value: str, token: str | None) -> str:
+    """Returns a name as clients send it in the field Host. InputError if it is not a name."""
+    name = value.rpartition("://")[2].partition("/")[0].lower().rstrip(".")
+    with suppress(ValueError):
+        name = f"[{ipaddress.IPv6Address(name)}]"
+    with suppress(UnicodeError):
+        name = name.encode("idna").decode()
+    if not re.fullmatch(r"([a-z0-9_.*-]+|\[[0-9a-f:.]+\])(:(\d+|\*))?", name):
+        raise InputError(f"--allow-host {value} is not a name; give one such as gpu.lan")
+    _check_asterisk(f"--allow-host {value}", name, token)
+    return name
+
+
+def _origin(value: str, token: str | None) -> str:
+    """Returns a site as browsers send it in the field Origin. InputError if it is none."""
+    if value not in ("*", "null") and not re.fullmatch(r"[\w+.-]+://[^/@\s]+(/.*)?", value):
+        raise InputError(
+            f"--allow-origin {value} is not an origin: give the beginning of the page's address, "
+            "such as http://localhost:3000"
+        )
+    origin = "/".join(value.lower().split("/")[:3])  # without the rest of a page's address
+    for scheme, port in (("http", 80), ("https", 443)):  # which browsers leave out
+        if origin.startswith(f"{scheme}://"):
+            origin = origin.removesuffix(f":{port}")
+    _check_asterisk(f"--allow-origin {value}", origin.replace("null", "*"), token)
+    return origin
+
+
+def _check_asterisk(flag: str, name: str, token: str | None) -> None:
+    """Raises InputError for a name that sites of others may have too, without a token."""
+    if "*" in name.removesuffix(":*") and not token:
+        raise InputError(
+            f"{flag} lets sites of others use the models: add --token-file FILE with a word that "
+            "requests must have then"
         )
 
 

@@ -95,13 +95,15 @@ class API:
         return await self._answer(request, chat=True)
 
     def entry(self, name: Any) -> ServedModel:
-        """Returns the model of this name. APIError 404 if there is none."""
-        entries = {entry.id: entry for entry in self.models.entries()}
-        if str(name) not in entries:
-            known = ", ".join(entries) or "none yet"
-            message = f"the model {str(name)[:100]!r} does not exist; there are: {known}"
-            raise APIError(message, "model", "model_not_found", status=404)
-        return entries[str(name)]
+        """Returns the model of this name, or of one that means it. APIError 404 without one."""
+        entries = self.models.entries()
+        for plain in (str, str.lower, _bare):
+            found = [entry for entry in entries if plain(entry.id) == plain(str(name))]
+            if len(found) == 1:
+                return found[0]
+        known = ", ".join(entry.id for entry in entries) or "none yet"
+        message = f"the model {str(name)[:100]!r} does not exist; there are: {known}"
+        raise APIError(message, "model", "model_not_found", status=404)
 
     async def loaded(self, entry: ServedModel) -> Loaded:
         """Returns the model in memory. APIError 500 if it cannot be loaded."""
@@ -199,6 +201,12 @@ class API:
         context, variables = loaded.line.decoder.cache.length, variables_of(fields)
         tokenizer, template = loaded.tokenizer, loaded.template
         return prompt_of(tokenizer, template, system, turns, context, most, variables)
+
+
+def _bare(name: str) -> str:
+    """Returns the name of a model without what clients put around it, as in openai/NAME:latest."""
+    name = name.lower().rpartition("/")[2].removesuffix(":latest")
+    return name.removesuffix(".gguf").removesuffix(".safetensors")
 
 
 def _described(entry: ServedModel) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The application: the page, OpenAI's API and the page's own endpoints, behind one guard."""
 
+import difflib
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from smallmind import page
@@ -21,6 +22,11 @@ from smallmind.serve.models import Models
 from smallmind.serve.page_api import PageAPI
 from smallmind.serve.security import COOKIE, LOCAL_FRAMES, OUR_FRAMES, POLICY, Guard
 
+# Addresses of other servers -> what there is here instead.
+ELSEWHERE = {
+    **dict.fromkeys(("/v1/responses", "/v1/messages", "/api/chat"), "/v1/chat/completions"),
+    **{"/api/generate": "/v1/completions", "/api/tags": "/v1/models", "/v1": "/v1/models"},
+}
 CONNECTIONS = "connect-src 'self'", "frame-src 'self'"  # that the page may do
 
 
@@ -37,14 +43,15 @@ def application(
     token: str | None = None,
     in_frames: bool = False,
     template_args: Mapping[str, Any] = MappingProxyType({}),
+    origins: Collection[str] = (),
 ) -> Guard:
     """Models on disk -> the application that serves them, for any ASGI server.
 
     paths are runs, model files or models of other programs; the runs of `folder` are served too,
     also those that begin later. `slots` texts of a model are written at a time, and `waiting`
-    requests may wait for them. Requests have to be for one of `hosts` or this machine, and to have
-    the token, if there is one. Chat templates get `template_args`. With
-    `in_frames` notebooks on this machine may show the page.
+    requests may wait for them. Requests have to be for one of `hosts` or this machine, from a
+    program, the page or one of `origins`, and to have the token, if there is one. Chat templates
+    get `template_args`. With `in_frames` notebooks on this machine may show the page.
     """
     html = page.document()
     policy = page.policy(html, *CONNECTIONS, LOCAL_FRAMES if in_frames else OUR_FRAMES)
@@ -69,14 +76,21 @@ def application(
             response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
         return response
 
+    async def show_health(_request: HTTPRequest) -> Response:
+        return JSONResponse({"status": "ok"})
+
     app = Starlette(
-        routes=[Route("/", show_page), Route("/api/session", begin_session, methods=["POST"])],
+        routes=[
+            Route("/", show_page),
+            Route("/health", show_health),
+            Route("/api/session", begin_session, methods=["POST"]),
+        ],
         lifespan=lifespan,
         exception_handlers=dict.fromkeys(
             (APIError, HTTPException, ClientDisconnect, Exception), _show_error
         ),
     )
-    return Guard(app, hosts, token, in_frames)
+    return Guard(app, hosts, token, in_frames, origins)
 
 
 def _routes(api: API, page_api: PageAPI) -> list[Route]:
@@ -94,13 +108,25 @@ def _routes(api: API, page_api: PageAPI) -> list[Route]:
     ]
 
 
-async def _show_error(_request: HTTPRequest, error: Exception) -> Response:
+async def _show_error(request: HTTPRequest, error: Exception) -> Response:
     if isinstance(error, APIError):
         return error.response()
     if isinstance(error, HTTPException):
-        texts = {404: "there is nothing at this address", 405: "this address has another method"}
+        method, path = request.method, request.url.path[:100]
+        methods = (error.headers or {}).get("Allow", "")
+        texts = {
+            404: f"there is nothing at {path}; the nearest address is {_nearest(request)}",
+            405: f"{path} takes {methods.replace('HEAD, ', '')}, not {method}",
+        }
         text = texts.get(error.status_code, str(error.detail))
         return APIError(text, status=error.status_code).response(error.headers)
     if isinstance(error, ClientDisconnect):
         return APIError("the request ended in the middle").response()  # its client has left
     return APIError(f"the server failed: {type(error).__name__}", status=500).response()
+
+
+def _nearest(request: HTTPRequest) -> str:
+    """Returns the address for programs that is most like the one which was asked for."""
+    paths = [route.path for route in request.app.routes]
+    known = {path: path for path in paths if "/api" not in path and "{" not in path} | ELSEWHERE
+    return known[difflib.get_close_matches(request.url.path.lower(), known, 1, 0)[0]]

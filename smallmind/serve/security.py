@@ -5,17 +5,18 @@ leads here (DNS rebinding): so the names in Host and Origin are checked. Program
 """
 
 import hmac
-from collections.abc import Collection
-from http.cookies import CookieError, SimpleCookie
-from typing import Any
+import re
+from collections.abc import Callable, Collection
 
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from smallmind.serve.errors import APIError
 
-LOCAL = ("localhost", "127.0.0.1", "[::1]", "0.0.0.0", "[::]")
+# Names below localhost lead to this machine alone (RFC 6761, section 6.3).
+LOCAL = ("localhost", "*.localhost", "127.0.0.1", "[::1]", "0.0.0.0", "[::]")
 # Names by which programs in containers and virtual machines call the machine that they run on. A
 # page cannot have them: .internal is reserved for private networks.
 OUTSIDE = tuple(
@@ -33,7 +34,13 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+PERMISSION = {
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Private-Network": "true",
+    "Access-Control-Max-Age": "600",
+}
 POLICY = "Content-Security-Policy"
+OPEN = "/", "/health"  # addresses that need no token
 # Frames in which the page may be shown: of this server, and of notebooks on this machine.
 OUR_FRAMES = "frame-ancestors 'self'"
 LOCAL_FRAMES = f"{OUR_FRAMES} http://localhost:* http://127.0.0.1:*"
@@ -43,15 +50,22 @@ NOTHING = "default-src 'none'; frame-ancestors 'none'"  # the policy of what is 
 class Guard:
     """Wraps an application: checks Host, Origin and token, and adds the headers of all answers.
 
-    With `in_frames`, the document at / may be loaded from another site, into a frame; its policy
-    says of which.
+    In hosts and origins, * stands for any part of a name; a host without a port has any. With
+    `in_frames`, the document at / may be loaded from another site, into a frame; its policy says of
+    which.
     """
 
     def __init__(
-        self, app: ASGIApp, hosts: Collection[str], token: str | None, in_frames: bool = False
+        self,
+        app: ASGIApp,
+        hosts: Collection[str],
+        token: str | None,
+        in_frames: bool = False,
+        origins: Collection[str] = (),
     ) -> None:
-        self.app, self.hosts, self.token = app, {*LOCAL, *OUTSIDE, *hosts}, token
-        self.in_frames = in_frames
+        self.app, self.token, self.in_frames = app, token, in_frames
+        self._is_host = _matcher({*LOCAL, *OUTSIDE, *hosts})
+        self._is_origin = _matcher(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -61,63 +75,70 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
 
+        # Clients join addresses of which one ends with a slash and the other begins with one.
+        scope = {**scope, "path": "/" + "/".join(filter(None, scope["path"].split("/")))}
+        asked = HTTPConnection(scope)
+        origin, more = asked.headers.get("origin", ""), {**HEADERS, POLICY: NOTHING}
+        if self._is_origin(origin.lower()):
+            more |= {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": "*"}
+
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = Headers(raw=message["headers"])
-                more = {**HEADERS, POLICY: NOTHING}
                 message["headers"] = [
                     *message["headers"],
                     *((k.encode(), v.encode()) for k, v in more.items() if k not in headers),
                 ]
             await send(message)
 
-        answer = self._refusal(scope) or self.app
+        answer = self._refusal(scope["method"], asked) or self.app
         await answer(scope, receive, send_guarded)
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        """Returns the answer to a request that is not let in; None for the others."""
-        headers = Headers(scope=scope)
+    def _refusal(self, method: str, asked: HTTPConnection) -> Response | None:
+        """Returns the answer to a request that does not reach the application; else None."""
+        headers, path, reads = asked.headers, asked.scope["path"], method in ("GET", "HEAD")
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or not self._is_known(hosts[0]):
-            return _forbidden("the request is for another host", "host")
-        origins = headers.getlist("origin")
-        if any(origin not in (f"http://{hosts[0]}", f"https://{hosts[0]}") for origin in origins):
-            return _forbidden("pages of other sites may not use this server", "origin")
-        is_document = scope["method"] in ("GET", "HEAD") and scope["path"] == "/"
-        framed = is_document and self.in_frames and headers.get("sec-fetch-dest") == "iframe"
-        # Browsers say so of requests that carry no Origin too.
-        site = headers.get("sec-fetch-site", "none")
-        if site not in ("none", "same-origin") and not framed:
-            return _forbidden("pages of other sites may not use this server", "origin")
-        if self.token is None or is_document:
+        host = hosts[0].lower() if len(hosts) == 1 else ""
+        name = re.sub(r":\d*$", "", host)
+        if not (self._is_host(host) or self._is_host(name.removesuffix("."))):
+            message = f"the request is for the host {name[:100]!r}, which this server does not know"
+            return _forbidden(message, "host", name, "if that name leads here")
+        own = f"http://{host}", f"https://{host}"
+        others = [each.lower() for each in headers.getlist("origin") if each.lower() not in own]
+        if not all(map(self._is_origin, others)):
+            message = f"pages of {others[0][:100]!r} may not use this server"
+            return _forbidden(message, "origin", others[0], "to let them")
+        if others and method == "OPTIONS":  # a browser asks before it sends the request
+            asked_for = headers.get("access-control-request-headers", "*")
+            return Response(None, 204, {**PERMISSION, "Access-Control-Allow-Headers": asked_for})
+        # Browsers say from where a request is also if it carries no Origin. A link may lead to the
+        # page, and a notebook show it.
+        site, kind = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-dest")
+        is_shown = reads and path == "/" and kind in ("document", self.in_frames and "iframe")
+        if site not in ("none", "same-origin") and not (is_shown or others):
+            return _forbidden("pages of other sites may not load this address", "origin")
+        if self.token is None or (reads and path in OPEN):
             return None
-        if not self._has_token(headers):
-            message = "give the token of the server, as Authorization: Bearer TOKEN"
-            error = APIError(message, code="invalid_api_key", status=401)
-            return error.response({"WWW-Authenticate": "Bearer"})
-        return None
-
-    def _is_known(self, host: str) -> bool:
-        """Returns True for the name of this server, with any port."""
-        name, separator, port = host.lower().rpartition(":")
-        if not separator or not port.isdecimal():
-            name = host.lower()
-        return name in self.hosts
-
-    def _has_token(self, headers: Headers) -> bool:
-        assert self.token is not None
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        candidates = [token.strip()] if kind.lower() == "bearer" else []
-        cookies: Any = SimpleCookie()
-        try:
-            cookies.load(headers.get("cookie", ""))
-        except CookieError:
-            cookies = {}
-        if COOKIE in cookies:
-            candidates.append(cookies[COOKIE].value)
-        known = self.token.encode()
-        return any(hmac.compare_digest(each.encode(), known) for each in candidates)
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        tokens = [token.strip()] if scheme.lower() == "bearer" else []
+        if not others:  # the cookie is the page's own
+            tokens.append(asked.cookies.get(COOKIE, ""))
+        if any(hmac.compare_digest(each.encode(), self.token.encode()) for each in tokens):
+            return None
+        message = "give the token of the server, as Authorization: Bearer TOKEN"
+        error = APIError(message, code="invalid_api_key", status=401)
+        return error.response({"WWW-Authenticate": "Bearer"})
 
 
-def _forbidden(message: str, code: str) -> Response:
+def _forbidden(message: str, code: str, name: str = "", purpose: str = "") -> Response:
+    if re.fullmatch(r"[\w.:/\[\]+-]{1,253}", name, re.ASCII):
+        more = " --token-file FILE" if name == "null" else ""  # any site can have such a page
+        message += f"; {purpose}, start it with --allow-{code} {name.strip('[]')}{more}"
     return APIError(message, code=code, status=403).response()
+
+
+def _matcher(patterns: Collection[str]) -> Callable[[str], bool]:
+    """Returns a function that is True for names like one of the patterns."""
+    each = (re.escape(pattern).replace(r"\*", "[^@]*") for pattern in patterns)
+    expression = re.compile("|".join(each))
+    return lambda name: bool(name) and expression.fullmatch(name) is not None

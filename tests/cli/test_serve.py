@@ -46,12 +46,61 @@ def model(tmp_path_factory):
         ("--context 0", "--context 0 must be at least 1"),
         ("--host 0.0.0.0", "--host 0.0.0.0 lets everybody in the network use the models: add"),
         ("--host example.org", "--host example.org lets everybody in the network use the models"),
+        ("--allow-host *", "--allow-host * lets sites of others use the models: add --token-file"),
+        ("--allow-host *.lan", "--allow-host *.lan lets sites of others use the models"),
+        ("--allow-host a,b", "--allow-host a,b is not a name; give one such as gpu.lan"),
+        ("--allow-origin *", "--allow-origin * lets sites of others use the models"),
+        ("--allow-origin null", "--allow-origin null lets sites of others use the models"),
+        ("--allow-origin https://*.org", "https://*.org lets sites of others use the models"),
+        ("--allow-origin localhost:3000", "localhost:3000 is not an origin: give the beginning"),
+        ("--allow-origin http://me@a", "http://me@a is not an origin: give the beginning of the"),
         ("--token é", "the token must be ASCII"),
         ("nowhere", "nowhere does not exist"),
     ],
 )
 def test_wrong_flags_are_refused_in_one_line(cli, flags, message):
     cli.refuses(message, "serve --no-browser", flags)
+
+
+NAMES = [
+    (serve._host, "GPU.lan", "gpu.lan"),
+    (serve._host, "gpu.lan.", "gpu.lan"),
+    (serve._host, "nas", "nas"),
+    (serve._host, "gpu.lan:8000", "gpu.lan:8000"),
+    (serve._host, "https://gpu.lan:8443/v1", "gpu.lan:8443"),
+    (serve._host, "müller.local", "xn--mller-kva.local"),
+    (serve._host, "fd00::1", "[fd00::1]"),
+    (serve._host, "[fd00::1]:8000", "[fd00::1]:8000"),
+    (serve._host, "my_model.docker", "my_model.docker"),
+    (serve._origin, "http://LOCALHOST:3000/", "http://localhost:3000"),
+    (serve._origin, "https://chat.example:443", "https://chat.example"),
+    (serve._origin, "http://chat.example:80", "http://chat.example"),
+    (serve._origin, "http://chat.example:443", "http://chat.example:443"),
+    (serve._origin, "http://chat.example/chat/1?a=b", "http://chat.example"),
+    (serve._origin, "app://obsidian.md", "app://obsidian.md"),
+    (serve._origin, "http://localhost:*", "http://localhost:*"),
+]
+
+
+@pytest.mark.parametrize(("read", "value", "name"), NAMES)
+def test_names_are_allowed_as_people_write_them(read, value, name):
+    assert read(value, None) == name
+
+
+@pytest.mark.parametrize("value", ["*", "*.lan"])
+def test_with_a_token_any_name_may_be_allowed(value):
+    assert serve._host(value, "s3cret") == value
+    assert serve._origin("*", "s3cret") == "*" and serve._origin("null", "s3cret") == "null"
+
+
+def test_the_flags_reach_the_server(model):
+    flags = ["--allow-host=gpu.lan", "--allow-host=nas", "--allow-origin=http://localhost:3000"]
+    with serving(model, *flags) as server:
+        address = address_in(server)
+        for host, status in (("gpu.lan:1", 200), ("nas", 200), ("other.lan", 403)):
+            asked = {"Host": host, "Origin": "http://localhost:3000"}
+            answer = httpx.get(f"{address}/v1/models", headers=asked)
+            assert answer.status_code == status
 
 
 def test_a_port_that_is_taken_is_refused(cli, model):

@@ -1,8 +1,12 @@
 """Attacks on a server on one's own machine, and what comes back."""
 
 import http.client
+import http.server
 import json
+import shutil
 import socket
+import subprocess
+import threading
 
 import pytest
 
@@ -56,12 +60,151 @@ def test_requests_of_other_sites_are_refused(address, attack, headers, expected,
 
 
 OWN = ["localhost", "127.0.0.1", "LOCALHOST:9", "[::1]:8000", "0.0.0.0:8000"]
+OWN += ["localhost.", "model.localhost:8000"]
 OUTSIDE = ["host.docker.internal:8000", "host.containers.internal", "host.lima.internal:1"]
 
 
 @pytest.mark.parametrize("host", [*OWN, *OUTSIDE])
 def test_requests_by_names_of_this_machine_are_answered(address, host):
     assert status(address, headers={"Host": host}) == 200
+
+
+ALLOWED = ["gpu.lan", "proxy.lan:8443", "*.example.org", "[fd00::1]"]
+HOSTS = [
+    *[("gpu.lan", 200), ("GPU.lan:8000", 200), ("gpu.lan.:8000", 200), ("a.b.example.org:1", 200)],
+    *[("proxy.lan:8443", 200), ("proxy.lan", 403), ("proxy.lan:80", 403), ("example.org", 403)],
+    *[("[fd00::1]:8000", 200), ("[fd00::2]", 403), ("gpu.lan.evil.example", 403)],
+    *[("xgpu.lan", 403), ("a.example.org.evil.example", 403), ("evil.example", 403)],
+]
+
+
+@pytest.fixture(scope="module")
+def open_address(models):
+    """A server that more names lead to, and that pages of other sites may use."""
+    origins = ["https://chat.example", "http://localhost:*", "app://obsidian.md"]
+    options = {"hosts": ALLOWED, "origins": origins, "token": "s3cret"}
+    with serving(models, **options) as (address, _):
+        yield address
+
+
+TOKEN = {"Authorization": "Bearer s3cret"}
+
+
+@pytest.mark.parametrize(("host", "expected"), HOSTS)
+def test_requests_by_names_that_are_allowed_are_answered(open_address, host, expected):
+    assert status(open_address, headers={"Host": host, **TOKEN}) == expected
+
+
+ORIGINS = {
+    **dict.fromkeys(("https://chat.example", "http://localhost:3000", "app://obsidian.md"), True),
+    **dict.fromkeys(("http://chat.example", "https://chat.example:1", "null", ""), False),
+    **dict.fromkeys(("http://localhost.evil.example", "http://localhost:1@evil.example"), False),
+}
+
+
+@pytest.mark.parametrize(("origin", "is_allowed"), ORIGINS.items())
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+def test_pages_of_sites_that_are_allowed_can_use_the_server(
+    open_address, origin, is_allowed, method
+):
+    asked = {"Origin": origin, "Sec-Fetch-Site": "cross-site"}
+    if method == "OPTIONS":  # without the token: a browser asks what it may send
+        asked["Access-Control-Request-Method"] = "POST"
+        asked["Access-Control-Request-Headers"] = "authorization,x-stainless-os"
+    else:
+        asked |= TOKEN
+    path = "/v1/models" if method == "GET" else "/v1/completions"
+    body = BODY if method == "POST" else None
+    answer = httpx.request(method, open_address + path, headers=asked, json=body)
+    assert answer.status_code == (403 if not is_allowed else 204 if method == "OPTIONS" else 200)
+    allowed = answer.headers.get("access-control-allow-origin")
+    assert allowed == (origin if is_allowed else None)
+    assert "access-control-allow-credentials" not in answer.headers
+    if is_allowed and method == "OPTIONS":
+        assert answer.headers["access-control-allow-headers"] == "authorization,x-stainless-os"
+        assert "POST" in answer.headers["access-control-allow-methods"]
+
+
+def test_a_site_that_is_allowed_needs_the_token_itself(open_address):
+    """The cookie is the page's own, and other pages of this machine make a browser send it."""
+    cookie = {"Cookie": "smallmind_token=s3cret"}
+    other = {"Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-site"}
+    assert status(open_address, headers=cookie) == 200
+    assert status(open_address, headers={**cookie, **other}) == 401
+    answer = httpx.get(f"{open_address}/v1/models", headers=other)
+    assert answer.headers["access-control-allow-origin"] == other["Origin"]  # it can read why
+    assert status(open_address, headers={"Host": "evil.example", **other, **TOKEN}) == 403
+
+
+REFUSALS = [
+    ({"Host": "gpu.lan:8000"}, "'gpu.lan'", "start it with --allow-host gpu.lan"),
+    ({"Host": "[fd00::1]:8000"}, "'[fd00::1]'", "start it with --allow-host fd00::1"),
+    ({"Host": "evil';x"}, "evil';x", ""),
+    ({"Origin": "http://localhost:3000"}, "'http://localhost:3000'", "--allow-origin http://local"),
+    ({"Origin": "null"}, "'null'", "start it with --allow-origin null --token-file FILE"),
+    ({"Sec-Fetch-Site": "cross-site"}, "pages of other sites", ""),
+]
+
+
+@pytest.mark.parametrize(("headers", "name", "advice"), REFUSALS)
+def test_a_refusal_names_what_was_asked_for_and_the_flag(address, headers, name, advice):
+    answer = httpx.get(f"{address}/v1/models", headers=headers)
+    error = answer.json()["error"]
+    assert answer.status_code == 403 and error["type"] == "permission_error"
+    assert name in error["message"] and advice in error["message"]
+    assert ("--allow" in error["message"]) == bool(advice) and "\n" not in error["message"]
+
+
+def test_a_link_elsewhere_leads_to_the_page_and_to_nothing_else(address):
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"}
+    assert status(address, path="/", headers=link) == 200
+    assert status(address, path="/v1/models", headers=link) == 403
+    assert status(address, path="/", headers={**link, "Sec-Fetch-Dest": "iframe"}) == 403
+
+
+def test_the_health_of_a_server_needs_no_token(open_address):
+    answer = httpx.get(f"{open_address}/health")
+    assert answer.status_code == 200 and answer.json() == {"status": "ok"}
+    assert status(open_address, "HEAD", "/health") == 200
+    assert status(open_address, path="/health", headers={"Host": "evil.example"}) == 403
+
+
+PAGE = """<!doctype html><body><script>
+const asked = {method: "POST", body: JSON.stringify(BODY),
+  headers: {"Content-Type": "application/json", "Authorization": "Bearer s3cret"}}
+fetch("ADDRESS/v1/completions", asked).then(answer => answer.json())
+  .then(found => document.body.innerText = "written: " + found.choices[0].finish_reason,
+        error => document.body.innerText = "failed: " + error.name)
+</script>"""
+
+
+@pytest.mark.parametrize(("port", "shown"), [("*", "written: length"), ("1", "failed: TypeError")])
+def test_a_browser_lets_a_page_that_is_allowed_use_the_server(models, tmp_path, port, shown):
+    chromium = shutil.which("chromium") or pytest.skip("needs Chromium")
+
+    class Site(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(page.encode())
+
+        def log_message(self, *_):
+            pass
+
+    options = {"origins": [f"http://localhost:{port}"], "token": "s3cret"}
+    with (
+        serving(models[:1], **options) as (address, _),
+        http.server.HTTPServer(("127.0.0.1", 0), Site) as site,
+    ):
+        page = PAGE.replace("ADDRESS", address).replace("BODY", json.dumps(BODY))
+        threading.Thread(target=site.serve_forever, daemon=True).start()
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
+        flags += ["--virtual-time-budget=20000", "--dump-dom"]
+        program = [chromium, *flags, f"http://localhost:{site.server_port}/"]
+        found = subprocess.run(program, check=True, capture_output=True, text=True)
+        site.shutdown()
+    assert shown in found.stdout, found.stdout + found.stderr[-1000:]
 
 
 def test_the_page_itself_and_programs_are_answered(address):
