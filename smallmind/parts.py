@@ -85,7 +85,7 @@ TOKENIZERS = {
 }
 LEARNED_TOKENIZERS = tuple(name for name in TOKENIZERS if name != "hf")  # that is read from files
 
-READERS = {  # by the suffix of a file; one with any other suffix is read like .txt
+READERS = {  # by the suffix of a file or by what it is; any other file is read like .txt
     ".txt": "smallmind.corpus.decoding:read_text",
     ".jsonl": "smallmind.corpus.json_records:read_json_lines",
     ".ndjson": "smallmind.corpus.json_records:read_json_lines",
@@ -96,13 +96,25 @@ READERS = {  # by the suffix of a file; one with any other suffix is read like .
     ".htm": "smallmind.corpus.html_text:read_html",
     ".xhtml": "smallmind.corpus.html_text:read_html",
     ".xht": "smallmind.corpus.html_text:read_html",
+    ".md": "smallmind.corpus.plain_text:read_markdown",
+    ".markdown": "smallmind.corpus.plain_text:read_markdown",
+    ".srt": "smallmind.corpus.plain_text:read_subtitles",
+    ".vtt": "smallmind.corpus.plain_text:read_subtitles",
     ".ipynb": "smallmind.corpus.notebooks:read_notebook",
+    ".epub": "smallmind.corpus.documents:read_epub",
+    ".docx": "smallmind.corpus.documents:read_docx",
+    ".odt": "smallmind.corpus.documents:read_odt",
+    ".pdf": "smallmind.corpus.pdf:read_pdf",
+    ".mhtml": "smallmind.corpus.html_text:read_web_archive",
+    ".mht": "smallmind.corpus.html_text:read_web_archive",
     ".xml": "smallmind.corpus.xml_text:read_xml",
     ".gz": "smallmind.corpus.compressed:read_packed",
     ".bz2": "smallmind.corpus.compressed:read_packed",
     ".xz": "smallmind.corpus.compressed:read_packed",
+    ".zst": "smallmind.corpus.compressed:read_packed",
     ".zip": "smallmind.corpus.compressed:read_zip",
     ".parquet": "smallmind.corpus.parquet:read_parquet",
+    "a chat of WhatsApp": "smallmind.corpus.chats:read_whatsapp",
 }
 
 # How conversations are written, for tokenizers that do not say so. The last of the `special` tokens

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MAX_HEAD_SHARE = 0.5  # share of the arithmetic
 MAX_SKIPPED_SHOWN = 5  # files that are named
+MAX_KINDS_SHOWN = 12  # suffixes of files
 MIN_PER_TOKEN = 100  # tokens of the text for each of the vocabulary
 # Measured, see "Short texts" in bench/LOG.md: after so many passes over a text, or fewer with so
 # many parameters for each of its tokens, the held-out loss has risen again.
@@ -176,6 +177,12 @@ def _packing_rows(data: "PackedDataset") -> list[list[str]]:
 
 def describe_reading(console: Console, report: Report) -> None:
     """Prints how the texts were cleaned, and which files were left out."""
+    if len(report.kinds) > 1:
+        rest = [sum(n) for n in zip(*(n for _, *n in report.kinds[MAX_KINDS_SHOWN:]), strict=True)]
+        kinds = [*report.kinds[:MAX_KINDS_SHOWN], *([("others", *rest)] if rest else [])]
+        heads = ["kind", "files", "documents", "characters"]
+        rows = [[kind or "no suffix", *(f"{n:,}" for n in counts)] for kind, *counts in kinds]
+        console.table("Read", [heads, *rows])
     for note in report.notes:
         console.line(note)
     if report.empty:

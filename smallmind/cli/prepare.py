@@ -15,9 +15,12 @@ from smallmind.settings.sources import OF_TOKENIZER, without_effect
 
 SETTINGS = (
     "exclude",
+    "include",
+    "gitignore",
     "text_field",
     "text_encoding",
     "chat",
+    "assistant",
     "chat_template",
     "tokenizer",
     *OF_TOKENIZER,

@@ -30,7 +30,7 @@ LOOK_SECONDS = 0.2  # between two looks at the processes
 SOURCES = ("recipe", "size", "arch", "preset", "config")
 # Settings that are paths, which must be valid from any directory.
 PATHS = ("config", "init_from", *(x for loss in LOSS_SETTINGS.values() for x in loss.paths))
-ONE_VALUE = ("exclude", "out")
+ONE_VALUE = ("exclude", "include", "out")
 MAX_ERRORS = 5  # below the table
 # A run ends in order, and saves, as soon as nobody holds the other end of its standard input: this
 # process may be killed.
@@ -160,11 +160,11 @@ def _plan(options: argparse.Namespace) -> "SweepPlan":
     values |= {name: _listed(x) for name in SOURCES if (x := getattr(options, name))}
     paths = [str(Path(path).resolve()) for path in values.pop("text", [])]
     values.pop("out", None)
-    patterns = values.get("exclude", [])
-    if len(patterns) > 1:
+    which = {name: values.get(name, []) for name in ("exclude", "include")}
+    if several := [name for name, patterns in which.items() if len(patterns) > 1]:
         raise InputError(
-            "a sweep takes one --exclude; for several, encode the texts with smallmind prepare "
-            "and give the directory that it writes"
+            f"a sweep takes one --{several[0]}; for several, encode the texts with smallmind "
+            "prepare and give the directory that it writes"
         )
     for name in PATHS:
         if name in values:
@@ -188,7 +188,9 @@ def _plan(options: argparse.Namespace) -> "SweepPlan":
         except InputError as error:
             raise InputError(f"{each.name}: {error}") from None
     if paths and not are_tokens(paths):
-        Corpus(paths, exclude=patterns)  # raises for a file that cannot be read
+        Corpus(
+            paths, exclude=which["exclude"], include=which["include"]
+        )  # raises for a file that cannot be read
     return plan
 
 

@@ -2,6 +2,8 @@
 
 import bz2
 import gzip
+import importlib
+import io
 import lzma
 import re
 import stat
@@ -9,14 +11,15 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from functools import partial
-from typing import IO, cast
+from contextlib import closing, contextmanager, suppress
+from functools import cache, partial
+from pathlib import PurePosixPath
+from typing import IO, Any, cast
 
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.corpus.entry import Entry, Piece, Stream, read, read_found
-from smallmind.corpus.reading import FileStream, Limits, Skipped, shown
+from smallmind.corpus.reading import FileStream, Limits, Skipped, Unusable, shown
 
 BYTES_PER_READ = 2**16  # bytes that are read at once
 XZ_MEMORY = 2**28  # bytes: `xz -9` needs 65 MiB, a hostile header may ask for gigabytes
@@ -44,11 +47,15 @@ class Expansion:
 
     def __init__(self, name: str, packed: Stream, limits: Limits) -> None:
         self._name, self._packed, self._limits = name, packed, limits
+        # A file in an archive expands the archive, too.
+        self._outer: Expansion | None = getattr(packed, "outer", None)
         self._start, self._count = packed.count, 0
 
     def add(self, count: int) -> None:
         """Counts bytes that were unpacked. InputError if they are too many."""
         self._count += count
+        if self._outer:
+            self._outer.add(count)
         ratio = self._limits.ratio
         allowed = max(self._limits.unpacked, ratio * (self._packed.count - self._start))
         if self._count > allowed:
@@ -68,14 +75,14 @@ class UnpackedStream:
         expansion: Expansion,
         close: Callable[[], None],
     ) -> None:
-        self._name, self._read, self._expansion, self.close = name, read, expansion, close
+        self._name, self._read, self.expansion, self.close = name, read, expansion, close
         self.count = 0
 
     def read(self, size: int, /) -> bytes:
         with _explaining(self._name):
             data = self._read(size)
         self.count += len(data)
-        self._expansion.add(len(data))
+        self.expansion.add(len(data))
         return data
 
 
@@ -86,20 +93,47 @@ def _explaining(name: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except DAMAGE_ERRORS as error:
+    except (*DAMAGE_ERRORS, getattr(_zstd(), "ZstdError", OSError)) as error:
         reason = shown(error).rstrip(".") or type(error).__name__
         raise InputError(
             f"{name} is damaged or incomplete: {reason}; download or copy it again"
         ) from None
 
 
+class Held(io.BytesIO):
+    """The bytes of a stream in memory. InputError if they are too many."""
+
+    def __init__(self, entry: Entry, stream: Stream | io.BytesIO) -> None:
+        longest = entry.reading.limits.whole
+        while block := stream.read(BYTES_PER_READ):
+            self.write(block)
+            if self.tell() > longest:
+                reason = f"{entry.name} has more than {longest:,} bytes"
+                raise InputError(f"{reason}; convert it to text, or leave it out")
+        self.count = self.tell()
+        self.seek(0)
+        self.outer = getattr(stream, "expansion", None)
+
+
 def read_packed(entry: Entry) -> Iterator[Piece]:
-    """Returns the documents in a file compressed with gzip, bzip2 or xz."""
+    """Returns the documents in a compressed file."""
     return read(unpacked(entry))
 
 
+@cache
+def _zstd() -> Any:
+    """Returns the module for zstd, which Python has from 3.14 on; None if there is none."""
+    for name in ("compression.zstd", "backports.zstd"):
+        with suppress(ImportError):
+            return importlib.import_module(name)
+    return None
+
+
 def unpacked(entry: Entry) -> Entry:
-    """Returns the contents of a compressed file, whose suffix is one of PACKED."""
+    """Returns the contents of a file, whose suffix is in PACKED. Unusable if nothing unpacks it."""
+    if entry.suffix == ".zst" and _zstd() is None:
+        advice = 'to read it: pip install "smallmind[zst]"'
+        raise Unusable(entry.name, "is compressed with zstd", advice)
 
     def open() -> Stream:
         packed = entry.open()
@@ -110,7 +144,7 @@ def unpacked(entry: Entry) -> Entry:
 
 
 class _Decompressed:
-    """Reads what bz2 or lzma decompress; several compressed files may follow one another.
+    """Reads what bz2, lzma or zstd decompress; several compressed files may follow one another.
 
     BZ2File and LZMAFile would ignore whatever follows the first, and LZMAFile takes no limit of
     memory.
@@ -156,12 +190,28 @@ PACKED: dict[str, Callable[[Stream], Callable[[int], bytes]]] = {
     ".xz": lambda stream: (
         _Decompressed(stream, partial(lzma.LZMADecompressor, memlimit=XZ_MEMORY)).read
     ),
+    # At most 128 MiB of memory, the default of zstd.
+    ".zst": lambda stream: _Decompressed(stream, _zstd().ZstdDecompressor).read,
 }
 
 
 def read_zip(entry: Entry) -> Iterator[Piece]:
     """Yields the documents in a zip archive. InputError if it is damaged, or may do harm."""
-    with closing(cast(FileStream, entry.open())) as file:  # never inside another file
+    with opened_zip(entry) as members:
+        for member, opened in members:
+            # Not is_dir(), which fails for an empty name.
+            if member.filename.endswith("/") or _is_hidden(member.filename):
+                continue
+            if stat.S_ISLNK(member.external_attr >> 16):
+                entry.reading.skipped.append(Skipped(opened.name, "is a symbolic link"))
+            else:
+                yield from read_found(opened)
+
+
+@contextmanager
+def opened_zip(entry: Entry) -> Iterator[list[tuple[zipfile.ZipInfo, Entry]]]:
+    """Opens a zip archive -> its members. InputError if it is damaged, or may do harm."""
+    with opened_file(entry) as file:
         with _explaining(entry.name):
             archive = zipfile.ZipFile(cast(IO[bytes], file))
         members = archive.infolist()
@@ -169,13 +219,17 @@ def read_zip(entry: Entry) -> Iterator[Piece]:
             activity.tick()
             _check(entry, member)
         # Members that share their bytes are how a small archive becomes petabytes.
-        if sum(member.compress_size for member in members) > file.size():
+        if sum(member.compress_size for member in members) > file.seek(0, io.SEEK_END):
             raise InputError(f"{entry.name} has members that overlap; pack its files again")
         expansion = Expansion(entry.name, file, entry.reading.limits)
-        for member in members:
-            # Not is_dir(), which fails for an empty name.
-            if not member.filename.endswith("/") and not _is_hidden(member.filename):
-                yield from _read_member(entry, archive, member, expansion)
+        yield [(each, _member(entry, archive, each, expansion)) for each in members]
+
+
+@contextmanager
+def opened_file(entry: Entry) -> Iterator[FileStream | Held]:
+    """Opens a file to be read in any order; one that is packed is held in memory."""
+    with closing(entry.open()) as stream:
+        yield stream if isinstance(stream, FileStream) else Held(entry, stream)
 
 
 def _check(entry: Entry, member: zipfile.ZipInfo) -> None:
@@ -199,16 +253,16 @@ def _is_hidden(name: str) -> bool:
     return any(part[:1] == "." != part or part == "__MACOSX" for part in name.split("/"))
 
 
-def _read_member(
+def _member(
     entry: Entry, archive: zipfile.ZipFile, member: zipfile.ZipInfo, expansion: Expansion
-) -> Iterator[Piece]:
+) -> Entry:
     def open() -> Stream:
         with _explaining(entry.name):
             inner = archive.open(member)
         return UnpackedStream(entry.name, inner.read, expansion, inner.close)
 
-    opened = entry.member(shown(member.filename), open)
-    if stat.S_ISLNK(member.external_attr >> 16):
-        entry.reading.skipped.append(Skipped(opened.name, "is a symbolic link"))
-    else:
-        yield from read_found(opened)
+    def beside(name: str) -> Entry | None:
+        found = archive.NameToInfo.get(str(PurePosixPath(member.filename).parent.parent / name))
+        return _member(entry, archive, found, expansion) if found else None
+
+    return entry.member(shown(member.filename), open, beside)

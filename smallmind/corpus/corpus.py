@@ -7,6 +7,7 @@ from os import PathLike
 
 from smallmind.checks import InputError, check_type, count_of
 from smallmind.console import activity
+from smallmind.corpus.chats import unassigned
 from smallmind.corpus.decoding import check_encoding
 from smallmind.corpus.entry import Entry, Piece, read, read_found
 from smallmind.corpus.finding import File, find
@@ -21,8 +22,6 @@ from smallmind.corpus.turns import NEEDED
 
 EXPANSION = 4  # of compressed texts, about
 MAX_REASONS = 3  # in a message
-CODE_SUFFIXES = (".js", ".mjs", ".cjs", ".css")  # of files that may be minified
-MINIFIED_LINE = 500  # characters of a line, on average: longer than anybody writes them
 SURROGATES = re.compile("[\ud800-\udfff]")  # JSON can write one half of a UTF-16 pair; UTF-8 cannot
 LINE_ENDS = {
     "\r\n": "CRLF line ends became LF",
@@ -37,9 +36,11 @@ class Corpus:
     member of .zip. `field` names the field of a record that holds its text; by default it is
     "text", "content" or "story". Records with messages, or with questions and answers, are
     conversations, whose turns are pieces: with chat=False they are texts too, and with chat=True
-    other records are refused. `encoding` is that of files without a byte order mark; by default
-    they are UTF-8. Files and folders that a pattern in `exclude` matches are left out. InputError
-    if a path means nothing, or a setting is wrong.
+    other records are refused. `assistant` is who answers in chats of people. `encoding` is that of
+    files without a byte order mark; by default they are UTF-8. Files and folders that a pattern in
+    `exclude` matches are left out, and those of folders that none in `include` matches. Unless
+    gitignore is False, so are those that git ignores and, without `include`, minified and generated
+    files. InputError if a path means nothing, or a setting is wrong.
     """
 
     files: list[File]  # with texts, as far as their names tell
@@ -53,10 +54,14 @@ class Corpus:
         limits: Limits | None = None,
         chat: bool | None = None,
         exclude: str | Sequence[str] | None = None,
+        include: str | Sequence[str] | None = None,
+        gitignore: bool = True,
+        assistant: str | None = None,
     ) -> None:
         paths = [paths] if isinstance(paths, str | PathLike) else paths
         for path in check_type("paths", paths, Sequence):
             check_type("a path", path, str, PathLike)
+        self._paths = [shown(path) for path in paths]
         self.field = check_type("field", field, str, None)
         self.encoding = check_type("encoding", encoding, str, None)
         if encoding is not None:
@@ -67,12 +72,23 @@ class Corpus:
                 f"--chat reads conversations, and --field {field} single texts: leave out one of "
                 "the two"
             )
+        self.assistant = check_type("assistant", assistant, str, None)
+        if assistant is not None and (chat is False or field):
+            other = f"--field {field}" if field else "--no-chat"
+            raise InputError(
+                f"--assistant reads chats, and {other} texts: leave out one of the two"
+            )
         self._limits = limits or Limits()
         self._decodable: set[str] = set()
         exclude = [exclude] if isinstance(exclude, str) else exclude or ()
-        for pattern in check_type("exclude", exclude, Sequence):
-            check_type("a pattern", pattern, str)
-        self.files, self._skipped, self._notes = find(paths, exclude)
+        include = [include] if isinstance(include, str) else include or ()
+        for name, patterns in (("exclude", exclude), ("include", include)):
+            for pattern in check_type(name, patterns, Sequence):
+                check_type("a pattern", pattern, str)
+        generated = not check_type("gitignore", gitignore, bool) or bool(include)
+        self.files, self._skipped, self._notes = find(paths, exclude, include, gitignore)
+        # Nobody has left out a file that was named.
+        self.reads_generated = generated or all(file.is_named for file in self.files)
         self.report = None
         if not self.files:
             raise _nothing(self._skipped, self._notes)
@@ -89,19 +105,29 @@ class Corpus:
         one = len(self.files) == 1
         what = shown(self.files[0].path) if one else count_of(len(self.files), "file")
         with activity.doing(f"{doing} {what}", usual=size < activity.LARGE):
-            reading = Reading(
-                self.field, self.encoding, self._limits, size, self._decodable, self.chat
-            )
+            reading = self._reading(size)
             for file in self.files:
                 yield from _pieces(file, reading)
+            if reading.speakers and not reading.documents:
+                raise unassigned(what, reading, self._paths)
+            if self.assistant and not reading.program:
+                raise InputError(
+                    f"--assistant {shown(self.assistant, 60)} says who answers in chats of people, "
+                    f"and {what} has none; leave it out"
+                )
             if not reading.documents:
-                raise _nothing([*self._skipped, *reading.skipped], self._notes)
+                notes = reading.report([], self._notes).notes
+                raise _nothing([*self._skipped, *reading.skipped], notes)
             if self.chat and not reading.conversations:
                 raise InputError(
                     f"no conversations were found; --chat needs records with {NEEDED}; leave it "
                     "out to read texts"
                 )
             self.report = reading.report(self._skipped, self._notes)
+
+    def _reading(self, size: int) -> Reading:
+        how = self.field, self.encoding, self._limits, size, self._decodable
+        return Reading(*how, self.chat, self.reads_generated, self.assistant)
 
     @property
     def about_characters(self) -> int:
@@ -112,7 +138,7 @@ class Corpus:
         """-> True if any file has conversations: the first record of each tells, as in `pieces`."""
         if self.chat is False or self.field:
             return False
-        reading = Reading(None, self.encoding, self._limits, 0, self._decodable, self.chat)
+        reading = self._reading(0)
         reading.is_glance = True
         with activity.doing("Looking for conversations", usual=True):
             files = activity.parts(self.files)
@@ -124,13 +150,8 @@ def _pieces(file: File, reading: Reading) -> Iterator[Piece]:
     before = reading.documents
     cleaner = _Cleaner(reading)
     entry = Entry.of_file(file.path, reading, file.is_named, file.size)
-    is_first = entry.suffix in CODE_SUFFIXES
     for piece in read(entry) if file.is_named else read_found(entry):
         if cleaned := cleaner.clean(piece):
-            text = cleaned.text
-            if is_first and len(text) > MINIFIED_LINE * (4 + text.count("\n")):
-                reading.count("Among the texts", "file", "of minified code; see --exclude")
-            is_first = False
             yield cleaned
     reading.end_file(file.size, has_text=reading.documents > before)
 
@@ -145,9 +166,14 @@ class _Cleaner:
 
     def clean(self, piece: Piece) -> Piece | None:
         """Returns the piece with its text cleaned; None if nothing is left of it."""
+        if piece.role and piece.text.isascii() and not piece.thought and "\r" not in piece.text:
+            self._reading.count_text(len(piece.text), piece.ends)
+            if piece.ends:
+                self._end_document()
+            return piece
         text = self._newlines.decode(piece.text, piece.ends or bool(piece.role))
         thought = self._newlines.decode(piece.thought, final=True) if piece.thought else ""
-        self._reading.characters += len(text)
+        self._reading.count_text(len(text), piece.ends)
         if piece.ends:
             self._end_document()
         if not (text or piece.role):
@@ -155,7 +181,6 @@ class _Cleaner:
         return piece._replace(text=self._whole(text), thought=self._whole(thought))
 
     def _end_document(self) -> None:
-        self._reading.documents += 1
         ends = self._newlines.newlines or ()
         for end in (ends,) if isinstance(ends, str) else ends:
             if end in LINE_ENDS:

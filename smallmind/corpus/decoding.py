@@ -2,7 +2,7 @@
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from encodings.aliases import aliases
 
@@ -42,7 +42,7 @@ def read_text(entry: Entry) -> Iterator[Piece]:
     return document(decoded(entry), entry.reading.limits.piece)
 
 
-def decoded(entry: Entry, declared: re.Pattern[bytes] | None = None) -> Iterator[str]:
+def decoded(entry: Entry, declared: re.Pattern[bytes] | None = None) -> Generator[str, None, None]:
     """Yields the text of an entry; its head may declare the encoding. Unusable if not text."""
     with closing(entry.open()) as stream:
         try:
@@ -58,21 +58,32 @@ def _decode(entry: Entry, stream: Stream, declared: re.Pattern[bytes] | None) ->
     head = stream.read(HEAD_BYTES)
     encoding = _encoding(entry, head, declared)
     if codecs.lookup(encoding).name == "utf-8" and (name := unmarked_utf16(head)):
-        raise _wrong_encoding(entry, head, "is not UTF-8: every second byte is zero", name)
+        every = "every second byte is zero" if b"\0" in head else "many bytes are controls"
+        raise _wrong_encoding(entry, head, f"is not UTF-8: {every}", name)
     decoder = codecs.getincrementaldecoder(encoding)()
     offset, before = 0, b""
     for block in _blocks(head, stream, entry.reading.limits.piece):
         try:
             text = decoder.decode(block, not block)
         except UnicodeError as error:
-            around = before + block + stream.read(entry.reading.limits.piece)
+            rest = head[offset + len(block) :] + stream.read(HEAD_BYTES)
+            around = _around(error, before, block, rest)
             raise _undecodable(entry, encoding, error, block, offset, around) from None
         if "\0" in text and not entry.is_named:
             raise Unusable(entry.name, "is binary: it has zero bytes", "leave it out")
         if text:
             yield text
         offset += len(block)
-        before = block
+        before = (before + block)[-HEAD_BYTES:]
+
+
+def _around(error: UnicodeError, before: bytes, block: bytes, rest: bytes) -> bytes:
+    """Returns the bytes on both sides of an error, the same whatever the length of a block."""
+    place = len(before)
+    if isinstance(error, UnicodeDecodeError):  # the rest of the previous block precedes this one
+        place += len(block) - len(error.object) + error.start
+    data = before + block + rest
+    return data[max(0, place - HEAD_BYTES) : place + HEAD_BYTES]
 
 
 def _blocks(head: bytes, stream: Stream, size: int) -> Iterator[bytes]:
@@ -92,7 +103,7 @@ def _encoding(entry: Entry, head: bytes, declared: re.Pattern[bytes] | None) -> 
         if head.startswith(mark):
             entry.reading.note(f"text was read as {name} because of its byte order mark")
             return name
-    if entry.reading.encoding:
+    if entry.reading.encoding and not entry.declares:
         return entry.reading.encoding
     found = declared.search(head) if declared else None
     name = found[1].decode("ascii") if found else ""

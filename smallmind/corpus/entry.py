@@ -1,26 +1,47 @@
 """The input and output of a reader, and the choice of the reader for a file."""
 
 import dataclasses
+import io
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.corpus.reading import FileStream, NoText, Reading, Skipped, Unusable, shown
-from smallmind.files.encoding import HTML, NOTEBOOK, disguised
+from smallmind.files.encoding import HTML, NOTEBOOK, TEXT_OF, WHATSAPP, Disguise, disguised
 
 TEXT_SUFFIX = ".txt"
 HEAD_BYTES = 4096  # bytes that tell what a file is
-PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zip", ".parquet")  # not read inside a compressed file
+# They are not read inside a compressed file.
+PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zip", ".parquet")
 ARCHIVE_SUFFIXES = (".zip", ".parquet")
 MARKUP_SUFFIXES = (".html", ".htm", ".xhtml", ".xht", ".xml")
 RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+CHAT_NAME = re.compile("chat|whatsapp", re.IGNORECASE)  # in all languages of WhatsApp's exports
 # Archives that have no reader: some of them would pass as text.
-UNKNOWN_ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".zst")
+UNKNOWN_ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar")
+# Files that programs write: by name, by a comment at the beginning (as in go.dev/s/generatedcode,
+# or as GitHub's linguist looks for), and as code whose lines nobody writes so long.
+GENERATED_NAME = re.compile(
+    r".*[.-]min\.(js|css|mjs|cjs|html)|.*\.(js|mjs|cjs|css|ts)\.map|.*\.lock|go\.sum|"
+    r"(package-lock|npm-shrinkwrap|packages\.lock)\.json|pnpm-lock\.yaml|.*_pb2(_grpc)?\.pyi?|"
+    r".*\.pb\.(go|cc|h)",
+    re.IGNORECASE,
+)
+GENERATED_MARK = re.compile(
+    r"\s*(?:[#*;%'\"]|//|/\*|<!--|--).*(?:\bgenerated\b.*\bdo not (?:edit|modify)\b|@generated\b)",
+    re.IGNORECASE,
+)
+SOURCE_MAP = re.compile(r'\s*\{\s*"version"\s*:\s*3\s*,(?s:.*)"mappings"\s*:')
+MARKED_LINES = 20  # at the beginning
+CODE_SUFFIXES = {f".{x}" for x in ["js", "mjs", "cjs", "jsx", "ts", "tsx", "css", "php", "py"]}
+MINIFIED_LINE = 500  # characters of a line, on average: longer than anybody writes them
 
 
 class Piece(NamedTuple):
@@ -56,15 +77,24 @@ class Entry:
     reading: Reading
     is_named: bool  # by the user, rather than found in a folder
     size: int | None  # bytes; None where only a header would say it
+    declares: bool = False  # its encoding, whatever the user says about that of texts
+    # Returns the file of a name beside the folder of this one; None if there is none.
+    beside: "Callable[[str], Entry | None]" = lambda _: None
 
     @classmethod
     def of_file(cls, path: Path, reading: Reading, is_named: bool, size: int) -> "Entry":
         """Returns a file of this many bytes."""
-        return cls(
-            shown(path), path.name, lambda: FileStream(path, reading), reading, is_named, size
-        )
 
-    @property
+        def beside(name: str) -> Entry | None:
+            other = path.absolute().parent.parent / name
+            return cls.of_file(other, reading, False, size) if other.is_file() else None
+
+        def open() -> Stream:
+            return FileStream(path, reading)
+
+        return cls(shown(path), path.name, open, reading, is_named, size, beside=beside)
+
+    @cached_property
     def suffix(self) -> str:
         return os.path.splitext(self.file)[1].lower()
 
@@ -78,10 +108,11 @@ class Entry:
         file = os.path.splitext(self.file)[0]
         return dataclasses.replace(self, file=file, open=open, size=None)
 
-    def member(self, file: str, open: Callable[[], Stream]) -> "Entry":
+    def member(
+        self, file: str, open: Callable[[], Stream], beside: "Callable[[str], Entry | None]"
+    ) -> "Entry":
         """Returns a file in this archive."""
-        name = f"{self.name}: {file}"
-        return dataclasses.replace(self, name=name, file=file, open=open, is_named=False, size=None)
+        return Entry(f"{self.name}: {file}", file, open, self.reading, False, None, beside=beside)
 
 
 Reader = Callable[[Entry], Iterator[Piece]]
@@ -97,40 +128,81 @@ def read(entry: Entry) -> Iterator[Piece]:
     if entry.is_unpacked and suffix in PACKED_SUFFIXES:
         reason = f"is a {suffix} file inside a compressed file"
         raise Unusable(entry.name, reason, "unpack the outer one first")
-    if entry.reading.is_glance and suffix not in (*RECORD_SUFFIXES, *PACKED_SUFFIXES):
+    has_records = suffix in (*RECORD_SUFFIXES, *PACKED_SUFFIXES)
+    if entry.reading.is_glance and not has_records and not _may_be_chat(entry):
         return
-    reader: Reader = parts.load(parts.READERS, _reader_of(entry))
-    has_text, left_out, skipped = False, entry.reading.left_out, len(entry.reading.skipped)
-    for piece in reader(entry):
-        has_text = True
-        yield piece
+    kind, entry = _reader_of(entry)
+    if entry.reading.is_glance and not has_records and kind != WHATSAPP:
+        return
+    reader: Reader = parts.load(parts.READERS, kind)
+    entry.reading.kind, entry.reading.is_new = suffix, True
+    left_out, skipped = entry.reading.left_out, len(entry.reading.skipped)
+    pieces = reader(entry)
+    first = next(pieces, None)
+    has_text = first is not None
+    if first is not None:
+        if entry.reading.assistant and not (first.role or entry.is_named):
+            raise Unusable(entry.name, "is not a chat, which --assistant is for", "name the file")
+        yield first
         if entry.reading.is_glance and suffix in RECORD_SUFFIXES:
             return
+        yield from pieces
     if not has_text and entry.reading.left_out > left_out:
         raise Unusable(
             entry.name,
             "has no conversation with an answer to learn",
             "in one of them the assistant must answer a question, without a mark such as weight 0",
         )
-    if not has_text and not entry.reading.is_glance:
+    # The speakers of chats are listed for all files together.
+    if not has_text and not entry.reading.is_glance and not entry.reading.speakers:
         reasons = "".join(f": {each}" for each in entry.reading.skipped[skipped:][:1])
         raise Unusable(entry.name, f"has no text in it{reasons}", "give a file with text in it")
 
 
-def _reader_of(entry: Entry) -> str:
-    """Returns the suffix by which to read an entry, or raises Unusable, by its first bytes too."""
-    with entry.reading.paused(), closing(entry.open()) as stream:
-        found = disguised(stream.read(HEAD_BYTES))
+def _reader_of(entry: Entry) -> tuple[str, Entry]:
+    """Returns the suffix by which to read an entry, by its first bytes too, or raises Unusable.
+
+    The entry is returned too: a small one is opened only once, which is most of its time.
+    """
     suffix = entry.suffix
+    with entry.reading.paused(), closing(entry.open()) as stream:
+        head = stream.read(HEAD_BYTES)
+    if len(head) < HEAD_BYTES and suffix not in PACKED_SUFFIXES:
+        entry = dataclasses.replace(entry, open=lambda: _Small(head))
+    return _named_reader(entry, suffix, disguised(head)), entry
+
+
+class _Small(io.BytesIO):
+    """The bytes of a small file."""
+
+    count = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self.count += len(data)
+        return data
+
+
+def _named_reader(entry: Entry, suffix: str, found: Disguise | None) -> str:
     is_table = suffix in (*PACKED_SUFFIXES, *RECORD_SUFFIXES)
+    if found and found.kind == WHATSAPP:
+        if _may_be_chat(entry):
+            return WHATSAPP
+        found = None
     if found is None or (found.kind == HTML and suffix in MARKUP_SUFFIXES):
         return suffix if suffix in parts.READERS else TEXT_SUFFIX
-    if found.kind == HTML and not is_table:
-        entry.reading.note("read the text of HTML, without its tags,")
-        return ".html"
-    if found.kind == NOTEBOOK and (suffix == ".json" or not is_table):
-        return ".ipynb"
+    if found.kind in TEXT_OF and (not is_table or (found.kind, suffix) == (NOTEBOOK, ".json")):
+        if found.kind == HTML:
+            entry.reading.note("read the text of HTML, without its tags,")
+        return TEXT_OF[found.kind]
     raise Unusable(entry.name, f"is {found.kind}", found.advice(entry.name))
+
+
+def _may_be_chat(entry: Entry) -> bool:
+    """Returns True for a text that is named, or has such a name, and is not wanted as a text."""
+    is_called = CHAT_NAME.search(entry.file) or (entry.is_named and not entry.is_unpacked)
+    is_text = entry.reading.chat is False or entry.reading.field
+    return bool(entry.suffix == TEXT_SUFFIX and is_called and not is_text)
 
 
 def read_found(entry: Entry) -> Iterator[Piece]:
@@ -141,6 +213,9 @@ def read_found(entry: Entry) -> Iterator[Piece]:
     turns out to be damaged later.
     """
     reading, short = entry.reading, None
+    if not reading.generated and GENERATED_NAME.fullmatch(entry.file):
+        _leave_out(entry)
+        return
     before: tuple[Any, ...] | None = reading.found()
     try:
         if reading.is_glance and not any(piece.role for piece in read(entry)):
@@ -151,17 +226,39 @@ def read_found(entry: Entry) -> Iterator[Piece]:
             if short is None:
                 reading.decodable.add(entry.name)
                 reading.restore(reading.found() if before is None else before)
-        if short is None:
-            for piece in read(entry):
-                before = None
-                yield piece
-        else:
-            yield from short
+        for piece in read(entry) if short is None else short:
+            if before is not None and not reading.generated and _is_generated(entry, piece.text):
+                reading.restore(before)
+                _leave_out(entry)
+                return
+            before = None
+            yield piece
     except Unusable as error:
         if before is None:
             raise
         reading.restore(before)
         reading.skipped.append(Skipped(entry.name, error.reason))
+
+
+def _is_generated(entry: Entry, text: str) -> bool:
+    """-> True if this is the beginning of a file that a program has written, or minified."""
+    if entry.suffix in (*ARCHIVE_SUFFIXES, *RECORD_SUFFIXES):  # a member is looked at by itself
+        return False
+    lines = text.split("\n", MARKED_LINES)
+    return (
+        any(
+            GENERATED_MARK.match(line[:MINIFIED_LINE])
+            for line in lines[:MARKED_LINES]
+            if "enerated" in line or "ENERATED" in line  # much faster than the expression
+        )
+        or bool(SOURCE_MAP.match(text[:HEAD_BYTES]))
+        or (entry.suffix in CODE_SUFFIXES and len(text) > MINIFIED_LINE * (4 + text.count("\n")))
+    )
+
+
+def _leave_out(entry: Entry) -> None:
+    words = "that programs have written or minified; --no-gitignore reads them"
+    entry.reading.count("Not read", "file", words)
 
 
 def _checked(entry: Entry) -> list[Piece] | None:

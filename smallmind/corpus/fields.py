@@ -11,7 +11,8 @@ from smallmind.corpus.compressed import PACKED, unpacked
 from smallmind.corpus.entry import Entry
 from smallmind.corpus.json_records import json_elements, json_lines
 from smallmind.corpus.reading import Limits, Reading, shown
-from smallmind.corpus.records import Row, kind_of
+from smallmind.corpus.records import kind_of
+from smallmind.corpus.shapes import Row
 from smallmind.corpus.tables import table_rows
 
 READERS: dict[str, Callable[[Entry], Iterator[Row]]] = {

@@ -5,6 +5,7 @@ import itertools
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from smallmind.checks import InputError, count_of
 from smallmind.console import activity
 from smallmind.corpus.entry import PACKED_SUFFIXES, RECORD_SUFFIXES, TEXT_SUFFIX
+from smallmind.corpus.ignoring import Rules, is_ignored, rules_of
 from smallmind.corpus.reading import Skipped, not_regular, shown
 from smallmind.corpus.shards import holds_tokens
 
@@ -20,9 +22,8 @@ WILDCARDS = "*?["
 RUN_FILES = ("config.json", "metrics.jsonl")  # files in the directory of a run
 TRAINING_NAME = re.compile(r"(?:^|[_.-])train(?:ing)?(?:[_.-]|$)", re.IGNORECASE)
 TEST_NAME = re.compile(r"(?:^|[_.-])(?:test|eval|dev|val(?:id|idation)?)(?:[_.-]|$)", re.IGNORECASE)
-# Folders with what others wrote, and files that programs write, which few mean to learn from.
+# Folders with what others wrote, which few mean to learn from.
 FOLDERS_OF_OTHERS = ("node_modules", "bower_components", "site-packages", "__pycache__", "venv")
-MADE_NAME = re.compile(r".*[.-]min\.(js|css|mjs)|.*\.(js|css)\.map|package-lock\.json|.*\.lock")
 EXCLUDE_ADVICE = "to leave them out: --exclude"
 DATA_SUFFIXES = {*PACKED_SUFFIXES, *RECORD_SUFFIXES, TEXT_SUFFIX}
 
@@ -30,14 +31,19 @@ DATA_SUFFIXES = {*PACKED_SUFFIXES, *RECORD_SUFFIXES, TEXT_SUFFIX}
 class File(NamedTuple):
     """A file with texts."""
 
-    path: Path
+    name: str  # its path
     size: int  # bytes
     is_named: bool  # rather than found in a folder or by a glob
 
     @property
+    def path(self) -> Path:
+        """The path, which takes more memory than the name."""
+        return Path(self.name)
+
+    @property
     def is_compressed(self) -> bool:
         """True if the file takes more space when unpacked."""
-        return self.path.suffix.lower() in PACKED_SUFFIXES
+        return os.path.splitext(self.name)[1].lower() in PACKED_SUFFIXES
 
 
 class Found(NamedTuple):
@@ -51,8 +57,13 @@ class Found(NamedTuple):
 class _Finder:
     """Collects files, each of them once."""
 
-    def __init__(self, exclude: Sequence[str]) -> None:
+    def __init__(self, exclude: Sequence[str], include: Sequence[str], gitignore: bool) -> None:
         self.excluded = dict.fromkeys(exclude, 0)  # how many files and folders a pattern excludes
+        self.included = dict.fromkeys(include, 0)  # how many files of folders a pattern includes
+        self.ignored = 0  # files and folders that a .gitignore names
+        self._obeys_gitignore = gitignore
+        # The real path of a folder, the reason to skip it, and its rules, None if it is ignored.
+        self._known: dict[tuple[str, str], tuple[str, str, tuple[Rules, ...] | None]] = {}
         self.files: dict[str, File] = {}  # by the path without symbolic links
         self._folders: set[str] = set()  # the same of folders: links may lead back to them
         self.skipped: dict[str, Skipped] = {}
@@ -68,12 +79,12 @@ class _Finder:
             return
         except (OSError, ValueError) as error:
             raise InputError(f"cannot read {shown(name)}: {_reason(error)}") from None
-        if self._is_excluded(Path(name), Path(name).parts):
+        if _matches(self.excluded, name, Path(name).parts):
             return
         if stat.S_ISDIR(status.st_mode):
-            self._add_found(Path(name), Path(name))
+            self._add_found(os.fspath(Path(name)), os.fspath(Path(name)))
         elif stat.S_ISREG(status.st_mode):
-            self._add_file(Path(name), status.st_size, is_named=True)
+            self._add_file(name, os.path.realpath(name), status.st_size, is_named=True)
         else:
             raise InputError(not_regular(name))
 
@@ -86,102 +97,150 @@ class _Finder:
         matches = expand(Path(name))
         if not matches:
             raise InputError(f"no file matches {shown(name)}; give another pattern or a path")
-        root = _fixed(Path(name))
+        root = os.fspath(_fixed(Path(name)))
         for path in matches:
-            if not self._is_excluded(path, path.parts):
-                self._add_found(path, root)
+            if not _matches(self.excluded, os.fspath(path), path.parts):
+                top = os.fspath(path)
+                self._add_found(os.path.join(root, top) if root == os.curdir else top, root)
 
-    def _add_found(self, top: Path, root: Path) -> None:
+    def _add_found(self, top: str, root: str) -> None:
         """Adds a file, or all in a folder; skips what is neither, and links out of `root`."""
         waiting, within = [top], os.path.realpath(root)
         while waiting:
             activity.tick()
             path = waiting.pop()
+            parent, name = os.path.split(path)
             try:
-                if path != top and self._is_excluded(path, path.parts[-1:]):
+                if path != top and _matches(self.excluded, path, (name,)):
                     continue
-                status = os.stat(path)
-                if (path == top or path.is_symlink()) and not _is_within(path, within):
+                status = os.lstat(path)
+                is_link = stat.S_ISLNK(status.st_mode)
+                is_folder = stat.S_ISDIR(status.st_mode)
+                real, reason, rules = self._folder(parent, root)
+                if path != root and (rules is None or is_ignored(rules, name, is_folder)):
+                    self.ignored += 1
+                    continue
+                if is_link:
+                    status = os.stat(path)
+                    is_folder = stat.S_ISDIR(status.st_mode)
+                if (path == top or is_link) and not _is_within(Path(path), within):
                     self._skip(path, f"is a symbolic link that leads out of {shown(root)}")
                     continue
-                is_folder = stat.S_ISDIR(status.st_mode)
-                folder = path if is_folder else path.parent
-                if all((folder / name).is_file() for name in RUN_FILES):
-                    # A run's output is not a text to learn from, and it changes during training.
-                    self._skip(folder, "is the directory of a run")
-                elif holds_tokens(folder):
-                    self._skip(folder, "holds tokens; give it alone to train on them")
+                if is_folder:
+                    parent, (real, reason, _) = path, self._folder(path, root)
+                if reason:
+                    self._skip(parent, reason)
                 elif is_folder:
-                    if _is_new(path, self._folders):
-                        waiting += reversed(list(_entries(path)))
-                elif stat.S_ISREG(status.st_mode):
-                    self._add_file(path, status.st_size, is_named=False)
-                else:
+                    if real not in self._folders:
+                        self._folders.add(real)
+                        waiting += [os.path.join(path, x) for x in reversed(_names(path))]
+                elif not stat.S_ISREG(status.st_mode):
                     self._skip(path, "is not a regular file")
+                elif not self.included or _matches(self.included, path, Path(path).parts):
+                    key = os.path.realpath(path) if is_link else os.path.join(real, name)
+                    self._add_file(path, key, status.st_size, is_named=False)
             except OSError as error:
-                is_lost = isinstance(error, FileNotFoundError) and path.is_symlink()
+                is_lost = isinstance(error, FileNotFoundError) and os.path.islink(path)
                 words = "is a symbolic link to nothing" if is_lost else None
                 self._skip(path, words or f"cannot be read: {_reason(error)}")
 
-    def _is_excluded(self, path: Path, parts: Sequence[str]) -> bool:
-        """-> True if a pattern matches the path, or without a slash one of these parts of it."""
-        for pattern in self.excluded:
-            wanted, names = pattern.rstrip("/"), parts
-            if "/" in wanted:
-                names = [f"/{each.as_posix()}" for each in (path, *path.parents)]
-                wanted = f"*/{wanted.lstrip('/')}"
-            if any(fnmatch.fnmatch(name, wanted) for name in names):
-                self.excluded[pattern] += 1
-                return True
-        return False
+    def _folder(self, folder: str, root: str) -> tuple[str, str, tuple[Rules, ...] | None]:
+        """-> the real path of a folder, the reason to skip it or "", its rules if it is read.
 
-    def _add_file(self, path: Path, size: int, is_named: bool) -> None:
-        key = os.path.realpath(path)
+        Those above `root` say nothing about `root` itself, which somebody has named.
+        """
+        if (folder, root) in self._known:
+            return self._known[folder, root]
+        reason = ""
+        if all(os.path.isfile(os.path.join(folder, name)) for name in RUN_FILES):
+            # A run's output is not a text to learn from, and it changes during training.
+            reason = "is the directory of a run"
+        elif holds_tokens(folder):
+            reason = "holds tokens; give it alone to train on them"
+        rules: tuple[Rules, ...] | None = ()
+        above, name = os.path.split(folder)
+        if self._obeys_gitignore and folder == root:
+            rules = rules_of(folder or ".", None)
+        elif self._obeys_gitignore and folder.startswith(os.path.join(root, "")):
+            rules = self._folder(above, root)[2]
+            if rules is not None:
+                is_out = is_ignored(rules, name, is_folder=True)
+                rules = None if is_out else rules_of(folder, rules, name)
+        self._known[folder, root] = found = os.path.realpath(folder), reason, rules
+        return found
+
+    def _add_file(self, name: str, key: str, size: int, is_named: bool) -> None:
         if (known := self.files.get(key)) is None:
-            self.files[key] = File(path, size, is_named)
+            self.files[name if key == name else key] = File(name, size, is_named)
         elif is_named:
             self.files[key] = known._replace(is_named=True)
 
-    def _skip(self, path: Path, reason: str) -> None:
-        self.skipped.setdefault(os.path.realpath(path), Skipped(shown(path), reason))
+    def _skip(self, path: str, reason: str) -> None:
+        self.skipped.setdefault(os.path.realpath(path), Skipped(shown(Path(path)), reason))
 
 
-def find(paths: Sequence[str | PathLike[str]], exclude: Sequence[str] = ()) -> Found:
+def _matches(counts: dict[str, int], name: str, parts: Sequence[str]) -> bool:
+    """-> True if a pattern matches a path, or without a slash one of these parts; counts it."""
+    for pattern in counts:
+        wanted, names = pattern.rstrip("/"), parts
+        if "/" in wanted:
+            path = Path(name)
+            names = [f"/{each.as_posix()}" for each in (path, *path.parents)]
+            wanted = f"*/{wanted.lstrip('/')}"
+        if any(fnmatch.fnmatch(each, wanted) for each in names):
+            counts[pattern] += 1
+            return True
+    return False
+
+
+def find(
+    paths: Sequence[str | PathLike[str]],
+    exclude: Sequence[str] = (),
+    include: Sequence[str] = (),
+    gitignore: bool = True,
+) -> Found:
     """-> the files that paths mean, in the order of the paths, and by name within each of them.
 
     A pattern in `exclude` matches the name of a file or folder or, if it has a slash, a path as it
-    is found. InputError if one of the paths means nothing that can be read.
+    is found. With `include`, only files that one of its patterns matches, or whose folder it
+    matches, are read of folders and globs. InputError if one of the paths means nothing that can be
+    read.
     """
-    finder = _Finder(exclude)
+    finder = _Finder(exclude, include, gitignore)
     with activity.doing("Looking for files", usual=True):
         for path in paths:
             finder.add(os.fspath(path))
     files = list(finder.files.values())
+    counts = [("Excluded", finder.excluded, "path"), ("Included", finder.included, "file")]
     notes = [
-        f"Excluded by {shown(pattern, 60)!r}: {count_of(n, 'path') if n else 'nothing'}"
-        for pattern, n in finder.excluded.items()
+        f"{label} by {shown(pattern, 60)!r}: {count_of(n, thing) if n else 'nothing'}"
+        for label, found, thing in counts
+        for pattern, n in found.items()
     ]
+    if n := finder.ignored:
+        notes.append(
+            f"Left out: {count_of(n, 'path')} that .gitignore names; --no-gitignore reads them"
+        )
     return Found(files, list(finder.skipped.values()), [*notes, *_unwanted(files)])
 
 
 def _unwanted(files: Sequence[File]) -> Iterator[str]:
     """Yields notes about what few people mean to learn from, by the names of files and folders."""
-    paths = [file.path.parts for file in files]
+    folders = Counter(os.path.dirname(file.name) for file in files)
+    paths = {Path(folder).parts: n for folder, n in folders.items()}
     for name in FOLDERS_OF_OTHERS:
-        if n := sum(name in parts for parts in paths):
+        if n := sum(n for parts, n in paths.items() if name in parts):
             yield f"Among the texts: {count_of(n, 'file')} of {name}; {EXCLUDE_ADVICE} {name}"
-    made = [parts[-1] for parts in paths if MADE_NAME.fullmatch(parts[-1])]
-    if made:
-        yield (
-            f"Among the texts: {count_of(len(made), 'file')} that programs have made, such as "
-            f"{shown(made[0], 60)}; {EXCLUDE_ADVICE} PATTERN"
-        )
+    # The names of files that tell nothing of a split are not kept: there may be many.
+    pairs = (os.path.split(file.name) for file in files)
     splits = [
-        (parts[:i], part)
-        for parts in paths
-        for i, part in enumerate(parts)
-        if i < len(parts) - 1 or os.path.splitext(part)[1].lower() in DATA_SUFFIXES
+        (Path(folder).parts, name)
+        for folder, name in pairs
+        if (TRAINING_NAME.search(name) or TEST_NAME.search(name))
+        and os.path.splitext(name)[1].lower() in DATA_SUFFIXES
     ]
+    inner = ((parts[:i], part) for parts in paths for i, part in enumerate(parts))
+    splits += dict.fromkeys(inner)
     trained = {folder for folder, part in splits if TRAINING_NAME.search(part)}
     tests = (part for folder, part in splits if folder in trained and TEST_NAME.search(part))
     if names := [shown(name, 60) for name in dict.fromkeys(tests)]:
@@ -237,9 +296,11 @@ def _folders(top: Path) -> Iterator[Path]:
 
 def _entries(folder: Path, hidden: bool = False) -> Iterator[Path]:
     """Yields the entries of a folder, by name."""
-    for name in sorted(os.listdir(folder)):
-        if hidden or not name.startswith("."):
-            yield folder / name
+    yield from (folder / name for name in _names(folder, hidden))
+
+
+def _names(folder: str | Path, hidden: bool = False) -> list[str]:
+    return sorted(x for x in os.listdir(folder) if hidden or not x.startswith("."))
 
 
 def _is_new(folder: Path, seen: set[str]) -> bool:

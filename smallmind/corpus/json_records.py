@@ -1,6 +1,8 @@
 """JSON: a value per line, or a whole file that is an array of records or one record."""
 
+import itertools
 import json
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -9,10 +11,14 @@ from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece
-from smallmind.corpus.json_values import DuplicateKey, parsed
+from smallmind.corpus.json_values import DECODER, DuplicateKey, parsed
 from smallmind.corpus.reading import Unusable, shown
-from smallmind.corpus.records import Records, Row, lines
+from smallmind.corpus.records import Records, lines, too_long
+from smallmind.corpus.shapes import ONLY_VALUE, Row
 
+# Before the first element of an array and before others, after the last, and an array without any.
+FIRST, NEXT = re.compile(r"[ \t\n\r]*\[[ \t\n\r]*"), re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
+END, EMPTY = re.compile(r"[ \t\n\r]*\][ \t\n\r]*"), re.compile(r"[ \t\n\r]*\[\s*\]\s*")
 OPENERS = tuple('{["')  # that lines of JSON begin with
 
 
@@ -33,15 +39,18 @@ def json_lines(entry: Entry) -> Iterator[Row]:
             continue
         where = f"line {number:,}"
         try:
-            value = parsed(line.rstrip("\r\n"))
+            value = parsed(line)
         except ValueError as error:
+            if number == 1 and line.lstrip().startswith("["):
+                yield from json_elements(entry)  # an array over several lines
+                return
             advice = "correct or remove that line"
             raise Unusable(entry.name, _problem(error), advice, where) from None
         yield value, where
 
 
 def json_elements(entry: Entry) -> Iterator[Row]:
-    """Yields the elements of an array, or the only value, or else the value of each line.
+    """Yields the elements of an array as they come, or the only value, or the value of each line.
 
     Unusable if it is not JSON, InputError if it is too large.
     """
@@ -49,21 +58,42 @@ def json_elements(entry: Entry) -> Iterator[Row]:
         entry.reading.note("read JSON with one value per line")
         yield from json_lines(entry)
         return
-    value = _whole(entry)
-    elements = value if isinstance(value, list) else [value]
-    for number, element in enumerate(elements, 1):
-        activity.tick()
-        yield element, f"element {number:,}" if elements is value else "its only value"
+    text, number, wanted, before = "", 0, 0, FIRST
+    with closing(decoded(entry)) as chunks:
+        for chunk in itertools.chain(chunks, [""]):
+            text, at = text + chunk, 0
+            if text.lstrip()[:1] not in ("[", "") and not number:
+                break
+            if len(text) <= wanted and chunk:  # a long element is not tried too often
+                continue
+            while found := before.match(text, at):
+                try:
+                    value, end = DECODER.raw_decode(text, found.end())
+                except (ValueError, RecursionError):
+                    break
+                if end == len(text):  # a number may go on
+                    break
+                at, number, before = end, number + 1, NEXT
+                activity.tick()
+                yield value, f"element {number:,}"
+            text = text[at:]
+            wanted = 2 * len(text)
+            if len(text) > entry.reading.limits.record:
+                raise too_long(entry, f"element {number + 1:,}")
+    if not (END if number else EMPTY).fullmatch(text):
+        yield _whole(entry), ONLY_VALUE  # or it says what is wrong in an array
 
 
 def _has_lines(entry: Entry) -> bool:
     """-> True if the first line that is not blank is a whole value, and another one follows."""
-    with entry.reading.paused():
-        rows = (line for line in lines(entry, decoded(entry)) if not line.isspace())
+    with entry.reading.paused(), closing(decoded(entry)) as chunks:
         try:
-            with closing(rows):
-                first = next(rows, "").lstrip()
-                return first[:1] in OPENERS and next(rows, None) is not None and _is_value(first)
+            beginning = "".join(itertools.islice(chunks, 2))
+            if "\n" not in beginning.lstrip() and "\r" not in beginning.lstrip():
+                return False
+            rows = (x for x in lines(entry, itertools.chain([beginning], chunks)) if x.strip())
+            first = next(rows, "").lstrip()
+            return first[:1] in OPENERS and next(rows, None) is not None and _is_value(first)
         except InputError:  # what is wrong is said by whoever reads it whole
             return False
 

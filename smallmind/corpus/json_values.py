@@ -31,13 +31,13 @@ def parsed(text: str) -> Any:
     ValueError if it is malformed or nested too deeply, DuplicateKey if it is ambiguous.
     """
     try:
-        return json.loads(
-            text,
-            parse_float=finite,
-            parse_int=lambda digits: Number(digits) if digits == "-0" else int(digits),
-            parse_constant=lambda _: None,
-            object_pairs_hook=_object,
-        )
+        try:
+            value, end = DECODER.raw_decode(text)
+            if end == len(text) or text[end:].isspace():
+                return value
+        except json.JSONDecodeError:  # spaces may be before the value
+            pass
+        return DECODER.decode(text.rstrip("\r\n"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -55,6 +55,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             if fields[name] != value:
                 raise DuplicateKey(name)
     return fields
+
+
+DECODER = json.JSONDecoder(
+    parse_float=finite,
+    parse_int=lambda digits: Number(digits) if digits == "-0" else int(digits),
+    parse_constant=lambda _: None,
+    object_pairs_hook=_object,
+)
 
 
 def has_text(value: Any) -> bool:

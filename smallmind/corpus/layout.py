@@ -1,13 +1,15 @@
 """The text of marked-up documents: words, and the spaces and line breaks between them."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry
 from smallmind.corpus.reading import Limits
 
-NO_SEPARATOR, SPACE, LINE, PARAGRAPH = range(4)  # what separates words, the weakest first
-SEPARATORS = ("", " ", "\n", "\n\n")
+NO_SEPARATOR, SPACE, TAB, LINE, PARAGRAPH = range(5)  # what separates words, the weakest first
+SEPARATORS = ("", " ", "\t", "\n", "\n\n")
+WHITE_SPACE = re.compile(r"[ \t\n\r\f]+")
 LEFT_OUT_ELEMENTS = ("script", "style")  # elements
 
 
@@ -25,6 +27,16 @@ class TextLayout:
             self._written.append(SEPARATORS[self._separator])
         self._written.append(words)
         self._separator, self._has_begun = NO_SEPARATOR, True
+
+    def write_words(self, text: str) -> None:
+        """Writes text whose white space, however long, only separates words."""
+        words = WHITE_SPACE.sub(" ", text)
+        if words.startswith(" "):
+            self.separate(SPACE)
+        if stripped := words.strip(" "):
+            self.write(stripped)
+        if words.endswith(" "):
+            self.separate(SPACE)
 
     def separate(self, separator: int) -> None:
         """Separates the next words from the previous ones, if there are both."""

@@ -15,6 +15,7 @@ from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.json_values import Number
 from smallmind.corpus.reading import Unusable, shown
 from smallmind.corpus.records import Records
+from smallmind.corpus.shapes import SHAPE_FIELDS
 from smallmind.corpus.turns import TELLING_FIELDS
 
 ROWS_AT_ONCE = 256  # that are converted at once
@@ -37,10 +38,13 @@ def read_parquet(entry: Entry) -> Iterator[Piece]:
             twice = next(name for name in names if names.count(name) > 1)
             reason = f"has two columns with the name {shown(twice, 60)!r}"
             raise Unusable(entry.name, reason, "rename one of them")
-        telling = [name for name in names if name.casefold() in TELLING_FIELDS]
+        telling = [name for name in names if name.casefold() in (*TELLING_FIELDS, *SHAPE_FIELDS)]
         first = next(iter(next(_batches(entry, table, telling), [])), None) if telling else None
-        shape = records.look_for_turns(names, "its columns", first)
-        columns = list(shape.names) if shape else [records.choose(names, "its columns")]
+        if records.unfolded.has(first):
+            columns = names
+        else:
+            shape = records.look_for_turns(names, "its columns", first)
+            columns = list(shape.names) if shape else [records.choose(names, "its columns")]
         for name in () if entry.reading.field else names:
             if name not in columns and any(word in types[name] for word in TEXT_TYPES):
                 entry.reading.leave_unread(name)

@@ -184,6 +184,8 @@ def identity(
         "encoding": corpus.encoding,
         "shard_tokens": shard_tokens,
         **({} if corpus.chat is None else {"chat": corpus.chat}),
+        **({} if corpus.reads_generated else {"generated": False}),
+        **({} if corpus.assistant is None else {"assistant": corpus.assistant}),
         **encoding.described(),
     }
 

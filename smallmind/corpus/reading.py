@@ -70,6 +70,8 @@ class Report:
     conversations: int = 0  # of the documents
     turns: int = 0  # of all conversations
     unanswered: int = 0  # conversations without an answer, which are not among the documents
+    # Suffixes of files, also in archives: how many of them, their documents and characters.
+    kinds: tuple[tuple[str, int, int, int], ...] = ()
 
     def leaving_out(self, thoughts: int) -> "Report":
         """Adds the note that a chat template cannot write these thoughts, if there are any."""
@@ -90,8 +92,17 @@ class Reading:
         size: int,
         decodable: set[str],
         chat: bool | None = None,
+        generated: bool = True,
+        assistant: str | None = None,
     ) -> None:
+        self.generated = generated  # whether minified and generated files are read
+        self.kind, self.is_new = "", True  # of the file that is read; True until it has a text
+        self._kinds: dict[str, list[int]] = {}
         self.chat = chat  # conversations in records; None: where they are recognised
+        self.assistant = assistant  # who answers in chats of people
+        self.speakers: Counter[str] = Counter()  # their turns in such chats
+        self.program = ""  # that exported the last of these
+        self.people: dict[str, dict[str, str]] = {}  # file of Slack's users -> names by ids
         self.is_glance = False  # only at the first record of each file that has records
         self.field = field  # of a record, its text; None: the obvious one
         self.encoding = encoding  # of what has no byte order mark; None: UTF-8
@@ -114,9 +125,9 @@ class Reading:
         """Notes something about the file that is being read, once per file."""
         self._of_this_file.add(words)
 
-    def count(self, label: str, thing: str, more: str) -> None:
-        """Counts a thing for the summary: "Left out: 3 conversations with a blank question"."""
-        self._counts[label, thing, more] += 1
+    def count(self, label: str, thing: str, more: str, n: int = 1) -> None:
+        """Counts things for the summary: "Left out: 3 conversations with a blank question"."""
+        self._counts[label, thing, more] += n
 
     def leave_unread(self, name: object, in_turns: bool = False) -> None:
         """Remembers a field with text that is not part of what is read."""
@@ -127,12 +138,26 @@ class Reading:
         self, record: dict[Any, Any], read: Collection[str], texts: Iterable[str] = ()
     ) -> None:
         """Remembers the fields of a record with text that is neither read nor one of the texts."""
-        names = [name for name in record if name not in read and (name, False) not in self.unread]
-        said = {text.strip() for text in texts} if names else set()
-        for name in names:
-            value = record[name]
-            if not (isinstance(value, str) and value.strip() in said) and has_text(value):
-                self.leave_unread(name)
+        said: set[str] | None = None
+        for name, value in record.items():
+            if name in read or isinstance(value, int | float) or (name, False) in self.unread:
+                continue
+            if not has_text(value):
+                continue
+            if isinstance(value, str):
+                said = {text.strip() for text in texts} if said is None else said
+                if value.strip() in said:
+                    continue
+            self.leave_unread(name)
+
+    def count_text(self, characters: int, ends: bool) -> None:
+        """Counts a part of a document in the file that is read."""
+        counts = self._kinds.setdefault(self.kind, [0, 0, 0])
+        for i, n in enumerate((self.is_new, ends, characters)):
+            counts[i] += n
+        self.is_new = False
+        self.documents += ends
+        self.characters += characters
 
     @property
     def left_out(self) -> int:
@@ -150,7 +175,7 @@ class Reading:
     def report(self, skipped: list[Skipped], before: list[str]) -> Report:
         """Returns all that was found, after what was `skipped` and noted `before` the reading."""
         notes = [f"{words} in {count_of(n, 'file')}" for words, n in sorted(self._notes.items())]
-        for (label, thing, more), n in sorted(self._counts.items()):
+        for (label, thing, more), n in sorted((+self._counts).items()):
             notes.append(f"{label}: {count_of(n, thing)} {more}")
         unread = [repr(shown(name, 60)) + " of turns" * of_turns for name, of_turns in self.unread]
         if more_names := unread[MAX_SHOWN:]:
@@ -160,7 +185,9 @@ class Reading:
         notes += before
         counts = self.files, self.documents, self.characters, self.empty
         turns = self.conversations, self.turns, self.unanswered
-        return Report(*counts, (*skipped, *self.skipped), tuple(notes), *turns)
+        kinds = sorted(self._kinds.items(), key=lambda item: (-item[1][2], item[0]))
+        by_kind = tuple((kind, files, texts, size) for kind, (files, texts, size) in kinds)
+        return Report(*counts, (*skipped, *self.skipped), tuple(notes), *turns, kinds=by_kind)
 
     def reach(self, position: int) -> None:
         """Shows that the current file has been read up to this position."""
@@ -232,6 +259,8 @@ def shown(words: object, longest: int = 4096) -> str:
     """Returns a path or a message of another library, in one line that any terminal can show."""
     text = str(words)
     text = text if len(text) <= longest else f"{text[: longest - 3]}..."
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.reading import Unusable, shown
-from smallmind.corpus.records import Records, Row, lines, too_long
+from smallmind.corpus.records import Records, lines, too_long
+from smallmind.corpus.shapes import Row
 
 SEPARATORS = ",;\t|"  # that a file with commas in its name may really have
 TAB = "\t"
@@ -24,7 +25,10 @@ def read_table(entry: Entry) -> Iterator[Piece]:
         return
     records = Records(entry, "column")
     first = list(itertools.islice(rows, 1))
-    is_chat = records.look_for_turns(names, "the header row", first[0][0] if first else None)
+    record = first[0][0] if first else None
+    is_chat = records.unfolded.has(record) or bool(
+        records.look_for_turns(names, "the header row", record)
+    )
     if not is_chat and len(names) == 1 and not entry.reading.field:
         records.choose_only(names[0])  # it holds the text, whatever it is called
     elif not is_chat:

@@ -185,4 +185,8 @@ def _report(saved: dict[str, Any]) -> Report:
         notes=tuple(map(str, saved["notes"])),
         **{name: whole(saved[name]) for name in ("files", "documents", "characters", "empty")},
         **{name: whole(saved.get(name, 0)) for name in ("conversations", "turns", "unanswered")},
+        kinds=tuple(
+            (str(kind), whole(files), whole(documents), whole(characters))
+            for kind, files, documents, characters in saved.get("kinds", ())
+        ),
     )

@@ -21,18 +21,18 @@ MAX_SPACE = 2**16  # characters of white space that are kept in a row
 
 def read_xml(entry: Entry) -> Iterator[Piece]:
     """Returns the text of an XML file: one document. InputError if it is not well-formed."""
-    return document(_chunks(entry), entry.reading.limits.piece)
+    return document(texts_of(entry, Elements(entry.name)), entry.reading.limits.piece)
 
 
-def _chunks(entry: Entry) -> Iterator[str]:
-    elements = _Elements(entry.name)
+def texts_of(entry: Entry, elements: "Elements") -> Iterator[str]:
+    """Yields what the elements of an XML file write. InputError if it is not well-formed."""
     for text in growing(entry, decoded(entry, ENCODING), elements.held):
         elements.feed(text)
         yield elements.layout.take()
     elements.end()
 
 
-class _Elements:
+class Elements:
     """Writes the text of elements to a layout.
 
     White space within a text stays as it is. At the edges of elements it only indents them, and
@@ -47,22 +47,22 @@ class _Elements:
         self._held = ""  # white space that a tag or more text may follow
         self._is_after_tag, self._is_after_end = True, False
         # decoded() has seen to the encoding; what the file declares no longer holds.
-        self._parser = expat.ParserCreate("utf-8")
-        self._parser.StartElementHandler = self._start
-        self._parser.EndElementHandler = self._end
-        self._parser.CharacterDataHandler = self._text
-        self._parser.EntityDeclHandler = self._declare
-        self._parser.SkippedEntityHandler = self._entity
+        self.parser = expat.ParserCreate("utf-8")
+        self.parser.StartElementHandler = self._start
+        self.parser.EndElementHandler = self._end
+        self.parser.CharacterDataHandler = self._text
+        self.parser.EntityDeclHandler = self._declare
+        self.parser.SkippedEntityHandler = self._entity
 
     def held(self, limits: Limits) -> tuple[int, int]:
-        return self._fed - max(0, self._parser.CurrentByteIndex), limits.record
+        return self._fed - max(0, self.parser.CurrentByteIndex), limits.record
 
     def feed(self, text: str, is_last: bool = False) -> None:
         """Parses the next part of the file. InputError if it is not well-formed."""
         data = text.encode("utf-8", "replace")
         self._fed += len(data)
         try:
-            self._parser.Parse(data, is_last)
+            self.parser.Parse(data, is_last)
         except expat.ExpatError as error:
             reason = f"is not well-formed XML: {shown(error)}"
             advice = "correct it, or rename it to .html, which may have errors"
@@ -73,7 +73,7 @@ class _Elements:
         if self._fed:
             self.feed("", is_last=True)
 
-    def _start(self, tag: str, _attributes: Any) -> None:
+    def _start(self, tag: str, _attributes: dict[str, str]) -> None:
         if self._is_after_end and not self._held:
             self.layout.separate(LINE)
         self._edge(is_end=False)

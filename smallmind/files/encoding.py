@@ -6,6 +6,7 @@ import shlex
 from typing import NamedTuple
 
 from smallmind.checks import InputError
+from smallmind.files.languages import ENCODINGS, UTF16, most_likely
 
 # First bytes -> what the file is, and the command that makes text of it. Those that read standard
 # input take a file of any name.
@@ -33,26 +34,38 @@ MARKS = {
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
-HTML, NOTEBOOK = "a page of HTML", "a Jupyter notebook"
+HTML, NOTEBOOK, WHATSAPP = "a page of HTML", "a Jupyter notebook", "a chat of WhatsApp"
+STAMP = rb"\d{1,4}[./-] ?\d{1,2}[./-] ?\d{1,4}[^\d\n]{1,16}\d{1,2}[:.]\d\d"  # day and minute
+PDF = "a PDF document"
+MHTML = "a web archive (MHTML) or a mail with several parts"
+# The formats below whose text can be read: the suffixes of their readers.
+TEXT_OF = {HTML: ".html", NOTEBOOK: ".ipynb", PDF: ".pdf", MHTML: ".mhtml"}
 # These formats may be valid UTF-8, and would pass for plain text: pattern, kind, command.
 TEXTUAL = (
     (rb"version https://git-lfs\.github\.com/", "a pointer of Git LFS", "git lfs pull"),
     (rb"(?:\.\./)*(?:\.git)?/annex/objects/", "a pointer of git-annex", "git annex get ."),
     (rb"\{\\rtf", "a document in RTF", "pandoc -f rtf -t plain -o {text} {file}"),
-    (rb"%PDF-", "a PDF document", "pdftotext {file} {text}"),
+    (rb"%PDF-", PDF, "pdftotext {file} {text}"),
     (rb"%!PS", "a PostScript document", "ps2ascii {file} {text}"),
     (
         rb"(?:[\w-]+:[^\n]*\n(?:[ \t][^\n]*\n)*)*?content-type:\s*multipart/",
-        "a web archive (MHTML) or a mail with several parts",
+        MHTML,
         "",
     ),
     (rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", HTML, ""),
+    (
+        # In brackets a year comes first in logs too, which have no mark of the direction.
+        rb"(?:\xe2\x80[\x8e\x8f])?(?:\[(?!\d{4}-\d\d-\d\d \d(?!.*\xe2\x80\x8e))%s[^\n\]]{0,24}\]|"
+        rb"%s[^\d\n:]{0,16} -) " % (STAMP, STAMP),
+        WHATSAPP,
+        "",
+    ),
     (rb'\s*\{\s*"(?:cells|metadata|nbformat\w*)"\s*:.*"(?:cell_type|nbformat)"\s*:', NOTEBOOK, ""),
 )
+ANY_TEXTUAL = re.compile(b"|".join(each[0] for each in TEXTUAL), re.IGNORECASE | re.DOTALL)
 ASCII = bytes(range(0x80))
-CONTROLS = bytes(range(0x80, 0xA0))  # in ISO-8859-1; characters in Windows-1252, except for
-UNDEFINED = b"\x81\x8d\x8f\x90\x9d"
-MIN_ASCII_SHARE = 0.7  # share of the bytes, in the languages of Western Europe
+CONTROLS = bytes({*range(0x20)} - {*b"\t\n\f\r\x1b"})
+MIN_CONTROLS, MIN_BYTES = 0.01, 12  # share of controls in UTF-16, and the bytes that show it
 MIN_VALID_SHARE = 0.9  # share of the bytes above ASCII, in a damaged UTF-8 text
 
 
@@ -77,6 +90,8 @@ def disguised(head: bytes) -> Disguise | None:
             head = head.decode(name, "ignore").encode("utf-8", "ignore")
             break
     head = head.removeprefix(b"\xef\xbb\xbf")
+    if not ANY_TEXTUAL.match(head):
+        return None
     for pattern, kind, command in TEXTUAL:
         if re.match(pattern, head, re.IGNORECASE | re.DOTALL):
             return Disguise(kind, command)
@@ -131,23 +146,26 @@ def likely_encoding(data: bytes) -> str | None:
     valid = len(data.decode("utf-8", "ignore").encode().translate(None, delete=ASCII))
     if valid >= MIN_VALID_SHARE * above:
         return "UTF-8"
-    if len(data) - above < MIN_ASCII_SHARE * len(data):
-        return None
-    if not any(byte in data for byte in CONTROLS):
-        return "ISO-8859-1"
-    return None if any(byte in data for byte in UNDEFINED) else "Windows-1252"
+    return None if _has_controls(data) else most_likely(data, ENCODINGS | UTF16)
 
 
 def unmarked_utf16(data: bytes) -> str | None:
-    """-> UTF-16LE or UTF-16BE if nearly every second byte of a text is zero, else None.
+    """-> UTF-16LE or UTF-16BE for a text without a byte order mark, else None.
 
-    Python decodes such a text as UTF-8 too.
+    Nearly every second byte is zero, or the text looks like a language. Many bytes are controls, so
+    that Python may decode it as UTF-8 too: Russian and Greek have no others in place of letters.
     """
     for first, name in ((1, "UTF-16LE"), (0, "UTF-16BE")):
         halves = data[first:4096:2], data[1 - first : 4096 : 2]
         if halves[0].count(0) > 0.9 * len(halves[0]) and 0 not in halves[1]:
             return name if _decodes(data, name) else None
-    return None
+    return most_likely(data, UTF16) if _has_controls(data) else None
+
+
+def _has_controls(data: bytes) -> bool:
+    sample = data[:4096]
+    others = len(sample.translate(None, delete=CONTROLS))
+    return len(sample) >= MIN_BYTES and others < (1 - MIN_CONTROLS) * len(sample)
 
 
 def _format(data: bytes) -> tuple[str, str] | None:

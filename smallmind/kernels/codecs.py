@@ -185,7 +185,9 @@ def _scaled(x, extreme):
 
 
 def _inverse(scales):
-    return np.where(scales == 0, np.float32(0), np.float32(1) / scales)
+    """-> 1 / scales; 0 where that is not finite, as such values are zeros in float16."""
+    inverse = np.float32(1) / scales
+    return np.where(np.isinf(inverse), np.float32(0), inverse)
 
 
 def _from_lowest(x, lowest):

@@ -305,6 +305,19 @@ def matmul_quantised_transpose(out, a, w):
     out[...] = a @ to_float32(w)
 
 
+@kernel(functions=2, writes=2, is_activation=False, is_of_layer=False, division=("rows", "x"))
+def quantise(scales, q, x):
+    """x (n, BLOCK) -> scales (n,), q (n, BLOCK) int8 of q8_0, or (n, HALF) uint8 of q4_0.
+
+    Writes scales, q; of a block with a value that is not finite, q is arbitrary.
+    """
+    # Imported here, so that the machine code of no kernel depends on it.
+    from smallmind.kernels import codecs
+
+    pack = codecs.pack_q8_0 if q.dtype == np.int8 else codecs.pack_q4_0
+    scales[...], q[...] = pack(x)
+
+
 @kernel("reduce", functions=2, adds=True, division=("chunks", "x"))
 def column_sum(out, x):
     """x (R, C) -> out (C,) += the sum over rows. Adds to out."""

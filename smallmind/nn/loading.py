@@ -153,7 +153,7 @@ def converted(kernels: Any, rows: np.ndarray, dtype: Any, name: str) -> np.ndarr
     if rows.dtype == dtype:
         return rows
     if is_quantised(dtype):
-        blocks = round_to(to_float32(rows), dtype)
+        blocks = _blocks(kernels, to_float32(rows), dtype)
         if not is_finite(blocks):
             raise InputError(f"{name} is too large for {_name(dtype)}; choose bfloat16 or float32")
         return blocks
@@ -165,6 +165,17 @@ def converted(kernels: Any, rows: np.ndarray, dtype: Any, name: str) -> np.ndarr
     matrix = (1, -1) if rows.ndim == 1 else (len(rows), -1)
     kernels.copy_columns(out.reshape(matrix), rows.reshape(matrix), 0)
     return out
+
+
+def _blocks(kernels: Any, values: np.ndarray, dtype: Any) -> np.ndarray:
+    """values (..., n) -> blocks (..., n / BLOCK) of a number type that is computed with."""
+    x = np.ascontiguousarray(values, np.float32).reshape(-1, BLOCK)
+    blocks = np.empty(len(x), dtype)
+    scales, q = np.empty(len(x), np.float32), np.empty(blocks["q"].shape, blocks["q"].dtype)
+    kernels.quantise(scales, q, x)
+    with np.errstate(over="ignore", invalid="ignore"):
+        blocks["scale"], blocks["q"] = scales, q
+    return blocks.reshape(*values.shape[:-1], values.shape[-1] // BLOCK)
 
 
 def _name(dtype: Any) -> str:

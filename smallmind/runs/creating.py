@@ -6,6 +6,7 @@ A text is read and encoded first, as some settings follow from it.
 import dataclasses
 import functools
 import importlib.util
+import os
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -80,6 +81,7 @@ def choices_of(settings: Settings | None, recipe: str | None, fields: dict[str, 
     """Returns the choices of a program. Arguments and errors as `Run.create`."""
     check_type("settings", settings, Settings, None)
     check_type("recipe", recipe, str, None)
+    fields = {k: os.fspath(x) if isinstance(x, PathLike) else x for k, x in fields.items()}
     names = {name: fields.pop(name) for name in SETS if fields.get(name) is not None}
     for name, value in (names | ({"recipe": recipe} if recipe else {})).items():
         if settings:

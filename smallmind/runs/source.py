@@ -401,7 +401,16 @@ def corpus_of(paths: Sequence[str | PathLike[str]], run: RunConfig | None) -> Co
     """Returns the texts that paths mean, read as the settings say."""
     if run is None:
         return Corpus(paths)
-    return Corpus(paths, run.text_field, run.text_encoding, chat=run.chat, exclude=run.exclude)
+    return Corpus(
+        paths,
+        run.text_field,
+        run.text_encoding,
+        chat=run.chat,
+        exclude=run.exclude,
+        include=run.include,
+        gitignore=run.gitignore,
+        assistant=run.assistant,
+    )
 
 
 def _is_large(characters: int) -> bool:

@@ -795,6 +795,17 @@ class RunConfig:
         "slash of this path; may be repeated",
         metavar="PATTERN",
     )
+    include: str | tuple[str, ...] | None = setting(
+        None,
+        "read only files of this name in folders, such as '*.py', or with a slash of this path, "
+        "generated ones too; may be repeated",
+        metavar="PATTERN",
+    )
+    gitignore: bool = setting(
+        True,
+        "leave out of folders what .gitignore files name, and minified and generated files",
+        before=False,
+    )
     text_field: str | None = setting(
         None,
         "the field or column with the text, in .jsonl, .json, .csv, .tsv and .parquet files",
@@ -819,6 +830,12 @@ class RunConfig:
         "read conversations: messages, or prompts or questions with answers; default: where a file "
         "has them. Without a text: questions about the built-in stories",
         before=False,
+    )
+    assistant: str | None = setting(
+        None,
+        "who answers in chats of people, from Telegram, WhatsApp, Discord, Slack, Messenger or "
+        "Instagram; without it, their speakers are listed",
+        metavar="NAME",
     )
     chat_template: str | None = setting(
         None,

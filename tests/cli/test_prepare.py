@@ -120,6 +120,30 @@ def test_excluded_files_are_left_out_also_after_resuming(text, tmp_path, cli):
     assert "Among the texts: 1 file of node_modules; to leave them out: --exclude" in printed
 
 
+def test_what_git_ignores_is_left_out_also_after_resuming_but_not_by_runs_from_before(
+    text, tmp_path, cli
+):
+    folder = os.path.dirname(text)
+    written(tmp_path / "texts" / ".gitignore", "*.log\n")
+    written(tmp_path / "texts" / "a.log", "log " * 30)
+    written(tmp_path / "texts" / "b.md", TEXT)
+    written(tmp_path / "texts" / "c.min.js", "x=1;" * 30)
+    printed = cli("prepare", folder, "--out", tmp_path / "shards").flat
+    assert "Left out: 1 path that .gitignore names; --no-gitignore reads them" in printed
+    assert "Not read: 1 file that programs have written or minified" in printed
+    assert "kind" in printed and ".md" in printed and ".log" not in printed.replace("*.log", "")
+    cli("train", folder, SMALL, "--include *.md", "--out", tmp_path / "run")
+    for name, flags, before in (("new", "", False), ("old", "--no-gitignore", True)):
+        run = tmp_path / name
+        cli("train", folder, SMALL, flags, "--out", run)
+        config = json.loads((run / "config.json").read_text())
+        assert config["run"]["gitignore"] is not before
+        if before:  # as an earlier version wrote it
+            del config["run"]["gitignore"], config["run"]["include"]
+            (run / "config.json").write_text(json.dumps(config))
+        cli("train --resume", run, "--steps 6")
+
+
 def test_a_tokenizer_may_come_from_a_file(text, tmp_path, cli, refused):
     file = tmp_path / "tokenizer.json"
     Tokenizer(TEXT, "bpe", vocab_size=265).save(file)

@@ -38,6 +38,7 @@ def test_every_flag_of_a_setting_with_a_value_takes_several():
             "bigram_vocab",
             "lengths",
             "exclude",
+            "include",
             "text",
             "out",
             "enable_diagnostics",

@@ -89,7 +89,7 @@ def test_archives_inside_archives_are_not_opened(tmp_path):
     inner = gzip.compress(b"text")
     message = refused(written(tmp_path / "a.gz.gz", gzip.compress(inner)))
     assert message.endswith("is a .gz file inside a compressed file; unpack the outer one first")
-    for suffix in (".tar", ".tar.gz", ".tgz", ".7z", ".zst"):
+    for suffix in (".tar", ".tar.gz", ".tgz", ".7z", ".rar"):
         path = written(tmp_path / f"a{suffix}", gzip.compress(b"text"))
         assert " archive; unpack it and give the files in it" in refused(path)
     path = zipped(

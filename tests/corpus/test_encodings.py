@@ -4,6 +4,7 @@ import bz2
 import codecs
 import gzip
 import lzma
+import re
 import shutil
 import subprocess
 
@@ -12,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smallmind.corpus.corpus import Corpus
+from smallmind.files.encoding import likely_encoding
+from tests.corpus.languages import TEXTS, UNSEEN
 from tests.corpus.reading import corpus, documents, refused, written
 
 TEXT = "Ein süßer Bär aß “vier” Möhren für 3 € 🐻.\nZeile zwei\n"
@@ -127,10 +130,9 @@ def test_the_command_works_on_that_very_file(kind, name, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ("привет мир\n".encode("koi8-r"), "its encoding is unknown: save it as UTF-8"),
+        (bytes(range(1, 256)) * 4, "its encoding is unknown: save it as UTF-8"),
         (bytes(range(256)) * 4, "its encoding is unknown"),
         (b"\x81 plain words", "its encoding is unknown"),
-        (b"%PDF-1.7\n\xe2\xe3\xcf\xd3\n", "is a PDF document; convert it: pdftotext "),
         (b"\xd0\xcf\x11\xe0 office", "but an office document; save it as plain text in UTF-8"),
         (b"PK\x03\x04" + bytes(26) + b"[Content_Types].xml\xff", "an office document; save it as"),
         (b"PK\x03\x04" + bytes(26) + b"mimetypeapplication/epub+zip\xff", "pandoc -t plain -o "),
@@ -167,3 +169,61 @@ def test_a_named_text_with_some_zeros_is_read(tmp_path):
 def test_a_text_without_characters_is_refused(tmp_path):
     assert "is empty; give a file with text" in refused(written(tmp_path / "a.txt", b""))
     assert "has no text in it" in refused(written(tmp_path / "b.txt", codecs.BOM_UTF8))
+
+
+LANGUAGES = [(name, encoding) for name, (encodings, *_) in TEXTS.items() for encoding in encodings]
+
+
+@pytest.mark.parametrize(("language", "encoding"), LANGUAGES)
+def test_the_encoding_is_proposed_by_the_language(language, encoding, tmp_path):
+    text = TEXTS[language][2].encode(encoding, "ignore").decode(encoding)
+    for times in (1, 100):
+        path = written(tmp_path / "a.txt", (text * times).encode(encoding))
+        message = refused(path)  # never read in silence
+        [_, option, command] = re.split("; add --encoding |, or convert it: iconv -f ", message)
+        assert command.startswith(option) and option in message.partition("; add")[0]
+        assert documents(Corpus(path, encoding=option)) == [text * times]
+
+
+@pytest.mark.parametrize(
+    ("texts", "share_of_short"), [(TEXTS, 0.94), (UNSEEN, 0.9)], ids=["seen", "unseen"]
+)
+def test_the_first_proposal_is_right_for_long_texts_and_nine_short_ones_of_ten(
+    texts, share_of_short
+):
+    def share(kind):
+        cases = [
+            (encoding, text.encode(encoding, "ignore"))
+            for encodings, short, long in texts.values()
+            for encoding in {*encodings, "UTF-16LE"}
+            for text in (short if kind == "short" else [long])
+        ]
+        assert len(cases) > 30
+        right = 0
+        for encoding, data in cases:
+            likely = likely_encoding(data)
+            right += likely is not None and data.decode(likely, "replace") == data.decode(encoding)
+        return right / len(cases)
+
+    assert share("long") == 1
+    assert share("short") >= share_of_short
+
+
+@pytest.mark.parametrize(
+    "data", [b"a\xff", b"\xff\n", b"\x81 plain words", bytes(range(1, 256)) * 9]
+)
+def test_what_looks_like_no_language_is_unknown(data):
+    assert likely_encoding(data) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["\x1b[31mred\x1b[0m", "a page\x0canother", "b\x08bold" * 9, "a\x01b" * 99]
+)
+def test_controls_alone_are_no_utf16(text, tmp_path):
+    assert documents(written(tmp_path / "a.txt", text)) == [text]
+
+
+def test_a_damaged_text_is_none_in_another_encoding(tmp_path):
+    data = TEXTS["Russian"][2].encode() * 5
+    assert likely_encoding(data[:100] + b"\xff" + data[100:]) == "UTF-8"
+    assert likely_encoding(TEXTS["Chinese"][2].encode() + b"\xe4\xbd") == "UTF-8"

@@ -436,22 +436,6 @@ def test_a_part_that_is_not_text_is_named(tmp_path):
     assert read(path)[0] == [[Turn("user", "a"), SAID]]
 
 
-def test_exports_of_telegram_are_named(tmp_path):
-    messages = [
-        {"id": 1, "type": "message", "from": "user", "text": "hi"},
-        {"id": 2, "type": "message", "from": "bot", "text": ["a ", {"type": "link", "text": "b"}]},
-        {"id": 3, "type": "service", "actor": "bot", "text": ""},
-    ]
-    chat = {"name": "Ann", "type": "personal_chat", "id": 1, "messages": messages}
-    for record in (chat, {"about": "all", "chats": {"list": [chat]}}):
-        written(tmp_path / "result.json", json.dumps(record))
-        assert "result.json is an export of Telegram" in refused(tmp_path / "result.json")
-    written(tmp_path / "b.txt", "text")
-    texts = Corpus(tmp_path)
-    assert documents(texts) == ["text"]
-    assert skipped(texts, tmp_path)["result.json"].startswith("is an export of Telegram")
-
-
 # Files that are something else
 
 PAGE = (
@@ -479,14 +463,8 @@ DISGUISED = [
         "is a pointer of Git LFS",
     ),
     (r"{\rtf1\ansi{\fonttbl{\f0 Arial;}}\f0 Hello}", "is a document in RTF; convert it: pandoc"),
-    ("%PDF-1.4\n1 0 obj\n(Hello)\nendobj\n", "is a PDF document; convert it: pdftotext"),
     ("%!PS-Adobe-3.0\n(Hello) show\n", "is a PostScript document"),
     ("/annex/objects/SHA256E-s1--ab.txt\n", "is a pointer of git-annex"),
-    (
-        "From: <Saved by Blink>\r\nSubject: a\r\n b\r\nMIME-Version: 1.0\r\n"
-        'Content-Type: multipart/related;\r\n\tboundary="c"\r\n\r\n--c\r\n',
-        "is a web archive (MHTML) or a mail with several parts; save it as plain text",
-    ),
 ]
 
 
@@ -499,6 +477,18 @@ def test_other_formats_are_named_whatever_the_name(tmp_path, name, data, words):
     texts = Corpus(tmp_path)
     assert documents(texts) == ["text"] and not texts.has_conversations()
     assert skipped(texts, tmp_path)[name] == words.split(";")[0]
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.jsonl", "x.parquet"])
+def test_documents_are_no_tables(tmp_path, name):
+    archive = (
+        'Subject: a\r\n b\r\nContent-Type: multipart/related;\r\n\tboundary="c"\r\n\r\n--c\r\n'
+    )
+    for data, words in (
+        ("%PDF-1.4\n(Hello)\n", "is a PDF document; convert it: pdftotext"),
+        (archive, "is a web archive (MHTML) or a mail with several parts; save it as plain text"),
+    ):
+        assert f"{name} {words}" in refused(written(tmp_path / name, data))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smallmind.kernels import compiled, reference
 from smallmind.kernels.number_types import DTYPES, is_finite, kind_of, round_to, to_float32
 from smallmind.nn.loading import Stored
 from smallmind.parts import NUMBER_TYPES, types_for
@@ -147,6 +148,29 @@ def test_many_blocks_are_read_as_each_alone(name):
     if "store" in kind.uses:
         again = round_to(found, blocks.dtype)
         np.testing.assert_array_equal(again[-1], round_to(found[-1:], blocks.dtype)[0])
+
+
+TIES = np.where(np.arange(64) % 3, 1, -1).astype(np.float32)
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(np.int8, 32), (np.uint8, 16)])
+@pytest.mark.parametrize("n", [1, 2, 3, 129])
+@pytest.mark.parametrize("scale", [0, -0.0, 1, 1e30, 1e-38, 1e-44])
+def test_the_kernel_rounds_as_the_plain_twin_does(n, scale, dtype, width):
+    """The first of several values of one magnitude decides; what float16 cannot hold is zero."""
+    random = np.random.default_rng(n)
+    ties = random.permuted(TIES.reshape(2, 32), axis=1)
+    for values in (random.normal(size=(n, 32)), np.round(2 * random.normal(size=(n, 32))), ties):
+        x = np.asarray(values, np.float32) * np.float32(scale)
+        found, wanted = (
+            (np.full(len(x), np.nan, np.float32), np.full((len(x), width), 99, dtype))
+            for _ in range(2)
+        )
+        compiled.quantise(*found, x)
+        with np.errstate(divide="ignore", over="ignore"):
+            reference.quantise(*wanted, x)
+        assert_same_bits(found[0], wanted[0])
+        np.testing.assert_array_equal(found[1], wanted[1])
 
 
 def test_every_type_has_an_array_of_its_own():

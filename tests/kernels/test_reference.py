@@ -175,6 +175,8 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
         "matmul_quantised": ([out(R, 2)], x(R, 64), blocks, x(2), x(R, 2)),
         "matmul_quantised rounded": ([out(R, 2)], x(R, 64), blocks, x(2), x(R, 2), True),
         "matmul_quantised_transpose": ([out(R, 64)], x(R, 2), blocks),
+        "quantise": ([out(R), np.zeros((R, 32), np.int8)], x(R, 32)),
+        "quantise 4 bits": ([out(R), np.zeros((R, 16), np.uint8)], x(R, 32)),
         "gelu": ([out(R, C)], x(R, C)),
         "gelu_backward": ([out(R, C), out(R, C)], x(R, C), x(R, C)),
         "column_sum": ([out(C)], x(R, C)),

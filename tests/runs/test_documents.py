@@ -143,7 +143,7 @@ def test_the_token_of_each_tokenizer():
 def test_a_run_from_the_weights_of_another_masks_documents_as_that_one_did(masked, whole, tmp_path):
     fields = {"text": TEXT + "\nthe dog.", "backend": "numpy", "steps": 2}
     for name, said in (("silent", {}), ("said", {"mask_documents": True})):
-        tuned = Run.create(init_from=str(masked.path), out=tmp_path / name, **fields, **said)
+        tuned = Run.create(init_from=masked.path, out=tmp_path / name, **fields, **said)
         assert token_of(tuned) == 0 and tuned.settings.run.mask_documents
     fields |= {"text": TEXT, "init_from": str(whole.path)}
     assert token_of(Run.create(out=tmp_path / "whole", **fields)) is None

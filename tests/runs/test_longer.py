@@ -118,7 +118,7 @@ def test_a_run_starts_from_the_weights_of_another(path, tmp_path):
     for init in (path, path / "model.safetensors", checkpoint):
         fields = {"steps": 2, "backend": "numpy", "val_every": 0, "save_every": 0}
         out = tmp_path / f"tuned-{init.name}"
-        run = Run.create(text="the cat.\n" * 90, init_from=str(init), out=out, **fields)
+        run = Run.create(text="the cat.\n" * 90, init_from=init, out=out, **fields)
         assert run.settings.model.n_embd == 8 and run.settings.model.n_layer == 1
         assert run.data.tokenizer.state() == Run.open(path).load(backend="numpy")[1].state()
         assert (run.training.model.flat.data == source).all()

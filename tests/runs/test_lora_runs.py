@@ -110,7 +110,7 @@ def test_several_shards_have_the_same_bits_as_one_process(base):
 def test_a_base_that_is_gone_or_another_is_named(base, adapted, tmp_path):
     moved, adapter = tmp_path / "moved", tmp_path / "adapter"
     shutil.copytree(base / "base", moved)
-    run = tuned(base, tmp_path / "run", init_from=str(moved))
+    run = tuned(base, tmp_path / "run", init_from=moved)
     run.train()
     shutil.copy(run.path / "model.safetensors", adapter)
     expected = run.load()[0].flat.data
@@ -132,7 +132,7 @@ def test_an_adapter_needs_a_model_to_start_from(tmp_path):
 
 
 def test_other_adapters_start_from_it(base, adapted):
-    again = tuned(base, "again", init_from=str(adapted.path))
+    again = tuned(base, "again", init_from=adapted.path)
     again.train()
     model, tokenizer = again.load()
     ids = tokenizer.encode(CATS)[None, :32]

@@ -1,0 +1,432 @@
+"""The shapes of records in published files, and how each becomes records of a plain form.
+
+A record has a plain form if its fields hold messages, a question and its answer, or a text. All
+other shapes are in one table, `SHAPES`: a new shape is a line of it, perhaps with a function.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeGuard
+
+from smallmind.corpus.reading import Reading
+from smallmind.corpus.turns import LIST_FIELDS, MAX_SHAPES, QUESTION_FIELDS, ROLES
+from smallmind.text.chat import ASSISTANT, SYSTEM, USER
+
+TEXT_NAMES = ("text", "content", "story")  # fields that hold the text, the most likely first
+KNOWN_FIELDS = {*TEXT_NAMES, *QUESTION_FIELDS, *LIST_FIELDS}
+ONLY_VALUE = "its only value"  # the place of a record that is a whole file
+LIST, OBJECT = "[]", "{}"  # stand for the names of a list, and of an object with any names
+CONTAINERS = "train|data|rows|records|examples|instances|items|conversations|dialogues"
+PAIRS = (  # fields of a question and its answer, in lists of such pairs
+    *(("input", "output"), ("human", "assistant"), ("user", "assistant"), ("question", "answer")),
+    *(("prompt", "response"), ("instruction", "output")),
+)
+# A record with one of these is no list of others, whatever else it has.
+PLAIN = " ".join(f"!{name}" for name in (*TEXT_NAMES, *QUESTION_FIELDS, "messages"))
+TURNS = "messages|conversations|conversation"
+TRANSCRIPT = re.compile(r"(?:\A|\n\n)\s*(Human|Assistant):")
+
+Row = tuple[object, str]  # a record, and where it is in its file
+
+
+class Shape(NamedTuple):
+    """A shape of records: the names of its fields, and the function that reads what they hold.
+
+    A name is "a", "a|b" (either), "a?" (perhaps) or "!a" (absent). The function is given the values
+    by the first of their names, and returns records of a plainer shape; None if this is none.
+    """
+
+    words: str  # for the line that says what was read
+    names: str
+    read: Callable[[Any], Sequence[Any] | None]
+    is_chat: bool = True  # False: it holds records of any kind
+    joins: str | None = None  # neighbours with the same value in this field are read as a list
+
+    def match(self, names: Iterable[object]) -> dict[str, str] | None:
+        """The names of a record's fields -> those of this shape, each by its first name."""
+        known = {name.casefold(): name for name in names if isinstance(name, str)}
+        found = {}
+        for word in self.names.split():
+            alternatives = word.strip("!?").split("|")
+            name = next((known[each] for each in alternatives if each in known), None)
+            if (name is None) == word.startswith("!"):
+                found.update({} if name is None else {alternatives[0]: name})
+            elif not word.endswith("?"):
+                return None
+        return found
+
+
+class Unfolded:
+    """The records of one file, unfolded: each is of a plain form, or of an unknown one."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        is_text = reading.chat is False or bool(reading.field)
+        self._shapes = [shape for shape in SHAPES if not (is_text and shape.is_chat)]
+        # The shapes that records with the same names may have, and their fields.
+        self._known: dict[tuple[object, ...], list[tuple[Shape, dict[str, str]]]] = {}
+
+    def has(self, record: object) -> bool:
+        """Returns True if a record of a table has one of the shapes."""
+        matches = ((x, _fields(record, names)) for x, names in self._matches(record, ""))
+        return any(x.read(found if x.joins is None else [found]) for x, found in matches)
+
+    def rows(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Yields the records that rows hold."""
+        common, together = None, list[Row]()  # neighbours that are read as a list
+        for row in rows:
+            joined = self._joined(row)
+            if common and joined != common:
+                yield from self._together(*common, together)
+                together = []
+            common = joined
+            if joined:
+                together.append(row)
+            else:
+                yield from self._unfold(*row)
+            del row  # which may be large, while the next one is read
+        if common:
+            yield from self._together(*common, together)
+
+    def _together(
+        self, shape: Shape, names: dict[str, str], _: object, rows: list[Row]
+    ) -> Iterator[Row]:
+        """Yields the records that neighbours hold together, or each by itself."""
+        found = shape.read([_renamed(record, names) for record, _ in rows])
+        if found is not None:
+            self._reading.note(f"read {shape.words}")
+            rows = [(record, rows[0][1]) for record in found]
+        for record, where in rows:
+            yield from self._unfold(record, where)
+
+    def _joined(self, row: Row) -> tuple[Shape, dict[str, str], object] | None:
+        """Returns what a row has in common with its neighbours, if they are read together."""
+        for shape, names in self._matches(*row):
+            if shape.joins is not None:
+                fields = _renamed(row[0], names)
+                if shape.read([fields]) is not None:
+                    return shape, names, fields.get(shape.joins)
+        return None
+
+    def _matches(self, record: object, where: str) -> list[tuple[Shape, dict[str, str]]]:
+        """Returns the shapes whose names a record has."""
+        if not isinstance(record, dict):
+            if not isinstance(record, list):
+                return []
+            key: tuple[object, ...] = (LIST,)
+        else:
+            key = (*record, OBJECT) if where == ONLY_VALUE else tuple(record)
+        found = self._known.get(key)
+        if found is None:
+            is_plain = isinstance(record, dict) and any(
+                name in record for name in (self._reading.field, LIST, OBJECT)
+            )
+            matches = [] if is_plain else [(shape, shape.match(key)) for shape in self._shapes]
+            found = [(shape, names) for shape, names in matches if names is not None]
+            if len(self._known) < MAX_SHAPES:
+                self._known[key] = found
+        return found
+
+    def _unfold(self, record: Any, where: str) -> Iterator[Row]:
+        """Yields the records that one holds: itself if it has none of the shapes."""
+        for shape, names in self._matches(record, where):
+            found = None if shape.joins is not None else shape.read(_fields(record, names))
+            if found is None:
+                continue
+            self._reading.note(f"read {shape.words}")
+            rest = {} if OBJECT in names or LIST in names else _rest(record, names)
+            if not shape.is_chat:
+                self._reading.note_unread(rest, ())
+            for number, each in enumerate(found, 1):
+                place = where if shape.is_chat else f"record {number:,} of {where}"
+                yield from self._unfold({**rest, **each} if shape.is_chat else each, place)
+            return
+        yield record, where
+
+
+def _fields(record: Any, names: dict[str, str]) -> dict[str, Any]:
+    """Returns the fields of a record by the names of its shape."""
+    if OBJECT in names or not isinstance(record, dict):
+        return {OBJECT: record, LIST: record}
+    return {name: record[actual] for name, actual in names.items()}
+
+
+def _rest(record: dict[Any, Any], names: dict[str, str]) -> dict[Any, Any]:
+    """Returns the fields of a record that its shape does not have."""
+    read = set(names.values())
+    return {name: value for name, value in record.items() if name not in read}
+
+
+def _renamed(record: Any, names: dict[str, str]) -> dict[Any, Any]:
+    return {**_rest(record, names), **_fields(record, names)}
+
+
+def _records(fields: dict[str, Any]) -> list[Any] | None:
+    """Returns the records in a list of them, unless they are the turns of one conversation."""
+    values = next(iter(fields.values()))
+    first = values[0] if isinstance(values, list) and values else None
+    is_turn = isinstance(first, dict) and ("role" in first or first.keys() >= {"from", "value"})
+    return values if isinstance(first, dict | list | str) and not is_turn else None
+
+
+def _are_turns(values: Any) -> TypeGuard[list[Any]]:
+    """Returns True for a list that begins with a message."""
+    return isinstance(values, list) and bool(values) and _role(values[0]) in ROLES
+
+
+def _role(turn: Any) -> str:
+    said = turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
+    return said.strip().casefold() if isinstance(said, str) else ""
+
+
+def _frame(fields: dict[str, Any]) -> list[Any] | None:
+    """{"a": {"0": 1, "1": 2}}, {"a": [1, 2]} or {"0": {"a": 1}, "1": {"a": 2}} -> its rows."""
+    frame = fields[OBJECT]
+    parts = list(frame.values())
+    first = parts[0] if parts else None
+    has_names = any(name.casefold() in KNOWN_FIELDS for name in frame)
+    if isinstance(first, list) and first and isinstance(first[0], str | int | float):
+        is_even = all(isinstance(part, list) and len(part) == len(first) for part in parts)
+        rows = zip(*parts, strict=True) if has_names and is_even else ()
+        return [dict(zip(frame, row, strict=True)) for row in rows] or None
+    if not isinstance(first, dict) or not first:
+        return None
+    if not all(isinstance(part, dict) and part.keys() == first.keys() for part in parts):
+        return None
+    if has_names or all(name.lstrip("-").isdecimal() for name in first):
+        return [{name: frame[name][row] for name in frame} for row in first]
+    return parts
+
+
+def _split_frame(fields: dict[str, Any]) -> list[Any] | None:
+    names, rows = fields["columns"], fields["data"]
+    if not isinstance(names, list) or not isinstance(rows, list):
+        return None
+    is_frame = all(isinstance(row, list) and len(row) == len(names) for row in rows)
+    return [dict(zip(names, row, strict=True)) for row in rows] if is_frame else None
+
+
+def _values(fields: dict[str, Any]) -> list[Any] | None:
+    """[1, "text"] -> its text; ["question", "answer"] -> both."""
+    texts = [value for value in fields[LIST] if isinstance(value, str)]
+    if any(isinstance(value, dict | list) for value in fields[LIST]):
+        return None
+    if len(texts) == len(fields[LIST]) == 2:
+        return [{"question": texts[0], "answer": texts[1]}]
+    return [{"text": texts[0]}] if len(texts) == 1 else None
+
+
+def _articles(fields: dict[str, Any]) -> list[Any] | None:
+    """Paragraphs with a context, and questions about it -> a record for each question."""
+    paragraphs, found = fields["paragraphs"], []
+    for paragraph in paragraphs if isinstance(paragraphs, list) else [{}]:
+        asked = paragraph.get("qas") if isinstance(paragraph, dict) else None
+        if not isinstance(asked, list) or not all(isinstance(each, dict) for each in asked):
+            return None
+        found += [{"context": paragraph.get("context"), **each} for each in asked]
+    return found
+
+
+def _first_answer(fields: dict[str, Any]) -> list[Any] | None:
+    """A question with several answers -> with the first; "" if it has none."""
+    answers = fields["answers"]
+    answers = answers.get("text") if isinstance(answers, dict) else answers
+    if not isinstance(answers, list):
+        return None
+    answer = answers[0] if answers else ""
+    answer = answer.get("text") if isinstance(answer, dict) else answer
+    asked = {"question": fields["question"], "context": fields["context"]}
+    return [{**asked, "answer": answer}] if isinstance(answer, str) else None
+
+
+def _conversation(messages: Iterable[Any]) -> list[Any]:
+    return [{"messages": list(messages)}]
+
+
+def _alternating(said: Any) -> list[Any] | None:
+    """["question", "answer", "question", "answer"] -> messages."""
+    if not (isinstance(said, list) and len(said) > 1 and all(isinstance(x, str) for x in said)):
+        return None
+    roles = (USER, ASSISTANT)
+    return _conversation({"role": roles[i % 2], "content": text} for i, text in enumerate(said))
+
+
+def _paired(pairs: Any) -> list[Any] | None:
+    """[{"input": "question", "output": "answer"}] -> messages."""
+    if not isinstance(pairs, list) or not all(isinstance(pair, dict) for pair in pairs):
+        return None
+    for names in PAIRS:
+        if pairs and all(pair.keys() >= set(names) for pair in pairs):
+            return _alternating([pair[name] for pair in pairs for name in names])
+    return None
+
+
+def _best_path(root: Any, replies: Callable[[Any], Any]) -> Iterator[dict[str, Any]]:
+    """Yields the messages from the root of a tree, each time by the reply of the best rank."""
+    while isinstance(root, dict):
+        yield {"role": root.get("role"), "content": root.get("text")}
+        found = [x for x in replies(root) or () if isinstance(x, dict)]
+        kept = [x for x in found if str(x.get("deleted")).casefold() != "true"]  # as tables have it
+        root = min(kept, key=_order, default=None)
+
+
+def _order(message: dict[str, Any]) -> float:
+    """Returns the rank of a reply, of which 0 is the best, or more than any for one without."""
+    try:
+        return float(message["rank"])
+    except (KeyError, TypeError, ValueError):
+        return math.inf
+
+
+def _tree(fields: dict[str, Any]) -> list[Any] | None:
+    path = _best_path(fields["prompt"], lambda node: node.get("replies"))
+    return _conversation(path) if isinstance(fields["prompt"], dict) else None
+
+
+def _tree_rows(rows: list[dict[str, Any]]) -> list[Any] | None:
+    """The messages of a tree -> its best path; nothing without its root."""
+    replies: dict[object, list[Any]] = {}
+    for row in rows:
+        if not all(isinstance(row.get(k), str | None) for k in ("message_id", "parent_id", "text")):
+            return None
+        replies.setdefault(row["parent_id"] or None, []).append(row)
+    roots = replies.get(None, [])
+    path = [_best_path(root, lambda node: replies.pop(node["message_id"], ())) for root in roots]
+    return [each for turns in path for each in _conversation(turns)]
+
+
+def _message_rows(rows: list[dict[str, Any]]) -> list[Any] | None:
+    """The messages of one conversation, each in a row -> the conversation."""
+    if not all(_role(row) in ROLES for row in rows):
+        return None
+    is_one = len(rows) == 1 or any(ROLES[_role(row)] == ASSISTANT for row in rows)
+    return _conversation(rows) if is_one else None
+
+
+def _transcript(text: str) -> list[Any] | None:
+    """Human: question, Assistant: answer, each after a blank line -> messages."""
+    before, *parts = TRANSCRIPT.split(text)
+    if before.strip() or len(parts) < 4:
+        return None
+    said = zip(parts[::2], parts[1::2], strict=True)
+    return [{"role": role.casefold(), "content": text.strip()} for role, text in said]
+
+
+def _chosen(fields: dict[str, Any]) -> list[Any] | None:
+    """Returns the better one of two answers after its prompt: texts, messages or transcripts."""
+    chosen, asked = fields["chosen"], fields.get("prompt", fields.get("messages"))
+    if isinstance(asked, dict) and _are_turns(asked.get("messages")):
+        asked = asked["messages"]
+    if isinstance(chosen, str):
+        before = asked if isinstance(asked, str) else ""
+        if said := _transcript(before + chosen) or _transcript(chosen):
+            return _conversation(said)
+        if isinstance(asked, str):
+            return [{"prompt": asked, "completion": chosen}]
+        chosen = {"role": ASSISTANT, "content": chosen}
+    turns: Any = [chosen] if isinstance(chosen, dict) else chosen
+    if not _are_turns(turns):
+        return None
+    if ROLES[_role(turns[0])] != ASSISTANT:
+        return _conversation(turns)
+    if isinstance(asked, str):
+        asked = [{"role": USER, "content": asked}]
+    return _conversation([*asked, *turns]) if _are_turns(asked) else None
+
+
+def _contents(fields: dict[str, Any]) -> list[Any] | None:
+    """Contents of the API of Gemini -> messages."""
+    turns = fields["contents"]
+    if isinstance(fields.get("systeminstruction"), dict) and isinstance(turns, list):
+        turns = [{**fields["systeminstruction"], "role": SYSTEM}, *turns]
+    if not turns or not isinstance(turns, list):
+        return None
+    if not all(isinstance(x, dict) and isinstance(x.get("parts"), list) for x in turns):
+        return None
+    return _conversation(
+        {"role": turn.get("role", USER), "content": [_part(part) for part in turn["parts"]]}
+        for turn in turns
+    )
+
+
+def _part(part: Any) -> Any:
+    part = part if isinstance(part, dict) and part else {"?": None}
+    kind = "thinking" if part.get("thought") else "text"
+    return {"type": kind, kind: part["text"]} if "text" in part else {"type": next(iter(part))}
+
+
+def _langchain(messages: Any) -> list[Any] | None:
+    """Messages that LangChain has written, as fields or in `data` or `kwargs` -> with roles."""
+    first = messages[0] if isinstance(messages, list) and messages else None
+    if not isinstance(first, dict) or "type" not in first or _role(first):
+        return None
+    if not all(isinstance(message, dict) for message in messages):
+        return None
+    found = []
+    for message in messages:
+        inner = message.get("data", message.get("kwargs"))
+        inner = dict(inner) if isinstance(inner, dict) else dict(message)
+        kind, path = inner.pop("type", None), message.get("id")
+        if kind is None and isinstance(path, list):  # the name of its class
+            kind = path[-1] if path else None
+        role = re.sub("Message(Chunk)?$", "", str(kind)).casefold()
+        found.append({"role": role, **inner})
+    return _conversation(found) if _are_turns(found) else None
+
+
+SHAPES = (
+    # Objects and lists that hold records. The first four are written by `DataFrame.to_json`.
+    Shape("the rows of a table", "columns index? data", _split_frame, is_chat=False),
+    Shape("the rows of a table", "data schema", _records, is_chat=False),
+    Shape("the rows of a table", OBJECT, _frame, is_chat=False),
+    Shape("rows without names", LIST, _values, is_chat=False),
+    Shape("the questions about paragraphs", "paragraphs", _articles, is_chat=False),
+    Shape("the records in 'row'", "row row_idx", lambda x: [x["row"]], is_chat=False),
+    Shape("the first answer to each question", "question context answers !answer", _first_answer),
+    # Conversations.
+    Shape(
+        "lists of texts as questions and answers",
+        f"data|dialog|dialogue|utterances|conversation|conversations {PLAIN}",
+        lambda x: _alternating(x["data"]),
+    ),
+    Shape("pairs as conversations", f"{TURNS}|dialog|dialogue", lambda x: _paired(x["messages"])),
+    # https://github.com/LAION-AI/Open-Assistant/tree/main/oasst-data
+    Shape("the replies of the best rank", "prompt message_tree_id", _tree),
+    Shape(
+        "the replies of the best rank",
+        "message_tree_id message_id parent_id text role",
+        _tree_rows,
+        joins="message_tree_id",
+    ),
+    Shape(
+        "the chosen answers of preferences, not the rejected ones (smallmind.Preferences learns "
+        "from both: smallmind guide python),",
+        "chosen|chosen_response|preferred_output rejected|rejected_response|non_preferred_output? "
+        "prompt|question|instruction|query|input? messages|conversations|conversation?",
+        _chosen,
+    ),
+    # https://ai.google.dev/api/caching#Content
+    Shape("the contents of Gemini", "contents systeminstruction|system_instruction?", _contents),
+    Shape("the messages of LangChain", TURNS, lambda x: _langchain(x["messages"])),
+    Shape("the messages of LangChain", LIST, lambda x: _langchain(x[LIST])),
+    Shape("the messages of LangChain", "type data|kwargs|content", _langchain, joins=""),
+    Shape(
+        "a list of messages as a conversation",
+        LIST,
+        lambda x: _conversation(x[LIST]) if _are_turns(x[LIST]) else None,
+    ),
+    Shape(
+        "a message per row",
+        "conversation_id|dialogue_id|session_id|thread_id role|from content|value|text",
+        _message_rows,
+        joins="conversation_id",
+    ),
+    Shape("a message per row", "role|from content|value !text", _message_rows, joins=""),
+    Shape("the records in a list", LIST, lambda x: _records({"": x[LIST]}), is_chat=False),
+    Shape("the records in a list", f"{CONTAINERS} {PLAIN}", _records, is_chat=False),
+)
+# All names of fields in the table, of which a record may need none but one.
+SHAPE_FIELDS = {
+    name for shape in SHAPES for name in re.split(r"[ |?]+", shape.names) if name[:1] != "!"
+}

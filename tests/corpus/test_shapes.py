@@ -1,0 +1,340 @@
+"""Shapes of records in published files: each becomes conversations or texts, and is said."""
+
+import gzip
+import json
+
+import pytest
+
+from smallmind.corpus import shapes
+from smallmind.corpus.corpus import Corpus
+from smallmind.corpus.reading import Limits
+from tests.corpus.reading import conversations, corpus, documents, lines, refused, written
+
+SAID = [("user", "q"), ("assistant", "a")]
+TWICE = [*SAID, ("user", "q2"), ("assistant", "a2")]
+ASKED = [("system", "s"), *SAID]
+USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+WORSE = {"role": "assistant", "content": "b"}
+HUMAN = "\n\nHuman: q\n\nAssistant: a"
+
+
+def message(number, parent, role, text, rank=None, **more):
+    """A message as Open Assistant writes it: oasst-data/oasst_data/schemas.py of its repository."""
+    named = {"message_id": f"m{number}", "parent_id": None if parent is None else f"m{parent}"}
+    return {**named, "text": text, "role": role, "lang": "en", "rank": rank, **more}
+
+
+MESSAGES = [
+    message(0, None, "prompter", "q"),
+    message(1, 0, "assistant", "worse", 1),
+    message(2, 0, "assistant", "deleted", 0, deleted=True),
+    message(3, 0, "assistant", "a", 0.0),
+    message(4, 3, "prompter", "q2"),
+    message(5, 4, "assistant", "unranked"),
+    message(6, 4, "assistant", "a2", 2),
+]
+ROWS = [{**each, "message_tree_id": "m0"} for each in MESSAGES]
+
+
+def tree(number):
+    """A message with its replies."""
+    own = [x for x in MESSAGES if x["parent_id"] == f"m{number}"]
+    return {**MESSAGES[number], "replies": [tree(MESSAGES.index(each)) for each in own]}
+
+
+def parts(*texts, role=None):
+    return {**({"role": role} if role else {}), "parts": [{"text": text} for text in texts]}
+
+
+def langchain(kind, text):
+    return {"type": kind, "data": {"content": text, "type": kind, "additional_kwargs": {}}}
+
+
+def constructor(kind, text):
+    path = ["langchain", "schema", "messages", f"{kind}Message"]
+    return {"lc": 1, "type": "constructor", "id": path, "kwargs": {"content": text}}
+
+
+PUBLISHED = [  # of each file the name, its records, the conversations, and words of the report
+    ("ultrachat.jsonl", [{"id": "0", "data": ["q", "a", "q2", "a2"]}], [TWICE], "lists of texts"),
+    ("dialog.jsonl", [{"dialog": ["q", "a"]}] * 2, [SAID] * 2, "lists of texts"),
+    (
+        "capybara.jsonl",
+        [{"source": "s", "conversation": [{"input": "q", "output": "a"}]}],
+        [SAID],
+        "pairs",
+    ),
+    ("pairs.jsonl", [{"conversation": [{"human": "q", "assistant": "a"}]}], [SAID], "pairs"),
+    (
+        "trees.jsonl",
+        [{"message_tree_id": "m0", "tree_state": "growing", "prompt": tree(0)}] * 2,
+        [TWICE] * 2,
+        "the replies of the best rank",
+    ),
+    ("messages.jsonl", ROWS, [TWICE], "the replies of the best rank"),
+    (
+        "two.jsonl",
+        [*ROWS[:4], *({**x, "message_tree_id": "n"} for x in ROWS)],
+        [SAID, TWICE],
+        "the replies of the best rank",
+    ),
+    ("hh.jsonl", [{"chosen": HUMAN, "rejected": HUMAN + "?"}], [SAID], "preferences"),
+    (
+        "hh2.jsonl",
+        [{"chosen": HUMAN + "\n\nHuman: q2\n\nAssistant: a2", "rejected": HUMAN}],
+        [TWICE],
+        "preferences",
+    ),
+    (
+        "split.jsonl",
+        [{"prompt": HUMAN[:-1], "chosen": " a", "rejected": "b"}],
+        [SAID],
+        "preferences",
+    ),
+    ("dpo.jsonl", [{"prompt": "q", "chosen": "a", "rejected": "b"}], [SAID], "preferences"),
+    (
+        "orca.jsonl",
+        [{"system": "s", "question": "q", "chosen": "a", "rejected": "b"}],
+        [ASKED],
+        "preferences",
+    ),
+    (
+        "ultrafeedback.jsonl",
+        [{"prompt": "q", "chosen": [USER, ASSISTANT], "rejected": [USER, WORSE], "score": 8.5}],
+        [SAID],
+        "preferences",
+    ),
+    (
+        "trl.jsonl",
+        [{"prompt": [USER], "chosen": [ASSISTANT], "rejected": [WORSE]}],
+        [SAID],
+        "preferences",
+    ),
+    (
+        "factory.jsonl",
+        [{"conversations": [USER], "chosen": ASSISTANT, "rejected": WORSE}],
+        [SAID],
+        "preferences",
+    ),
+    (
+        "openai.jsonl",
+        [
+            {
+                "input": {"messages": [USER]},
+                "preferred_output": [ASSISTANT],
+                "non_preferred_output": [WORSE],
+            }
+        ],
+        [SAID],
+        "preferences",
+    ),
+    (
+        "gemini.jsonl",
+        [
+            {
+                "systemInstruction": parts("s"),
+                "contents": [parts("q", role="user"), parts("a", role="model")],
+            }
+        ],
+        [ASKED],
+        "the contents of Gemini",
+    ),
+    (
+        "langchain.json",
+        [[langchain("system", "s"), langchain("human", "q"), langchain("ai", "a")]],
+        [ASKED],
+        "LangChain",
+    ),
+    (
+        "langchain.jsonl",
+        [{"messages": [{"type": "human", "content": "q"}, {"type": "ai", "content": "a"}]}],
+        [SAID],
+        "LangChain",
+    ),
+    (
+        "dumped.jsonl",
+        [[constructor("Human", "q"), constructor("AI", "a")]],
+        [SAID],
+        "LangChain",
+    ),
+    ("list.json", [[USER, ASSISTANT]], [SAID], "a list of messages"),
+    (
+        "rows.jsonl",
+        [{"conversation_id": i, **turn} for i in (1, 2) for turn in (USER, ASSISTANT)],
+        [SAID] * 2,
+        "a message per row",
+    ),
+    (
+        "squad.jsonl",
+        [{"id": "1", "context": "", "question": "q", "answers": {"text": ["a", "b"]}}],
+        [SAID],
+        "the first answer",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "records", "turns", "words"), PUBLISHED)
+def test_conversations_of_published_files(tmp_path, name, records, turns, words):
+    for path in (
+        written(tmp_path / f"{name.removesuffix('l')}l", lines(*records)),
+        written(tmp_path / "a.json.gz", gzip.compress(json.dumps(records).encode())),
+    ):
+        texts = Corpus(path)
+        assert texts.has_conversations()
+        assert conversations(texts) == turns
+        assert any(note.startswith(f"read {words}") or words in note for note in texts.report.notes)
+
+
+@pytest.mark.parametrize("shape", shapes.SHAPES, ids=lambda shape: shape.names)
+def test_each_shape_of_a_conversation_is_among_the_published(shape):
+    assert not shape.is_chat or any(words in shape.words for *_, words in PUBLISHED)
+
+
+FRAMES = {  # `DataFrame({"question": ["q", "q2"], "answer": ["a", "a2"]}).to_json(orient=...)`
+    "split": {
+        "columns": ["question", "answer"],
+        "index": [0, 1],
+        "data": [["q", "a"], ["q2", "a2"]],
+    },
+    "records": [{"question": "q", "answer": "a"}, {"question": "q2", "answer": "a2"}],
+    "index": {
+        "0": {"question": "q", "answer": "a"},
+        "1": {"question": "q2", "answer": "a2"},
+    },
+    "columns": {"question": {"0": "q", "1": "q2"}, "answer": {"0": "a", "1": "a2"}},
+    "values": [["q", "a"], ["q2", "a2"]],
+    "table": {
+        "schema": {"fields": [{"name": "question", "type": "string"}], "pandas_version": "1.4.0"},
+        "data": [{"index": 0, "question": "q", "answer": "a"}, {"question": "q2", "answer": "a2"}],
+    },
+    "list": {"question": ["q", "q2"], "answer": ["a", "a2"]},
+    "named": {"x": {"question": "q", "answer": "a"}, "y": {"question": "q2", "answer": "a2"}},
+    "named columns": {"question": {"x": "q", "y": "q2"}, "answer": {"x": "a", "y": "a2"}},
+    "data": {"data": [{"question": "q", "answer": "a"}, {"question": "q2", "answer": "a2"}]},
+    "train": {"train": [{"question": "q", "answer": "a"}, {"question": "q2", "answer": "a2"}]},
+    "rows": {
+        "features": [],
+        "rows": [
+            {"row_idx": 0, "row": {"question": "q", "answer": "a"}},
+            {"row_idx": 1, "row": {"question": "q2", "answer": "a2"}},
+        ],
+    },
+    "paragraphs": {
+        "version": "",
+        "data": [
+            {
+                "paragraphs": [
+                    {
+                        "context": "",
+                        "qas": [
+                            {"question": "q", "answers": [{"text": "a", "answer_start": 0}]},
+                            {"question": "none", "answers": [], "is_impossible": True},
+                            {"question": "q2", "answers": [{"text": "a2", "answer_start": 0}]},
+                        ],
+                    }
+                ]
+            }
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("form", FRAMES)
+def test_files_that_hold_records(tmp_path, form):
+    for data in (json.dumps(FRAMES[form]), json.dumps(FRAMES[form], indent=2)):
+        texts = Corpus(written(tmp_path / "a.json", data))
+        assert conversations(texts) == [SAID, [("user", "q2"), ("assistant", "a2")]]
+        assert texts.has_conversations()
+        assert any(note.startswith("read ") for note in texts.report.notes[:-1]) == (
+            form != "records"
+        )
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.json"])
+def test_an_array_may_have_the_name_of_lines(tmp_path, name, indent):
+    records = [{"text": "a"}, {"text": "b"}]
+    assert documents(written(tmp_path / name, json.dumps(records, indent=indent))) == ["a", "b"]
+
+
+def test_texts_in_a_frame_and_what_is_not_read(tmp_path):
+    frame = {"id": {"0": 1, "1": 2}, "text": {"0": "a", "1": "b"}}
+    assert documents(written(tmp_path / "a.json", json.dumps(frame))) == ["a", "b"]
+    assert documents(written(tmp_path / "b.json", '[[1, "a"], [2, "b"]]')) == ["a", "b"]
+    record = {"train": [{"text": "a"}], "test": [{"text": "b"}]}
+    texts = Corpus(written(tmp_path / "c.json", json.dumps(record)))
+    assert documents(texts) == ["a"]
+    assert texts.report.notes[-1] == "Not read: the text in 'test'"
+    record = {"text": "a", "data": [{"text": "b"}], "items": ["c", "d"]}
+    assert documents(written(tmp_path / "d.jsonl", lines(record))) == ["a"]
+
+
+@pytest.mark.parametrize("extra", [{"chat": False}, {"field": "text"}])
+def test_texts_are_read_where_they_are_asked_for(tmp_path, extra):
+    record = {"prompt": "q", "chosen": "a", "rejected": "b", "text": "t"}
+    path = written(tmp_path / "a.json", json.dumps({"data": [record, record]}))
+    assert documents(Corpus(path, **extra)) == ["t", "t"]
+    assert documents(Corpus(path, field="chosen")) == ["a", "a"]
+
+
+def test_a_part_of_gemini_that_is_not_text_is_named(tmp_path):
+    record = {"contents": [{"role": "user", "parts": [{"inlineData": {"data": "x"}}]}]}
+    path = written(tmp_path / "a.jsonl", lines(record))
+    assert "part 1 of the field 'content' of turn 1 of line 1 is not text, but of" in refused(path)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_tables_have_the_shapes_too(tmp_path, kind):
+    if kind == "parquet":
+        pa = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+    pairs = [{"prompt": "q", "chosen": "a", "rejected": "b"}]
+    for records, turns in ((pairs, [SAID]), (ROWS, [TWICE])):
+        names = list(dict.fromkeys(name for record in records for name in record))
+        rows = [[record.get(name) for name in names] for record in records]
+        path = tmp_path / f"a.{kind}"
+        if kind == "csv":
+            table = [names, *(["" if x is None else str(x) for x in row] for row in rows)]
+            written(path, "".join(",".join(row) + "\n" for row in table))
+        else:
+            columns = [
+                [float(x) if isinstance(x, int) and not isinstance(x, bool) else x for x in column]
+                for column in zip(*rows, strict=True)
+            ]
+            parquet.write_table(pa.table(dict(zip(names, columns, strict=True))), path)
+        assert conversations(Corpus(path)) == turns
+
+
+@pytest.mark.parametrize("piece", [1, 5, 64, None])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_arrays_are_read_as_they_come(tmp_path, piece, indent):
+    values = [{"text": "a\n" * 40, "n": 12345, "x": [1.5, -0.0, True]}, "b", {"text": '"\\]'}]
+    path = written(tmp_path / "a.json", json.dumps(values, indent=indent))
+    assert documents(corpus(path, piece)) == ["a\n" * 40, "b", '"\\]']
+    numbers = list(range(3000))
+    path = written(tmp_path / "b.json", json.dumps([{"text": str(n), "n": n} for n in numbers]))
+    assert documents(corpus(path, piece)) == [str(n) for n in numbers]
+
+
+def test_an_array_may_be_longer_than_what_is_read_whole(tmp_path):
+    limits = Limits(piece=100, record=1000, whole=2000)
+    path = written(tmp_path / "a.json", json.dumps(["x" * 500] * 100))
+    assert len(documents(Corpus(path, limits=limits))) == 100
+    path = written(tmp_path / "b.json", json.dumps(["x", "y" * 3000]))
+    assert "has more than 1,000 characters" in refused(path, limits=limits)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ('[{"text": "a"},\n {"text": "b"}\n {"text": "c"}]', "delimiter at column 2 of line 3"),
+        ('[{"text": "a"},\n {"text" "b"}]' + " " * 99, "delimiter at column 10 of line 2"),
+        ('[{"text": "a"},]', "expecting value at column 16 of line 1"),
+        ('[\n"a"] []', "has more than one JSON value, the second in line 2"),
+        ('["a"', "expecting ',' delimiter at column 5 of line 1"),
+        ('["a", {"text": 1, "text": 2}]', "has the key 'text' twice"),
+    ],
+)
+@pytest.mark.parametrize("piece", [3, None])
+def test_a_damaged_array_is_named(tmp_path, data, words, piece):
+    assert words in refused(written(tmp_path / "a.json", data), piece=piece)
