@@ -128,7 +128,8 @@ def run(options: argparse.Namespace) -> int:
     for path in paths:
         if not path.exists():
             raise InputError(f"{path} does not exist; give a run, a checkpoint or a model file")
-        if path.is_file() or not (path / METRICS).exists():  # a run may have no model yet
+        # A run may have no model yet.
+        if variables or path.is_file() or not (path / METRICS).exists():
             with_template_args(find(path).tokenizer(), variables)
     try:
         from smallmind.serve.api import RequestLimits
