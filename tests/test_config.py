@@ -107,7 +107,8 @@ def test_settings_survive_saving():
 def test_settings_of_earlier_versions_get_defaults_for_missing_fields():
     saved = {"model": {"n_layer": 3}, "training": {"windows_at_once": 5}, "run": {}}
     settings = Settings.from_dict(saved)
-    assert settings == Settings().replace(n_layer=3, micro_batch_size=5, chat=False)
+    earlier = {"chat": False, "gitignore": False}
+    assert settings == Settings().replace(n_layer=3, micro_batch_size=5, **earlier)
 
 
 @pytest.mark.parametrize("number", [2, 99, "two"])

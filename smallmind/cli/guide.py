@@ -15,7 +15,8 @@ from smallmind.guide import NAMES, text_of, title
 INDENT = 4 * " "  # of blocks of code, and of what explains the line above
 CELL_END = re.compile(r"(?<!\\)\|")
 SETTINGS = """# Every setting
-Flags of `smallmind train`; in config.json, TOML and `Run.create` with `_` for `-`, without `--`.
+Flags of `smallmind train`, whose `--help` has those for profiling too; in config.json, TOML and `Run.create` with
+`_` for `-`, without `--`.
 
 | flag | meaning |
 |---|---|
@@ -62,7 +63,7 @@ def page(name: str) -> str:
 
 
 def settings() -> str:
-    """Returns a page with every flag of `smallmind train` and its help."""
+    """Returns a page with the flags of `smallmind train` that are settings, and their help."""
     from smallmind.cli.flags import add_training_flags
 
     parser = argparse.ArgumentParser(prog="smallmind train", add_help=False)
@@ -71,6 +72,8 @@ def settings() -> str:
     for group in parser._action_groups:
         actions = [action for action in group._group_actions if action.option_strings]
         actions = [action for action in actions if action.help != argparse.SUPPRESS]
+        if group.title == "Profiling":  # which are not kept with a run
+            continue
         if actions and rows:
             rows.append(f"| **{group.title}** | |")
         for action in actions:

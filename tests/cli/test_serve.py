@@ -101,6 +101,7 @@ def test_the_flags_reach_the_server(model):
             asked = {"Host": host, "Origin": "http://localhost:3000"}
             answer = httpx.get(f"{address}/v1/models", headers=asked)
             assert answer.status_code == status
+        server.send_signal(signal.SIGINT)
 
 
 def test_a_port_that_is_taken_is_refused(cli, model):
