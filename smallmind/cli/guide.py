@@ -15,8 +15,8 @@ from smallmind.guide import NAMES, text_of, title
 INDENT = 4 * " "  # of blocks of code, and of what explains the line above
 CELL_END = re.compile(r"(?<!\\)\|")
 SETTINGS = """# Every setting
-Flags of `smallmind train`, whose `--help` has those for profiling too; in config.json, TOML and `Run.create` with
-`_` for `-`, without `--`.
+Flags of `smallmind train` (`--help` has those for profiling too); in config.json, TOML and
+`Run.create` with `_` for `-`, without `--`.
 
 | flag | meaning |
 |---|---|
