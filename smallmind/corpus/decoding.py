@@ -66,7 +66,8 @@ def _decode(entry: Entry, stream: Stream, declared: re.Pattern[bytes] | None) ->
         try:
             text = decoder.decode(block, not block)
         except UnicodeError as error:
-            around = before + block + stream.read(entry.reading.limits.piece)
+            near = head if offset < len(head) else before + block
+            around = near + stream.read(max(entry.reading.limits.piece, HEAD_BYTES))
             raise _undecodable(entry, encoding, error, block, offset, around) from None
         if "\0" in text and not entry.is_named:
             raise Unusable(entry.name, "is binary: it has zero bytes", "leave it out")

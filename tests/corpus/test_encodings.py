@@ -180,6 +180,7 @@ def test_the_encoding_is_proposed_by_the_language(language, encoding, tmp_path):
     for times in (1, 100):
         path = written(tmp_path / "a.txt", (text * times).encode(encoding))
         message = refused(path)  # never read in silence
+        assert refused(path, piece=1) == message
         [_, option, command] = re.split("; add --encoding |, or convert it: iconv -f ", message)
         assert command.startswith(option) and option in message.partition("; add")[0]
         assert documents(Corpus(path, encoding=option)) == [text * times]
