@@ -76,7 +76,7 @@ def add_text(parser: argparse.ArgumentParser, count: str, more: str = "") -> Non
         nargs=count,
         default=argparse.SUPPRESS,
         metavar="TEXT",
-        help="files with text in them (also .jsonl, .csv, .html, .epub, .zip ...), folders or "
+        help="files with text in them (also .jsonl, .csv, .epub, .docx, .zip ...), folders or "
         f"patterns{more}",
     )
 

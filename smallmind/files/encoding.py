@@ -65,7 +65,8 @@ TEXTUAL = (
 ANY_TEXTUAL = re.compile(b"|".join(each[0] for each in TEXTUAL), re.IGNORECASE | re.DOTALL)
 ASCII = bytes(range(0x80))
 CONTROLS = bytes({*range(0x20)} - {*b"\t\n\f\r\x1b"})
-MIN_CONTROLS, MIN_BYTES = 0.01, 12  # share of controls in UTF-16, and the bytes that show it
+MIN_CONTROLS = 0.01  # share of the bytes, in UTF-16 or what is no text
+MIN_CONTROLS_IN_ASCII = 0.3  # in UTF-16 all of whose bytes are ASCII, as in Russian: two fifths
 MIN_VALID_SHARE = 0.9  # share of the bytes above ASCII, in a damaged UTF-8 text
 
 
@@ -142,11 +143,9 @@ def likely_encoding(data: bytes) -> str | None:
         return unmarked
     if b"\0" in data:
         return None
-    above = len(data.translate(None, delete=ASCII))
-    valid = len(data.decode("utf-8", "ignore").encode().translate(None, delete=ASCII))
-    if valid >= MIN_VALID_SHARE * above:
+    if _is_nearly_utf8(data):
         return "UTF-8"
-    return None if _has_controls(data) else most_likely(data, ENCODINGS | UTF16)
+    return None if _controls(data) > MIN_CONTROLS else most_likely(data, ENCODINGS | UTF16)
 
 
 def unmarked_utf16(data: bytes) -> str | None:
@@ -159,13 +158,22 @@ def unmarked_utf16(data: bytes) -> str | None:
         halves = data[first:4096:2], data[1 - first : 4096 : 2]
         if halves[0].count(0) > 0.9 * len(halves[0]) and 0 not in halves[1]:
             return name if _decodes(data, name) else None
-    return most_likely(data, UTF16) if _has_controls(data) else None
-
-
-def _has_controls(data: bytes) -> bool:
     sample = data[:4096]
-    others = len(sample.translate(None, delete=CONTROLS))
-    return len(sample) >= MIN_BYTES and others < (1 - MIN_CONTROLS) * len(sample)
+    if sample.isascii():  # as UTF-8 would be, with a control now and then
+        return most_likely(data, UTF16) if _controls(sample) > MIN_CONTROLS_IN_ASCII else None
+    is_other = _controls(sample) > MIN_CONTROLS and not _is_nearly_utf8(sample)
+    return most_likely(data, UTF16) if is_other else None
+
+
+def _controls(data: bytes) -> float:
+    """Returns the share of controls."""
+    return 1 - len(data.translate(None, delete=CONTROLS)) / max(1, len(data))
+
+
+def _is_nearly_utf8(data: bytes) -> bool:
+    above = len(data.translate(None, delete=ASCII))
+    valid = len(data.decode("utf-8", "ignore").encode().translate(None, delete=ASCII))
+    return valid >= MIN_VALID_SHARE * above
 
 
 def _format(data: bytes) -> tuple[str, str] | None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smallmind.corpus.corpus import Corpus
-from smallmind.files.encoding import likely_encoding
+from smallmind.files.encoding import likely_encoding, unmarked_utf16
 from tests.corpus.languages import TEXTS, UNSEEN
 from tests.corpus.reading import corpus, documents, refused, written
 
@@ -180,6 +180,7 @@ def test_the_encoding_is_proposed_by_the_language(language, encoding, tmp_path):
     for times in (1, 100):
         path = written(tmp_path / "a.txt", (text * times).encode(encoding))
         message = refused(path)  # never read in silence
+        assert refused(path, piece=1) == message
         [_, option, command] = re.split("; add --encoding |, or convert it: iconv -f ", message)
         assert command.startswith(option) and option in message.partition("; add")[0]
         assert documents(Corpus(path, encoding=option)) == [text * times]
@@ -217,10 +218,22 @@ def test_what_looks_like_no_language_is_unknown(data):
 
 
 @pytest.mark.parametrize(
-    "text", ["\x1b[31mred\x1b[0m", "a page\x0canother", "b\x08bold" * 9, "a\x01b" * 99]
+    "text",
+    [
+        "\x1b[31mred\x1b[0m",
+        "a page\x0canother",
+        "b\x08bold" * 9,
+        "a\x01b" * 9,
+        "000\x04𐀀",
+        "a\x01bcé" * 99,
+    ],
 )
 def test_controls_alone_are_no_utf16(text, tmp_path):
     assert documents(written(tmp_path / "a.txt", text)) == [text]
+
+
+def test_an_empty_text_has_no_encoding():
+    assert unmarked_utf16(b"") is None
 
 
 def test_a_damaged_text_is_none_in_another_encoding(tmp_path):
