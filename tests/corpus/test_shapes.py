@@ -279,6 +279,9 @@ def test_texts_are_read_where_they_are_asked_for(tmp_path, extra):
     path = written(tmp_path / "a.json", json.dumps({"data": [record, record]}))
     assert documents(Corpus(path, **extra)) == ["t", "t"]
     assert documents(Corpus(path, field="chosen")) == ["a", "a"]
+    path = written(tmp_path / "b.jsonl", lines(USER, ASSISTANT))
+    settings = {name: value and "content" for name, value in extra.items()}
+    assert documents(Corpus(path, **settings)) == ["q", "a"]
 
 
 def test_a_part_of_gemini_that_is_not_text_is_named(tmp_path):
