@@ -166,9 +166,10 @@ class _Cleaner:
 
     def clean(self, piece: Piece) -> Piece | None:
         """Returns the piece with its text cleaned; None if nothing is left of it."""
-        if piece.role and piece.text.isascii() and not piece.thought and "\r" not in piece.text:
-            self._reading.count_text(len(piece.text), piece.ends)
-            if piece.ends:
+        text, ends, role, _, thought, _ = piece
+        if role and not thought and "\r" not in text and self._whole(text) is text:
+            self._reading.count_text(len(text), ends)
+            if ends:
                 self._end_document()
             return piece
         text = self._newlines.decode(piece.text, piece.ends or bool(piece.role))
@@ -189,7 +190,8 @@ class _Cleaner:
 
     def _whole(self, text: str) -> str:
         try:
-            text.encode()  # ten times as fast as looking for them
+            if not text.isascii():
+                text.encode()  # ten times as fast as looking for them
         except UnicodeEncodeError:
             self._reading.note("half characters became U+FFFD")
             return SURROGATES.sub("\ufffd", text)

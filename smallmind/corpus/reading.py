@@ -152,9 +152,10 @@ class Reading:
 
     def count_text(self, characters: int, ends: bool) -> None:
         """Counts a part of a document in the file that is read."""
-        counts = self._kinds.setdefault(self.kind, [0, 0, 0])
-        for i, n in enumerate((self.is_new, ends, characters)):
-            counts[i] += n
+        counts = self._kinds.get(self.kind) or self._kinds.setdefault(self.kind, [0, 0, 0])
+        counts[0] += self.is_new
+        counts[1] += ends
+        counts[2] += characters
         self.is_new = False
         self.documents += ends
         self.characters += characters

@@ -57,6 +57,9 @@ class Shape(NamedTuple):
         return found
 
 
+Matches = list[tuple[Shape, dict[str, str]]]  # shapes that a record may have, and their fields
+
+
 class Unfolded:
     """The records of one file, unfolded: each is of a plain form, or of an unknown one."""
 
@@ -65,7 +68,7 @@ class Unfolded:
         is_text = reading.chat is False or bool(reading.field)
         self._shapes = [shape for shape in SHAPES if not (is_text and shape.is_chat)]
         # The shapes that records with the same names may have, and their fields.
-        self._known: dict[tuple[object, ...], list[tuple[Shape, dict[str, str]]]] = {}
+        self._known: dict[tuple[object, ...], Matches] = {}
 
     def has(self, record: object) -> bool:
         """Returns True if a record of a table has one of the shapes."""
@@ -76,7 +79,8 @@ class Unfolded:
         """Yields the records that rows hold."""
         common, together = None, list[Row]()  # neighbours that are read as a list
         for row in rows:
-            joined = self._joined(row)
+            matches = self._matches(*row)
+            joined = self._joined(row, matches)
             if common and joined != common:
                 yield from self._together(*common, together)
                 together = []
@@ -84,7 +88,7 @@ class Unfolded:
             if joined:
                 together.append(row)
             else:
-                yield from self._unfold(*row)
+                yield from self._unfold(*row, matches)
             del row  # which may be large, while the next one is read
         if common:
             yield from self._together(*common, together)
@@ -98,18 +102,19 @@ class Unfolded:
             self._reading.note(f"read {shape.words}")
             rows = [(record, rows[0][1]) for record in found]
         for record, where in rows:
-            yield from self._unfold(record, where)
+            yield from self._unfold(record, where, self._matches(record, where))
 
-    def _joined(self, row: Row) -> tuple[Shape, dict[str, str], object] | None:
+    @staticmethod
+    def _joined(row: Row, matches: Matches) -> tuple[Shape, dict[str, str], object] | None:
         """Returns what a row has in common with its neighbours, if they are read together."""
-        for shape, names in self._matches(*row):
+        for shape, names in matches:
             if shape.joins is not None:
                 fields = _renamed(row[0], names)
                 if shape.read([fields]) is not None:
                     return shape, names, fields.get(shape.joins)
         return None
 
-    def _matches(self, record: object, where: str) -> list[tuple[Shape, dict[str, str]]]:
+    def _matches(self, record: object, where: str) -> Matches:
         """Returns the shapes whose names a record has."""
         if not isinstance(record, dict):
             if not isinstance(record, list):
@@ -128,11 +133,10 @@ class Unfolded:
                 self._known[key] = found
         return found
 
-    def _unfold(self, record: Any, where: str) -> Iterator[Row]:
+    def _unfold(self, record: Any, where: str, matches: Matches) -> Iterator[Row]:
         """Yields the records that one holds: itself if it has none of the shapes."""
-        for shape, names in self._matches(record, where):
-            found = None if shape.joins is not None else shape.read(_fields(record, names))
-            if found is None:
+        for shape, names in matches:
+            if shape.joins is not None or (found := shape.read(_fields(record, names))) is None:
                 continue
             self._reading.note(f"read {shape.words}")
             rest = {} if OBJECT in names or LIST in names else _rest(record, names)
@@ -140,16 +144,17 @@ class Unfolded:
                 self._reading.note_unread(rest, ())
             for number, each in enumerate(found, 1):
                 place = where if shape.is_chat else f"record {number:,} of {where}"
-                yield from self._unfold({**rest, **each} if shape.is_chat else each, place)
+                each = {**rest, **each} if shape.is_chat else each
+                yield from self._unfold(each, place, self._matches(each, place))
             return
         yield record, where
 
 
 def _fields(record: Any, names: dict[str, str]) -> dict[str, Any]:
     """Returns the fields of a record by the names of its shape."""
-    if OBJECT in names or not isinstance(record, dict):
-        return {OBJECT: record, LIST: record}
-    return {name: record[actual] for name, actual in names.items()}
+    if isinstance(record, dict) and OBJECT not in names:
+        return {name: record[actual] for name, actual in names.items()}
+    return {OBJECT: record, LIST: record}
 
 
 def _rest(record: dict[Any, Any], names: dict[str, str]) -> dict[Any, Any]:
@@ -254,12 +259,13 @@ def _alternating(said: Any) -> list[Any] | None:
 
 def _paired(pairs: Any) -> list[Any] | None:
     """[{"input": "question", "output": "answer"}] -> messages."""
-    if not isinstance(pairs, list) or not all(isinstance(pair, dict) for pair in pairs):
+    first = pairs[0] if isinstance(pairs, list) and pairs else None
+    if not isinstance(first, dict) or _role(first):
         return None
-    for names in PAIRS:
-        if pairs and all(pair.keys() >= set(names) for pair in pairs):
-            return _alternating([pair[name] for pair in pairs for name in names])
-    return None
+    names = next((names for names in PAIRS if first.keys() >= set(names)), None)
+    if not names or not all(isinstance(x, dict) and x.keys() >= set(names) for x in pairs):
+        return None
+    return _alternating([pair[name] for pair in pairs for name in names])
 
 
 def _best_path(root: Any, replies: Callable[[Any], Any]) -> Iterator[dict[str, Any]]:

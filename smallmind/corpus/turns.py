@@ -164,7 +164,8 @@ class Turns:
     ) -> None:
         self._entry, self._reading, self._shape = entry, entry.reading, shape
         self._source = source  # in words; empty: the fields
-        self._shapes: dict[tuple[object, ...], TurnFields] = {}  # by the names of a record's fields
+        # By the names of a record's fields.
+        self._shapes: dict[tuple[object, ...], tuple[TurnFields, tuple[str, ...]]] = {}
         # There is something else to read in it.
         self._otherwise = ", or give --no-chat to read the texts" if has_text else ""
 
@@ -175,9 +176,8 @@ class Turns:
         """
         if not isinstance(record, dict):
             raise self._wrong(f"{where} is not an object with a conversation")
-        shape, reading = self._shape_of(record), self._reading
+        (shape, names), reading = self._shape_of(record), self._reading
         located = f"{self._entry.name}: {where}"
-        names = shape.names
         plain = _plain(record.get(shape.messages), located) if len(names) == 1 else None
         if plain:
             reading.note_unread(record, names, (piece.text for piece in plain))
@@ -225,16 +225,20 @@ class Turns:
             if turn.thought:
                 self._reading.count("Read", "thought", "before an answer")
 
-    def _shape_of(self, record: dict[Any, Any]) -> TurnFields:
-        """Returns the shape with the optional fields of this record: others may have had fewer."""
+    def _shape_of(self, record: dict[Any, Any]) -> tuple[TurnFields, tuple[str, ...]]:
+        """Returns the shape with the optional fields of this record, and the names of its fields.
+
+        Others may have had fewer.
+        """
         key = tuple(record)
-        shape = self._shapes.get(key)
-        if shape is None:
+        found = self._shapes.get(key)
+        if found is None:
             shape = self._shape.completed(record)
+            found = shape, shape.names
             if len(self._shapes) < MAX_SHAPES:
-                self._shapes[key] = shape
+                self._shapes[key] = found
                 self._reading.note(f"read conversations from {self._source or shape}")
-        return shape
+        return found
 
     def _turns(self, record: dict[Any, Any], shape: TurnFields, where: str) -> list[Turn]:
         if shape.messages:
@@ -447,8 +451,8 @@ def _plain(messages: object, where: str) -> list[Piece] | None:
     """
     if not isinstance(messages, list):
         return None
-    pieces, is_answered, text, role = [], False, "", ""
-    for turn in messages:
+    pieces, is_answered = [], False
+    for number, turn in enumerate(messages, 1):
         if not isinstance(turn, dict) or tuple(turn) not in PLAIN_TURNS:
             return None
         said, text = turn.values()
@@ -458,11 +462,8 @@ def _plain(messages: object, where: str) -> list[Piece] | None:
         if not role:
             return None
         is_answered = is_answered or role == ASSISTANT
-        pieces.append(Piece(text, False, role, True, "", where))
-    if not is_answered:
-        return None
-    pieces[-1] = pieces[-1]._replace(ends=True)
-    return pieces
+        pieces.append(Piece(text, number == len(messages), role, True, "", where))
+    return pieces if is_answered else None
 
 
 def _first(names: Sequence[str], fields: Mapping[Any, Any]) -> str:

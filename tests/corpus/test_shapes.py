@@ -2,8 +2,12 @@
 
 import gzip
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from smallmind.corpus import shapes
 from smallmind.corpus.corpus import Corpus
@@ -275,6 +279,9 @@ def test_texts_are_read_where_they_are_asked_for(tmp_path, extra):
     path = written(tmp_path / "a.json", json.dumps({"data": [record, record]}))
     assert documents(Corpus(path, **extra)) == ["t", "t"]
     assert documents(Corpus(path, field="chosen")) == ["a", "a"]
+    path = written(tmp_path / "b.jsonl", lines(USER, ASSISTANT))
+    settings = {name: value and "content" for name, value in extra.items()}
+    assert documents(Corpus(path, **settings)) == ["q", "a"]
 
 
 def test_a_part_of_gemini_that_is_not_text_is_named(tmp_path):
@@ -338,3 +345,27 @@ def test_an_array_may_be_longer_than_what_is_read_whole(tmp_path):
 @pytest.mark.parametrize("piece", [3, None])
 def test_a_damaged_array_is_named(tmp_path, data, words, piece):
     assert words in refused(written(tmp_path / "a.json", data), piece=piece)
+
+
+SAYINGS = st.text(st.sampled_from("ab \n\r\x85é\u2028\ud83d"), max_size=5)
+MESSAGES_OF_ALL_KINDS = st.lists(
+    st.tuples(st.sampled_from(["system", "user", "assistant", "human", "gpt"]), SAYINGS), max_size=6
+)
+
+
+@given(
+    st.lists(MESSAGES_OF_ALL_KINDS, min_size=1, max_size=4),
+    st.sampled_from([("role", "content"), ("from", "value")]),
+)
+def test_messages_with_a_role_and_a_text_alone_are_read_like_all_others(found, names):
+    """The former take a short way."""
+    plain = [[dict(zip(names, turn, strict=True)) for turn in turns] for turns in found]
+    plain.append([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}])
+    others = [[{**turn, "n": 1} for turn in turns] for turns in plain]
+    with tempfile.TemporaryDirectory() as folder:
+        read = []
+        for records in plain, others:
+            path = written(Path(folder) / "a.jsonl", lines(*({"messages": x} for x in records)))
+            texts = Corpus(path)
+            read.append((list(texts.pieces()), texts.report))
+    assert read[0] == read[1]
