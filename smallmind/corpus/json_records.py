@@ -41,8 +41,9 @@ def json_lines(entry: Entry) -> Iterator[Row]:
         try:
             value = parsed(line)
         except ValueError as error:
-            if number == 1 and line.lstrip().startswith("["):
-                yield from json_elements(entry)  # an array over several lines
+            is_open = isinstance(error, json.JSONDecodeError) and line.lstrip().startswith("[")
+            if number == 1 and is_open:  # an array over several lines
+                yield from json_elements(entry)
                 return
             advice = "correct or remove that line"
             raise Unusable(entry.name, _problem(error), advice, where) from None

@@ -186,7 +186,8 @@ def _scaled(x, extreme):
 
 def _inverse(scales):
     """-> 1 / scales; 0 where that is not finite, as such values are zeros in float16."""
-    inverse = np.float32(1) / scales
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(1) / scales
     return np.where(np.isinf(inverse), np.float32(0), inverse)
 
 
