@@ -77,7 +77,7 @@ TABLE = (
     Field("presence_penalty", float, 0, -100, 100),
     Field("frequency_penalty", float, 0, -100, 100),
     Field("stop", object, names=("stop_sequences", "stop_sequence", "stopping_strings")),
-    Field("seed", int, off=(-1,), names=("random_seed",)),
+    Field("seed", int, off=(-1,), names=("random_seed", "sampler_seed")),
     Field("n", int, 1, 1),
     Field("stream", bool, False),
     Field("stream_options", dict),
@@ -99,7 +99,10 @@ FIELDS = {
 }
 # Any other field is refused, as it may change what is written, unless its value is among those that
 # change nothing: NOTHING, or what NEUTRAL has for it.
-HARMLESS = {  # whatever their value: of OpenAI, vLLM, llama.cpp, Ollama, LM Studio and OpenRouter
+# Whatever their value: of OpenAI, vLLM, llama.cpp, Ollama, LM Studio, OpenRouter and SillyTavern
+# (public/scripts/textgen-settings.js, openai.js). The order of samplers is always the same here,
+# and a model has the context that it has.
+HARMLESS = {
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
     *("prompt_cache_retention", "prompt_cache_options", "prediction", "parallel_tool_calls"),
     *("priority", "request_id", "cache_salt", "guided_decoding_backend"),
@@ -107,7 +110,12 @@ HARMLESS = {  # whatever their value: of OpenAI, vLLM, llama.cpp, Ollama, LM Stu
     *("timings_per_token", "return_progress", "dry_base", "dry_allowed_length"),
     *("dry_penalty_last_n", "dry_sequence_breakers", "xtc_threshold", "mirostat_tau"),
     *("mirostat_eta", "repeat_last_n", "keep_alive", "ttl", "draft_model", "usage", "session_id"),
-    *("chat_id", "conversation_id", "num_thread", "num_gpu", "use_mmap", "debug"),
+    *("chat_id", "conversation_id", "num_thread", "num_gpu", "use_mmap", "debug", "id"),
+    *("num_ctx", "ctx_len", "truncation_length", "num_batch", "num_keep", "use_mlock"),
+    *("sampler_priority", "sampler_order", "temperature_last", "smoothing_curve"),
+    *("rep_pen_range", "rep_pen_slope", "repetition_penalty_range", "adaptive_decay"),
+    *("api_type", "api_server", "type", "chat_completion_source", "user_name", "char_name"),
+    *("group_names", "custom_prompt_post_processing", "use_sysprompt"),
 }
 NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -122,12 +130,16 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": (None, {"type": "text"}),
     "modalities": (None, [], ["text"]),
     "reasoning_format": (None, "none", "auto"),
-    "reasoning_effort": (None, "none"),
+    "reasoning_effort": (None, "none", "auto"),
+    "adaptive_target": (None, -1, -0.01),  # below zero it is off
+    "add_bos_token": (None, True),  # a text begins as its tokenizer says
+    "num_beams": (None, 0, 1),
     "verbosity": (None, "medium"),
     "top_n_sigma": (None, 0, -1),
     "truncation": (None, "disabled"),
     "typical": (None, 0, 1),
 }
+SAMPLERS = "temperature", "top_k", "top_p", "min_p"  # a list without one of them turns it off
 TOOLS = {"tools": "tool_choice", "functions": "function_call"}  # and what may turn them off
 NOT_IN_MESSAGES = ("tool_calls", "function_call", "prefix", "partial", "images", "audio")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
@@ -212,6 +224,8 @@ class Fields:
             if name in built or name in HARMLESS or name.startswith("speculative."):
                 continue
             if name in TOOLS and self.values.get(TOOLS[name]) == "none":
+                continue
+            if name == "samplers" and isinstance(value, list) and all(x in value for x in SAMPLERS):
                 continue
             default = (None, not self.chat) if name == "add_special_tokens" else NOTHING
             if value not in NEUTRAL.get(name, default):
