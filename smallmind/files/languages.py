@@ -142,7 +142,7 @@ COMMON_ROWS = {
 
 
 class Evidence(NamedTuple):
-    """How much a text looks like a language in some encoding."""
+    """The surprise of a text as one in a language, by the frequencies of its letters."""
 
     bits: float  # of all words with a character above ASCII: the fewer, the more likely
     each: float  # bits of a character that is evidence

@@ -8,17 +8,15 @@ from smallmind.kernels.codegen.rounding import row_share
 from smallmind.kernels.number_types import BLOCK, HALF
 
 
-def quantise(scales, q, x):
-    round_blocks = _blocks_of_8_bits if q.dtype == np.int8 else _blocks_of_4_bits
-    round_blocks(scales, q, x)
-
-
 @parallel_jit
-def _blocks_of_8_bits(scales, q, x, workers):
+def quantise(scales, q, x, workers):
     for worker in prange(workers):
         begin, end = row_share(x.shape[0], np.int64(worker), workers)
         for n in range(begin, end):
-            _block_of_8_bits(scales, q, x, n)
+            if q.shape[1] == BLOCK:
+                _block_of_8_bits(scales, q, x, n)
+            else:
+                _block_of_4_bits(scales, q, x, n)
 
 
 @jit
@@ -29,14 +27,6 @@ def _block_of_8_bits(scales, q, x, n):
     for i in range(BLOCK):
         scaled = x[n, i] * inverse
         q[n, i] = np.int8(scaled + (np.float32(0.5) if scaled >= 0 else np.float32(-0.5)))
-
-
-@parallel_jit
-def _blocks_of_4_bits(scales, q, x, workers):
-    for worker in prange(workers):
-        begin, end = row_share(x.shape[0], np.int64(worker), workers)
-        for n in range(begin, end):
-            _block_of_4_bits(scales, q, x, n)
 
 
 @jit
