@@ -3,17 +3,14 @@
 import ast
 import functools
 import re
-from pathlib import Path
 
 import pytest
 
 import smallmind
 from smallmind import parts
 from tests.programs import output_of
+from tests.sources import LIBRARY, PACKAGE, ROOT, broken, nodes_of
 from tests.test_old_runs import OLD_RUNS
-
-ROOT = Path(smallmind.__file__).parent
-SOURCES = sorted(ROOT.rglob("*.py"))
 
 # From the bottom up: a file may import from its own layer and from those below.
 LAYERS = [
@@ -52,16 +49,16 @@ def layer(module):
 
 
 def module_name(source):
-    names = source.relative_to(ROOT.parent).with_suffix("").parts
+    names = source.relative_to(ROOT).with_suffix("").parts
     return ".".join(names[:-1] if names[-1] == "__init__" else names)
 
 
-MODULES = {module_name(source): source for source in SOURCES}
+MODULES = {module_name(source): source for source in LIBRARY}
 
 
-def imported(tree):
+def imported(text):
     """The modules of this package that a file imports, anywhere in the file."""
-    for node in ast.walk(tree):
+    for node in nodes_of(text):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -78,10 +75,11 @@ def imported(tree):
 @functools.cache
 def imports():
     """The name of each module -> those that it imports."""
-    return {
-        name: set(imported(ast.parse(source.read_text(encoding="utf-8"))))
-        for name, source in MODULES.items()
-    }
+    found = {name: set() for name in MODULES}
+    for line in broken_rules()[imported]:
+        source, _, name = line.partition(": ")
+        found[module_name(ROOT / source)].add(name)
+    return found
 
 
 def cycle(graph):
@@ -102,34 +100,36 @@ def cycle(graph):
     return next((found for name in sorted(graph) if (found := visit(name, []))), [])
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_imports_point_downward(name):
-    for other in imports()[name]:
-        assert layer(other) <= layer(name), other
+def test_imports_point_downward():
+    pairs = [(name, other) for name, others in imports().items() for other in others]
+    assert [(name, other) for name, other in pairs if layer(other) > layer(name)] == []
 
 
 def test_imports_have_no_cycles():
     assert cycle(imports()) == []
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_only_the_command_line_and_lessons_print(name):
-    if name.startswith(("smallmind.cli", "smallmind.lessons.")):
-        return
-    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+def printed(text):
+    """The lines on which a file calls print."""
+    for node in nodes_of(text):
         called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        assert not (called and node.func.id == "print")
+        if called and node.func.id == "print":
+            yield node.lineno
+
+
+def test_only_the_command_line_and_lessons_print():
+    assert broken_rules()[printed] == []
 
 
 def test_the_checks_find_violations():
-    upward = imported(ast.parse("from smallmind.cli import main"))
+    upward = imported("from smallmind.cli import main")
+    assert list(printed("if x:\n    print(1)\nfile.print(2)")) == [2]
     assert any(layer(other) > layer("smallmind.nn.block") for other in upward)
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
 
 
-@pytest.mark.parametrize("name", smallmind.__all__)
-def test_public_names_exist_and_are_documented(name):
-    assert getattr(smallmind, name).__doc__
+def test_public_names_exist_and_are_documented():
+    assert [name for name in smallmind.__all__ if not getattr(smallmind, name).__doc__] == []
 
 
 HELP = "from smallmind.cli.program import COMMANDS, make_parser\nmake_parser({}).format_help()"
@@ -176,7 +176,7 @@ def test_the_process_group_is_handed_to_what_divides_work_among_ranks_alone():
 TYPE_NAMES = {name for kind in parts.NUMBER_TYPES.values() for name in (kind.name, kind.precision)}
 
 
-def types_named_together(tree):
+def types_named_together(text):
     """The names of number types in each literal collection of a file, where there are several."""
 
     def name_of(node):
@@ -185,7 +185,7 @@ def types_named_together(tree):
         is_member = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "Precision"
         return node.attr.lower() if is_member else None
 
-    for node in ast.walk(tree):
+    for node in nodes_of(text):
         groups = [getattr(node, name, ()) for name in ("elts", "keys", "values")]
         for group in groups:
             names = {name_of(one) for one in group if one} if isinstance(group, list) else set()
@@ -193,19 +193,34 @@ def types_named_together(tree):
                 yield found
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_number_types_are_listed_in_one_table(name):
-    if name != "smallmind.parts" and not name.startswith("smallmind.lessons."):
-        assert not list(types_named_together(ast.parse(MODULES[name].read_text("utf-8"))))
+def sources_outside(*names):
+    """The sources of all modules but those whose names begin like one of these."""
+    return [MODULES[name] for name in MODULES if not name.startswith(names)]
+
+
+@functools.cache
+def broken_rules():
+    """'file: what' of what each file imports, and of what breaks a rule."""
+    return broken(
+        [
+            (imported, LIBRARY),
+            (printed, sources_outside("smallmind.cli", "smallmind.lessons.")),
+            (types_named_together, sources_outside("smallmind.parts", "smallmind.lessons.")),
+        ]
+    )
+
+
+def test_number_types_are_listed_in_one_table():
+    assert broken_rules()[types_named_together] == []
 
 
 def test_lists_of_number_types_are_found():
     lists = '("f32", "f16")', '{"q8_0": 8, "q4_0": 2}', "x in (Precision.FLOAT16, Precision.Q8_0)"
-    assert all(list(types_named_together(ast.parse(text))) for text in lists)
+    assert all(list(types_named_together(text)) for text in lists)
 
 
 def test_a_page_reads_the_number_types_that_are_said_to_be_for_pages():
-    program = (ROOT / "exchange" / "model.js").read_text("utf-8")
+    program = (PACKAGE / "exchange" / "model.js").read_text("utf-8")
     readers = program.partition("const READERS = {")[2].partition("\n  };")[0]
     names = re.findall(r"^    (\w+)[:(]", readers, re.MULTILINE)
     assert names == [kind.name for kind in parts.types_for("page")]

@@ -23,7 +23,7 @@ PRECISIONS = ["float32", "float16", "bfloat16"]
 def run(request, tmp_path, monkeypatch):
     """A copy of a finished run of version 0.1.0, and its text."""
     monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_bytes(built_in_text()[:TEXT_LENGTH].encode())
+    Path("text.txt").write_bytes(built_in_text(TEXT_LENGTH)[:TEXT_LENGTH].encode())
     return Path(shutil.copytree(OLD_RUNS / request.param, "run"))
 
 

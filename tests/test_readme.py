@@ -140,7 +140,7 @@ def test_what_is_installed_exists(words):
 
 
 def test_every_block_runs_as_written_one_after_the_other(tmp_path):
-    text = built_in_text()[:60_000]
+    text = built_in_text(60_000)[:60_000]
     for name in ("book.txt", "data.txt"):
         (tmp_path / name).write_text(text, encoding="utf-8")
     pairs = [{"question": f"Who is {i}?", "answer": f"Number {i}."} for i in range(30)]

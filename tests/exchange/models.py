@@ -1,5 +1,6 @@
 """Tiny models of every published architecture, and tokenizers of every kind."""
 
+import functools
 import json
 
 import numpy as np
@@ -74,6 +75,7 @@ ONLY_TRANSFORMERS = {  # llama.cpp has none of them
 SHAPE = {"block_size": 64, "n_embd": 24, "n_layer": 2, "n_head": 4}
 
 
+@functools.cache
 def tokenizer_of(kind):
     if kind == "bpe":
         return Tokenizer(TEXT, "bpe", vocab_size=300)

@@ -166,7 +166,7 @@ def templates_of_trl():
 
 @functools.cache
 def plain_tokens():
-    text = built_in_text()[:20_000] + "".join(map(chr, range(32, 127)))
+    text = built_in_text(20_000)[:20_000] + "".join(map(chr, range(32, 127)))
     return Tokenizer(text, "bpe", vocab_size=500)
 
 

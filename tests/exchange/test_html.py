@@ -235,7 +235,7 @@ def kinds():
     yield "byte with special tokens", lambda: specials(Tokenizer(kind="byte"))
     yield "char", lambda: Tokenizer("".join(PIECES))
     yield "char with special tokens", lambda: specials(Tokenizer("".join(PIECES)))
-    text = built_in_text()[:20_000] + "".join(PIECES) * 20
+    text = built_in_text(20_000)[:20_000] + "".join(PIECES) * 20
     for split in ("gpt2", "gpt4", "gpt2-digits", "gpt4-digits"):
         yield split, lambda split=split: Tokenizer(text, "bpe", vocab_size=420, split=split)
     yield "bpe with special tokens", lambda: specials(Tokenizer(text, "bpe", vocab_size=300))

@@ -18,9 +18,12 @@ from tests.faults.interrupts import interrupted_everywhere
 from tests.programs import edited, refusal, refuses
 from tests.text import published
 
-BPE = tokenizer_of("bpe")
 HEAD = "lm_head.weight"
 UNSAID = "it is not in the file"
+
+
+def bpe():
+    return tokenizer_of("bpe")
 
 
 @pytest.fixture
@@ -31,8 +34,8 @@ def source(tmp_path):
 
 def with_head(path, name, tied, *, says, file):
     """Writes a model -> it. The config says something about the head; the file has what it has."""
-    model = model_of(name, BPE, tied)
-    smallmind.export(model, BPE, path)
+    model = model_of(name, bpe(), tied)
+    smallmind.export(model, bpe(), path)
     with edited(path / "config.json") as config:
         config["tie_word_embeddings"] = says
         if says == UNSAID:
@@ -126,8 +129,8 @@ def test_ends_are_those_of_the_generation_config_else_of_the_config(source):
     ],
 )
 def test_rotations_have_old_and_new_names(tmp_path, written, theta):
-    model = model_of("Llama", BPE, rope_theta=theta)
-    smallmind.export(model, BPE, tmp_path / "model")
+    model = model_of("Llama", bpe(), rope_theta=theta)
+    smallmind.export(model, bpe(), tmp_path / "model")
     with edited(tmp_path / "model" / "config.json") as config:
         for key in ("rope_theta", "rope_scaling", "rope_parameters"):
             config.pop(key, None)
@@ -137,8 +140,8 @@ def test_rotations_have_old_and_new_names(tmp_path, written, theta):
 
 @pytest.mark.parametrize("kind", [None, 10])
 def test_the_size_of_heads_follows_from_the_width_unless_it_is_said(tmp_path, kind):
-    model = model_of("Llama", BPE, head_size=kind)
-    smallmind.export(model, BPE, tmp_path / "model")
+    model = model_of("Llama", bpe(), head_size=kind)
+    smallmind.export(model, bpe(), tmp_path / "model")
     with edited(tmp_path / "model" / "config.json") as config:
         assert config.pop("head_dim") == (kind or 6)
         config |= {"head_dim": kind}
@@ -198,7 +201,7 @@ def test_a_config_that_names_no_architecture_is_said_so(source, cli):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_folder_of_gguf_files_names_one(tmp_path, cli, count):
-    smallmind.export(model_of("Llama", BPE), BPE, tmp_path / "0.gguf", "gguf")
+    smallmind.export(model_of("Llama", bpe()), bpe(), tmp_path / "0.gguf", "gguf")
     folder = tmp_path / "folder"
     folder.mkdir()
     for i in range(count):
@@ -210,7 +213,7 @@ def test_a_folder_of_gguf_files_names_one(tmp_path, cli, count):
 
 def test_a_gguf_file_with_a_part_of_a_model_says_what_is_missing(tmp_path, monkeypatch):
     path = tmp_path / "a.gguf"
-    smallmind.export(model_of("Llama", BPE), BPE, path, "gguf")
+    smallmind.export(model_of("Llama", bpe()), bpe(), path, "gguf")
     metadata, tensors = gguf_file.read(path)
     others = {key: x for key, x in metadata.items() if not key.startswith("tokenizer.")}
     for found, reason in (
@@ -228,8 +231,8 @@ def test_a_gguf_file_with_a_part_of_a_model_says_what_is_missing(tmp_path, monke
 @pytest.mark.parametrize("base", ["gone", "OWNER/NAME", None])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_adapter_whose_base_is_gone_says_so(tmp_path, cli, name, base):
-    model = model_of("Llama", BPE)
-    smallmind.export(model, BPE, tmp_path / "base")
+    model = model_of("Llama", bpe())
+    smallmind.export(model, bpe(), tmp_path / "base")
     path = tmp_path / "adapter"
     smallmind.exchange.format.export_adapter(adapters.saved(adapters.adapted(model)), path)
     with edited(path / "adapter_config.json") as config:
@@ -245,12 +248,12 @@ def test_an_adapter_whose_base_is_gone_says_so(tmp_path, cli, name, base):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_ids_beyond_the_rows_of_the_model_are_refused(tmp_path, name):
-    smallmind.export(model_of(name, BPE), BPE, tmp_path / "model")
+    smallmind.export(model_of(name, bpe()), bpe(), tmp_path / "model")
     for change in (added_token, ordinary_token):
         path = Path(shutil.copytree(tmp_path / "model", tmp_path / change.__name__))
         with edited(path / "tokenizer.json") as data:
-            change(data, BPE.vocab_size + 4)
-        said = f"its tokenizer has {BPE.vocab_size + 5} tokens, its model {BPE.vocab_size}"
+            change(data, bpe().vocab_size + 4)
+        said = f"its tokenizer has {bpe().vocab_size + 5} tokens, its model {bpe().vocab_size}"
         refuses(said, Run.import_model, path, tmp_path / "run")
         assert not (tmp_path / "run").exists()
 

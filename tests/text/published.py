@@ -19,7 +19,7 @@ Straße, naïve café!\r
 In 2024, 1 000 000.50 x 17 = 17000000, 1    2   33      444
 \U0001f600\U0001f469\u200d\U0001f469 e\u0301 \u0338 A\u030a \u0661\u0662
 """
-TEXT = built_in_text()[:30_000] + LINES * 30 + "".join(map(chr, range(32, 127)))
+TEXT = built_in_text(30_000)[:30_000] + LINES * 30 + "".join(map(chr, range(32, 127)))
 # Whose characters have bytes that occur in no text that a tokenizer without an alphabet has seen.
 UNSEEN = "\x00\x7f\u0530\u07c0\u2d30\uffff\U000f0000"
 END, BEGIN, LLAMA_END = "<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>"

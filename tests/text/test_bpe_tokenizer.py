@@ -13,7 +13,7 @@ from smallmind.text import bpe
 from smallmind.text.stories import built_in_text
 from tests.programs import refuses
 
-STORIES = built_in_text()[:20_000]
+STORIES = built_in_text(20_000)[:20_000]
 MIXED = (
     "Straße, naïve café!\r\n  日本語テキスト。 def f(x):\n\treturn 'don\u2019t' + \"don't\" "
     "# \U0001f469\u200d\U0001f469 e\u0301 12345"

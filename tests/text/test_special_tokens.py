@@ -17,7 +17,7 @@ from smallmind.text.stories import built_in_text
 from tests.programs import refuses
 
 START, END, PART = NAMES = "<|im_start|>", "<|im_end|>", "<|im_end|>!"
-STORIES = built_in_text()[:20_000]
+STORIES = built_in_text(20_000)[:20_000]
 ALPHABET = " \n'asé。" + "".join(sorted(set("".join(NAMES))))
 MADE = {
     "char": lambda: Tokenizer(STORIES + ALPHABET),

@@ -558,7 +558,7 @@ def files(tmp_path_factory):
     """A text, a teacher and a name for its cache, by their names in PROCESSES."""
     root = tmp_path_factory.mktemp("files")
     text, teacher = root / "text.txt", root / "teacher"
-    text.write_text(built_in_text()[:60_000], encoding="utf-8")
+    text.write_text(built_in_text(60_000)[:60_000], encoding="utf-8")
     shape = ["--n-layer", "3", "--n-embd", "192", "--block-size", "128"]
     smallmind("train", str(text), *shape, "--steps", "2", "--val-every", "0", "--out", str(teacher))
     return {"text": str(text), "teacher": str(teacher), "cache": str(root / "cache")}

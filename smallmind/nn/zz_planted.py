@@ -1,0 +1,1 @@
+from smallmind.cli import main
