@@ -27,7 +27,8 @@ const CALLS = {
     const stream = program.tokenizer.stream();
     return [...ids.map((id) => stream.add(id)), stream.end()];
   },
-  // The characters that make one word with a letter, a number or a sign before them.
+  // The first and the last of the characters in a row that make one word with a letter, a number
+  // or a sign before them.
   classes() {
     const found = { letters: [], numbers: [], others: [] };
     for (let code = 0; code < 0x110000; code++) {
@@ -35,7 +36,10 @@ const CALLS = {
       const character = String.fromCodePoint(code);
       for (const [name, before] of [["letters", "a"], ["numbers", "1"], ["others", "="]]) {
         const words = (before + character).match(program.tokenizer.pattern);
-        if (words.length === 1) found[name].push(code);
+        const last = found[name].at(-1);
+        if (words.length > 1) continue;
+        if (last && last[1] === code - 1) last[1] = code;
+        else found[name].push([code, code]);
       }
     }
     return found;

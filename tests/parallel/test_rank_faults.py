@@ -1,10 +1,15 @@
-"""Faults of one rank: all end soon, with one clear message, and the run can be resumed."""
+"""Faults of one rank: all end soon, with one clear message, and the run can be resumed.
 
+Those that all ranks learn of in order are planted in ranks that are threads.
+"""
+
+import argparse
 import hashlib
 import json
 import os
 import re
 import signal
+import threading
 import time
 
 import psutil
@@ -12,11 +17,15 @@ import pytest
 
 from smallmind import Run
 from smallmind.checks import InputError
+from smallmind.cli import parallel as cli_parallel
 from smallmind.console import signals
 from smallmind.files.lock import RunLock
+from smallmind.nn.transformer import TransformerModel
+from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import newest
 from tests.faults.runs import FLAGS, outcome, status, train, write_text
-from tests.parallel.disturbed import OTHER
+from tests.parallel import in_process
+from tests.parallel.disturbed import in_batch, poison, unreadable
 from tests.parallel.launching import (
     BOUND,
     LAUNCHERS,
@@ -30,7 +39,7 @@ from tests.parallel.launching import (
     started,
     train_words,
 )
-from tests.programs import last_of_each
+from tests.programs import last_of_each, refusal
 
 pytestmark = [needs_mpi, pytest.mark.skipif(os.name == "nt", reason="no signals on Windows")]
 SLOW = pytest.mark.slow
@@ -89,26 +98,47 @@ def assert_resumes(root, whole, steps):
     assert outcome(root / "run") == whole
 
 
-# Fault, rank and batch: what is said.
-ORDERLY = {
-    (
-        "memory",
-        1,
-        12,
-    ): "smallmind: not enough memory: rank 1: 12 GB for activations (smallmind guide memory)",
-    ("disk", 1, 12): "smallmind: rank 1: Input/output error: tokens.bin",
-}
+@pytest.fixture
+def threads(tmp_path, monkeypatch, capsys):
+    """Trains a run on two ranks that are threads -> exit status and errors."""
+    for kind, name in ((TransformerModel, "loss_and_gradients"), (Dataset, "windows")):
+        monkeypatch.setattr(kind, name, getattr(kind, name))  # a planted fault ends with the test
+
+    def train(*flags):
+        flags = [
+            write_text(tmp_path),
+            *FLAGS,
+            "--data-shards",
+            8,
+            "--out",
+            tmp_path / "run",
+            *flags,
+        ]
+        return in_process.status(2, "train", *flags), capsys.readouterr().err
+
+    return train
 
 
-@pytest.mark.parametrize("fault", ORDERLY, ids=str)
-def test_an_error_of_one_rank_saves_the_run_and_is_reported_once(tmp_path, whole, fault):
-    code, _, errors = disturbed(tmp_path, fault)
+def on_rank_1():
+    return threading.current_thread() is not threading.main_thread()
+
+
+def test_an_error_of_one_rank_saves_the_run_and_is_reported_once(tmp_path, whole):
+    code, _, errors = disturbed(tmp_path, ("memory", 1, 12))
     assert code == 1
-    assert smallmind_lines(errors) == [ORDERLY[fault]]
+    said = "not enough memory: rank 1: 12 GB for activations (smallmind guide memory)"
+    assert smallmind_lines(errors) == [f"smallmind: {said}"]
     assert "Traceback" not in errors
+    assert_resumes(tmp_path, whole, {12})
+
+
+def test_a_disk_that_one_rank_cannot_read_saves_the_run(tmp_path, whole, threads, monkeypatch):
+    unreadable(12, on_rank_1)
+    code, errors = threads()
+    assert code == 1
+    assert smallmind_lines(errors) == ["smallmind: rank 1: Input/output error: tokens.bin"]
     # The batches of evaluations are read from the tokens too.
-    steps = range(5, 13) if fault[0] == "disk" else {12}
-    assert_resumes(tmp_path, whole, steps)
+    assert_resumes(tmp_path, whole, range(5, 13))
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=SLOW), 1])
@@ -158,37 +188,46 @@ def test_ranks_that_were_given_up_are_not_waited_for_again():
     assert output.splitlines() == 2 * ["no answer from rank 0 for 0.01 seconds"]
 
 
-def test_a_nan_on_one_rank_rolls_all_back(tmp_path):
-    code, _, errors = disturbed(tmp_path, ("nan", 1, 12))
+def test_a_nan_on_one_rank_rolls_all_back(tmp_path, threads):
+    in_batch(12, poison, on_rank_1)
+    code, errors = threads()
     assert code == 0, errors
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert [line["spike_step"] for line in lines if "spike_step" in line] == [13]
 
 
-def test_an_anomaly_on_one_rank_names_rank_and_layer(tmp_path):
-    code, _, errors = disturbed(tmp_path, ("nan", 1, 12), "--detect-anomaly")
+def test_an_anomaly_on_one_rank_names_rank_and_layer(tmp_path, threads):
+    in_batch(12, poison, on_rank_1)
+    code, errors = threads("--detect-anomaly")
     assert code == 1
     (line,) = smallmind_lines(errors)
     assert re.match("smallmind: rank 1: the first NaN is in .*embedding", line)
     assert newest(tmp_path / "run")[0].step in (7, 10, 12)
 
 
-# A difference on rank 1 -> the message about it.
-UNEQUAL = {
-    ("version", 1, 0): "rank 1: it has version='0.1.9', rank 0 '",
-    ("instructions", 1, 0): f"rank 1: it uses {OTHER} but rank 0 uses ",
-}
+@pytest.mark.parametrize("flags", [[], ["--allow-mixed-cpus"]], ids=len)
+def test_ranks_with_other_instruction_sets_refuse_unless_a_flag_allows_them(
+    tmp_path, whole, threads, monkeypatch, flags
+):
+    own = TransformerModel.instruction_set.fget
+    found = property(lambda model: "AVX-1024" if on_rank_1() else own(model))
+    monkeypatch.setattr(TransformerModel, "instruction_set", found)
+    code, errors = threads(*flags)
+    if flags:
+        assert code == 0, errors
+        assert outcome(tmp_path / "run") == whole
+    else:
+        line = assert_refused(tmp_path, (code, "", errors))
+        assert "rank 1: it uses AVX-1024 but rank 0 uses " in line
 
 
-@pytest.mark.parametrize("fault", UNEQUAL, ids=str)
-def test_ranks_that_would_compute_other_bits_refuse_at_the_start(tmp_path, fault):
-    assert UNEQUAL[fault] in assert_refused(tmp_path, disturbed(tmp_path, fault))
+def test_ranks_of_other_versions_refuse_at_the_start(monkeypatch):
+    def check(ranks):
+        monkeypatch.setattr(cli_parallel, "__version__", f"0.1.{ranks.rank}")
+        cli_parallel._check_equal(ranks, argparse.Namespace(steps=3))
 
-
-def test_other_instruction_sets_are_allowed_by_a_flag(tmp_path, whole):
-    code, _, errors = disturbed(tmp_path, ("instructions", 1, 0), "--allow-mixed-cpus")
-    assert code == 0, errors
-    assert outcome(tmp_path / "run") == whole
+    said = refusal(in_process.on_ranks, 2, check, check)
+    assert said.startswith("rank 1: it has version='0.1.1', rank 0 '0.1.0': start all")
 
 
 def test_ranks_with_other_arguments_refuse_at_the_start(tmp_path):
@@ -197,8 +236,9 @@ def test_ranks_with_other_arguments_refuse_at_the_start(tmp_path):
     assert line.startswith("smallmind: rank 1: it has steps=21, rank 0 ")
 
 
-def test_more_ranks_than_shards_are_refused_with_what_to_do(tmp_path):
-    line = assert_refused(tmp_path, disturbed(tmp_path, (), "--data-shards", "1"))
+def test_more_ranks_than_shards_are_refused_with_what_to_do(tmp_path, threads):
+    code, errors = threads("--data-shards", 1)
+    line = assert_refused(tmp_path, (code, "", errors))
     advice = "start at most 1, or a new run with --data-shards 2"
     assert f"data_shards=1 is too few for 2 ranks: {advice}" in line
 
@@ -209,7 +249,7 @@ def test_wrong_flags_are_reported_once(tmp_path):
     assert errors.count("did you mean --steps?") == 1
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=SLOW), 1])
 def test_a_rank_without_mpi4py_ends_all_and_says_what_to_install(tmp_path, rank):
     line = assert_refused(tmp_path, disturbed(tmp_path, ("no mpi4py", rank, 0)))
     assert line.startswith(f"smallmind: rank {rank}: several ranks need mpi4py")
@@ -316,11 +356,18 @@ def test_a_second_ctrl_c_quits(tmp_path, whole):
     assert_resumes(tmp_path, whole, {7, 10})
 
 
-def test_a_signal_to_another_rank_interrupts_the_run(tmp_path, whole):
-    code, printed, _ = disturbed(tmp_path, ("terminate", 1, 12))
-    assert code == 128 + signal.SIGTERM
+@on_every_mpi
+def test_a_signal_to_another_rank_interrupts_the_run_which_resumes_on_ranks(
+    tmp_path, whole, launcher
+):
+    code, printed, _ = disturbed(tmp_path, ("terminate", 1, 12), launcher=launcher)
+    assert code == 128 + signal.SIGTERM if launcher.name != OPEN_MPI else code != 0
     assert "Interrupted after step 12; everything is saved" in printed
-    assert_resumes(tmp_path, whole, {12})
+    program = ["-m", "tests.parallel.disturbed", "--", "train", "--resume", tmp_path / "run"]
+    code, printed, errors = run(launcher.command((2, [*program, *ONE_THREAD])))
+    assert code == 0, errors
+    assert "2, each 4 of 8 data shards" in printed
+    assert outcome(tmp_path / "run") == whole
 
 
 @SLOW  # tests/parallel/test_same_bits.py does so with ranks that are threads
@@ -338,28 +385,17 @@ def test_a_run_resumes_with_other_numbers_of_ranks(tmp_path, whole):
     assert outcome(tmp_path / "run") == whole
 
 
-@on_every_mpi
-def test_a_resumed_run_ends_on_ranks(tmp_path, whole, launcher):
-    code, _, _ = disturbed(tmp_path, ("terminate", 0, 6), launcher=launcher)
-    assert code != 0
-    program = ["-m", "tests.parallel.disturbed", "--", "train", "--resume", tmp_path / "run"]
-    code, printed, errors = run(launcher.command((2, [*program, *ONE_THREAD])))
-    assert code == 0, errors
-    assert "2, each 4 of 8 data shards" in printed
-    assert outcome(tmp_path / "run") == whole
-
-
 @pytest.mark.parametrize("fault", ["no tokens", pytest.param("no token files", marks=SLOW)])
 def test_a_rank_without_the_tokens_gets_them(tmp_path, whole, fault):
     assert status("prepare", write_text(tmp_path), "--out", tmp_path / "prepared") == 0
-    losses = []
-    for name, faults in (("with", ()), ("without", (fault, 1, 0))):
-        flags = [*FLAGS, *ONE_THREAD, "--out", tmp_path / name]
-        program = train_words(tmp_path / "prepared", *flags, fault=faults)
-        code, _, errors = run(LAUNCHERS[0].command((2, program)))
-        assert code == 0, errors
-        losses.append(outcome(tmp_path / name))
-    assert losses[0] == losses[1]
+    flags = [*FLAGS, *ONE_THREAD, "--out", tmp_path / "run"]
+    program = train_words(tmp_path / "prepared", *flags, fault=(fault, 1, 0))
+    code, _, errors = run(LAUNCHERS[0].command((2, program)))
+    assert code == 0, errors
+    alone = tmp_path / "alone"
+    words = "train", tmp_path / "prepared", *FLAGS, "--data-shards", 8, "--out", alone
+    assert status(*words) == 0
+    assert outcome(tmp_path / "run") == outcome(alone)
 
 
 MINUTES = ["--minutes", "10", "--n-embd", "16", "--block-size", "16", "--n-layer", "1"]
@@ -398,10 +434,9 @@ def test_a_run_by_minutes_that_is_killed_has_the_bits_of_its_lengths(tmp_path, l
     assert sorted(ends) == [(rank, str(settings.steps), digest) for rank in "01"]
 
 
-def test_a_run_by_minutes_ends_on_ranks(tmp_path):
+def test_a_run_by_minutes_ends_on_ranks(tmp_path, capsys):
     """Sooner than after the minutes, which would memorise so short a text: on any machine."""
-    program = train_words(write_text(tmp_path), *MINUTES, "--out", tmp_path / "run")
-    code, printed, errors = run(LAUNCHERS[0].command((2, program)))
-    assert code == 0, errors
-    assert re.search(r"[\d,]+ steps of", printed)
+    places = write_text(tmp_path), "--out", tmp_path / "run"
+    assert in_process.status(2, "train", *places, *MINUTES, "--data-shards", 8) == 0
+    assert re.search(r"[\d,]+ steps of", capsys.readouterr().out)
     assert (tmp_path / "run" / "samples.txt").exists()

@@ -1,1 +1,0 @@
-from smallmind.cli import main
