@@ -32,7 +32,7 @@ SHORTENED = {
     ],
     6: [("STEPS = 100", "STEPS = 5")],
     8: [("steps=300", "steps=3")],
-    9: [("STEPS = 120", "STEPS = 12")],
+    9: [("STEPS = 120", "STEPS = 5"), ("_conversations(3000)", "_conversations(1100)")],
     10: [("train(300,", "train(30,"), ("train(400,", "train(60,")],
     11: [
         (

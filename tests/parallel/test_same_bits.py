@@ -189,11 +189,19 @@ def test_runs_are_the_same_at_any_number_of_ranks(few, name, sizes):
         assert spikes == [7] * FEW[name].spikes
 
 
+# What these exchange is what all of FEW exchange.
+OVER_MPI = {name: FEW[name] for name in ("modern", "six", "early", "early, rounded", "on disk")}
+
+
 @needs_mpi
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_runs_over_mpi_are_the_same(few, size):
+@pytest.mark.parametrize(
+    ("size", "chosen"),
+    [(3, OVER_MPI), *(pytest.param(size, FEW, marks=pytest.mark.slow) for size in (1, 3))],
+    ids=lambda value: len(value) if isinstance(value, dict) else value,
+)
+def test_runs_over_mpi_are_the_same(few, size, chosen):
     root, words, alone = few
-    for name, trained in train_over_mpi(root, words, FEW, size, LAUNCHERS[0]).items():
+    for name, trained in train_over_mpi(root, words, chosen, size, LAUNCHERS[0]).items():
         assert outcome(trained) == outcome(alone[name]), name
 
 
@@ -202,17 +210,14 @@ def test_by_default_there_are_eight_shards_at_any_number_of_ranks(few, tmp_path)
     """A single one is a run without mpiexec, or the arithmetic of shards would be everybody's."""
     text, flags = write_text(tmp_path), [*FEW["gpt2"].flags, "--steps", "9"]
     whole, one, eight = (tmp_path / name for name in ("whole", "one", "eight"))
-    assert status("train", text, *BASE, *flags, "--out", whole) == 0
-
-    def train(size, *more):
-        words = "-m", "tests.parallel.disturbed", "--", "train", text, *BASE, *flags, *more
-        code, printed, errors = run(LAUNCHERS[0].command((size, words)))
-        assert code == 0, errors
-        return printed
-
-    train(1, "--data-shards", 1, "--out", one)
+    words = "train", text, *BASE, *flags
+    assert status(*words, "--out", whole) == 0
+    assert in_process.status(1, *words, "--data-shards", 1, "--out", one) == 0
     assert outcome(one) == outcome(whole)
-    assert "3, each 2 or 3 of 8 data shards" in train(3, "--out", eight)
+    program = "-m", "tests.parallel.disturbed", "--", *words, "--out", eight
+    code, printed, errors = run(LAUNCHERS[0].command((3, program)))
+    assert code == 0, errors
+    assert "3, each 2 or 3 of 8 data shards" in printed
     assert outcome(eight) == outcome(few[2]["gpt2"]) != outcome(whole)
 
 
