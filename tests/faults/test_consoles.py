@@ -51,7 +51,7 @@ def run(tmp_path_factory):
         pytest.param("cp1252", False, marks=pytest.mark.slow),
         ("cp437", True),
         ("ascii", False),
-        ("ascii", True),
+        pytest.param("ascii", True, marks=pytest.mark.slow),
         pytest.param("utf-8", True, marks=pytest.mark.slow),
         ("utf-16", False),
     ],

@@ -40,7 +40,8 @@ SHORTENED = {
             "for _ in range(84):",
         ),  # the same without looking
         ("batches=10", "batches=2"),
-        ("UPDATES = 1200", "UPDATES = 30"),
+        ("UPDATES = 1200", "UPDATES = 10"),
+        ("learning_rate = RATE * (1", "learning_rate = RATE / 4 * (1"),
         ("TRIES, EPOCHS, BETA = 40, 4,", "TRIES, EPOCHS, BETA = 6, 2,"),
     ],
 }

@@ -39,8 +39,15 @@ def moved(model):
     return model
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("adapter", [ADAPTER, EVERYWHERE, Adapter(1, 1.0, 0.3)], ids=str)
+@pytest.mark.parametrize(
+    ("settings", "adapter"),
+    [
+        *((settings, EVERYWHERE) for settings in SETTINGS),
+        *(({}, adapter) for adapter in (ADAPTER, Adapter(1, 1.0, 0.3))),
+        *((MODERN, adapter) for adapter in (ADAPTER, Adapter(1, 1.0, 0.3))),
+    ],
+    ids=str,
+)
 def test_gradients_are_right(settings, adapter):
     if "head" in adapter.on and settings.get("tie_weights", True):
         adapter = adapter._replace(on=("attention", "mlp"))
