@@ -13,6 +13,7 @@ import time
 import psutil
 import pytest
 
+import smallmind
 from smallmind.cli import main, serve
 from smallmind.cli.serve import MISSING
 from tests.programs import started
@@ -112,6 +113,8 @@ def test_a_port_that_is_taken_is_refused(cli, model):
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
 def test_a_missing_package_is_named(cli, model, package, monkeypatch):
+    importlib.import_module("smallmind.serve.app")
+    monkeypatch.setattr(smallmind, "serve", smallmind.serve)  # imported anew, it would stay there
     for name in [name for name in sys.modules if name.startswith("smallmind.serve")]:
         monkeypatch.delitem(sys.modules, name)  # what has been imported already is not again
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:

@@ -201,7 +201,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.lists(VALUES, min_size=1, max_size=3), st.sampled_from([None, True, False]))
 def test_any_record_is_read_or_refused_in_a_line(folder, values, chat):
     path = written(folder / "any.jsonl", lines(*values))

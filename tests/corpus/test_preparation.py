@@ -161,7 +161,7 @@ PARTS = ["a", "b ", " ", "\n", "1", "!", "'", "ll", "ä", "🐈", END, "<|end", 
 PARTS += [">", "e\u0301", "\u1100", "\u1161", "\u11a8"]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.sampled_from(PARTS), max_size=30).map("".join),
     st.lists(st.integers(1, 20), max_size=30),
@@ -196,7 +196,7 @@ def test_long_texts_without_spaces_are_not_read_again_and_again(monkeypatch):
     assert list(bpe.cut(texts, bpe.Special.of({}))) == ["x" * 5000]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=200), st.integers(1, 9))
 def test_held_out_parts_begin_with_a_document_however_many_there_are(lengths, most):
     with pytest.MonkeyPatch.context() as patch:

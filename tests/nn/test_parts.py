@@ -136,8 +136,10 @@ def test_gradients_match_finite_differences(part, dropout):
     assert found.ok, found
 
 
-@pytest.mark.parametrize("n_embd", [12, 20, 132])
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    ("part", "n_embd"),
+    [(part, n_embd) for i, part in enumerate(PARTS) for n_embd in ((12, 20)[i % 2], 132)],
+)
 def test_compiled_kernels_match_plain_numpy(part, n_embd):
     plain = make(n_embd, backend="numpy", dtype=np.float64, **PARTS[part])
     fast = make(n_embd, **PARTS[part])

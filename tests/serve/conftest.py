@@ -60,12 +60,17 @@ def serving(paths, port=0, **options):
         assert not thread.is_alive()
 
 
+def new_client(address):
+    """A client that reads no certificates, which takes longer than most tests."""
+    return httpx.Client(base_url=address, timeout=60, verify=False)
+
+
 @contextlib.contextmanager
 def talking(paths, **options):
     """Serves models -> a client, and the application."""
     with (
         serving(paths, **options) as (address, app),
-        httpx.Client(base_url=address, timeout=60) as client,
+        new_client(address) as client,
     ):
         yield client, app
 
@@ -108,5 +113,5 @@ def address(models):
 
 @pytest.fixture
 def client(address):
-    with httpx.Client(base_url=address, timeout=60) as client:
+    with new_client(address) as client:
         yield client

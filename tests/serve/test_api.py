@@ -13,7 +13,7 @@ from smallmind.serve.api import Answer, RequestLimits
 from smallmind.serve.engine import prompt_part
 from smallmind.writing.chat import Chat
 from smallmind.writing.generation import generate, generate_samples
-from tests.serve.conftest import httpx, line_of, refused, slow_down, talking, wait_for
+from tests.serve.conftest import httpx, line_of, new_client, refused, slow_down, talking, wait_for
 
 PROMPT = "The quick "
 
@@ -117,7 +117,7 @@ def test_the_same_seed_gives_the_same_text_whoever_else_is_served(address):
     alone = {}
 
     def ask(seed, kept):
-        with httpx.Client(base_url=address, timeout=60) as client:
+        with new_client(address) as client:
             time.sleep(0.01 * (seed % 5))
             prompt = PROMPT * (1 + seed % 4)
             kept[seed] = completed(client, prompt=prompt, seed=seed, max_tokens=30 + seed)

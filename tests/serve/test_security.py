@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from tests.serve.conftest import httpx, saved_model, serving, talking
+from tests.serve.conftest import httpx, new_client, saved_model, serving, talking
 
 BODY = {"model": "text", "prompt": "fox", "max_tokens": 2}
 
@@ -236,7 +236,7 @@ def test_a_token_is_asked_for_and_compared(models):
         assert status(address, path="/api/state?#token=s3cret") == 401
         assert found(Cookie="smallmind_token=wrong") == found(Cookie="a=\x7f;;=") == 401
         assert found(Authorization="Bearer s3cret") == 200
-        with httpx.Client(base_url=address) as client:
+        with new_client(address) as client:
             login = client.post("/api/session", headers={"Authorization": "Bearer s3cret"})
             cookie = login.headers["set-cookie"].lower()
             assert login.status_code == 204 and "httponly" in cookie and "samesite=strict" in cookie

@@ -49,7 +49,7 @@ def test_the_vocabulary_ends_where_nothing_is_repeated():
 
 
 @pytest.mark.parametrize("kind", BPE)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(text=WORDS)
 def test_any_text_decodes_to_itself(kind, text):
     tokenizer = tokenizer_of(kind)
@@ -73,7 +73,7 @@ def test_half_a_character_is_refused(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(text=WORDS)
 def test_other_programs_give_the_same_ids(kind, text):
     tokenizer, theirs = tokenizer_of(kind), loaded(kind)
@@ -95,7 +95,7 @@ def loaded(kind):
 ACCENTS = st.text(alphabet="eaé\u0301\u0327\u030a\u0338>= \n1'\u1100\u1161\u11a8\u212b")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(text=ACCENTS)
 def test_accents_are_joined_where_a_file_says_so(text):
     tokenizers = pytest.importorskip("tokenizers")

@@ -69,7 +69,7 @@ def ids_of(theirs, text):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(text=TEXTS)
 def test_ids_are_theirs(name, text):
     ours, theirs = ours_of(name), theirs_of(name)

@@ -56,7 +56,7 @@ def known(kind, text):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(text=TEXTS)
 def test_names_become_tokens_only_where_they_are_asked_for(kind, text):
     text, grown, plain = known(kind, text), grown_of(kind), plain_of(kind)
@@ -76,7 +76,7 @@ def test_names_become_tokens_only_where_they_are_asked_for(kind, text):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(text=TEXTS)
 def test_other_programs_find_the_same_tokens(kind, text):
     text, grown, theirs = known(kind, text), grown_of(kind), theirs_of(kind)

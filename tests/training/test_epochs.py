@@ -139,7 +139,7 @@ def test_a_run_is_resumed_within_an_epoch(tmp_path):
     assert_resumes_whole(build, config, [3, 7, 9, 12], tmp_path)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(1, 3000) | st.sampled_from([2**k + d for k in range(1, 13) for d in (-1, 0, 1)]))
 def test_places_are_permuted_whatever_their_number(n):
     order = permuted(np.arange(n), n, n)
