@@ -165,8 +165,14 @@ def test_a_signal_ends_it(model, name):
     assert rest.startswith("Stopping after the answers") and server.returncode == 0, rest
 
 
-@pytest.mark.parametrize("ending", ["SIGTERM", "SIGINT twice"])
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    ("text", "ending"),
+    [
+        ("completion", "SIGTERM"),
+        ("chat", "SIGINT twice"),
+        *(("stream", ending) for ending in ("SIGTERM", "SIGINT twice")),
+    ],
+)
 def test_signals_end_it_while_requests_are_read_or_answered(tmp_path, text, ending, capfd):
     path, fields = TEXTS[text]
     model = saved_model(tmp_path / "small.safetensors", chat=True)

@@ -269,11 +269,12 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_any_changed_byte_is_read_or_refused(tmp_path, change):
-    """In the head at every place, in the blocks at some: never anything but an InputError."""
+    """In the head two of them at every place, in the blocks at some: never any other error."""
     head, data = every_type()
+    first = [*CHANGES.values()].index(change) // 2
     path = tmp_path / "file.gguf"
     outcomes = set()
-    for place in [*range(len(head)), *range(len(head), len(head) + len(data), 17)]:
+    for place in [*range(first, len(head), 2), *range(len(head), len(head) + len(data), 33)]:
         content = bytearray(head + data)
         content[place] = change(content[place])
         path.write_bytes(content)

@@ -37,9 +37,14 @@ def written(tmp_path, name, to, type, **fields):
     return sent(tmp_path, model, CHAR, to, type=type)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("to", "type"), FILES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "to", "type", "precision"),
+    [  # every two of them
+        (name, *file, PRECISIONS[(i + j) % 2])
+        for i, name in enumerate(NAMES)
+        for j, file in enumerate(FILES)
+    ],
+)
 def test_blocks_are_those_of_the_values_in_the_file(
     tmp_path, monkeypatch, name, to, type, precision
 ):

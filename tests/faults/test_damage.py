@@ -10,7 +10,7 @@ from smallmind.files import durable, safetensors
 from smallmind.training.checkpoint import load, newest, save, verify
 from tests.faults.disk import assert_sound, checkpoint
 
-FLIPS = 10_000
+FLIPS = 5000
 
 
 @pytest.fixture

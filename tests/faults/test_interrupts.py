@@ -132,7 +132,7 @@ def moments(tmp_path_factory):
 
 @IGNORES_UNCLOSED
 @pytest.mark.parametrize("is_reopened", [False, True], ids=["same object", "reopened"])
-@pytest.mark.parametrize("times", [8, pytest.param(200, marks=SLOW)])
+@pytest.mark.parametrize("times", [5, pytest.param(200, marks=SLOW)])
 def test_a_run_interrupted_anywhere_ends_as_if_undisturbed(
     tmp_path, quick_disk, moments, is_reopened, times
 ):
@@ -155,7 +155,7 @@ def test_a_run_interrupted_anywhere_ends_as_if_undisturbed(
 
 
 @IGNORES_UNCLOSED
-@pytest.mark.parametrize("every", [pytest.param(1, marks=SLOW), 4])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=SLOW), 7])
 @pytest.mark.parametrize("name", ["creating.py", "directory.py", "durable.py", "lock.py"])
 def test_a_creation_interrupted_anywhere_can_be_repeated(tmp_path, quick_disk, name, every):
     for number in itertools.count(step=every):

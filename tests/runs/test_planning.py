@@ -1,6 +1,7 @@
 """Plans: trials are made once, kept, and count together with the runs on the same text."""
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import llvmlite.binding
@@ -14,19 +15,23 @@ from smallmind.runs.creating import prepare
 from smallmind.runs.planning import MAX_TRIALS, Planner
 from smallmind.runs.trials import History
 from smallmind.settings.rules import Choices
-from tests.programs import costs_at, refuses, status
+from tests.programs import costs_at, refuses, start_untimed, status
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 500
 MINUTES = 0.3
 
 
+def make_quick(patch):
+    """Trials have a few steps, on a machine that is as fast as it is said to be."""
+    for module in (planning, trials):
+        patch.setattr(module, "MIN_STEPS", 3)
+    patch.setattr(planning.budget, "costs_of", lambda *_: costs_at(1e9))
+    patch.setattr(planning.budget, "corrected", lambda costs, _: costs)
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Trials of a few steps, on a machine that is as fast as it is said to be."""
-    for module in (planning, trials):
-        monkeypatch.setattr(module, "MIN_STEPS", 3)
-    monkeypatch.setattr(planning.budget, "costs_of", lambda *_: costs_at(1e9))
-    monkeypatch.setattr(planning.budget, "corrected", lambda costs, _: costs)
+    make_quick(monkeypatch)
 
 
 @pytest.fixture
@@ -39,6 +44,24 @@ def planner(tmp_path):
 
 def made(planner):
     return [planner.make(planned) for planned in planner.planned(MINUTES)]
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    """The directory of the plans where all trials have been made."""
+    root = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        start_untimed(patch)
+        make_quick(patch)
+        made(Planner(Choices({}, "modern"), TEXT, root))
+    return root / "plans"
+
+
+@pytest.fixture
+def tried(planner, plans, tmp_path):
+    """Makes planners where all trials have been made."""
+    shutil.copytree(plans, tmp_path / "plans")
+    return planner
 
 
 def test_trials_are_made_once_and_kept(planner, tmp_path):
@@ -56,11 +79,10 @@ def test_trials_are_made_once_and_kept(planner, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"plans"}
 
 
-def test_trials_of_runs_that_learn_otherwise_tell_nothing(planner):
-    made(planner())
+def test_trials_of_runs_that_learn_otherwise_tell_nothing(tried):
     for other in ({"optimizer": "adamw"}, {"mlp": "gelu"}, {"tokenizer": "byte"}):
-        assert planner(**other).outcomes == []
-    assert planner(n_layer=2, seed=5, threads=1).outcomes
+        assert tried(**other).outcomes == []
+    assert tried(n_layer=2, seed=5, threads=1).outcomes
 
 
 def test_a_trial_has_the_outcome_of_a_run(planner, tmp_path):
@@ -82,8 +104,8 @@ def test_runs_that_may_end_early_do_not_count(planner, tmp_path, change):
     assert planner().runs == 0
 
 
-def test_damaged_and_unknown_lines_are_left_out(planner, tmp_path):
-    outcomes = [trial.outcome for trial in made(planner())]
+def test_damaged_and_unknown_lines_are_left_out(tried, tmp_path):
+    planner, outcomes = tried, tried().outcomes
     (path,) = tmp_path.glob("plans/*.jsonl")
     lines = path.read_text().splitlines()
     fields = json.loads(lines[0])
@@ -105,8 +127,7 @@ def test_damaged_and_unknown_lines_are_left_out(planner, tmp_path):
     assert len(planner().outcomes) == len(outcomes) + 1
 
 
-def test_a_run_of_minutes_knows_the_trials(planner, tmp_path, monkeypatch):
-    made(planner())
+def test_a_run_of_minutes_knows_the_trials(tried, tmp_path, monkeypatch):
     given, timed, fit = [], [], planning.budget.fit
 
     def noted(*arguments):
@@ -116,13 +137,12 @@ def test_a_run_of_minutes_knows_the_trials(planner, tmp_path, monkeypatch):
 
     monkeypatch.setattr(planning.budget, "fit", noted)
     Run.create(text=TEXT, out=tmp_path / "run", minutes=0.01)
-    assert given == [planner().outcomes]
-    assert timed == [planner().history.timed()] and len(timed[0]) >= 2
+    assert given == [tried().outcomes]
+    assert timed == [tried().history.timed()] and len(timed[0]) >= 2
 
 
-def test_more_time_is_expected_to_help(planner):
-    plan = planner()
-    made(plan)
+def test_more_time_is_expected_to_help(tried):
+    plan = tried()
     best = [min(size.loss for size in plan.sizes(minutes)) for minutes in (0.1, 1, 10)]
     assert best == sorted(best, reverse=True)
     for size in plan.sizes(1):
@@ -148,8 +168,8 @@ def test_what_cannot_be_planned_is_refused(tmp_path):
     refuses("without --schedule plateau", Planner, plateau, TEXT, tmp_path)
 
 
-def test_the_time_of_another_machine_does_not_count(planner, monkeypatch):
-    made(planner())
+def test_the_time_of_another_machine_does_not_count(tried, monkeypatch):
+    planner = tried
     assert planner().history.timed()
     for given in (
         {"precision": "float32"},
@@ -179,11 +199,10 @@ CHANGES = [
 ]
 
 
-def test_trials_of_other_settings_are_others(planner):
-    made(planner())
-    assert planner().outcomes
+def test_trials_of_other_settings_are_others(tried):
+    assert tried().outcomes
     for change in CHANGES:
-        assert planner(**change).outcomes == [], change
+        assert tried(**change).outcomes == [], change
 
 
 @pytest.mark.parametrize("change", [{"dropout": 0.5}, {"weight_decay": 0.02}])
@@ -290,8 +309,8 @@ def test_the_time_of_trials_counts(planner, monkeypatch):
     assert max(size.tokens for size in planner().sizes(0.1)) < min(before)
 
 
-def test_trials_are_kept_with_their_batch(planner, tmp_path):
-    made(planner())
+def test_trials_are_kept_with_their_batch(tried, tmp_path):
+    planner = tried
     made(planner(batch_size=1))
     timed = planner().history.timed()
     batches = {trial.batch for trial in timed}
