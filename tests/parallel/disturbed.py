@@ -114,7 +114,7 @@ def on_a_clock(patch, planned=0.5, each=0.05):
 
 def clocked(number):
     """A run by minutes on a clock, whose rank is killed in a batch."""
-    on_a_clock(pytest.MonkeyPatch())
+    on_a_clock(pytest.MonkeyPatch(), each=0.1)
     in_batch(number, signalling(signal.SIGKILL))
 
 

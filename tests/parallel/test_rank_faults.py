@@ -416,10 +416,10 @@ def test_a_run_by_minutes_that_is_killed_has_the_bits_of_its_lengths(tmp_path, l
     """All ranks take each new length together, and go on with those of a killed run."""
     flags = [*MINUTES, "--minutes", "1", "--log-every", "1", "--save-every", "20"]
     flags = last_of_each(write_text(tmp_path), *flags, "--out", tmp_path / "run")
-    killed = run(launcher.command((2, train_words(*flags, fault=("clock", 0, 150)))))
+    killed = run(launcher.command((2, train_words(*flags, fault=("clock", 0, 75)))))
     assert killed[0] != 0
     before = Run.open(tmp_path / "run").settings.training
-    assert len(before.fitted) > 1 and before.steps > 150 > newest(tmp_path / "run")[0].step
+    assert len(before.fitted) > 1 and before.steps > 75 > newest(tmp_path / "run")[0].step
     program = ["-m", "tests.parallel.disturbed", "clock", "0", str(10**9), "--", "train"]
     program += ["--resume", tmp_path / "run", *ONE_THREAD]
     code, printed, errors = run(launcher.command((2, program)))
