@@ -189,7 +189,7 @@ def test_runs_are_the_same_at_any_number_of_ranks(few, name, sizes):
         assert spikes == [7] * FEW[name].spikes
 
 
-# What these exchange is what all of FEW exchange.
+# Ranks exchange in these all that they exchange in FEW.
 OVER_MPI = {name: FEW[name] for name in ("modern", "six", "early", "early, rounded", "on disk")}
 
 

@@ -102,7 +102,7 @@ OFF = [
 
 @pytest.fixture(scope="module")
 def plain(address):
-    """What the server answers to requests without more fields, by the name of the model."""
+    """The answers to requests without more fields, by the name of the model."""
     with new_client(address) as client:
         answers = [asking(client, body, max_tokens=5).json() for body in (PROMPT, CHAT)]
     return {answer["model"]: answer["choices"] for answer in answers}
