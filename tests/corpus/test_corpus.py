@@ -119,12 +119,12 @@ def test_documents_end_where_files_end(tmp_path):
 
 
 SUFFIXES = ["txt", "txt.gz", "txt.bz2", "txt.xz", "jsonl", "jsonl.gz", "csv", "zip"]
-SIZE = {"txt": 12_000_000, "zip": 12_000_000, "jsonl": 10_000_000, "csv": 10_000_000}
+SIZE = {"txt": 22_000_000, "zip": 22_000_000, "jsonl": 10_000_000, "csv": 10_000_000}
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """Files of 12 or 10 MB, unpacked, by suffix."""
+    """Files of 22 or 10 MB, unpacked, by suffix."""
     folder = tmp_path_factory.mktemp("large")
     source = random.Random(1)
     lines = ["".join(source.choices("abcdefgh ", k=399)) + "\n" for _ in range(100)]
