@@ -2,8 +2,9 @@
 
 `smallmind serve` runs in a process of its own, as it does for a person. Clients send requests of
 all kinds in an order drawn at random; a third of them leave in the middle. Meanwhile /v1/models is
-asked again and again, and memory, descriptors and threads are read. An answer with a status that
-its kind does not expect, as any of 500 or above, and memory or descriptors that grow are failures.
+asked again and again, also of an idle server, and memory, descriptors and threads are read. An
+answer with a status that its kind does not expect, as any of 500 or above, and memory or
+descriptors that grow are failures.
 """
 
 import argparse
@@ -154,8 +155,11 @@ def run(options: argparse.Namespace, _machine: dict[str, Any]) -> list[dict[str,
     """Measures and prints -> a record."""
     with tempfile.TemporaryDirectory() as folder:
         path = options.model or _trained(Path(folder))
-        with served(str(path), Path(folder) / "log") as server:
-            soak = Soak(server, _known(server))
+        with (
+            served(str(path), Path(folder) / "log") as server,
+            served(str(path), Path(folder) / "idle.log") as idle,
+        ):
+            soak = Soak(server, idle, _known(server))
             record = asyncio.run(soak.run(60 * options.minutes))
     print(_told(record))
     return [record]
@@ -203,8 +207,8 @@ def _known(server: Server) -> dict[str, Kind]:
 class Soak:
     """The clients of a server, and what comes back."""
 
-    def __init__(self, server: Server, kinds: dict[str, Kind]) -> None:
-        self.server, self.kinds = server, kinds
+    def __init__(self, server: Server, idle: Server, kinds: dict[str, Kind]) -> None:
+        self.server, self.idle, self.kinds = server, idle, kinds
         self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.seconds: defaultdict[str, list[float]] = defaultdict(list)
         self.missed: list[str] = []
@@ -219,14 +223,13 @@ class Soak:
             watched.append({"minutes": (time.monotonic() - start) / 60, **self.server.needs()})
 
         tasks = [asyncio.create_task(self._client(i, end)) for i in range(CLIENTS)]
-        words = [sys.executable, "-c", PROBE, str(self.server.port), str(seconds), str(PROBED)]
-        probe = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
+        probes = [await self._probe(server, seconds) for server in (self.server, self.idle)]
         with saying(f"load for {seconds / 60:g} minutes"):
             while (now := time.monotonic()) < end:
                 await asyncio.sleep(min(WATCHED, end - now))
                 watch()
             await asyncio.gather(*tasks)
-            models = json.loads((await probe.communicate())[0])
+            models, idle = [json.loads((await probe.communicate())[0]) for probe in probes]
             await asyncio.sleep(SETTLED)
         watch()
         return {
@@ -234,10 +237,15 @@ class Soak:
             "counts": self.counts,
             "seconds": self.seconds,
             "models": models,
+            "idle": idle,
             "missed": self.missed,
             "watched": watched,
             "said": self.server.log.read_text()[self._said :],
         }
+
+    async def _probe(self, server: Server, seconds: float) -> asyncio.subprocess.Process:
+        words = [sys.executable, "-c", PROBE, str(server.port), str(seconds), str(PROBED)]
+        return await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
 
     async def _client(self, number: int, end: float) -> None:
         """Sends requests of all kinds, in an order of its own."""
@@ -327,8 +335,9 @@ def _told(record: dict[str, Any]) -> str:
         f"{sum(row[1] for row in rows):,} requests of {len(rows)} kinds from {CLIENTS} clients in "
         f"{record['minutes']:g} minutes; {left:,} were left, {len(record['missed'])} went wrong",
     ]
-    times = [f"{q} % {1000 * np.percentile(record['models'], q):.1f} ms" for q in (50, 90, 99, 100)]
-    lines.append(f"/v1/models, {len(record['models']):,} times: {', '.join(times)}")
+    for name, found in (("/v1/models", record["models"]), ("of an idle server", record["idle"])):
+        times = [f"{q} % {1000 * np.percentile(found, q):.1f} ms" for q in (50, 90, 99, 100)]
+        lines.append(f"{name}, {len(found):,} times: {', '.join(times)}")
     minutes = [each for each in (0, FIRST_MINUTES, 2, 5) if each < record["minutes"]]
     watched = [*(_at(record, each) for each in minutes), *record["watched"][-2:]]
     needs = [
