@@ -278,7 +278,7 @@ class Soak:
             self.missed.append(f"{name}: {counted}: {bytes(answer[-300:])!r}")
 
     async def _talk(self, kind: Kind, answer: bytearray, draw: random.Random | None) -> None:
-        """Sends a request and reads the answer; with `draw` leaves before the end of one of them."""
+        """Sends a request and reads the answer; with `draw` leaves before the end of one."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
         sent = kind.sent
         if draw and draw.random() < 0.5:

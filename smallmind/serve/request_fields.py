@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from starlette.requests import Request
 
+from smallmind.checks import InputError
 from smallmind.serve.errors import APIError
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.chat import ASSISTANT, ROLES, SYSTEM, Turn
@@ -279,7 +280,10 @@ def generation_of(fields: Fields, most: int) -> GenerationConfig:
     seed = fields.setting("seed")
     seed = secrets.randbits(62) if seed is None else seed % 2**63
     settings |= {"max_tokens": fields.setting("max_tokens", most), "stop": _stops(fields)}
-    return GenerationConfig(**settings, seed=seed)
+    try:
+        return GenerationConfig(**settings, seed=seed)
+    except InputError as error:
+        raise APIError(str(error), "stop") from None  # too long
 
 
 def _stops(fields: Fields) -> tuple[str, ...] | None:

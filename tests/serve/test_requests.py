@@ -188,6 +188,8 @@ def test_a_field_that_would_change_the_answer_and_is_not_built_is_named(client, 
         (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         (CHAT, {"chat_template_kwargs": 1}, "chat_template_kwargs"),
         (PROMPT, {"prompt": ["a", "b"], "prefix_tokens": [1]}, "prefix_tokens"),
+        (PROMPT, {"stop": ["a" * 5000]}, "stop"),
+        (CHAT, {"stop": "a" * 5000}, "stop"),
         (PROMPT, {"prefix_tokens": [1] * 40000}, "prompt"),
     ],
 )
@@ -290,7 +292,7 @@ STRANGE = [None, 0, -1, 10**400, -(10**30), 1e308, "", "NaN", [], {}, True, [Non
 def test_no_value_of_a_field_is_a_fault_of_the_server(client, body):
     for field in request_fields.FIELDS[body is CHAT].values():
         for name, value in itertools.product((field.name, *field.names), STRANGE):
-            asked = {**body, "max_tokens": 1, name: value}
+            asked = {**body, "max_tokens": 1, "n_predict": 1, name: value}
             answer = client.post(PATHS[body["model"]], json=asked)
             if answer.status_code != 200:
                 is_unknown = name == "model" and isinstance(value, str)
@@ -603,6 +605,8 @@ def test_variables_of_a_client_and_of_the_server_reach_the_template(tmp_path):
         (thinks, 0),
         (does_not, 2),
         ({"think": False}, 2),
+        # Names that functions on the way to the template have too.
+        ({"chat_template_kwargs": dict.fromkeys(("tokenizer", "answers", "a b", "range"), 1)}, 0),
     ]
     for served in ({}, thinks, does_not):
         with talking([path], template_args=served) as (client, _):
@@ -613,7 +617,7 @@ def test_variables_of_a_client_and_of_the_server_reach_the_template(tmp_path):
                 counts.append(answer.json()["usage"]["prompt_tokens"])
         least = min(counts)
         usual = 2 if served == does_not else 0
-        expected = [more if i > 2 else usual for i, (_, more) in enumerate(cases)]
+        expected = [more if 2 < i < 8 else usual for i, (_, more) in enumerate(cases)]
         assert [count - least for count in counts] == expected
 
 
