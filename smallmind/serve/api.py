@@ -281,8 +281,10 @@ class Answer(Response):
 
         def content() -> bytes:
             kind = "chat.completion" if self.parsed.chat else "text_completion"
-            choices = [self._choice(one, text, "message") for text, one in shown.items()]
-            return _json({**self._head(kind), "choices": choices, "usage": self._usage()}).encode()
+            head = _json({**self._head(kind), "usage": self._usage()})
+            # One by one: other threads wait while Python writes JSON.
+            choices = [_json(self._choice(one, text, "message")) for text, one in shown.items()]
+            return f'{head[:-1]},"choices":[{",".join(choices)}]}}'.encode()
 
         body = await self.engine.run_beside(content)
         await Response(body, media_type="application/json")(scope, receive, send)

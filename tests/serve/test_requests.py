@@ -197,6 +197,24 @@ def test_a_field_is_refused_where_it_says_something(client, body, fields, name):
     refused(asking(client, body, **fields), param=name)
 
 
+HALF = [
+    *({"model": "\ud800"}, {"prompt": "\ud800"}, {"stop": "\ud800"}, {"\ud800": 1}),
+    *(
+        {"messages": [{"role": "\ud800", "content": "fox"}]},
+        {"chat_template_kwargs": {"\ud800": 1}},
+    ),
+]
+
+
+@pytest.mark.parametrize("body", [PROMPT, CHAT], ids=["completion", "chat"])
+@pytest.mark.parametrize("fields", HALF, ids=range(len(HALF)))
+def test_half_a_character_is_no_fault_of_the_server(client, body, fields):
+    answer = client.post(
+        PATHS[body["model"]], content=json.dumps({**body, "max_tokens": 1, **fields})
+    )
+    assert answer.status_code in (200, 400, 404) and answer.json()
+
+
 @pytest.mark.parametrize("name", ["tool_calls", "prefix", "images"])
 def test_what_a_message_has_besides_its_text_is_refused(client, name):
     messages = [*CHAT["messages"], {"role": "assistant", "content": "A", name: [{"a": 1}]}]
