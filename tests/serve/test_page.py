@@ -145,10 +145,8 @@ def test_an_answer_is_in_view_when_it_has_ended(shown):
         send(page, "The fox?")
         wait_for_end(page)
         assert page.evaluate(ABOVE) >= 0
-    buttons = page.locator("#composer button:visible").evaluate_all(
-        "all => all.map(x => x.offsetTop)"
-    )
-    assert len(set(buttons)) == 1  # in one row
+    tops = page.locator("#composer button:visible").evaluate_all("all => all.map(x => x.offsetTop)")
+    assert max(tops) - min(tops) < 20  # in one row
     send(page, "/no_think")
     assert "without a thought" in page.text_content("#status")
     assert page.locator(".turn").count() == 6
