@@ -156,9 +156,19 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
     ),
     "serve": (
         "measure the server under load",
+        [counted("--rounds", 5, "turns of each case")],
+    ),
+    "soak": (
+        "keep the server busy with requests of all kinds, of which a third are left",
         [
-            counted("--rounds", 5, "turns of each case"),
-            flag("--soak", "MINUTES", "of 50 clients, a third of whom misbehave", type=float),
+            flag(
+                "model",
+                "MODEL",
+                "a run or a model; default: a small run that is trained first",
+                type=Path,
+                nargs="?",
+            ),
+            flag("--minutes", "X", "minutes of requests (10)", type=float, default=10),
         ],
     ),
     "faults": (

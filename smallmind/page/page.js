@@ -378,6 +378,7 @@ async function answer(place, begun = null) {
   stopping = new AbortController();
   showTurns();
   showWriting(true);
+  toEnd();
   const start = performance.now();
   let count = 0;
   const request = { model: model.id, kind: model.kind, ...asked(place), settings, n: turn.answers.length, top: TOP };
@@ -397,8 +398,9 @@ async function answer(place, begun = null) {
   };
   try {
     await client.complete(request, tell, stopping.signal);
-    const seconds = (performance.now() - start) / 1000;
-    $("status").textContent = `${whole(count)} tokens, ${whole(Math.round(count / seconds))} per second`;
+    const speed = count / (performance.now() - start) * 1000;
+    const shown = speed < 10 ? speed.toFixed(1) : whole(Math.round(speed));
+    $("status").textContent = `${whole(count)} tokens, ${shown} per second`;
   } catch (error) {
     for (const one of turn.answers) one.ended ??= "stopped";
     if (error.name === "AbortError") $("status").textContent = "Stopped.";
@@ -411,16 +413,19 @@ async function answer(place, begun = null) {
   stopping = null;
   showWriting(false);
   showTurns();
+  follow();
   $("announced").textContent = turn.answers.map((one) => one.text).join("\n"); // is read aloud
   remember();
 }
 
 const said = (place, index) => $("turns").children[place]?.querySelectorAll(".answer .said")[index];
 
+const toEnd = () => scrollTo(0, document.documentElement.scrollHeight);
+
 // Keeps the end in view while it is written, unless the reader has scrolled up.
 function follow() {
   const root = document.documentElement;
-  if (root.scrollHeight - root.scrollTop - root.clientHeight < 160) scrollTo(0, root.scrollHeight);
+  if (root.scrollHeight - root.scrollTop - root.clientHeight < 160) toEnd();
 }
 
 function showWriting(writes) {
@@ -514,7 +519,8 @@ function showThought(element, one) {
 function obeys(command) {
   if (command !== "/think" && command !== "/no_think") return false;
   memory.think = command === "/think";
-  $("status").textContent = memory.think ? "Answers begin with a thought." : "Answers come without a thought.";
+  const how = memory.think ? "begin with a thought" : "come without a thought";
+  $("status").textContent = `Answers ${how}, if the model can do both.`;
   return true;
 }
 

@@ -44,6 +44,7 @@ from smallmind.writing.chat import Prompt, Thinking, prompt_of
 from smallmind.writing.decoder import Continuation, Token, choices_in
 from smallmind.writing.sampling import Alternatives
 
+TOGETHER = 64  # texts that are prepared before others are served
 REASONS = {"end": "stop", "stop": "stop", "length": "length"}
 
 
@@ -252,6 +253,8 @@ class Answer(Response):
         """Begins what is shown of each text, with its prompt if a client wants that too."""
         shown, before = {}, None
         for text, i in self.index.items():
+            if i % TOGETHER == 0:
+                await asyncio.sleep(0)
             shown[text] = _Shown(self.parsed)
             if self.parsed.echo:
                 ids, top = self.parsed.echo[i], self.parsed.top
@@ -278,8 +281,10 @@ class Answer(Response):
 
         def content() -> bytes:
             kind = "chat.completion" if self.parsed.chat else "text_completion"
-            choices = [self._choice(one, text, "message") for text, one in shown.items()]
-            return _json({**self._head(kind), "choices": choices, "usage": self._usage()}).encode()
+            head = _json({**self._head(kind), "usage": self._usage()})
+            # One by one: other threads wait while Python writes JSON.
+            choices = [_json(self._choice(one, text, "message")) for text, one in shown.items()]
+            return f'{head[:-1]},"choices":[{",".join(choices)}]}}'.encode()
 
         body = await self.engine.run_beside(content)
         await Response(body, media_type="application/json")(scope, receive, send)

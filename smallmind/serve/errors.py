@@ -13,8 +13,8 @@ class APIError(Exception):
     def __init__(
         self, message: str, param: str | None = None, code: str | None = None, status: int = 400
     ) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        super().__init__(_encodable(message))
+        self.status, self.param, self.code = status, param and _encodable(param), code
 
     def content(self) -> dict[str, object]:
         """Returns the error as JSON."""
@@ -28,3 +28,8 @@ class APIError(Exception):
         if self.status in (429, 503):
             headers = {"Retry-After": "1"}
         return JSONResponse(self.content(), self.status, headers)
+
+
+def _encodable(text: str) -> str:
+    """Returns a text without halves of characters, which JSON can have and UTF-8 cannot."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from starlette.requests import Request
 
+from smallmind.checks import InputError
 from smallmind.serve.errors import APIError
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.chat import ASSISTANT, ROLES, SYSTEM, Turn
@@ -23,7 +24,7 @@ MAX_VALUES, BRACKET_VALUES = 2**20, 8
 MAX_STOPS, MAX_TOP = 16, 20
 MAX_TEXTS = 2**16  # of a request; each takes memory while it waits
 MAX_CHARACTERS = 32  # of the prompts of a request, for each token that may be read
-MAX_PENALTY = 100.0
+MAX_NUMBER = 2**31  # what is larger counts as that
 TYPES: dict[type, str] = {
     str: "a string",
     bool: "true or false",
@@ -36,33 +37,35 @@ Value = TypeVar("Value")
 
 
 class Field(NamedTuple):
-    """A field of requests that has an effect: what it takes, and under which names."""
+    """A field of requests that has an effect: what it takes, and under which names.
+
+    What is out of its range counts as the nearest value, as in llama.cpp's server (vLLM and OpenAI
+    refuse it), unless it says how many things an answer has.
+    """
 
     name: str
     kind: type  # object: more than one, see where it is read
     default: Any = None
     low: float = -math.inf
-    high: float = math.inf  # the server may have a lower one
-    off: tuple[Any, ...] = ()  # besides null: without a limit, or as if the field were not there
+    high: float = MAX_NUMBER  # the server may have a lower one
+    off: tuple[Any, ...] = ()  # besides null, and with all below the range: without a limit
     names: tuple[str, ...] = ()  # that others have for it
-    clamps: bool = False  # what is above `high` counts as `high`, `off` too; else it is refused
+    strict: bool = False  # what is out of its range is refused
     chat: bool | None = None  # True: only in chats; False: only in completions
 
     @property
     def range(self) -> str:
         """The values that it takes, in words; "" if it takes any."""
-        found = f"at least {self.low:g}" if self.low > -math.inf else ""
-        if self.high < math.inf and not self.clamps:
-            found = f"from {self.low:g} to {self.high:g}"
-        off = [x for x in self.off if type(x) is int and not self.low <= x <= self.high]
-        found += f", or {' or '.join(map(str, off))}" if off else ""
-        return found + ": as many as fit" * (self.clamps and bool(off))
+        if self.low == -math.inf:
+            return ""
+        is_open = self.high == MAX_NUMBER
+        return f"at least {self.low:g}" if is_open else f"from {self.low:g} to {self.high:g}"
 
 
 # Names of one thing: of OpenAI, Hugging Face's transformers, llama.cpp, Ollama, text-generation-
 # webui, KoboldCpp, Anthropic and Mistral.
 COUNTS = "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict", "num_predict"
-MAX_TOKENS = Field("max_tokens", int, 16, 0, off=(-1, -2), names=COUNTS, clamps=True, chat=False)
+MAX_TOKENS = Field("max_tokens", int, 16, 0, off=(-1, -2), names=COUNTS, chat=False)
 TABLE = (
     Field("model", str),
     Field("messages", list, chat=True),
@@ -78,12 +81,12 @@ TABLE = (
     Field("frequency_penalty", float, 0, -100, 100),
     Field("stop", object, names=("stop_sequences", "stop_sequence", "stopping_strings")),
     Field("seed", int, off=(-1,), names=("random_seed", "sampler_seed")),
-    Field("n", int, 1, 1),
+    Field("n", int, 1, 1, strict=True),
     Field("stream", bool, False),
     Field("stream_options", dict),
-    Field("logprobs", int, None, 0, MAX_TOP, off=(False,), chat=False),
+    Field("logprobs", int, None, 0, MAX_TOP, off=(False,), strict=True, chat=False),
     Field("logprobs", bool, False, chat=True),
-    Field("top_logprobs", int, 0, 0, MAX_TOP, chat=True),
+    Field("top_logprobs", int, 0, 0, MAX_TOP, strict=True, chat=True),
     Field("echo", bool, False, chat=False),
     Field("prefix_tokens", list),
     Field("chat_template_kwargs", dict, chat=True),
@@ -156,7 +159,7 @@ class Fields:
         value: Any = self.values.get(name)
         if value is None:
             return None
-        if kind is float and type(value) is int and abs(value) < 2**53:
+        if kind is float and type(value) is int and abs(value) < 2**1000:
             value = float(value)
         if kind is int and type(value) is float and value.is_integer():
             value = int(value)
@@ -166,7 +169,7 @@ class Fields:
             raise APIError(f"{name} must be a finite number", name)
         return value
 
-    def setting(self, name: str, most: float = math.inf) -> Any:
+    def setting(self, name: str, most: float = MAX_NUMBER) -> Any:
         """Returns the value of a field of the table, at most `most`, under any of its names.
 
         Of several counts the smallest one counts; other fields may not contradict each other.
@@ -175,18 +178,19 @@ class Fields:
         field = field._replace(high=min(field.high, most))
         found: dict[str, Any] = {}
         for each in (name, *field.names):
-            value = self.values.get(each)
-            if any(
-                value == x and isinstance(value, bool) == isinstance(x, bool) for x in field.off
-            ):
-                value = field.high if field.clamps else None
-            elif (value := self.get(each, field.kind)) is not None and field.range:
-                if not field.low <= value <= (math.inf if field.clamps else field.high):
-                    raise APIError(f"{each}={value} must be {field.range}", each)
-                value = min(value, field.high)
+            if self.values.get(each) is False and False in field.off:
+                continue
+            if (value := self.get(each, field.kind)) is None:
+                continue
+            if field.strict and not field.low <= value <= field.high:
+                raise APIError(f"{each}={value} must be {field.range}", each)
+            if not field.strict and field.off and (value in field.off or value < field.low):
+                value = None if field.default is None else field.high
+            elif field.range:
+                value = min(max(value, field.low), field.high)
             if value is not None:
                 found[each] = value
-        if field.clamps:
+        if field.names is COUNTS:
             return min(found.values(), default=min(field.default, field.high))
         for each, value in found.items():
             if value != next(iter(found.values())):
@@ -235,8 +239,10 @@ class Fields:
 
 
 async def body_of(request: Request) -> bytes:
-    """Returns the body of a request. APIError 413 if it is too large."""
+    """Returns the body of a request. APIError 413 if it is too large, 415 if it is compressed."""
     body = bytearray()
+    if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
+        raise APIError(f"the body is encoded as {encoding[:100]!r}; send it plain", status=415)
     if (length := request.headers.get("content-length", "0")).isdecimal():
         _check_size(int(length[:20]))
     async for part in request.stream():
@@ -274,7 +280,10 @@ def generation_of(fields: Fields, most: int) -> GenerationConfig:
     seed = fields.setting("seed")
     seed = secrets.randbits(62) if seed is None else seed % 2**63
     settings |= {"max_tokens": fields.setting("max_tokens", most), "stop": _stops(fields)}
-    return GenerationConfig(**settings, seed=seed)
+    try:
+        return GenerationConfig(**settings, seed=seed)
+    except InputError as error:
+        raise APIError(str(error), "stop") from None  # too long
 
 
 def _stops(fields: Fields) -> tuple[str, ...] | None:

@@ -82,8 +82,20 @@ class Guard:
         if self._is_origin(origin.lower()):
             more |= {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": "*"}
 
+        has_all = False  # of the body
+
+        async def receive_counted() -> Message:
+            nonlocal has_all
+            message = await receive()
+            has_all = not message.get("more_body", False)
+            return message
+
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
+                # A connection that is closed before all was read is reset, and a refusal lost. Who
+                # expects to be asked for the body has not sent it.
+                while message["status"] >= 400 and not has_all and "expect" not in asked.headers:
+                    await receive_counted()
                 headers = Headers(raw=message["headers"])
                 message["headers"] = [
                     *message["headers"],
@@ -92,7 +104,7 @@ class Guard:
             await send(message)
 
         answer = self._refusal(scope["method"], asked) or self.app
-        await answer(scope, receive, send_guarded)
+        await answer(scope, receive_counted, send_guarded)
 
     def _refusal(self, method: str, asked: HTTPConnection) -> Response | None:
         """Returns the answer to a request that does not reach the application; else None."""

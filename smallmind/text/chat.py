@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,7 +69,10 @@ class ChatFormat:
     marks: tuple[str, str] | None = None  # what the model writes before and after a thought
 
     def render(
-        self, conversation: Conversation, answers: bool = False, **variables: Any
+        self,
+        conversation: Conversation,
+        answers: bool = False,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> Rendered:
         """Writes a conversation, with `answers` up to an answer; variables are more for Jinja."""
         raise NotImplementedError
@@ -120,10 +124,13 @@ class ChatFormat:
         return marked
 
     def prompt(
-        self, tokenizer: Tokenizer, conversation: Conversation, **variables: Any
+        self,
+        tokenizer: Tokenizer,
+        conversation: Conversation,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> np.ndarray:
         """conversation, more variables for Jinja -> ids (n,) up to where the assistant answers."""
-        rendered = self.render(conversation, answers=True, **variables)
+        rendered = self.render(conversation, True, variables)
         return _encoded(tokenizer, [rendered])[0] // MARK_KINDS
 
     def published(self, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from difflib import SequenceMatcher
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from smallmind.checks import InputError
@@ -128,7 +129,10 @@ class JinjaTemplate(ChatFormat):
         return replace(self, now=now)
 
     def render(
-        self, conversation: Conversation, answers: bool = False, **variables: Any
+        self,
+        conversation: Conversation,
+        answers: bool = False,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> Rendered:
         (written,) = self._write([conversation], answers, variables)
         return self._rendered(conversation, written, answers)

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -62,7 +63,10 @@ class KnownTemplate(ChatFormat):
         return self.turns if isinstance(self.turns, str) else self.turns[role]
 
     def render(
-        self, conversation: Conversation, answers: bool = False, **_variables: Any
+        self,
+        conversation: Conversation,
+        answers: bool = False,
+        _variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> Rendered:
         turns = list(conversation)
         if self.system and not (turns and turns[0].role == SYSTEM):

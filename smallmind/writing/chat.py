@@ -45,7 +45,7 @@ def prompt_of(
     least = min(max(1, context // MIN_SHARE), max_tokens or 1)
 
     def ids_from(first: int) -> np.ndarray:
-        return template.prompt(tokenizer, _with_system(system, turns[first:]), **variables)
+        return template.prompt(tokenizer, _with_system(system, turns[first:]), variables)
 
     first, ids = 0, ids_from(0)
     if len(ids) + least > context:

@@ -75,6 +75,28 @@ def test_a_client_that_sends_byte_by_byte_is_not_waited_for_longer(models, monke
         assert time.monotonic() < end and (not found or b" 408 " in found)
 
 
+REFUSED = [
+    (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n", 413),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: evil.example\r\n", 403),
+    (b"POST /nothing HTTP/1.1\r\nHost: localhost\r\n", 404),
+    (HEAD + b"Content-Encoding: gzip\r\n", 415),
+]
+
+
+@pytest.mark.parametrize(("head", "expected"), REFUSED)
+def test_a_refusal_is_read_by_a_client_that_sends_all_of_its_body_first(address, head, expected):
+    body = b" " * 6_000_000
+    more = b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with connected(address, head + more + body) as client:
+        assert rest(client).startswith(b"HTTP/1.1 %d " % expected)
+
+
+def test_a_client_that_waits_to_be_asked_for_its_body_is_refused_before(address):
+    more = b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: 6000000\r\n\r\n"
+    with connected(address, HEAD + more) as client:
+        assert rest(client).startswith(b"HTTP/1.1 413 ")
+
+
 def test_a_client_that_asks_again_has_as_long_as_the_first_time(models, monkeypatch):
     monkeypatch.setattr(connections, "HEADERS_SECONDS", 2.0)
     with serving(models[:1]) as (address, _):

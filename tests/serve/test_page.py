@@ -132,6 +132,26 @@ def test_shift_enter_begins_a_line(shown):
     assert page.input_value("#input") == "a\nb" and page.locator(".turn").count() == 0
 
 
+ABOVE = """document.querySelector('#composer').getBoundingClientRect().top
+    - [...document.querySelectorAll('.answer .actions')].at(-1).getBoundingClientRect().bottom"""
+
+
+def test_an_answer_is_in_view_when_it_has_ended(shown):
+    page = shown()
+    page.set_viewport_size({"width": 390, "height": 600})
+    use(page, "chat", max_tokens=30, seed=1)
+    page.locator("#settings").evaluate("details => details.open = false")
+    for _ in range(3):
+        send(page, "The fox?")
+        wait_for_end(page)
+        assert page.evaluate(ABOVE) >= 0
+    tops = page.locator("#composer button:visible").evaluate_all("all => all.map(x => x.offsetTop)")
+    assert max(tops) - min(tops) < 20  # in one row
+    send(page, "/no_think")
+    assert "without a thought" in page.text_content("#status")
+    assert page.locator(".turn").count() == 6
+
+
 def test_a_conversation_has_several_answers_of_which_one_is_kept(shown):
     page = shown()
     use(page, "chat", max_tokens=10, n=2, temperature=1, system="QA")

@@ -1,5 +1,6 @@
 """The fields of requests: those that count, change nothing, or are refused."""
 
+import itertools
 import json
 import threading
 from types import SimpleNamespace
@@ -36,6 +37,7 @@ def asking(client, body, **fields):
         ({"max_completion_tokens": -1, "max_tokens": 2}, 2),
         ({"max_completion_tokens": 10**30, "max_tokens": 2}, 2),
         ({"max_completion_tokens": -2, "max_tokens": 2.0}, 2),
+        ({"max_completion_tokens": -(10**30), "max_tokens": 2}, 2),
         ({"n_predict": 3}, 3),
         ({"max_new_tokens": 3, "num_predict": -1}, 3),
         ({"max_output_tokens": 3, "max_tokens": None}, 3),
@@ -61,9 +63,14 @@ def test_more_tokens_than_there_may_be_are_as_many_as_fit(models, count):
 OFF = [
     {"top_k": 0},
     {"top_k": -1},
+    {"top_k": -5},
     {"top_p": 0},
     {"top_p": 1},
+    {"top_p": 1.5},
+    {"top_p": -1},
     {"min_p": 0},
+    {"min_p": -0.5},
+    {"temperature": -1},
     {"stop": ""},
     {"stop": []},
     {"stop": None},
@@ -187,16 +194,32 @@ def test_a_field_that_would_change_the_answer_and_is_not_built_is_named(client, 
         (PROMPT, {"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
         (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         (CHAT, {"chat_template_kwargs": 1}, "chat_template_kwargs"),
-        (PROMPT, {"presence_penalty": 1e308}, "presence_penalty"),
-        (PROMPT, {"frequency_penalty": -1000}, "frequency_penalty"),
-        (PROMPT, {"repetition_penalty": 1e-300}, "repetition_penalty"),
-        (PROMPT, {"top_k": -5}, "top_k"),
         (PROMPT, {"prompt": ["a", "b"], "prefix_tokens": [1]}, "prefix_tokens"),
+        (PROMPT, {"stop": ["a" * 5000]}, "stop"),
+        (CHAT, {"stop": "a" * 5000}, "stop"),
         (PROMPT, {"prefix_tokens": [1] * 40000}, "prompt"),
     ],
 )
 def test_a_field_is_refused_where_it_says_something(client, body, fields, name):
     refused(asking(client, body, **fields), param=name)
+
+
+HALF = [
+    *({"model": "\ud800"}, {"prompt": "\ud800"}, {"stop": "\ud800"}, {"\ud800": 1}),
+    *(
+        {"messages": [{"role": "\ud800", "content": "fox"}]},
+        {"chat_template_kwargs": {"\ud800": 1}},
+    ),
+]
+
+
+@pytest.mark.parametrize("body", [PROMPT, CHAT], ids=["completion", "chat"])
+@pytest.mark.parametrize("fields", HALF, ids=range(len(HALF)))
+def test_half_a_character_is_no_fault_of_the_server(client, body, fields):
+    answer = client.post(
+        PATHS[body["model"]], content=json.dumps({**body, "max_tokens": 1, **fields})
+    )
+    assert answer.status_code in (200, 400, 404) and answer.json()
 
 
 @pytest.mark.parametrize("name", ["tool_calls", "prefix", "images"])
@@ -229,7 +252,7 @@ def written(value):
 
 def rows():
     """The table of fields in Markdown."""
-    yield "| field | value | default | off | other names | above the range |"
+    yield "| field | value | default | off | other names | outside the range |"
     yield "|---|---|---|---|---|---|"
     for field in request_fields.TABLE:
         only = {None: "", True: " (chat)", False: " (completion)"}[field.chat]
@@ -237,9 +260,11 @@ def rows():
         value = f"{kind} {field.range.partition(',')[0]}".strip()
         off = ", ".join(map(written, field.off))
         names = ", ".join(f"`{name}`" for name in field.names)
-        above = "as much as fits" if field.clamps else "refused" if field.range else ""
+        outside = "refused" if field.strict else "the nearest" if field.range else ""
+        if field.range and field.off and not field.strict:
+            outside = "as many as fit" if field.default else "off"
         default = written(field.default)
-        yield f"| `{field.name}`{only} | {value} | {default} | {off} | {names} | {above} |"
+        yield f"| `{field.name}`{only} | {value} | {default} | {off} | {names} | {outside} |"
 
 
 def test_the_guide_has_the_table_of_fields():
@@ -273,12 +298,31 @@ def test_many_prompts_at_an_idle_server_are_answered(client, count):
         ({"top_k": 10**9, "temperature": 1, "seed": 1}, {"temperature": 1, "seed": 1}),
         ({"top_k": 0, "temperature": 1, "seed": 1}, {"temperature": 1, "seed": 1}),
         ({"top_p": 0, "temperature": 1, "seed": 1}, {"top_p": 1, "temperature": 1, "seed": 1}),
+        ({"min_p": 7, "temperature": 1, "seed": 1}, {"min_p": 1, "temperature": 1, "seed": 1}),
+        ({"presence_penalty": 1e308}, {"presence_penalty": 100}),
+        ({"frequency_penalty": -1000}, {"frequency_penalty": -100}),
+        ({"repetition_penalty": 1e-300}, {"rep_pen": 0}),
     ],
 )
 def test_other_names_and_values_that_mean_the_same_give_the_same(client, body, one, other):
     found = [asking(client, body, max_tokens=8, **fields) for fields in (one, other)]
     assert [answer.status_code for answer in found] == [200, 200], found[1].text
     assert found[0].json()["choices"] == found[1].json()["choices"]
+
+
+STRANGE = [None, 0, -1, 10**400, -(10**30), 1e308, "", "NaN", [], {}, True, [None], [[[]]], 0.5]
+
+
+@pytest.mark.parametrize("body", [PROMPT, CHAT], ids=["completion", "chat"])
+def test_no_value_of_a_field_is_a_fault_of_the_server(client, body):
+    for field in request_fields.FIELDS[body is CHAT].values():
+        for name, value in itertools.product((field.name, *field.names), STRANGE):
+            asked = {**body, "max_tokens": 1, "n_predict": 1, name: value}
+            answer = client.post(PATHS[body["model"]], json=asked)
+            if answer.status_code != 200:
+                is_unknown = name == "model" and isinstance(value, str)
+                error = refused(answer, status=404 if is_unknown else 400)
+                assert error["param"] in (name, field.name), (asked, error)
 
 
 def test_other_names_have_an_effect(client):
@@ -586,6 +630,8 @@ def test_variables_of_a_client_and_of_the_server_reach_the_template(tmp_path):
         (thinks, 0),
         (does_not, 2),
         ({"think": False}, 2),
+        # Names that functions on the way to the template have too.
+        ({"chat_template_kwargs": dict.fromkeys(("tokenizer", "answers", "a b", "range"), 1)}, 0),
     ]
     for served in ({}, thinks, does_not):
         with talking([path], template_args=served) as (client, _):
@@ -596,7 +642,7 @@ def test_variables_of_a_client_and_of_the_server_reach_the_template(tmp_path):
                 counts.append(answer.json()["usage"]["prompt_tokens"])
         least = min(counts)
         usual = 2 if served == does_not else 0
-        expected = [more if i > 2 else usual for i, (_, more) in enumerate(cases)]
+        expected = [more if 2 < i < 8 else usual for i, (_, more) in enumerate(cases)]
         assert [count - least for count in counts] == expected
 
 

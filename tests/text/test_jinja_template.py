@@ -477,7 +477,7 @@ def test_the_time_is_that_of_the_conversations_or_now():
 
 def test_variables_reach_the_template():
     tokenizer = carrying(chatml() + "{% if enable_thinking is false %}<think>{% endif %}")
-    prompt = format_of(tokenizer).prompt(tokenizer, CONVERSATION[:1], enable_thinking=False)
+    prompt = format_of(tokenizer).prompt(tokenizer, CONVERSATION[:1], {"enable_thinking": False})
     assert prompt[-1] == tokenizer.special[THINK]
     assert format_of(tokenizer).prompt(tokenizer, CONVERSATION[:1])[-1] != prompt[-1]
 

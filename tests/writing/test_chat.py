@@ -135,9 +135,9 @@ class Counting(type(TEMPLATES["chatml"])):
 
     rendered = 0
 
-    def render(self, conversation, answers=False, **variables):
+    def render(self, conversation, answers=False, variables=None):
         Counting.rendered += len(conversation)
-        return super().render(conversation, answers, **variables)
+        return super().render(conversation, answers, variables or {})
 
 
 def conversation(count):
