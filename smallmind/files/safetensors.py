@@ -18,6 +18,7 @@ import os
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from io import BufferedReader, FileIO
 from os import PathLike
@@ -161,28 +162,39 @@ def read(
 
 
 class _FileDigest:
-    """The SHA-256 of a file that is read from its start to its end."""
+    """The SHA-256 of a file that is read from its start to its end.
 
-    def __init__(self, file: BufferedReader, position: int) -> None:
+    Large pieces are added by a thread of its own, while they are used.
+    """
+
+    def __init__(self, file: BufferedReader, position: int, thread: Executor) -> None:
         self.sha256 = hashlib.sha256()
+        self._thread, self._added = thread, Future[None]()
+        self._added.set_result(None)
         # Not through the buffer: stored tensors move the offset, which their descriptors share.
         self._file = FileIO(file.fileno(), closefd=False)
         self._position = position
 
     def add(self, data: memoryview) -> None:
-        """Adds what has been read where `reach` ended."""
-        self.sha256.update(data)
+        """Adds what has been read where `reach` ended; it must not change until the next call."""
+        self._added.result()
         self._position += len(data)
+        if len(data) < PIECE:
+            self.sha256.update(data)
+        else:
+            self._added = self._thread.submit(self.sha256.update, data)
 
     def reach(self, position: int) -> None:
         """Adds everything up to there. Moves the file's position."""
         assert position >= self._position  # tensors are read in order
+        self._added.result()
         self._file.seek(self._position)
         while count := min(PIECE, position - self._position):
             piece = self._file.read(count)
             if not piece:
                 raise ValueError("it was truncated while it was read")
             self.add(memoryview(piece))
+        self._added.result()
 
 
 class StoredTensor:
@@ -269,14 +281,18 @@ def streaming(
     The digest is checked at the end of the block: InputError, and what was read must not be used.
     The tensors of a compressed file are arrays.
     """
-    with durable.explained(path, KIND), durable.open_regular(path) as file:
+    with (
+        durable.explained(path, KIND),
+        durable.open_regular(path) as file,
+        ThreadPoolExecutor(1) as thread,
+    ):
         before = os.fstat(file.fileno())
         head, entries, metadata = _read_head(file, before.st_size)
         if COMPRESSED in metadata:
             yield read(path)
             return
         digits = _pop_digest(metadata, strict=False)
-        digest = _FileDigest(file, len(head)) if digits else None
+        digest = _FileDigest(file, len(head), thread) if digits else None
         tensors = {}
         for entry in entries:
             tensors[entry.name] = StoredTensor(file, path, entry, len(head), digest)
