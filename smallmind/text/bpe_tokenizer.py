@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -251,8 +253,8 @@ class BPETokenizer(Tokenizer):
             vocabulary[number] = token
         if sum(map(bool, vocabulary)) < len(numbers):
             raise InputError("two of its tokens have the same id")
-        pairs = map(tokenizer_json.pair_of, data["model"]["merges"])
-        merges = [numbers[token] for pair in pairs for token in pair]
+        sides = tokenizer_json.sides_of(data["model"]["merges"])
+        merges = list(map(numbers.__getitem__, sides))
         rules = tokenizer_json.rules_of(data)
         return cls._of(split, vocabulary, _pairs(merges), special, rules)
 
@@ -321,7 +323,8 @@ def _each(merges: np.ndarray) -> Iterator[tuple[int, int]]:
 
 def _results(vocabulary: list[bytes], merges: np.ndarray, ids: dict[bytes, int]) -> np.ndarray:
     """Returns the token that each merge makes, int32. InputError if one makes none."""
-    results = [ids.get(vocabulary[left] + vocabulary[right], -1) for left, right in _each(merges)]
+    lefts, rights = (map(vocabulary.__getitem__, side.tolist()) for side in merges.T)
+    results = list(map(ids.get, map(operator.add, lefts, rights), itertools.repeat(-1)))
     if -1 in results:
         left, right = merges[results.index(-1)]
         raise InputError(

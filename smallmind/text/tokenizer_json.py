@@ -4,8 +4,9 @@ Format: https://github.com/huggingface/tokenizers, "tokenizers/src/tokenizer/ser
 """
 
 import gc
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from typing import Any, NamedTuple
@@ -228,6 +229,15 @@ def pair_of(merge: Any) -> list[str]:
     if len(pair) != 2:
         raise ValueError("a merge is not of two tokens")
     return pair
+
+
+def sides_of(merges: Sequence[Any]) -> list[str]:
+    """Returns the tokens of merges, one after another. ValueError if a merge is not of two."""
+    if set(map(type, merges)) != {str}:
+        return [token for merge in merges for token in pair_of(merge)]
+    if set(map(str.count, merges, itertools.repeat(" "))) != {1}:
+        raise ValueError("a merge is not of two tokens")
+    return " ".join(merges).split(" ")  # at once: there are 500,000 of them
 
 
 def read(path: str | PathLike[str]) -> dict[str, Any]:
