@@ -78,6 +78,14 @@ class LazyTensors(Mapping[str, np.ndarray]):
         return len(self._names)
 
 
+class Unread(NamedTuple):
+    """A tensor that is read, or made, when its turn comes to be written."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], np.ndarray]
+
+
 class _Entry(NamedTuple):
     """A tensor in the header. Sorts by offset."""
 
@@ -90,7 +98,7 @@ class _Entry(NamedTuple):
 
 def write(
     path: str | PathLike[str],
-    tensors: Mapping[str, np.ndarray],
+    tensors: Mapping[str, np.ndarray | Unread],
     metadata: Mapping[str, str],
     announce: Callable[[str], object] | None = None,
 ) -> None:
@@ -101,13 +109,22 @@ def write(
     """
     tensors, metadata = _with_texts(tensors, metadata)
     head = _encode(tensors, metadata)
-    digest = hashlib.sha256(head)
-    for piece in _pieces(tensors):
-        digest.update(piece)
-    head = head.replace(BLANK.encode(), digest.hexdigest().encode(), 1)
-    if announce:
-        announce(digest.hexdigest())
-    durable.write(path, itertools.chain([head], _pieces(tensors)))
+    digest = hashlib.sha256()
+
+    def start() -> bytes:
+        if announce:
+            announce(digest.hexdigest())
+        return head.replace(BLANK.encode(), digest.hexdigest().encode(), 1)
+
+    with ThreadPoolExecutor(1) as thread:
+
+        def pieces() -> Iterator[bytes | memoryview]:
+            for piece in itertools.chain([head], _pieces(tensors)):
+                added = thread.submit(digest.update, piece)
+                yield piece  # written meanwhile
+                added.result()
+
+        durable.write(path, pieces(), start)
 
 
 def compressed(
@@ -355,15 +372,15 @@ def to_json(value: Any) -> str:
 
 
 def _with_texts(
-    tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
-) -> tuple[Mapping[str, np.ndarray], dict[str, str]]:
+    tensors: Mapping[str, np.ndarray | Unread], metadata: Mapping[str, str]
+) -> tuple[Mapping[str, np.ndarray | Unread], dict[str, str]]:
     """-> tensors, the long texts of the metadata among them, and the rest of the metadata."""
     if any(name.startswith(TEXT) for name in tensors):
         raise InputError(f"names that begin with {TEXT} are reserved")
     short = dict(metadata)
     if not _are_texts(short):
         raise InputError("metadata must be strings by name")
-    texts: dict[str, np.ndarray] = {}
+    texts: dict[str, np.ndarray | Unread] = {}
     for name, text in metadata.items():
         if len(text) <= SHORT_TEXT // 4:
             continue
@@ -393,7 +410,7 @@ def _add_text(metadata: dict[str, str], entry: _Entry, text: np.ndarray) -> None
     metadata[name] = text.tobytes().decode("utf-8", "surrogatepass")
 
 
-def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
+def _encode(tensors: Mapping[str, np.ndarray | Unread], metadata: Mapping[str, str]) -> bytes:
     """-> length and header, with 64 zeros in place of the digest."""
     if DIGEST in metadata or DIGEST_OF in metadata or "__metadata__" in tensors:
         raise InputError(f"{DIGEST}, {DIGEST_OF} and __metadata__ are reserved names")
@@ -405,7 +422,7 @@ def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> b
                 f"{name} is {tensor.dtype}, which the format lacks; convert it to one of "
                 f"{', '.join(NAMES.values())}"
             )
-        end = begin + tensor.nbytes
+        end = begin + math.prod(tensor.shape) * tensor.dtype.itemsize
         dtype, shape = NAMES[tensor.dtype], list(tensor.shape)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
         begin = end
@@ -418,9 +435,11 @@ def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> b
     return len(encoded).to_bytes(8, "little") + encoded
 
 
-def _pieces(tensors: Mapping[str, np.ndarray]) -> Iterator[memoryview]:
+def _pieces(tensors: Mapping[str, np.ndarray | Unread]) -> Iterator[memoryview]:
     """Yields the bytes of tensors; those of read-only mappings in pieces that are unloaded."""
     for tensor in tensors.values():
+        if isinstance(tensor, Unread):
+            tensor = tensor.read()
         data = _bytes(np.ascontiguousarray(tensor))
         if not isinstance(tensor, np.memmap) or tensor.mode != "r":  # changes would be lost
             yield data

@@ -40,7 +40,7 @@ def _of_integers(parts):
     @functools.wraps(parts)
     def unpack(*fields):
         scales, minima, *packed = parts(*fields)
-        return scaled(scales, minima, integers(*packed))
+        return products(scales, minima, unpacked(*packed))
 
     unpack.parts = parts
     return unpack
@@ -63,7 +63,7 @@ def _parts(scales, low, layout, minima=None, high=None):
     return scales, minima, low, high, layout
 
 
-def integers(low, high, layout):
+def unpacked(low, high, layout):
     """low, high (n, bytes) -> the integers that they hold (n, m), int8."""
     q = _integers(low, layout.bits, 1 << layout.run)
     if high.shape[1]:
@@ -72,7 +72,7 @@ def integers(low, high, layout):
     return q.view(np.int8)
 
 
-def scaled(scales, minima, q):
+def products(scales, minima, q):
     """scales, minima (n, groups), q (n, m) -> their products, less the minima, float32."""
     values = q.astype(np.float32)
     values *= np.repeat(scales, q.shape[1] // scales.shape[1], axis=1)

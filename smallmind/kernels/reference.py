@@ -328,7 +328,7 @@ def dequantise(out, scales, minima, low, high, layout):
     # Imported here, so that the machine code of no kernel depends on it.
     from smallmind.kernels import codecs
 
-    out[...] = codecs.scaled(scales, minima, codecs.integers(low, high, layout))
+    out[...] = codecs.products(scales, minima, codecs.unpacked(low, high, layout))
 
 
 @kernel("reduce", functions=2, adds=True, division=("chunks", "x"))

@@ -222,11 +222,23 @@ def save(
     announce: Callable[[str], object] | None,
 ) -> None:
     """Writes the file of a model, or of its adapter alone; see `TransformerModel.save`."""
-    config = safetensors.to_json(to_saved(model.config))
-    about, parameters = {"format": FORMAT, "config": config}, model.parameters
-    if model.adapter:
-        about |= {"format": ADAPTER_FORMAT, "adapter": safetensors.to_json(adapter_facts(model))}
-        parameters = {name: parameters[name] for name in model.flat.kept}
+    if not model.adapter:
+        return save_parameters(model.config, model.parameters, path, metadata, announce)
+    about = {"format": ADAPTER_FORMAT, "config": safetensors.to_json(to_saved(model.config))}
+    about["adapter"] = safetensors.to_json(adapter_facts(model))
+    parameters = {name: model.parameters[name] for name in model.flat.kept}
+    safetensors.write(path, parameters, {**about, **metadata}, announce)
+
+
+def save_parameters(
+    config: ModelConfig,
+    parameters: Mapping[str, np.ndarray | safetensors.Unread],
+    path: str | PathLike[str],
+    metadata: Mapping[str, str],
+    announce: Callable[[str], object] | None = None,
+) -> None:
+    """Writes the file of a model with these parameters."""
+    about = {"format": FORMAT, "config": safetensors.to_json(to_saved(config))}
     safetensors.write(path, parameters, {**about, **metadata}, announce)
 
 

@@ -223,21 +223,17 @@ def added_around(post_processor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]
     return tuple(before), tuple(after)
 
 
-def pair_of(merge: Any) -> list[str]:
-    """Returns the two tokens of a merge: a list, or as earlier versions write it, one text."""
-    pair = merge.split(" ") if isinstance(merge, str) else list(merge)
-    if len(pair) != 2:
-        raise ValueError("a merge is not of two tokens")
-    return pair
-
-
 def sides_of(merges: Sequence[Any]) -> list[str]:
-    """Returns the tokens of merges, one after another. ValueError if a merge is not of two."""
-    if set(map(type, merges)) != {str}:
-        return [token for merge in merges for token in pair_of(merge)]
-    if set(map(str.count, merges, itertools.repeat(" "))) != {1}:
+    """Returns the tokens of merges, one after another. ValueError if a merge is not of two.
+
+    All are lists or, as earlier versions write them, texts. All at once: there are 500,000 of them.
+    """
+    kinds = set(map(type, merges))
+    are_texts = kinds == {str}
+    sizes = map(str.count, merges, itertools.repeat(" ")) if are_texts else map(len, merges)
+    if not (are_texts or kinds <= {list, tuple}) or set(sizes) - {1 if are_texts else 2}:
         raise ValueError("a merge is not of two tokens")
-    return " ".join(merges).split(" ")  # at once: there are 500,000 of them
+    return " ".join(merges).split(" ") if are_texts else [*itertools.chain.from_iterable(merges)]
 
 
 def read(path: str | PathLike[str]) -> dict[str, Any]:
