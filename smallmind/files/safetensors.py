@@ -119,7 +119,8 @@ def write(
     with ThreadPoolExecutor(1) as thread:
 
         def pieces() -> Iterator[bytes | memoryview]:
-            for piece in itertools.chain([head], _pieces(tensors)):
+            first: list[bytes | memoryview] = [head]
+            for piece in itertools.chain(first, _pieces(tensors)):
                 added = thread.submit(digest.update, piece)
                 yield piece  # written meanwhile
                 added.result()

@@ -42,7 +42,7 @@ def _of_integers(parts):
         scales, minima, *packed = parts(*fields)
         return products(scales, minima, unpacked(*packed))
 
-    unpack.parts = parts
+    unpack.parts = parts  # type: ignore[attr-defined]
     return unpack
 
 

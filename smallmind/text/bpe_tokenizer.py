@@ -121,7 +121,7 @@ class BPETokenizer(Tokenizer):
     # Made when a text is encoded: importing the kernels takes half a second.
 
     @functools.cached_property
-    def _tables(self) -> tuple[Any, ...]:
+    def _tables(self) -> tuple[Any, Any, Any]:
         """The pattern of words, their merges and what is known whole, as kernels take them."""
         from smallmind.kernels.bpe.encode import Merges, Whole
         from smallmind.kernels.bpe.split import PATTERNS
