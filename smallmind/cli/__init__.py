@@ -4,8 +4,10 @@ This file imports only what Python has already imported, so that `main` is reach
 """
 
 import _signal  # type: ignore[import-not-found]  # which `signal` wraps, after importing more
+import gc
 import os
 
+MIN_OBJECTS = 20_000  # made between two looks for cycles of garbage: imports make many, and none
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +29,8 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
     )
     if can_quit:
         _signal.signal(_signal.SIGINT, _quit)
+    if arguments is None:
+        gc.set_threshold(MIN_OBJECTS, *gc.get_threshold()[1:])
     from smallmind.cli.program import run
 
     status = run(arguments)

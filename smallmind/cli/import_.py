@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from smallmind import parts
 from smallmind.cli.console import Console, shorten
 from smallmind.console import activity
 from smallmind.settings.architectures import PUBLISHED
@@ -47,13 +48,12 @@ def run(options: argparse.Namespace) -> int:
     with activity.showing_on(Console(sys.stderr).activity):
         made = Run.import_model(options.source, options.out, options.block_size, options.base)
     config = made.settings.model
-    tokenizer = made.directory.load_tokenizer()
-    assert tokenizer
+    unit = parts.load(parts.TOKENIZERS, made.settings.run.tokenizer).unit
     rows = [
         ["architecture", architecture_of(config).name],
         ["layers x channels", f"{config.n_layer} x {config.n_embd}"],
         ["context", f"{config.block_size:,} tokens"],
-        ["vocabulary", f"{tokenizer.vocab_size:,} {tokenizer.unit}"],
+        ["vocabulary", f"{config.vocab_size:,} {unit}"],
     ]
     if adapter := made.settings.training.adapter:
         rows.append(["adapter", f"rank {adapter.rank}, on {', '.join(adapter.on)}"])

@@ -11,7 +11,14 @@ import numpy as np
 from smallmind import parts
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.exchange.stored import StoredModel, check_no_run
-from smallmind.exchange.tensors import check_tensors, read_model, read_parameters, write_model
+from smallmind.exchange.tensors import (
+    check_tensors,
+    read_model,
+    read_parameters,
+    unread_parameters,
+    write_model,
+)
+from smallmind.files.safetensors import Unread
 from smallmind.kernels.number_types import BLOCK
 from smallmind.nn.adapter import SavedAdapter
 from smallmind.nn.loading import Stored
@@ -55,6 +62,13 @@ class ExternalModel(StoredModel):
 
     def write_to(self, model: TransformerModel) -> None:
         write_model(model, self.config, *self.tensors(), str(self.path))
+
+    def unread(self) -> dict[str, Unread]:
+        """Returns its parameters by name, each of which is read when it is written.
+
+        InputError if they are not those of its model.
+        """
+        return unread_parameters(self.config, *self.tensors(), str(self.path))
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         return read_parameters(self.config, *self.tensors(), str(self.path))

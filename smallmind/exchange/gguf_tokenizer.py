@@ -15,7 +15,7 @@ from smallmind.text.char_tokenizer import CharTokenizer
 from smallmind.text.hf_tokenizer import BYTE, HFTokenizer, model_type
 from smallmind.text.sentencepiece import SPACE, Pieces, contents_of, pairs
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.text.tokenizer_json import added_token, pair_of
+from smallmind.text.tokenizer_json import added_token, sides_of
 
 PREFIX = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, OF_BYTE = range(1, 7)  # types of tokens
@@ -179,7 +179,8 @@ def _scores(tokenizer: HFTokenizer, types: np.ndarray) -> np.ndarray:
     InputError if some are not: llama.cpp merges every pair that makes a token.
     """
     model = tokenizer.contents["model"]
-    vocabulary, merges = model["vocab"], [tuple(pair_of(x)) for x in model["merges"]]
+    vocabulary, sides = model["vocab"], iter(sides_of(model["merges"]))
+    merges = list(zip(sides, sides, strict=True))
     merged, pieces = set(merges), tokenizer.pieces
     _, lefts, rights = pairs(pieces, types == NORMAL)
     for left, right in zip(lefts.tolist(), rights.tolist(), strict=True):
@@ -271,14 +272,13 @@ def _bpe(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     numbers = {token: i for i, token in enumerate(tokens) if token not in special}
     if len(numbers) + len(special) != len(tokens):
         raise ValueError("two of its tokens are the same")
-    pairs = map(pair_of, metadata[f"{PREFIX}merges"])
     return Tokenizer.from_state(
         {
             "kind": "bpe",
             "split": split,
             "ignore_merges": ignore_merges,
             "shown": shown,
-            "merges": [numbers[token] for pair in pairs for token in pair],
+            "merges": list(map(numbers.__getitem__, sides_of(metadata[f"{PREFIX}merges"]))),
             "special": special,
             "vocabulary": ["" if token in special else token for token in tokens],
         }

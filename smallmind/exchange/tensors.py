@@ -1,6 +1,7 @@
 """From our parameters to the tensors of a file, and back: names, transposes, splits, order."""
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ import numpy as np
 
 from smallmind.checks import InputError, shown_value
 from smallmind.console import activity
+from smallmind.files.safetensors import Unread
 from smallmind.kernels import reference
 from smallmind.kernels.number_types import DTYPES, round_to
 from smallmind.nn.loading import Stored, read_tensor
@@ -194,6 +196,29 @@ def check_tensors(
                 pass
 
 
+def unread_parameters(
+    config: ModelConfig, layout: Layout, stored: Mapping[str, Stored], source: str
+) -> dict[str, Unread]:
+    """The tensors of a file -> our parameters by name, float32, in the order of declaration.
+
+    Errors as `read_model`, those about values when a parameter is read.
+    """
+    parts: dict[str, list[Tensor]] = {}
+    for tensor in _checked(config, layout, stored, source):
+        parts.setdefault(tensor.parameter, []).append(tensor)
+
+    def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        parameter = np.empty(shape, np.float32)
+        for tensor in parts[name]:
+            tensor.read(reference, parameter, stored[tensor.name], source)
+        return parameter
+
+    return {
+        name: Unread(shape, np.dtype(np.float32), functools.partial(read, name, shape))
+        for name, shape in declare_parameters(config).shapes.items()
+    }
+
+
 def read_parameters(
     config: ModelConfig, layout: Layout, stored: Mapping[str, Stored], source: str
 ) -> Iterator[tuple[str, np.ndarray]]:
@@ -201,17 +226,12 @@ def read_parameters(
 
     They have the order of `Parameters.ordered`. Errors as `read_model`.
     """
-    parts: dict[str, list[Tensor]] = {}
-    for tensor in _checked(config, layout, stored, source):
-        parts.setdefault(tensor.parameter, []).append(tensor)
+    parameters = unread_parameters(config, layout, stored, source)
     specs = declare_parameters(config).ordered
     size = 4 * sum(spec.size for spec in specs)
     with activity.doing(f"Reading {source}", usual=size < activity.LARGE):
         for spec in activity.parts(specs):
-            parameter = np.empty(spec.shape, np.float32)
-            for tensor in parts[spec.name]:
-                tensor.read(reference, parameter, stored[tensor.name], source)
-            yield spec.name, parameter
+            yield spec.name, parameters[spec.name].read()
 
 
 def type_of(shape: tuple[int, ...], type: str) -> NumberType:

@@ -115,17 +115,22 @@ def _patiently(operation: Callable[[], None]) -> None:
     operation()
 
 
-def write(path: str | PathLike[str], chunks: Iterable[bytes | memoryview]) -> None:
+def write(
+    path: str | PathLike[str],
+    chunks: Iterable[bytes | memoryview],
+    start: Callable[[], bytes] | None = None,
+) -> None:
     """Writes chunks to the file at path, which is replaced completely or left as it was.
 
-    Once this returns, the file survives a power failure. Raises OSError naming path on failure;
-    the partial file is then removed, and a retry starts from the beginning.
+    `start` returns, after the last chunk, what is written over the first bytes. Once this returns,
+    the file survives a power failure. Raises OSError naming path on failure; the partial file is
+    then removed, and a retry starts from the beginning.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.smallmind")
     with naming(path):
         clear_stale(path.parent)
-        _write_beside(temporary, path, chunks)
+        _write_beside(temporary, path, chunks, start)
         files.fsync_directory(path.parent)
 
 
@@ -259,12 +264,19 @@ def clear_stale(
                     files.unlink(directory / name)
 
 
-def _write_beside(temporary: Path, target: Path, chunks: Iterable[bytes | memoryview]) -> None:
+def _write_beside(
+    temporary: Path,
+    target: Path,
+    chunks: Iterable[bytes | memoryview],
+    start: Callable[[], bytes] | None,
+) -> None:
     try:
         file = files.create(temporary)
         try:
             for chunk in chunks:
                 write_all(file, memoryview(chunk))
+            if start:
+                files.overwrite(file, memoryview(start()))
             # Never retried: after an error the kernel may have dropped the dirty pages.
             files.fsync(file)
         finally:

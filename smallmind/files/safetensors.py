@@ -18,6 +18,7 @@ import os
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from io import BufferedReader, FileIO
 from os import PathLike
@@ -77,6 +78,14 @@ class LazyTensors(Mapping[str, np.ndarray]):
         return len(self._names)
 
 
+class Unread(NamedTuple):
+    """A tensor that is read, or made, when its turn comes to be written."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], np.ndarray]
+
+
 class _Entry(NamedTuple):
     """A tensor in the header. Sorts by offset."""
 
@@ -89,7 +98,7 @@ class _Entry(NamedTuple):
 
 def write(
     path: str | PathLike[str],
-    tensors: Mapping[str, np.ndarray],
+    tensors: Mapping[str, np.ndarray | Unread],
     metadata: Mapping[str, str],
     announce: Callable[[str], object] | None = None,
 ) -> None:
@@ -100,13 +109,23 @@ def write(
     """
     tensors, metadata = _with_texts(tensors, metadata)
     head = _encode(tensors, metadata)
-    digest = hashlib.sha256(head)
-    for piece in _pieces(tensors):
-        digest.update(piece)
-    head = head.replace(BLANK.encode(), digest.hexdigest().encode(), 1)
-    if announce:
-        announce(digest.hexdigest())
-    durable.write(path, itertools.chain([head], _pieces(tensors)))
+    digest = hashlib.sha256()
+
+    def start() -> bytes:
+        if announce:
+            announce(digest.hexdigest())
+        return head.replace(BLANK.encode(), digest.hexdigest().encode(), 1)
+
+    with ThreadPoolExecutor(1) as thread:
+
+        def pieces() -> Iterator[bytes | memoryview]:
+            first: list[bytes | memoryview] = [head]
+            for piece in itertools.chain(first, _pieces(tensors)):
+                added = thread.submit(digest.update, piece)
+                yield piece  # written meanwhile
+                added.result()
+
+        durable.write(path, pieces(), start)
 
 
 def compressed(
@@ -161,28 +180,39 @@ def read(
 
 
 class _FileDigest:
-    """The SHA-256 of a file that is read from its start to its end."""
+    """The SHA-256 of a file that is read from its start to its end.
 
-    def __init__(self, file: BufferedReader, position: int) -> None:
+    Large pieces are added by a thread of its own, while they are used.
+    """
+
+    def __init__(self, file: BufferedReader, position: int, thread: Executor) -> None:
         self.sha256 = hashlib.sha256()
+        self._thread, self._added = thread, Future[None]()
+        self._added.set_result(None)
         # Not through the buffer: stored tensors move the offset, which their descriptors share.
         self._file = FileIO(file.fileno(), closefd=False)
         self._position = position
 
     def add(self, data: memoryview) -> None:
-        """Adds what has been read where `reach` ended."""
-        self.sha256.update(data)
+        """Adds what has been read where `reach` ended; it must not change until the next call."""
+        self._added.result()
         self._position += len(data)
+        if len(data) < PIECE:
+            self.sha256.update(data)
+        else:
+            self._added = self._thread.submit(self.sha256.update, data)
 
     def reach(self, position: int) -> None:
         """Adds everything up to there. Moves the file's position."""
         assert position >= self._position  # tensors are read in order
+        self._added.result()
         self._file.seek(self._position)
         while count := min(PIECE, position - self._position):
             piece = self._file.read(count)
             if not piece:
                 raise ValueError("it was truncated while it was read")
             self.add(memoryview(piece))
+        self._added.result()
 
 
 class StoredTensor:
@@ -269,14 +299,18 @@ def streaming(
     The digest is checked at the end of the block: InputError, and what was read must not be used.
     The tensors of a compressed file are arrays.
     """
-    with durable.explained(path, KIND), durable.open_regular(path) as file:
+    with (
+        durable.explained(path, KIND),
+        durable.open_regular(path) as file,
+        ThreadPoolExecutor(1) as thread,
+    ):
         before = os.fstat(file.fileno())
         head, entries, metadata = _read_head(file, before.st_size)
         if COMPRESSED in metadata:
             yield read(path)
             return
         digits = _pop_digest(metadata, strict=False)
-        digest = _FileDigest(file, len(head)) if digits else None
+        digest = _FileDigest(file, len(head), thread) if digits else None
         tensors = {}
         for entry in entries:
             tensors[entry.name] = StoredTensor(file, path, entry, len(head), digest)
@@ -339,15 +373,15 @@ def to_json(value: Any) -> str:
 
 
 def _with_texts(
-    tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
-) -> tuple[Mapping[str, np.ndarray], dict[str, str]]:
+    tensors: Mapping[str, np.ndarray | Unread], metadata: Mapping[str, str]
+) -> tuple[Mapping[str, np.ndarray | Unread], dict[str, str]]:
     """-> tensors, the long texts of the metadata among them, and the rest of the metadata."""
     if any(name.startswith(TEXT) for name in tensors):
         raise InputError(f"names that begin with {TEXT} are reserved")
     short = dict(metadata)
     if not _are_texts(short):
         raise InputError("metadata must be strings by name")
-    texts: dict[str, np.ndarray] = {}
+    texts: dict[str, np.ndarray | Unread] = {}
     for name, text in metadata.items():
         if len(text) <= SHORT_TEXT // 4:
             continue
@@ -377,7 +411,7 @@ def _add_text(metadata: dict[str, str], entry: _Entry, text: np.ndarray) -> None
     metadata[name] = text.tobytes().decode("utf-8", "surrogatepass")
 
 
-def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
+def _encode(tensors: Mapping[str, np.ndarray | Unread], metadata: Mapping[str, str]) -> bytes:
     """-> length and header, with 64 zeros in place of the digest."""
     if DIGEST in metadata or DIGEST_OF in metadata or "__metadata__" in tensors:
         raise InputError(f"{DIGEST}, {DIGEST_OF} and __metadata__ are reserved names")
@@ -389,7 +423,7 @@ def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> b
                 f"{name} is {tensor.dtype}, which the format lacks; convert it to one of "
                 f"{', '.join(NAMES.values())}"
             )
-        end = begin + tensor.nbytes
+        end = begin + math.prod(tensor.shape) * tensor.dtype.itemsize
         dtype, shape = NAMES[tensor.dtype], list(tensor.shape)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
         begin = end
@@ -402,9 +436,11 @@ def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> b
     return len(encoded).to_bytes(8, "little") + encoded
 
 
-def _pieces(tensors: Mapping[str, np.ndarray]) -> Iterator[memoryview]:
+def _pieces(tensors: Mapping[str, np.ndarray | Unread]) -> Iterator[memoryview]:
     """Yields the bytes of tensors; those of read-only mappings in pieces that are unloaded."""
     for tensor in tensors.values():
+        if isinstance(tensor, Unread):
+            tensor = tensor.read()
         data = _bytes(np.ascontiguousarray(tensor))
         if not isinstance(tensor, np.memmap) or tensor.mode != "r":  # changes would be lost
             yield data

@@ -318,6 +318,19 @@ def quantise(scales, q, x):
     scales[...], q[...] = pack(x)
 
 
+@kernel(functions=2, is_activation=False, is_of_layer=False, division=("rows", "out"))
+def dequantise(out, scales, minima, low, high, layout):
+    """scales, minima (n, groups), low, high (n, bytes) of integers q -> out (n, m).
+
+    Writes out = scale * q - minimum; `codecs.Layout` says where the integers are. Without minima,
+    or bytes of higher bits, these have no columns.
+    """
+    # Imported here, so that the machine code of no kernel depends on it.
+    from smallmind.kernels import codecs
+
+    out[...] = codecs.products(scales, minima, codecs.unpacked(low, high, layout))
+
+
 @kernel("reduce", functions=2, adds=True, division=("chunks", "x"))
 def column_sum(out, x):
     """x (R, C) -> out (C,) += the sum over rows. Adds to out."""

@@ -12,7 +12,7 @@ import numpy as np
 from smallmind.checks import InputError, check_type, from_json, shown_value
 from smallmind.console import activity
 from smallmind.files import safetensors
-from smallmind.kernels import reference
+from smallmind.kernels import codecs, reference
 from smallmind.kernels.number_types import (
     BLOCK,
     is_finite,
@@ -132,8 +132,11 @@ def read_tensor(
         target = parameter.view(np.ndarray)
         for first, rows in stored.pieces(name, BLOCK):
             if is_quantised(target.dtype):
-                blocks = converted(kernels, to_float32(rows).T, target.dtype, name)
-                target[:, first // BLOCK : first // BLOCK + blocks.shape[1]] = blocks
+                values = converted(kernels, rows, np.float32, name)
+                turned = np.empty(values.shape[::-1], np.float32)
+                kernels.transpose(turned, values)
+                blocks = target[:, first // BLOCK : (first + len(values)) // BLOCK]
+                convert(kernels, blocks, turned, name)
             else:
                 kernels.transpose(target, converted(kernels, rows, target.dtype, name), first)
     else:
@@ -141,41 +144,54 @@ def read_tensor(
         place = target if parameter.dtype == stored.dtype else None
         for first, rows in stored.pieces(name, place=place):
             if place is None:
-                rows = converted(kernels, rows, parameter.dtype, name)
-                target[first : first + len(rows)] = rows
+                convert(kernels, target[first : first + len(rows)], rows, name)
 
 
 def converted(kernels: Any, rows: np.ndarray, dtype: Any, name: str) -> np.ndarray:
-    """Rows -> the same numbers in another type, rounded if it is smaller.
-
-    InputError if one is too large for blocks of integers.
-    """
+    """Rows (..., n) in any number type -> the same numbers in another. Errors as `convert`."""
     if rows.dtype == dtype:
         return rows
-    if is_quantised(dtype):
-        blocks = _blocks(kernels, to_float32(rows), dtype)
-        if not is_finite(blocks):
-            raise InputError(f"{name} is too large for {_name(dtype)}; choose bfloat16 or float32")
-        return blocks
-    if is_quantised(rows.dtype):
-        return converted(kernels, to_float32(rows), dtype, name)
-    if kernels is reference:  # which computes in one type
-        return round_to(to_float32(rows), dtype)
-    out = np.empty(rows.shape, dtype)
-    matrix = (1, -1) if rows.ndim == 1 else (len(rows), -1)
-    kernels.copy_columns(out.reshape(matrix), rows.reshape(matrix), 0)
+    sizes = [kind.block if (kind := kind_of(x)) else 1 for x in (rows.dtype, dtype)]
+    columns = [x * sizes[0] // sizes[1] for x in rows.shape[-1:]]
+    out = np.empty((*rows.shape[:-1], *columns), dtype)
+    convert(kernels, out, rows, name)
     return out
 
 
-def _blocks(kernels: Any, values: np.ndarray, dtype: Any) -> np.ndarray:
-    """values (..., n) -> blocks (..., n / BLOCK) of a number type that is computed with."""
+def convert(kernels: Any, out: np.ndarray, rows: np.ndarray, name: str) -> None:
+    """Writes rows to out, rounded if its number type is smaller.
+
+    InputError if a number is too large for blocks of integers.
+    """
+    if rows.dtype == out.dtype:
+        out[...] = rows
+    elif is_quantised(out.dtype):
+        _quantise(kernels, out, converted(kernels, rows, np.float32, name))
+        if not is_finite(out):
+            shown = f"{name} is too large for {_name(out.dtype)}"
+            raise InputError(f"{shown}; choose bfloat16 or float32")
+    elif kernels is reference:  # which computes in one type
+        out[...] = round_to(to_float32(rows), out.dtype)
+    elif not is_quantised(rows.dtype):
+        matrix = (1, -1) if rows.ndim == 1 else (len(rows), -1)
+        kernels.copy_columns(out.reshape(matrix), rows.reshape(matrix), 0)
+    elif out.dtype != np.float32:
+        convert(kernels, out, converted(kernels, rows, np.float32, name), name)
+    else:
+        kind = kind_of(rows.dtype)
+        blocks = np.ascontiguousarray(rows).reshape(-1)
+        kernels.dequantise(out.reshape(len(blocks), -1), *codecs.parts_of(blocks, kind))
+
+
+def _quantise(kernels: Any, out: np.ndarray, values: np.ndarray) -> None:
+    """Writes values (..., n) as blocks (..., n / BLOCK) of a number type that is computed with."""
     x = np.ascontiguousarray(values, np.float32).reshape(-1, BLOCK)
-    blocks = np.empty(len(x), dtype)
-    scales, q = np.empty(len(x), np.float32), np.empty(blocks["q"].shape, blocks["q"].dtype)
+    integers = out.dtype["q"]
+    scales, q = np.empty(len(x), np.float32), np.empty((len(x), *integers.shape), integers.base)
     kernels.quantise(scales, q, x)
     with np.errstate(over="ignore", invalid="ignore"):
-        blocks["scale"], blocks["q"] = scales, q
-    return blocks.reshape(*values.shape[:-1], values.shape[-1] // BLOCK)
+        out["scale"] = scales.reshape(out.shape)
+    out["q"] = q.reshape(*out.shape, -1)
 
 
 def _name(dtype: Any) -> str:
@@ -206,11 +222,23 @@ def save(
     announce: Callable[[str], object] | None,
 ) -> None:
     """Writes the file of a model, or of its adapter alone; see `TransformerModel.save`."""
-    config = safetensors.to_json(to_saved(model.config))
-    about, parameters = {"format": FORMAT, "config": config}, model.parameters
-    if model.adapter:
-        about |= {"format": ADAPTER_FORMAT, "adapter": safetensors.to_json(adapter_facts(model))}
-        parameters = {name: parameters[name] for name in model.flat.kept}
+    if not model.adapter:
+        return save_parameters(model.config, model.parameters, path, metadata, announce)
+    about = {"format": ADAPTER_FORMAT, "config": safetensors.to_json(to_saved(model.config))}
+    about["adapter"] = safetensors.to_json(adapter_facts(model))
+    parameters = {name: model.parameters[name] for name in model.flat.kept}
+    safetensors.write(path, parameters, {**about, **metadata}, announce)
+
+
+def save_parameters(
+    config: ModelConfig,
+    parameters: Mapping[str, np.ndarray | safetensors.Unread],
+    path: str | PathLike[str],
+    metadata: Mapping[str, str],
+    announce: Callable[[str], object] | None = None,
+) -> None:
+    """Writes the file of a model with these parameters."""
+    about = {"format": FORMAT, "config": safetensors.to_json(to_saved(config))}
     safetensors.write(path, parameters, {**about, **metadata}, announce)
 
 
@@ -221,8 +249,17 @@ def adapter_facts(model: Any) -> dict[str, Any] | None:
     return {**model.adapter._asdict(), "base": model.base and model.base._asdict()}
 
 
-def load(kind: Any, path: str | PathLike[str], backend: str, precision: str | None) -> Any:
-    """Reads a file that `save` wrote, or a checkpoint -> a model of this kind."""
+def load(
+    kind: Any,
+    path: str | PathLike[str],
+    backend: str,
+    precision: str | None,
+    known: Tokenizer | None = None,
+) -> Any:
+    """Reads a file that `save` wrote, or a checkpoint -> a model of this kind.
+
+    known: the tokenizer in it, if that has been read.
+    """
     check_type("path", path, str, os.PathLike)
     with safetensors.streaming(path) as (tensors, metadata):
         # Files of earlier versions have no format.
@@ -250,7 +287,9 @@ def load(kind: Any, path: str | PathLike[str], backend: str, precision: str | No
             raise InputError(f"{path} is not a model saved by smallmind: {error}") from None
         model = from_tensors(kind, config, dict(tensors), os.fspath(path), backend, precision)
     with suppress(KeyError, TypeError, ValueError):  # the model computes without it
-        model.tokenizer_digest = tokenizer and Tokenizer.from_saved(tokenizer).digest
+        if known is None and tokenizer:
+            known = Tokenizer.from_saved(tokenizer)
+        model.tokenizer_digest = known and known.digest
     return model
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from smallmind import parts
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.corpus.preparation import Encoding
-from smallmind.exchange.format import find_external
+from smallmind.exchange.format import ExternalModel, find_external
 from smallmind.exchange.peft import find_peft
 from smallmind.exchange.stored import find
 from smallmind.forecast import budget
@@ -128,17 +128,16 @@ def _write(
     config: SavedConfig,
     tokenizer: Tokenizer,
     text: str | None = None,
-    model: TransformerModel | None = None,
-    copied: Path | None = None,
+    model: TransformerModel | ExternalModel | None = None,
 ) -> tuple[RunDirectory, SavedConfig]:
     directory = RunDirectory(path)
     try:
         directory.create(text)
         directory.save_tokenizer(tokenizer)
-        if model:
+        if isinstance(model, ExternalModel):
+            directory.import_model(model, tokenizer)
+        elif model:
             directory.save_model(model, tokenizer, 0)
-        if copied:
-            directory.copy_model(copied)
         config = config._replace(sha256=directory.digests())
         directory.save_config(config)
     except BaseException:
@@ -344,11 +343,8 @@ def import_model(
         found.config = _shortened(found.config, block_size)
     tokenizer = found.tokenizer()
     _check_template(source, tokenizer)
-    model = None if found.is_one_file else found.model("numpy")
-    if model is None:  # the file is kept, with blocks of integers as they are
-        found.check()
     settings = Settings(found.config, run=RunConfig(tokenizer=tokenizer.kind, out=str(path)))
-    return _write_imported(path, settings, tokenizer, source, model)
+    return _write_imported(path, settings, tokenizer, source, found)
 
 
 def _write_imported(
@@ -356,12 +352,11 @@ def _write_imported(
     settings: Settings,
     tokenizer: Tokenizer,
     source: Path,
-    model: TransformerModel | None,
+    model: TransformerModel | ExternalModel,
 ) -> tuple[RunDirectory, SavedConfig]:
-    """Writes a run with this model, or with a copy of its file -> its directory and its config."""
+    """Writes a run with this model -> its directory and its config."""
     config = SavedConfig(settings, text_sha256="", imported=str(source.resolve().name))
-    copied = source if model is None else None
-    directory, config = _write(path, config, tokenizer, model=model, copied=copied)
+    directory, config = _write(path, config, tokenizer, model=model)
     directory.unlock()
     return directory, config
 

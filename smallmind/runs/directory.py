@@ -18,11 +18,13 @@ import numpy as np
 
 from smallmind.checks import InputError, check_type, from_json, number, whole
 from smallmind.console import activity
+from smallmind.exchange.format import ExternalModel
 from smallmind.files import durable, safetensors
 from smallmind.files.checkpoint_names import TIMING
 from smallmind.files.lock import NAME as LOCK
 from smallmind.files.lock import RunLock, is_held
 from smallmind.memory.tracker import MemorySnapshot
+from smallmind.nn.loading import save_parameters
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.event_file import PATTERN, EventFile
@@ -334,8 +336,15 @@ class RunDirectory:
         with activity.doing("Saving the model", usual=model.flat.data.nbytes < activity.LARGE):
             model.save(self.path / MODEL, saved, announce)
 
-    def copy_model(self, source: Path) -> None:
-        """Copies the file of a model that another program wrote."""
+    def import_model(self, model: ExternalModel, tokenizer: Tokenizer) -> None:
+        """Writes a model of another program: a copy if it is one file, with blocks as they are."""
+        if not model.is_one_file:
+            saved = {"tokenizer": tokenizer.saved, "step": "0"}
+            with activity.doing(f"Reading {model.path}"):
+                save_parameters(model.config, model.unread(), self.path / MODEL, saved)
+            return
+        model.check()
+        source = model.path
         with activity.doing(f"Copying {source}", usual=source.stat().st_size < activity.LARGE):
             durable.copy(source, self.path / IMPORTED)
 

@@ -12,6 +12,7 @@ from smallmind.checks import InputError, from_json, whole
 from smallmind.exchange.format import ExternalModel, find_external
 from smallmind.exchange.stored import Loaded, StoredAdapter, StoredModel
 from smallmind.files import safetensors
+from smallmind.nn import loading
 from smallmind.nn.adapter import SavedAdapter
 from smallmind.nn.loading import ADAPTER_FORMAT, weights
 from smallmind.nn.network import declare_parameters
@@ -54,11 +55,10 @@ class ModelFile(_InFile, StoredModel):
         return _parameters(self, tensors)
 
     def load(self, backend: str = "numba", precision: str | None = None) -> Loaded:
-        model = TransformerModel.load(self.path, backend, precision)
         tokenizer = self.tokenizer()
+        model = loading.load(TransformerModel, self.path, backend, precision, tokenizer)
         if tokenizer.vocab_size != model.config.vocab_size:
             raise InputError(f"{self.path}: tokenizer and model have different vocabularies")
-        model.tokenizer_digest = tokenizer.digest
         return model, tokenizer
 
 

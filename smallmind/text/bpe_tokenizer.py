@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -98,32 +100,41 @@ class BPETokenizer(Tokenizer):
         rules: Rules,
     ) -> None:
         """Sets vocabulary, the bytes of each token: none for special tokens and missing ids."""
-        from smallmind.kernels.bpe.encode import Merges, Whole
-        from smallmind.kernels.bpe.split import PATTERNS
-
         ids = {token: i for i, token in enumerate(vocabulary) if token}
         of_bytes = np.array([ids.get(bytes([byte]), -1) for byte in range(256)], np.int32)
-        lefts, rights = (np.array(merges[:, side], np.int32) for side in (0, 1))
-        self._table = Merges.of(lefts, rights, _results(vocabulary, merges, ids), of_bytes)
-        self._whole = Whole.of(ids if rules.ignore_merges else {})
-        self._pattern = PATTERNS[split]
+        self._results, self._of_bytes = _results(vocabulary, merges, ids), of_bytes
+        self._ids = ids if rules.ignore_merges else {}
         self._lacking = frozenset(np.flatnonzero(of_bytes < 0).tolist())
         self.split, self.merges, self.rules = split, merges, rules
         self._set_special(vocabulary, special)
 
     def _set_special(self, vocabulary: list[bytes], special: dict[str, int]) -> None:
         """Sets the vocabulary, and special tokens in it or after it."""
-        from smallmind.text.bpe import Special
-
-        self.special, joins = special, self.rules.normalizer is not None
-        self.shown = self.rules.shown
-        self._special = Special.of(special, self.rules.late, joins)
+        self.special, self.shown = special, self.rules.shown
         self.separator = next((end for end in ENDS if end in special), "\n")
         self.end_of_text = special.get(self.separator)
         self.vocab_size = 1 + max(len(vocabulary) - 1, *special.values(), -1)
         self.vocabulary = vocabulary + [b""] * (self.vocab_size - len(vocabulary))
         for content, token in special.items():
             self.vocabulary[token] = content.encode()
+
+    # Made when a text is encoded: importing the kernels takes half a second.
+
+    @functools.cached_property
+    def _tables(self) -> tuple[Any, Any, Any]:
+        """The pattern of words, their merges and what is known whole, as kernels take them."""
+        from smallmind.kernels.bpe.encode import Merges, Whole
+        from smallmind.kernels.bpe.split import PATTERNS
+
+        lefts, rights = (np.array(self.merges[:, side], np.int32) for side in (0, 1))
+        merges = Merges.of(lefts, rights, self._results, self._of_bytes)
+        return PATTERNS[self.split], merges, Whole.of(self._ids)
+
+    @functools.cached_property
+    def _special(self) -> Any:
+        from smallmind.text.bpe import Special
+
+        return Special.of(self.special, self.rules.late, self.rules.normalizer is not None)
 
     @functools.cached_property
     def _lengths(self) -> tuple[np.ndarray, np.ndarray]:
@@ -148,7 +159,7 @@ class BPETokenizer(Tokenizer):
     def encode_each(self, texts: Sequence[str], continued: bool = False) -> list[np.ndarray]:
         from smallmind.text.bpe import encode_each
 
-        return encode_each(texts, self._pattern, self._table, self._whole, self._special)
+        return encode_each(texts, *self._tables, self._special)
 
     def _check_names(self, names: Sequence[str]) -> None:
         super()._check_names(names)
@@ -159,7 +170,7 @@ class BPETokenizer(Tokenizer):
 
     def _added(self, special: dict[str, int]) -> "BPETokenizer":
         made = copy.copy(self)
-        for name in ("digest", "saved", "_lengths"):
+        for name in ("digest", "saved", "_lengths", "_special"):
             made.__dict__.pop(name, None)
         _numbers(special.values(), f"it would have more than {MAX_TOKENS:,} tokens")
         made._set_special(self.vocabulary, special)
@@ -175,7 +186,7 @@ class BPETokenizer(Tokenizer):
     ) -> Iterator[np.ndarray]:
         from smallmind.text.bpe import encode_chunks
 
-        return encode_chunks(chunks, self._pattern, self._table, self._whole, self._special)
+        return encode_chunks(chunks, *self._tables, self._special)
 
     def unknown(self, text: str) -> str:
         return super().unknown(text) if self._lacking else ""
@@ -251,8 +262,8 @@ class BPETokenizer(Tokenizer):
             vocabulary[number] = token
         if sum(map(bool, vocabulary)) < len(numbers):
             raise InputError("two of its tokens have the same id")
-        pairs = map(tokenizer_json.pair_of, data["model"]["merges"])
-        merges = [numbers[token] for pair in pairs for token in pair]
+        sides = tokenizer_json.sides_of(data["model"]["merges"])
+        merges = list(map(numbers.__getitem__, sides))
         rules = tokenizer_json.rules_of(data)
         return cls._of(split, vocabulary, _pairs(merges), special, rules)
 
@@ -321,7 +332,8 @@ def _each(merges: np.ndarray) -> Iterator[tuple[int, int]]:
 
 def _results(vocabulary: list[bytes], merges: np.ndarray, ids: dict[bytes, int]) -> np.ndarray:
     """Returns the token that each merge makes, int32. InputError if one makes none."""
-    results = [ids.get(vocabulary[left] + vocabulary[right], -1) for left, right in _each(merges)]
+    lefts, rights = (map(vocabulary.__getitem__, side.tolist()) for side in merges.T)
+    results = list(map(ids.get, map(operator.add, lefts, rights), itertools.repeat(-1)))
     if -1 in results:
         left, right = merges[results.index(-1)]
         raise InputError(

@@ -22,7 +22,7 @@ from smallmind.files import safetensors
 from smallmind.files.encoding import encoded
 from smallmind.text.byte_alphabet import as_bytes
 from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer, batched, special_names
-from smallmind.text.tokenizer_json import added_token, pair_of, without_collector
+from smallmind.text.tokenizer_json import added_token, sides_of, without_collector
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 # Models of the package `tokenizers`, and what each is built from.
@@ -452,14 +452,8 @@ def _model(described: Mapping[str, Any], models: Any) -> Any:
     known = {name: described.get(name) for name in MODELS[kind].split()}
     fields = {name: x for name, x in known.items() if x is not None}
     if kind == "BPE":
-        merges = fields["merges"]
-        if set(map(type, merges)) == {str}:
-            sides = " ".join(merges).split(" ")  # at once: there are 500,000 of them
-            fields["merges"] = [*zip(sides[::2], sides[1::2], strict=True)]
-        else:
-            fields["merges"] = [tuple(pair_of(merge)) for merge in merges]
-        if len(fields["merges"]) != len(merges):
-            raise InputError("a merge is not of two tokens")
+        sides = iter(sides_of(fields["merges"]))
+        fields["merges"] = list(zip(sides, sides, strict=True))
     if kind == "Unigram":
         fields["vocab"] = [tuple(pair) for pair in fields["vocab"]]
     return getattr(models, kind)(**fields)

@@ -23,6 +23,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of t
 UNIGRAM, BPE = 1, 2
 MAX_BYTES = 100_000_000
 BASE = 0x9E3779B97F4A7C15  # of hashes of texts: odd, so that it has an inverse
+MIXED = np.uint64(0xD6E8FEB86659FD93)  # times a hash whose first bits say where to look for it
 
 
 class Pieces(NamedTuple):
@@ -152,7 +153,8 @@ def merges_of(pieces: Pieces) -> list[str]:
         order = np.lexsort((token, -lengths[right], -lengths[left], rank))
     else:
         order = np.lexsort((lengths[left], token, rank))
-    lefts, rights = (map(tokens.__getitem__, side[order].tolist()) for side in (left, right))
+    texts = np.array(tokens, object)  # from which many are taken at once
+    lefts, rights = (texts[side[order]].tolist() for side in (left, right))
     return list(map(" ".join, zip(lefts, rights, strict=True)))
 
 
@@ -175,13 +177,25 @@ def pairs(tokens: list[str], allowed: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
     numbers = np.flatnonzero(allowed & (lengths > 0))
     known = hashes(starts[numbers], ends[numbers])
-    order = np.argsort(known, kind="stable")
+    # Those that begin with the same bits, once mixed, are one after another.
+    shift = np.uint64(64 - 2 - len(numbers).bit_length())
+    parts = known * MIXED >> shift
+    order = np.argsort(parts, kind="stable")
     numbers, known = numbers[order], known[order]
+    counts = np.bincount(parts.astype(np.int64), minlength=4 << len(numbers).bit_length())
+    firsts = np.cumsum(counts) - counts
 
     def find(first: np.ndarray, last: np.ndarray) -> np.ndarray:
         wanted = hashes(first, last)
-        places = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-        return np.where(known[places] == wanted, numbers[places], -1)
+        parts = (wanted * MIXED >> shift).astype(np.int64)
+        found, waiting = np.full(len(wanted), -1), np.flatnonzero(counts[parts])
+        for skipped in range(counts.max()):
+            part = parts[waiting]
+            place = firsts[part] + skipped
+            is_equal = known[place] == wanted[waiting]
+            found[waiting[is_equal]] = numbers[place[is_equal]]
+            waiting = waiting[~is_equal & (counts[part] > skipped + 1)]
+        return found
 
     longer = np.flatnonzero(allowed & (lengths > 1))
     token = np.repeat(longer, lengths[longer] - 1)

@@ -4,8 +4,9 @@ Format: https://github.com/huggingface/tokenizers, "tokenizers/src/tokenizer/ser
 """
 
 import gc
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from typing import Any, NamedTuple
@@ -222,12 +223,17 @@ def added_around(post_processor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]
     return tuple(before), tuple(after)
 
 
-def pair_of(merge: Any) -> list[str]:
-    """Returns the two tokens of a merge: a list, or as earlier versions write it, one text."""
-    pair = merge.split(" ") if isinstance(merge, str) else list(merge)
-    if len(pair) != 2:
+def sides_of(merges: Sequence[Any]) -> list[str]:
+    """Returns the tokens of merges, one after another. ValueError if a merge is not of two.
+
+    All are lists or, as earlier versions write them, texts. All at once: there are 500,000 of them.
+    """
+    kinds = set(map(type, merges))
+    are_texts = kinds == {str}
+    sizes = map(str.count, merges, itertools.repeat(" ")) if are_texts else map(len, merges)
+    if not (are_texts or kinds <= {list, tuple}) or set(sizes) - {1 if are_texts else 2}:
         raise ValueError("a merge is not of two tokens")
-    return pair
+    return " ".join(merges).split(" ") if are_texts else [*itertools.chain.from_iterable(merges)]
 
 
 def read(path: str | PathLike[str]) -> dict[str, Any]:

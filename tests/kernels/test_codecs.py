@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smallmind.kernels import compiled, reference
+from smallmind.kernels import codecs, compiled, reference
 from smallmind.kernels.number_types import DTYPES, is_finite, kind_of, round_to, to_float32
 from smallmind.nn.loading import Stored
 from smallmind.parts import NUMBER_TYPES, types_for
@@ -171,6 +171,22 @@ def test_the_kernel_rounds_as_the_plain_twin_does(n, scale, dtype, width):
             reference.quantise(*wanted, x)
         assert_same_bits(found[0], wanted[0])
         np.testing.assert_array_equal(found[1], wanted[1])
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("n", [1, 2, 3, 129])
+def test_the_kernel_reads_as_the_plain_twin_does(name, n):
+    random, kind = np.random.default_rng(n), NUMBER_TYPES[name]
+    blocks = random.integers(0, 256, (n, kind.nbytes), np.uint8).view(DTYPES[name])[:, 0]
+    for field in DTYPES[name].names:
+        if DTYPES[name][field] == "e":
+            blocks[field] = random.normal(size=n)
+    found, parts = np.full((n, kind.block), np.nan, np.float32), codecs.parts_of(blocks, kind)
+    compiled.dequantise(found, *parts)
+    wanted = np.full_like(found, np.nan)
+    reference.dequantise(wanted, *parts)
+    assert_same_bits(found, wanted)
+    assert_same_bits(found, to_float32(blocks[:, None]))
 
 
 def test_every_type_has_an_array_of_its_own():

@@ -244,9 +244,9 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
         "add_vectors": ([out(R)], x(R), x(R)),
         "copy_vector": ([out(R)], x(R)),
     }
-    # The others compute no floats, or return one.
+    # The others compute no floats, return one, or make float32 of what files hold.
     without = {"sum_of_squares", "bigrams", "clear", "document_starts", "document_positions"}
-    without |= {"window_firsts"}
+    without |= {"window_firsts", "dequantise"}
     assert {call.partition(" ")[0] for call in calls} | without == set(KERNELS)
     for name, (outputs, *inputs) in calls.items():
         Assigned.dtypes.clear()

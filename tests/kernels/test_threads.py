@@ -12,7 +12,8 @@ from smallmind.kernels import compiled, reference
 from smallmind.kernels.reference import rotary_frequencies
 from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 from smallmind.kernels.codegen.threads import set_threads
-from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to
+from smallmind.kernels.codecs import parts_of
+from smallmind.kernels.number_types import BFLOAT16, DTYPES, FLOAT16, NUMBER_TYPES, round_to
 
 KEY = (0xABCD1234 << 32) + 0x9876FEDC
 random = np.random.default_rng(3)
@@ -124,6 +125,9 @@ for count in map(int, sys.argv[1].split(",")):
     values = dy.reshape(-1)[: dy.size // 32 * 32].reshape(-1, 32)
     for integers in (np.empty((len(values), 32), np.int8), np.empty((len(values), 16), np.uint8)):
         digest("quantise", [empty(len(values)), integers], values)
+    blocks = round_to(values, DTYPES["q5_1"])[:, 0]
+    parts = parts_of(blocks, NUMBER_TYPES["q5_1"])
+    digest("dequantise", [empty(*values.shape)], *parts)
     digest("softcap", [empty(R, C)], x, 2.0)
     digest("scale", [empty(R, C)], x, 2.0)
     digest("softcap_backward", [empty(R, C)], y, x, 2.0)
