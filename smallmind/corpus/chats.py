@@ -56,7 +56,8 @@ def _read(
         asked = list(itertools.dropwhile(lambda x: x.speaker == assistant, messages))
         reading.count("Not read", "message", UNASKED, len(messages) - len(asked))
         record = {"messages": joined(asked, assistant)}
-        yield from turns.pieces(record, f"conversation {number:,}")
+        if piece := turns.read(record, f"conversation {number:,}"):
+            yield piece
 
 
 def _assistant(entry: Entry, program: str, chats: list[list[Message]]) -> str:

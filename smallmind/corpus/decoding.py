@@ -42,11 +42,17 @@ def read_text(entry: Entry) -> Iterator[Piece]:
     return document(decoded(entry), entry.reading.limits.piece)
 
 
-def decoded(entry: Entry, declared: re.Pattern[bytes] | None = None) -> Generator[str, None, None]:
-    """Yields the text of an entry; its head may declare the encoding. Unusable if not text."""
+def decoded(
+    entry: Entry, declared: re.Pattern[bytes] | None = None, block: int | None = None
+) -> Generator[str, None, None]:
+    """Yields the text of an entry, by default in pieces; its head may declare the encoding.
+
+    Unusable if it is not text.
+    """
+    block = min(block or entry.reading.limits.piece, entry.reading.limits.piece)
     with closing(entry.open()) as stream:
         try:
-            yield from _decode(entry, stream, declared)
+            yield from _decode(entry, stream, declared, block)
         except Unusable:
             # A damaged compressed file yields garbage until its checksum, at the end, fails.
             while entry.is_unpacked and stream.read(entry.reading.limits.piece):
@@ -54,7 +60,9 @@ def decoded(entry: Entry, declared: re.Pattern[bytes] | None = None) -> Generato
             raise
 
 
-def _decode(entry: Entry, stream: Stream, declared: re.Pattern[bytes] | None) -> Iterator[str]:
+def _decode(
+    entry: Entry, stream: Stream, declared: re.Pattern[bytes] | None, size: int
+) -> Iterator[str]:
     head = stream.read(HEAD_BYTES)
     encoding = _encoding(entry, head, declared)
     if codecs.lookup(encoding).name == "utf-8" and (name := unmarked_utf16(head)):
@@ -62,7 +70,7 @@ def _decode(entry: Entry, stream: Stream, declared: re.Pattern[bytes] | None) ->
         raise _wrong_encoding(entry, head, f"is not UTF-8: {every}", name)
     decoder = codecs.getincrementaldecoder(encoding)()
     offset, before = 0, b""
-    for block in _blocks(head, stream, entry.reading.limits.piece):
+    for block in _blocks(head, stream, size):
         try:
             text = decoder.decode(block, not block)
         except UnicodeError as error:

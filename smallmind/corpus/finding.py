@@ -36,11 +36,6 @@ class File(NamedTuple):
     is_named: bool  # rather than found in a folder or by a glob
 
     @property
-    def path(self) -> Path:
-        """The path, which takes more memory than the name."""
-        return Path(self.name)
-
-    @property
     def is_compressed(self) -> bool:
         """True if the file takes more space when unpacked."""
         return os.path.splitext(self.name)[1].lower() in PACKED_SUFFIXES
@@ -84,7 +79,7 @@ class _Finder:
         if stat.S_ISDIR(status.st_mode):
             self._add_found(os.fspath(Path(name)), os.fspath(Path(name)))
         elif stat.S_ISREG(status.st_mode):
-            self._add_file(name, os.path.realpath(name), status.st_size, is_named=True)
+            self._add_file(os.fspath(Path(name)), os.path.realpath(name), status.st_size, is_named=True)
         else:
             raise InputError(not_regular(name))
 

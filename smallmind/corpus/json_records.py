@@ -34,7 +34,7 @@ def read_json(entry: Entry) -> Iterator[Piece]:
 
 def json_lines(entry: Entry) -> Iterator[Row]:
     """Yields the value of each line that is not blank. Unusable, naming one that is not JSON."""
-    for number, line in enumerate(lines(entry, decoded(entry)), 1):
+    for number, line in enumerate(lines(entry), 1):
         if line.isspace():
             continue
         where = f"line {number:,}"

@@ -32,10 +32,10 @@ def parsed(text: str) -> Any:
     """
     try:
         try:
-            value, end = DECODER.raw_decode(text)
+            value, end = DECODER.scan_once(text, 0)
             if end == len(text) or text[end:].isspace():
                 return value
-        except json.JSONDecodeError:  # spaces may be before the value
+        except (StopIteration, json.JSONDecodeError):  # spaces may be before the value
             pass
         return DECODER.decode(text.rstrip("\r\n"))
     except RecursionError:

@@ -208,10 +208,10 @@ def _files_digest(corpus: Corpus) -> str:
     sha = hashlib.sha256()
     for file in corpus.files:
         try:
-            time = os.stat(file.path).st_mtime_ns
+            time = os.stat(file.name).st_mtime_ns
         except OSError as error:
-            raise InputError(f"cannot read {file.path}: {error.strerror}") from None
-        sha.update(f"{os.path.abspath(file.path)}\0{file.size}\0{time}\n".encode(errors="replace"))
+            raise InputError(f"cannot read {file.name}: {error.strerror}") from None
+        sha.update(f"{os.path.abspath(file.name)}\0{file.size}\0{time}\n".encode(errors="replace"))
     return sha.hexdigest()
 
 

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from smallmind.checks import InputError, count_of
 from smallmind.console import activity
 from smallmind.corpus.json_values import has_text
 from smallmind.files import durable
+from smallmind.text.chat import Turn
 
 BYTES_PER_STEP = 2**16  # bytes between two changes of the share that has been read
 MAX_UNREAD, MAX_SHOWN = 256, 12  # names of fields that are remembered, and that are shown
@@ -135,17 +135,16 @@ class Reading:
             self.unread[name, in_turns] = None
 
     def note_unread(
-        self, record: dict[Any, Any], read: Collection[str], texts: Iterable[str] = ()
+        self, record: dict[Any, Any], read: Collection[str], turns: Iterable[Turn] = ()
     ) -> None:
-        """Remembers the fields of a record with text that is neither read nor one of the texts."""
+        """Remembers the fields of a record with text that is neither read nor that of a turn."""
         said: set[str] | None = None
         for name, value in record.items():
-            if name in read or isinstance(value, int | float) or (name, False) in self.unread:
-                continue
-            if not has_text(value):
+            if name in read or (name, False) in self.unread or not has_text(value):
                 continue
             if isinstance(value, str):
-                said = {text.strip() for text in texts} if said is None else said
+                if said is None:
+                    said = {text.strip() for turn in turns for text in (turn.text, turn.thought)}
                 if value.strip() in said:
                     continue
             self.leave_unread(name)
@@ -206,16 +205,6 @@ class Reading:
         finally:
             self._is_paused = before
 
-    @contextmanager
-    def checking(self) -> Iterator[None]:
-        """Reads files to their end within the block, whatever is read of them later."""
-        before, self.is_glance = self.is_glance, False
-        try:
-            with self.paused():
-                yield
-        finally:
-            self.is_glance = before
-
     def found(self) -> tuple[Any, ...]:
         """Returns a copy of all that readers have counted, for `restore`."""
         counts = self.empty, self.unanswered, self.conversations, self.turns
@@ -233,10 +222,10 @@ class Reading:
 class FileStream(io.BufferedReader):
     """The bytes of a regular file, read as progress. InputError if it cannot be read."""
 
-    def __init__(self, path: Path, reading: Reading) -> None:
+    def __init__(self, path: str, reading: Reading) -> None:
         self._name, self._reading, self.count = shown(path), reading, 0
         try:
-            super().__init__(durable.open_regular(path).detach())
+            super().__init__(io.FileIO(durable.open_descriptor(path)))
         except OSError as error:
             raise InputError(f"cannot read {self._name}: {error.strerror}") from None
         except ValueError:
@@ -265,7 +254,7 @@ def shown(words: object, longest: int = 4096) -> str:
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
-def not_regular(path: Path | str) -> str:
+def not_regular(path: str) -> str:
     """Says what to do about a FIFO, a socket or a device."""
     return (
         f"{shown(path)} is not a regular file, and texts are read more than once; "

@@ -67,8 +67,9 @@ class Unfolded:
         self._reading = reading
         is_text = reading.chat is False or bool(reading.field)
         self._shapes = [shape for shape in SHAPES if not (is_text and shape.is_chat)]
-        # The shapes that records with the same names may have, and their fields.
-        self._known: dict[tuple[object, ...], Matches] = {}
+        # The shapes that records with the same names may have, and the field of turns in which
+        # all of them look for something else.
+        self._known: dict[tuple[object, ...], tuple[Matches, str]] = {}
 
     def has(self, record: object) -> bool:
         """Returns True if a record of a table has one of the shapes."""
@@ -80,6 +81,9 @@ class Unfolded:
         common, together = None, list[Row]()  # neighbours that are read as a list
         for row in rows:
             matches = self._matches(*row)
+            if not (matches or common):
+                yield row
+                continue
             joined = self._joined(row, matches)
             if common and joined != common:
                 yield from self._together(*common, together)
@@ -128,10 +132,14 @@ class Unfolded:
                 name in record for name in (self._reading.field, LIST, OBJECT)
             )
             matches = [] if is_plain else [(shape, shape.match(key)) for shape in self._shapes]
-            found = [(shape, names) for shape, names in matches if names is not None]
+            matches = [(shape, names) for shape, names in matches if names is not None]
+            fields = {name for _, names in matches for name in names.values()}
+            field = fields.pop() if len(fields) == 1 else ""
+            found = matches, field if field.casefold() in LIST_FIELDS else ""
             if len(self._known) < MAX_SHAPES:
                 self._known[key] = found
-        return found
+        matches, field = found
+        return [] if field and _are_turns(record[field]) else matches
 
     def _unfold(self, record: Any, where: str, matches: Matches) -> Iterator[Row]:
         """Yields the records that one holds: itself if it has none of the shapes."""
@@ -181,7 +189,7 @@ def _are_turns(values: Any) -> TypeGuard[list[Any]]:
 
 
 def _role(turn: Any) -> str:
-    said = turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
+    said = (turn.get("role") or turn.get("from")) if isinstance(turn, dict) else None
     return said.strip().casefold() if isinstance(said, str) else ""
 
 

@@ -137,15 +137,19 @@ def copy(source: str | PathLike[str], target: str | PathLike[str]) -> None:
 
 def open_regular(path: str | PathLike[str], follow: bool = True) -> io.BufferedReader:
     """Opens a regular file, or ValueError; with follow=False, not through a link. Never blocks."""
-    path = Path(path)
-    if not follow and path.is_symlink():
+    return os.fdopen(open_descriptor(path, follow), "rb")
+
+
+def open_descriptor(path: str | PathLike[str], follow: bool = True) -> int:
+    """Opens like `open_regular` -> the descriptor."""
+    if not follow and os.path.islink(path):
         raise ValueError("a symbolic link is in its place")
     way = flags("O_NONBLOCK", "O_NOCTTY", "O_BINARY", *([] if follow else ["O_NOFOLLOW"]))
     file = os.open(path, os.O_RDONLY | way)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise ValueError("not a regular file")
-    return os.fdopen(file, "rb")
+    return file
 
 
 def read(path: str | PathLike[str], most: int, follow: bool = True) -> bytes:

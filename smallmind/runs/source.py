@@ -340,7 +340,7 @@ def read_source(
     if cache and _is_large(corpus.about_characters):
         return _prepared(corpus, encoding, cache, name_of(text))
     pieces = list(corpus.pieces())
-    if any(piece.role for piece in pieces):
+    if any(piece.turns for piece in pieces):
         return ConversationSource(list(conversations(pieces)), name_of(text), report=corpus.report)
     starts = DocumentStarts()
     content = "".join(joined(pieces, encoding.separator, starts))
