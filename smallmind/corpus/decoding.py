@@ -10,7 +10,7 @@ from smallmind.checks import InputError, nearest
 from smallmind.console import activity
 from smallmind.corpus.entry import HEAD_BYTES, Entry, Piece, Stream, document
 from smallmind.corpus.reading import Unusable, shown
-from smallmind.files.encoding import MARKS, advice, likely_encoding, unmarked_utf16
+from smallmind.files.encoding import ALL_MARKS, MARKS, advice, likely_encoding, unmarked_utf16
 
 KIND_OF_FILE = re.compile("it is (.+?)([:;]) (.+)")  # advice that knows what a file is
 # Python has codecs of these names, which are not encodings of files.
@@ -107,10 +107,10 @@ def _encoding(entry: Entry, head: bytes, declared: re.Pattern[bytes] | None) -> 
     """-> the encoding by a byte order mark, the user, or what the text declares; else UTF-8."""
     if head.startswith(codecs.BOM_UTF8):
         return "utf-8-sig"
-    for mark, name in MARKS.items():
-        if head.startswith(mark):
-            entry.reading.note(f"text was read as {name} because of its byte order mark")
-            return name
+    if head.startswith(ALL_MARKS):
+        name = next(name for mark, name in MARKS.items() if head.startswith(mark))
+        entry.reading.note(f"text was read as {name} because of its byte order mark")
+        return name
     if entry.reading.encoding and not entry.declares:
         return entry.reading.encoding
     found = declared.search(head) if declared else None

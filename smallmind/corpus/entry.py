@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from smallmind import parts
@@ -95,9 +94,8 @@ class Entry:
         name = shown(path)
         return cls(name, os.path.basename(path), open, reading, is_named, size, beside=beside)
 
-    @cached_property
-    def suffix(self) -> str:
-        return os.path.splitext(self.file)[1].lower()
+    def __post_init__(self) -> None:
+        self.suffix = os.path.splitext(self.file)[1].lower()
 
     @property
     def is_unpacked(self) -> bool:
@@ -244,15 +242,12 @@ def _is_generated(entry: Entry, text: str) -> bool:
     """-> True if this is the beginning of a file that a program has written, or minified."""
     if entry.suffix in (*ARCHIVE_SUFFIXES, *RECORD_SUFFIXES):  # a member is looked at by itself
         return False
-    lines = text.split("\n", MARKED_LINES)
-    return (
-        any(
-            GENERATED_MARK.match(line[:MINIFIED_LINE])
-            for line in lines[:MARKED_LINES]
-            if "enerated" in line or "ENERATED" in line  # much faster than the expression
-        )
-        or bool(SOURCE_MAP.match(text[:HEAD_BYTES]))
-        or (entry.suffix in CODE_SUFFIXES and len(text) > MINIFIED_LINE * (4 + text.count("\n")))
+    if "enerated" in text or "ENERATED" in text:  # much faster than the expression
+        lines = text.split("\n", MARKED_LINES)[:MARKED_LINES]
+        if any(GENERATED_MARK.match(line[:MINIFIED_LINE]) for line in lines):
+            return True
+    return bool(SOURCE_MAP.match(text[:HEAD_BYTES])) or (
+        entry.suffix in CODE_SUFFIXES and len(text) > MINIFIED_LINE * (4 + text.count("\n"))
     )
 
 
@@ -265,19 +260,20 @@ def _checked(entry: Entry) -> list[Piece] | None:
     """Reads an entry to its end -> its pieces, or None if together they are longer than a piece."""
     pieces: list[Piece] = []
     length, most = 0, entry.reading.limits.piece
-    reading, is_glance = entry.reading, entry.reading.is_glance
-    reading.is_glance = False  # whatever is read of it later
-    with reading.paused():
-        try:
-            for piece in read(entry):
-                length += len(piece.text)
+    reading = entry.reading
+    before = reading.is_glance, reading.is_paused
+    reading.is_glance, reading.is_paused = False, True  # whatever is read of it later
+    try:
+        for piece in read(entry):
+            length += len(piece.text)
+            if piece.turns:
                 length += sum(len(turn.text) + len(turn.thought) for turn in piece.turns)
-                if length <= most:
-                    pieces.append(piece)
-        except NoText as error:  # if others of the file have one, somebody means to read it
-            raise InputError(str(error)) if length else error from None
-        finally:
-            reading.is_glance = is_glance
+            if length <= most:
+                pieces.append(piece)
+    except NoText as error:  # if others of the file have one, somebody means to read it
+        raise InputError(str(error)) if length else error from None
+    finally:
+        reading.is_glance, reading.is_paused = before
     return pieces if length <= most else None
 
 

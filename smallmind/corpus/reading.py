@@ -114,12 +114,12 @@ class Reading:
         self.skipped: list[Skipped] = []
         # Names of fields with text that nothing reads, of records, or where that is True of turns.
         self.unread: dict[tuple[str, bool], None] = {}
-        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._counts: dict[tuple[str, str, str], int] = {}
         self._notes: Counter[str] = Counter()
         self._of_this_file: set[str] = set()
         self._start = 0  # where the current file begins in all bytes
         self._steps = activity.parts(range(math.ceil(size / BYTES_PER_STEP)))
-        self._done, self._is_paused = -1, False
+        self._done, self.is_paused = -1, False
 
     def note(self, words: str) -> None:
         """Notes something about the file that is being read, once per file."""
@@ -127,7 +127,8 @@ class Reading:
 
     def count(self, label: str, thing: str, more: str, n: int = 1) -> None:
         """Counts things for the summary: "Left out: 3 conversations with a blank question"."""
-        self._counts[label, thing, more] += n
+        key = label, thing, more
+        self._counts[key] = self._counts.get(key, 0) + n
 
     def leave_unread(self, name: object, in_turns: bool = False) -> None:
         """Remembers a field with text that is not part of what is read."""
@@ -175,8 +176,9 @@ class Reading:
     def report(self, skipped: list[Skipped], before: list[str]) -> Report:
         """Returns all that was found, after what was `skipped` and noted `before` the reading."""
         notes = [f"{words} in {count_of(n, 'file')}" for words, n in sorted(self._notes.items())]
-        for (label, thing, more), n in sorted((+self._counts).items()):
-            notes.append(f"{label}: {count_of(n, thing)} {more}")
+        for (label, thing, more), n in sorted(self._counts.items()):
+            if n:
+                notes.append(f"{label}: {count_of(n, thing)} {more}")
         unread = [repr(shown(name, 60)) + " of turns" * of_turns for name, of_turns in self.unread]
         if more_names := unread[MAX_SHOWN:]:
             unread = [*unread[:MAX_SHOWN], f"{len(more_names):,} more"]
@@ -192,18 +194,18 @@ class Reading:
     def reach(self, position: int) -> None:
         """Shows that the current file has been read up to this position."""
         activity.tick()
-        while not self._is_paused and self._done < (self._start + position) // BYTES_PER_STEP:
+        while not self.is_paused and self._done < (self._start + position) // BYTES_PER_STEP:
             self._done += 1
             next(self._steps, None)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Shows no progress within the block: its bytes will be read again."""
-        before, self._is_paused = self._is_paused, True
+        before, self.is_paused = self.is_paused, True
         try:
             yield
         finally:
-            self._is_paused = before
+            self.is_paused = before
 
     def found(self) -> tuple[Any, ...]:
         """Returns a copy of all that readers have counted, for `restore`."""

@@ -179,8 +179,13 @@ def _records(fields: dict[str, Any]) -> list[Any] | None:
     """Returns the records in a list of them, unless they are the turns of one conversation."""
     values = next(iter(fields.values()))
     first = values[0] if isinstance(values, list) and values else None
-    is_turn = isinstance(first, dict) and ("role" in first or first.keys() >= {"from", "value"})
-    return values if isinstance(first, dict | list | str) and not is_turn else None
+    return values if isinstance(first, list | str) or is_record(first) else None
+
+
+def is_record(value: object) -> bool:
+    """Returns True for an object that is not a turn of a conversation."""
+    is_object = isinstance(value, dict)
+    return is_object and "role" not in value and not value.keys() >= {"from", "value"}
 
 
 def _are_turns(values: Any) -> TypeGuard[list[Any]]:
@@ -389,6 +394,7 @@ def _langchain(messages: Any) -> list[Any] | None:
     return _conversation(found) if _are_turns(found) else None
 
 
+CONTAINER = Shape("the records in a list", f"{CONTAINERS} {PLAIN}", _records, is_chat=False)
 SHAPES = (
     # Objects and lists that hold records. The first four are written by `DataFrame.to_json`.
     Shape("the rows of a table", "columns index? data", _split_frame, is_chat=False),
@@ -438,7 +444,7 @@ SHAPES = (
     ),
     Shape("a message per row", "role|from content|value !text", _message_rows, joins=""),
     Shape("the records in a list", LIST, lambda x: _records({"": x[LIST]}), is_chat=False),
-    Shape("the records in a list", f"{CONTAINERS} {PLAIN}", _records, is_chat=False),
+    CONTAINER,
 )
 # All names of fields in the table, of which a record may need none but one.
 SHAPE_FIELDS = {

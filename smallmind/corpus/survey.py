@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import math
 from array import array
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Piece
-from smallmind.text.chat import TEXT, Conversation, Located, Turn
+from smallmind.text.chat import ASSISTANT, SYSTEM, TEXT, USER, Conversation, Located, Turn
 from smallmind.text.dataset import HELD_OUT
 from smallmind.text.tokenizer import batched
 
@@ -150,6 +151,19 @@ def _counted(texts: Iterable[str], sha: "hashlib._Hash | None" = None) -> tuple[
         characters, nbytes = characters + len(text), nbytes + len(data)
         seen[np.frombuffer(text.encode("utf-32-le"), np.uint32)] = True
     return characters, nbytes, "".join(map(chr, np.flatnonzero(seen)))
+
+
+def parted(conversation: Conversation) -> list[Conversation]:
+    """Divides the only conversation there is before questions, as its last tenth is held out."""
+    system = conversation[: conversation[0].role == SYSTEM]
+    before = itertools.pairwise(turn.role for turn in conversation)
+    begins = [0, *(i for i, roles in enumerate(before, 1) if roles == (ASSISTANT, USER))]
+    begins = begins[:: math.ceil(HELD_OUT * len(begins))]
+    ends = [*begins[1:], len(conversation)]
+    return [
+        (*(system if begin else ()), *conversation[begin:end])
+        for begin, end in zip(begins, ends, strict=True)
+    ]
 
 
 def held_out_of(conversations: int) -> int:

@@ -38,7 +38,9 @@ TEXT_PARTS = ("text", "input_text", "output_text", None)
 THOUGHT_PARTS = ("thinking", "reasoning")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MAX_SHAPES = 256  # that are remembered of one file
-MADE: Callable[[tuple[str, str, bool, str]], Turn] = partial(tuple.__new__, Turn)  # in half the time
+MADE: Callable[[tuple[str, str, bool, str]], Turn] = partial(
+    tuple.__new__, Turn
+)  # in half the time
 ROLES = {
     "system": SYSTEM,
     "developer": SYSTEM,

@@ -28,6 +28,7 @@ from smallmind.corpus.survey import (
     hashed,
     held_out_of,
     joined,
+    parted,
     texts_of,
 )
 from smallmind.corpus.tokens import TokensOnDisk, are_tokens, find_tokens
@@ -341,7 +342,11 @@ def read_source(
         return _prepared(corpus, encoding, cache, name_of(text))
     pieces = list(corpus.pieces())
     if any(piece.turns for piece in pieces):
-        return ConversationSource(list(conversations(pieces)), name_of(text), report=corpus.report)
+        found, report = list(conversations(pieces)), corpus.report
+        if len(found) == 1 and len(parts := parted(found[0])) > 1 and report:
+            note = f"Divided the only conversation into {len(parts)}: the last of them is held out"
+            found, report = parts, dataclasses.replace(report, notes=(*report.notes, note))
+        return ConversationSource(found, name_of(text), report=report)
     starts = DocumentStarts()
     content = "".join(joined(pieces, encoding.separator, starts))
     return TextSource(content, name_of(text), starts.held_out(len(content)), corpus.report)
