@@ -48,6 +48,7 @@ class Corpus:
 
     files: list[File]  # with texts, as far as their names tell
     report: Report | None  # on the last complete reading
+    is_earlier = False  # True: they are read as versions before 0.3 did, for their runs
 
     def __init__(
         self,
@@ -130,7 +131,9 @@ class Corpus:
 
     def _reading(self, size: int) -> Reading:
         how = self.field, self.encoding, self._limits, size, self._decodable
-        return Reading(*how, self.chat, self.reads_generated, self.assistant)
+        reading = Reading(*how, self.chat, self.reads_generated, self.assistant)
+        reading.is_earlier = self.is_earlier
+        return reading
 
     @property
     def about_characters(self) -> int:

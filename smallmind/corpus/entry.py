@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.corpus.reading import FileStream, NoText, Reading, Skipped, Unusable, shown
-from smallmind.files.encoding import HTML, NOTEBOOK, TEXT_OF, WHATSAPP, Disguise, disguised
+from smallmind.files.encoding import HTML, MHTML, NOTEBOOK, TEXT_OF, WHATSAPP, Disguise, disguised
 from smallmind.text.chat import Turn
 
 TEXT_SUFFIX = ".txt"
@@ -23,6 +23,11 @@ PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zip", ".parquet")
 ARCHIVE_SUFFIXES = (".zip", ".parquet")
 MARKUP_SUFFIXES = (".html", ".htm", ".xhtml", ".xht", ".xml")
 RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+# Versions before 0.3 read these like any text.
+LATER_SUFFIXES = (
+    *(".md", ".markdown", ".srt", ".vtt", ".epub", ".docx", ".odt", ".pdf", ".mhtml", ".mht"),
+    ".zst",
+)
 CHAT_NAME = re.compile("chat|whatsapp", re.IGNORECASE)  # in all languages of WhatsApp's exports
 # Archives that have no reader: some of them would pass as text.
 UNKNOWN_ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar")
@@ -166,7 +171,7 @@ def _reader_of(entry: Entry) -> str:
     with closing(entry.open()) as stream:
         data = stream.read(SMALL)
     if len(data) < SMALL and entry.suffix not in PACKED_SUFFIXES:
-        entry.open = lambda: _Small(data)
+        entry.open = lambda: _Small(data, stream)
     return _named_reader(entry, entry.suffix, disguised(data[:HEAD_BYTES]))
 
 
@@ -175,6 +180,10 @@ class _Small(io.BytesIO):
 
     count = 0
 
+    def __init__(self, data: bytes, stream: Stream) -> None:
+        super().__init__(data)
+        self.expansion = getattr(stream, "expansion", None)  # of what it was unpacked from
+
     def read(self, size: int | None = -1, /) -> bytes:
         data = super().read(size)
         self.count += len(data)
@@ -182,6 +191,9 @@ class _Small(io.BytesIO):
 
 
 def _named_reader(entry: Entry, suffix: str, found: Disguise | None) -> str:
+    if entry.reading.is_earlier:
+        suffix = TEXT_SUFFIX if suffix in LATER_SUFFIXES else suffix
+        found = None if found and found.kind == MHTML else found
     is_table = suffix in (*PACKED_SUFFIXES, *RECORD_SUFFIXES)
     if found and found.kind == WHATSAPP:
         if _may_be_chat(entry):
@@ -199,7 +211,8 @@ def _named_reader(entry: Entry, suffix: str, found: Disguise | None) -> str:
 def _may_be_chat(entry: Entry) -> bool:
     """Returns True for a text that is named, or has such a name, and is not wanted as a text."""
     is_called = CHAT_NAME.search(entry.file) or (entry.is_named and not entry.is_unpacked)
-    is_text = entry.reading.chat is False or entry.reading.field
+    reading = entry.reading
+    is_text = reading.chat is False or reading.field or reading.is_earlier
     return bool(entry.suffix == TEXT_SUFFIX and is_called and not is_text)
 
 

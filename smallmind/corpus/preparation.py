@@ -185,6 +185,7 @@ def identity(
         "shard_tokens": shard_tokens,
         **({} if corpus.chat is None else {"chat": corpus.chat}),
         **({} if corpus.reads_generated else {"generated": False}),
+        **({"earlier": True} if corpus.is_earlier else {}),
         **({} if corpus.assistant is None else {"assistant": corpus.assistant}),
         **encoding.described(),
     }

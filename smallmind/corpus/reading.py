@@ -103,6 +103,7 @@ class Reading:
         self.speakers: Counter[str] = Counter()  # their turns in such chats
         self.program = ""  # that exported the last of these
         self.people: dict[str, dict[str, str]] = {}  # file of Slack's users -> names by ids
+        self.is_earlier = False  # as versions before 0.3 read, for their runs
         self.is_glance = False  # only at the first record of each file that has records
         self.field = field  # of a record, its text; None: the obvious one
         self.encoding = encoding  # of what has no byte order mark; None: UTF-8

@@ -70,7 +70,8 @@ class Records:
         """Yields the conversation or the document of each record. Unusable if one has neither."""
         rows = iter(rows)
         first = list(itertools.islice(rows, 1))
-        program = program_of(first[0][0]) if first and not self._is_known else ""
+        is_new = first and not (self._is_known or self._entry.reading.is_earlier)
+        program = program_of(first[0][0]) if is_new else ""
         rows = itertools.chain(iter(first), rows)
         del first  # which may be large
         if program:

@@ -66,7 +66,8 @@ class Unfolded:
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
         is_text = reading.chat is False or bool(reading.field)
-        self._shapes = [shape for shape in SHAPES if not (is_text and shape.is_chat)]
+        shapes = () if reading.is_earlier else SHAPES
+        self._shapes = [shape for shape in shapes if not (is_text and shape.is_chat)]
         # The shapes that records with the same names may have, and the field of turns in which
         # all of them look for something else.
         self._known: dict[tuple[object, ...], tuple[Matches, str]] = {}
@@ -131,15 +132,15 @@ class Unfolded:
             is_plain = isinstance(record, dict) and any(
                 name in record for name in (self._reading.field, LIST, OBJECT)
             )
-            matches = [] if is_plain else [(shape, shape.match(key)) for shape in self._shapes]
-            matches = [(shape, names) for shape, names in matches if names is not None]
+            shapes = () if is_plain else self._shapes
+            matches = [(x, names) for x in shapes if (names := x.match(key)) is not None]
             fields = {name for _, names in matches for name in names.values()}
             field = fields.pop() if len(fields) == 1 else ""
             found = matches, field if field.casefold() in LIST_FIELDS else ""
             if len(self._known) < MAX_SHAPES:
                 self._known[key] = found
         matches, field = found
-        return [] if field and _are_turns(record[field]) else matches
+        return [] if field and isinstance(record, dict) and _are_turns(record[field]) else matches
 
     def _unfold(self, record: Any, where: str, matches: Matches) -> Iterator[Row]:
         """Yields the records that one holds: itself if it has none of the shapes."""
@@ -184,8 +185,9 @@ def _records(fields: dict[str, Any]) -> list[Any] | None:
 
 def is_record(value: object) -> bool:
     """Returns True for an object that is not a turn of a conversation."""
-    is_object = isinstance(value, dict)
-    return is_object and "role" not in value and not value.keys() >= {"from", "value"}
+    if not isinstance(value, dict):
+        return False
+    return "role" not in value and not value.keys() >= {"from", "value"}
 
 
 def _are_turns(values: Any) -> TypeGuard[list[Any]]:

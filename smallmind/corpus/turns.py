@@ -1,8 +1,8 @@
 """Conversations in records: lists of messages, or fields with a question and its answer."""
 
 import math
-from functools import partial
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from smallmind.checks import InputError

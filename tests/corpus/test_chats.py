@@ -376,7 +376,7 @@ def test_without_the_assistant_the_speakers_are_listed(tmp_path):
 
 
 def test_a_long_chat_without_a_pause_becomes_several_conversations(tmp_path):
-    """All but the last part, which may be longer, have as many turns; each begins with a question."""
+    """All but the last have as many turns; each begins with a question."""
     said = [f"31.12.20, 23:{i:02} - {'AB'[i % 2]}: {i}" for i in range(59)]
     path = written(tmp_path / "chat.txt", "\n".join(said))
     found = conversations(Corpus(path, assistant="B"))
