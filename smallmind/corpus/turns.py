@@ -458,7 +458,7 @@ def _plain(record: dict[Any, Any], shape: TurnFields) -> list[Turn] | None:
     if not shape.messages:
         asked: list[Any] = [record.get(shape.question)]
         asked += [text for name in shape.more if (text := record.get(name)) not in (None, "")]
-        answer = record.get(shape.answer)
+        answer: Any = record.get(shape.answer)
         for text in (answer, *asked):
             if type(text) is not str or not text or text.isspace():
                 return None
