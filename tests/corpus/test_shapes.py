@@ -373,7 +373,7 @@ def test_messages_with_a_role_and_a_text_alone_are_read_like_all_others(found, n
 
 
 def test_the_records_of_a_large_object_are_read_as_they_come(tmp_path):
-    """Those of a small one are the same, with the same report."""
+    """A small one is read whole, and gives the same, with the same report."""
     records = [{"question": f"q{i}", "answer": "a" * 50} for i in range(20)]
     values = [
         {"version": "1.1", "n": 2.5, "data": records, "about": "words"},
