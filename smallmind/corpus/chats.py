@@ -11,7 +11,7 @@ from smallmind.corpus.json_values import parsed
 from smallmind.corpus.reading import Reading, Unusable, shown
 from smallmind.corpus.turns import TurnFields, Turns
 from smallmind.text.chat import ASSISTANT
-from smallmind.text.dialogue import PAUSE_HOURS, Message, divided, joined
+from smallmind.text.dialogue import MAX_TURNS, PAUSE_HOURS, Message, divided, joined
 from smallmind.text.exports import EXPORTS, field, messages_in
 from smallmind.text.whatsapp import parse
 
@@ -44,19 +44,26 @@ def _read(
     reading, source = entry.reading, f"chats of {program}"
     said = [[message for message in chat if message] for chat in chats]
     reading.count("Not read", "message", NOTHING, sum(map(len, chats)) - sum(map(len, said)))
+    of_people = assistant is None
     if assistant is None:
         assistant = _assistant(entry, program, said)
         said = [messages for chat in said for messages in divided(chat)]
         source += (
             f", in which {shown(assistant, 60)!r} answers and a new conversation begins after "
-            f"{PAUSE_HOURS} hours without a message,"
+            f"{PAUSE_HOURS} hours without a message, or {MAX_TURNS} turns,"
         )
     turns = Turns(entry, TurnFields("messages"), source=source)
     for number, messages in enumerate(said, 1):
         asked = list(itertools.dropwhile(lambda x: x.speaker == assistant, messages))
         reading.count("Not read", "message", UNASKED, len(messages) - len(asked))
-        record = {"messages": joined(asked, assistant)}
-        yield from turns.pieces(record, f"conversation {number:,}")
+        chat = joined(asked, assistant)
+        size = MAX_TURNS if of_people else len(chat)
+        # A last question, which nobody answers, begins no conversation.
+        for start in range(0, max(1, len(chat) - 1), max(1, size)):
+            stop = None if start + size >= len(chat) - 1 else start + size
+            record = {"messages": chat[start:stop]}
+            if piece := turns.read(record, f"conversation {number:,}"):
+                yield piece
 
 
 def _assistant(entry: Entry, program: str, chats: list[list[Message]]) -> str:

@@ -10,7 +10,7 @@ from smallmind.checks import InputError, nearest
 from smallmind.console import activity
 from smallmind.corpus.entry import HEAD_BYTES, Entry, Piece, Stream, document
 from smallmind.corpus.reading import Unusable, shown
-from smallmind.files.encoding import MARKS, advice, likely_encoding, unmarked_utf16
+from smallmind.files.encoding import ALL_MARKS, MARKS, advice, likely_encoding, unmarked_utf16
 
 KIND_OF_FILE = re.compile("it is (.+?)([:;]) (.+)")  # advice that knows what a file is
 # Python has codecs of these names, which are not encodings of files.
@@ -42,11 +42,17 @@ def read_text(entry: Entry) -> Iterator[Piece]:
     return document(decoded(entry), entry.reading.limits.piece)
 
 
-def decoded(entry: Entry, declared: re.Pattern[bytes] | None = None) -> Generator[str, None, None]:
-    """Yields the text of an entry; its head may declare the encoding. Unusable if not text."""
+def decoded(
+    entry: Entry, declared: re.Pattern[bytes] | None = None, block: int | None = None
+) -> Generator[str, None, None]:
+    """Yields the text of an entry, by default in pieces; its head may declare the encoding.
+
+    Unusable if it is not text.
+    """
+    block = min(block or entry.reading.limits.piece, entry.reading.limits.piece)
     with closing(entry.open()) as stream:
         try:
-            yield from _decode(entry, stream, declared)
+            yield from _decode(entry, stream, declared, block)
         except Unusable:
             # A damaged compressed file yields garbage until its checksum, at the end, fails.
             while entry.is_unpacked and stream.read(entry.reading.limits.piece):
@@ -54,7 +60,9 @@ def decoded(entry: Entry, declared: re.Pattern[bytes] | None = None) -> Generato
             raise
 
 
-def _decode(entry: Entry, stream: Stream, declared: re.Pattern[bytes] | None) -> Iterator[str]:
+def _decode(
+    entry: Entry, stream: Stream, declared: re.Pattern[bytes] | None, size: int
+) -> Iterator[str]:
     head = stream.read(HEAD_BYTES)
     encoding = _encoding(entry, head, declared)
     if codecs.lookup(encoding).name == "utf-8" and (name := unmarked_utf16(head)):
@@ -62,7 +70,7 @@ def _decode(entry: Entry, stream: Stream, declared: re.Pattern[bytes] | None) ->
         raise _wrong_encoding(entry, head, f"is not UTF-8: {every}", name)
     decoder = codecs.getincrementaldecoder(encoding)()
     offset, before = 0, b""
-    for block in _blocks(head, stream, entry.reading.limits.piece):
+    for block in _blocks(head, stream, size):
         try:
             text = decoder.decode(block, not block)
         except UnicodeError as error:
@@ -99,10 +107,10 @@ def _encoding(entry: Entry, head: bytes, declared: re.Pattern[bytes] | None) -> 
     """-> the encoding by a byte order mark, the user, or what the text declares; else UTF-8."""
     if head.startswith(codecs.BOM_UTF8):
         return "utf-8-sig"
-    for mark, name in MARKS.items():
-        if head.startswith(mark):
-            entry.reading.note(f"text was read as {name} because of its byte order mark")
-            return name
+    if head.startswith(ALL_MARKS):
+        name = next(name for mark, name in MARKS.items() if head.startswith(mark))
+        entry.reading.note(f"text was read as {name} because of its byte order mark")
+        return name
     if entry.reading.encoding and not entry.declares:
         return entry.reading.encoding
     found = declared.search(head) if declared else None

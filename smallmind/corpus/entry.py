@@ -4,25 +4,30 @@ import dataclasses
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.corpus.reading import FileStream, NoText, Reading, Skipped, Unusable, shown
-from smallmind.files.encoding import HTML, NOTEBOOK, TEXT_OF, WHATSAPP, Disguise, disguised
+from smallmind.files.encoding import HTML, MHTML, NOTEBOOK, TEXT_OF, WHATSAPP, Disguise, disguised
+from smallmind.text.chat import Turn
 
 TEXT_SUFFIX = ".txt"
 HEAD_BYTES = 4096  # bytes that tell what a file is
+SMALL = 2**16  # bytes: less are read at once
 # They are not read inside a compressed file.
 PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zip", ".parquet")
 ARCHIVE_SUFFIXES = (".zip", ".parquet")
 MARKUP_SUFFIXES = (".html", ".htm", ".xhtml", ".xht", ".xml")
 RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+# Versions before 0.3 read these like any text.
+LATER_SUFFIXES = (
+    *(".md", ".markdown", ".srt", ".vtt", ".epub", ".docx", ".odt", ".pdf", ".mhtml", ".mht"),
+    ".zst",
+)
 CHAT_NAME = re.compile("chat|whatsapp", re.IGNORECASE)  # in all languages of WhatsApp's exports
 # Archives that have no reader: some of them would pass as text.
 UNKNOWN_ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar")
@@ -45,14 +50,12 @@ MINIFIED_LINE = 500  # characters of a line, on average: longer than anybody wri
 
 
 class Piece(NamedTuple):
-    """Some of the text of a document: never empty, unless it is a whole turn of a conversation."""
+    """Some of the text of a document, or a whole conversation, which has turns and no text."""
 
     text: str
     ends: bool  # whether the document ends here
-    role: str = ""  # of a turn; empty for plain documents
-    learned: bool = True  # see `text.chat.Turn`
-    thought: str = ""
-    where: str = ""  # the file and the record of a turn, in words
+    turns: Sequence[Turn] = ()
+    where: str = ""  # the file and the record of a conversation, in words
 
 
 class Stream(Protocol):
@@ -67,7 +70,7 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class Entry:
     """A file, its unpacked content or a member of an archive: the input of a reader."""
 
@@ -82,21 +85,22 @@ class Entry:
     beside: "Callable[[str], Entry | None]" = lambda _: None
 
     @classmethod
-    def of_file(cls, path: Path, reading: Reading, is_named: bool, size: int) -> "Entry":
+    def of_file(cls, path: str, reading: Reading, is_named: bool, size: int) -> "Entry":
         """Returns a file of this many bytes."""
 
         def beside(name: str) -> Entry | None:
-            other = path.absolute().parent.parent / name
-            return cls.of_file(other, reading, False, size) if other.is_file() else None
+            folder = os.path.dirname(os.path.abspath(path))
+            other = os.path.join(os.path.dirname(folder), name)
+            return cls.of_file(other, reading, False, size) if os.path.isfile(other) else None
 
         def open() -> Stream:
             return FileStream(path, reading)
 
-        return cls(shown(path), path.name, open, reading, is_named, size, beside=beside)
+        name = shown(path)
+        return cls(name, os.path.basename(path), open, reading, is_named, size, beside=beside)
 
-    @cached_property
-    def suffix(self) -> str:
-        return os.path.splitext(self.file)[1].lower()
+    def __post_init__(self) -> None:
+        self.suffix = os.path.splitext(self.file)[1].lower()
 
     @property
     def is_unpacked(self) -> bool:
@@ -131,7 +135,7 @@ def read(entry: Entry) -> Iterator[Piece]:
     has_records = suffix in (*RECORD_SUFFIXES, *PACKED_SUFFIXES)
     if entry.reading.is_glance and not has_records and not _may_be_chat(entry):
         return
-    kind, entry = _reader_of(entry)
+    kind = _reader_of(entry)
     if entry.reading.is_glance and not has_records and kind != WHATSAPP:
         return
     reader: Reader = parts.load(parts.READERS, kind)
@@ -141,7 +145,7 @@ def read(entry: Entry) -> Iterator[Piece]:
     first = next(pieces, None)
     has_text = first is not None
     if first is not None:
-        if entry.reading.assistant and not (first.role or entry.is_named):
+        if entry.reading.assistant and not (first.turns or entry.is_named):
             raise Unusable(entry.name, "is not a chat, which --assistant is for", "name the file")
         yield first
         if entry.reading.is_glance and suffix in RECORD_SUFFIXES:
@@ -159,23 +163,26 @@ def read(entry: Entry) -> Iterator[Piece]:
         raise Unusable(entry.name, f"has no text in it{reasons}", "give a file with text in it")
 
 
-def _reader_of(entry: Entry) -> tuple[str, Entry]:
+def _reader_of(entry: Entry) -> str:
     """Returns the suffix by which to read an entry, by its first bytes too, or raises Unusable.
 
-    The entry is returned too: a small one is opened only once, which is most of its time.
+    A small one is kept: to open it again would take most of its time.
     """
-    suffix = entry.suffix
-    with entry.reading.paused(), closing(entry.open()) as stream:
-        head = stream.read(HEAD_BYTES)
-    if len(head) < HEAD_BYTES and suffix not in PACKED_SUFFIXES:
-        entry = dataclasses.replace(entry, open=lambda: _Small(head))
-    return _named_reader(entry, suffix, disguised(head)), entry
+    with closing(entry.open()) as stream:
+        data = stream.read(SMALL)
+    if len(data) < SMALL and entry.suffix not in PACKED_SUFFIXES:
+        entry.open = lambda: _Small(data, stream)
+    return _named_reader(entry, entry.suffix, disguised(data[:HEAD_BYTES]))
 
 
 class _Small(io.BytesIO):
     """The bytes of a small file."""
 
     count = 0
+
+    def __init__(self, data: bytes, stream: Stream) -> None:
+        super().__init__(data)
+        self.expansion = getattr(stream, "expansion", None)  # of what it was unpacked from
 
     def read(self, size: int | None = -1, /) -> bytes:
         data = super().read(size)
@@ -184,6 +191,9 @@ class _Small(io.BytesIO):
 
 
 def _named_reader(entry: Entry, suffix: str, found: Disguise | None) -> str:
+    if entry.reading.is_earlier:
+        suffix = TEXT_SUFFIX if suffix in LATER_SUFFIXES else suffix
+        found = None if found and found.kind == MHTML else found
     is_table = suffix in (*PACKED_SUFFIXES, *RECORD_SUFFIXES)
     if found and found.kind == WHATSAPP:
         if _may_be_chat(entry):
@@ -201,7 +211,8 @@ def _named_reader(entry: Entry, suffix: str, found: Disguise | None) -> str:
 def _may_be_chat(entry: Entry) -> bool:
     """Returns True for a text that is named, or has such a name, and is not wanted as a text."""
     is_called = CHAT_NAME.search(entry.file) or (entry.is_named and not entry.is_unpacked)
-    is_text = entry.reading.chat is False or entry.reading.field
+    reading = entry.reading
+    is_text = reading.chat is False or reading.field or reading.is_earlier
     return bool(entry.suffix == TEXT_SUFFIX and is_called and not is_text)
 
 
@@ -218,7 +229,7 @@ def read_found(entry: Entry) -> Iterator[Piece]:
         return
     before: tuple[Any, ...] | None = reading.found()
     try:
-        if reading.is_glance and not any(piece.role for piece in read(entry)):
+        if reading.is_glance and not any(piece.turns for piece in read(entry)):
             return
         # The members of an archive are skipped one by one.
         if entry.suffix not in ARCHIVE_SUFFIXES and entry.name not in reading.decodable:
@@ -244,15 +255,12 @@ def _is_generated(entry: Entry, text: str) -> bool:
     """-> True if this is the beginning of a file that a program has written, or minified."""
     if entry.suffix in (*ARCHIVE_SUFFIXES, *RECORD_SUFFIXES):  # a member is looked at by itself
         return False
-    lines = text.split("\n", MARKED_LINES)
-    return (
-        any(
-            GENERATED_MARK.match(line[:MINIFIED_LINE])
-            for line in lines[:MARKED_LINES]
-            if "enerated" in line or "ENERATED" in line  # much faster than the expression
-        )
-        or bool(SOURCE_MAP.match(text[:HEAD_BYTES]))
-        or (entry.suffix in CODE_SUFFIXES and len(text) > MINIFIED_LINE * (4 + text.count("\n")))
+    if "enerated" in text or "ENERATED" in text:  # much faster than the expression
+        lines = text.split("\n", MARKED_LINES)[:MARKED_LINES]
+        if any(GENERATED_MARK.match(line[:MINIFIED_LINE]) for line in lines):
+            return True
+    return bool(SOURCE_MAP.match(text[:HEAD_BYTES])) or (
+        entry.suffix in CODE_SUFFIXES and len(text) > MINIFIED_LINE * (4 + text.count("\n"))
     )
 
 
@@ -265,14 +273,20 @@ def _checked(entry: Entry) -> list[Piece] | None:
     """Reads an entry to its end -> its pieces, or None if together they are longer than a piece."""
     pieces: list[Piece] = []
     length, most = 0, entry.reading.limits.piece
-    with entry.reading.checking():
-        try:
-            for piece in read(entry):
-                length += len(piece.text) + len(piece.thought)
-                if length <= most:
-                    pieces.append(piece)
-        except NoText as error:  # if others of the file have one, somebody means to read it
-            raise InputError(str(error)) if length else error from None
+    reading = entry.reading
+    before = reading.is_glance, reading.is_paused
+    reading.is_glance, reading.is_paused = False, True  # whatever is read of it later
+    try:
+        for piece in read(entry):
+            length += len(piece.text)
+            if piece.turns:
+                length += sum(len(turn.text) + len(turn.thought) for turn in piece.turns)
+            if length <= most:
+                pieces.append(piece)
+    except NoText as error:  # if others of the file have one, somebody means to read it
+        raise InputError(str(error)) if length else error from None
+    finally:
+        reading.is_glance, reading.is_paused = before
     return pieces if length <= most else None
 
 

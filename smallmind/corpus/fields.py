@@ -39,7 +39,9 @@ def read_fields(path: str | PathLike[str]) -> Iterator[tuple[dict[str, Any], str
         raise InputError(f"{name} does not exist; give a file of records") from None
     is_empty = True
     with activity.doing(f"Reading {name}", usual=True):
-        entry = Entry.of_file(path, Reading(None, None, LIMITS, size, set(), False), True, size)
+        entry = Entry.of_file(
+            str(path), Reading(None, None, LIMITS, size, set(), False), True, size
+        )
         if entry.suffix in PACKED and not path.is_dir():
             entry = unpacked(entry)
         if entry.suffix not in READERS:

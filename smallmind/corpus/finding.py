@@ -22,6 +22,7 @@ WILDCARDS = "*?["
 RUN_FILES = ("config.json", "metrics.jsonl")  # files in the directory of a run
 TRAINING_NAME = re.compile(r"(?:^|[_.-])train(?:ing)?(?:[_.-]|$)", re.IGNORECASE)
 TEST_NAME = re.compile(r"(?:^|[_.-])(?:test|eval|dev|val(?:id|idation)?)(?:[_.-]|$)", re.IGNORECASE)
+SPLITS = "train", "test", "eval", "dev", "val"  # words of which these names have one
 # Folders with what others wrote, which few mean to learn from.
 FOLDERS_OF_OTHERS = ("node_modules", "bower_components", "site-packages", "__pycache__", "venv")
 EXCLUDE_ADVICE = "to leave them out: --exclude"
@@ -34,11 +35,6 @@ class File(NamedTuple):
     name: str  # its path
     size: int  # bytes
     is_named: bool  # rather than found in a folder or by a glob
-
-    @property
-    def path(self) -> Path:
-        """The path, which takes more memory than the name."""
-        return Path(self.name)
 
     @property
     def is_compressed(self) -> bool:
@@ -84,7 +80,9 @@ class _Finder:
         if stat.S_ISDIR(status.st_mode):
             self._add_found(os.fspath(Path(name)), os.fspath(Path(name)))
         elif stat.S_ISREG(status.st_mode):
-            self._add_file(name, os.path.realpath(name), status.st_size, is_named=True)
+            self._add_file(
+                os.fspath(Path(name)), os.path.realpath(name), status.st_size, is_named=True
+            )
         else:
             raise InputError(not_regular(name))
 
@@ -236,7 +234,8 @@ def _unwanted(files: Sequence[File]) -> Iterator[str]:
     splits = [
         (Path(folder).parts, name)
         for folder, name in pairs
-        if (TRAINING_NAME.search(name) or TEST_NAME.search(name))
+        if any(word in name.lower() for word in SPLITS)  # much faster than the expressions
+        and (TRAINING_NAME.search(name) or TEST_NAME.search(name))
         and os.path.splitext(name)[1].lower() in DATA_SUFFIXES
     ]
     inner = ((parts[:i], part) for parts in paths for i, part in enumerate(parts))

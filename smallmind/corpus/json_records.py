@@ -14,11 +14,15 @@ from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.json_values import DECODER, DuplicateKey, parsed
 from smallmind.corpus.reading import Unusable, shown
 from smallmind.corpus.records import Records, lines, too_long
-from smallmind.corpus.shapes import ONLY_VALUE, Row
+from smallmind.corpus.shapes import CONTAINER, ONLY_VALUE, Row, is_record
 
 # Before the first element of an array and before others, after the last, and an array without any.
 FIRST, NEXT = re.compile(r"[ \t\n\r]*\[[ \t\n\r]*"), re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
 END, EMPTY = re.compile(r"[ \t\n\r]*\][ \t\n\r]*"), re.compile(r"[ \t\n\r]*\[\s*\]\s*")
+# An object up to the elements of its first list, after fields with a text or a number.
+OPENED = re.compile(
+    r'\s*\{(?:\s*"[^"\\]*"\s*:\s*(?:"[^"\\]*"|[\w.+-]+)\s*,)*\s*"[^"\\]*"\s*:\s*\[\s*'
+)
 OPENERS = tuple('{["')  # that lines of JSON begin with
 
 
@@ -34,7 +38,7 @@ def read_json(entry: Entry) -> Iterator[Piece]:
 
 def json_lines(entry: Entry) -> Iterator[Row]:
     """Yields the value of each line that is not blank. Unusable, naming one that is not JSON."""
-    for number, line in enumerate(lines(entry, decoded(entry)), 1):
+    for number, line in enumerate(lines(entry), 1):
         if line.isspace():
             continue
         where = f"line {number:,}"
@@ -53,18 +57,23 @@ def json_lines(entry: Entry) -> Iterator[Row]:
 def json_elements(entry: Entry) -> Iterator[Row]:
     """Yields the elements of an array as they come, or the only value, or the value of each line.
 
-    Unusable if it is not JSON, InputError if it is too large.
+    Of a large object with a list of records, such as {"data": [...]}, it yields these. Unusable if
+    it is not JSON, InputError if it is too large.
     """
     if _has_lines(entry):
         entry.reading.note("read JSON with one value per line")
         yield from json_lines(entry)
         return
-    text, number, wanted, before = "", 0, 0, FIRST
+    text, number, wanted, before, opened = "", 0, 0, FIRST, ""
     with closing(decoded(entry)) as chunks:
         for chunk in itertools.chain(chunks, [""]):
             text, at = text + chunk, 0
             if text.lstrip()[:1] not in ("[", "") and not number:
-                break
+                if chunk and len(text) <= entry.reading.limits.piece:
+                    continue
+                before, opened = OPENED, _opened(entry, text) if chunk else ""
+                if not opened:  # it is read whole
+                    break
             if len(text) <= wanted and chunk:  # a long element is not tried too often
                 continue
             while found := before.match(text, at):
@@ -76,13 +85,33 @@ def json_elements(entry: Entry) -> Iterator[Row]:
                     break
                 at, number, before = end, number + 1, NEXT
                 activity.tick()
-                yield value, f"element {number:,}"
+                yield (
+                    value,
+                    f"record {number:,} of {ONLY_VALUE}" if opened else f"element {number:,}",
+                )
             text = text[at:]
             wanted = 2 * len(text)
             if len(text) > entry.reading.limits.record:
                 raise too_long(entry, f"element {number + 1:,}")
-    if not (END if number else EMPTY).fullmatch(text):
+    if opened and number:
+        rest = _parsed(entry, opened + text)
+        entry.reading.note(f"read {CONTAINER.words}")
+        entry.reading.note_unread(rest, ())
+    elif not (END if number else EMPTY).fullmatch(text):
         yield _whole(entry), ONLY_VALUE  # or it says what is wrong in an array
+
+
+def _opened(entry: Entry, text: str) -> str:
+    """-> an object up to the first element of its list of records; "" if it may be another one."""
+    found = OPENED.match(text)
+    if not found:
+        return ""
+    try:
+        fields, first = parsed(f"{found[0]}]}}"), DECODER.raw_decode(text, found.end())[0]
+    except (ValueError, RecursionError):
+        return ""
+    is_list = CONTAINER.match(fields) and entry.reading.field not in fields
+    return found[0] if is_list and is_record(first) else ""
 
 
 def _has_lines(entry: Entry) -> bool:
@@ -111,8 +140,12 @@ def _is_value(line: str) -> bool:
 
 def _whole(entry: Entry) -> Any:
     """Returns the value of a JSON file."""
+    return _parsed(entry, _text(entry))
+
+
+def _parsed(entry: Entry, text: str) -> Any:
     try:
-        return parsed(_text(entry))
+        return parsed(text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno:,}"
         if error.msg == "Extra data":

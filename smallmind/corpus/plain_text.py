@@ -48,7 +48,7 @@ def _said(entry: Entry) -> Iterator[str]:
     # The number or name of a cue is the line above its times, which therefore waits. Other lines
     # after a blank one are notes. Captions that scroll, whose words have times, repeat a line.
     waiting, is_said, scrolls, last = "", False, False, ""
-    for line in itertools.chain(lines(entry, decoded(entry)), ("",)):
+    for line in itertools.chain(lines(entry), ("",)):
         line = line.strip()
         if has_times := TIMES.match(line) is not None:
             waiting = ""

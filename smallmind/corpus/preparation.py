@@ -185,6 +185,7 @@ def identity(
         "shard_tokens": shard_tokens,
         **({} if corpus.chat is None else {"chat": corpus.chat}),
         **({} if corpus.reads_generated else {"generated": False}),
+        **({"earlier": True} if corpus.is_earlier else {}),
         **({} if corpus.assistant is None else {"assistant": corpus.assistant}),
         **encoding.described(),
     }
@@ -208,10 +209,10 @@ def _files_digest(corpus: Corpus) -> str:
     sha = hashlib.sha256()
     for file in corpus.files:
         try:
-            time = os.stat(file.path).st_mtime_ns
+            time = os.stat(file.name).st_mtime_ns
         except OSError as error:
-            raise InputError(f"cannot read {file.path}: {error.strerror}") from None
-        sha.update(f"{os.path.abspath(file.path)}\0{file.size}\0{time}\n".encode(errors="replace"))
+            raise InputError(f"cannot read {file.name}: {error.strerror}") from None
+        sha.update(f"{os.path.abspath(file.name)}\0{file.size}\0{time}\n".encode(errors="replace"))
     return sha.hexdigest()
 
 

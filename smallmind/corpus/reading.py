@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from smallmind.checks import InputError, count_of
 from smallmind.console import activity
 from smallmind.corpus.json_values import has_text
 from smallmind.files import durable
+from smallmind.text.chat import Turn
 
 BYTES_PER_STEP = 2**16  # bytes between two changes of the share that has been read
 MAX_UNREAD, MAX_SHOWN = 256, 12  # names of fields that are remembered, and that are shown
@@ -103,6 +103,7 @@ class Reading:
         self.speakers: Counter[str] = Counter()  # their turns in such chats
         self.program = ""  # that exported the last of these
         self.people: dict[str, dict[str, str]] = {}  # file of Slack's users -> names by ids
+        self.is_earlier = False  # as versions before 0.3 read, for their runs
         self.is_glance = False  # only at the first record of each file that has records
         self.field = field  # of a record, its text; None: the obvious one
         self.encoding = encoding  # of what has no byte order mark; None: UTF-8
@@ -114,12 +115,12 @@ class Reading:
         self.skipped: list[Skipped] = []
         # Names of fields with text that nothing reads, of records, or where that is True of turns.
         self.unread: dict[tuple[str, bool], None] = {}
-        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._counts: dict[tuple[str, str, str], int] = {}
         self._notes: Counter[str] = Counter()
         self._of_this_file: set[str] = set()
         self._start = 0  # where the current file begins in all bytes
         self._steps = activity.parts(range(math.ceil(size / BYTES_PER_STEP)))
-        self._done, self._is_paused = -1, False
+        self._done, self.is_paused = -1, False
 
     def note(self, words: str) -> None:
         """Notes something about the file that is being read, once per file."""
@@ -127,7 +128,8 @@ class Reading:
 
     def count(self, label: str, thing: str, more: str, n: int = 1) -> None:
         """Counts things for the summary: "Left out: 3 conversations with a blank question"."""
-        self._counts[label, thing, more] += n
+        key = label, thing, more
+        self._counts[key] = self._counts.get(key, 0) + n
 
     def leave_unread(self, name: object, in_turns: bool = False) -> None:
         """Remembers a field with text that is not part of what is read."""
@@ -135,17 +137,16 @@ class Reading:
             self.unread[name, in_turns] = None
 
     def note_unread(
-        self, record: dict[Any, Any], read: Collection[str], texts: Iterable[str] = ()
+        self, record: dict[Any, Any], read: Collection[str], turns: Iterable[Turn] = ()
     ) -> None:
-        """Remembers the fields of a record with text that is neither read nor one of the texts."""
+        """Remembers the fields of a record with text that is neither read nor that of a turn."""
         said: set[str] | None = None
         for name, value in record.items():
-            if name in read or isinstance(value, int | float) or (name, False) in self.unread:
-                continue
-            if not has_text(value):
+            if name in read or (name, False) in self.unread or not has_text(value):
                 continue
             if isinstance(value, str):
-                said = {text.strip() for text in texts} if said is None else said
+                if said is None:
+                    said = {text.strip() for turn in turns for text in (turn.text, turn.thought)}
                 if value.strip() in said:
                     continue
             self.leave_unread(name)
@@ -176,8 +177,9 @@ class Reading:
     def report(self, skipped: list[Skipped], before: list[str]) -> Report:
         """Returns all that was found, after what was `skipped` and noted `before` the reading."""
         notes = [f"{words} in {count_of(n, 'file')}" for words, n in sorted(self._notes.items())]
-        for (label, thing, more), n in sorted((+self._counts).items()):
-            notes.append(f"{label}: {count_of(n, thing)} {more}")
+        for (label, thing, more), n in sorted(self._counts.items()):
+            if n:
+                notes.append(f"{label}: {count_of(n, thing)} {more}")
         unread = [repr(shown(name, 60)) + " of turns" * of_turns for name, of_turns in self.unread]
         if more_names := unread[MAX_SHOWN:]:
             unread = [*unread[:MAX_SHOWN], f"{len(more_names):,} more"]
@@ -193,28 +195,18 @@ class Reading:
     def reach(self, position: int) -> None:
         """Shows that the current file has been read up to this position."""
         activity.tick()
-        while not self._is_paused and self._done < (self._start + position) // BYTES_PER_STEP:
+        while not self.is_paused and self._done < (self._start + position) // BYTES_PER_STEP:
             self._done += 1
             next(self._steps, None)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Shows no progress within the block: its bytes will be read again."""
-        before, self._is_paused = self._is_paused, True
+        before, self.is_paused = self.is_paused, True
         try:
             yield
         finally:
-            self._is_paused = before
-
-    @contextmanager
-    def checking(self) -> Iterator[None]:
-        """Reads files to their end within the block, whatever is read of them later."""
-        before, self.is_glance = self.is_glance, False
-        try:
-            with self.paused():
-                yield
-        finally:
-            self.is_glance = before
+            self.is_paused = before
 
     def found(self) -> tuple[Any, ...]:
         """Returns a copy of all that readers have counted, for `restore`."""
@@ -233,10 +225,10 @@ class Reading:
 class FileStream(io.BufferedReader):
     """The bytes of a regular file, read as progress. InputError if it cannot be read."""
 
-    def __init__(self, path: Path, reading: Reading) -> None:
+    def __init__(self, path: str, reading: Reading) -> None:
         self._name, self._reading, self.count = shown(path), reading, 0
         try:
-            super().__init__(durable.open_regular(path).detach())
+            super().__init__(io.FileIO(durable.open_descriptor(path)))
         except OSError as error:
             raise InputError(f"cannot read {self._name}: {error.strerror}") from None
         except ValueError:
@@ -265,7 +257,7 @@ def shown(words: object, longest: int = 4096) -> str:
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
-def not_regular(path: Path | str) -> str:
+def not_regular(path: str) -> str:
     """Says what to do about a FIFO, a socket or a device."""
     return (
         f"{shown(path)} is not a regular file, and texts are read more than once; "

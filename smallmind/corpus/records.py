@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from smallmind.checks import InputError
 from smallmind.corpus.chats import read_exported
+from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece, document
 from smallmind.corpus.reading import NoText, shown
 from smallmind.corpus.shapes import TEXT_NAMES, Row, Unfolded
@@ -13,11 +14,16 @@ from smallmind.corpus.turns import NEEDED, TurnFields, Turns, find_shape
 from smallmind.text.exports import program_of
 
 MAX_NAMES = 20  # fields in a message
+BYTES_PER_BLOCK = 2**16  # that are divided into lines at once: they are in a near cache
 
 
-def lines(entry: Entry, chunks: Iterable[str]) -> Iterator[str]:
-    """Yields lines with their ends: LF, CRLF or CR. InputError for one that is too long."""
+def lines(entry: Entry, chunks: Iterable[str] | None = None) -> Iterator[str]:
+    """Yields lines with their ends: LF, CRLF or CR. InputError for one that is too long.
+
+    `chunks` are the text of the entry if it has been decoded.
+    """
     longest = entry.reading.limits.record
+    chunks = decoded(entry, block=BYTES_PER_BLOCK) if chunks is None else chunks
     line: list[str] = []  # the parts of it that have been read
     number, length, held = 1, 0, ""
     for chunk in chunks:
@@ -25,12 +31,11 @@ def lines(entry: Entry, chunks: Iterable[str]) -> Iterator[str]:
         # A CR at the end may be half of a CRLF.
         held = "\r" if chunk.endswith("\r") else ""
         chunk = chunk.removesuffix("\r") if held else chunk
-        if "\r" in chunk:
-            parts = list(io.StringIO(chunk, newline=""))
-        else:  # the same in half the time
-            *ended, rest = chunk.split("\n")
-            parts = [f"{part}\n" for part in ended] + [rest] * bool(rest)
-        for part in parts:
+        for part in io.StringIO(chunk, newline="" if "\r" in chunk else "\n"):
+            if not line and part[-1] == "\n" and len(part) <= longest:  # as most are
+                number += 1
+                yield part
+                continue
             line.append(part)
             length += len(part)
             if length > longest:
@@ -62,28 +67,31 @@ class Records:
         self._is_known = entry.reading.chat is False or bool(entry.reading.field)
 
     def documents(self, rows: Iterable[Row]) -> Iterator[Piece]:
-        """Yields the turns or the document of each record; see `pieces`."""
+        """Yields the conversation or the document of each record. Unusable if one has neither."""
         rows = iter(rows)
         first = list(itertools.islice(rows, 1))
-        program = program_of(first[0][0]) if first and not self._is_known else ""
+        is_new = first and not (self._is_known or self._entry.reading.is_earlier)
+        program = program_of(first[0][0]) if is_new else ""
         rows = itertools.chain(iter(first), rows)
         del first  # which may be large
         if program:
             yield from read_exported(self._entry, program, (value for value, _ in rows))
             return
+        longest = self._entry.reading.limits.piece
         for value, where in self.unfolded.rows(rows):
-            yield from self.pieces(value, where)
-
-    def pieces(self, value: object, where: str) -> Iterator[Piece]:
-        """Yields the turns of a record, or its document. Unusable if it has neither."""
-        if value is not None and not self._is_known:
-            self.look_for_turns(value if isinstance(value, dict) else (), where, value)
-        if self._turns and value is not None:
-            return self._turns.pieces(value, where)
-        if text := self._text_of(value, where):
-            return document([text], self._entry.reading.limits.piece)
-        self._entry.reading.empty += 1
-        return iter(())
+            if value is not None and not self._is_known:
+                self.look_for_turns(value if isinstance(value, dict) else (), where, value)
+            if self._turns and value is not None:
+                if piece := self._turns.read(value, where):
+                    yield piece
+            elif text := self._text_of(value, where):
+                if len(text) <= longest:
+                    yield Piece(text, True)
+                else:
+                    yield from document([text], longest)
+            else:
+                self._entry.reading.empty += 1
+            value = ""  # it may be large, while the next one is read
 
     def look_for_turns(
         self, names: Collection[object], where: str, record: object = None

@@ -66,9 +66,11 @@ class Unfolded:
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
         is_text = reading.chat is False or bool(reading.field)
-        self._shapes = [shape for shape in SHAPES if not (is_text and shape.is_chat)]
-        # The shapes that records with the same names may have, and their fields.
-        self._known: dict[tuple[object, ...], Matches] = {}
+        shapes = () if reading.is_earlier else SHAPES
+        self._shapes = [shape for shape in shapes if not (is_text and shape.is_chat)]
+        # The shapes that records with the same names may have, and the field of turns in which
+        # all of them look for something else.
+        self._known: dict[tuple[object, ...], tuple[Matches, str]] = {}
 
     def has(self, record: object) -> bool:
         """Returns True if a record of a table has one of the shapes."""
@@ -80,6 +82,9 @@ class Unfolded:
         common, together = None, list[Row]()  # neighbours that are read as a list
         for row in rows:
             matches = self._matches(*row)
+            if not (matches or common):
+                yield row
+                continue
             joined = self._joined(row, matches)
             if common and joined != common:
                 yield from self._together(*common, together)
@@ -127,11 +132,15 @@ class Unfolded:
             is_plain = isinstance(record, dict) and any(
                 name in record for name in (self._reading.field, LIST, OBJECT)
             )
-            matches = [] if is_plain else [(shape, shape.match(key)) for shape in self._shapes]
-            found = [(shape, names) for shape, names in matches if names is not None]
+            shapes = () if is_plain else self._shapes
+            matches = [(x, names) for x in shapes if (names := x.match(key)) is not None]
+            fields = {name for _, names in matches for name in names.values()}
+            field = fields.pop() if len(fields) == 1 else ""
+            found = matches, field if field.casefold() in LIST_FIELDS else ""
             if len(self._known) < MAX_SHAPES:
                 self._known[key] = found
-        return found
+        matches, field = found
+        return [] if field and isinstance(record, dict) and _are_turns(record[field]) else matches
 
     def _unfold(self, record: Any, where: str, matches: Matches) -> Iterator[Row]:
         """Yields the records that one holds: itself if it has none of the shapes."""
@@ -171,8 +180,14 @@ def _records(fields: dict[str, Any]) -> list[Any] | None:
     """Returns the records in a list of them, unless they are the turns of one conversation."""
     values = next(iter(fields.values()))
     first = values[0] if isinstance(values, list) and values else None
-    is_turn = isinstance(first, dict) and ("role" in first or first.keys() >= {"from", "value"})
-    return values if isinstance(first, dict | list | str) and not is_turn else None
+    return values if isinstance(first, list | str) or is_record(first) else None
+
+
+def is_record(value: object) -> bool:
+    """Returns True for an object that is not a turn of a conversation."""
+    if not isinstance(value, dict):
+        return False
+    return "role" not in value and not value.keys() >= {"from", "value"}
 
 
 def _are_turns(values: Any) -> TypeGuard[list[Any]]:
@@ -181,7 +196,7 @@ def _are_turns(values: Any) -> TypeGuard[list[Any]]:
 
 
 def _role(turn: Any) -> str:
-    said = turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
+    said = (turn.get("role") or turn.get("from")) if isinstance(turn, dict) else None
     return said.strip().casefold() if isinstance(said, str) else ""
 
 
@@ -381,6 +396,7 @@ def _langchain(messages: Any) -> list[Any] | None:
     return _conversation(found) if _are_turns(found) else None
 
 
+CONTAINER = Shape("the records in a list", f"{CONTAINERS} {PLAIN}", _records, is_chat=False)
 SHAPES = (
     # Objects and lists that hold records. The first four are written by `DataFrame.to_json`.
     Shape("the rows of a table", "columns index? data", _split_frame, is_chat=False),
@@ -430,7 +446,7 @@ SHAPES = (
     ),
     Shape("a message per row", "role|from content|value !text", _message_rows, joins=""),
     Shape("the records in a list", LIST, lambda x: _records({"": x[LIST]}), is_chat=False),
-    Shape("the records in a list", f"{CONTAINERS} {PLAIN}", _records, is_chat=False),
+    CONTAINER,
 )
 # All names of fields in the table, of which a record may need none but one.
 SHAPE_FIELDS = {

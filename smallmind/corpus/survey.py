@@ -1,6 +1,9 @@
 """Surveys a text before it is encoded: how long it is, what is held out."""
 
 import hashlib
+import itertools
+import json
+import math
 from array import array
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -9,8 +12,7 @@ import numpy as np
 
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Piece
-from smallmind.files.safetensors import to_json
-from smallmind.text.chat import TEXT, Conversation, Located, Turn
+from smallmind.text.chat import ASSISTANT, SYSTEM, TEXT, USER, Conversation, Located, Turn
 from smallmind.text.dataset import HELD_OUT
 from smallmind.text.tokenizer import batched
 
@@ -19,6 +21,7 @@ MAX_STARTS = 1 << 20  # of documents, that are remembered
 BEGINNING_CHARACTERS = 200  # characters
 MAX_DOCUMENT = 1 << 22  # characters of a plain document among conversations
 CODE_POINTS = 0x110000
+ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def conversations(pieces: Iterable[Piece]) -> Iterator[Conversation]:
@@ -26,15 +29,13 @@ def conversations(pieces: Iterable[Piece]) -> Iterator[Conversation]:
 
     A plain one of more than MAX_DOCUMENT characters becomes several: each is held in memory.
     """
-    turns: list[Turn] = []
     texts: list[str] = []
     length = 0
     for piece in pieces:
-        if piece.role:
-            turns.append(Turn(piece.role, piece.text, piece.learned, piece.thought))
-            if piece.ends:
-                yield Located(turns, piece.where)
-                turns = []
+        if piece.turns:
+            located = Located(piece.turns)
+            located.where = piece.where
+            yield located
             continue
         texts.append(piece.text)
         length += len(piece.text)
@@ -111,36 +112,58 @@ def joined(
 
 def survey(pieces: Iterable[Piece], separator: str) -> tuple[CorpusPlan, str]:
     """Reads the documents whose pieces these are, once -> the plan, the characters, sorted."""
-    starts, seen, sha = DocumentStarts(), np.zeros(CODE_POINTS, bool), hashlib.sha256()
-    characters = nbytes = 0
-    beginning = ""
-    for text in batched(joined(pieces, separator, starts)):
-        data = text.encode()
-        sha.update(data)
-        nbytes += len(data)
-        characters += len(text)
-        seen[np.frombuffer(text.encode("utf-32-le"), np.uint32)] = True
-        beginning += text[: BEGINNING_CHARACTERS - len(beginning)]
-    distinct = "".join(map(chr, np.flatnonzero(seen)))
-    held_out = starts.held_out(characters)
+    starts, sha = DocumentStarts(), hashlib.sha256()
+    beginning, texts = "", joined(pieces, separator, starts)
+    while len(beginning) < BEGINNING_CHARACTERS and (text := next(texts, "")):
+        beginning += text
+    characters, nbytes, distinct = _counted(itertools.chain([beginning], texts), sha)
+    beginning, held_out = beginning[:BEGINNING_CHARACTERS], starts.held_out(characters)
     plan = CorpusPlan(characters, nbytes, held_out, sha.hexdigest(), beginning, separator)
     return plan, distinct
 
 
 def survey_conversations(conversations: Iterable[Conversation]) -> tuple[CorpusPlan, str]:
     """Reads conversations once -> the plan, the characters of their turns, sorted."""
-    seen, sha = np.zeros(CODE_POINTS, bool), hashlib.sha256()
-    count = characters = nbytes = thoughts = 0
-    for conversation in hashed(conversations, sha):
-        count += 1
-        text = "".join(turn.text for turn in conversation)
-        characters, nbytes = characters + len(text), nbytes + len(text.encode())
-        thoughts += sum(bool(turn.thought) for turn in conversation)
-        seen[np.frombuffer(text.encode("utf-32-le"), np.uint32)] = True
-    distinct = "".join(map(chr, np.flatnonzero(seen)))
+    sha = hashlib.sha256()
+    count = thoughts = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal count, thoughts
+        for conversation in hashed(conversations, sha):
+            count += 1
+            for turn in conversation:
+                thoughts += bool(turn.thought)
+                yield turn.text
+
+    characters, nbytes, distinct = _counted(texts())
     counts = characters, nbytes, held_out_of(count)
     plan = CorpusPlan(*counts, sha.hexdigest(), "", "", conversations=count, thoughts=thoughts)
     return plan, distinct
+
+
+def _counted(texts: Iterable[str], sha: "hashlib._Hash | None" = None) -> tuple[int, int, str]:
+    """-> how many characters and bytes texts have, and which characters; `sha` hashes them."""
+    seen, characters, nbytes = np.zeros(CODE_POINTS, bool), 0, 0
+    for text in batched(texts):
+        data = text.encode()
+        if sha:
+            sha.update(data)
+        characters, nbytes = characters + len(text), nbytes + len(data)
+        seen[np.frombuffer(text.encode("utf-32-le"), np.uint32)] = True
+    return characters, nbytes, "".join(map(chr, np.flatnonzero(seen)))
+
+
+def parted(conversation: Conversation) -> list[Conversation]:
+    """Divides the only conversation there is before questions, as its last tenth is held out."""
+    system = conversation[: conversation[0].role == SYSTEM]
+    before = itertools.pairwise(turn.role for turn in conversation)
+    begins = [0, *(i for i, roles in enumerate(before, 1) if roles == (ASSISTANT, USER))]
+    begins = begins[:: math.ceil(HELD_OUT * len(begins))]
+    ends = [*begins[1:], len(conversation)]
+    return [
+        (*(system if begin else ()), *conversation[begin:end])
+        for begin, end in zip(begins, ends, strict=True)
+    ]
 
 
 def held_out_of(conversations: int) -> int:
@@ -156,6 +179,6 @@ def held_out_of(conversations: int) -> int:
 def hashed(conversations: Iterable[Conversation], sha: "hashlib._Hash") -> Iterator[Conversation]:
     """Yields the conversations, each of which is added to `sha`: its digest identifies them."""
     for conversation in conversations:
-        said = [turn[:2] if turn == Turn(*turn[:2]) else turn for turn in conversation]
-        sha.update(to_json(said).encode())
+        said = [turn[: 2 if turn.learned and not turn.thought else 4] for turn in conversation]
+        sha.update(ENCODE(said).encode())
         yield conversation

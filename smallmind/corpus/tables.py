@@ -5,7 +5,6 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.reading import Unusable, shown
 from smallmind.corpus.records import Records, lines, too_long
@@ -48,7 +47,7 @@ def _opened(entry: Entry) -> tuple[list[str], Iterator[Row]]:
     what it has instead.
     """
     separators = TAB if entry.suffix == ".tsv" else SEPARATORS
-    text = lines(entry, decoded(entry))
+    text = lines(entry)
     first, before = next(text, ""), 0
     if chosen := SEPARATOR_LINE.fullmatch(first):
         separator, first, before = chosen[1], next(text, ""), 1

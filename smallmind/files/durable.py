@@ -89,6 +89,9 @@ def flags(*names: str) -> int:
     return sum(getattr(os, name, 0) for name in names)
 
 
+TO_READ = os.O_RDONLY | flags("O_NONBLOCK", "O_NOCTTY", "O_BINARY")
+
+
 def replace(source: str | PathLike[str], target: str | PathLike[str]) -> None:
     """Renames source to target, which is replaced if it exists."""
     _patiently(lambda: os.replace(source, target))
@@ -142,15 +145,18 @@ def copy(source: str | PathLike[str], target: str | PathLike[str]) -> None:
 
 def open_regular(path: str | PathLike[str], follow: bool = True) -> io.BufferedReader:
     """Opens a regular file, or ValueError; with follow=False, not through a link. Never blocks."""
-    path = Path(path)
-    if not follow and path.is_symlink():
+    return os.fdopen(open_descriptor(path, follow), "rb")
+
+
+def open_descriptor(path: str | PathLike[str], follow: bool = True) -> int:
+    """Opens like `open_regular` -> the descriptor."""
+    if not follow and os.path.islink(path):
         raise ValueError("a symbolic link is in its place")
-    way = flags("O_NONBLOCK", "O_NOCTTY", "O_BINARY", *([] if follow else ["O_NOFOLLOW"]))
-    file = os.open(path, os.O_RDONLY | way)
+    file = os.open(path, TO_READ | (0 if follow else flags("O_NOFOLLOW")))
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise ValueError("not a regular file")
-    return os.fdopen(file, "rb")
+    return file
 
 
 def read(path: str | PathLike[str], most: int, follow: bool = True) -> bytes:

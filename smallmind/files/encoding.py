@@ -34,6 +34,7 @@ MARKS = {
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
+ALL_MARKS = tuple(MARKS)
 HTML, NOTEBOOK, WHATSAPP = "a page of HTML", "a Jupyter notebook", "a chat of WhatsApp"
 STAMP = rb"\d{1,4}[./-] ?\d{1,2}[./-] ?\d{1,4}[^\d\n]{1,16}\d{1,2}[:.]\d\d"  # day and minute
 PDF = "a PDF document"
@@ -86,10 +87,9 @@ class Disguise(NamedTuple):
 
 def disguised(head: bytes) -> Disguise | None:
     """The first bytes of a file -> its format, if that is none of plain text, but valid UTF-8."""
-    for mark, name in MARKS.items():
-        if head.startswith(mark):
-            head = head.decode(name, "ignore").encode("utf-8", "ignore")
-            break
+    if head.startswith(ALL_MARKS):
+        name = next(name for mark, name in MARKS.items() if head.startswith(mark))
+        head = head.decode(name, "ignore").encode("utf-8", "ignore")
     head = head.removeprefix(b"\xef\xbb\xbf")
     if not ANY_TEXTUAL.match(head):
         return None
@@ -154,15 +154,17 @@ def unmarked_utf16(data: bytes) -> str | None:
     Nearly every second byte is zero, or the text looks like a language. Many bytes are controls, so
     that Python may decode it as UTF-8 too: Russian and Greek have no others in place of letters.
     """
+    sample = data[:4096]
+    controls = _controls(sample)  # zeros are some of them
+    if controls <= MIN_CONTROLS:
+        return None
     for first, name in ((1, "UTF-16LE"), (0, "UTF-16BE")):
-        halves = data[first:4096:2], data[1 - first : 4096 : 2]
+        halves = sample[first::2], sample[1 - first :: 2]
         if halves[0].count(0) > 0.9 * len(halves[0]) and 0 not in halves[1]:
             return name if _decodes(data, name) else None
-    sample = data[:4096]
     if sample.isascii():  # as UTF-8 would be, with a control now and then
-        return most_likely(data, UTF16) if _controls(sample) > MIN_CONTROLS_IN_ASCII else None
-    is_other = _controls(sample) > MIN_CONTROLS and not _is_nearly_utf8(sample)
-    return most_likely(data, UTF16) if is_other else None
+        return most_likely(data, UTF16) if controls > MIN_CONTROLS_IN_ASCII else None
+    return None if _is_nearly_utf8(sample) else most_likely(data, UTF16)
 
 
 def _controls(data: bytes) -> float:

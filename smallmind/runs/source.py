@@ -28,6 +28,7 @@ from smallmind.corpus.survey import (
     hashed,
     held_out_of,
     joined,
+    parted,
     texts_of,
 )
 from smallmind.corpus.tokens import TokensOnDisk, are_tokens, find_tokens
@@ -314,13 +315,15 @@ def read_source(
     run: RunConfig | None = None,
     encoding: Encoding | None = None,
     cache: Path | None = None,
+    is_earlier: bool = False,
 ) -> Source:
     """Paths, a text itself, or None for the built-in stories -> the text, or its tokens.
 
     A string with a line break, or of more than 1000 characters, is a text itself. Documents are
     joined by the separator of `encoding`; `run` says how they are encoded and where records have
     their text. Texts that are large for the memory are prepared in `cache`, if it is given.
-    InputError if there is no text, or a file cannot be read.
+    With is_earlier they are read as versions before 0.3 did. InputError if there is no text, or a
+    file cannot be read.
     """
     if text is None and run and run.chat:
         from smallmind.text.questions import HELD_OUT_CONVERSATIONS as UNSEEN
@@ -337,11 +340,16 @@ def read_source(
     if found := find_tokens(paths, encoding.tokenizer):
         return TokenSource(found, name_of(text))
     corpus = corpus_of(paths, run)
+    corpus.is_earlier = is_earlier
     if cache and _is_large(corpus.about_characters):
         return _prepared(corpus, encoding, cache, name_of(text))
     pieces = list(corpus.pieces())
-    if any(piece.role for piece in pieces):
-        return ConversationSource(list(conversations(pieces)), name_of(text), report=corpus.report)
+    if any(piece.turns for piece in pieces):
+        chats, report = list(conversations(pieces)), corpus.report
+        if len(chats) == 1 and len(parts := parted(chats[0])) > 1 and report:
+            note = f"Divided the only conversation into {len(parts)}: the last of them is held out"
+            chats, report = parts, dataclasses.replace(report, notes=(*report.notes, note))
+        return ConversationSource(chats, name_of(text), report=report)
     starts = DocumentStarts()
     content = "".join(joined(pieces, encoding.separator, starts))
     return TextSource(content, name_of(text), starts.held_out(len(content)), corpus.report)
@@ -351,26 +359,31 @@ def reread_source(
     directory: Path, run: RunConfig, encoding: Encoding, sha256: str, cache: Path
 ) -> Source:
     """Returns the text that a run was created with. InputError, with advice, if it has changed."""
-    try:
-        if run.text is not None:
+    if run.text is not None:
+        with suppress(InputError):
             if kept := _find_prepared(run, encoding, sha256, cache):
                 return kept
-            run = recognising(run)
-        source = read_source(run.text, run, encoding, cache)
-    except InputError as error:
-        raise InputError(
-            f"{error}; if the text of the run has moved, say where it is: smallmind train "
-            f"--resume {directory} PATH"
-        ) from None
-    if source.sha256 == sha256:
-        return source
+        run = recognising(run)
+    problem: InputError | None = None
+    for is_earlier in (False, True):
+        try:
+            source = read_source(run.text, run, encoding, cache, is_earlier)
+            if source.sha256 == sha256:
+                return source
+        except InputError as error:
+            problem = problem or error
     if isinstance(run.text, str):
         with suppress(OSError, ValueError):
             # Earlier versions read every file as plain text, and kept its line ends.
             with durable.open_regular(run.text) as file:
-                plain = TextSource(file.read().decode("utf-8-sig"), source.name)
+                plain = TextSource(file.read().decode("utf-8-sig"), name_of(run.text))
             if plain.sha256 == sha256:
                 return plain
+    if problem:
+        raise InputError(
+            f"{problem}; if the text of the run has moved, say where it is: smallmind train "
+            f"--resume {directory} PATH"
+        )
     raise InputError(
         f"{name_of(run.text)} has changed since the run was created; restore the text as it was"
     )

@@ -41,12 +41,7 @@ Conversation = Sequence[Turn]
 class Located(tuple[Turn, ...]):
     """A conversation that was read from a file, and in words where it is there."""
 
-    where: str
-
-    def __new__(cls, turns: Iterable[Turn], where: str) -> "Located":
-        made = super().__new__(cls, turns)
-        made.where = where
-        return made
+    where = ""
 
 
 class Rendered(NamedTuple):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from smallmind.text.chat import ASSISTANT, USER
 
 PAUSE_HOURS = 8  # without a message, after which a new conversation begins: a night
+MAX_TURNS = 20  # after which one begins too: the last tenth of all conversations is held out
 
 
 class Message(NamedTuple):

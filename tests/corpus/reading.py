@@ -31,16 +31,16 @@ def documents(source):
 def conversations(source):
     """The conversations of a corpus, or of paths: each as its turns, a role and a text."""
     source = source if isinstance(source, Corpus) else Corpus(source)
-    found, turns = [], []
-    for text, ends, role, *_ in source.pieces():
-        if role or not turns:
-            turns.append((role, text))
-        else:
-            turns[-1] = "", turns[-1][1] + text
-        if ends:
-            found.append(turns)
-            turns = []
-    assert not turns, "the last conversation has no end"
+    found, texts = [], []
+    for piece in source.pieces():
+        if piece.turns:
+            found.append([turn[:2] for turn in piece.turns])
+            continue
+        texts.append(piece.text)
+        if piece.ends:
+            found.append([("", "".join(texts))])
+            texts = []
+    assert not texts, "the last document has no end"
     return found
 
 

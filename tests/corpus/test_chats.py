@@ -7,7 +7,9 @@ import zipfile
 import pytest
 
 from smallmind.corpus.corpus import Corpus
-from tests.corpus.reading import conversations, documents, refused, skipped, written
+from smallmind.runs.source import read_source
+from tests.corpus.reading import conversations, documents, lines, refused, skipped, written
+from tests.programs import refuses
 
 HI, SEE = ("user", "hi"), ("assistant", "see x.org")
 
@@ -349,7 +351,7 @@ def test_neighbours_are_joined_and_a_pause_begins_a_conversation(tmp_path):
     ]
     assert set(texts.report.notes) == {
         "read conversations from chats of Telegram, in which 'Me' answers and a new conversation "
-        "begins after 8 hours without a message, in 1 file",
+        "begins after 8 hours without a message, or 20 turns, in 1 file",
         "Not read: 1 message of a service or without text",
         "Not read: 1 message with which the assistant begins",
     }
@@ -371,3 +373,30 @@ def test_without_the_assistant_the_speakers_are_listed(tmp_path):
     assert conversations(texts) == [[HI, SEE]]
     assert skipped(texts, tmp_path)["b.txt"].startswith("is not a chat")
     assert "has none; leave it out" in refused(tmp_path / "b.txt", assistant="Me")
+
+
+def test_a_long_chat_without_a_pause_becomes_several_conversations(tmp_path):
+    """All but the last have as many turns; each begins with a question."""
+    said = [f"31.12.20, 23:{i:02} - {'AB'[i % 2]}: {i}" for i in range(59)]
+    path = written(tmp_path / "chat.txt", "\n".join(said))
+    found = conversations(Corpus(path, assistant="B"))
+    assert [len(turns) for turns in found] == [20, 20, 19]
+    assert [text for turns in found for _, text in turns] == [str(i) for i in range(59)]
+    written(path, "\n".join(said[:41]))
+    assert [len(turns) for turns in conversations(Corpus(path, assistant="B"))] == [20, 21]
+
+
+def test_a_single_conversation_is_divided_before_questions(tmp_path):
+    roles = ["system", *["user", "assistant"] * 3]
+    turns = [{"role": role, "content": f"{i}"} for i, role in enumerate(roles)]
+    source = read_source(written(tmp_path / "a.jsonl", lines({"messages": turns})))
+    assert [[turn.text for turn in one] for one in source.conversations] == [
+        ["0", "1", "2"],
+        ["0", "3", "4"],
+        ["0", "5", "6"],
+    ]
+    assert "Divided the only conversation into 3: the last of them is held out" in (
+        source.report.notes
+    )
+    one = read_source(written(tmp_path / "b.jsonl", lines({"messages": turns[:3]})))
+    refuses("there is only one conversation: training needs two", lambda: one.held_out)

@@ -211,12 +211,13 @@ def test_any_record_is_read_or_refused_in_a_line(folder, values, chat):
     except InputError as error:
         assert str(error).isprintable() and "any.jsonl" in str(error)
         return
-    assert all(piece.role or piece.text for piece in pieces) and pieces[-1].ends
+    assert all(bool(piece.turns) != bool(piece.text) for piece in pieces) and pieces[-1].ends
     for piece in pieces:
-        piece.text.encode()
-    assert texts.report.conversations == sum(bool(p.role) and p.ends for p in pieces)
+        for text in (piece.text, *(turn.text for turn in piece.turns)):
+            text.encode()
+    assert texts.report.conversations == sum(bool(piece.turns) for piece in pieces)
     assert texts.has_conversations() == bool(texts.report.conversations)
-    assert not (chat is False and any(piece.role for piece in pieces))
+    assert not (chat is False and any(piece.turns for piece in pieces))
 
 
 @pytest.mark.parametrize(
@@ -451,5 +452,5 @@ def test_a_number_is_an_answer_too(tmp_path):
     path = written(
         tmp_path / "a.jsonl", '{"question": "2 + 2?", "answer": 4}\n{"question": 5, "answer": 0.5}'
     )
-    texts = [piece.text for piece in Corpus(path).pieces()]
+    texts = [turn.text for piece in Corpus(path).pieces() for turn in piece.turns]
     assert texts == ["2 + 2?", "4", "5", "0.5"]

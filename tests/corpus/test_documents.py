@@ -7,8 +7,12 @@ import zipfile
 import pytest
 
 from smallmind.corpus.corpus import Corpus
+from smallmind.corpus.preparation import Encoding
 from smallmind.corpus.reading import Limits
-from tests.corpus.reading import corpus, documents, refused, skipped, written
+from smallmind.runs.source import TextSource, reread_source
+from smallmind.settings.config import RunConfig
+from tests.corpus.reading import corpus, documents, lines, refused, skipped, written
+from tests.programs import refusal
 
 
 def zipped(path, parts):
@@ -512,3 +516,21 @@ def test_zstd_names_the_extra_that_unpacks_it(tmp_path, monkeypatch):
     assert refused(path).endswith(advice)
     written(tmp_path / "b.txt", "text")
     assert documents(Corpus(tmp_path)) == ["text"]
+
+
+def test_runs_of_versions_that_read_fewer_formats_find_their_texts(tmp_path):
+    """They read what is above Markdown and the times of subtitles, and skipped documents."""
+    written(tmp_path / "texts" / "a.md", "---\ntitle: a\n---\nabout a")
+    written(tmp_path / "texts" / "b.srt", "1\n00:00:01,000 --> 00:00:02,000\nhi\n")
+    written(tmp_path / "texts" / "c.jsonl", lines({"data": ["q", "a"], "text": "said"}))
+    zipped(tmp_path / "texts" / "d.docx", word(paragraph(run("d"))))
+    chat = written(tmp_path / "chat.txt", "31.12.20, 23:59 - Ann: hi\n31.12.20, 23:59 - Me: ho\n")
+    earlier = [path.read_text() for path in sorted((tmp_path / "texts").glob("[ab].*"))]
+    for path, texts in (tmp_path / "texts", [*earlier, "said"]), (chat, [chat.read_text()]):
+        sha256 = TextSource("\n".join(texts), "a").sha256
+        encoding = Encoding("char", chosen_separator="\n")
+        settings = tmp_path, RunConfig(text=str(path)), encoding
+        found = reread_source(*settings, sha256, tmp_path / "cache")
+        assert found.sha256 == sha256
+        message = refusal(reread_source, *settings, "0" * 64, tmp_path / "cache")
+        assert "has changed since" in message or "if the text of the run has moved" in message

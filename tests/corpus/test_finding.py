@@ -86,7 +86,7 @@ def test_links_that_lead_back_are_harmless(folder):
 def test_files_are_listed_with_their_size(folder):
     written(folder / "table.CSV.GZ", b"1234")
     files = Corpus("texts").files
-    assert [(str(f.path.relative_to("texts")), f.is_compressed, f.size) for f in files][-2:] == [
+    assert [(f.name.removeprefix("texts/"), f.is_compressed, f.size) for f in files][-2:] == [
         ("c/z.txt", False, 7),
         ("table.CSV.GZ", True, 4),
     ]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smallmind.checks import InputError
 from smallmind.corpus import shapes
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.reading import Limits
@@ -369,3 +370,43 @@ def test_messages_with_a_role_and_a_text_alone_are_read_like_all_others(found, n
             texts = Corpus(path)
             read.append((list(texts.pieces()), texts.report))
     assert read[0] == read[1]
+
+
+def test_the_records_of_a_large_object_are_read_as_they_come(tmp_path):
+    """A small one is read whole, and gives the same, with the same report."""
+    records = [{"question": f"q{i}", "answer": "a" * 50} for i in range(20)]
+    values = [
+        {"version": "1.1", "n": 2.5, "data": records, "about": "words"},
+        {"train": records},
+        {
+            "messages": [
+                {"role": "user", "content": "q"},
+                {"role": "assistant", "content": "a" * 99},
+            ]
+        },
+        {"columns": ["text"], "data": [["a" * 99], ["b"]]},
+        {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a" * 99}]},
+        {"data": [], "text": "a" * 99},
+        {"data": [1, 2], "text": "a" * 99},
+        {"prompt": "q", "data": records, "completion": "a"},
+    ]
+    for value in values:
+        path = written(tmp_path / "a.json", json.dumps(value))
+        read = []
+        for piece in 2**20, 10**4, 60:
+            texts = corpus(path, piece)
+            found = conversations(texts)
+            counts = texts.report.documents, texts.report.conversations, texts.report.notes
+            read.append((found, counts))
+        assert read[0] == read[1] == read[2], value
+    for damaged in (
+        '{"data": [{"text": "a"}, {"text": "b"}',
+        '{"data": [{"text": "a"}], "a": 1, "a": 2}',
+    ):
+        path = written(tmp_path / "a.json", damaged)
+        for piece in 2**20, 8:
+            with pytest.raises(InputError, match=r"a\.json"):
+                conversations(corpus(path, piece))
+    written(path, json.dumps({"data": records}))
+    limits = Limits(piece=100, whole=200)
+    assert len(conversations(Corpus(path, limits=limits))) == 20

@@ -171,7 +171,8 @@ def test_roles_alternate_where_the_template_says_so(roles):
     grown, template = fit_template(Tokenizer(kind="byte"), "gemma")
     turns = [Turn(role, "a") for role in roles.split()]
     refuses("^the chat template refuses the conversation: its roles", template.encode, grown, turns)
-    located = Located(turns, "a.jsonl, line 57")
+    located = Located(turns)
+    located.where = "a.jsonl, line 57"
     refuses("^a.jsonl, line 57: the chat template refuses", template.encode, grown, located)
 
 
