@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.json_values import has_text, parsed
-from smallmind.corpus.reading import shown
-from smallmind.text.chat import ASSISTANT, SYSTEM, USER, Turn
+from smallmind.corpus.reading import LABELS, shown
+from smallmind.text.chat import ASSISTANT, REJECTED, SYSTEM, USER, Turn
 
 LIST_FIELDS = ("messages", "conversations", "conversation")  # fields that hold all turns
 ANSWER_FIELDS = ("output", "response", "answer", "completion")
@@ -37,6 +37,7 @@ SAID_FALSE, SAID_TRUE = ("false", "no"), ("true", "yes")
 TEXT_PARTS = ("text", "input_text", "output_text", None)
 THOUGHT_PARTS = ("thinking", "reasoning")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+ANSWERS = ASSISTANT, REJECTED
 MAX_SHAPES = 256  # that are remembered of one file
 ROLES = {
     "system": SYSTEM,
@@ -164,6 +165,8 @@ class Turns:
     ) -> None:
         self._entry, self._reading, self._shape = entry, entry.reading, shape
         self._source = source  # in words; empty: the fields
+        worse = {REJECTED: REJECTED} if entry.reading.preferences else {}
+        self._roles: Mapping[str, str] = {**ROLES, **worse}
         # By the names of a record's fields.
         self._shapes: dict[tuple[object, ...], tuple[TurnFields, tuple[str, ...]]] = {}
         # There is something else to read in it.
@@ -178,7 +181,9 @@ class Turns:
             raise self._wrong(f"{where} is not an object with a conversation")
         (shape, names), reading = self._shape_of(record), self._reading
         located = f"{self._entry.name}: {where}"
-        plain = _plain(record.get(shape.messages), located) if len(names) == 1 else None
+        plain = (
+            _plain(record.get(shape.messages), located, self._roles) if len(names) == 1 else None
+        )
         if plain:
             reading.note_unread(record, names, (piece.text for piece in plain))
             reading.conversations += 1
@@ -188,10 +193,10 @@ class Turns:
         turns = self._turns(record, shape, where)
         texts = (text for turn in turns for text in (turn.text, turn.thought))
         reading.note_unread(record, names, texts)
-        if not any(turn.role == ASSISTANT and turn.text.strip() for turn in turns):
+        if not any(turn.role in ANSWERS and turn.text.strip() for turn in turns):
             reading.unanswered += 1
             return
-        if not any(turn.role == ASSISTANT and turn.learned for turn in turns):
+        if not any(turn.role in ANSWERS and turn.learned for turn in turns):
             reading.count("Left out", "conversation", "marked not to be learned")
             return
         asked = [_is_asked(turns[:i]) for i in range(len(turns))]
@@ -201,7 +206,7 @@ class Turns:
             else turn
             for turn, is_asked in zip(turns, asked, strict=True)
         ]
-        if not any(turn.role == ASSISTANT and turn.learned for turn in learned):
+        if not any(turn.role in ANSWERS and turn.learned for turn in learned):
             reading.count("Left out", "conversation", "with a blank question")
             return
         self._count(turns, asked)
@@ -246,7 +251,11 @@ class Turns:
             turns = self._messages(value, where)
         else:
             turns = self._history(record, shape, where) + self._asked(record, shape, where)
-        if not all(self._says_learned(record, name, where, False) for name in shape.marks):
+        said = {name for name in shape.marks if not self._says_learned(record, name, where, False)}
+        if {name.casefold() for name in said} == {"label"} and self._reading.preferences == LABELS:
+            last = max((i for i, turn in enumerate(turns) if turn.role == ASSISTANT), default=-1)
+            turns = [x._replace(role=REJECTED) if i == last else x for i, x in enumerate(turns)]
+        elif said:
             turns = [turn._replace(learned=turn.role != ASSISTANT) for turn in turns]
         texts = [self._text(record.get(name), name, where) for name in shape.system]
         first = "\n\n".join(text for text in dict.fromkeys(texts) if text.strip())
@@ -356,7 +365,7 @@ class Turns:
             raise self._wrong(f"{where} is not an object with role and content")
         role_field = _first(ROLE_FIELDS, turn)
         said = turn.get(role_field)
-        role = ROLES.get(said.strip().casefold()) if isinstance(said, str) else None
+        role = self._roles.get(said.strip().casefold()) if isinstance(said, str) else None
         if role is None:
             kind = f"the role {shown(said, 60)!r}" if isinstance(said, str) else "no role"
             raise self._wrong(
@@ -444,7 +453,7 @@ class Turns:
         return InputError(f"{self._entry.name}: {problem}; {advice}{self._otherwise}")
 
 
-def _plain(messages: object, where: str) -> list[Piece] | None:
+def _plain(messages: object, where: str, roles: Mapping[str, str]) -> list[Piece] | None:
     """-> the pieces of messages with a role and a text alone, as most have; None for all others.
 
     They are those of `Turns`, in a tenth of the time.
@@ -458,10 +467,10 @@ def _plain(messages: object, where: str) -> list[Piece] | None:
         said, text = turn.values()
         if not isinstance(said, str) or not isinstance(text, str) or not text or text.isspace():
             return None
-        role = ROLES.get(said, "")
+        role = roles.get(said, "")
         if not role:
             return None
-        is_answered = is_answered or role == ASSISTANT
+        is_answered = is_answered or role in ANSWERS
         pieces.append(Piece(text, number == len(messages), role, True, "", where))
     return pieces if is_answered else None
 
