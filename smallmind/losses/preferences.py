@@ -23,9 +23,12 @@ from smallmind.nn.workspace import Pass
 from smallmind.settings.config import RunConfig
 from smallmind.text.chat import (
     ASSISTANT,
+    CUT,
     LEARNED,
     MARK_KINDS,
+    PLAIN,
     REJECTED,
+    START,
     USER,
     ChatFormat,
     Conversation,
@@ -33,7 +36,7 @@ from smallmind.text.chat import (
     encode_each,
 )
 from smallmind.text.conversations import spread
-from smallmind.text.dataset import HELD_OUT, Batch, Dataset, Question
+from smallmind.text.dataset import HELD_OUT, Batch, Dataset, Question, Tokens
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 
@@ -362,9 +365,8 @@ class Preferences(Loss):
         """Returns some pairs as a batch of their own, without columns that none of them needs."""
         if self.pairs is None and isinstance(which, Batch):  # an outline of a run
             ids, targets = self.seen(which)
-            weights = np.ones(ids.shape, np.float32)
-            labels = np.ones(len(ids) // 2, np.bool_)
-            return _Part(Batch(ids, targets, which.starts, weights), np.zeros(len(ids)), labels)
+            seen = Batch(ids, targets, which.starts, np.ones(ids.shape, np.float32))
+            return _Part(seen, np.zeros(len(ids)), np.ones(len(ids) // 2, np.bool_))
         N = len(self)
         if isinstance(which, Batch):
             which = which.starts // which.ids.shape[1]
@@ -393,13 +395,14 @@ class Preferences(Loss):
         each = _token_losses(model, batch)
         learned = -(each * batch.weights).sum(axis=1, dtype=np.float64) - part.reference
         tokens = batch.weights.sum(axis=1, dtype=np.float64)
-        answers = Answers(*np.split(learned, 2), *np.split(tokens, 2), part.labels)
+        sums, counts = np.split(learned, 2), np.split(tokens, 2)
+        answers = Answers(sums[0], sums[1], counts[0], counts[1], part.labels)
         with np.errstate(all="ignore"):  # a model that is not finite has such losses
             terms = METHODS[self.method](answers, self.beta)
         if self.method != "orpo":
             return terms, terms.losses, 0.0
-        counts = np.cumsum(batch.weights[:N, ::-1], axis=1)[:, ::-1] > 0  # up to the last learned
-        shares = counts * (N / counts.sum())
+        counted = np.cumsum(batch.weights[:N, ::-1], axis=1)[:, ::-1] > 0  # up to the last learned
+        shares = counted * (N / counted.sum())
         more = (each[:N] * shares).sum(axis=1, dtype=np.float64)
         return terms, terms.losses + more, shares
 
@@ -468,6 +471,47 @@ class PairsDataset(Dataset):
         first += number % self.batches_of(part) * self.batch_size
         rows = np.arange(first, min(last, first + self.batch_size))
         return self.windows(rows * self.block_size)
+
+    @property
+    def stored(self) -> tuple[np.ndarray, np.ndarray]:
+        """Both parts as marked tokens, which `of_stored` takes: two answers for each pair.
+
+        An answer begins with START, or with CUT if it is to be avoided.
+        """
+        N = len(self._ids)
+        return self._stored(range(self._count)), self._stored(range(self._count, N))
+
+    @classmethod
+    def of_stored(
+        cls,
+        parts: Sequence[Tokens],
+        tokenizer: Tokenizer,
+        batch_size: int,
+        seed: int,
+        kto: bool,
+    ) -> Self:
+        """Returns the data whose `stored` these are."""
+        marked = np.concatenate([part[: len(part)] for part in parts])
+        kinds = marked % MARK_KINDS
+        begins = np.flatnonzero((kinds == START) | (kinds == CUT))
+        answers = np.split(marked, begins[1:])
+        labels = kinds[begins[::2]] == START
+        pairs = windows_of(list(map(Encoded, answers[::2], answers[1::2], labels)))
+        return cls(pairs, tokenizer, batch_size, seed, labels if kto else None)
+
+    def _stored(self, pairs: Iterable[int]) -> np.ndarray:
+        N, (ids, targets, _, weights, *_) = len(self._ids), self.pairs
+        assert weights is not None
+        found = [np.empty(0, np.int32)]
+        for pair in pairs:
+            for row in (pair, pair + N):
+                count = int(np.flatnonzero(weights[row])[-1]) + 1
+                marked = np.append(ids[row, :1], targets[row, :count]) * MARK_KINDS
+                marked[1:] += np.where(weights[row, :count] > 0, LEARNED, PLAIN).astype(np.int32)
+                avoided = self.labels is not None and row < N and not self.labels[pair]
+                marked[0] += CUT if avoided else START
+                found.append(marked)
+        return np.concatenate(found)
 
     @property
     def longest(self) -> int:

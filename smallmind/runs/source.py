@@ -391,9 +391,9 @@ def read_source(
         return _prepared(corpus, encoding, cache, name_of(text))
     pieces = list(corpus.pieces())
     if any(piece.role for piece in pieces):
-        found = ConversationSource(list(conversations(pieces)), name_of(text), report=corpus.report)
+        chat = ConversationSource(list(conversations(pieces)), name_of(text), report=corpus.report)
         has_worse = loss in METHODS or any(piece.role == REJECTED for piece in pieces)
-        return PreferenceSource(found, loss or METHODS[0]) if has_worse else found
+        return PreferenceSource(chat, loss or METHODS[0]) if has_worse else chat
     if loss in METHODS:
         raise InputError(
             f"--loss {loss} learns from better and worse answers, and {name_of(text)} has none: "
