@@ -73,7 +73,7 @@ def test_runs_learn_resume_and_are_verified(folder, method, adapted):
         if record.step == 5:
             half.stop()
     resumed = Run.open(half.path)
-    resumed.train()
+    resumed.resume()
     assert outcome(resumed.path) == outcome(run.path)
 
 
