@@ -399,7 +399,10 @@ class _DryRun:
     def _train_windows(self, batch: Batch, windows: int) -> None:
         """Runs passes of this many windows of a batch."""
         if self.loss.sequences > 1:  # the loss divides them
-            self.loss.loss_and_gradients(self.model, batch.part(slice(windows)))
+            part = batch.part(slice(windows))
+            for width in set(self.loss.widths(part.ids.shape[1])):
+                ids = part.ids[:, :width]
+                self.loss.loss_and_gradients(self.model, Batch(ids, ids, part.starts))
             return
         T = self.model.config.block_size
         for size in set(micro_batch_sizes(windows, T, self.training.micro_batch_size)):
@@ -432,11 +435,13 @@ class _DryRun:
         rows = len(data.train if part == "train" else data.held_out) // T
         last = rows % B if batches * B >= rows else 0
         for size in {min(B, rows), last} - {0}:
-            windows = unbacked((size, T), np.int32)
-            if self.loss.sequences > 1:
-                self.loss.evaluated(self.model, Batch(windows, windows, np.zeros(size, np.int64)))
-            else:
+            if self.loss.sequences == 1:
+                windows = unbacked((size, T), np.int32)
                 self.model.losses(windows, windows, firsts=windows)
+                continue
+            for width in set(self.loss.widths(T)):
+                windows = unbacked((size, width), np.int32)
+                self.loss.evaluated(self.model, Batch(windows, windows, np.zeros(size, np.int64)))
 
 
 def _dry_run(backend: str) -> tuple[Backend, list[int]]:

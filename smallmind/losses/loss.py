@@ -142,6 +142,10 @@ class Loss:
     def outlined(self, config: ModelConfig) -> None:
         """Does without data and files: afterwards passes of a model compute nothing real."""
 
+    def widths(self, T: int) -> Sequence[int]:
+        """Returns how many tokens of windows of T a pass may take: it may leave out the others."""
+        return (T,)
+
     def rehearsal(self, _model: TransformerModel, _tokenizer: Tokenizer) -> "Loss":
         """Returns a loss of this kind with what it needs to learn from some text of letters."""
         return self

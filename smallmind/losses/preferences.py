@@ -40,10 +40,11 @@ from smallmind.text.dataset import HELD_OUT, Batch, Dataset, Question, Tokens
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 
+LENGTHS = 4  # to which batches are cut: arrays of others would take more memory
 MAX_WINDOWS = 64  # windows, where the model is only evaluated
 
 
-class Terms(NamedTuple):
+class _Terms(NamedTuple):
     """The losses of N pairs, and their derivatives by the log-probabilities of the answers."""
 
     losses: np.ndarray  # (N,)
@@ -52,7 +53,7 @@ class Terms(NamedTuple):
     margins: np.ndarray  # (N,), above 0 where the better answer wins
 
 
-class Answers(NamedTuple):
+class _Answers(NamedTuple):
     """The answers of N pairs: two sums of log-probabilities each, and their numbers of tokens.
 
     The sums are log p(answer) / q(answer), where q is the reference, or log p without one.
@@ -65,22 +66,22 @@ class Answers(NamedTuple):
     labels: np.ndarray | None  # (N,), False where the first answer is to be avoided, for KTO
 
 
-def dpo(answers: Answers, beta: float) -> Terms:
+def dpo(answers: _Answers, beta: float) -> _Terms:
     """-log sigmoid(margin), margin = beta (chosen - rejected)."""
     margins = beta * (answers.chosen - answers.rejected)
     dmargins = -np.exp(-np.logaddexp(0, margins))
-    return Terms(np.logaddexp(0, -margins), beta * dmargins, -beta * dmargins, margins)
+    return _Terms(np.logaddexp(0, -margins), beta * dmargins, -beta * dmargins, margins)
 
 
-def ipo(answers: Answers, beta: float) -> Terms:
+def ipo(answers: _Answers, beta: float) -> _Terms:
     """(margin - 1 / (2 beta))^2, margin = chosen / tokens - rejected / tokens."""
     margins = answers.chosen / answers.chosen_tokens - answers.rejected / answers.rejected_tokens
     missing = margins - 1 / (2 * beta)
     dchosen = 2 * missing / answers.chosen_tokens
-    return Terms(missing**2, dchosen, -2 * missing / answers.rejected_tokens, margins)
+    return _Terms(missing**2, dchosen, -2 * missing / answers.rejected_tokens, margins)
 
 
-def orpo(answers: Answers, beta: float) -> Terms:
+def orpo(answers: _Answers, beta: float) -> _Terms:
     """-beta log sigmoid(margin), margin = log odds(chosen) - log odds(rejected).
 
     odds = p / (1 - p), where log p is the mean over the tokens of an answer.
@@ -92,10 +93,10 @@ def orpo(answers: Answers, beta: float) -> Terms:
     # d log odds / d log p = 1 / (1 - p)
     dchosen = dmargins * np.exp(-rest[0]) / answers.chosen_tokens
     drejected = -dmargins * np.exp(-rest[1]) / answers.rejected_tokens
-    return Terms(beta * np.logaddexp(0, -margins), dchosen, drejected, margins)
+    return _Terms(beta * np.logaddexp(0, -margins), dchosen, drejected, margins)
 
 
-def kto(answers: Answers, beta: float) -> Terms:
+def kto(answers: _Answers, beta: float) -> _Terms:
     """1 - sigmoid(margin), margin = +-beta (chosen - baseline), minus for an answer to avoid.
 
     The baseline is the mean of the answers that belong to other prompts, at least 0; nothing is
@@ -107,10 +108,10 @@ def kto(answers: Answers, beta: float) -> Terms:
     margins = signs * beta * (answers.chosen - baseline)
     losses = np.exp(-np.logaddexp(0, margins))
     dchosen = -beta * signs * losses * (1 - losses)
-    return Terms(losses, dchosen, np.zeros_like(dchosen), margins)
+    return _Terms(losses, dchosen, np.zeros_like(dchosen), margins)
 
 
-METHODS: Mapping[str, Callable[[Answers, float], Terms]] = {
+METHODS: Mapping[str, Callable[[_Answers, float], _Terms]] = {
     "dpo": dpo,
     "ipo": ipo,
     "orpo": orpo,
@@ -169,6 +170,7 @@ class Preferences(Loss):
         self.pairs: Batch | None = None
         self.labels: np.ndarray | None = None
         self._reference: np.ndarray | None = None
+        self._at_once = MAX_WINDOWS
         if pairs is not None:
             check_type("reference", reference, TransformerModel)
             self._take(check_type("pairs", pairs, Batch), labels)
@@ -216,6 +218,7 @@ class Preferences(Loss):
                 f"loss={self.method!r} learns from better and worse answers, and the text has none"
             )
         self._take(data.pairs, data.labels)
+        self._at_once = 2 * data.batch_size  # so that the reference takes no more than a step
 
     def seen(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Returns ids and targets (2 B, T) of the answers."""
@@ -327,6 +330,11 @@ class Preferences(Loss):
             return loss, slack_of(model), words
         return math.log(2), SLACK, "ln 2"
 
+    def widths(self, T: int) -> Sequence[int]:
+        """Returns the widths of pairs that are cut to the longest of a batch, in few steps."""
+        step = -(-(T // 2) // LENGTHS)
+        return [2 * min(T // 2, step * i) for i in range(1, LENGTHS + 1)]
+
     def rehearsal(self, model: TransformerModel, tokenizer: Tokenizer) -> "Preferences":
         """Learns from a few pairs of letters."""
         return Preferences.of_texts(model, tokenizer, [("ab", "cd", "ef")] * 8)
@@ -357,7 +365,7 @@ class Preferences(Loss):
                 self._reference = np.zeros(len(self.pairs.ids))
             else:
                 with activity.doing("Computing the reference of all answers"):
-                    self._reference = _log_probabilities(model, self.pairs)
+                    self._reference = _log_probabilities(model, self.pairs, self._at_once)
             self._reference.flags.writeable = False
         return self._reference
 
@@ -376,27 +384,31 @@ class Preferences(Loss):
             raise InputError(f"which must be numbers of pairs, from 0 to {N - 1}, at least one")
         rows = np.concatenate([chosen, chosen + N])
         reference = self._refer_to(model)[rows]
-        assert self.pairs is not None and self.pairs.weights is not None
+        assert self.pairs is not None
         ids, targets, starts, weights, *_ = self.pairs
-        T = int(np.flatnonzero(weights[rows].any(axis=0))[-1]) + 1
+        assert weights is not None
+        longest = int(np.flatnonzero(weights[rows].any(axis=0))[-1]) + 1
+        T = next(width // 2 for width in self.widths(2 * ids.shape[1]) if width >= 2 * longest)
         batch = Batch(ids[rows, :T], targets[rows, :T], starts[rows], weights[rows, :T])
         labels = None if self.labels is None else self.labels[chosen]
         return _Part(batch, reference, labels)
 
     def _compute(
         self, model: TransformerModel, part: "_Part"
-    ) -> tuple[Terms, np.ndarray, np.ndarray | float]:
+    ) -> tuple[_Terms, np.ndarray, np.ndarray | float]:
         """-> terms, losses (N,), and what tokens of the chosen windows (N, T) count besides.
 
         ORPO adds the mean cross-entropy of these windows, the prompts included, as TRL does.
         """
         batch, N = part.batch, len(part.batch.ids) // 2
         assert batch.weights is not None
-        each = _token_losses(model, batch)
+        each = _token_losses(model, batch, self._at_once)
+        if self.pairs is None:  # an outline of a run, in which nothing was computed
+            each = np.zeros(each.shape, np.float32)
         learned = -(each * batch.weights).sum(axis=1, dtype=np.float64) - part.reference
         tokens = batch.weights.sum(axis=1, dtype=np.float64)
         sums, counts = np.split(learned, 2), np.split(tokens, 2)
-        answers = Answers(sums[0], sums[1], counts[0], counts[1], part.labels)
+        answers = _Answers(sums[0], sums[1], counts[0], counts[1], part.labels)
         with np.errstate(all="ignore"):  # a model that is not finite has such losses
             terms = METHODS[self.method](answers, self.beta)
         if self.method != "orpo":
@@ -618,8 +630,13 @@ def encode_answers(
         each = [answered(before, text) for before, found in asked for text, _ in found]
         labels = [True] * len(asked)
     with activity.doing("Encoding the answers", usual=True):
-        marked = list(encode_each(tokenizer, template, activity.parts(each)))
+        marked = [_cut(x) for x in encode_each(tokenizer, template, activity.parts(each))]
     return list(map(Encoded, marked[::2], marked[1::2], labels))
+
+
+def _cut(marked: np.ndarray) -> np.ndarray:
+    """Returns what comes before the last token of an answer, and that: nothing learns the rest."""
+    return marked[: int(np.flatnonzero(marked % MARK_KINDS == LEARNED)[-1]) + 1]
 
 
 def windows_of(encoded: Sequence[Encoded], T: int | None = None) -> Batch:
@@ -636,19 +653,18 @@ def windows_of(encoded: Sequence[Encoded], T: int | None = None) -> Batch:
     return Batch(ids, targets, np.zeros(2 * N, np.int64), weights)
 
 
-def _token_losses(model: TransformerModel, batch: Batch) -> np.ndarray:
-    """Returns the cross-entropy of each token (R, T), a few windows at a time."""
-    parts = (batch.part(slice(i, i + MAX_WINDOWS)) for i in range(0, len(batch.ids), MAX_WINDOWS))
+def _token_losses(model: TransformerModel, batch: Batch, at_once: int) -> np.ndarray:
+    """Returns the cross-entropy of each token (R, T), so many windows at a time."""
+    parts = (batch.part(slice(i, i + at_once)) for i in range(0, len(batch.ids), at_once))
     return np.concatenate([model.losses(part.ids, part.targets) for part in parts])
 
 
-def _log_probabilities(model: TransformerModel, batch: Batch) -> np.ndarray:
+def _log_probabilities(model: TransformerModel, batch: Batch, at_once: int) -> np.ndarray:
     """Returns the log-probability of the answer in each window (R,), float64."""
-    assert batch.weights is not None
     found = np.empty(len(batch.ids))
-    for first in activity.parts(range(0, len(found), MAX_WINDOWS)):
-        part = batch.part(slice(first, first + MAX_WINDOWS))
-        found[first : first + MAX_WINDOWS] = -(_token_losses(model, part) * part.weights).sum(
-            axis=1, dtype=np.float64
-        )
+    for first in activity.parts(range(0, len(found), at_once)):
+        rows = slice(first, first + at_once)
+        part = batch.part(rows)
+        losses = _token_losses(model, part, at_once) * part.weights
+        found[rows] = -losses.sum(axis=1, dtype=np.float64)
     return found

@@ -377,7 +377,7 @@ def rates(choices: Choices, _: Facts) -> Fields:
         fields["learning_rate"] *= tuning
         if is_muon:
             fields["matrix_learning_rate"] = tuning * TrainingConfig.matrix_learning_rate
-    if now["loss"] not in PLAIN:
+    if now["loss"] not in (*PLAIN, "orpo"):  # which learns the chosen answers as any training does
         fields["learning_rate"] *= PREFERENCE_TUNING
     if now["schedule"] in ("linear", "cosine", "wsd", "one-cycle"):
         fields["min_lr"] = 0.0

@@ -8,7 +8,9 @@ import pytest
 
 import smallmind
 from smallmind import InputError, Run
+from smallmind.forecast.memory import TextSize, estimate
 from smallmind.losses.preferences import PairsDataset
+from smallmind.runs.assembly import outline_of
 from smallmind.training.records import LossRecord
 from tests.corpus.reading import lines, written
 from tests.faults.runs import outcome, status
@@ -147,3 +149,20 @@ def test_the_line_the_metrics_and_the_report_judge_answers(folder, capsys):
     page = (folder / "shown.html").read_text()
     assert "pairs won" in page and "nats per pair" in page
     assert smallmind.load(out)[0].config.n_embd == SHAPE["n_embd"]
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_the_estimate_of_memory_is_what_the_pool_holds(folder, adapted):
+    run = tuned(
+        folder, f"held {adapted}", val_every=0, steps=2, **{"lora_rank": 4} if adapted else {}
+    )
+    data, settings = run.data, run.settings
+    text = TextSize.of(run.files.source.nbytes, data)
+    loss = outline_of(settings, None)
+    held = estimate(settings.model, settings.training, 4, loss=loss, text=text).activations
+    pool = run.training.model.workspace.pool
+    pool.trim()
+    before = pool.statistics().bytes_held
+    for _ in run.training.steps(settings.training):
+        pass
+    assert 0 < pool.statistics().bytes_held - before <= held
