@@ -75,6 +75,7 @@ LOSSES = {
 
 LOSS_SETTINGS = {  # of losses with flags; also the names of their sections in files of settings
     "distillation": "smallmind.losses.teacher_settings:DistillationConfig",
+    "preferences": "smallmind.losses.preference_settings:PreferencesConfig",
 }
 
 TOKENIZERS = {

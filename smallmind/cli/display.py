@@ -43,6 +43,7 @@ NOT_CHOSEN = [
     for fields in ({}, *PRESETS.values(), questions.BUILT_IN_FIELDS, stories.BUILT_IN_FIELDS)
 ]
 MIN_LOSSES = 4  # for a curve
+JUDGED = {"pair": "pairs won", "answer": "answers judged rightly"}  # units of losses besides tokens
 MIN_SPARKLINE, MAX_SPARKLINE = 8, 40  # characters
 MAX_FINDINGS = 3  # lines about one problem at one step
 
@@ -156,8 +157,10 @@ class ProgressDisplay:
         self.progress.update(record)
         # The training loss is that of steps, on other windows.
         losses = f"held-out loss {record.val_loss:.4f}  on training text {record.train_loss:.4f}"
-        scores = _scores(record, self.token)
         self.console.line(f"{prefix}  {losses}")
+        if self.token in JUDGED:
+            return
+        scores = _scores(record, self.token)
         below = " " * len(prefix) + GAP
         # On a narrow terminal the losses are wrapped, and nothing is below them.
         below = below if len(below + scores) <= line_width() else INDENT
@@ -281,6 +284,14 @@ def show_result(console: Console, run: "Run") -> None:
     """Shows the loss on the whole held-out part; of the stories also how far it is from optimal."""
     result = run.final
     if not result:
+        return
+    unit = run.training.loss.unit
+    if unit in JUDGED:
+        won = f"{result.accuracy:.1%} of {JUDGED[unit]}"
+        console.line(
+            f"Final held-out loss: {result.loss:.4f} nats per {unit}, {won}, on "
+            f"{count_of(result.tokens, 'held-out ' + unit)}"
+        )
         return
     scores = _scores(result, token_name(run.training.tokenizer.kind))
     held_out = len(run.training.data.held_out) - 1

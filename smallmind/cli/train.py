@@ -274,7 +274,8 @@ def _show_steps(console: Console, run: "Run", after_save: str | None) -> int:
     )
     from smallmind.cli.signals import stopping_on_signals
 
-    token = token_name(run.training.tokenizer.kind)
+    unit = run.training.loss.unit
+    token = token_name(run.training.tokenizer.kind) if unit == "token" else unit
     progress = ProgressDisplay(console, run.settings.training.steps, token)
     run.training.on_step = progress.during_step
     records = run.session.steps(after_save)

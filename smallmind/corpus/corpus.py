@@ -39,11 +39,12 @@ class Corpus:
     member of .zip. `field` names the field of a record that holds its text; by default it is
     "text", "content" or "story". Records with messages, or with questions and answers, are
     conversations, whose turns are pieces: with chat=False they are texts too, and with chat=True
-    other records are refused. `assistant` is who answers in chats of people. `encoding` is that of
-    files without a byte order mark; by default they are UTF-8. Files and folders that a pattern in
-    `exclude` matches are left out, and those of folders that none in `include` matches. Unless
-    gitignore is False, so are those that git ignores and, without `include`, minified and generated
-    files. InputError if a path means nothing, or a setting is wrong.
+    other records are refused. With `preferences`, PAIRS or LABELS, worse answers are turns too.
+    `assistant` is who answers in chats of people. `encoding` is that of files without a byte order
+    mark; by default they are UTF-8. Files and folders that a pattern in `exclude` matches are left
+    out, and those of folders that none in `include` matches. Unless gitignore is False, so are
+    those that git ignores and, without `include`, minified and generated files. InputError if a
+    path means nothing, or a setting is wrong.
     """
 
     files: list[File]  # with texts, as far as their names tell
@@ -61,7 +62,9 @@ class Corpus:
         include: str | Sequence[str] | None = None,
         gitignore: bool = True,
         assistant: str | None = None,
+        preferences: str = "",
     ) -> None:
+        self.preferences = preferences
         paths = [paths] if isinstance(paths, str | PathLike) else paths
         for path in check_type("paths", paths, Sequence):
             check_type("a path", path, str, PathLike)
@@ -131,7 +134,7 @@ class Corpus:
 
     def _reading(self, size: int) -> Reading:
         how = self.field, self.encoding, self._limits, size, self._decodable
-        reading = Reading(*how, self.chat, self.reads_generated, self.assistant)
+        reading = Reading(*how, self.chat, self.reads_generated, self.assistant, self.preferences)
         reading.is_earlier = self.is_earlier
         return reading
 

@@ -16,6 +16,7 @@ from smallmind.files import durable
 from smallmind.text.chat import Turn
 
 BYTES_PER_STEP = 2**16  # bytes between two changes of the share that has been read
+PAIRS, LABELS = "pairs", "labels"  # of better and worse answers, and of single ones
 MAX_UNREAD, MAX_SHOWN = 256, 12  # names of fields that are remembered, and that are shown
 
 
@@ -76,9 +77,11 @@ class Report:
     def leaving_out(self, thoughts: int) -> "Report":
         """Adds the note that a chat template cannot write these thoughts, if there are any."""
         note = f"Left out: {count_of(thoughts, 'thought')}, which the chat template cannot write"
-        if not thoughts or note in self.notes:
-            return self
-        return replace(self, notes=(*self.notes, note))
+        return self.noting(note) if thoughts else self
+
+    def noting(self, note: str) -> "Report":
+        """Adds a note, once."""
+        return self if note in self.notes else replace(self, notes=(*self.notes, note))
 
 
 class Reading:
@@ -94,7 +97,9 @@ class Reading:
         chat: bool | None = None,
         generated: bool = True,
         assistant: str | None = None,
+        preferences: str = "",
     ) -> None:
+        self.preferences = preferences  # PAIRS or LABELS: what is read of answers to be avoided
         self.generated = generated  # whether minified and generated files are read
         self.kind, self.is_new = "", True  # of the file that is read; True until it has a text
         self._kinds: dict[str, list[int]] = {}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from smallmind.corpus.reading import Reading
 from smallmind.corpus.turns import LIST_FIELDS, MAX_SHAPES, QUESTION_FIELDS, ROLES
-from smallmind.text.chat import ASSISTANT, SYSTEM, USER
+from smallmind.text.chat import ASSISTANT, REJECTED, SYSTEM, USER
 
 TEXT_NAMES = ("text", "content", "story")  # fields that hold the text, the most likely first
 KNOWN_FIELDS = {*TEXT_NAMES, *QUESTION_FIELDS, *LIST_FIELDS}
@@ -25,6 +25,9 @@ PAIRS = (  # fields of a question and its answer, in lists of such pairs
 # A record with one of these is no list of others, whatever else it has.
 PLAIN = " ".join(f"!{name}" for name in (*TEXT_NAMES, *QUESTION_FIELDS, "messages"))
 TURNS = "messages|conversations|conversation"
+CHOSEN = "chosen|chosen_response|preferred_output"
+REJECTED_NAMES = "rejected|rejected_response|non_preferred_output"
+OF_PAIRS = f"prompt|question|instruction|query|input? {TURNS}?"
 TRANSCRIPT = re.compile(r"(?:\A|\n\n)\s*(Human|Assistant):")
 
 Row = tuple[object, str]  # a record, and where it is in its file
@@ -34,14 +37,16 @@ class Shape(NamedTuple):
     """A shape of records: the names of its fields, and the function that reads what they hold.
 
     A name is "a", "a|b" (either), "a?" (perhaps) or "!a" (absent). The function is given the values
-    by the first of their names, and returns records of a plainer shape; None if this is none.
+    by the first of their names, and returns records of a plainer shape; None if this is none. A
+    string says why a record that has this shape is left out.
     """
 
     words: str  # for the line that says what was read
     names: str
-    read: Callable[[Any], Sequence[Any] | None]
+    read: Callable[[Any], Sequence[Any] | str | None]
     is_chat: bool = True  # False: it holds records of any kind
     joins: str | None = None  # neighbours with the same value in this field are read as a list
+    preferences: bool | None = None  # read only where worse answers are, or only where not
 
     def match(self, names: Iterable[object]) -> dict[str, str] | None:
         """The names of a record's fields -> those of this shape, each by its first name."""
@@ -66,7 +71,8 @@ class Unfolded:
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
         is_text = reading.chat is False or bool(reading.field)
-        shapes = () if reading.is_earlier else SHAPES
+        kinds = None, bool(reading.preferences)
+        shapes = [] if reading.is_earlier else [x for x in SHAPES if x.preferences in kinds]
         self._shapes = [shape for shape in shapes if not (is_text and shape.is_chat)]
         # The shapes that records with the same names may have, and the field of turns in which
         # all of them look for something else.
@@ -147,6 +153,9 @@ class Unfolded:
         for shape, names in matches:
             if shape.joins is not None or (found := shape.read(_fields(record, names))) is None:
                 continue
+            if isinstance(found, str):
+                self._reading.count("Left out", "pair", found)
+                return
             self._reading.note(f"read {shape.words}")
             rest = {} if OBJECT in names or LIST in names else _rest(record, names)
             if not shape.is_chat:
@@ -356,6 +365,52 @@ def _chosen(fields: dict[str, Any]) -> list[Any] | None:
     return _conversation([*asked, *turns]) if _are_turns(asked) else None
 
 
+def _pair(fields: dict[str, Any]) -> list[Any] | str | None:
+    """A better and a worse answer -> their prompt, the one, and the other as REJECTED."""
+    sides = []
+    for side, words in (("chosen", "better"), ("rejected", "worse")):
+        if _is_blank(fields.get(side)):
+            return f"without a {words} answer"
+        if (found := _chosen({**fields, "chosen": fields[side]})) is None:
+            return None if side == "chosen" else "of different kinds"
+        (record,) = found
+        asked = {"role": USER, "content": record.get("prompt")}
+        answer = {"role": ASSISTANT, "content": record.get("completion")}
+        sides.append(record.get("messages") or [asked, answer])
+    equal = (one == other for one, other in zip(*sides, strict=False))
+    same = next((i for i, is_equal in enumerate(equal) if not is_equal), min(map(len, sides)))
+    if same == len(sides[0]) == len(sides[1]):
+        return "with the same answer twice"
+    chosen, rejected = (turns[same:] for turns in sides)
+    if not (len(chosen) == len(rejected) == 1 and _are_turns(chosen) and _are_turns(rejected)):
+        return "whose answers follow different prompts"
+    if not ROLES[_role(chosen[0])] == ROLES[_role(rejected[0])] == ASSISTANT:
+        return "whose answers follow different prompts"
+    if any(_is_blank(turn.get("content", turn.get("value"))) for turn in (*chosen, *rejected)):
+        return "with a blank answer"
+    return _conversation([*sides[0][:same], *chosen, {**rejected[0], "role": REJECTED}])
+
+
+def _is_blank(value: object) -> bool:
+    return value is None or value == [] or (isinstance(value, str) and not value.strip())
+
+
+def _rated(fields: dict[str, Any]) -> list[Any] | str | None:
+    """Rated answers -> the best one and the worst."""
+    answers = fields["completions"]
+    if not isinstance(answers, list) or not all(isinstance(each, dict) for each in answers):
+        return None
+    names = "overall_score", "fine-grained_score", "score", "rating"
+    name = next((x for x in names if all(isinstance(y.get(x), int | float) for y in answers)), "")
+    if not name or not answers:
+        return None
+    worst, *_, best = sorted([*answers, answers[0]], key=lambda each: each[name])
+    if worst[name] == best[name]:
+        return "of answers that are equally good"
+    chosen, rejected = best.get("response"), worst.get("response")
+    return _pair({"prompt": fields["instruction"], "chosen": chosen, "rejected": rejected})
+
+
 def _contents(fields: dict[str, Any]) -> list[Any] | None:
     """Contents of the API of Gemini -> messages."""
     turns = fields["contents"]
@@ -422,11 +477,29 @@ SHAPES = (
         joins="message_tree_id",
     ),
     Shape(
-        "the chosen answers of preferences, not the rejected ones (smallmind.Preferences learns "
-        "from both: smallmind guide python),",
-        "chosen|chosen_response|preferred_output rejected|rejected_response|non_preferred_output? "
-        "prompt|question|instruction|query|input? messages|conversations|conversation?",
+        "pairs of a better and a worse answer",
+        f"{CHOSEN} {REJECTED_NAMES}? {OF_PAIRS}",
+        _pair,
+        preferences=True,
+    ),
+    Shape(
+        "pairs of a better and a worse answer",
+        f"!chosen {REJECTED_NAMES} {OF_PAIRS}",
+        lambda _: "without a better answer",
+        preferences=True,
+    ),
+    # https://huggingface.co/datasets/openbmb/UltraFeedback
+    Shape(
+        "the best and the worst of rated answers",
+        "instruction|prompt completions",
+        _rated,
+        preferences=True,
+    ),
+    Shape(
+        "the chosen answers of preferences, not the rejected ones (--init-from learns from both),",
+        f"{CHOSEN} {REJECTED_NAMES} {OF_PAIRS}",
         _chosen,
+        preferences=False,
     ),
     # https://ai.google.dev/api/caching#Content
     Shape("the contents of Gemini", "contents systeminstruction|system_instruction?", _contents),

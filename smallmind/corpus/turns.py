@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.json_values import has_text, parsed
-from smallmind.corpus.reading import shown
-from smallmind.text.chat import ASSISTANT, SYSTEM, USER, Turn
+from smallmind.corpus.reading import LABELS, shown
+from smallmind.text.chat import ASSISTANT, REJECTED, SYSTEM, USER, Turn
 
 LIST_FIELDS = ("messages", "conversations", "conversation")  # fields that hold all turns
 ANSWER_FIELDS = ("output", "response", "answer", "completion")
@@ -37,6 +37,7 @@ SAID_FALSE, SAID_TRUE = ("false", "no"), ("true", "yes")
 TEXT_PARTS = ("text", "input_text", "output_text", None)
 THOUGHT_PARTS = ("thinking", "reasoning")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+ANSWERS = ASSISTANT, REJECTED
 MAX_SHAPES = 256  # that are remembered of one file
 MADE: Callable[[tuple[str, str, bool, str]], Turn] = partial(
     tuple.__new__, Turn
@@ -167,6 +168,8 @@ class Turns:
     ) -> None:
         self._entry, self._reading, self._shape = entry, entry.reading, shape
         self._source = source  # in words; empty: the fields
+        worse = {REJECTED: REJECTED} if entry.reading.preferences else {}
+        self._roles: Mapping[str, str] = {**ROLES, **worse}
         # By the names of a record's fields.
         self._shapes: dict[tuple[object, ...], tuple[TurnFields, tuple[str, ...], bool]] = {}
         # There is something else to read in it.
@@ -180,7 +183,7 @@ class Turns:
         if not isinstance(record, dict):
             raise self._wrong(f"{where} is not an object with a conversation")
         shape, names, is_plain = self._shape_of(record)
-        plain = _plain(record, shape) if is_plain else None
+        plain = _plain(record, shape, self._roles) if is_plain else None
         turns = plain or self._turns(record, shape, where)
         if len(record) > len(names) or not plain:
             self._reading.note_unread(record, names, turns)
@@ -195,10 +198,10 @@ class Turns:
     def _learned(self, turns: list[Turn]) -> list[Turn]:
         """Marks what cannot be learned -> the turns; none if nothing is left, which is counted."""
         reading = self._reading
-        if not any(turn.role == ASSISTANT and turn.text.strip() for turn in turns):
+        if not any(turn.role in ANSWERS and turn.text.strip() for turn in turns):
             reading.unanswered += 1
             return []
-        if not any(turn.role == ASSISTANT and turn.learned for turn in turns):
+        if not any(turn.role in ANSWERS and turn.learned for turn in turns):
             reading.count("Left out", "conversation", "marked not to be learned")
             return []
         asked = [_is_asked(turns[:i]) for i in range(len(turns))]
@@ -208,7 +211,7 @@ class Turns:
             else turn
             for turn, is_asked in zip(turns, asked, strict=True)
         ]
-        if not any(turn.role == ASSISTANT and turn.learned for turn in learned):
+        if not any(turn.role in ANSWERS and turn.learned for turn in learned):
             reading.count("Left out", "conversation", "with a blank question")
             return []
         self._count(turns, asked)
@@ -252,7 +255,11 @@ class Turns:
             turns = self._messages(value, where)
         else:
             turns = self._history(record, shape, where) + self._asked(record, shape, where)
-        if not all(self._says_learned(record, name, where, False) for name in shape.marks):
+        said = {name for name in shape.marks if not self._says_learned(record, name, where, False)}
+        if {name.casefold() for name in said} == {"label"} and self._reading.preferences == LABELS:
+            last = max((i for i, turn in enumerate(turns) if turn.role == ASSISTANT), default=-1)
+            turns = [x._replace(role=REJECTED) if i == last else x for i, x in enumerate(turns)]
+        elif said:
             turns = [turn._replace(learned=turn.role != ASSISTANT) for turn in turns]
         texts = [self._text(record.get(name), name, where) for name in shape.system]
         first = "\n\n".join(text for text in dict.fromkeys(texts) if text.strip())
@@ -362,7 +369,7 @@ class Turns:
             raise self._wrong(f"{where} is not an object with role and content")
         role_field = _first(ROLE_FIELDS, turn)
         said = turn.get(role_field)
-        role = ROLES.get(said.strip().casefold()) if isinstance(said, str) else None
+        role = self._roles.get(said.strip().casefold()) if isinstance(said, str) else None
         if role is None:
             kind = f"the role {shown(said, 60)!r}" if isinstance(said, str) else "no role"
             raise self._wrong(
@@ -450,7 +457,9 @@ class Turns:
         return InputError(f"{self._entry.name}: {problem}; {advice}{self._otherwise}")
 
 
-def _plain(record: dict[Any, Any], shape: TurnFields) -> list[Turn] | None:
+def _plain(
+    record: dict[Any, Any], shape: TurnFields, roles: Mapping[str, str]
+) -> list[Turn] | None:
     """-> the turns of a record with texts alone, none of them blank, as most are; else None.
 
     They are those of `Turns`, in a tenth of the time.
@@ -467,7 +476,7 @@ def _plain(record: dict[Any, Any], shape: TurnFields) -> list[Turn] | None:
     try:
         role, text = ("from", "value") if "from" in messages[0] else ("role", "content")
         turns = [
-            MADE((ROLES[turn[role]], said, True, ""))
+            MADE((roles[turn[role]], said, True, ""))
             for turn in messages
             if len(turn) == 2 and (said := turn[text]) and not said.isspace()
         ]

@@ -31,6 +31,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.parallel.environment import launched, python
 from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
+from smallmind.text.dataset import Dataset
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.operations import multiply_add_ceiling
 from smallmind.training.step_threads import on_one_thread
@@ -87,7 +88,12 @@ def _rehearse(
         for each in (model, *loss.models):
             each.workspace.pool = pool
             each.forget_recorded(after=1)
-        run = Training(model, Tokenizer(ALPHABET), text, batch_size=BATCH, loss=loss)
+        tokenizer = Tokenizer(ALPHABET)
+        loss = loss.rehearsal(model, tokenizer)
+        data = loss.dataset(tokenizer, BATCH, 0) or Dataset.from_text(
+            text, tokenizer, config.block_size, BATCH, 0
+        )
+        run = Training(model, data=data, loss=loss)
         run.counts_operations = False
         for _ in run.steps(training):
             pass

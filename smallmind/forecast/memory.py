@@ -76,20 +76,26 @@ class TextSize:
     tokens: int
     is_on_disk: bool = False
     rows: tuple[int, int] | None = None  # of both parts, if they have whole conversations
+    pair: int | None = None  # tokens in a row, if it is a pair of answers
 
     @classmethod
     def of(cls, nbytes: int, data: Dataset) -> "TextSize":
         sizes = len(data.train), len(data.held_out)
         rows = (sizes[0] // data.block_size, sizes[1] // data.block_size)
-        return cls(nbytes, sum(sizes), data.is_on_disk, rows if data.is_packed else None)
+        pair = data.block_size if data.sequences > 1 else None
+        return cls(nbytes, sum(sizes), data.is_on_disk, rows if data.is_packed else None, pair)
 
     def dataset(self, T: int, batch_size: int) -> Dataset:
         """Returns a dataset of this size that takes no memory."""
         if self.rows is None:
             return Dataset(unbacked(self.tokens, np.int32), T, batch_size, seed=0)
+        T = self.pair or T
         parts = (unbacked(rows * T + 1, np.int32) for rows in self.rows)
         data = Dataset(next(parts), T, batch_size, seed=0, held_out=next(parts))
-        data.weights, data.is_packed = unbacked(len(data.train)), True
+        data.is_packed = True
+        if self.pair:
+            return data
+        data.weights = unbacked(len(data.train))
         data.window_weights = np.ones(self.rows[0])
         return data
 
@@ -365,7 +371,8 @@ class _DryRun:
 
         Updates the parameters, and evaluates on the data, once.
         """
-        T, shards = self.model.config.block_size, self.training.shards
+        T = data.block_size if data else self.model.config.block_size * self.loss.sequences
+        shards = self.training.shards
         kinds = (data.is_weighted, data.is_packed) if data else (False, False)
         with (
             borrow_batches(self.pool, (windows, T), self.ahead, *kinds) as (batch, *_),
@@ -391,6 +398,12 @@ class _DryRun:
 
     def _train_windows(self, batch: Batch, windows: int) -> None:
         """Runs passes of this many windows of a batch."""
+        if self.loss.sequences > 1:  # the loss divides them
+            part = batch.part(slice(windows))
+            for width in set(self.loss.widths(part.ids.shape[1])):
+                ids = part.ids[:, :width]
+                self.loss.loss_and_gradients(self.model, Batch(ids, ids, part.starts))
+            return
         T = self.model.config.block_size
         for size in set(micro_batch_sizes(windows, T, self.training.micro_batch_size)):
             self.model.micro_batch_size = size
@@ -422,8 +435,13 @@ class _DryRun:
         rows = len(data.train if part == "train" else data.held_out) // T
         last = rows % B if batches * B >= rows else 0
         for size in {min(B, rows), last} - {0}:
-            windows = unbacked((size, T), np.int32)
-            self.model.losses(windows, windows, firsts=windows)
+            if self.loss.sequences == 1:
+                windows = unbacked((size, T), np.int32)
+                self.model.losses(windows, windows, firsts=windows)
+                continue
+            for width in set(self.loss.widths(T)):
+                windows = unbacked((size, width), np.int32)
+                self.loss.evaluated(self.model, Batch(windows, windows, np.zeros(size, np.int64)))
 
 
 def _dry_run(backend: str) -> tuple[Backend, list[int]]:

@@ -45,6 +45,8 @@ class Loss:
     stride: int = 1  # windows start at multiples of this
     one_process: str = ""  # why a run cannot have several processes, and what to do
     comparing: str = ""  # names a comparison of `sums` of held-out batches, if there is one
+    compared_batches: ClassVar[int | None] = 4  # at most; None: all that are evaluated
+    unit: str = "token"  # its mean is over them
 
     @property
     def digest(self) -> str | None:
@@ -139,6 +141,14 @@ class Loss:
 
     def outlined(self, config: ModelConfig) -> None:
         """Does without data and files: afterwards passes of a model compute nothing real."""
+
+    def widths(self, T: int) -> Sequence[int]:
+        """Returns how many tokens of windows of T a pass may take: it may leave out the others."""
+        return (T,)
+
+    def rehearsal(self, _model: TransformerModel, _tokenizer: Tokenizer) -> "Loss":
+        """Returns a loss of this kind with what it needs to learn from some text of letters."""
+        return self
 
     def preparation(self, _backend: Backend) -> int:
         """Counts the bytes that `prepare` takes besides weights. Before `outlined`."""

@@ -160,6 +160,10 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
         raise InputError(
             f"lora_rank={chosen.training.lora_rank} adapts a model: name it with --init-from"
         )
+    if chosen.loss[0] == "preferences" and not chosen.run.init_from:
+        raise InputError(
+            f"loss={chosen.preferences.loss} starts from a model: name it with --init-from"
+        )
     initial = Initial.read(chosen.run)
     known: dict[str, Any] = {"characters": characters, **(initial.facts if initial else {})}
     if text is None:
@@ -168,7 +172,7 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
         known["built_in"] = (questions if known["is_chat"] else stories).BUILT_IN_FIELDS
     run = RunConfig(**fields_of(RunConfig, resolve(choices, Facts(**known)).chosen))
     encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
-    source = read_source(text, run, encoding, cache)
+    source = read_source(text, run, encoding, cache, chosen.preferences.loss)
     tokenizer = fit_tokenizer(run, source, encoding, initial)
     if initial:
         _check_grows(chosen, initial, tokenizer)

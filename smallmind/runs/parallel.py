@@ -19,6 +19,7 @@ from smallmind.console import activity
 from smallmind.corpus.tokens import TokensOnDisk, find_tokens
 from smallmind.forecast import pace
 from smallmind.forecast.threads import use_threads
+from smallmind.losses.preferences import PairsDataset
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.group import ALONE, ORDERLY, Group
 from smallmind.parallel.shards import check_processes
@@ -26,7 +27,7 @@ from smallmind.runs.assembly import new_model
 from smallmind.runs.source import Source, dataset_of
 from smallmind.settings.config import ModelConfig, TrainingConfig
 from smallmind.settings.settings import Settings
-from smallmind.text.dataset import Tokens
+from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.checkpoint import Saver
 from smallmind.training.state import RunState
@@ -155,12 +156,17 @@ def _receive(
         train, held_out = (make(length) for length in lengths)
     _send_tokens(group, (train, held_out), has_them=found is not None)
     T, run = settings.model.block_size, settings.run
-    data = dataset_of((train, held_out), tokenizer, T, run)
+    kind, config = settings.loss
+    data: Dataset
+    if kind == "preferences":
+        sizes, kto = (run.batch_size, run.seed), config.loss == "kto"
+        data = PairsDataset.of_stored((train, held_out), tokenizer, *sizes, kto)
+    else:
+        data = dataset_of((train, held_out), tokenizer, T, run)
     model = new_model(settings)
     for array in model.flat.arrays:
         group.send(array)
     model.flat.refresh()
-    kind, config = settings.loss
     models = [TransformerModel(ModelConfig(**each), backend=run.backend) for each in others]
     for each in models:
         group.send(each.flat.data)

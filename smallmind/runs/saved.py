@@ -6,6 +6,7 @@ from typing import Any
 
 from smallmind.checks import InputError, count_of
 from smallmind.corpus.preparation import Encoding
+from smallmind.losses.preference_settings import PLAIN
 from smallmind.runs import assembly
 from smallmind.runs.creating import with_paths
 from smallmind.runs.directory import RunDirectory, SavedConfig
@@ -204,10 +205,11 @@ class RunFiles:
                 f"evaluate {self.path} TEXT or smallmind train TEXT --init-from {self.path}"
             )
         run, sha256 = self.settings.run, self.config.text_sha256
+        loss = self.settings.preferences.loss or PLAIN
         # Earlier versions kept no tokenizer before the first checkpoint.
         saved = self._saved_tokenizer()
         encoding = Encoding.of_run(run, saved and self._as_encoded(saved))
-        source = reread_source(self.path, run, encoding, sha256, self.cache)
+        source = reread_source(self.path, run, encoding, sha256, self.cache, loss)
         if source.now and self.config.template_time:
             source.now = datetime.fromisoformat(self.config.template_time)
         return source

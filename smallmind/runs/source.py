@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, count_of
 from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, identity, prepare
-from smallmind.corpus.reading import Report
+from smallmind.corpus.reading import LABELS, PAIRS, Report
 from smallmind.corpus.shards import INDEX, Index
 from smallmind.corpus.survey import (
     BEGINNING_CHARACTERS,
@@ -34,11 +34,14 @@ from smallmind.corpus.survey import (
 from smallmind.corpus.tokens import TokensOnDisk, are_tokens, find_tokens
 from smallmind.files import durable
 from smallmind.files.encoding import encoded
+from smallmind.losses.preference_settings import METHODS, PLAIN
+from smallmind.losses.preferences import Encoded, PairsDataset, encode_answers, windows_of
 from smallmind.memory.available import available_bytes
 from smallmind.runs.files import Text, is_literal, name_of, paths_of
 from smallmind.settings.config import RunConfig
 from smallmind.settings.presets import Fields
-from smallmind.text.chat import Conversation, encode_each
+from smallmind.settings.rules import LONGEST_WINDOW
+from smallmind.text.chat import REJECTED, Conversation, encode_each
 from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import HELD_OUT, Dataset, Tokens
 from smallmind.text.packing import window_for
@@ -50,6 +53,7 @@ CHUNK = 1 << 20  # characters
 SAMPLE_CHARACTERS = 100_000  # that tell about a whole text
 TOKENS = "tokens"  # the directory, beside runs, of texts that were too large for memory
 LARGE = 0.1  # share of the free memory: a larger text is kept on disk
+WINDOW_STEP = 32  # tokens, of which the windows for pairs are multiples
 UNSAFE = re.compile(r"[^\w.-]+")  # in names of directories, somewhere
 
 
@@ -243,6 +247,50 @@ class ConversationSource(Source):
         return dataset_of((train, held_out), tokenizer, T, run)
 
 
+class PreferenceSource(ConversationSource):
+    """Conversations that end in better and worse answers, the last tenth of which are held out."""
+
+    def __init__(self, source: ConversationSource, method: str) -> None:
+        super().__init__(source.conversations, source.name, report=source.report)
+        self.method = method
+        self._encoded: tuple[str, list[Encoded]] | None = None  # of a tokenizer, by its digest
+
+    def about_conversations(self, tokenizer: Tokenizer) -> Fields:
+        def window() -> int:
+            longest = max(pair.length for pair in self.encoded(tokenizer))
+            return min(LONGEST_WINDOW, -(-longest // WINDOW_STEP) * WINDOW_STEP)
+
+        return {"conversations": len(self.conversations), "window": window, "has_pairs": True}
+
+    def encoded(self, tokenizer: Tokenizer) -> list[Encoded]:
+        """Returns the marked tokens of the answers, two by two. InputError if there are none."""
+        if not self._encoded or self._encoded[0] != tokenizer.digest:
+            template, method = format_of(tokenizer), self.method
+            assert template  # see `fit_template`
+            found = encode_answers(tokenizer, template.at(self.now), self.conversations, method)
+            self._encoded = tokenizer.digest, found
+            if not found:
+                raise InputError(
+                    f"--loss {method} learns from pairs of a better and a worse answer, and "
+                    f"{self.name} has none: give records with prompt, chosen and rejected"
+                )
+        return self._encoded[1]
+
+    def dataset(self, tokenizer: Tokenizer, T: int, run: RunConfig) -> Dataset:
+        encoded = self.encoded(tokenizer)
+        kept = [pair for pair in encoded if pair.length <= T]
+        if self.report and len(kept) < len(encoded):
+            long = count_of(len(encoded) - len(kept), "pair")
+            self.report = self.report.noting(f"Left out: {long} longer than {T} tokens")
+        if len(kept) < 2:
+            raise InputError(
+                f"{len(kept)} of {count_of(len(encoded), 'pair')} fit into block_size={T}, and two "
+                "are needed, one of them to hold out: raise --block-size, or give more"
+            )
+        labels = np.array([pair.label for pair in kept]) if self.method == "kto" else None
+        return PairsDataset(windows_of(kept), tokenizer, run.batch_size, run.seed, labels)
+
+
 class TokenSource(Source):
     """Tokens in files, which are read window by window. InputError for another tokenizer."""
 
@@ -315,15 +363,17 @@ def read_source(
     run: RunConfig | None = None,
     encoding: Encoding | None = None,
     cache: Path | None = None,
+    loss: str | None = PLAIN,
     is_earlier: bool = False,
 ) -> Source:
     """Paths, a text itself, or None for the built-in stories -> the text, or its tokens.
 
     A string with a line break, or of more than 1000 characters, is a text itself. Documents are
     joined by the separator of `encoding`; `run` says how they are encoded and where records have
-    their text. Texts that are large for the memory are prepared in `cache`, if it is given.
-    With is_earlier they are read as versions before 0.3 did. InputError if there is no text, or a
-    file cannot be read.
+    their text. Texts that are large for the memory are prepared in `cache`, if it is given. Worse
+    answers are read for a `loss` of preferences; None: for weights that the run starts from. With
+    is_earlier texts are read as versions before 0.3 did. InputError if there is no text, or a file
+    cannot be read.
     """
     if text is None and run and run.chat:
         from smallmind.text.questions import HELD_OUT_CONVERSATIONS as UNSEEN
@@ -339,24 +389,37 @@ def read_source(
     paths, encoding = paths_of(text), encoding or Encoding("char")
     if found := find_tokens(paths, encoding.tokenizer):
         return TokenSource(found, name_of(text))
-    corpus = corpus_of(paths, run)
+    corpus = corpus_of(paths, run, loss)
     corpus.is_earlier = is_earlier
-    if cache and _is_large(corpus.about_characters):
+    if cache and loss not in METHODS and _is_large(corpus.about_characters):
         return _prepared(corpus, encoding, cache, name_of(text))
     pieces = list(corpus.pieces())
     if any(piece.turns for piece in pieces):
         chats, report = list(conversations(pieces)), corpus.report
+        if loss in METHODS or any(turns[-1].role == REJECTED for turns in chats):
+            chat = ConversationSource(chats, name_of(text), report=report)
+            return PreferenceSource(chat, loss or METHODS[0])
         if len(chats) == 1 and len(parts := parted(chats[0])) > 1 and report:
             note = f"Divided the only conversation into {len(parts)}: the last of them is held out"
-            chats, report = parts, dataclasses.replace(report, notes=(*report.notes, note))
+            chats, report = parts, report.noting(note)
         return ConversationSource(chats, name_of(text), report=report)
+    if loss in METHODS:
+        raise InputError(
+            f"--loss {loss} learns from better and worse answers, and {name_of(text)} has none: "
+            "give records with prompt, chosen and rejected"
+        )
     starts = DocumentStarts()
     content = "".join(joined(pieces, encoding.separator, starts))
     return TextSource(content, name_of(text), starts.held_out(len(content)), corpus.report)
 
 
 def reread_source(
-    directory: Path, run: RunConfig, encoding: Encoding, sha256: str, cache: Path
+    directory: Path,
+    run: RunConfig,
+    encoding: Encoding,
+    sha256: str,
+    cache: Path,
+    loss: str = PLAIN,
 ) -> Source:
     """Returns the text that a run was created with. InputError, with advice, if it has changed."""
     if run.text is not None:
@@ -367,7 +430,7 @@ def reread_source(
     problem: InputError | None = None
     for is_earlier in (False, True):
         try:
-            source = read_source(run.text, run, encoding, cache, is_earlier)
+            source = read_source(run.text, run, encoding, cache, loss, is_earlier)
             if source.sha256 == sha256:
                 return source
         except InputError as error:
@@ -410,8 +473,11 @@ def size_on_disk(text: Text, run: RunConfig) -> int | None:
     return count if count and _is_large(count) else None
 
 
-def corpus_of(paths: Sequence[str | PathLike[str]], run: RunConfig | None) -> Corpus:
+def corpus_of(
+    paths: Sequence[str | PathLike[str]], run: RunConfig | None, loss: str | None = PLAIN
+) -> Corpus:
     """Returns the texts that paths mean, read as the settings say."""
+    reads_worse = loss in METHODS or (loss is None and run is not None and run.init_from)
     if run is None:
         return Corpus(paths)
     return Corpus(
@@ -423,6 +489,7 @@ def corpus_of(paths: Sequence[str | PathLike[str]], run: RunConfig | None) -> Co
         include=run.include,
         gitignore=run.gitignore,
         assistant=run.assistant,
+        preferences=(LABELS if loss == "kto" else PAIRS) if reads_worse else "",
     )
 
 

@@ -25,7 +25,7 @@ from smallmind.settings.presets import (
     SIZES,
     Fields,
 )
-from smallmind.settings.settings import CHOSEN, Origin, Settings
+from smallmind.settings.settings import CHOSEN, PLAIN, Origin, Settings
 from smallmind.settings.sources import (
     ALTERNATIVES,
     FIELDS,
@@ -54,6 +54,7 @@ class Facts:
     is_chat: bool = UNKNOWN
     conversations: int = UNKNOWN
     window: Callable[[], int] = UNKNOWN  # -> tokens that nearly all conversations fit into
+    has_pairs: bool = UNKNOWN  # of a better and a worse answer
     has_documents: bool = UNKNOWN  # several, between which a learned tokenizer has a token
     vocab_size: int = UNKNOWN
     tokenizer: str = UNKNOWN  # in the words of an error
@@ -277,6 +278,20 @@ def conversations(choices: Choices, facts: Facts) -> Fields:
     return _unless_chosen(fields, chosen)
 
 
+PREFERENCE_BATCH = 8  # pairs
+PREFERENCE_EPOCHS = 3  # at most: the margins of pairs that were seen grow without end
+
+
+def preferences(choices: Choices, _: Facts) -> Fields:
+    """Learns from both answers of pairs, by DPO, in few passes."""
+    fields: Fields = {"loss": "dpo", "batch_size": PREFERENCE_BATCH}
+    if choices.recipe == CHAT_RECIPE and not any(
+        choices.chosen.get(name) for name in ALTERNATIVES["length of the run"]
+    ):
+        fields["epochs"] = PREFERENCE_EPOCHS
+    return _unless_chosen(fields, choices.chosen)
+
+
 def document_masks(choices: Choices, facts: Facts) -> Fields:
     """Keeps attention inside each document where a learned tokenizer has a token between them."""
     chosen, recipe = choices.chosen, choices.recipe
@@ -315,7 +330,7 @@ def tuned_with_adamw(choices: Choices, _: Facts) -> Fields:
     """Trains adapters, and wide models that the run starts from, with AdamW."""
     chosen = choices.chosen
     is_wide = chosen.get("init_from") and chosen.get("n_embd", 0) >= WIDE_CHANNELS
-    if choices.recipe and (chosen.get("lora_rank") or is_wide):
+    if choices.recipe and (chosen.get("lora_rank") or is_wide or chosen.get("loss") not in PLAIN):
         return _unless_chosen({"optimizer": "adamw"}, chosen)
     return {}
 
@@ -335,6 +350,7 @@ def settings_of_recipe(choices: Choices, _: Facts) -> Fields:
 # Measured with models of 128 and 576 channels, see "Adapting models of others" in bench/LOG.md.
 FINE_TUNING = 0.3  # of the rates from scratch, for a model that is good already
 LORA_RATE = 8e-3
+PREFERENCE_TUNING = 0.1  # of these, for preferences
 # Channels up to which that is so, and the powers by which rates fall with more of them.
 TUNED_WIDTH, TUNING_POWER, LORA_POWER = 128, 1.5, 1.0
 
@@ -361,6 +377,8 @@ def rates(choices: Choices, _: Facts) -> Fields:
         fields["learning_rate"] *= tuning
         if is_muon:
             fields["matrix_learning_rate"] = tuning * TrainingConfig.matrix_learning_rate
+    if now["loss"] not in (*PLAIN, "orpo"):  # which learns the chosen answers as any training does
+        fields["learning_rate"] *= PREFERENCE_TUNING
     if now["schedule"] in ("linear", "cosine", "wsd", "one-cycle"):
         fields["min_lr"] = 0.0
     if not now["use_mixed_precision"]:
@@ -494,6 +512,7 @@ RULES = (
     Rule(built_in_text, "built_in"),
     Rule(tokenizer_by_length, "characters"),
     Rule(dropout_and_width, "start"),
+    Rule(preferences, "has_pairs"),
     Rule(conversations, "conversations"),
     Rule(document_masks, "has_documents"),
     Rule(model_for_minutes, "forecast"),

@@ -25,6 +25,8 @@ SECTIONS: dict[str, Any] = {
     **LOSS_SETTINGS,
 }
 
+PLAIN = None, "cross-entropy"  # values of the field by which a loss is chosen, where none is
+
 # Names of the numbers of losses in the metrics -> title in a report, and format.
 LOSS_RECORDS = {k: x for kind in LOSS_SETTINGS.values() for k, x in kind.records.items()}
 
@@ -106,7 +108,7 @@ class Settings:
     def loss(self) -> tuple[str, Any]:
         """The name of the loss of the run, in `parts.LOSSES`, and its settings or None."""
         for name, config in self.losses.items():
-            if getattr(config, config.chosen_by) is not None:
+            if getattr(config, config.chosen_by) not in PLAIN:
                 return name, config
         return "cross-entropy", None
 

@@ -17,6 +17,7 @@ from smallmind.text.tokenizer import Tokenizer, special_names
 
 SYSTEM, USER, ASSISTANT = ROLES = "system", "user", "assistant"
 TEXT = "text"  # the role of a plain document
+REJECTED = "rejected"  # that of an answer that is worse than the one before it, or to be avoided
 # The lowest bits of marked tokens: what a token is in its conversation.
 PLAIN, LEARNED, CUT, START = range(4)
 MARK_KINDS = 4
@@ -29,7 +30,7 @@ CONFIG, SPECIAL_TOKENS_MAP = "config.json", "special_tokens_map.json"
 class Turn(NamedTuple):
     """One turn of a conversation."""
 
-    role: str  # one of ROLES; TEXT is that of the only turn of a plain document
+    role: str  # one of ROLES, or REJECTED; TEXT is that of the only turn of a plain document
     text: str
     learned: bool = True  # False: a turn of the assistant that is context only
     thought: str = ""  # what the assistant thinks before its text, for templates that write it

@@ -11,7 +11,7 @@ from smallmind.console import activity
 from smallmind.randomness import hash64, hash_words
 from smallmind.settings.config import ModelConfig, RunConfig
 from smallmind.text.chat import CUT, LEARNED, MARK_KINDS, START
-from smallmind.text.dataset import Batch, Dataset, Tokens
+from smallmind.text.dataset import Batch, Dataset, Question, Tokens
 from smallmind.text.packing import pack, pack_evenly
 from smallmind.text.tokenizer import Tokenizer
 
@@ -27,14 +27,6 @@ class Pieces(NamedTuple):
     divided: int  # conversations that were longer than a window, and were cut at a turn
     cut_short: int  # turns that were longer than a window: what is beyond it is lost
     left_out: int  # conversations without a token to learn
-
-
-class Question(NamedTuple):
-    """A question to the assistant in a conversation, and its answer there."""
-
-    ids: np.ndarray  # int32 (n,), the conversation up to where the answer begins
-    asked: np.ndarray  # its last part: the turn before the answer
-    answer: np.ndarray  # int32 (m,), with the token that ends it
 
 
 class PackedDataset(Dataset):
@@ -130,7 +122,7 @@ class PackedDataset(Dataset):
         marked = [rows.piece(i) for i in range(len(rows.pieces.begins))]
         found = [question for tokens in marked for question in _questions(tokens)]
         found = [question for question in found if len(question.answer) <= longest] or found
-        return [found[i * len(found) // most] for i in range(most)] if len(found) > most else found
+        return spread(found, most)
 
     def as_text(self) -> Dataset:
         """-> the training part as one text, with its windows anywhere: for what needs no masks."""
@@ -212,6 +204,12 @@ class PackedRows:
             ids[i, first:], targets[i, first:], weights[i, first:] = 0, 0, 0.0
             firsts[i, first:] = np.arange(first, T)
         return Batch(ids[:B], targets[:B], rows, weights[:B], firsts=firsts[:B])
+
+
+def spread(questions: list[Question], most: int) -> list[Question]:
+    """Returns at most so many of them, evenly."""
+    count = len(questions)
+    return [questions[i * count // most] for i in range(most)] if count > most else questions
 
 
 def _questions(marked: np.ndarray) -> Iterator[Question]:

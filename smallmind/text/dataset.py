@@ -74,6 +74,14 @@ class Batch(NamedTuple):
         return self._each(lambda array: array.copy())
 
 
+class Question(NamedTuple):
+    """A question to the assistant in a conversation, and its answer there."""
+
+    ids: np.ndarray  # int32 (n,), the conversation up to where the answer begins
+    asked: np.ndarray  # its last part: the turn before the answer
+    answer: np.ndarray  # int32 (m,), with the token that ends it
+
+
 class Dataset:
     """The tokens of a text, and windows of either part: the last `held_out` tokens are held out.
 
@@ -90,6 +98,7 @@ class Dataset:
     window_weights: np.ndarray | None = None  # of the windows of an epoch; None: all count the same
     is_packed = False  # its windows hold several documents, which their batches tell apart
     stride = 1  # windows may begin at its multiples
+    sequences = 1  # side by side in a window, for a loss that compares them
 
     def __init__(
         self,
@@ -160,6 +169,11 @@ class Dataset:
         for row, start in enumerate(starts):
             weights[row] = self.weights[start + 1 : start + 1 + self.block_size]
         return batch._replace(weights=weights)
+
+    def questions(self, most: int, longest: int) -> "list[Question]":
+        """Returns held-out questions, evenly, with answers of at most `longest` if any."""
+        del most, longest
+        return []  # of a text
 
     @property
     def is_weighted(self) -> bool:

@@ -34,7 +34,6 @@ MAX_HELD_OUT = 1 << 18  # tokens predicted at the end of a run: the loss to 0.00
 TEXT = CrossEntropy()  # the loss of a text, whatever a run minimises
 EVALUATION_SHARE = 0.1  # share of the time of a run for evaluations and questions
 SAMPLE_TOKENS = 400
-COMPARED_BATCHES = 4  # held-out ones, for what a loss compares
 
 
 def evaluating_seconds(training_seconds: float) -> float:
@@ -283,7 +282,8 @@ class Evaluations:
 
         with self._announced(f"{self.loss.comparing} after step {step}"):
             available = batches or self.data.batches_of("held_out")
-            numbers = range(min(COMPARED_BATCHES, available))
+            most = self.loss.compared_batches or available
+            numbers = range(min(most, available, self.data.batches_of("held_out")))
             return LossRecord(step, *self.loss.compared(self._divide(numbers, compute)))
         return None
 
@@ -321,7 +321,7 @@ class Evaluations:
         With `seconds`, some of them if all would take longer. Only the first process asks.
         """
         if not isinstance(self.data, PackedDataset) or not self._is_first:
-            return None
+            return None  # the answers of pairs are judged, not repeated
         with self._announced("Asking the held-out questions"):
             return ask(step, self.model, self.data, most, self._check_stop, seconds)
         return None
@@ -332,8 +332,7 @@ class Evaluations:
         if not self._is_first or tokenizer is None:
             return ""
         with activity.doing("Writing a sample", usual=True):
-            if isinstance(self.data, PackedDataset):
-                (question,) = self.data.questions(1, SHORT_ANSWER)
+            for question in self.data.questions(1, SHORT_ANSWER):
                 return str(answer(self.model, tokenizer, question))
             tokens = SAMPLE_TOKENS if tokens is None else tokens
             return generate(self.model, tokenizer, max_tokens=tokens, seed=self.data.seed)

@@ -87,8 +87,10 @@ class Training:
         for name, value in named.items():
             if name not in parts.LOSSES:
                 raise TypeError(f"unknown argument {name!r}")
-            loss = check_type(name, value, parts.load(parts.LOSSES, name), None) or loss
-        self.loss = check_type("loss", loss, Loss, None) or CrossEntropy()
+            check_type(name, value, parts.load(parts.LOSSES, name), None)
+            loss = loss if value is None else value
+        check_type("loss", loss, Loss, None)
+        self.loss = CrossEntropy() if loss is None else loss
         check_type("data", data, Dataset, None)
         check_type("snapshot_every", snapshot_every, numbers.Integral)
         if data is None and tokenizer and not text:

@@ -1,6 +1,7 @@
 """A run on one page of HTML: sample, loss, how to use it, and then everything else."""
 
 import dataclasses
+import itertools
 import math
 import shlex
 from collections.abc import Sequence
@@ -145,6 +146,9 @@ def _evaluations(view: RunView) -> str:
         "bits/byte": ("bits_per_byte", ".3f"),
         "next token right": ("accuracy", ".1%"),
     }
+    unit = "token"
+    if any(_is_number(row.get("won")) for row in rows):  # answers were judged, not tokens
+        columns, unit = dict(itertools.islice(columns.items(), 2)), "pair"
     for name, (title, kind) in LOSS_RECORDS.items():
         if any(_is_number(row.get(name)) for row in rows):
             columns[title] = (name, kind)
@@ -158,7 +162,7 @@ def _evaluations(view: RunView) -> str:
     ]
     note = _left_out(len(rows) - len(shown))
     found = table(cells, ("step", *columns), best=shown.index(best))
-    about = "<p>On held-out text, losses in nats per token; the best one is bold.</p>"
+    about = f"<p>On held-out text, losses in nats per {unit}; the best one is bold.</p>"
     return section("Evaluations", f"{about}{found}{note}")
 
 

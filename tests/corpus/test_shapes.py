@@ -192,7 +192,8 @@ def test_conversations_of_published_files(tmp_path, name, records, turns, words)
 
 @pytest.mark.parametrize("shape", shapes.SHAPES, ids=lambda shape: shape.names)
 def test_each_shape_of_a_conversation_is_among_the_published(shape):
-    assert not shape.is_chat or any(words in shape.words for *_, words in PUBLISHED)
+    if not shape.preferences:  # see test_pairs.py
+        assert not shape.is_chat or any(words in shape.words for *_, words in PUBLISHED)
 
 
 FRAMES = {  # `DataFrame({"question": ["q", "q2"], "answer": ["a", "a2"]}).to_json(orient=...)`

@@ -17,7 +17,6 @@ from smallmind import (
 )
 from smallmind.forecast.memory import why_not_repeated
 from smallmind.losses.preferences import encode_pairs
-from smallmind.parallel.group import Group
 from smallmind.runs.verification import fingerprint
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.text.dataset import Batch
@@ -59,27 +58,56 @@ def log_probabilities(logits, targets, weights):
     return (weights * chosen[..., 0]).sum(axis=-1)
 
 
-def formula(model, reference, which=None):
-    """The loss as Rafailov et al. write it."""
-    ids, targets, _, weights, *_ = pairs()
+LABELS = np.array([True, False, True, True, False])
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def plain_formula(model, reference, which=None, method="dpo", baseline=None):
+    """The losses as their papers write them; KTO's baseline is not differentiated."""
+    chosen = np.arange(N) if which is None else np.array(which)
+    ids, targets, _, weights, *_ = pairs()._each(lambda x: x[np.r_[chosen, chosen + N]])
     p, q = (log_probabilities(m.forward(ids), targets, weights) for m in (model, reference))
-    margins = BETA * ((p[:N] - q[:N]) - (p[N:] - q[N:]))
-    return -np.log(1 / (1 + np.exp(-margins[slice(None) if which is None else which]))).mean()
+    tokens = weights.sum(axis=1)
+    better, worse = np.split(p - q, 2)
+    if method == "dpo":
+        return -np.log(sigmoid(BETA * (better - worse))).mean()
+    if method == "ipo":
+        better, worse = np.split((p - q) / tokens, 2)
+        return ((better - worse - 1 / (2 * BETA)) ** 2).mean()
+    if method == "kto":
+        value = sigmoid(BETA * np.where(LABELS[chosen], 1, -1) * (better - baseline))
+        return (1 - value).mean()
+    better, worse = (x / (1 - x) for x in np.split(np.exp(p / tokens), 2))
+    read = np.arange(T) <= [[np.flatnonzero(row)[-1]] for row in weights[: len(chosen)]]
+    half = slice(len(chosen))
+    plain = log_probabilities(model.forward(ids[half]), targets[half], read)
+    return -plain.sum() / read.sum() - BETA * np.log(sigmoid(np.log(better / worse))).mean()
 
 
+@pytest.mark.parametrize("method", ["dpo", "ipo", "orpo", "kto"])
 @pytest.mark.parametrize("which", [None, [3, 0], [2, 2]], ids=str)
 @pytest.mark.parametrize("arch", ["gpt2", "modern"])
-def test_loss_and_gradients_are_those_of_the_formula(arch, which):
+def test_loss_and_gradients_are_those_of_the_formula(arch, which, method):
     model, reference = (make(seed, arch, backend="numpy", dtype=np.float64) for seed in (1, 2))
-    preferences = Preferences(reference, pairs(), BETA)
+    preferences = Preferences(reference, pairs(), BETA, method, LABELS if method == "kto" else None)
+    ids, targets, _, weights, *_ = pairs()
+    p, q = (log_probabilities(m.forward(ids), targets, weights) for m in (model, reference))
+    baseline = max(0.0, (p - q)[N:][slice(None) if which is None else which].mean())
+
+    def formula(*models):
+        return plain_formula(*models, which, method, baseline)
+
     loss = preferences.loss_and_gradients(model, which, scale=2.0)
-    assert loss == pytest.approx(formula(model, reference, which), abs=1e-12)
+    assert loss == pytest.approx(formula(model, reference), abs=1e-12)
     gradient, flat = model.flat.grad.copy(), model.flat.data
     for place in np.random.default_rng(0).integers(0, flat.size, 40):
         kept, sides = flat[place], []
         for step in (1e-6, -1e-6):
             flat[place] = kept + step
-            sides.append(2.0 * formula(model, reference, which))
+            sides.append(2.0 * formula(model, reference))
         flat[place] = kept
         assert gradient[place] == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-5, abs=1e-8)
 
@@ -347,12 +375,7 @@ def test_trainings_on_pairs_are_refused_that_cannot_be():
     few = Preferences.of_texts(make(1), Tokenizer("2+=4501-37!", "char"), TEXTS[:1])
     with pytest.raises(InputError, match="at least 2 pairs"):
         Training(make(1), Tokenizer("2+=4501-37!", "char"), loss=few)
-    training, group = new_training(), Group()
-    group.size = 2
-    two = Training(training.model, TOKENIZER, loss=training.loss, group=group)
-    group.together = lambda compute: [compute()]
-    with pytest.raises(InputError, match="pairs are learned by one process"):
-        next(two.steps(TrainingConfig(steps=2, data_shards=2)))
+    training = new_training()
     short = TransformerModel(TOKENIZER.vocab_size, 3, 16, 2, 2)
     with pytest.raises(InputError, match="must be at most the model's, 3"):
         Training(short, TOKENIZER, loss=training.loss)

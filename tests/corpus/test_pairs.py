@@ -1,0 +1,113 @@
+"""Better and worse answers in files: what is read of them, and what of damaged ones."""
+
+import pytest
+
+from smallmind.corpus.corpus import Corpus
+from smallmind.corpus.reading import LABELS, PAIRS
+from tests.corpus.reading import conversations, lines, written
+
+USER = {"role": "user", "content": "q"}
+BETTER, WORSE = ({"role": "assistant", "content": text} for text in "ab")
+READ = [("user", "q"), ("assistant", "a"), ("rejected", "b")]
+HUMAN = "\n\nHuman: q\n\nAssistant:"
+GOOD = {"prompt": "q", "chosen": "a", "rejected": "b"}
+
+FORMS = {
+    "texts": GOOD,
+    "messages with a prompt": {"prompt": [USER], "chosen": [BETTER], "rejected": [WORSE]},
+    "messages with their prompt": {"chosen": [USER, BETTER], "rejected": [USER, WORSE]},
+    "UltraFeedback": {
+        "prompt": "q", "chosen": [USER, BETTER], "rejected": [USER, WORSE],
+        "messages": [USER, BETTER], "score_chosen": 8.5, "score_rejected": 2.0,
+    },
+    "rated answers": {
+        "instruction": "q", "completions": [
+            {"response": "c", "overall_score": 5.0}, {"response": "b", "overall_score": 2.0},
+            {"response": "a", "overall_score": 9.0},
+        ],
+    },
+    "two transcripts": {"chosen": f"{HUMAN} a", "rejected": f"{HUMAN} b"},
+    "OpenAI's": {
+        "input": {"messages": [USER]}, "preferred_output": [BETTER],
+        "non_preferred_output": [WORSE],
+    },
+    "numbers": {"prompt": "q", "chosen": "1", "rejected": "2"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_pairs_are_read_in_every_form(tmp_path, form):
+    path = written(tmp_path / "pairs.jsonl", lines(FORMS[form]))
+    corpus = Corpus(path, preferences=PAIRS)
+    wanted = [("user", "q"), ("assistant", "1"), ("rejected", "2")] if form == "numbers" else READ
+    assert conversations(corpus) == [wanted]
+    assert any("worst" in note or "worse" in note for note in corpus.report.notes)
+    if form != "rated answers":  # without a model to start from the better ones are learned
+        assert conversations(path) == [wanted[:2]]
+
+
+def test_longer_conversations_end_in_both_answers(tmp_path):
+    before = [USER, BETTER, {"role": "user", "content": "q2"}]
+    record = {"system": "s", "chosen": [*before, BETTER], "rejected": [*before, WORSE]}
+    path = written(tmp_path / "pairs.jsonl", lines(record))
+    wanted = [("system", "s"), *READ[:2], ("user", "q2"), *READ[1:]]
+    assert conversations(Corpus(path, preferences=PAIRS)) == [wanted]
+
+
+DAMAGED = {
+    "no worse answer": ({"prompt": "q", "chosen": "a"}, "without a worse answer"),
+    "no better answer": ({"prompt": "q", "rejected": "b"}, "without a better answer"),
+    "a worse one of null": ({**GOOD, "rejected": None}, "without a worse answer"),
+    "a better one of null": ({**GOOD, "chosen": None}, "without a better answer"),
+    "an empty one": ({**GOOD, "rejected": ""}, "without a worse answer"),
+    "a blank one": ({**GOOD, "chosen": " \n"}, "without a better answer"),
+    "an empty list": ({**GOOD, "rejected": []}, "without a worse answer"),
+    "a blank message": (
+        {"chosen": [USER, BETTER], "rejected": [USER, {**WORSE, "content": " "}]},
+        "with a blank answer",
+    ),
+    "equal texts": ({**GOOD, "rejected": "a"}, "with the same answer twice"),
+    "equal messages": (
+        {"chosen": [USER, BETTER], "rejected": [USER, BETTER]},
+        "with the same answer twice",
+    ),
+    "other prompts": (
+        {"chosen": [USER, BETTER], "rejected": [{**USER, "content": "r"}, WORSE]},
+        "whose answers follow different prompts",
+    ),
+    "one more turn": (
+        {"chosen": [USER, BETTER, USER, BETTER], "rejected": [USER, WORSE]},
+        "whose answers follow different prompts",
+    ),
+    "no answer at the end": (
+        {"chosen": [USER, BETTER], "rejected": [USER]},
+        "whose answers follow different prompts",
+    ),
+    "kinds that differ": ({**GOOD, "rejected": 5}, "of different kinds"),
+    "answers that are equally good": (
+        {"instruction": "q", "completions": [{"response": "a", "overall_score": 1}] * 2},
+        "of answers that are equally good",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_pairs_are_counted_and_left_out(tmp_path, damage):
+    record, reason = DAMAGED[damage]
+    path = written(tmp_path / "pairs.jsonl", lines(GOOD, record, GOOD))
+    corpus = Corpus(path, preferences=PAIRS)
+    assert conversations(corpus) == [READ, READ]
+    assert f"Left out: 1 pair {reason}" in corpus.report.notes
+
+
+def test_answers_with_labels_are_read_for_kto(tmp_path):
+    records = [
+        {"prompt": "q", "completion": "a", "label": True},
+        {"prompt": [USER], "completion": [WORSE], "label": False},
+    ]
+    path = written(tmp_path / "labels.jsonl", lines(*records))
+    found = conversations(Corpus(path, preferences=LABELS))
+    assert found == [READ[:2], [READ[0], READ[2]]]
+    assert conversations(path) == [READ[:2]]  # what is to be avoided is left out
+    pairs = written(tmp_path / "pairs.jsonl", lines(GOOD))
+    assert conversations(Corpus(pairs, preferences=LABELS)) == [READ]

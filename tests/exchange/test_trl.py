@@ -1,0 +1,96 @@
+"""Against TRL itself, where it is installed: losses, gradients and 50 steps on the same answers."""
+
+import random
+
+import numpy as np
+import pytest
+
+import smallmind
+from smallmind.losses.preferences import Preferences, encode_pairs
+from smallmind.optim.adamw import AdamW
+from tests.exchange.models import model_of, tokenizer_of
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+trl = pytest.importorskip("trl")
+datasets = pytest.importorskip("datasets")
+
+pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore")]
+STEPS, RATE, BATCH, BETA, COUNT = 50, 1e-4, 4, 0.2, 12
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "is", "it", "dog", "logs"]
+
+
+def rows(seed=3):
+    """Prompts with two answers of random words."""
+    draw = random.Random(seed)
+
+    def said(most):
+        return " ".join(draw.choice(WORDS) for _ in range(draw.randint(1, most)))
+
+    return [(said(5), f" {said(6)}", f" {said(4)}") for _ in range(COUNT)]
+
+
+def trainer_of(method, tmp_path):
+    """TRL's trainer on our model, with the rows in their order."""
+    shared = {
+        "output_dir": str(tmp_path / "out"), "per_device_train_batch_size": BATCH,
+        "learning_rate": RATE, "lr_scheduler_type": "constant", "max_steps": STEPS,
+        "logging_steps": 1, "report_to": "none", "use_cpu": True, "bf16": False,
+        "save_strategy": "no", "train_sampling_strategy": "sequential", "beta": BETA,
+        "max_grad_norm": 0.0, "weight_decay": 0.1, "optim": "adamw_torch", "max_length": None,
+        "gradient_checkpointing": False, "disable_tqdm": True,
+    }  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer.pad_token, tokenizer.bos_token = tokenizer.eos_token, None
+
+    def record(i, prompt, better, worse):
+        if method == "kto":
+            return {"prompt": prompt, "completion": (worse, better)[i % 2], "label": bool(i % 2)}
+        return {"prompt": prompt, "chosen": better, "rejected": worse}
+
+    data = datasets.Dataset.from_list([record(i, *row) for i, row in enumerate(rows())])
+    if method == "orpo":
+        from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+        config, kind = ORPOConfig(**shared), ORPOTrainer
+    elif method == "kto":
+        config, kind = trl.KTOConfig(**shared), trl.KTOTrainer
+    else:
+        loss = {"dpo": "sigmoid", "ipo": "ipo"}[method]
+        config, kind = trl.DPOConfig(**shared, loss_type=[loss]), trl.DPOTrainer
+    return kind(model, args=config, train_dataset=data, processing_class=tokenizer)
+
+
+@pytest.mark.parametrize("method", ["dpo", "ipo", "orpo", "kto"])
+def test_trl_learns_the_same(tmp_path, method):
+    """Losses of 50 steps of AdamW on batches in turn, and the weights after them."""
+    torch.set_num_threads(1)
+    tokenizer = tokenizer_of("bpe")
+    model = model_of("Llama", tokenizer, False)
+    smallmind.export(model, tokenizer, tmp_path / "model")
+    trainer = trainer_of(method, tmp_path)
+    for module in trainer.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    trainer.train()
+    wanted = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(wanted) == STEPS
+
+    batches = []
+    for first in range(0, COUNT, BATCH):  # TRL takes KTO's other answers from the same batch
+        part, labels = rows()[first : first + BATCH], None
+        if method == "kto":
+            labels = np.arange(BATCH) % 2 == 1
+            answers = [(worse, better)[i % 2] for i, (_, better, worse) in enumerate(part)]
+            others = [answers[-1], *answers[:-1]]
+            part = [(row[0], *both) for row, *both in zip(part, answers, others, strict=True)]
+        batches.append(Preferences(model, encode_pairs(tokenizer, part), BETA, method, labels))
+    optimizer = AdamW(model, RATE, (0.9, 0.999), weight_decay=0.1)
+    found = []
+    for step in range(STEPS):
+        model.zero_gradients()
+        found.append(batches[step % len(batches)].loss_and_gradients(model))
+        optimizer.step()
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert abs(found[-1] - found[len(found) % len(batches)]) > 1e-3  # something was learned

@@ -1,0 +1,168 @@
+"""Runs that learn from better and worse answers: from files, resumed, verified, on ranks."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+import smallmind
+from smallmind import InputError, Run
+from smallmind.forecast.memory import TextSize, estimate
+from smallmind.losses.preferences import PairsDataset
+from smallmind.runs.assembly import outline_of
+from smallmind.training.records import LossRecord
+from tests.corpus.reading import lines, written
+from tests.faults.runs import outcome, status
+from tests.parallel import in_process
+from tests.programs import refusal
+
+METHODS = "dpo", "ipo", "orpo", "kto"
+SHAPE = {"block_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "precision": "float32"}
+TUNED = {"steps": 12, "batch_size": 4, "val_every": 6, "save_every": 4, "log_every": 1}
+TUNED |= {"learning_rate": 3e-3, "keep": 9}
+
+
+def sums(count=40):
+    draw = random.Random(1)
+    for _ in range(count):
+        a, b = draw.randrange(10), draw.randrange(10)
+        yield {"prompt": f"{a}+{b}", "chosen": str(a + b), "rejected": str(a + b + 1)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with pairs, answers with labels, and a run that answers either way."""
+    path = tmp_path_factory.mktemp("pairs")
+    rows = list(sums())
+    written(path / "pairs.jsonl", lines(*rows))
+    labelled = [
+        {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
+        for number, row in enumerate(rows)
+        for side in [("chosen", "rejected")[number % 2]]
+    ]
+    written(path / "labels.jsonl", lines(*labelled))
+    said = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
+    written(path / "chat.jsonl", lines(*said))
+    run = Run.create(
+        text=path / "chat.jsonl", out=path / "base", recipe="chat", steps=20, val_every=0, **SHAPE
+    )
+    run.train()
+    return path
+
+
+def tuned(folder, out, method="dpo", **fields):
+    text = folder / ("labels.jsonl" if method == "kto" else "pairs.jsonl")
+    base = {"init_from": str(folder / "base"), "loss": method}
+    return Run.create(text=text, out=folder / out, recipe="chat", **{**TUNED, **base, **fields})
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_runs_learn_resume_and_are_verified(folder, method, adapted):
+    fields = {"lora_rank": 4} if adapted else {}
+    run = tuned(folder, f"{method} {adapted}", method, **fields)
+    records = run.train()
+    first = next(record for record in records if hasattr(record, "lr"))
+    expected = {"dpo": np.log(2), "ipo": 25.0, "kto": 0.5}
+    assert method == "orpo" or first.loss == pytest.approx(expected[method], rel=1e-5)
+    judged = [record for record in records if isinstance(record, LossRecord)]
+    assert [record.step for record in judged] == [6, 12]
+    assert 0 <= judged[-1].numbers["won"] <= 1
+    assert all(verdict.fault is None for verdict in Run.open(run.path).verify())
+    half = tuned(folder, f"{method} {adapted} half", method, **fields)
+    for record in half.steps():
+        if record.step == 5:
+            half.stop()
+    resumed = Run.open(half.path)
+    resumed.resume()
+    assert outcome(resumed.path) == outcome(run.path)
+
+
+def test_pairs_are_recognised_where_there_is_a_model_to_start_from(folder):
+    pairs, base = folder / "pairs.jsonl", str(folder / "base")
+    run = Run.create(text=pairs, out=folder / "recognised", init_from=base)
+    assert run.settings.loss[0] == "preferences" and run.settings.preferences.loss == "dpo"
+    assert isinstance(run.data, PairsDataset) and run.settings.training.epochs == 3
+    plain = Run.create(text=pairs, out=folder / "plain", init_from=base, loss="cross-entropy")
+    assert plain.settings.loss[0] == "cross-entropy"
+    assert not isinstance(plain.data, PairsDataset)
+    new = Run.create(text=pairs, out=folder / "new", **SHAPE)
+    assert new.settings.loss[0] == "cross-entropy"
+    for each in (run, plain, new):
+        assert Run.open(each.path).data.block_size == each.data.block_size
+
+
+def test_the_better_answers_become_likelier(folder):
+    run = tuned(folder, "long", steps=60, val_every=60)
+    run.train()
+    loss, model = run.training.loss, run.training.model
+    margins = loss.margins(model, np.arange(run.data.count_of("train")))
+    assert (margins > 0).mean() > 0.8 and margins.mean() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"init_from": None}, "starts from a model: name it with --init-from"),
+        ({"loss": "dop"}, "must be one of dpo, ipo, orpo, kto, cross-entropy"),
+        ({"dpo_beta": 0.0}, "dpo_beta"),
+        ({"block_size": 8}, "raise --block-size"),
+    ],
+)
+def test_what_cannot_be_learned_is_refused(folder, fields, words):
+    assert words in refusal(lambda: tuned(folder, "refused", **fields))
+    assert not (folder / "refused").exists()
+
+
+def test_a_text_without_pairs_is_refused(folder):
+    base = {"init_from": str(folder / "base"), "loss": "dpo"}
+    for name in ("chat.jsonl", "labels.jsonl"):
+        with pytest.raises(InputError, match="give records with prompt, chosen and rejected"):
+            Run.create(text=folder / name, out=folder / "none", **base)
+
+
+@pytest.mark.parametrize("method", ["dpo", "kto"])
+def test_runs_are_the_same_at_any_number_of_ranks(folder, method):
+    text = folder / ("labels.jsonl" if method == "kto" else "pairs.jsonl")
+    words = ["train", text, "--init-from", folder / "base", "--loss", method, "--steps", 5]
+    words += ["--batch-size", 8, "--data-shards", 4, "--val-every", 3, "--threads", 1]
+    outcomes = []
+    for size in (0, 1, 3, 4):
+        out = folder / f"{method} ranks {size}"
+        run = [*map(str, words), "--out", str(out)]
+        assert (in_process.status(size, *run) if size else status(*run)) == 0
+        outcomes.append(outcome(out))
+    assert outcomes[1:] == outcomes[:1] * 3
+
+
+def test_the_line_the_metrics_and_the_report_judge_answers(folder, capsys):
+    out = folder / "shown"
+    words = [folder / "pairs.jsonl", "--init-from", folder / "base", "--out", out, "--steps", 4]
+    assert status("train", *map(str, words), "--val-every", "4") == 0
+    printed = capsys.readouterr().out
+    assert "held-out margin" in printed and "of pairs won" in printed
+    assert "nats per pair" in printed and "perplexity" not in printed
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert any({"margin", "won"} <= row.keys() for row in rows)
+    assert status("report", str(out), "--out", str(folder / "shown.html")) == 0
+    page = (folder / "shown.html").read_text()
+    assert "pairs won" in page and "nats per pair" in page
+    assert smallmind.load(out)[0].config.n_embd == SHAPE["n_embd"]
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_the_estimate_of_memory_is_what_the_pool_holds(folder, adapted):
+    run = tuned(
+        folder, f"held {adapted}", val_every=0, steps=2, **{"lora_rank": 4} if adapted else {}
+    )
+    data, settings = run.data, run.settings
+    text = TextSize.of(run.files.source.nbytes, data)
+    loss = outline_of(settings, None)
+    held = estimate(settings.model, settings.training, 4, loss=loss, text=text).activations
+    pool = run.training.model.workspace.pool
+    pool.trim()
+    before = pool.statistics().bytes_held
+    for _ in run.training.steps(settings.training):
+        pass
+    assert 0 < pool.statistics().bytes_held - before <= held
