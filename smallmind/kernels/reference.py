@@ -265,21 +265,14 @@ def matmul_quantised(out, a, w, bias=None, addend=None, by_rows=False):
 
 
 def _rounded_product(a, w):
-    """Returns the product of integers, with sums of 16 groups of four of every two blocks."""
-    R, N, n, groups = len(a), len(w), w.shape[1], BLOCK // 4
+    """Returns the product of integers, block by block."""
     q, scales = _rounded(a)
-    q, w_q = q.reshape(R, n, groups, 4), integers(w.reshape(-1)).reshape(N, n, groups, 4)
-    w_scales = w["scale"].astype(a.dtype)
-    total = np.zeros((R, N, 2, groups), a.dtype)
-    for block in range(n):
-        sums = np.einsum("rgi,ngi->rng", q[:, block], w_q[:, block], dtype=np.int32)
-        scale = scales[:, block, None] * w_scales[:, block]
-        total[:, :, block % 2] += sums.astype(a.dtype) * scale[:, :, None]
-    total = total.reshape(R, N, 2 * groups)
-    while total.shape[2] > 1:
-        half = total.shape[2] // 2
-        total = total[:, :, :half] + total[:, :, half:]
-    return total[:, :, 0]
+    w_q = integers(w.reshape(-1)).reshape(*w.shape, BLOCK).astype(np.int32)
+    w_scales, total = w["scale"].astype(a.dtype), np.zeros((len(a), len(w)), a.dtype)
+    for block in range(w.shape[1]):
+        sums = q[:, block] @ w_q[:, block].T
+        total += sums.astype(a.dtype) * (scales[:, block, None] * w_scales[:, block])
+    return total
 
 
 def _rounded(a):

@@ -1,53 +1,55 @@
-"""Products of few rows with blocks of small integers: limited by reading the blocks.
+"""Products of rows that are rounded to 8 bits with blocks of small integers.
 
-Rows of the left operand are multiplied by dequantised blocks, or rounded to 8 bits, block by block,
-and multiplied in integers. The integers of a block are then multiplied in groups of four, whose
-exact sums are scaled and added in float32: 16 such sums of two blocks, which are a register of
-AVX-512, two of AVX2, four of NEON. Multiplications and additions are rounded one by one, so that
-every instruction set, and NumPy, computes the same bits.
+A row is rounded block by block. LANES rows of blocks at a time are transposed into a panel, words of
+four integers with a lane for each row, which is multiplied by any number of rounded rows. The
+products of a block are summed in integers, exactly, then scaled and added in float32.
+Multiplications and additions are rounded one by one, so that every instruction set, and NumPy,
+computes the same bits; those of a row do not depend on other rows.
 """
+
+import functools
 
 import numpy as np
 from llvmlite import ir
 from numba import prange, types
 from numba.extending import intrinsic
 
-from smallmind.kernels.codegen.blocks import SCALE, SIZES, block_bytes, block_values
+from smallmind.kernels.codegen.blocks import SCALE, SIZES, block_bytes
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import called_jit, jit, parallel_jit
 from smallmind.kernels.codegen.operation import element_pointer
-from smallmind.kernels.codegen.rounding import ceil_div, round_up, row_share
-from smallmind.kernels.codegen.simd import HOST, at, borrow
-from smallmind.kernels.codegen.vector_ir import F32, I8, I16, I32, I64
-from smallmind.kernels.gemm.tile import FLOAT_POINTER, LINE, NULL, Rows, write_loop
+from smallmind.kernels.codegen.rounding import round_up, row_share
+from smallmind.kernels.codegen.simd import HOST, at, borrow, load, load_first, share, store_first
+from smallmind.kernels.codegen.transpose import store_transposed
+from smallmind.kernels.codegen.vector_ir import F32, I8, I32, I64
+from smallmind.kernels.gemm.tile import FLOAT_POINTER, LINE, write_loop
 from smallmind.kernels.number_types import BLOCK, HALF
 from smallmind.kernels.reference import SMALLEST
 
 LANES = ISA.lanes
-SUMS = 16  # of two blocks
-# Bytes from the blocks that are multiplied to those that are prefetched, into the second-level
-# cache: some CPUs do not fetch a row of blocks far enough ahead by themselves.
-PREFETCH_BYTES = 2048
-SUM_REGISTERS = SUMS // LANES  # registers that hold them
-# Two blocks of a rounded row in scratch, in words: their integers, and what each of their sums
-# starts from. The scales of all its blocks follow.
-INTEGERS, STARTS, PAIR = 0, SUMS, 2 * SUMS
-# Scratch before the rounded rows, in words: a block of zeros, and results.
-ZEROS, RESULTS, ROWS = 0, 16, 32
+WORDS = BLOCK // 4  # of the integers of a block
+MAX_ROWS = 8 if ISA.tile_vectors == 4 else 4  # whose sums are in registers: of 32, and of 16
+# In scratch a rounded row is the integers of all its blocks, what their sums start from, and their
+# scales; a panel is the integers of LANES rows, word by word, and their scales.
 
 _BYTES = ir.VectorType(I8, 4 * LANES)
 
 
-def scratch_size(R: int, K: int) -> int:
-    """Returns the words of scratch that a thread needs."""
-    return ROWS + R * rounded_size(K // BLOCK)
+@called_jit
+def row_size(blocks):
+    """Returns the words of a rounded row in scratch: whole lines of the cache."""
+    return round_up((WORDS + 2) * blocks, LINE)
 
 
 @called_jit
-def rounded_size(blocks):
-    """Returns the words of a rounded row in scratch: whole lines of the cache."""
-    pairs = ceil_div(blocks, 2)
-    return pairs * PAIR + round_up(2 * pairs, LINE)
+def panel_size(blocks):
+    """Returns the words of a panel, with its scales, and of results."""
+    return (round_up(blocks, 2) * (WORDS + 1) + MAX_ROWS) * LANES
+
+
+def scratch_size(R: int, blocks: int, is_few: bool, workers: int) -> int:
+    """Returns the words of scratch for rounded rows, of each worker if they are few, and panels."""
+    return (workers if is_few else 1) * R * row_size(blocks) + workers * panel_size(blocks)
 
 
 def _offset(kind):
@@ -66,8 +68,8 @@ def _shuffle(builder, a, b, order):
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(order)), list(order)))
 
 
-def _round_block(builder, out, scale_place, values, offset):
-    """Writes a rounded block, to its half of the ROUNDED words of two, as the plain twin does."""
+def _round_block(builder, out, start_place, scale_place, values, offset):
+    """Writes a rounded block, as the plain twin does."""
     places = [builder.gep(values, [I64(k)]) for k in range(0, BLOCK, LANES)]
     x = [HOST.load(builder, place) for place in places]
     magnitudes = [
@@ -94,33 +96,32 @@ def _round_block(builder, out, scale_place, values, offset):
         narrow = builder.trunc(builder.fptosi(nearest, HOST.integers), ir.VectorType(I8, LANES))
         place = builder.gep(integers, [I64(k * LANES)])
         builder.store(narrow, builder.bitcast(place, narrow.type.as_pointer()), align=1)
-    half = ir.VectorType(I32, SUMS // 2)
-    words = _vector(builder, out, I32, SUMS // 2)
-    total = ir.Constant(half, None)
+    words = _vector(builder, out, I32, WORDS)
+    total = ir.Constant(words.type, None)
     for byte in range(4):
-        up, down = ir.Constant(half, [24 - 8 * byte] * 8), ir.Constant(half, [24] * 8)
+        up, down = (ir.Constant(words.type, [by] * WORDS) for by in (24 - 8 * byte, 24))
         total = builder.add(total, builder.ashr(builder.shl(words, up), down))
-    starts = builder.mul(total, ir.Constant(half, [-offset] * 8))
-    place = builder.gep(out, [I64(STARTS)])
-    builder.store(starts, builder.bitcast(place, half.as_pointer()), align=4)
+    lanes = [builder.extract_element(total, I32(lane)) for lane in range(WORDS)]
+    start = builder.mul(functools.reduce(builder.add, lanes), I32(-offset))
+    builder.store(start, builder.bitcast(start_place, I32.as_pointer()), align=4)
     builder.store(scale, scale_place, align=4)
 
 
 @intrinsic
-def _round_values(typingctx, w, out, scale, a, index):
+def _round_values(typingctx, w, out, start, scale, a, index):
     """Rounds BLOCK values of a from a flat index on, for products with blocks like those of w."""
 
     def codegen(context, builder, sig, args):
-        _, out, scale, a, index = args
-        values = element_pointer(context, builder, sig.args[3], a, index)
-        _round_block(builder, out, scale, values, _offset(w.dtype))
+        _, out, start, scale, a, index = args
+        values = element_pointer(context, builder, sig.args[4], a, index)
+        _round_block(builder, out, start, scale, values, _offset(w.dtype))
         return context.get_dummy_value()
 
-    return types.void(w, FLOAT_POINTER, FLOAT_POINTER, a, types.int64), codegen
+    return types.void(w, *[FLOAT_POINTER] * 3, a, types.int64), codegen
 
 
 def _integers(builder, kind, blocks):
-    """Pointers to two blocks -> SUM_REGISTERS vectors of their integers, plus the offset."""
+    """Pointers to two blocks -> vectors of all their integers, plus the offset."""
     places = [builder.gep(block, [I64(SCALE)]) for block in blocks]
     if kind == types.int8:
         if LANES == 16:
@@ -157,182 +158,170 @@ def _integers(builder, kind, blocks):
     return found
 
 
-def _scales(builder, _kind, blocks):
-    """Pointers to two blocks -> their scales, a vector of two."""
-    if not ISA.half:
-        first, second = (HOST.load_scale(builder, block) for block in blocks)
-        return _shuffle(builder, first, second, [0, LANES])
-    first, second = (_vector(builder, block, I16, 1) for block in blocks)
-    bits = _shuffle(builder, first, second, [0, 1])
-    halves = builder.bitcast(bits, ir.VectorType(ir.HalfType(), 2))
-    return builder.fpext(halves, ir.VectorType(F32, 2))
+@intrinsic
+def _pack_pair(typingctx, panel, scales, w, place, ahead, last, is_pair):
+    """Writes two blocks of LANES rows, transposed, or one; and prefetches as much.
 
-
-def _write_rows(builder, rows, blocks, step, count, add_block):
-    """Writes the loop over `blocks` blocks of a row, `step` at a time -> the sums of `rows` rows.
-
-    add_block(number of the block, sums) -> the sums of all rows with its products, `count` vectors
-    a row.
+    place: of the first, in bytes; ahead: of what is packed later. Rows after the last one repeat
+    it, as what is beyond it is not read.
     """
-    zeros = [HOST.constant(0.0)] * (rows * count)
 
-    def add(block, sums):
-        return add_block(block, list(sums))
+    def codegen(context, builder, sig, args):
+        panel, scales, w, place, ahead, last, is_pair = args
+        kind, size = sig.args[2].dtype, SIZES[sig.args[2].dtype]
+        shape = context.make_array(sig.args[2])(context, builder, w).shape
+        row = builder.extract_value(shape, 1)
+        start = element_pointer(context, builder, sig.args[2], w, ahead)
+        for line in range(0, 2 * LANES * size, 4 * LINE):
+            HOST.prefetch(builder, builder.gep(start, [I64(line)]), locality=2)
+        pairs = []
+        for i in range(LANES):
+            number = builder.select(builder.icmp_signed("<", I64(i), last), I64(i), last)
+            index = builder.add(place, builder.mul(number, row))
+            first = element_pointer(context, builder, sig.args[2], w, index)
+            second = builder.select(is_pair, builder.gep(first, [I64(size)]), first)
+            pairs.append((first, second))
+        rows = [_integers(builder, kind, pair) for pair in pairs]
+        for number, part in enumerate(zip(*rows, strict=True)):
+            target = builder.gep(panel, [I64(number * LANES * LANES)])
+            words = [builder.bitcast(x, HOST.vector) for x in part]
+            store_transposed(builder, words, target, I64(LANES))
+        for number, blocks in enumerate(zip(*pairs, strict=True)):
+            target = builder.gep(scales, [I64(number * LANES)])
+            HOST.store(builder, HOST.load_scales(builder, blocks), target)
+        return context.get_dummy_value()
 
-    _, added = write_loop(builder, HOST, I64(0), blocks, 1, zeros, add, None, step)
-    totals = []
-    for i in range(rows):
-        registers = added[i * count : (i + 1) * count]
-        while len(registers) > 1:  # by halves, as lanes
-            half = len(registers) // 2
-            both = zip(registers[:half], registers[half:], strict=True)
-            registers = [builder.fadd(*pair) for pair in both]
-        totals.append(HOST.fold(builder, registers[0], builder.fadd))
-    return totals
-
-
-def _write_integer_products(builder, kind, rows, w, blocks, zeros):
-    """The products in integers of rounded rows, pointers to them, and blocks -> their sums."""
-    pairs = builder.lshr(builder.add(blocks, I64(1)), I64(1))
-    scales_start = builder.mul(pairs, I64(PAIR))
-
-    def add_pair(block, sums):
-        first = builder.gep(w, [builder.mul(block, I64(SIZES[kind]))])
-        HOST.prefetch(builder, builder.gep(first, [I64(PREFETCH_BYTES)]), locality=2)
-        is_pair = builder.icmp_signed("<", builder.add(block, I64(1)), blocks)
-        second = builder.select(is_pair, builder.gep(first, [I64(SIZES[kind])]), zeros)
-        integers, scales = (of(builder, kind, (first, second)) for of in (_integers, _scales))
-        for i, row in enumerate(rows):
-            pair = builder.gep(row, [builder.mul(block, I64(PAIR // 2))])
-            of_row = _vector(builder, builder.gep(row, [builder.add(scales_start, block)]), F32, 2)
-            both = builder.fmul(of_row, scales)
-            for part, w_q in enumerate(integers):
-                start = part * LANES
-                q, total = (
-                    _vector(builder, builder.gep(pair, [I64(place + start)]), I32, LANES)
-                    for place in (INTEGERS, STARTS)
-                )
-                dots = HOST.dot_bytes(builder, total, w_q, builder.bitcast(q, _BYTES))
-                lanes = [lane // (SUMS // 2) for lane in range(start, start + LANES)]
-                scale = _shuffle(builder, both, both, lanes)
-                term = builder.fmul(builder.sitofp(dots, HOST.vector), scale)
-                sums[i * SUM_REGISTERS + part] = builder.fadd(sums[i * SUM_REGISTERS + part], term)
-        return sums
-
-    return _write_rows(builder, len(rows), blocks, 2, SUM_REGISTERS, add_pair)
+    number = types.int64
+    start = FLOAT_POINTER
+    return types.void(start, start, w, number, number, number, types.boolean), codegen
 
 
-def _write_products(builder, kind, rows, w, blocks):
-    """The products of rows of float32, pointers to them, and dequantised blocks -> their sums."""
+def _multiply_rows(count):
+    """-> an intrinsic: writes the products of `count` rounded rows and a panel to results.
 
-    def add_block(block, sums):
-        place = builder.gep(w, [builder.mul(block, I64(SIZES[kind]))])
-        for v in range(0, BLOCK, LANES):
-            value = block_values(builder, kind, place, I64(v))
-            for i, row in enumerate(rows):
-                k = builder.add(builder.mul(block, I64(BLOCK)), I64(v))
-                x, number = HOST.load(builder, builder.gep(row, [k])), 2 * i + v // LANES % 2
-                sums[number] = HOST.fma(builder, x, value, sums[number])
-        return sums
-
-    return _write_rows(builder, len(rows), blocks, 1, 2, add_block)
-
-
-def _multiply_row(count):
-    """-> an intrinsic: writes the products of `count` rows of a and a row of blocks to results.
-
-    rows: the first, `stride` words from the next; w: bytes and the place of the first of `blocks`
-    blocks; zeros: a block if rows are rounded, else NULL. One row of blocks at a time, so that the
-    CPU sees a single stream to fetch.
+    rows: the first, `stride` words from the next; results: LANES of each row.
     """
 
     @intrinsic
-    def multiply(typingctx, results, rows, stride, w, place, blocks, zeros):
+    def multiply(typingctx, results, rows, stride, panel, scales, blocks):
         def codegen(context, builder, sig, args):
-            results, first, stride, w, place, blocks, zeros = args
-            w = element_pointer(context, builder, sig.args[3], w, place)
+            results, first, stride, panel, scales, blocks = args
             rows = [builder.gep(first, [builder.mul(stride, I64(i))]) for i in range(count)]
-            kind, no_zeros = sig.args[3].dtype, ir.Constant(zeros.type, None)
-            is_rounded = builder.icmp_unsigned("!=", zeros, no_zeros)
-            zeros = builder.bitcast(zeros, w.type)
-            with builder.if_else(is_rounded) as branches:
-                for branch, write, *others in (
-                    (branches[0], _write_integer_products, zeros),
-                    (branches[1], _write_products),
-                ):
-                    with branch:
-                        totals = write(builder, kind, rows, w, blocks, *others)
-                        for i, total in enumerate(totals):
-                            builder.store(total, builder.gep(results, [I64(i)]), align=4)
+            starts = builder.mul(blocks, I64(WORDS))
+
+            def splat(row, index, kind):
+                place = builder.bitcast(builder.gep(row, [index]), kind.as_pointer())
+                return HOST.splat(builder, builder.load(place, align=4))
+
+            def add(block, totals):
+                start = builder.add(starts, block)
+                sums = [splat(row, start, I32) for row in rows]
+                word = builder.mul(block, I64(WORDS))
+                for number in range(WORDS):
+                    index = builder.add(word, I64(number))
+                    w = HOST.load(builder, builder.gep(panel, [builder.mul(index, I64(LANES))]))
+                    for i, row in enumerate(rows):
+                        operands = builder.bitcast(w, _BYTES), splat(row, index, I32)
+                        operands = (builder.bitcast(x, _BYTES) for x in operands)
+                        sums[i] = HOST.dot_bytes(builder, sums[i], *operands)
+                w = HOST.load(builder, builder.gep(scales, [builder.mul(block, I64(LANES))]))
+                place, added = builder.add(start, blocks), []
+                for row, integers, total in zip(rows, sums, totals, strict=True):
+                    scale = builder.fmul(splat(row, place, F32), w)
+                    term = builder.fmul(builder.sitofp(integers, HOST.vector), scale)
+                    added.append(builder.fadd(total, term))
+                return added
+
+            zeros = [HOST.constant(0.0)] * count
+            _, totals = write_loop(builder, HOST, I64(0), blocks, 1, zeros, add, None)
+            for i, total in enumerate(totals):
+                HOST.store(builder, total, builder.gep(results, [I64(i * LANES)]))
             return context.get_dummy_value()
 
         start, number = FLOAT_POINTER, types.int64
-        return types.void(start, start, number, w, number, number, start), codegen
+        return types.void(start, start, number, start, start, number), codegen
 
     return multiply
 
 
-_multiply_one, _multiply_four = _multiply_row(1), _multiply_row(4)
+_multiply_one, _multiply_two, _multiply_four = map(_multiply_rows, (1, 2, 4))
+_multiply_most = _multiply_rows(MAX_ROWS)
 
 
 @parallel_jit
-def multiply_few(out, a, w, bias, addend, by_rows, scratch, workers):
-    """Computes out = a w^T [+ bias] [+ addend], of few rows. scratch (workers, scratch_size)."""
+def round_rows(rows, a, w, workers):
+    """Writes the rows of a, rounded for products with blocks like those of w. rows: scratch."""
     for worker in prange(workers):
-        own = at(scratch, np.int64(worker) * scratch.shape[1])
-        first, last = row_share(w.shape[0], np.int64(worker), workers)
-        if first < last:
-            K = a.shape[1]
-            rows = Rows(at(a, 0), K)
-            if by_rows:
-                rows = Rows(at(own, ROWS), rounded_size(K // BLOCK))
-                _round_rows(borrow(a), borrow(w), own)
-            zeros = at(own, ZEROS) if by_rows else NULL
-            operands = borrow(out), rows, borrow(w), borrow(bias), borrow(addend)
-            _multiply(*operands, own, zeros, first, last)
+        first, last = row_share(a.shape[0], np.int64(worker), workers)
+        _round_rows(at(rows, 0), borrow(a), borrow(w), first, last)
 
 
 @jit
-def _round_rows(a, w, own):
-    """Writes scratch: zeros, and the rounded rows of a."""
-    for k in range(ROWS):
-        own[k] = np.float32(0)
-    R, K = a.shape
+def _round_rows(rows, a, w, first, last):
+    K = a.shape[1]
     blocks = K // BLOCK
-    for i in range(R):
-        row = at(own, ROWS + i * rounded_size(blocks))
-        scales = at(row, ceil_div(blocks, 2) * PAIR)
+    for i in range(first, last):
+        row = at(rows, i * row_size(blocks))
         for n in range(blocks):
-            half = at(row, n // 2 * PAIR + n % 2 * (SUMS // 2))
-            _round_values(w, half, at(scales, n), a, i * K + n * BLOCK)
-        if blocks % 2 == 1:
-            half = at(row, blocks // 2 * PAIR + SUMS // 2)
-            for lane in range(SUMS // 2):
-                half[INTEGERS + lane] = half[STARTS + lane] = np.float32(0)
-            scales[blocks] = np.float32(0)
+            start = WORDS * blocks + n
+            words, scale = at(row, n * WORDS), at(row, start + blocks)
+            _round_values(w, words, at(row, start), scale, a, i * K + n * BLOCK)
+
+
+@parallel_jit
+def multiply_rounded(out, a, w, bias, addend, scratch, is_few, workers):
+    """Computes out = a w^T [+ bias] [+ addend]. scratch: see `scratch_size`.
+
+    Each worker rounds all rows if they are few; otherwise `round_rows` has done it.
+    """
+    for worker in prange(workers):
+        R, N, blocks = a.shape[0], w.shape[0], a.shape[1] // BLOCK
+        size, number = R * row_size(blocks), np.int64(worker)
+        rows = at(scratch, number * size if is_few else 0)
+        own = at(scratch, (workers if is_few else 1) * size + number * panel_size(blocks))
+        first, last = share(N, number, workers)
+        if first < last:
+            if is_few:
+                _round_rows(rows, borrow(a), borrow(w), 0, R)
+            operands = borrow(out), rows, borrow(w), borrow(bias), borrow(addend)
+            _multiply(*operands, own, first, last)
 
 
 @jit
-def _multiply(out, rows, w, bias, addend, own, zeros, first, last):
-    """Columns first..last of the product, one at a time.
-
-    rows: of the left operand, rounded if zeros is not NULL; own: scratch.
-    """
-    R, size = out.shape[0], w.shape[1]
-    blocks, results = size // block_bytes(w), at(own, RESULTS)
-    for j in range(first, last):
+def _multiply(out, rows, w, bias, addend, panel, first, last):
+    """Columns first..last of the product, LANES at a time. rows and panel: scratch."""
+    (R, N), size = out.shape, w.shape[1]
+    blocks = size // block_bytes(w)
+    stride = row_size(blocks)
+    scales = at(panel, round_up(blocks, 2) * WORDS * LANES)
+    results = at(scales, round_up(blocks, 2) * LANES)
+    for j in range(first, last, LANES):
+        count = min(LANES, last - j)
+        for n in range(0, blocks, 2):
+            words, place = at(panel, n * WORDS * LANES), j * size + n * block_bytes(w)
+            ahead = (j + LANES) * size + n * block_bytes(w) * LANES
+            is_pair = n + 1 < blocks
+            _pack_pair(words, at(scales, n * LANES), w, place, ahead, count - 1, is_pair)
         i = 0
         while i < R:
-            start, count = at(rows.start, i * rows.stride), 4 if R - i >= 4 else 1
-            if count == 4:
-                _multiply_four(results, start, rows.stride, w, j * size, blocks, zeros)
+            start, rest = at(rows, i * stride), R - i
+            if rest >= MAX_ROWS:
+                done = MAX_ROWS
+                _multiply_most(results, start, stride, panel, scales, blocks)
+            elif rest >= 4:
+                done = 4
+                _multiply_four(results, start, stride, panel, scales, blocks)
+            elif rest >= 2:
+                done = 2
+                _multiply_two(results, start, stride, panel, scales, blocks)
             else:
-                _multiply_one(results, start, rows.stride, w, j * size, blocks, zeros)
-            for n in range(count):
-                total = results[n]
+                done = 1
+                _multiply_one(results, start, stride, panel, scales, blocks)
+            for n in range(done):
+                total, place = load(results, n * LANES), (i + n) * N + j
                 if bias.size > 0:
-                    total += bias[j]
+                    total = total + load_first(bias, j, count)
                 if addend.size > 0:
-                    total += addend[i + n, j]
-                out[i + n, j] = total
-            i += count
+                    total = total + load_first(addend, place, count)
+                store_first(out, place, total, count)
+            i += done
