@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from smallmind.kernels import number_types
 from smallmind.kernels.description import (
     attention_backward_operations,
     attention_backward_temporaries,
@@ -254,12 +255,14 @@ SMALLEST = 2.0**-100  # magnitude of a block's largest value, below which it is 
     division=("rows", "w"),
     operations=product_operations,
 )
-def matmul_quantised(out, a, w, bias=None, addend=None, by_rows=False):
+def matmul_quantised(out, a, w, bias=None, addend=None, by_rows=False, in_groups=False):
     """a (R, K), w (N, K / 32) of q8_0 or q4_0 -> out (R, N) = a w^T [+ bias (N,)] [+ addend].
 
     Writes out; addend (R, N) may be out. `by_rows` each block of 32 values of a is rounded to 8
-    bits, and the products are of integers, summed by block.
+    bits, and the products are of integers, summed by block. in_groups: if w is, only by rows.
     """
+    if in_groups:
+        w = number_types.in_groups(w, is_back=True)
     product = _rounded_product(a, w) if by_rows else a @ to_float32(w).T
     out[...] = _add(product, bias, addend)
 
@@ -296,6 +299,23 @@ def _rounded(a):
 def matmul_quantised_transpose(out, a, w):
     """a (R, N), w (N, K / 32) of q8_0 or q4_0 -> out (R, K) = a w. Writes out."""
     out[...] = a @ to_float32(w)
+
+
+@kernel(
+    "matmul_quantised",
+    functions=3,
+    temporaries=2,
+    adds=True,
+    is_activation=False,
+    is_of_layer=False,
+    division=("rows", "w"),
+)
+def arrange_blocks(w, is_back=False):
+    """w (N, n) of q8_0 or q4_0 -> its rows in groups, or back: see `number_types.in_groups`.
+
+    Overwrites w.
+    """
+    w[...] = number_types.in_groups(w, is_back)
 
 
 @kernel(functions=2, writes=2, is_activation=False, is_of_layer=False, division=("rows", "x"))

@@ -27,6 +27,25 @@ def bytes_of(blocks: np.ndarray) -> np.ndarray:
     return blocks.view(BYTES[blocks.dtype])
 
 
+def _copies(bits):
+    """-> an intrinsic: copies an integer of so many bits from a pointer to another."""
+
+    @intrinsic
+    def copy(typingctx, target, source):
+        def codegen(context, builder, sig, args):
+            kind = ir.IntType(bits).as_pointer()
+            target, source = (builder.bitcast(x, kind) for x in args)
+            builder.store(builder.load(source, align=1), target, align=1)
+            return context.get_dummy_value()
+
+        return types.void(target, source), codegen
+
+    return copy
+
+
+copy_scale, copy_word = _copies(8 * SCALE), _copies(32)
+
+
 @intrinsic
 def is_quantised(typingctx, array):
     """Returns true, as a constant, if an array is of bytes of blocks."""

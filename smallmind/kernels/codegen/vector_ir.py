@@ -105,15 +105,6 @@ class VectorIR:
         scale = builder.load(builder.bitcast(block, kind.as_pointer()), align=1)
         return self._widen(builder, self.splat(builder, scale), Storage.FLOAT16)
 
-    def load_scales(self, builder, blocks):
-        """Returns the scales of as many blocks as lanes."""
-        kind = ir.HalfType() if self.isa.half else I16
-        found = ir.Constant(ir.VectorType(kind, self.lanes), ir.Undefined)
-        for lane, block in enumerate(blocks):
-            scale = builder.load(builder.bitcast(block, kind.as_pointer()), align=1)
-            found = builder.insert_element(found, scale, I32(lane))
-        return self._widen(builder, found, Storage.FLOAT16)
-
     def load_signed(self, builder, pointer):
         """As many bytes as lanes -> float32."""
         kind = ir.VectorType(I8, self.lanes)

@@ -1,8 +1,10 @@
 """Products of rows that are rounded to 8 bits with blocks of small integers.
 
-A row is rounded block by block. LANES rows of blocks at a time are transposed into a panel, words of
-four integers with a lane for each row, which is multiplied by any number of rounded rows. The
-products of a block are summed in integers, exactly, then scaled and added in float32.
+A row is rounded block by block. Rows of blocks are multiplied in groups, whose words of four
+integers lie row beside row, so that each is a lane: see `number_types.in_groups`. Models that only
+run keep their matrices like this; otherwise a group is made in scratch.
+
+The products of a block are summed in integers, exactly, then scaled and added in float32.
 Multiplications and additions are rounded one by one, so that every instruction set, and NumPy,
 computes the same bits; those of a row do not depend on other rows.
 """
@@ -14,23 +16,25 @@ from llvmlite import ir
 from numba import prange, types
 from numba.extending import intrinsic
 
-from smallmind.kernels.codegen.blocks import SCALE, SIZES, block_bytes
+from smallmind.kernels.codegen.blocks import SCALE, SIZES, block_bytes, copy_scale, copy_word
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import called_jit, jit, parallel_jit
 from smallmind.kernels.codegen.operation import element_pointer
-from smallmind.kernels.codegen.rounding import round_up, row_share
-from smallmind.kernels.codegen.simd import HOST, at, borrow, load, load_first, share, store_first
-from smallmind.kernels.codegen.transpose import store_transposed
-from smallmind.kernels.codegen.vector_ir import F32, I8, I32, I64
+from smallmind.kernels.codegen.rounding import ceil_div, round_up, row_share
+from smallmind.kernels.codegen.simd import HOST, at, borrow, load, load_first, store_first
+from smallmind.kernels.codegen.vector_ir import F32, I8, I32, I64, Storage
 from smallmind.kernels.gemm.tile import FLOAT_POINTER, LINE, write_loop
-from smallmind.kernels.number_types import BLOCK, HALF
+from smallmind.kernels.number_types import BLOCK, GROUP
 from smallmind.kernels.reference import SMALLEST
 
 LANES = ISA.lanes
 WORDS = BLOCK // 4  # of the integers of a block
 MAX_ROWS = 8 if ISA.tile_vectors == 4 else 4  # whose sums are in registers: of 32, and of 16
+RESULTS = MAX_ROWS * LANES  # words of scratch, before all else
+# Bytes from what is multiplied to what is prefetched, in a stream from memory.
+PREFETCH_BYTES = 8192
 # In scratch a rounded row is the integers of all its blocks, what their sums start from, and their
-# scales; a panel is the integers of LANES rows, word by word, and their scales.
+# scales.
 
 _BYTES = ir.VectorType(I8, 4 * LANES)
 
@@ -41,15 +45,19 @@ def row_size(blocks):
     return round_up((WORDS + 2) * blocks, LINE)
 
 
-@called_jit
-def panel_size(blocks):
-    """Returns the words of a panel, with its scales, and of results."""
-    return (round_up(blocks, 2) * (WORDS + 1) + MAX_ROWS) * LANES
+def scratch_size(a: np.ndarray, w: np.ndarray) -> int:
+    """Returns the words of scratch that a thread needs: results, a group, and the rounded rows."""
+    return RESULTS + w.shape[1] * GROUP // 4 + len(a) * row_size(a.shape[1] // BLOCK)
 
 
-def scratch_size(R: int, blocks: int, is_few: bool, workers: int) -> int:
-    """Returns the words of scratch for rounded rows, of each worker if they are few, and panels."""
-    return (workers if is_few else 1) * R * row_size(blocks) + workers * panel_size(blocks)
+@intrinsic
+def _bytes_from(typingctx, w, words):
+    """w, a pointer -> the same pointer, as one to bytes of w."""
+
+    def codegen(context, builder, sig, args):
+        return builder.bitcast(args[1], I8.as_pointer())
+
+    return types.CPointer(w.dtype)(w, words), codegen
 
 
 def _offset(kind):
@@ -120,93 +128,83 @@ def _round_values(typingctx, w, out, start, scale, a, index):
     return types.void(w, *[FLOAT_POINTER] * 3, a, types.int64), codegen
 
 
-def _integers(builder, kind, blocks):
-    """Pointers to two blocks -> vectors of all their integers, plus the offset."""
-    places = [builder.gep(block, [I64(SCALE)]) for block in blocks]
-    if kind == types.int8:
-        if LANES == 16:
-            first, second = (_vector(builder, place, I8, BLOCK) for place in places)
-            parts = [_shuffle(builder, first, second, range(2 * BLOCK))]
-        else:
-            size = 4 * LANES
-            parts = [
-                _vector(builder, builder.gep(place, [I64(start)]), I8, size)
-                for place in places
-                for start in range(0, BLOCK, size)
-            ]
-        if not HOST.unsigned_dots:
-            return parts
-        # As a number with a sign this byte is its opposite.
-        high = ir.Constant(_BYTES, [ir.Constant(I8, 0x80)] * 4 * LANES)
-        return [builder.xor(part, high) for part in parts]
-    halves = [_vector(builder, place, I8, HALF) for place in places]
-    if LANES == 16:
-        order = [HALF * number + i for number in (0, 0, 1, 1) for i in range(HALF)]
-        parts = [_shuffle(builder, halves[0], halves[1], order)]
-        shifts = [([0] * 4 + [4] * 4) * 2]
-    elif LANES == 8:
-        parts = [_shuffle(builder, half, half, [*range(HALF)] * 2) for half in halves]
-        shifts = [[0] * 4 + [4] * 4] * 2
-    else:
-        parts, shifts = [half for half in halves for _ in range(2)], [[0] * 4, [4] * 4] * 2
-    found = []
-    for part, shift in zip(parts, shifts, strict=True):
-        words = builder.bitcast(part, HOST.integers)
-        words = builder.lshr(words, ir.Constant(HOST.integers, shift))
-        words = builder.and_(words, HOST.integer(0x0F0F0F0F))
-        found.append(builder.bitcast(words, _BYTES))
-    return found
+@jit
+def _move_group(group, w, first, last, is_back):
+    """Copies GROUP rows of blocks from number `first` on to a group, or back. Takes a pointer.
 
-
-@intrinsic
-def _pack_pair(typingctx, panel, scales, w, place, ahead, last, is_pair):
-    """Writes two blocks of LANES rows, transposed, or one; and prefetches as much.
-
-    place: of the first, in bytes; ahead: of what is packed later. Rows after the last one repeat
-    it, as what is beyond it is not read.
+    Rows after the last one repeat it, as what is beyond it is not read.
     """
+    row, size = w.shape[1], block_bytes(w)
+    words, blocks = (size - SCALE) // 4, row // size
+    integers = at(group, blocks * SCALE * GROUP)
+    for i in range(GROUP):
+        for n in range(blocks):
+            block = at(w, min(first + i, last) * row + n * size)
+            scale = at(group, (n * GROUP + i) * SCALE)
+            if is_back:
+                copy_scale(block, scale)
+            else:
+                copy_scale(scale, block)
+            for k in range(words):
+                place = at(block, SCALE + 4 * k)
+                word = at(integers, 4 * ((n * words + k) * GROUP + i))
+                if is_back:
+                    copy_word(place, word)
+                else:
+                    copy_word(word, place)
 
-    def codegen(context, builder, sig, args):
-        panel, scales, w, place, ahead, last, is_pair = args
-        kind, size = sig.args[2].dtype, SIZES[sig.args[2].dtype]
-        shape = context.make_array(sig.args[2])(context, builder, w).shape
-        row = builder.extract_value(shape, 1)
-        start = element_pointer(context, builder, sig.args[2], w, ahead)
-        for line in range(0, 2 * LANES * size, 4 * LINE):
-            HOST.prefetch(builder, builder.gep(start, [I64(line)]), locality=2)
-        pairs = []
-        for i in range(LANES):
-            number = builder.select(builder.icmp_signed("<", I64(i), last), I64(i), last)
-            index = builder.add(place, builder.mul(number, row))
-            first = element_pointer(context, builder, sig.args[2], w, index)
-            second = builder.select(is_pair, builder.gep(first, [I64(size)]), first)
-            pairs.append((first, second))
-        rows = [_integers(builder, kind, pair) for pair in pairs]
-        for number, part in enumerate(zip(*rows, strict=True)):
-            target = builder.gep(panel, [I64(number * LANES * LANES)])
-            words = [builder.bitcast(x, HOST.vector) for x in part]
-            store_transposed(builder, words, target, I64(LANES))
-        for number, blocks in enumerate(zip(*pairs, strict=True)):
-            target = builder.gep(scales, [I64(number * LANES)])
-            HOST.store(builder, HOST.load_scales(builder, blocks), target)
-        return context.get_dummy_value()
 
-    number = types.int64
-    start = FLOAT_POINTER
-    return types.void(start, start, w, number, number, number, types.boolean), codegen
+@parallel_jit
+def arrange(w, is_back, scratch):
+    """Makes groups of rows, in place, or rows of groups; rows that fill no group stay rows."""
+    workers, size = scratch.shape[0], w.shape[1]
+    for worker in prange(workers):
+        group = _bytes_from(w, at(scratch, np.int64(worker) * scratch.shape[1]))
+        first, last = row_share(w.shape[0] // GROUP, np.int64(worker), workers)
+        for start in range(first * GROUP, last * GROUP, GROUP):
+            whole = at(w, start * size)
+            if not is_back:
+                _move_group(group, w, start, start + GROUP, False)
+            for byte in range(0, GROUP * size, 4):
+                if is_back:
+                    copy_word(at(group, byte), at(whole, byte))
+                else:
+                    copy_word(at(whole, byte), at(group, byte))
+            if is_back:
+                _move_group(group, w, start, start + GROUP, True)
+
+
+def _integers(builder, kind, words):
+    """-> the integers of each word of a block, plus the offset. words: a pointer to the first."""
+    count = (SIZES[kind] - SCALE) // 4
+    places = [builder.gep(words, [I64(4 * GROUP * k)]) for k in range(count)]
+    found = [_vector(builder, place, I32, LANES) for place in places]
+    if kind == types.uint8:
+        halves = found, [builder.lshr(x, HOST.integer(4)) for x in found]
+        found = [builder.and_(x, HOST.integer(0x0F0F0F0F)) for half in halves for x in half]
+    elif HOST.unsigned_dots:
+        # As a number with a sign this byte is its opposite.
+        high = HOST.integer(0x80808080 - 2**32)
+        found = [builder.xor(x, high) for x in found]
+    return [builder.bitcast(x, _BYTES) for x in found]
 
 
 def _multiply_rows(count):
-    """-> an intrinsic: writes the products of `count` rounded rows and a panel to results.
+    """-> an intrinsic: writes the products of `count` rounded rows and LANES of a group to results.
 
-    rows: the first, `stride` words from the next; results: LANES of each row.
+    rows: the first, `stride` words from the next; group: a pointer; lane: the first of LANES.
     """
 
     @intrinsic
-    def multiply(typingctx, results, rows, stride, panel, scales, blocks):
+    def multiply(typingctx, results, rows, stride, group, lane, blocks):
         def codegen(context, builder, sig, args):
-            results, first, stride, panel, scales, blocks = args
+            results, first, stride, group, lane, blocks = args
+            kind = sig.args[3].dtype
             rows = [builder.gep(first, [builder.mul(stride, I64(i))]) for i in range(count)]
+            step = (SIZES[kind] - SCALE) * GROUP  # bytes from a block to the next
+            integers = builder.gep(group, [builder.mul(blocks, I64(SCALE * GROUP))])
+            integers = builder.gep(integers, [builder.mul(lane, I64(4))])
+            scales = builder.gep(group, [builder.mul(lane, I64(SCALE))])
             starts = builder.mul(blocks, I64(WORDS))
 
             def splat(row, index, kind):
@@ -214,21 +212,22 @@ def _multiply_rows(count):
                 return HOST.splat(builder, builder.load(place, align=4))
 
             def add(block, totals):
-                start = builder.add(starts, block)
+                start, first = builder.add(starts, block), builder.mul(block, I64(WORDS))
                 sums = [splat(row, start, I32) for row in rows]
-                word = builder.mul(block, I64(WORDS))
-                for number in range(WORDS):
-                    index = builder.add(word, I64(number))
-                    w = HOST.load(builder, builder.gep(panel, [builder.mul(index, I64(LANES))]))
+                place = builder.gep(integers, [builder.mul(block, I64(step))])
+                for ahead in range(PREFETCH_BYTES, PREFETCH_BYTES + step, 4 * LINE):
+                    HOST.prefetch(builder, builder.gep(place, [I64(ahead)]), locality=2)
+                for number, w in enumerate(_integers(builder, kind, place)):
+                    index = builder.add(first, I64(number))
                     for i, row in enumerate(rows):
-                        operands = builder.bitcast(w, _BYTES), splat(row, index, I32)
-                        operands = (builder.bitcast(x, _BYTES) for x in operands)
-                        sums[i] = HOST.dot_bytes(builder, sums[i], *operands)
-                w = HOST.load(builder, builder.gep(scales, [builder.mul(block, I64(LANES))]))
+                        q = builder.bitcast(splat(row, index, I32), _BYTES)
+                        sums[i] = HOST.dot_bytes(builder, sums[i], w, q)
+                place = builder.gep(scales, [builder.mul(block, I64(SCALE * GROUP))])
+                w = HOST.load(builder, place, Storage.FLOAT16)
                 place, added = builder.add(start, blocks), []
-                for row, integers, total in zip(rows, sums, totals, strict=True):
+                for row, dots, total in zip(rows, sums, totals, strict=True):
                     scale = builder.fmul(splat(row, place, F32), w)
-                    term = builder.fmul(builder.sitofp(integers, HOST.vector), scale)
+                    term = builder.fmul(builder.sitofp(dots, HOST.vector), scale)
                     added.append(builder.fadd(total, term))
                 return added
 
@@ -239,7 +238,7 @@ def _multiply_rows(count):
             return context.get_dummy_value()
 
         start, number = FLOAT_POINTER, types.int64
-        return types.void(start, start, number, start, start, number), codegen
+        return types.void(start, start, number, group, number, number), codegen
 
     return multiply
 
@@ -249,11 +248,12 @@ _multiply_most = _multiply_rows(MAX_ROWS)
 
 
 @parallel_jit
-def round_rows(rows, a, w, workers):
-    """Writes the rows of a, rounded for products with blocks like those of w. rows: scratch."""
+def round_rows(scratch, a, w, workers):
+    """Writes the rows of a, rounded for products with blocks like those of w."""
     for worker in prange(workers):
         first, last = row_share(a.shape[0], np.int64(worker), workers)
-        _round_rows(at(rows, 0), borrow(a), borrow(w), first, last)
+        rounded = at(scratch, RESULTS + w.shape[1] * GROUP // 4)
+        _round_rows(rounded, borrow(a), borrow(w), first, last)
 
 
 @jit
@@ -269,59 +269,65 @@ def _round_rows(rows, a, w, first, last):
 
 
 @parallel_jit
-def multiply_rounded(out, a, w, bias, addend, scratch, is_few, workers):
-    """Computes out = a w^T [+ bias] [+ addend]. scratch: see `scratch_size`.
+def multiply_rounded(out, a, w, bias, addend, scratch, is_few, in_groups):
+    """Computes out = a w^T [+ bias] [+ addend]. scratch (workers, scratch_size).
 
-    Each worker rounds all rows if they are few; otherwise `round_rows` has done it.
+    Each worker rounds all rows if they are few; otherwise `round_rows` has done it. in_groups: if
+    w is already.
     """
+    workers = scratch.shape[0]
     for worker in prange(workers):
-        R, N, blocks = a.shape[0], w.shape[0], a.shape[1] // BLOCK
-        size, number = R * row_size(blocks), np.int64(worker)
-        rows = at(scratch, number * size if is_few else 0)
-        own = at(scratch, (workers if is_few else 1) * size + number * panel_size(blocks))
-        first, last = share(N, number, workers)
+        first, last = row_share(ceil_div(w.shape[0], GROUP), np.int64(worker), workers)
+        own, rows = at(scratch, np.int64(worker) * scratch.shape[1]), at(scratch, 0)
+        if is_few:
+            rows = own
+        rows = at(rows, RESULTS + w.shape[1] * GROUP // 4)
         if first < last:
             if is_few:
-                _round_rows(rows, borrow(a), borrow(w), 0, R)
+                _round_rows(rows, borrow(a), borrow(w), 0, a.shape[0])
             operands = borrow(out), rows, borrow(w), borrow(bias), borrow(addend)
-            _multiply(*operands, own, first, last)
+            _multiply(*operands, own, first, last, in_groups)
 
 
 @jit
-def _multiply(out, rows, w, bias, addend, panel, first, last):
-    """Columns first..last of the product, LANES at a time. rows and panel: scratch."""
-    (R, N), size = out.shape, w.shape[1]
-    blocks = size // block_bytes(w)
-    stride = row_size(blocks)
-    scales = at(panel, round_up(blocks, 2) * WORDS * LANES)
-    results = at(scales, round_up(blocks, 2) * LANES)
-    for j in range(first, last, LANES):
-        count = min(LANES, last - j)
-        for n in range(0, blocks, 2):
-            words, place = at(panel, n * WORDS * LANES), j * size + n * block_bytes(w)
-            ahead = (j + LANES) * size + n * block_bytes(w) * LANES
-            is_pair = n + 1 < blocks
-            _pack_pair(words, at(scales, n * LANES), w, place, ahead, count - 1, is_pair)
-        i = 0
-        while i < R:
-            start, rest = at(rows, i * stride), R - i
-            if rest >= MAX_ROWS:
-                done = MAX_ROWS
-                _multiply_most(results, start, stride, panel, scales, blocks)
-            elif rest >= 4:
-                done = 4
-                _multiply_four(results, start, stride, panel, scales, blocks)
-            elif rest >= 2:
-                done = 2
-                _multiply_two(results, start, stride, panel, scales, blocks)
-            else:
-                done = 1
-                _multiply_one(results, start, stride, panel, scales, blocks)
-            for n in range(done):
-                total, place = load(results, n * LANES), (i + n) * N + j
-                if bias.size > 0:
-                    total = total + load_first(bias, j, count)
-                if addend.size > 0:
-                    total = total + load_first(addend, place, count)
-                store_first(out, place, total, count)
-            i += done
+def _multiply(out, rows, w, bias, addend, own, first, last, in_groups):
+    """The groups first..last of the columns of the product. own: scratch."""
+    N, size = w.shape
+    for number in range(first, last):
+        begin = number * GROUP
+        group = at(w, begin * size)
+        if not in_groups or begin + GROUP > N:
+            group = _bytes_from(w, at(own, RESULTS))
+            _move_group(group, w, begin, N - 1, False)
+        for j in range(begin, min(N, begin + GROUP), LANES):
+            _multiply_lanes(out, rows, w, bias, addend, own, group, j)
+
+
+@jit
+def _multiply_lanes(out, rows, w, bias, addend, results, group, j):
+    """LANES columns of the product, from number j on."""
+    R, N = out.shape
+    blocks, lane, count = w.shape[1] // block_bytes(w), j % GROUP, min(LANES, N - j)
+    i, stride = 0, row_size(blocks)
+    while i < R:
+        start, rest = at(rows, i * stride), R - i
+        if rest >= MAX_ROWS:
+            done = MAX_ROWS
+            _multiply_most(results, start, stride, group, lane, blocks)
+        elif rest >= 4:
+            done = 4
+            _multiply_four(results, start, stride, group, lane, blocks)
+        elif rest >= 2:
+            done = 2
+            _multiply_two(results, start, stride, group, lane, blocks)
+        else:
+            done = 1
+            _multiply_one(results, start, stride, group, lane, blocks)
+        for n in range(done):
+            total, place = load(results, n * LANES), (i + n) * N + j
+            if bias.size > 0:
+                total = total + load_first(bias, j, count)
+            if addend.size > 0:
+                total = total + load_first(addend, place, count)
+            store_first(out, place, total, count)
+        i += done
