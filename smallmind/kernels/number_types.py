@@ -98,8 +98,8 @@ def in_groups(w: np.ndarray, is_back: bool = False) -> np.ndarray:
     """
     whole, n, size = len(w) // GROUP, w.shape[1], w.dtype.itemsize
     found, count, scale = w.copy(), size // 4, size % 4
-    rows = np.ascontiguousarray(w[: whole * GROUP]).view(np.uint8).reshape(whole, -1)
-    groups = found[: whole * GROUP].view(np.uint8).reshape(whole, -1)
+    rows = np.ascontiguousarray(w[: whole * GROUP]).view(np.uint8).reshape(whole, GROUP * n * size)
+    groups = found[: whole * GROUP].view(np.uint8).reshape(whole, GROUP * n * size)
     end = GROUP * n * scale
     plain, grouped = (groups, rows) if is_back else (rows, groups)
     plain = plain.reshape(whole, GROUP, n, size)

@@ -751,13 +751,15 @@ def attention_probabilities(q, k, firsts=None, scale=None):
 
 
 @kernel(functions=7, temporaries=2, division=("rows", "out"))
-def embedding(out, weight, ids, addend=None, starts=None):
+def embedding(out, weight, ids, addend=None, starts=None, in_groups=False):
     """ids (B, T), weight (V, C) -> out (B T, C) = weight[ids] [+ addend]. Writes out.
 
     addend is (B T, C), and may be out, or with starts it has a row per position (P, C), and token t
     of sequence b is at position starts[b] + t: (B,) or, for all, (1,). weight may be of q8_0 or
-    q4_0 (V, C / 32).
+    q4_0 (V, C / 32), also `in_groups`.
     """
+    if in_groups:
+        weight = number_types.in_groups(weight, is_back=True)
     if starts is not None:
         addend = addend[starts[:, None] + np.arange(ids.shape[1])]
     if addend is not None:

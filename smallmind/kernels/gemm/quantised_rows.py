@@ -16,7 +16,14 @@ from llvmlite import ir
 from numba import prange, types
 from numba.extending import intrinsic
 
-from smallmind.kernels.codegen.blocks import SCALE, SIZES, block_bytes, copy_scale, copy_word
+from smallmind.kernels.codegen.blocks import (
+    SCALE,
+    SIZES,
+    block_bytes,
+    bytes_from,
+    copy_scale,
+    copy_word,
+)
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import called_jit, jit, parallel_jit
 from smallmind.kernels.codegen.operation import element_pointer
@@ -48,16 +55,6 @@ def row_size(blocks):
 def scratch_size(a: np.ndarray, w: np.ndarray) -> int:
     """Returns the words of scratch that a thread needs: results, a group, and the rounded rows."""
     return RESULTS + w.shape[1] * GROUP // 4 + len(a) * row_size(a.shape[1] // BLOCK)
-
-
-@intrinsic
-def _bytes_from(typingctx, w, words):
-    """w, a pointer -> the same pointer, as one to bytes of w."""
-
-    def codegen(context, builder, sig, args):
-        return builder.bitcast(args[1], I8.as_pointer())
-
-    return types.CPointer(w.dtype)(w, words), codegen
 
 
 def _offset(kind):
@@ -159,7 +156,7 @@ def arrange(w, is_back, scratch):
     """Makes groups of rows, in place, or rows of groups; rows that fill no group stay rows."""
     workers, size = scratch.shape[0], w.shape[1]
     for worker in prange(workers):
-        group = _bytes_from(w, at(scratch, np.int64(worker) * scratch.shape[1]))
+        group = bytes_from(w, at(scratch, np.int64(worker) * scratch.shape[1]))
         first, last = row_share(w.shape[0] // GROUP, np.int64(worker), workers)
         for start in range(first * GROUP, last * GROUP, GROUP):
             whole = at(w, start * size)
@@ -297,7 +294,7 @@ def _multiply(out, rows, w, bias, addend, own, first, last, in_groups):
         begin = number * GROUP
         group = at(w, begin * size)
         if not in_groups or begin + GROUP > N:
-            group = _bytes_from(w, at(own, RESULTS))
+            group = bytes_from(w, at(own, RESULTS))
             _move_group(group, w, begin, N - 1, False)
         for j in range(begin, min(N, begin + GROUP), LANES):
             _multiply_lanes(out, rows, w, bias, addend, own, group, j)
