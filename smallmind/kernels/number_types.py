@@ -93,8 +93,8 @@ def round_to(values: np.ndarray, dtype: Any) -> np.ndarray:
 def in_groups(w: np.ndarray, is_back: bool = False) -> np.ndarray:
     """Blocks (N, n) -> the same bytes, each GROUP whole rows of them rearranged, or as before.
 
-    Of such rows all scales come first, those of the first blocks, then of the blocks that follow;
-    then in the same way the integers of each block, four bytes at a time.
+    A group begins with all scales: those of the first blocks, then of the blocks that follow. The
+    integers of each block come after them in the same way, four bytes of each row at a time.
     """
     whole, n, size = len(w) // GROUP, w.shape[1], w.dtype.itemsize
     found, count, scale = w.copy(), size // 4, size % 4
@@ -102,11 +102,11 @@ def in_groups(w: np.ndarray, is_back: bool = False) -> np.ndarray:
     groups = found[: whole * GROUP].view(np.uint8).reshape(whole, GROUP * n * size)
     end = GROUP * n * scale
     plain, grouped = (groups, rows) if is_back else (rows, groups)
-    plain = plain.reshape(whole, GROUP, n, size)
+    blocks = plain.reshape(whole, GROUP, n, size)
     words = grouped[:, end:].reshape(whole, n, count, GROUP, 4).transpose(0, 3, 1, 2, 4)
     scales = grouped[:, :end].reshape(whole, n, GROUP, scale).transpose(0, 2, 1, 3)
-    of_words = plain[..., scale:].reshape(whole, GROUP, n, count, 4)
-    for before, after in ((of_words, words), (plain[..., :scale], scales)):
+    of_words = blocks[..., scale:].reshape(whole, GROUP, n, count, 4)
+    for before, after in ((of_words, words), (blocks[..., :scale], scales)):
         target, source = (before, after) if is_back else (after, before)
         target[...] = source
     return found

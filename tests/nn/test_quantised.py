@@ -201,7 +201,7 @@ def test_a_saved_model_has_the_values(tmp_path):
 @pytest.mark.parametrize("precision", BLOCKS)
 @pytest.mark.parametrize("name", ["Llama", "GPT-2, untied"])
 def test_everything_else_takes_blocks_in_rows_after_a_model_has_written(tmp_path, name, precision):
-    """Of models that only run, products of decoding read them in groups of rows."""
+    """Products of decoding read them in groups of rows, in models that only run."""
     made(name, freeze=None).save(tmp_path / "model.safetensors")
     model, plain = (
         TransformerModel.load(tmp_path / "model.safetensors", backend, precision)
