@@ -288,7 +288,7 @@ def multiply_rounded(out, a, w, bias, addend, scratch, is_few, in_groups):
 
 @jit
 def _multiply(out, rows, w, bias, addend, own, first, last, in_groups):
-    """The groups first..last of the columns of the product. own: scratch."""
+    """Writes the groups first..last of the columns of the product. own: scratch."""
     N, size = w.shape
     for number in range(first, last):
         begin = number * GROUP
@@ -302,7 +302,7 @@ def _multiply(out, rows, w, bias, addend, own, first, last, in_groups):
 
 @jit
 def _multiply_lanes(out, rows, w, bias, addend, results, group, j):
-    """LANES columns of the product, from number j on."""
+    """Writes LANES columns of the product, from number j on."""
     R, N = out.shape
     blocks, lane, count = w.shape[1] // block_bytes(w), j % GROUP, min(LANES, N - j)
     i, stride = 0, row_size(blocks)
