@@ -17,7 +17,7 @@ from smallmind.kernels import compiled, reference
 from smallmind.kernels.alignment import aligned_empty, aligned_zeros
 from smallmind.kernels.ceilings import multiply_add, multiply_bfloat16
 from smallmind.kernels.description import muon_operations
-from smallmind.kernels.number_types import BFLOAT16, DTYPES, round_to, to_float32
+from smallmind.kernels.number_types import BFLOAT16, DTYPES, in_groups, round_to, to_float32
 from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 from smallmind.kernels.timing import Contestant
 from smallmind.parts import QUANTISED
@@ -242,6 +242,8 @@ def _quantised(dtype: np.dtype, is_transposed: bool, R: int, K: int, N: int) -> 
     w = round_to(_normal(N, K), dtype)
     a, out = _normal(R, N if is_transposed else K), aligned_empty((R, K if is_transposed else N))
     others = [] if is_transposed else [None, None, R <= _GENERATED]
+    if any(others):
+        w, others = in_groups(w), [*others, True]
     # Float32 decides what is rounded up, in the exact product as well.
     return _product_case(name, out, [a, w, *others], 2 * R * K * N, is_rounded=any(others))
 

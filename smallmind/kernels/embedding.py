@@ -3,22 +3,24 @@
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.codegen.blocks import bytes_of, load_stored
+from smallmind.kernels.codegen.blocks import bytes_from, bytes_of, load_stored, move_row
 from smallmind.kernels.codegen.jit import inline_jit, jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, row_share
-from smallmind.kernels.codegen.scratch import absent
+from smallmind.kernels.codegen.scratch import absent, scratch
 from smallmind.kernels.codegen.simd import (
     LANES,
+    at,
     load_up_to,
     share,
     start_of_overlapping,
     store_up_to,
 )
-from smallmind.kernels.number_types import is_quantised
+from smallmind.kernels.codegen.threads import threads
+from smallmind.kernels.number_types import GROUP, is_quantised
 from smallmind.kernels.rope import BEGINNING, start_of
 
 
-def embedding(out, weight, ids, addend=None, starts=None):
+def embedding(out, weight, ids, addend=None, starts=None, in_groups=False):
     assert addend is None or starts is not None or len(addend) == ids.size
     # Rows of the addend that are added, one after the other, from a start on.
     period = 0 if addend is None else ids.size if starts is None else ids.shape[1]
@@ -28,32 +30,43 @@ def embedding(out, weight, ids, addend=None, starts=None):
         kind = weight.dtype
     addend = absent(kind, 2) if addend is None else addend
     starts = BEGINNING if starts is None else starts
-    _embedding(out, weight, ids.reshape(-1), addend, period, starts)
+    rows = scratch(threads(), out.shape[1] if in_groups else 1)
+    _embedding(out, weight, ids.reshape(-1), addend, period, starts, rows, in_groups)
 
 
 @parallel_jit
-def _embedding(out, weight, ids, addend, period, starts, workers):
+def _embedding(out, weight, ids, addend, period, starts, rows, in_groups):
+    workers = rows.shape[0]
     for worker in prange(workers):
+        own = at(rows, np.int64(worker) * rows.shape[1])
         first, last = row_share(ids.size, np.int64(worker), workers)
         pointers = start_of_overlapping(out), start_of_overlapping(addend)
-        _embedding_rows(*pointers, out.shape[1], period, starts, weight, ids, first, last)
+        whole = weight.shape[0] // GROUP * GROUP if in_groups else 0
+        shape = out.shape[1], period, whole
+        _embedding_rows(*pointers, shape, starts, weight, ids, own, first, last)
 
 
 @jit
-def _embedding_rows(out, addend, C, period, starts, weight, ids, first, last):
+def _embedding_rows(out, addend, shape, starts, weight, ids, own, first, last):
+    """Writes the rows first..last. own: scratch for a row of those that are in groups."""
+    C, period, whole_groups = shape
     tail = C % LANES
     whole = C - tail
     adds = period > 0
     for r in range(first, last):
-        row, target = np.int64(ids[r]) * C, r * C
-        other = 0
+        number, target = np.int64(ids[r]), r * C
+        source, other = at(weight, 0), 0
+        row = number * C
+        if number < whole_groups:
+            source, row = bytes_from(weight, own), 0
+            move_row(source, weight, number)
         if adds:
             b = r // period
             other = (start_of(starts, b) + r - b * period) * C
         for c in range(0, whole, LANES):
-            _embed(out, target + c, weight, row + c, addend, other + c, adds, LANES)
+            _embed(out, target + c, source, row + c, addend, other + c, adds, LANES)
         if tail:
-            _embed(out, target + whole, weight, row + whole, addend, other + whole, adds, tail)
+            _embed(out, target + whole, source, row + whole, addend, other + whole, adds, tail)
 
 
 @inline_jit

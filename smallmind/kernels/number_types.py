@@ -19,6 +19,7 @@ FLOAT16 = np.uint16
 BFLOAT16 = np.int16
 BLOCK = 32  # values that share a scale, in all types that are computed with
 HALF = BLOCK // 2
+GROUP = 16  # rows of blocks that products with few rows read together
 AT_ONCE = 2**16  # values that are converted at a time: they stay in a core's cache
 
 DTYPES = {
@@ -87,6 +88,28 @@ def round_to(values: np.ndarray, dtype: Any) -> np.ndarray:
             for (name, _), field in zip(kind.fields, pack(part), strict=True):
                 into[name] = field
     return blocks.reshape(*values.shape[:-1], values.shape[-1] // kind.block)
+
+
+def in_groups(w: np.ndarray, is_back: bool = False) -> np.ndarray:
+    """Blocks (N, n) -> the same bytes, each GROUP whole rows of them rearranged, or as before.
+
+    A group begins with all scales: those of the first blocks, then of the blocks that follow. The
+    integers of each block come after them in the same way, four bytes of each row at a time.
+    """
+    whole, n, size = len(w) // GROUP, w.shape[1], w.dtype.itemsize
+    found, count, scale = w.copy(), size // 4, size % 4
+    rows = np.ascontiguousarray(w[: whole * GROUP]).view(np.uint8).reshape(whole, GROUP * n * size)
+    groups = found[: whole * GROUP].view(np.uint8).reshape(whole, GROUP * n * size)
+    end = GROUP * n * scale
+    plain, grouped = (groups, rows) if is_back else (rows, groups)
+    blocks = plain.reshape(whole, GROUP, n, size)
+    words = grouped[:, end:].reshape(whole, n, count, GROUP, 4).transpose(0, 3, 1, 2, 4)
+    scales = grouped[:, :end].reshape(whole, n, GROUP, scale).transpose(0, 2, 1, 3)
+    of_words = blocks[..., scale:].reshape(whole, GROUP, n, count, 4)
+    for before, after in ((of_words, words), (blocks[..., :scale], scales)):
+        target, source = (before, after) if is_back else (after, before)
+        target[...] = source
+    return found
 
 
 def integers(blocks: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from smallmind.kernels import number_types
 from smallmind.kernels.description import (
     attention_backward_operations,
     attention_backward_temporaries,
@@ -254,32 +255,27 @@ SMALLEST = 2.0**-100  # magnitude of a block's largest value, below which it is 
     division=("rows", "w"),
     operations=product_operations,
 )
-def matmul_quantised(out, a, w, bias=None, addend=None, by_rows=False):
+def matmul_quantised(out, a, w, bias=None, addend=None, by_rows=False, in_groups=False):
     """a (R, K), w (N, K / 32) of q8_0 or q4_0 -> out (R, N) = a w^T [+ bias (N,)] [+ addend].
 
     Writes out; addend (R, N) may be out. `by_rows` each block of 32 values of a is rounded to 8
-    bits, and the products are of integers, summed by block.
+    bits, and the products are of integers, summed by block. in_groups: if w is, only by rows.
     """
+    if in_groups:
+        w = number_types.in_groups(w, is_back=True)
     product = _rounded_product(a, w) if by_rows else a @ to_float32(w).T
     out[...] = _add(product, bias, addend)
 
 
 def _rounded_product(a, w):
-    """Returns the product of integers, with sums of 16 groups of four of every two blocks."""
-    R, N, n, groups = len(a), len(w), w.shape[1], BLOCK // 4
+    """Returns the product of integers, block by block."""
     q, scales = _rounded(a)
-    q, w_q = q.reshape(R, n, groups, 4), integers(w.reshape(-1)).reshape(N, n, groups, 4)
-    w_scales = w["scale"].astype(a.dtype)
-    total = np.zeros((R, N, 2, groups), a.dtype)
-    for block in range(n):
-        sums = np.einsum("rgi,ngi->rng", q[:, block], w_q[:, block], dtype=np.int32)
-        scale = scales[:, block, None] * w_scales[:, block]
-        total[:, :, block % 2] += sums.astype(a.dtype) * scale[:, :, None]
-    total = total.reshape(R, N, 2 * groups)
-    while total.shape[2] > 1:
-        half = total.shape[2] // 2
-        total = total[:, :, :half] + total[:, :, half:]
-    return total[:, :, 0]
+    w_q = integers(w.reshape(-1)).reshape(*w.shape, BLOCK).astype(np.int32)
+    w_scales, total = w["scale"].astype(a.dtype), np.zeros((len(a), len(w)), a.dtype)
+    for block in range(w.shape[1]):
+        sums = q[:, block] @ w_q[:, block].T
+        total += sums.astype(a.dtype) * (scales[:, block, None] * w_scales[:, block])
+    return total
 
 
 def _rounded(a):
@@ -303,6 +299,23 @@ def _rounded(a):
 def matmul_quantised_transpose(out, a, w):
     """a (R, N), w (N, K / 32) of q8_0 or q4_0 -> out (R, K) = a w. Writes out."""
     out[...] = a @ to_float32(w)
+
+
+@kernel(
+    "matmul_quantised",
+    functions=3,
+    temporaries=2,
+    adds=True,
+    is_activation=False,
+    is_of_layer=False,
+    division=("rows", "w"),
+)
+def arrange_blocks(w, is_back=False):
+    """w (N, n) of q8_0 or q4_0 -> its rows in groups, or back: see `number_types.in_groups`.
+
+    Overwrites w.
+    """
+    w[...] = number_types.in_groups(w, is_back)
 
 
 @kernel(functions=2, writes=2, is_activation=False, is_of_layer=False, division=("rows", "x"))
@@ -751,13 +764,15 @@ def attention_probabilities(q, k, firsts=None, scale=None):
 
 
 @kernel(functions=7, temporaries=2, division=("rows", "out"))
-def embedding(out, weight, ids, addend=None, starts=None):
+def embedding(out, weight, ids, addend=None, starts=None, in_groups=False):
     """ids (B, T), weight (V, C) -> out (B T, C) = weight[ids] [+ addend]. Writes out.
 
     addend is (B T, C), and may be out, or with starts it has a row per position (P, C), and token t
     of sequence b is at position starts[b] + t: (B,) or, for all, (1,). weight may be of q8_0 or
-    q4_0 (V, C / 32).
+    q4_0 (V, C / 32), also `in_groups`.
     """
+    if in_groups:
+        weight = number_types.in_groups(weight, is_back=True)
     if starts is not None:
         addend = addend[starts[:, None] + np.arange(ids.shape[1])]
     if addend is not None:

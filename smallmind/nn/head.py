@@ -163,12 +163,14 @@ class TiedHead(Layer, only_kernels=True):
     def __init__(self, scope: Scope, embedding: Embedding) -> None:
         super().__init__(scope)
         self.token = embedding.token
+        self.token.is_multiplied = True
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         """x (R, C) -> logits (R, V), never rounded to 16 bits; keeps x."""
         self.x, token = x, self.token.matrix
         logits = self.workspace.rent_full_precision(len(x), len(token.values))
-        token.multiply_transposed(self.kernels, logits, x, self.workspace.by_rows)
+        by_rows = self.workspace.by_rows(token.has_blocks)
+        token.multiply_transposed(self.kernels, logits, x, by_rows)
         return logits
 
     def backward(self, dy: np.ndarray) -> np.ndarray:

@@ -25,10 +25,11 @@ class LearnedPosition(Position, only_kernels=True, page="learned"):
     def embed(self, kernels: Any, x: np.ndarray, ids: np.ndarray, token: Parameter) -> None:
         """ids (B, T) -> x (B T, C), the rows of the tokens and of their positions. Writes x."""
         if (positions := self.workspace.carried.get(POSITIONS)) is not None:
-            kernels.embedding(x, token.compute, ids)
+            kernels.embedding(x, token.compute, ids, in_groups=token.matrix.in_groups)
             kernels.embedding(x, self.weight.compute, positions, x)
             return
-        kernels.embedding(x, token.compute, ids, self.weight.compute, self.workspace.starts)
+        starts, in_groups = self.workspace.starts, token.matrix.in_groups
+        kernels.embedding(x, token.compute, ids, self.weight.compute, starts, in_groups)
 
     def embed_backward(
         self, kernels: Any, dx: np.ndarray, ids: np.ndarray, token: Parameter

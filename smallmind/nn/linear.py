@@ -49,8 +49,8 @@ class Linear(Branch, only_kernels=True):
 
         The activation (R, out) only if there is such an array, in the same pass over memory.
         """
-        self.x, by_rows = x, self.workspace.by_rows
-        matrix, bias = self.weight.matrix, self.bias.compute
+        self.x, matrix, bias = x, self.weight.matrix, self.bias.compute
+        by_rows = self.workspace.by_rows(matrix.has_blocks)
         matrix.multiply(self.kernels, y, x, bias, addend, by_rows, activation)
         return y
 

@@ -51,7 +51,7 @@ class AdaptedLinear(Linear, only_kernels=True):
         """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x. Writes y, activation = gelu(y)."""
         # First what is added: the sum of the frozen product is rounded to 16 bits only once.
         h, b = self._projected(x), self._diagonal()
-        self.adapter_kernels.matmul(y, h, b, None, addend, self.workspace.by_rows)
+        self.adapter_kernels.matmul(y, h, b, None, addend, self.workspace.by_rows())
         self.workspace.release(h, b)
         return super().multiply(y, x, y, activation)
 
@@ -64,7 +64,7 @@ class AdaptedLinear(Linear, only_kernels=True):
         """x (R, in) -> dropout(x) A (R, n r), rented."""
         h = self.workspace.rent(len(x), self.inner)
         dropped = self._dropped(x)
-        a, by_rows = self.lora_a.compute, self.workspace.by_rows
+        a, by_rows = self.lora_a.compute, self.workspace.by_rows()
         self.adapter_kernels.matmul(h, dropped, a, None, None, by_rows)
         if dropped is not x:
             self.workspace.release(dropped)

@@ -109,6 +109,8 @@ class Network:
         continues a cache it is the last token of each sequence.
         """
         workspace = self.workspace
+        if not workspace.cache:
+            self.parameters.in_rows()
         self.head.is_lowest = self.lowest == len(self.blocks) and not self.trains("final_norm")
         x, self.rows = self._stream(ids, firsts), rows
         if rows is not None:

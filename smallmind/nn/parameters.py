@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smallmind.console import activity
+from smallmind.console.signals import deferred
 from smallmind.files.safetensors import LazyTensors
 from smallmind.kernels.alignment import ALIGNMENT, aligned_zeros
 from smallmind.kernels.number_types import BLOCK, DTYPES, is_quantised, round_to, to_float32
@@ -103,16 +104,18 @@ class Parameter:
     """The handle that a layer keeps. Its arrays exist once `Parameters.allocate` has been called.
 
     `compute` is what kernels read: float32, or rounded to 16 bits; `matrix` is the same for
-    products. `grad` is what they add to: None for a parameter that is not trained.
+    products. `grad` is what they add to: None for a parameter that is not trained. An embedding may
+    be multiplied as well: by a head that is tied to it.
     """
 
-    __slots__ = ("compute", "grad", "matrix")
+    __slots__ = ("compute", "grad", "is_multiplied", "matrix")
 
     def __init__(self) -> None:
         # Any, so that layers need not check for None: only NO_PARAMETER keeps it.
         self.compute: Any = None
         self.matrix: Any = None
         self.grad: Any = None
+        self.is_multiplied = False
 
 
 NO_PARAMETER = Parameter()  # a bias of a model without biases: kernels take None
@@ -204,6 +207,7 @@ class Parameters:
         self._numbers: dict[str, int] = {}  # of the names
         self._own: list[np.ndarray] = []  # the values of each, by number
         self._offsets: dict[int, int] = {}  # of those that are trained
+        self._groups: dict[int, Any] = {}  # by number, what makes rows of the blocks again
 
     def declare(self, spec: ParameterSpec) -> Parameter:
         """-> the handle that the layer keeps. Allocates nothing."""
@@ -299,6 +303,7 @@ class Parameters:
             replace(spec, trainable=i not in numbers) for i, spec in enumerate(self.specs)
         ]
         if self._own:
+            self.in_rows()
             before = self.stored
             self.copies = []
             self.allocate(self._dtype, self.zeros, self._has_contents)
@@ -307,6 +312,7 @@ class Parameters:
 
     def own(self, name: str) -> np.ndarray:
         """Returns the array that keeps a parameter's values; call `refresh` after writing to it."""
+        self.in_rows()
         return self._own[self._numbers[name]]
 
     def write(self, values: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]) -> None:
@@ -365,6 +371,7 @@ class Parameters:
         Trained parameters get copies, initially zeros: `refresh` fills them, and is called after
         writing to `data` by hand; the optimizer keeps them up to date. What is frozen is rounded.
         """
+        self.in_rows()
         self.storage, self.copies = storage, []
         types = {role: self._trained_dtype(role) for role in Role}
         for dtype in dict.fromkeys(types.values()):
@@ -393,12 +400,44 @@ class Parameters:
                 stored[spec.name] = own.view()
                 stored[spec.name].flags.writeable = False
             has_blocks = is_quantised(own.dtype)
-            handle.matrix = Weight(handle.compute, has_blocks, isinstance(own, Transposed))
+            outputs_first, in_groups = isinstance(own, Transposed), i in self._groups
+            handle.matrix = Weight(handle.compute, has_blocks, outputs_first, in_groups)
             compute[spec.name] = handle.compute
-        self.compute, self.stored = MappingProxyType(compute), MappingProxyType(stored)
+        self.compute, self.stored = (
+            MappingProxyType(compute),
+            LazyTensors(stored, self._read_in(stored)),
+        )
         self.views = as_float32(self.stored)
         read = [*self.arrays, *(copy.values for copy in self.copies)]
         self.compute_address = tuple(int(array.ctypes.data) for array in read)
+
+    def _read_in(self, stored: Mapping[str, np.ndarray]) -> Callable[[str], np.ndarray]:
+        def read(name: str) -> np.ndarray:
+            self.in_rows()
+            return stored[name]
+
+        return read
+
+    def in_groups(self, kernels: Any) -> None:
+        """Rearranges blocks as products with few rows read them, in models that only run."""
+        if self._groups or not self._only_runs or not is_quantised(self.storage[Role.MATRIX]):
+            return
+        with deferred():
+            for i, (own, handle) in enumerate(zip(self._own, self._handles, strict=True)):
+                is_multiplied = isinstance(own, Transposed) or handle.is_multiplied
+                if is_multiplied and is_quantised(own.dtype):
+                    kernels.arrange_blocks(own.view(np.ndarray))
+                    self._groups[i] = kernels.arrange_blocks
+            self._connect()
+
+    def in_rows(self) -> None:
+        """Makes rows of all blocks again: everything else takes them so."""
+        if self._groups:
+            with deferred():
+                for i, arrange in self._groups.items():
+                    arrange(self._own[i].view(np.ndarray), True)
+                self._groups.clear()
+                self._connect()
 
     def copy_of(self, part: slice) -> np.ndarray | None:
         """Returns the copy of a range of the vectors; None if layers read the vector itself."""

@@ -26,7 +26,7 @@ class Position(Layer, only_kernels=True, page="none"):
 
     def embed(self, kernels: Any, x: np.ndarray, ids: np.ndarray, token: Parameter) -> None:
         """ids (B, T) -> x (B T, C), the rows of the tokens and what positions add. Writes x."""
-        kernels.embedding(x, token.compute, ids)
+        kernels.embedding(x, token.compute, ids, in_groups=token.matrix.in_groups)
 
     def embed_backward(
         self, kernels: Any, dx: np.ndarray, ids: np.ndarray, token: Parameter

@@ -313,6 +313,8 @@ class TransformerModel(Tabular):
         """The next tokens, as many as fit or one -> logits (B, V), a new array."""
 
         def compute() -> np.ndarray:
+            if self.backend == "numba":
+                self.flat.in_groups(self.workspace.kernels)
             with self.workspace.profile("Forward"):
                 # The first token has nothing in the cache to attend to: another pass.
                 if ids.shape[1] > 1 or cache.start == 0:

@@ -13,12 +13,13 @@ class Weight(NamedTuple):
     parameters are here, so that a new storage is too.
 
     by_rows: the bits of a row of the result do not depend on other rows. Where weights are blocks,
-    activations are rounded to 8 bits then.
+    activations are rounded to 8 bits then. in_groups: blocks are, see `Parameters.in_groups`.
     """
 
     values: Any
     has_blocks: bool = False
     outputs_first: bool = False
+    in_groups: bool = False
 
     def multiply(
         self,
@@ -38,7 +39,7 @@ class Weight(NamedTuple):
             assert bias is None and addend is None and activation is None
             kernels.matmul_quantised_transpose(y, x, self.values)
         elif self.has_blocks:
-            kernels.matmul_quantised(y, x, self.values, bias, addend, by_rows)
+            kernels.matmul_quantised(y, x, self.values, bias, addend, by_rows, self.in_groups)
             if activation is not None:
                 kernels.gelu(activation, y)
         elif activation is None:
@@ -56,7 +57,7 @@ class Weight(NamedTuple):
             if self.outputs_first:
                 kernels.matmul_quantised_transpose(y, x, self.values)
             else:
-                kernels.matmul_quantised(y, x, self.values, None, None, by_rows)
+                kernels.matmul_quantised(y, x, self.values, None, None, by_rows, self.in_groups)
         elif self.outputs_first or by_rows:
             kernels.matmul(y, x, self.values, None, None, by_rows, not self.outputs_first)
         else:

@@ -210,13 +210,13 @@ class Workspace:
         """True if a backward pass follows."""
         return self.now is not None
 
-    @property
-    def by_rows(self) -> bool:
-        """True in a step of decoding, a token for each sequence of a cache.
+    def by_rows(self, has_blocks: bool = False) -> bool:
+        """-> True in a step of decoding, a token for each sequence of a cache.
 
-        The bits of a sequence must not depend on others, nor on their number.
+        The bits of a sequence must not depend on others, nor on their number. With weights in
+        blocks also in a prompt: products of small integers are faster.
         """
-        return self.cache is not None and self.T == 1
+        return self.cache is not None and (has_blocks or self.T == 1)
 
     @property
     def drops(self) -> bool:

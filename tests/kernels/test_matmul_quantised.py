@@ -12,7 +12,7 @@ import pytest
 
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.codegen.threads import set_threads, threads
-from smallmind.kernels.number_types import BLOCK, DTYPES, round_to, to_float32
+from smallmind.kernels.number_types import BLOCK, DTYPES, in_groups, round_to, to_float32
 from smallmind.parts import QUANTISED
 from tests.guards import Guarded
 from tests.kernels.test_compiled import assert_close, normal
@@ -71,7 +71,11 @@ def test_products_match_the_reference(random, dtype, two_threads):
 
 def test_products_of_rounded_rows_have_the_bits_of_the_reference(random, dtype, two_threads):
     depths = [(*shape, K) for shape in ((1, 3), (5, 2)) for K in (2048, 4096)]
-    for R, N, K in (*itertools.product(range(1, 9), COLUMNS, DEPTHS), *depths):
+    for R, N, K in (
+        *itertools.product((*range(1, 10), 15), COLUMNS, DEPTHS),
+        *depths,
+        (300, 17, 64),
+    ):
         a, *others = operands(random, dtype, R, N, K)
         a *= 10.0 ** random.integers(-3, 3, (R, 1)).astype(np.float32)
         a[0, :BLOCK] = [0, 1e-35, 1e35][N % 3]
@@ -79,6 +83,25 @@ def test_products_of_rounded_rows_have_the_bits_of_the_reference(random, dtype, 
         expected = np.empty_like(found)
         reference.matmul_quantised(expected, a, *others, True)
         np.testing.assert_array_equal(found, expected)
+        w, *added = others
+        found, _ = run_both("matmul_quantised", (R, N), a, in_groups(w), *added, True, True)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_blocks_are_arranged_in_groups_and_back(random, dtype, two_threads):
+    for N, K, count in itertools.product((1, 15, 16, 33, 100), (32, 96), (1, 2)):
+        set_threads(count)
+        w = round_to(normal(random, N, K), dtype)
+        arranged = between_guards(w)
+        compiled.arrange_blocks(arranged)
+        assert arranged.tobytes() == in_groups(w).tobytes()
+        assert (arranged.tobytes() == w.tobytes()) == (N < 16)
+        compiled.arrange_blocks(arranged, True)
+        assert arranged.tobytes() == w.tobytes()
+        assert np.isnan(arranged.base["scale"][[0, -1]]).all()
+        expected = in_groups(w)
+        reference.arrange_blocks(expected, True)
+        assert expected.tobytes() == w.tobytes()
 
 
 def test_rounding_a_row_adds_half_a_step_at_most(random, dtype):
@@ -165,7 +188,7 @@ def test_an_addend_may_be_overwritten(random, dtype, rounds, R):
 
 
 def test_rows_of_an_embedding_are_dequantised(random, dtype):
-    for V, C, T in itertools.product((1, 7), DEPTHS, (1, 5)):
+    for V, C, T in itertools.product((1, 7, 37), DEPTHS, (1, 5)):
         weight, ids = (
             round_to(normal(random, V, C), dtype),
             random.integers(0, V, (3, T)).astype("i4"),
@@ -176,6 +199,8 @@ def test_rows_of_an_embedding_are_dequantised(random, dtype):
         out.assert_intact()
         np.testing.assert_array_equal(out.array, to_float32(weight)[ids.reshape(-1)])
         expected = np.empty((3 * T, C), np.float32)
+        compiled.embedding(out.array, in_groups(weight), ids, in_groups=True)
+        np.testing.assert_array_equal(out.array, to_float32(weight)[ids.reshape(-1)])
         reference.embedding(expected, weight, ids, addend, np.array([0]))
         compiled.embedding(out.array, weight, ids, addend, np.array([0]))
         np.testing.assert_array_equal(out.array, expected)

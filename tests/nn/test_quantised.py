@@ -196,3 +196,35 @@ def test_a_saved_model_has_the_values(tmp_path):
         np.testing.assert_array_equal(loaded.parameters[name], value)
     ids = batch()[0]
     close(model.forward(ids), loaded.forward(ids))
+
+
+@pytest.mark.parametrize("precision", BLOCKS)
+@pytest.mark.parametrize("name", ["Llama", "GPT-2, untied"])
+def test_everything_else_takes_blocks_in_rows_after_a_model_has_written(tmp_path, name, precision):
+    """Products of decoding read them in groups of rows, in models that only run."""
+    made(name, freeze=None).save(tmp_path / "model.safetensors")
+    model, plain = (
+        TransformerModel.load(tmp_path / "model.safetensors", backend, precision)
+        for backend in ("numba", "numpy")
+    )
+    ids, values = batch()[0], model.parameters
+    before = {name: value.copy() for name, value in values.items()}
+    logits = model.forward(ids)
+
+    def written(model):
+        cache = KeyValueCache(model, len(ids))
+        return [model.decode(part, cache) for part in (ids[:, :9], *np.split(ids[:, 9:14], 5, 1))]
+
+    first = written(model)
+    kinds = [handle.matrix.in_groups for handle in model.flat._handles]
+    assert sum(kinds) == 9  # four matrices of each block, and one that gives logits
+    # A difference in the last bit may be rounded to another integer.
+    wanted = np.array(written(plain))
+    assert np.sqrt(((np.array(first) - wanted) ** 2).mean()) < 0.01 * wanted.std()
+    for name, value in before.items():
+        np.testing.assert_array_equal(values[name], value)
+    np.testing.assert_array_equal(written(model), first)
+    np.testing.assert_array_equal(model.forward(ids), logits)
+    np.testing.assert_array_equal(written(model), first)
+    for name in before:
+        np.testing.assert_array_equal(model.flat.own(name), plain.flat.own(name))

@@ -10,10 +10,10 @@ from numba import from_dtype, types
 from numba.extending import intrinsic, overload
 
 from smallmind.kernels.codegen.operation import element_pointer
-from smallmind.kernels.codegen.simd import HOST, LANES, load_up_to, vector
+from smallmind.kernels.codegen.simd import HOST, LANES, at, load_up_to, vector
 from smallmind.kernels.codegen.transpose import store_transposed
 from smallmind.kernels.codegen.vector_ir import I64
-from smallmind.kernels.number_types import BLOCK, DTYPES, HALF
+from smallmind.kernels.number_types import BLOCK, DTYPES, GROUP, HALF
 from smallmind.parts import QUANTISED
 
 SCALE = 2  # bytes of a block's scale, before its integers
@@ -25,6 +25,60 @@ SIZES = {from_dtype(BYTES[dtype]): dtype.itemsize for dtype in _TYPES}
 def bytes_of(blocks: np.ndarray) -> np.ndarray:
     """blocks (N, n) -> the same memory as kernels take it (N, bytes)."""
     return blocks.view(BYTES[blocks.dtype])
+
+
+def _copies(bits):
+    """-> an intrinsic: copies an integer of so many bits from a pointer to another."""
+
+    @intrinsic
+    def copy(typingctx, target, source):
+        def codegen(context, builder, sig, args):
+            kind = ir.IntType(bits).as_pointer()
+            target, source = (builder.bitcast(x, kind) for x in args)
+            builder.store(builder.load(source, align=1), target, align=1)
+            return context.get_dummy_value()
+
+        return types.void(target, source), codegen
+
+    return copy
+
+
+copy_scale, copy_word = _copies(8 * SCALE), _copies(32)
+
+
+@intrinsic
+def bytes_from(typingctx, array, words):
+    """array, a pointer to float32 -> the same pointer, to what the array consists of."""
+    kind = types.CPointer(array.dtype)
+
+    def codegen(context, builder, sig, args):
+        return builder.bitcast(args[1], context.get_value_type(kind))
+
+    return kind(array, words), codegen
+
+
+def move_row(row, array, number):
+    """Copies a row out of a group of rows of blocks (`number_types.in_groups`). row: a pointer."""
+
+
+@overload(move_row)
+def _move_row(row, array, number):
+    if array.dtype not in SIZES:
+        return lambda row, array, number: None  # noqa: ARG005
+    size = SIZES[array.dtype]
+    words = (size - SCALE) // 4
+
+    def move(row, array, number):
+        blocks, lane = array.shape[1] // size, number % GROUP
+        group = (number - lane) * array.shape[1]
+        integers = group + blocks * SCALE * GROUP
+        for n in range(blocks):
+            copy_scale(at(row, n * size), at(array, group + (n * GROUP + lane) * SCALE))
+            for k in range(words):
+                word = integers + 4 * ((n * words + k) * GROUP + lane)
+                copy_word(at(row, n * size + SCALE + 4 * k), at(array, word))
+
+    return move
 
 
 @intrinsic

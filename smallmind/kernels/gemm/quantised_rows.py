@@ -1,53 +1,60 @@
-"""Products of few rows with blocks of small integers: limited by reading the blocks.
+"""Products of rows that are rounded to 8 bits with blocks of small integers.
 
-Rows of the left operand are multiplied by dequantised blocks, or rounded to 8 bits, block by block,
-and multiplied in integers. The integers of a block are then multiplied in groups of four, whose
-exact sums are scaled and added in float32: 16 such sums of two blocks, which are a register of
-AVX-512, two of AVX2, four of NEON. Multiplications and additions are rounded one by one, so that
-every instruction set, and NumPy, computes the same bits.
+A row is rounded block by block. Rows of blocks are multiplied in groups, whose words of four
+integers lie row beside row, so that each is a lane: see `number_types.in_groups`. Models that only
+run keep their matrices like this; otherwise a group is made in scratch.
+
+The products of a block are summed in integers, exactly, then scaled and added in float32.
+Multiplications and additions are rounded one by one, so that every instruction set, and NumPy,
+computes the same bits; those of a row do not depend on other rows.
 """
+
+import functools
 
 import numpy as np
 from llvmlite import ir
 from numba import prange, types
 from numba.extending import intrinsic
 
-from smallmind.kernels.codegen.blocks import SCALE, SIZES, block_bytes, block_values
+from smallmind.kernels.codegen.blocks import (
+    SCALE,
+    SIZES,
+    block_bytes,
+    bytes_from,
+    copy_scale,
+    copy_word,
+)
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import called_jit, jit, parallel_jit
 from smallmind.kernels.codegen.operation import element_pointer
 from smallmind.kernels.codegen.rounding import ceil_div, round_up, row_share
-from smallmind.kernels.codegen.simd import HOST, at, borrow
-from smallmind.kernels.codegen.vector_ir import F32, I8, I16, I32, I64
-from smallmind.kernels.gemm.tile import FLOAT_POINTER, LINE, NULL, Rows, write_loop
-from smallmind.kernels.number_types import BLOCK, HALF
+from smallmind.kernels.codegen.simd import HOST, at, borrow, load, load_first, store_first
+from smallmind.kernels.codegen.vector_ir import F32, I8, I32, I64, Storage
+from smallmind.kernels.gemm.tile import FLOAT_POINTER, LINE, write_loop
+from smallmind.kernels.number_types import BLOCK, GROUP
 from smallmind.kernels.reference import SMALLEST
 
 LANES = ISA.lanes
-SUMS = 16  # of two blocks
-# Bytes from the blocks that are multiplied to those that are prefetched, into the second-level
-# cache: some CPUs do not fetch a row of blocks far enough ahead by themselves.
-PREFETCH_BYTES = 2048
-SUM_REGISTERS = SUMS // LANES  # registers that hold them
-# Two blocks of a rounded row in scratch, in words: their integers, and what each of their sums
-# starts from. The scales of all its blocks follow.
-INTEGERS, STARTS, PAIR = 0, SUMS, 2 * SUMS
-# Scratch before the rounded rows, in words: a block of zeros, and results.
-ZEROS, RESULTS, ROWS = 0, 16, 32
+WORDS = BLOCK // 4  # of the integers of a block
+MAX_ROWS = 8 if ISA.tile_vectors == 4 else 4  # whose sums are in registers: of 32, and of 16
+RESULTS = MAX_ROWS * LANES  # words of scratch, before all else
+# Bytes from what is multiplied to what is prefetched, in a stream from memory.
+PREFETCH_BYTES = 8192
+# In scratch a rounded row is the integers of all its blocks, what their sums start from, and their
+# scales.
 
 _BYTES = ir.VectorType(I8, 4 * LANES)
 
 
-def scratch_size(R: int, K: int) -> int:
-    """Returns the words of scratch that a thread needs."""
-    return ROWS + R * rounded_size(K // BLOCK)
-
-
 @called_jit
-def rounded_size(blocks):
+def row_size(blocks):
     """Returns the words of a rounded row in scratch: whole lines of the cache."""
-    pairs = ceil_div(blocks, 2)
-    return pairs * PAIR + round_up(2 * pairs, LINE)
+    return round_up((WORDS + 2) * blocks, LINE)
+
+
+def scratch_size(a: np.ndarray, w: np.ndarray) -> int:
+    """Returns the words of scratch that a thread needs: results, a group, and the rounded rows."""
+    return RESULTS + w.shape[1] * GROUP // 4 + len(a) * row_size(a.shape[1] // BLOCK)
 
 
 def _offset(kind):
@@ -66,8 +73,8 @@ def _shuffle(builder, a, b, order):
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(order)), list(order)))
 
 
-def _round_block(builder, out, scale_place, values, offset):
-    """Writes a rounded block, to its half of the ROUNDED words of two, as the plain twin does."""
+def _round_block(builder, out, start_place, scale_place, values, offset):
+    """Writes a rounded block, as the plain twin does."""
     places = [builder.gep(values, [I64(k)]) for k in range(0, BLOCK, LANES)]
     x = [HOST.load(builder, place) for place in places]
     magnitudes = [
@@ -94,245 +101,230 @@ def _round_block(builder, out, scale_place, values, offset):
         narrow = builder.trunc(builder.fptosi(nearest, HOST.integers), ir.VectorType(I8, LANES))
         place = builder.gep(integers, [I64(k * LANES)])
         builder.store(narrow, builder.bitcast(place, narrow.type.as_pointer()), align=1)
-    half = ir.VectorType(I32, SUMS // 2)
-    words = _vector(builder, out, I32, SUMS // 2)
-    total = ir.Constant(half, None)
+    words = _vector(builder, out, I32, WORDS)
+    total = ir.Constant(words.type, None)
     for byte in range(4):
-        up, down = ir.Constant(half, [24 - 8 * byte] * 8), ir.Constant(half, [24] * 8)
+        up, down = (ir.Constant(words.type, [by] * WORDS) for by in (24 - 8 * byte, 24))
         total = builder.add(total, builder.ashr(builder.shl(words, up), down))
-    starts = builder.mul(total, ir.Constant(half, [-offset] * 8))
-    place = builder.gep(out, [I64(STARTS)])
-    builder.store(starts, builder.bitcast(place, half.as_pointer()), align=4)
+    lanes = [builder.extract_element(total, I32(lane)) for lane in range(WORDS)]
+    start = builder.mul(functools.reduce(builder.add, lanes), I32(-offset))
+    builder.store(start, builder.bitcast(start_place, I32.as_pointer()), align=4)
     builder.store(scale, scale_place, align=4)
 
 
 @intrinsic
-def _round_values(typingctx, w, out, scale, a, index):
+def _round_values(typingctx, w, out, start, scale, a, index):
     """Rounds BLOCK values of a from a flat index on, for products with blocks like those of w."""
 
     def codegen(context, builder, sig, args):
-        _, out, scale, a, index = args
-        values = element_pointer(context, builder, sig.args[3], a, index)
-        _round_block(builder, out, scale, values, _offset(w.dtype))
+        _, out, start, scale, a, index = args
+        values = element_pointer(context, builder, sig.args[4], a, index)
+        _round_block(builder, out, start, scale, values, _offset(w.dtype))
         return context.get_dummy_value()
 
-    return types.void(w, FLOAT_POINTER, FLOAT_POINTER, a, types.int64), codegen
+    return types.void(w, *[FLOAT_POINTER] * 3, a, types.int64), codegen
 
 
-def _integers(builder, kind, blocks):
-    """Pointers to two blocks -> SUM_REGISTERS vectors of their integers, plus the offset."""
-    places = [builder.gep(block, [I64(SCALE)]) for block in blocks]
-    if kind == types.int8:
-        if LANES == 16:
-            first, second = (_vector(builder, place, I8, BLOCK) for place in places)
-            parts = [_shuffle(builder, first, second, range(2 * BLOCK))]
-        else:
-            size = 4 * LANES
-            parts = [
-                _vector(builder, builder.gep(place, [I64(start)]), I8, size)
-                for place in places
-                for start in range(0, BLOCK, size)
-            ]
-        if not HOST.unsigned_dots:
-            return parts
-        # As a number with a sign this byte is its opposite.
-        high = ir.Constant(_BYTES, [ir.Constant(I8, 0x80)] * 4 * LANES)
-        return [builder.xor(part, high) for part in parts]
-    halves = [_vector(builder, place, I8, HALF) for place in places]
-    if LANES == 16:
-        order = [HALF * number + i for number in (0, 0, 1, 1) for i in range(HALF)]
-        parts = [_shuffle(builder, halves[0], halves[1], order)]
-        shifts = [([0] * 4 + [4] * 4) * 2]
-    elif LANES == 8:
-        parts = [_shuffle(builder, half, half, [*range(HALF)] * 2) for half in halves]
-        shifts = [[0] * 4 + [4] * 4] * 2
-    else:
-        parts, shifts = [half for half in halves for _ in range(2)], [[0] * 4, [4] * 4] * 2
-    found = []
-    for part, shift in zip(parts, shifts, strict=True):
-        words = builder.bitcast(part, HOST.integers)
-        words = builder.lshr(words, ir.Constant(HOST.integers, shift))
-        words = builder.and_(words, HOST.integer(0x0F0F0F0F))
-        found.append(builder.bitcast(words, _BYTES))
-    return found
+@jit
+def _move_group(group, w, first, last, is_back):
+    """Copies GROUP rows of blocks from number `first` on to a group, or back. Takes a pointer.
 
-
-def _scales(builder, _kind, blocks):
-    """Pointers to two blocks -> their scales, a vector of two."""
-    if not ISA.half:
-        first, second = (HOST.load_scale(builder, block) for block in blocks)
-        return _shuffle(builder, first, second, [0, LANES])
-    first, second = (_vector(builder, block, I16, 1) for block in blocks)
-    bits = _shuffle(builder, first, second, [0, 1])
-    halves = builder.bitcast(bits, ir.VectorType(ir.HalfType(), 2))
-    return builder.fpext(halves, ir.VectorType(F32, 2))
-
-
-def _write_rows(builder, rows, blocks, step, count, add_block):
-    """Writes the loop over `blocks` blocks of a row, `step` at a time -> the sums of `rows` rows.
-
-    add_block(number of the block, sums) -> the sums of all rows with its products, `count` vectors
-    a row.
+    Rows after the last one repeat it, as what is beyond it is not read.
     """
-    zeros = [HOST.constant(0.0)] * (rows * count)
-
-    def add(block, sums):
-        return add_block(block, list(sums))
-
-    _, added = write_loop(builder, HOST, I64(0), blocks, 1, zeros, add, None, step)
-    totals = []
-    for i in range(rows):
-        registers = added[i * count : (i + 1) * count]
-        while len(registers) > 1:  # by halves, as lanes
-            half = len(registers) // 2
-            both = zip(registers[:half], registers[half:], strict=True)
-            registers = [builder.fadd(*pair) for pair in both]
-        totals.append(HOST.fold(builder, registers[0], builder.fadd))
-    return totals
-
-
-def _write_integer_products(builder, kind, rows, w, blocks, zeros):
-    """The products in integers of rounded rows, pointers to them, and blocks -> their sums."""
-    pairs = builder.lshr(builder.add(blocks, I64(1)), I64(1))
-    scales_start = builder.mul(pairs, I64(PAIR))
-
-    def add_pair(block, sums):
-        first = builder.gep(w, [builder.mul(block, I64(SIZES[kind]))])
-        HOST.prefetch(builder, builder.gep(first, [I64(PREFETCH_BYTES)]), locality=2)
-        is_pair = builder.icmp_signed("<", builder.add(block, I64(1)), blocks)
-        second = builder.select(is_pair, builder.gep(first, [I64(SIZES[kind])]), zeros)
-        integers, scales = (of(builder, kind, (first, second)) for of in (_integers, _scales))
-        for i, row in enumerate(rows):
-            pair = builder.gep(row, [builder.mul(block, I64(PAIR // 2))])
-            of_row = _vector(builder, builder.gep(row, [builder.add(scales_start, block)]), F32, 2)
-            both = builder.fmul(of_row, scales)
-            for part, w_q in enumerate(integers):
-                start = part * LANES
-                q, total = (
-                    _vector(builder, builder.gep(pair, [I64(place + start)]), I32, LANES)
-                    for place in (INTEGERS, STARTS)
-                )
-                dots = HOST.dot_bytes(builder, total, w_q, builder.bitcast(q, _BYTES))
-                lanes = [lane // (SUMS // 2) for lane in range(start, start + LANES)]
-                scale = _shuffle(builder, both, both, lanes)
-                term = builder.fmul(builder.sitofp(dots, HOST.vector), scale)
-                sums[i * SUM_REGISTERS + part] = builder.fadd(sums[i * SUM_REGISTERS + part], term)
-        return sums
-
-    return _write_rows(builder, len(rows), blocks, 2, SUM_REGISTERS, add_pair)
+    row, size = w.shape[1], block_bytes(w)
+    words, blocks = (size - SCALE) // 4, row // size
+    integers = at(group, blocks * SCALE * GROUP)
+    for i in range(GROUP):
+        for n in range(blocks):
+            block = at(w, min(first + i, last) * row + n * size)
+            scale = at(group, (n * GROUP + i) * SCALE)
+            if is_back:
+                copy_scale(block, scale)
+            else:
+                copy_scale(scale, block)
+            for k in range(words):
+                place = at(block, SCALE + 4 * k)
+                word = at(integers, 4 * ((n * words + k) * GROUP + i))
+                if is_back:
+                    copy_word(place, word)
+                else:
+                    copy_word(word, place)
 
 
-def _write_products(builder, kind, rows, w, blocks):
-    """The products of rows of float32, pointers to them, and dequantised blocks -> their sums."""
+@parallel_jit
+def arrange(w, is_back, scratch):
+    """Makes groups of rows, in place, or rows of groups; rows that fill no group stay rows."""
+    workers, size = scratch.shape[0], w.shape[1]
+    for worker in prange(workers):
+        group = bytes_from(w, at(scratch, np.int64(worker) * scratch.shape[1]))
+        first, last = row_share(w.shape[0] // GROUP, np.int64(worker), workers)
+        for start in range(first * GROUP, last * GROUP, GROUP):
+            whole = at(w, start * size)
+            if not is_back:
+                _move_group(group, w, start, start + GROUP, False)
+            for byte in range(0, GROUP * size, 4):
+                if is_back:
+                    copy_word(at(group, byte), at(whole, byte))
+                else:
+                    copy_word(at(whole, byte), at(group, byte))
+            if is_back:
+                _move_group(group, w, start, start + GROUP, True)
 
-    def add_block(block, sums):
-        place = builder.gep(w, [builder.mul(block, I64(SIZES[kind]))])
-        for v in range(0, BLOCK, LANES):
-            value = block_values(builder, kind, place, I64(v))
-            for i, row in enumerate(rows):
-                k = builder.add(builder.mul(block, I64(BLOCK)), I64(v))
-                x, number = HOST.load(builder, builder.gep(row, [k])), 2 * i + v // LANES % 2
-                sums[number] = HOST.fma(builder, x, value, sums[number])
-        return sums
 
-    return _write_rows(builder, len(rows), blocks, 1, 2, add_block)
+def _integers(builder, kind, words):
+    """-> the integers of each word of a block, plus the offset. words: a pointer to the first."""
+    count = (SIZES[kind] - SCALE) // 4
+    places = [builder.gep(words, [I64(4 * GROUP * k)]) for k in range(count)]
+    found = [_vector(builder, place, I32, LANES) for place in places]
+    if kind == types.uint8:
+        halves = found, [builder.lshr(x, HOST.integer(4)) for x in found]
+        found = [builder.and_(x, HOST.integer(0x0F0F0F0F)) for half in halves for x in half]
+    elif HOST.unsigned_dots:
+        # As a number with a sign this byte is its opposite.
+        high = HOST.integer(0x80808080 - 2**32)
+        found = [builder.xor(x, high) for x in found]
+    return [builder.bitcast(x, _BYTES) for x in found]
 
 
-def _multiply_row(count):
-    """-> an intrinsic: writes the products of `count` rows of a and a row of blocks to results.
+def _multiply_rows(count):
+    """-> an intrinsic: writes the products of `count` rounded rows and LANES of a group to results.
 
-    rows: the first, `stride` words from the next; w: bytes and the place of the first of `blocks`
-    blocks; zeros: a block if rows are rounded, else NULL. One row of blocks at a time, so that the
-    CPU sees a single stream to fetch.
+    rows: the first, `stride` words from the next; group: a pointer; lane: the first of LANES.
     """
 
     @intrinsic
-    def multiply(typingctx, results, rows, stride, w, place, blocks, zeros):
+    def multiply(typingctx, results, rows, stride, group, lane, blocks):
         def codegen(context, builder, sig, args):
-            results, first, stride, w, place, blocks, zeros = args
-            w = element_pointer(context, builder, sig.args[3], w, place)
+            results, first, stride, group, lane, blocks = args
+            kind = sig.args[3].dtype
             rows = [builder.gep(first, [builder.mul(stride, I64(i))]) for i in range(count)]
-            kind, no_zeros = sig.args[3].dtype, ir.Constant(zeros.type, None)
-            is_rounded = builder.icmp_unsigned("!=", zeros, no_zeros)
-            zeros = builder.bitcast(zeros, w.type)
-            with builder.if_else(is_rounded) as branches:
-                for branch, write, *others in (
-                    (branches[0], _write_integer_products, zeros),
-                    (branches[1], _write_products),
-                ):
-                    with branch:
-                        totals = write(builder, kind, rows, w, blocks, *others)
-                        for i, total in enumerate(totals):
-                            builder.store(total, builder.gep(results, [I64(i)]), align=4)
+            step = (SIZES[kind] - SCALE) * GROUP  # bytes from a block to the next
+            integers = builder.gep(group, [builder.mul(blocks, I64(SCALE * GROUP))])
+            integers = builder.gep(integers, [builder.mul(lane, I64(4))])
+            scales = builder.gep(group, [builder.mul(lane, I64(SCALE))])
+            starts = builder.mul(blocks, I64(WORDS))
+
+            def splat(row, index, kind):
+                place = builder.bitcast(builder.gep(row, [index]), kind.as_pointer())
+                return HOST.splat(builder, builder.load(place, align=4))
+
+            def add(block, totals):
+                start, first = builder.add(starts, block), builder.mul(block, I64(WORDS))
+                sums = [splat(row, start, I32) for row in rows]
+                place = builder.gep(integers, [builder.mul(block, I64(step))])
+                for ahead in range(PREFETCH_BYTES, PREFETCH_BYTES + step, 4 * LINE):
+                    HOST.prefetch(builder, builder.gep(place, [I64(ahead)]), locality=2)
+                for number, w in enumerate(_integers(builder, kind, place)):
+                    index = builder.add(first, I64(number))
+                    for i, row in enumerate(rows):
+                        q = builder.bitcast(splat(row, index, I32), _BYTES)
+                        sums[i] = HOST.dot_bytes(builder, sums[i], w, q)
+                place = builder.gep(scales, [builder.mul(block, I64(SCALE * GROUP))])
+                w = HOST.load(builder, place, Storage.FLOAT16)
+                place, added = builder.add(start, blocks), []
+                for row, dots, total in zip(rows, sums, totals, strict=True):
+                    scale = builder.fmul(splat(row, place, F32), w)
+                    term = builder.fmul(builder.sitofp(dots, HOST.vector), scale)
+                    added.append(builder.fadd(total, term))
+                return added
+
+            zeros = [HOST.constant(0.0)] * count
+            _, totals = write_loop(builder, HOST, I64(0), blocks, 1, zeros, add, None)
+            for i, total in enumerate(totals):
+                HOST.store(builder, total, builder.gep(results, [I64(i * LANES)]))
             return context.get_dummy_value()
 
         start, number = FLOAT_POINTER, types.int64
-        return types.void(start, start, number, w, number, number, start), codegen
+        return types.void(start, start, number, group, number, number), codegen
 
     return multiply
 
 
-_multiply_one, _multiply_four = _multiply_row(1), _multiply_row(4)
+_multiply_one, _multiply_two, _multiply_four = map(_multiply_rows, (1, 2, 4))
+_multiply_most = _multiply_rows(MAX_ROWS)
 
 
 @parallel_jit
-def multiply_few(out, a, w, bias, addend, by_rows, scratch, workers):
-    """Computes out = a w^T [+ bias] [+ addend], of few rows. scratch (workers, scratch_size)."""
+def round_rows(scratch, a, w, workers):
+    """Writes the rows of a, rounded for products with blocks like those of w."""
     for worker in prange(workers):
-        own = at(scratch, np.int64(worker) * scratch.shape[1])
-        first, last = row_share(w.shape[0], np.int64(worker), workers)
-        if first < last:
-            K = a.shape[1]
-            rows = Rows(at(a, 0), K)
-            if by_rows:
-                rows = Rows(at(own, ROWS), rounded_size(K // BLOCK))
-                _round_rows(borrow(a), borrow(w), own)
-            zeros = at(own, ZEROS) if by_rows else NULL
-            operands = borrow(out), rows, borrow(w), borrow(bias), borrow(addend)
-            _multiply(*operands, own, zeros, first, last)
+        first, last = row_share(a.shape[0], np.int64(worker), workers)
+        rounded = at(scratch, RESULTS + w.shape[1] * GROUP // 4)
+        _round_rows(rounded, borrow(a), borrow(w), first, last)
 
 
 @jit
-def _round_rows(a, w, own):
-    """Writes scratch: zeros, and the rounded rows of a."""
-    for k in range(ROWS):
-        own[k] = np.float32(0)
-    R, K = a.shape
+def _round_rows(rows, a, w, first, last):
+    K = a.shape[1]
     blocks = K // BLOCK
-    for i in range(R):
-        row = at(own, ROWS + i * rounded_size(blocks))
-        scales = at(row, ceil_div(blocks, 2) * PAIR)
+    for i in range(first, last):
+        row = at(rows, i * row_size(blocks))
         for n in range(blocks):
-            half = at(row, n // 2 * PAIR + n % 2 * (SUMS // 2))
-            _round_values(w, half, at(scales, n), a, i * K + n * BLOCK)
-        if blocks % 2 == 1:
-            half = at(row, blocks // 2 * PAIR + SUMS // 2)
-            for lane in range(SUMS // 2):
-                half[INTEGERS + lane] = half[STARTS + lane] = np.float32(0)
-            scales[blocks] = np.float32(0)
+            start = WORDS * blocks + n
+            words, scale = at(row, n * WORDS), at(row, start + blocks)
+            _round_values(w, words, at(row, start), scale, a, i * K + n * BLOCK)
+
+
+@parallel_jit
+def multiply_rounded(out, a, w, bias, addend, scratch, is_few, in_groups):
+    """Computes out = a w^T [+ bias] [+ addend]. scratch (workers, scratch_size).
+
+    Each worker rounds all rows if they are few; otherwise `round_rows` has done it. in_groups: if
+    w is already.
+    """
+    workers = scratch.shape[0]
+    for worker in prange(workers):
+        first, last = row_share(ceil_div(w.shape[0], GROUP), np.int64(worker), workers)
+        own, rows = at(scratch, np.int64(worker) * scratch.shape[1]), at(scratch, 0)
+        if is_few:
+            rows = own
+        rows = at(rows, RESULTS + w.shape[1] * GROUP // 4)
+        if first < last:
+            if is_few:
+                _round_rows(rows, borrow(a), borrow(w), 0, a.shape[0])
+            operands = borrow(out), rows, borrow(w), borrow(bias), borrow(addend)
+            _multiply(*operands, own, first, last, in_groups)
 
 
 @jit
-def _multiply(out, rows, w, bias, addend, own, zeros, first, last):
-    """Columns first..last of the product, one at a time.
+def _multiply(out, rows, w, bias, addend, own, first, last, in_groups):
+    """Writes the groups first..last of the columns of the product. own: scratch."""
+    N, size = w.shape
+    for number in range(first, last):
+        begin = number * GROUP
+        group = at(w, begin * size)
+        if not in_groups or begin + GROUP > N:
+            group = bytes_from(w, at(own, RESULTS))
+            _move_group(group, w, begin, N - 1, False)
+        for j in range(begin, min(N, begin + GROUP), LANES):
+            _multiply_lanes(out, rows, w, bias, addend, own, group, j)
 
-    rows: of the left operand, rounded if zeros is not NULL; own: scratch.
-    """
-    R, size = out.shape[0], w.shape[1]
-    blocks, results = size // block_bytes(w), at(own, RESULTS)
-    for j in range(first, last):
-        i = 0
-        while i < R:
-            start, count = at(rows.start, i * rows.stride), 4 if R - i >= 4 else 1
-            if count == 4:
-                _multiply_four(results, start, rows.stride, w, j * size, blocks, zeros)
-            else:
-                _multiply_one(results, start, rows.stride, w, j * size, blocks, zeros)
-            for n in range(count):
-                total = results[n]
-                if bias.size > 0:
-                    total += bias[j]
-                if addend.size > 0:
-                    total += addend[i + n, j]
-                out[i + n, j] = total
-            i += count
+
+@jit
+def _multiply_lanes(out, rows, w, bias, addend, results, group, j):
+    """Writes LANES columns of the product, from number j on."""
+    R, N = out.shape
+    blocks, lane, count = w.shape[1] // block_bytes(w), j % GROUP, min(LANES, N - j)
+    i, stride = 0, row_size(blocks)
+    while i < R:
+        start, rest = at(rows, i * stride), R - i
+        if rest >= MAX_ROWS:
+            done = MAX_ROWS
+            _multiply_most(results, start, stride, group, lane, blocks)
+        elif rest >= 4:
+            done = 4
+            _multiply_four(results, start, stride, group, lane, blocks)
+        elif rest >= 2:
+            done = 2
+            _multiply_two(results, start, stride, group, lane, blocks)
+        else:
+            done = 1
+            _multiply_one(results, start, stride, group, lane, blocks)
+        for n in range(done):
+            total, place = load(results, n * LANES), (i + n) * N + j
+            if bias.size > 0:
+                total = total + load_first(bias, j, count)
+            if addend.size > 0:
+                total = total + load_first(addend, place, count)
+            store_first(out, place, total, count)
+        i += done

@@ -3,7 +3,8 @@
 Steps of decoding have one row or many, and products of any variant with few rows are as fast this
 way. Each element of the result is a sum along K in the lanes of one register, which are added in a
 fixed order at the end. A block of rows by OUTPUTS rows of b is summed at a time: what limits is
-reading b, once.
+reading b, once. These rows are as far apart as can be, so that each is followed by the next one of
+its stream: the CPU fetches far ahead in few long streams, but not beyond the ends of short rows.
 """
 
 import numpy as np
@@ -24,10 +25,9 @@ from smallmind.kernels.gemm.tile import Rows, write_loop
 
 LANES = ISA.lanes
 OUTPUTS = 4
-# Bytes from which on a matrix is not expected in a core's second-level cache. The rows that follow
-# are then prefetched into it: each is too short for the CPU to fetch ahead by itself. Where it is
-# there, this takes a fifth longer.
-MIN_PREFETCHED_BYTES = 2**18
+# Bytes from which on a matrix is not expected in a core's second-level cache, and from what is
+# multiplied to what is then prefetched into it.
+MIN_PREFETCHED_BYTES, PREFETCH_BYTES = 2**18, 2048
 # Elements of K summed one after the other: the sums of blocks are added, so that the error does not
 # grow with all of K.
 BLOCK_DEPTH = 8192
@@ -88,13 +88,14 @@ def _write_block(builder, storage, shape, sums, a, b, extent, fetches):
     """Writes sums[i, j] = a[i] . b[j], for a shape of rows of a and of b.
 
     a and b: pointers to the first rows; sums: pointer, and elements from a row to the next; extent:
-    elements from a row of a or b to the next, how many of them are multiplied, and if the products
-    are added to what the sums are.
+    elements from a row of a or b to the next, how many of them are multiplied, rows from one of b
+    to the next, and if the products are added to what the sums are.
     """
-    (rows, outputs), (K, depth, adds) = shape, extent
+    (rows, outputs), (K, depth, apart, adds) = shape, extent
     left = [builder.gep(a, [builder.mul(K, I64(i))]) for i in range(rows)]
-    right = [builder.gep(b, [builder.mul(K, I64(j))]) for j in range(2 * outputs)]
-    right, following_rows = right[:outputs], right[outputs:]
+    between = builder.mul(K, apart)
+    right = [builder.gep(b, [builder.mul(between, I64(j))]) for j in range(outputs)]
+    ahead = I64(PREFETCH_BYTES // (4 if storage is Storage.FLOAT32 else 2))
     has_pairs = storage is Storage.BFLOAT16
     step = 2 * LANES if has_pairs else LANES
     multiply_add = HOST.dot_pairs if has_pairs else HOST.add_product
@@ -102,8 +103,8 @@ def _write_block(builder, storage, shape, sums, a, b, extent, fetches):
     def add(k, before, count=None):
         if count is None:
             with builder.if_then(fetches):
-                for row in following_rows:
-                    HOST.prefetch(builder, builder.gep(row, [k]), locality=2)
+                for row in right:
+                    HOST.prefetch(builder, builder.gep(row, [builder.add(k, ahead)]), locality=2)
         x = [_loaded(builder, builder.gep(row, [k]), storage, count) for row in left]
         added = list(before)
         for j, row in enumerate(right):
@@ -128,24 +129,24 @@ def _write_block(builder, storage, shape, sums, a, b, extent, fetches):
     for i in range(rows):
         total = _lane_sums(builder, totals[i * outputs : (i + 1) * outputs])
         place = builder.gep(start, [builder.mul(stride, I64(i))])
-        place = builder.bitcast(place, total.type.as_pointer())
-        before = builder.load(place, align=4)
-        zero = ir.Constant(total.type, None)
-        before = builder.select(adds, before, zero if outputs > 1 else F32(0.0))
-        builder.store(builder.fadd(total, before), place, align=4)
+        for j in range(outputs):
+            own = builder.gep(place, [builder.mul(apart, I64(j))])
+            before = builder.select(adds, builder.load(own), F32(0.0))
+            found = builder.extract_element(total, I32(j)) if outputs > 1 else total
+            builder.store(builder.fadd(found, before), own)
 
 
 def _block_of(outputs, most):
     """-> an intrinsic: sums[i, j] = a[i] . b[j], for `rows` rows of a, 1 to most, and outputs of b.
 
-    sums: Rows; i and j: the first rows. Products of `depth` elements from number `start` on, which
-    are added to the sums unless it is 0.
+    sums: Rows; i and j: the first rows, those of b `apart`. Products of `depth` elements from
+    number `start` on, which are added to the sums unless it is 0.
     """
 
     @intrinsic
-    def multiply(typingctx, sums, a, b, i, j, rows, start, depth, fetches):
+    def multiply(typingctx, sums, a, b, i, j, apart, rows, start, depth, fetches):
         def codegen(context, builder, sig, args):
-            sums, a, b, i, j, rows, start, depth, fetches = args
+            sums, a, b, i, j, apart, rows, start, depth, fetches = args
             shape = context.make_array(sig.args[1])(context, builder, a).shape
             K = builder.extract_value(shape, 1)
 
@@ -154,7 +155,7 @@ def _block_of(outputs, most):
                 return element_pointer(context, builder, sig.args[number], array, index)
 
             a, b, sums = place(a, 1, i), place(b, 2, j), cgutils.unpack_tuple(builder, sums)
-            extent = K, depth, builder.icmp_signed(">", start, I64(0))
+            extent = K, depth, apart, builder.icmp_signed(">", start, I64(0))
             storage, end = STORAGE[sig.args[1].dtype], builder.append_basic_block("multiplied")
             switch = builder.switch(rows, end)
             for count in range(1, most + 1):
@@ -166,7 +167,7 @@ def _block_of(outputs, most):
             builder.position_at_end(end)
             return context.get_dummy_value()
 
-        return types.void(sums, a, b, *[types.int64] * 5, types.boolean), codegen
+        return types.void(sums, a, b, *[types.int64] * 6, types.boolean), codegen
 
     return multiply
 
@@ -186,18 +187,19 @@ def _multiply(operands, sums, left, right):
     fetches = b.size * b.itemsize > MIN_PREFETCHED_BYTES
     for column in range(left, right, width):
         last = min(right, column + width)
-        fours = last - (last - column) % OUTPUTS
+        apart = (last - column) // OUTPUTS
+        fours = column + OUTPUTS * apart
         for start in range(0, max(K, 1), BLOCK_DEPTH):
             depth = min(BLOCK_DEPTH, K - start)
-            for j in range(column, fours, OUTPUTS):
+            for j in range(column, column + apart):
                 for i in range(0, M, size):
                     place = Rows(at(sums, i * width + j - column), width)
                     rows = min(size, M - i)
-                    _multiply_fours(place, a, b, i, j, rows, start, depth, fetches)
+                    _multiply_fours(place, a, b, i, j, apart, rows, start, depth, fetches)
             for j in range(fours, last):
                 for i in range(M):
                     place = Rows(at(sums, i * width + j - column), width)
-                    _multiply_one(place, a, b, i, j, 1, start, depth, False)
+                    _multiply_one(place, a, b, i, j, 1, 1, start, depth, False)
         finish(operands, sums, 0, width, Region(0, M, column, last))
 
 
