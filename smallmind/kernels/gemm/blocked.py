@@ -77,7 +77,8 @@ PREFETCHED_PANELS = max(1, 256 // PANEL)  # panels of b that are prefetched toge
 # cache, and the incomplete sums of a strip, which 16 bits need.
 PANEL_SIZE = MAX_DEPTH * PANEL
 PANEL_16 = (MAX_DEPTH + 1) * PANEL  # blocks begin at even numbers, so one may be deeper by one
-STRIP_16 = 64 * 1024
+# Half of the second-level cache of CPUs that multiply pairs.
+STRIP_16 = (128 if ISA.pairs and not ISA.quads else 64) * 1024
 SUMS_SIZE = 64 * 1024
 # Rows of a strip whose words are read in place, so that b is packed seldom: as many as leave space
 # for the incomplete sums of a panel.
