@@ -115,8 +115,8 @@ class Loss:
         them right; the predicted tokens, whose text is counted.
         """
         right = np.empty(batch.targets.shape, np.bool_)
-        losses = model.losses(batch.ids, batch.targets, right, batch.firsts)
         assert batch.weights is not None
+        losses = model.losses(batch.ids, batch.targets, right, batch.firsts, batch.weights)
         learned = batch.weights > 0
         sums = [
             float(row[is_learned].sum(dtype=np.float64))

@@ -117,6 +117,8 @@ class Network:
             workspace.room = len(rows), len(x)
             self.learned = workspace.rent(len(rows), x.shape[1])
             workspace.kernels_for("head").take_rows(self.learned, x, rows)
+            if not workspace.training:
+                workspace.release(x)
             x = self.learned
         elif workspace.cache and ids.shape[1] > 1:
             last = workspace.rent(len(ids), x.shape[1])

@@ -338,27 +338,34 @@ class TransformerModel(Tabular):
         targets: np.ndarray,
         correct: np.ndarray | None = None,
         firsts: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
     ) -> np.ndarray:
         """ids, targets (B, T) -> cross-entropy of each token (B, T) in nats, a new array.
 
         If correct (B, T) is given, writes to it whether the target has the highest logit. `firsts`
-        as in `loss_and_gradients`.
+        as in `loss_and_gradients`. With weights (B, T), targets that have none may be left out, as
+        if their losses were 0 and none of them correct.
         """
-        batch = CheckedBatch.of(self.config, ids, targets, firsts=firsts)
-        losses = np.empty(batch.ids.shape, self.workspace.dtype)
+        batch = CheckedBatch.of(self.config, ids, targets, weights, 1.0, firsts)
+        losses = np.zeros(batch.ids.shape, self.workspace.dtype)
+        right = np.zeros(batch.ids.shape, bool)
 
         def compute(windows: slice) -> None:
-            part = batch.part(windows)
-            flat = losses[windows].reshape(-1)  # a view
-            found = None if correct is None else np.empty(flat.shape, bool)
+            part = batch.part(windows, selects_rows=True)
             with self.workspace.profile("Forward"):
-                x = self.network.forward(part["ids"], part.get("firsts"))
-            self.network.head.losses(flat, x, part["targets"].reshape(-1), correct=found)
-            if correct is not None and found is not None:
-                correct[windows] = found.reshape(part["ids"].shape)
+                x = self.network.forward(part["ids"], part.get("firsts"), part.get("rows"))
+            found = np.empty(len(x), losses.dtype)
+            hits = None if correct is None else np.empty(len(x), bool)
+            self.network.head.losses(found, x, part["targets"].reshape(-1), correct=hits)
+            rows = part.get("rows", slice(None))
+            losses[windows].reshape(-1)[rows] = found
+            if hits is not None:
+                right[windows].reshape(-1)[rows] = hits
 
         for windows in micro_batches(batch.ids, self.micro_batch_size):
             self.workspace.one_pass(functools.partial(compute, windows))
+        if correct is not None:
+            correct[...] = right
         return losses
 
     def loss_and_gradients(

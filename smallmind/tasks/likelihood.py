@@ -152,6 +152,7 @@ class Scorer:
             shape = len(batch), T
             ids, targets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
             firsts = np.tile(np.arange(T, dtype=np.int32), (len(batch), 1))
+            weights = np.zeros(shape, np.float32)
             filled = []
             for row, numbers in enumerate(batch):
                 start = 0
@@ -161,10 +162,12 @@ class Scorer:
                     ids[row, start:end] = part[window.begin : window.end - 1]
                     targets[row, start:end] = part[window.begin + 1 : window.end]
                     firsts[row, start:end] = start
-                    filled.append((window, row, slice(end - (window.end - window.new), end)))
+                    new = slice(end - (window.end - window.new), end)
+                    weights[row, new] = 1
+                    filled.append((window, row, new))
                     start = end
             right = np.empty(shape, np.bool_)
-            losses = self.model.losses(ids, targets, right, firsts)
+            losses = self.model.losses(ids, targets, right, firsts, weights)
             for window, row, new in filled:
                 yield window, losses[row, new], right[row, new]
 

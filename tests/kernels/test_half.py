@@ -29,6 +29,7 @@ SHAPES = [
     *((16, 32, 16), (17, 33, 17), (15, 31, 15), (32, 64, 32), (33, 66, 49), (48, 62, 80)),
     *((31, 1030, 15), (224, 1100, 129)),
     *((5, 1023, 64), (7, 2045, 128)),  # the last block along K is deeper than the others
+    *((823, 1030, 70), (1700, 2046, 33)),  # several strips of rows that are read in place
     # Few rows, whose sums fit the scratch in one part or in several; and a K of several blocks.
     *((1, 37, 50), (2, 64, 129), (3, 9001, 20), (4, 33, 17_000), (1, 3, 66_000)),
 ]

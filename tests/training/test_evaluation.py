@@ -101,6 +101,23 @@ def test_a_token_counts_as_right_if_it_has_the_highest_logit(precision, micro_ba
     np.testing.assert_array_equal(losses, model.losses(ids, targets))
 
 
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.95])
+def test_losses_of_weighted_targets_are_those_of_all(share, micro_batch_size):
+    model = TransformerModel(11, 16, 16, 2, 2, seed=2)
+    model.micro_batch_size = micro_batch_size
+    random = np.random.default_rng(0)
+    ids, targets = random.integers(0, 11, (2, 5, 16)).astype(np.int32)
+    weights = (random.random(ids.shape) < share).astype(np.float32)
+    hits, found = np.ones((2, *ids.shape), bool)
+    losses = model.losses(ids, targets, hits)
+    some = model.losses(ids, targets, found, weights=weights)
+    chosen = (weights > 0) | (some != 0)
+    np.testing.assert_allclose(some[chosen], losses[chosen], rtol=1e-6)
+    np.testing.assert_array_equal(found, hits & chosen)
+    assert chosen.all() == (share > 0.5)  # of few, the head computes few rows
+
+
 class Counting:
     """A model whose loss for a token is the token itself, and which sees how each was predicted."""
 

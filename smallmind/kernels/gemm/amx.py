@@ -14,6 +14,7 @@ from smallmind.kernels.gemm.packing import TRANSPOSE_A
 from smallmind.kernels.gemm.tile import PANEL_SIGNATURE, Rows, Strip, advance
 
 HEIGHT = 2 * TILE  # rows of the result that are multiplied at a time
+READS_WORDS = 0
 
 
 @jit

@@ -17,6 +17,7 @@ from smallmind.kernels.gemm.tile import (
 )
 
 HEIGHT = TILE_ROWS  # rows of the result that are multiplied at a time
+READS_WORDS = 1  # of a where they are, if its rows consist of words
 _call_pairs_tile = tile_caller(pairs=True)
 
 

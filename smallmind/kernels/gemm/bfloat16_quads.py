@@ -29,6 +29,7 @@ from smallmind.kernels.gemm.tile import (
 )
 
 HEIGHT = TILE_ROWS  # rows of the result that are multiplied at a time
+READS_WORDS = 0
 
 
 @operation(types.void, FLOAT_POINTER, PLACE)

@@ -77,8 +77,12 @@ PREFETCHED_PANELS = max(1, 256 // PANEL)  # panels of b that are prefetched toge
 # cache, and the incomplete sums of a strip, which 16 bits need.
 PANEL_SIZE = MAX_DEPTH * PANEL
 PANEL_16 = (MAX_DEPTH + 1) * PANEL  # blocks begin at even numbers, so one may be deeper by one
-STRIP_16 = 64 * 1024
+# Half of the second-level cache of CPUs that multiply pairs.
+STRIP_16 = (128 if ISA.pairs and not ISA.quads else 64) * 1024
 SUMS_SIZE = 64 * 1024
+# Rows of a strip whose words are read in place, so that b is packed seldom: as many as leave space
+# for the incomplete sums of a panel.
+IN_PLACE_ROWS = SUMS_SIZE // (PANEL + 16)
 SCRATCH = PANEL_SIZE + float32.STRIP_SIZE
 SCRATCH_16 = PANEL_16 + STRIP_16 + SUMS_SIZE
 
@@ -114,6 +118,7 @@ def load_packing(a: np.ndarray) -> None:
 
 
 _height = chosen_number(_packing, "HEIGHT")  # rows of the result that are multiplied at a time
+_reads_words = chosen_number(_packing, "READS_WORDS")  # rows of words are not packed
 _packed_depth = choice(_packing, "packed_depth", inline=True)
 _pack_a = choice(_packing, "pack_a", inline=True)
 _pack_b = choice(_packing, "pack_b", inline=True)
@@ -271,16 +276,21 @@ def gemm_part(operands, packed, form, worker, workers):
         return
     single = single if right == N else 0
     right -= single
-    # However they are packed, K is summed in the same blocks: CPUs of an instruction set get the
-    # same bits.
-    blocks = max(
-        1, ceil_div(K, MAX_DEPTH // 2 if is_float32(a) and variant == TRANSPOSE_A else MAX_DEPTH)
-    )
+    # CPUs of an instruction set sum K in the same blocks, and get the same bits.
+    in_place = _reads_words(a) and variant != TRANSPOSE_A and K % 2 == 0
+    max_depth = MAX_DEPTH
+    if in_place:
+        max_depth = 2 * MAX_DEPTH  # as many words
+    elif is_float32(a) and variant == TRANSPOSE_A:
+        max_depth = MAX_DEPTH // 2
+    blocks = max(1, ceil_div(K, max_depth))
     row_size = padded_row(_packed_depth(a, ceil_div(K, blocks)) + 16)
     max_height = MAX_STRIP_ROWS
     if is_float32(a):
         # Strips may be short if packing b is free; they are long if packing takes time.
         max_height = MAX_STRIP_ROWS // 2 if variant == PLAIN else MAX_STRIP_ROWS
+    elif in_place:
+        max_height = IN_PLACE_ROWS // step * step
     else:
         max_height = min(MAX_STRIP_ROWS, STRIP_16 // row_size) // step * step
     # Strips of equal height: b is packed for each of them, however few rows it has.

@@ -15,6 +15,7 @@ from smallmind.kernels.gemm.packing import (
 from smallmind.kernels.gemm.tile import NULL, TILE_ROWS, Rows, Strip, multiply_panel
 
 HEIGHT = TILE_ROWS  # rows of the result that are multiplied at a time
+READS_WORDS = 0
 multiply = multiply_panel
 
 

@@ -22,6 +22,7 @@ from smallmind.kernels.gemm.packing import (
 from smallmind.kernels.gemm.tile import NULL, PANEL, TILE_ROWS, Rows, Strip, multiply_panel
 
 HEIGHT = TILE_ROWS  # rows of the result that are multiplied at a time
+READS_WORDS = 0
 MIN_ROWS_TO_PACK_B = TILE_ROWS + 1  # from this many rows a packed panel of b is read again
 MIN_COLUMNS_TO_PACK_A = ISA.packs_a_from * PANEL  # columns of b that read a
 STRIP_SIZE = MAX_STRIP_ROWS // TILE_ROWS * packed_tile.py_func(MAX_DEPTH // 2)
