@@ -20,7 +20,6 @@ from llvmlite import ir
 from numba import njit
 from numba.core import cgutils, event, imputils
 from numba.core.ccallback import CFunc
-from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 
@@ -35,7 +34,7 @@ from smallmind.kernels.codegen.cache import (
     enable_cache,
     end_turn,
 )
-from smallmind.kernels.codegen.linking import LinkedLibrary, libraries
+from smallmind.kernels.codegen.linking import libraries
 from smallmind.kernels.codegen.recording import active
 from smallmind.kernels.codegen.threads import PARALLEL, limit_spinning, threads
 
@@ -52,13 +51,13 @@ MIN_OBJECTS = 50_000  # made while a kernel compiles, after which Python looks f
 
 
 @contextmanager
-def _compiling(kind: type[JITCodeLibrary], codegen: Any) -> Iterator[None]:
-    """Sets up Numba and Python while a function becomes a library of this kind.
+def _compiling(entry: str | None, codegen: Any) -> Iterator[None]:
+    """Sets up Numba and Python while a function is compiled: see `linking.libraries`.
 
     The kernels are vectorised by hand: higher levels of optimisation take a third longer and gain
     nothing. Signals wait until the end, as LLVM calls back into Python.
     """
-    with deferred(), global_compiler_lock, libraries(kind, codegen):
+    with deferred(), global_compiler_lock, libraries(entry, codegen):
         level, (objects, *collections) = numba.config.OPT, gc.get_threshold()
         numba.config.OPT = type(level)("1")
         gc.set_threshold(objects and max(objects, MIN_OBJECTS), *collections)  # at 0 it never looks
@@ -83,7 +82,7 @@ def _unless_signalled(compile: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _compiler(
-    cache: type[KernelCache], kind: type[JITCodeLibrary] = JITCodeLibrary, **options: Any
+    cache: type[KernelCache], is_linked: bool = False, **options: Any
 ) -> Callable[[Callable[..., Any]], Any]:
     # Divisions follow IEEE 754 instead of raising, which would cost a branch each.
     compiled = njit(error_model="numpy", **options)
@@ -91,9 +90,10 @@ def _compiler(
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher = enable_cache(compiled(function), function, cache)
         compile = dispatcher.compile
+        entry = None if is_linked else function.__qualname__
 
         def compile_here(signature: Any) -> Any:
-            with _compiling(kind, dispatcher.targetctx.codegen()):
+            with _compiling(entry, dispatcher.targetctx.codegen()):
                 try:
                     return compile(signature)
                 finally:
@@ -111,7 +111,7 @@ called_jit = _compiler(KernelCache)
 threaded_jit = _compiler(KernelCache, nogil=True, _nrt=False)
 # Without the wrappers through which Python and C call it.
 _compile_linked = functools.partial(
-    _compiler, KernelCache, LinkedLibrary, no_cpython_wrapper=True, no_cfunc_wrapper=True
+    _compiler, KernelCache, True, no_cpython_wrapper=True, no_cfunc_wrapper=True
 )
 jit = _compile_linked()
 short_jit = _compile_linked(_nrt=False)
