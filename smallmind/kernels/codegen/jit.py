@@ -21,6 +21,7 @@ from numba import njit
 from numba.core import cgutils, event, imputils, types
 from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 
 from smallmind.checks import InputError
@@ -80,8 +81,8 @@ def _unless_signalled(compile: Callable[..., Any], *arguments: Any) -> Any:
     return compile(*arguments)
 
 
-def _without_value(kind: types.Type) -> types.Type:
-    return types.unliteral(kind) if isinstance(kind, types.IntegerLiteral) else kind
+def _without_value(kind: Any) -> Any:
+    return kind.literal_type if isinstance(kind, types.IntegerLiteral) else kind
 
 
 def _compiler(
@@ -205,7 +206,7 @@ def _define(symbol: str) -> None:
         return
 
     def compile() -> None:
-        with _compiling(callback.__qualname__, callback._targetdescr.target_context.codegen()):
+        with _compiling(callback.__qualname__, cpu_target.target_context.codegen()):
             try:
                 callback.compile()
             finally:
