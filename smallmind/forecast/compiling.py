@@ -3,8 +3,8 @@
 Then it is known what the program itself takes, on whatever CPU, and passes can be timed. At a first
 start there are as many processes as cores: each helper passes through a tiny model in which all
 kernels but one do nothing, one kernel after another, the slowest to compile first. Whoever comes to
-a function first compiles it; the others load it (see `kernels.codegen.cache`). Training begins with
-the kernels of a step; helpers compile those of evaluating and writing meanwhile.
+a function first compiles it; the others load it (see `kernels.codegen.cache`). Training begins once
+its own kernels are there; helpers compile those of writing meanwhile.
 """
 
 import atexit
@@ -46,7 +46,7 @@ SAMPLE_TOKENS = 40
 # The largest sizes of the tiny model: beyond these, kernels call no others.
 WINDOW, HEAD, WIDTH, LAYERS, BATCH, VOCABULARY = 64, 64, 128, 2, 4, 1024
 HALF_FUNCTIONS = 49  # more that products and attention of 16-bit numbers compile
-LOW_PRIORITY = 10  # added to a helper's, of 19
+LOW_PRIORITY = 5  # added to a helper's: a third of the time that others get
 MAX_HELPERS = 7  # the slowest function takes a tenth of the time of all
 BYTES_PER_HELPER = 600e6
 # A helper ends when nobody holds the other end of its standard input any more.
@@ -96,8 +96,8 @@ def _rehearse(
             pass
         if backend == "numba":
             multiply_add_ceiling(model.precision)  # which the real run needs
+        run.evaluate_held_out()
         if not helped:
-            run.evaluate_held_out()
             generate(model, run.tokenizer, max_tokens=SAMPLE_TOKENS)
 
 
@@ -137,7 +137,7 @@ def _is_new(kernel: str) -> bool:
 def _calls(
     config: ModelConfig, training: TrainingConfig, backend: Backend
 ) -> list[list[Callable[[], object]]]:
-    """Lists calls that together call all kernels of training, then of evaluating and writing."""
+    """Lists calls that together call all kernels of training and evaluating, then of writing."""
     model = TransformerModel(config, backend=backend, adapter=training.adapter)
     model.use_precision(training.requested_precision)
     optimizer = make_optimizer(model, training)
@@ -152,8 +152,9 @@ def _calls(
         [
             lambda: model.loss_and_gradients(ids, ids),
             lambda: optimizer.step(training.max_grad_norm or None),
+            lambda: model.losses(ids, ids),
         ],
-        [lambda: model.losses(ids, ids), decode],
+        [decode],
     ]
 
 
