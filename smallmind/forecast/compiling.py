@@ -3,11 +3,9 @@
 Then it is known what the program itself takes, on whatever CPU, and passes can be timed. At a first
 start there are as many processes as cores: each helper passes through a tiny model in which all
 kernels but one do nothing, one kernel after another, the slowest to compile first. Whoever comes to
-a function first compiles it; the others load it (see `kernels.codegen.cache`). Training begins once
-its own kernels are there; helpers compile those of writing meanwhile.
+a function first compiles it; the others load it (see `kernels.codegen.cache`).
 """
 
-import atexit
 import dataclasses
 import functools
 import gc
@@ -46,9 +44,8 @@ SAMPLE_TOKENS = 40
 # The largest sizes of the tiny model: beyond these, kernels call no others.
 WINDOW, HEAD, WIDTH, LAYERS, BATCH, VOCABULARY = 64, 64, 128, 2, 4, 1024
 HALF_FUNCTIONS = 49  # more that products and attention of 16-bit numbers compile
-LOW_PRIORITY = 5  # added to a helper's: a third of the time that others get
 MAX_HELPERS = 7  # the slowest function takes a tenth of the time of all
-BYTES_PER_HELPER = 600e6
+BYTES_PER_HELPER = 700e6
 # A helper ends when nobody holds the other end of its standard input any more.
 PROGRAM = (
     "import json, os, sys, threading\n"
@@ -81,7 +78,8 @@ def _rehearse(
     text = ALPHABET * (20 * WINDOW // len(ALPHABET))
     with ExitStack() as stack:
         stack.enter_context(activity.expecting_kernels(expected, _compiled))
-        helped = bool(expected and stack.enter_context(helpers(config, training)))
+        if expected:
+            stack.enter_context(helpers(config, training))
         if backend == "numba":  # several would wait for each other
             stack.enter_context(on_one_thread())
         pool = stack.enter_context(TensorPool())
@@ -97,8 +95,7 @@ def _rehearse(
         if backend == "numba":
             multiply_add_ceiling(model.precision)  # which the real run needs
         run.evaluate_held_out()
-        if not helped:
-            generate(model, run.tokenizer, max_tokens=SAMPLE_TOKENS)
+        generate(model, run.tokenizer, max_tokens=SAMPLE_TOKENS)
 
 
 def _compiled() -> int:
@@ -111,14 +108,14 @@ def _compiled() -> int:
 
 
 def _expected(config: ModelConfig, training: TrainingConfig) -> int:
-    """Estimates how many functions a first step compiles; 0 if it is not the first one.
+    """Estimates how many functions a first start compiles; 0 if it is not the first one.
 
     Which of them a later one lacks is not known before it has asked for them.
     """
     if not any(map(_is_new, ("matmul", "attention"))):  # those that take long
         return 0
     kernels = NoKernels()
-    for call in _calls(config, training, dry_run_backend(kernels))[0]:
+    for call in _calls(config, training, dry_run_backend(kernels)):
         call()
     is_half = training.requested_precision.of_trained != Precision.FLOAT32
     new = sum(KERNELS[x].functions for x in kernels.names & KERNELS.keys() if _is_new(x))
@@ -136,8 +133,8 @@ def _is_new(kernel: str) -> bool:
 
 def _calls(
     config: ModelConfig, training: TrainingConfig, backend: Backend
-) -> list[list[Callable[[], object]]]:
-    """Lists calls that together call all kernels of training and evaluating, then of writing."""
+) -> list[Callable[[], object]]:
+    """Lists calls that together call all kernels of training, evaluating and writing."""
     model = TransformerModel(config, backend=backend, adapter=training.adapter)
     model.use_precision(training.requested_precision)
     optimizer = make_optimizer(model, training)
@@ -149,21 +146,16 @@ def _calls(
             model.decode(ids[:1, :count], cache)
 
     return [
-        [
-            lambda: model.loss_and_gradients(ids, ids),
-            lambda: optimizer.step(training.max_grad_norm or None),
-            lambda: model.losses(ids, ids),
-        ],
-        [decode],
+        lambda: model.loss_and_gradients(ids, ids),
+        lambda: optimizer.step(training.max_grad_norm or None),
+        lambda: model.losses(ids, ids),
+        decode,
     ]
 
 
 @contextmanager
-def helpers(model: ModelConfig, training: TrainingConfig) -> Iterator[int]:
-    """Starts processes that compile kernels of this tiny model too -> their number.
-
-    They go on after the block, at low priority, until this process ends or an error ends the block.
-    """
+def helpers(model: ModelConfig, training: TrainingConfig) -> Iterator[None]:
+    """Starts processes that compile kernels of this tiny model too, within the block."""
     from smallmind.kernels.codegen import cache_directory
     from smallmind.kernels.codegen.threads import USABLE
 
@@ -171,7 +163,6 @@ def helpers(model: ModelConfig, training: TrainingConfig) -> Iterator[int]:
     others = {name: value for name, value in os.environ.items() if not name.startswith("OMP_P")}
     others |= {"NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **cache_directory.environment()}
     job = json.dumps([vars(model), vars(training), sorted(USABLE)])
-    started = 0
     with ExitStack() as stack:
         # The system may refuse more processes. Those of mpiexec share what they compile anyway.
         with suppress(OSError):
@@ -188,9 +179,7 @@ def helpers(model: ModelConfig, training: TrainingConfig) -> Iterator[int]:
                 assert process.stdin
                 process.stdin.write(job + "\n")
                 process.stdin.flush()
-                started += 1
-        yield started
-        atexit.register(stack.pop_all().close)
+        yield
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
@@ -212,7 +201,7 @@ def compile_kernels(
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
     skip_what_others_compile()
-    gc.disable()  # a fifteenth of the time
+    gc.disable()  # a fifteenth of the time, for 200 MB
     now = ""  # the kernel that is not left out
 
     def call_one(name: str, *arguments: Any, **named: Any) -> None:
@@ -221,19 +210,14 @@ def compile_kernels(
 
     kernels = NoKernels(call_one)
     backend = Backend("numba", kernels, TensorPool(), aligned_zeros, None, threads)
-    model, training = ModelConfig(**model_fields), TrainingConfig(**training_fields)
-    for calls in _calls(model, training, backend):
-        kernels.names.clear()
+    calls = _calls(ModelConfig(**model_fields), TrainingConfig(**training_fields), backend)
+    for call in calls:
+        call()
+    for name in sorted(kernels.names, key=lambda name: (-described(name).functions, name)):
+        now = name
         for call in calls:
-            call()
-        for name in sorted(kernels.names, key=lambda name: (-described(name).functions, name)):
-            now = name
-            for call in calls:
-                with suppress(BusyError):
-                    call()
-        now = ""
-        if hasattr(os, "nice"):
-            os.nice(LOW_PRIORITY)  # the others are not needed for a first step
+            with suppress(BusyError):
+                call()
 
 
 def _tiny(config: ModelConfig) -> ModelConfig:
