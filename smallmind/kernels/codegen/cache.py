@@ -213,6 +213,8 @@ class KernelCache(FunctionCache):
     def save_overload(self, sig: Any, compiled: Any) -> None:
         if compiled.library.has_dynamic_globals:  # addresses in this process
             return
+        # Numba leaves out those of functions behind symbols, which it finishes later than others.
+        compiled.reload_init[:] = compiled.library._reload_init
         try:
             self._files.save(self._key(sig, compiled.codegen), self.reduce(compiled))
         except OSError as error:

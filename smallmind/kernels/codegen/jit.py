@@ -91,7 +91,7 @@ def _compiler(
     is_general: bool = False,
     **options: Any,
 ) -> Callable[[Callable[..., Any]], Any]:
-    """`is_general`: one version for all integers, where others have one for each constant."""
+    """Makes a decorator; if it is general, of one version for all integers, constant or not."""
     # Divisions follow IEEE 754 instead of raising, which would cost a branch each.
     compiled = njit(error_model="numpy", **options)
 
