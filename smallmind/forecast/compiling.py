@@ -8,6 +8,7 @@ a function first compiles it; the others load it (see `kernels.codegen.cache`).
 
 import dataclasses
 import functools
+import gc
 import json
 import os
 import subprocess
@@ -45,7 +46,7 @@ SAMPLE_TOKENS = 40
 WINDOW, HEAD, WIDTH, LAYERS, BATCH, VOCABULARY = 64, 64, 128, 2, 4, 1024
 HALF_FUNCTIONS = 49  # more that products and attention of 16-bit numbers compile
 MAX_HELPERS = 7  # the slowest function takes a tenth of the time of all
-BYTES_PER_HELPER = 600e6
+BYTES_PER_HELPER = 700e6
 # A helper ends when nobody holds the other end of its standard input any more.
 PROGRAM = (
     "import json, os, sys, threading\n"
@@ -206,6 +207,7 @@ def compile_kernels(
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
     skip_what_others_compile()
+    gc.disable()  # a fifteenth of the time, for 200 MB
     now = ""  # the kernel that is not left out
 
     def call_one(name: str, *arguments: Any, **named: Any) -> None:

@@ -100,6 +100,49 @@ def test_a_missing_kernel_is_linked_from_the_cached_functions_that_it_calls(pack
     assert run_kernel(package, **environment)[:2] == (VALUE, False)
 
 
+BY_SYMBOL = """
+from numba import types
+from smallmind.kernels.codegen.jit import jit, native, serial_jit
+@native("smallmind_added", types.int64(types.int64, types.int64))
+def added(x, y):
+    return x + y
+@native("smallmind_doubled", types.int64(types.int64))
+def doubled(x):
+    return added(x, x)
+@jit
+def sum_of_two(x, y):
+    return doubled(x) + y
+@serial_jit
+def add_doubled(out):
+    out[0] = sum_of_two(out[0], 1)
+"""
+DOUBLED = """
+import numpy as np
+from smallmind.console import activity
+from smallmind.kernels.by_symbol import add_doubled
+compiled = [activity.compiled()[0]]
+out = np.full(1, 3)
+add_doubled(out)
+print(out[0], *compiled, activity.compiled()[0])
+"""
+
+
+@pytest.mark.parametrize("missing", ["", "add_doubled", "sum_of_two", "added", "d"])
+def test_a_function_behind_a_symbol_is_made_known_once_a_kernel_needs_it(package, missing):
+    (package / "smallmind" / "kernels" / "by_symbol.py").write_text(BY_SYMBOL, encoding="utf-8")
+    environment = {"SMALLMIND_CACHE_DIR": str(package / "cache")}
+    assert printed_in(package, DOUBLED, **environment).split() == ["7", "0", "4"]
+    files = [*(package / "cache").rglob("by_symbol.*.nbc")]
+    removed = [path for path in files if missing and missing in path.name]
+    assert len(files) == 4
+    for path in removed:
+        path.unlink()
+    # A kernel that is there needs no function that was linked into it.
+    again = 0 if missing == "sum_of_two" else len(removed)
+    for count in (again, 0):
+        assert printed_in(package, DOUBLED, **environment).split() == ["7", "0", str(count)]
+
+
 FROM_CACHE = """
 import sys
 import numpy as np

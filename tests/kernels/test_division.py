@@ -4,16 +4,27 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numba import njit
 
 from bench.threads import Step, imbalance
 from smallmind.bench.peers.job import Sizes
 from smallmind.kernels.codegen.rounding import row_share
 from smallmind.kernels.codegen.simd import LANES, share
-from smallmind.kernels.gemm.blocked import is_few, product_region, single_columns
-from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B, grid_region
+from smallmind.kernels.gemm import blocked, packing
+from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B
 from smallmind.kernels.gemm.tile import TILE_ROWS
 
 WORKERS = st.integers(1, 70)
+# Only kernels can call the functions themselves.
+is_few, single_columns, product_region, grid_region = (
+    njit(function.py_func)
+    for function in (
+        blocked.is_few,
+        blocked.single_columns,
+        blocked.product_region,
+        packing.grid_region,
+    )
+)
 VARIANTS = st.sampled_from([PLAIN, TRANSPOSE_A, TRANSPOSE_B])
 
 # Prints the number of threads, and a digest of the weights after two steps from the same ones.

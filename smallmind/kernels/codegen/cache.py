@@ -143,8 +143,6 @@ class KernelCache(FunctionCache):
     itself as soon as there is something to compile.
     """
 
-    can_be_skipped = True  # by `skip_what_others_compile`
-
     def __init__(self, function: Callable[..., Any], directory: Path) -> None:
         module = function.__module__.removeprefix(f"{PACKAGE}.")
         name = f"{module}.{function.__qualname__}".replace("<locals>.", "")
@@ -175,7 +173,7 @@ class KernelCache(FunctionCache):
         Not for ever: then both compile it. SignalledError if a signal waits to be handled, once.
         """
         waits = not self._turns.take(name)
-        if waits and self.can_be_skipped and _Patience.skips and not _Patience.taken:
+        if waits and _Patience.skips and not _Patience.taken:
             raise BusyError
         if waits:
             activity.begin_compiling()
@@ -205,13 +203,18 @@ class KernelCache(FunctionCache):
     def _load(self, sig: Any, target_context: Any) -> Any:
         try:
             saved = self._files.load(self._key(sig, target_context.codegen()))
-            return saved and CompileResult._rebuild(target_context, *saved)
+            loaded = saved and CompileResult._rebuild(target_context, *saved)
+            if loaded:  # what it needs, those need that it is linked into
+                loaded.library._reload_init.update(loaded.reload_init)
+            return loaded
         except Exception:  # sound, but this process cannot use it
             return None  # so it is compiled again
 
     def save_overload(self, sig: Any, compiled: Any) -> None:
         if compiled.library.has_dynamic_globals:  # addresses in this process
             return
+        # Numba leaves out those of functions behind symbols, which it finishes later than others.
+        compiled.reload_init[:] = compiled.library._reload_init
         try:
             self._files.save(self._key(sig, compiled.codegen), self.reduce(compiled))
         except OSError as error:
@@ -241,12 +244,6 @@ class EntryPointCache(KernelCache):
         names = [function.name for function in compiled.library.get_defined_functions()]
         module = "\n".join(f'define void @"{name}"() {{ ret void }}' for name in names)
         return (library, kind, (object_code, llvm.parse_assembly(module).as_bitcode())), *rest
-
-
-class NativeCache(EntryPointCache):
-    """The cache of a function that is compiled as its module is imported."""
-
-    can_be_skipped = False
 
 
 def _digest(key: str, data: bytes) -> bytes:

@@ -18,10 +18,10 @@ import llvmlite.binding as llvm
 import numba
 from llvmlite import ir
 from numba import njit
-from numba.core import cgutils, event, imputils
+from numba.core import cgutils, event, imputils, types
 from numba.core.ccallback import CFunc
-from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 
 from smallmind.checks import InputError
@@ -30,12 +30,11 @@ from smallmind.console.signals import deferred, is_any_deferred
 from smallmind.kernels.codegen.cache import (
     EntryPointCache,
     KernelCache,
-    NativeCache,
     SignalledError,
     enable_cache,
     end_turn,
 )
-from smallmind.kernels.codegen.linking import LinkedLibrary, libraries
+from smallmind.kernels.codegen.linking import libraries
 from smallmind.kernels.codegen.recording import active
 from smallmind.kernels.codegen.threads import PARALLEL, limit_spinning, threads
 
@@ -52,13 +51,13 @@ MIN_OBJECTS = 50_000  # made while a kernel compiles, after which Python looks f
 
 
 @contextmanager
-def _compiling(kind: type[JITCodeLibrary], codegen: Any) -> Iterator[None]:
-    """Sets up Numba and Python while a function becomes a library of this kind.
+def _compiling(entry: str | None, codegen: Any) -> Iterator[None]:
+    """Sets up Numba and Python while a function is compiled: see `linking.libraries`.
 
     The kernels are vectorised by hand: higher levels of optimisation take a third longer and gain
     nothing. Signals wait until the end, as LLVM calls back into Python.
     """
-    with deferred(), global_compiler_lock, libraries(kind, codegen):
+    with deferred(), global_compiler_lock, libraries(entry, codegen):
         level, (objects, *collections) = numba.config.OPT, gc.get_threshold()
         numba.config.OPT = type(level)("1")
         gc.set_threshold(objects and max(objects, MIN_OBJECTS), *collections)  # at 0 it never looks
@@ -82,18 +81,29 @@ def _unless_signalled(compile: Callable[..., Any], *arguments: Any) -> Any:
     return compile(*arguments)
 
 
+def _without_value(kind: Any) -> Any:
+    return kind.literal_type if isinstance(kind, types.IntegerLiteral) else kind
+
+
 def _compiler(
-    cache: type[KernelCache], kind: type[JITCodeLibrary] = JITCodeLibrary, **options: Any
+    cache: type[KernelCache],
+    is_linked: bool = False,
+    is_general: bool = False,
+    **options: Any,
 ) -> Callable[[Callable[..., Any]], Any]:
+    """Makes a decorator; if it is general, of one version for all integers, constant or not."""
     # Divisions follow IEEE 754 instead of raising, which would cost a branch each.
     compiled = njit(error_model="numpy", **options)
 
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher = enable_cache(compiled(function), function, cache)
         compile = dispatcher.compile
+        entry = None if is_linked else function.__qualname__
 
         def compile_here(signature: Any) -> Any:
-            with _compiling(kind, dispatcher.targetctx.codegen()):
+            if is_general:
+                signature = tuple(map(_without_value, signature))
+            with _compiling(entry, dispatcher.targetctx.codegen()):
                 try:
                     return compile(signature)
                 finally:
@@ -105,18 +115,18 @@ def _compiler(
     return decorate
 
 
-called_jit = _compiler(KernelCache)
+called_jit = _compiler(KernelCache, is_general=True)
 # Without counting references to arrays: threads would wait for each other's atomic additions. Such
 # kernels can make no arrays, nor assign one to a slice of another.
 threaded_jit = _compiler(KernelCache, nogil=True, _nrt=False)
 # Without the wrappers through which Python and C call it.
 _compile_linked = functools.partial(
-    _compiler, KernelCache, LinkedLibrary, no_cpython_wrapper=True, no_cfunc_wrapper=True
+    _compiler, KernelCache, True, no_cpython_wrapper=True, no_cfunc_wrapper=True
 )
 jit = _compile_linked()
 short_jit = _compile_linked(_nrt=False)
 # Becomes part of its callers: constants among the arguments remove branches.
-inline_jit = _compile_linked(forceinline=True)
+inline_jit = _compile_linked(is_general=True, forceinline=True)
 _compile_parallel = _compiler(EntryPointCache, parallel=True)
 _compile_serial = _compiler(EntryPointCache)
 
@@ -171,33 +181,39 @@ class _Native(CFunc):
             activity.end_compiling()
 
 
-_callbacks: list[CFunc] = []  # keeps their machine code alive
+_natives: dict[str, CFunc] = {}  # by symbol
 
 
 def native(symbol: str, signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compiles a function at once, as a decorator, for kernels to call through a symbol.
+    """Makes a function one that kernels call through a symbol: a decorator.
 
-    Its machine code exists once instead of in every kernel that calls it. The decorated function
-    can be called by kernels only, not from Python.
+    Its machine code exists once instead of in every kernel that calls it, and only if one does. The
+    decorated function can be called by kernels only, not from Python.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         callback = _Native(function, (signature.args, signature.return_type), {}, {})
-        enable_cache(callback, function, NativeCache)
-
-        def compile() -> None:
-            with deferred():
-                try:
-                    callback.compile()
-                finally:
-                    end_turn(callback)
-
-        _unless_signalled(compile)
-        _callbacks.append(callback)
-        llvm.add_symbol(symbol, callback.address)
+        _natives[symbol] = enable_cache(callback, function, EntryPointCache)
         return _external(symbol, signature)
 
     return decorate
+
+
+def _define(symbol: str) -> None:
+    """Compiles or loads a `native` function, unless that has been done."""
+    callback = _natives[symbol]
+    if callback.address is not None:
+        return
+
+    def compile() -> None:
+        with _compiling(callback.__qualname__, cpu_target.target_context.codegen()):
+            try:
+                callback.compile()
+            finally:
+                end_turn(callback)
+
+    _unless_signalled(compile)
+    llvm.add_symbol(symbol, callback.address)
 
 
 def _external(symbol: str, signature: Any) -> Callable[..., Any]:
@@ -205,6 +221,8 @@ def _external(symbol: str, signature: Any) -> Callable[..., Any]:
 
     Numba's ExternalFunction does the same, but takes neither arrays nor named tuples.
     """
+
+    define = functools.partial(_define, symbol)
 
     def call(*arguments: Any) -> Any:
         raise TypeError(f"{symbol} can only be called by a kernel")
@@ -215,6 +233,8 @@ def _external(symbol: str, signature: Any) -> Callable[..., Any]:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         result, *kinds = map(context.get_value_type, (sig.return_type, *sig.args))
         kind = ir.FunctionType(result, kinds)
+        _define(symbol)
+        context.active_code_library._reload_init.add(define)  # so that it is, at later starts
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, symbol), args)
 
     infer_global(call, typing_key=symbol)(Template)

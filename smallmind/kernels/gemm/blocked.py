@@ -22,7 +22,6 @@ from smallmind.kernels.codegen.blocks import SIZES, is_quantised
 from smallmind.kernels.codegen.choice import by_type, choice, chosen_number
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import (
-    called_jit,
     inline_jit,
     jit,
     native,
@@ -195,7 +194,7 @@ class Ahead(NamedTuple):
     b: Region
 
 
-@called_jit
+@jit
 def is_few(M, variant):
     """-> True if a product has so few rows that nothing is packed. Those of a b^T: see
     `row_dots`.
@@ -205,7 +204,7 @@ def is_few(M, variant):
     return variant == PLAIN + BY_ROWS or (variant == PLAIN and M <= MAX_FEW_ROWS)
 
 
-@called_jit
+@jit
 def single_columns(N, variant):
     """Returns the number of last columns that are computed as dot products.
 
@@ -215,7 +214,7 @@ def single_columns(N, variant):
     return N % LANES if is_cheaper else 0
 
 
-@called_jit
+@jit
 def product_region(M, N, single, variant, height, worker, workers):
     """Returns the part of a result (M, N) that a worker computes, with the `single` last columns.
 
@@ -594,8 +593,7 @@ _SHARE = types.void(
 )
 
 
-# Called through its symbol: one thread and many run the same code, compiled once. It comes last
-# because it is compiled when it is defined.
+# Called through its symbol: one thread and many run the same code, compiled once.
 @native("smallmind_gemm_share", _SHARE)
 def gemm_share(out, activation, a, b, bias, addend, variant, scratch, worker, workers):
     """Computes the worker's part of a product of float32."""

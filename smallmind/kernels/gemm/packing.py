@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smallmind.kernels.codegen.jit import called_jit, jit
+from smallmind.kernels.codegen.jit import jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.simd import (
     LANES,
@@ -50,7 +50,7 @@ class Region(NamedTuple):
     right: int
 
 
-@called_jit
+@jit
 def grid_rows(M, vectors, workers, variant, height):
     """-> the number of bands of rows of the grid of workers that gives the busiest the least work.
 
@@ -73,7 +73,7 @@ def grid_rows(M, vectors, workers, variant, height):
     return best
 
 
-@called_jit
+@jit
 def grid_region(M, vectors, workers, worker, variant, height):
     """Returns the part of a result of M rows that a worker owns, in a grid that balances the work.
 
