@@ -175,7 +175,7 @@ class Server:
             writer.close()
 
     def needs(self) -> dict[str, int]:
-        """What the server needs now."""
+        """Memory and descriptors of the server now."""
         return {
             "bytes": self.process.memory_info().rss,
             "descriptors": self.process.num_fds(),

@@ -317,7 +317,7 @@ def _request(asked: dict[str, Any], path: str = "/v1/completions") -> bytes:
 
 
 def _at(record: dict[str, Any], minutes: float) -> dict[str, Any]:
-    """What the server needed after some minutes, or at the end."""
+    """Memory and descriptors of the server after some minutes, or at the end."""
     return next((x for x in record["watched"] if x["minutes"] >= minutes), record["watched"][-2])
 
 

@@ -68,14 +68,14 @@ class _Answers(NamedTuple):
 
 
 def dpo(answers: _Answers, beta: float) -> _Terms:
-    """-log sigmoid(margin), margin = beta (chosen - rejected)."""
+    """-> -log sigmoid(margin), margin = beta (chosen - rejected)."""
     margins = beta * (answers.chosen - answers.rejected)
     dmargins = -np.exp(-np.logaddexp(0, margins))
     return _Terms(np.logaddexp(0, -margins), beta * dmargins, -beta * dmargins, margins)
 
 
 def ipo(answers: _Answers, beta: float) -> _Terms:
-    """(margin - 1 / (2 beta))^2, margin = chosen / tokens - rejected / tokens."""
+    """-> (margin - 1 / (2 beta))^2, margin = chosen / tokens - rejected / tokens."""
     margins = answers.chosen / answers.chosen_tokens - answers.rejected / answers.rejected_tokens
     missing = margins - 1 / (2 * beta)
     dchosen = 2 * missing / answers.chosen_tokens
@@ -83,7 +83,7 @@ def ipo(answers: _Answers, beta: float) -> _Terms:
 
 
 def orpo(answers: _Answers, beta: float) -> _Terms:
-    """-beta log sigmoid(margin), margin = log odds(chosen) - log odds(rejected).
+    """-> -beta log sigmoid(margin), margin = log odds(chosen) - log odds(rejected).
 
     odds = p / (1 - p), where log p is the mean over the tokens of an answer.
     """
@@ -98,7 +98,7 @@ def orpo(answers: _Answers, beta: float) -> _Terms:
 
 
 def kto(answers: _Answers, beta: float) -> _Terms:
-    """1 - sigmoid(margin), margin = +-beta (chosen - baseline), minus for an answer to avoid.
+    """-> 1 - sigmoid(margin), margin = +-beta (chosen - baseline), minus for an answer to avoid.
 
     The baseline is the mean of the answers that belong to other prompts, at least 0; nothing is
     learned through it.
@@ -370,12 +370,12 @@ class Preferences(Loss):
             self._reference.flags.writeable = False
         return self._reference
 
-    def _part(self, model: TransformerModel, which: Batch | ArrayLike | None) -> "_Part":
+    def _part(self, model: TransformerModel, which: Batch | ArrayLike | None) -> "_Pairs":
         """Returns some pairs as a batch of their own, without columns that none of them needs."""
         if self.pairs is None and isinstance(which, Batch):  # an outline of a run
             ids, targets = self.seen(which)
             seen = Batch(ids, targets, which.starts, np.ones(ids.shape, np.float32))
-            return _Part(seen, np.zeros(len(ids)), np.ones(len(ids) // 2, np.bool_))
+            return _Pairs(seen, np.zeros(len(ids)), np.ones(len(ids) // 2, np.bool_))
         N = len(self)
         if isinstance(which, Batch):
             which = which.starts // which.ids.shape[1]
@@ -392,10 +392,10 @@ class Preferences(Loss):
         T = next(width // 2 for width in self.widths(2 * ids.shape[1]) if width >= 2 * longest)
         batch = Batch(ids[rows, :T], targets[rows, :T], starts[rows], weights[rows, :T])
         labels = None if self.labels is None else self.labels[chosen]
-        return _Part(batch, reference, labels)
+        return _Pairs(batch, reference, labels)
 
     def _compute(
-        self, model: TransformerModel, part: "_Part"
+        self, model: TransformerModel, part: "_Pairs"
     ) -> tuple[_Terms, np.ndarray, np.ndarray | float]:
         """-> terms, losses (N,), and what tokens of the chosen windows (N, T) count besides.
 
@@ -420,7 +420,7 @@ class Preferences(Loss):
         return terms, terms.losses + more, shares
 
 
-class _Part(NamedTuple):
+class _Pairs(NamedTuple):
     """Some pairs: their windows (2 N, T), the reference's log-probabilities, their labels."""
 
     batch: Batch

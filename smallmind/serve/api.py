@@ -44,7 +44,7 @@ from smallmind.writing.chat import Prompt, Thinking, prompt_of
 from smallmind.writing.decoder import Continuation, Token, choices_in
 from smallmind.writing.sampling import Alternatives
 
-TOGETHER = 64  # texts that are prepared before others are served
+TEXTS_AT_ONCE = 64  # texts that are prepared before others are served
 REASONS = {"end": "stop", "stop": "stop", "length": "length"}
 
 
@@ -253,7 +253,7 @@ class Answer(Response):
         """Begins what is shown of each text, with its prompt if a client wants that too."""
         shown, before = {}, None
         for text, i in self.index.items():
-            if i % TOGETHER == 0:
+            if i % TEXTS_AT_ONCE == 0:
                 await asyncio.sleep(0)
             shown[text] = _Shown(self.parsed)
             if self.parsed.echo:

@@ -177,7 +177,7 @@ def pairs(tokens: list[str], allowed: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
     numbers = np.flatnonzero(allowed & (lengths > 0))
     known = hashes(starts[numbers], ends[numbers])
-    # Those that begin with the same bits, once mixed, are one after another.
+    # Sorted by their first bits, once these are mixed: equal ones are neighbours.
     shift = np.uint64(64 - 2 - len(numbers).bit_length())
     parts = known * MIXED >> shift
     order = np.argsort(parts, kind="stable")
