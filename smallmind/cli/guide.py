@@ -74,13 +74,12 @@ def settings() -> str:
         actions = [action for action in actions if action.help != argparse.SUPPRESS]
         if group.title == "Profiling":  # which are not kept with a run
             continue
-        if actions and rows:
-            rows.append(f"| **{group.title}** | |")
-        for action in actions:
+        for number, action in enumerate(actions):
             value = "" if action.nargs == 0 else action.metavar or "/".join(action.choices or ())
             flag = f"{', '.join(action.option_strings)} {value}".strip()
             meaning = (action.help or "").replace("|", "\\|").replace("%%", "%")
-            rows.append(f"| `{flag}` | {meaning} |")
+            title = "" if number or not rows else f"**{group.title}**: "
+            rows.append(f"| `{flag}` | {title}{meaning} |")
     return SETTINGS + "\n".join(rows) + "\n"
 
 

@@ -16,6 +16,7 @@ NAMES = (
     "evaluating",
     "conversations",
     "adapting",
+    "preferences",
     "serving",
     "features",
     "sizes",

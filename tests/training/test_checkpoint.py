@@ -234,6 +234,7 @@ def test_an_interrupted_snapshot_is_never_written(tmp_path, monkeypatch):
 
 def test_a_thread_that_never_started_is_not_a_deadlock(tmp_path, monkeypatch):
     def interrupted(thread):
+        monkeypatch.undo()  # those of the next save start
         raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
