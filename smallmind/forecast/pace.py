@@ -203,12 +203,13 @@ def _timed_pace(
     with waiting, training.preserved(), ExitStack() as stack:
         set_up(model, config, resolve_precision(config.requested_precision, model.backend))
         batch = data.windows(np.zeros(windows, np.int64))
-        optimizer, right = make_optimizer(model, config), np.empty(batch.ids.shape, np.bool_)
+        ids, targets = training.loss.seen(batch)
+        optimizer, right = make_optimizer(model, config), np.empty(ids.shape, np.bool_)
         optimizer.learning_rate *= 1e-3  # passes over one batch must not lead anywhere
         calls = (
             lambda: training.loss.loss_and_gradients(model, batch, at=FIRST_PASS),
             lambda: optimizer.step(config.max_grad_norm or None),
-            lambda: model.losses(batch.ids, batch.targets, right),
+            lambda: model.losses(ids, targets, right),
         )
 
         def tries(untimed: int, count: int, seconds: float = 0.0) -> list[list[float]]:

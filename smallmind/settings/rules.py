@@ -350,7 +350,7 @@ def settings_of_recipe(choices: Choices, _: Facts) -> Fields:
 # Measured with models of 128 and 576 channels, see "Adapting models of others" in bench/LOG.md.
 FINE_TUNING = 0.3  # of the rates from scratch, for a model that is good already
 LORA_RATE = 8e-3
-PREFERENCE_TUNING = 0.1  # of these, for preferences
+PREFERENCE_TUNING = 0.02  # of these, for preferences: at 0.1 a model forgets what it answered
 # Channels up to which that is so, and the powers by which rates fall with more of them.
 TUNED_WIDTH, TUNING_POWER, LORA_POWER = 128, 1.5, 1.0
 

@@ -103,7 +103,7 @@ def first_loss(model: TransformerModel, loss: Loss, data: Dataset) -> Check:
     return Check(
         f"loss{loss.name and f' of {loss.name}'} at the start",
         abs(value - expected) <= slack,
-        f"{value:.3f} nats per token",
+        f"{value:.3f} nats per {loss.unit}",
         f"{formula} = {expected:.3f} +/- {slack:.2f}",
     )
 
