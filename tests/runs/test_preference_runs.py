@@ -9,6 +9,7 @@ import pytest
 import smallmind
 from smallmind import InputError, Run
 from smallmind.forecast.memory import TextSize, estimate
+from smallmind.forecast.pace import rough_pace
 from smallmind.losses.preferences import PairsDataset
 from smallmind.runs.assembly import outline_of
 from smallmind.training.records import LossRecord
@@ -166,3 +167,12 @@ def test_the_estimate_of_memory_is_what_the_pool_holds(folder, adapted):
     for _ in run.training.steps(settings.training):
         pass
     assert 0 < pool.statistics().bytes_held - before <= held
+
+
+def test_pairs_that_fill_the_context_are_timed(folder):
+    rows = [{"prompt": f"{i}+1", "chosen": "1" * 40, "rejected": "2" * 40} for i in range(10)]
+    long = written(folder / "long.jsonl", lines(*rows))
+    base = {"init_from": str(folder / "base"), "steps": 2, "batch_size": 2}
+    run = Run.create(text=long, out=folder / "timed", **base)
+    assert run.data.block_size > SHAPE["block_size"] >= run.data.longest
+    assert rough_pace(run.training, run.settings.training).step > 0
