@@ -22,6 +22,7 @@ from smallmind.kernels.codegen.blocks import SIZES, is_quantised
 from smallmind.kernels.codegen.choice import by_type, choice, chosen_number
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import (
+    called_jit,
     inline_jit,
     jit,
     native,
@@ -194,7 +195,7 @@ class Ahead(NamedTuple):
     b: Region
 
 
-@jit
+@called_jit
 def is_few(M, variant):
     """-> True if a product has so few rows that nothing is packed. Those of a b^T: see
     `row_dots`.
@@ -204,7 +205,7 @@ def is_few(M, variant):
     return variant == PLAIN + BY_ROWS or (variant == PLAIN and M <= MAX_FEW_ROWS)
 
 
-@jit
+@called_jit
 def single_columns(N, variant):
     """Returns the number of last columns that are computed as dot products.
 
@@ -214,7 +215,7 @@ def single_columns(N, variant):
     return N % LANES if is_cheaper else 0
 
 
-@jit
+@called_jit
 def product_region(M, N, single, variant, height, worker, workers):
     """Returns the part of a result (M, N) that a worker computes, with the `single` last columns.
 
