@@ -121,7 +121,7 @@ def write(
         def pieces() -> Iterator[bytes | memoryview]:
             first: list[bytes | memoryview] = [head]
             for piece in itertools.chain(first, _pieces(tensors)):
-                added = thread.submit(digest.update, piece)
+                added = _started(thread, digest.update, piece)
                 yield piece  # written meanwhile
                 added.result()
 
@@ -179,6 +179,16 @@ def read(
     return tensors, metadata
 
 
+def _started(thread: Executor, call: Callable[..., None], *arguments: Any) -> Future[None]:
+    """Calls it by a thread, or at once while the interpreter ends, which starts no more threads."""
+    try:
+        return thread.submit(call, *arguments)
+    except RuntimeError:
+        done = Future[None]()
+        done.set_result(call(*arguments))
+        return done
+
+
 class _FileDigest:
     """The SHA-256 of a file that is read from its start to its end.
 
@@ -200,7 +210,7 @@ class _FileDigest:
         if len(data) < PIECE:
             self.sha256.update(data)
         else:
-            self._added = self._thread.submit(self.sha256.update, data)
+            self._added = _started(self._thread, self.sha256.update, data)
 
     def reach(self, position: int) -> None:
         """Adds everything up to there. Moves the file's position."""
