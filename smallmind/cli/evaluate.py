@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
         is_own = opened is not None and (
             source is None or source.sha256 == opened.files.config.text_sha256
         )
-        data = opened.data if opened and is_own else None
+        data = opened.data.as_written() if opened and is_own else None
         if source and not data:
             data = source.whole(tokenizer, model.config.block_size)
         if not data:

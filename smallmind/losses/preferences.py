@@ -36,7 +36,7 @@ from smallmind.text.chat import (
     encode_each,
     is_document,
 )
-from smallmind.text.conversations import spread
+from smallmind.text.conversations import PackedDataset, spread
 from smallmind.text.dataset import HELD_OUT, Batch, Dataset, Question, Tokens
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
@@ -511,6 +511,18 @@ class PairsDataset(Dataset):
         labels = kinds[begins[::2]] == START
         pairs = windows_of(list(map(Encoded, answers[::2], answers[1::2], labels)))
         return cls(pairs, tokenizer, batch_size, seed, labels if kto else None)
+
+    def as_written(self) -> Dataset:
+        """Returns the answers that are not to be avoided, as conversations with their prompts."""
+        parts = []
+        for marked in self.stored:
+            begins = np.flatnonzero((marked % MARK_KINDS == START) | (marked % MARK_KINDS == CUT))
+            answers = np.split(marked, begins[1:])[::2]
+            kept = [answer for answer in answers if answer[0] % MARK_KINDS == START]
+            parts.append(np.concatenate([np.empty(0, np.int32), *kept]))
+        sizes = self.longest, self.batch_size, self.seed
+        assert self.tokenizer
+        return PackedDataset(*parts, *sizes, self.tokenizer)
 
     def _stored(self, pairs: Iterable[int]) -> np.ndarray:
         N, (ids, targets, _, weights, *_) = len(self._ids), self.pairs

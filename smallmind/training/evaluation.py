@@ -173,6 +173,7 @@ def evaluate_held_out(
     model: TransformerModel, dataset: Dataset, batch_size: int = 32
 ) -> Evaluation:
     """Evaluates a model on the held-out part of a text: all of it, or about MAX_HELD_OUT."""
+    dataset = dataset.as_written()
     with activity.doing("Evaluating the held-out text", usual=True):
         return _evaluate(_held_out_batches(model, dataset, batch_size, TEXT))
 

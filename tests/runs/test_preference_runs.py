@@ -176,3 +176,13 @@ def test_pairs_that_fill_the_context_are_timed(folder):
     run = Run.create(text=long, out=folder / "timed", **base)
     assert run.data.block_size > SHAPE["block_size"] >= run.data.longest
     assert rough_pace(run.training, run.settings.training).step > 0
+
+
+@pytest.mark.parametrize("method", ["dpo", "kto"])
+def test_a_run_is_evaluated_on_the_better_answers(folder, capsys, method):
+    run = tuned(folder, f"evaluated {method}", method, steps=2)
+    run.train()
+    result = run.evaluate()
+    assert 0 < result.loss < 20 and result.tokens > 2
+    assert status("evaluate", str(run.path)) == 0
+    assert "nats per token" in capsys.readouterr().out
