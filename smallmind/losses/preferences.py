@@ -365,7 +365,8 @@ class Preferences(Loss):
             if self.method == "orpo":  # which has no reference
                 self._reference = np.zeros(len(self.pairs.ids))
             else:
-                with activity.doing("Computing the reference of all answers"):
+                few = len(self.pairs.ids) <= self._at_once
+                with activity.doing("Computing the reference of all answers", usual=few):
                     self._reference = _log_probabilities(model, self.pairs, self._at_once)
             self._reference.flags.writeable = False
         return self._reference
