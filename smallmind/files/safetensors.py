@@ -184,8 +184,9 @@ def _started(thread: Executor, call: Callable[..., None], *arguments: Any) -> Fu
     try:
         return thread.submit(call, *arguments)
     except RuntimeError:
+        call(*arguments)
         done = Future[None]()
-        done.set_result(call(*arguments))
+        done.set_result(None)
         return done
 
 

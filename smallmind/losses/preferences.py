@@ -521,9 +521,11 @@ class PairsDataset(Dataset):
             answers = np.split(marked, begins[1:])[::2]
             kept = [answer for answer in answers if answer[0] % MARK_KINDS == START]
             parts.append(np.concatenate([np.empty(0, np.int32), *kept]))
-        sizes = self.longest, self.batch_size, self.seed
+        train, held_out = parts
         assert self.tokenizer
-        return PackedDataset(*parts, *sizes, self.tokenizer)
+        return PackedDataset(
+            train, held_out, self.longest, self.batch_size, self.seed, self.tokenizer
+        )
 
     def _stored(self, pairs: Iterable[int]) -> np.ndarray:
         N, (ids, targets, _, weights, *_) = len(self._ids), self.pairs
