@@ -657,14 +657,12 @@ def _cut(marked: np.ndarray) -> np.ndarray:
     return marked[: int(np.flatnonzero(marked % MARK_KINDS == LEARNED)[-1]) + 1]
 
 
-def windows_of(encoded: Sequence[Encoded], T: int | None = None) -> Batch:
-    """-> the windows of all first answers, and then of the second ones, cut to T tokens."""
-    N, longest = len(encoded), max(pair.length for pair in encoded)
-    T = longest if T is None else min(T, longest)
+def windows_of(encoded: Sequence[Encoded]) -> Batch:
+    """-> windows (2 N, T) of all first answers, and then of the second ones."""
+    N, T = len(encoded), max(pair.length for pair in encoded)
     ids, targets = np.zeros((2, 2 * N, T), np.int32)
     weights = np.zeros((2 * N, T), np.float32)
     for row, marked in enumerate([x.first for x in encoded] + [x.second for x in encoded]):
-        marked = marked[: T + 1]
         count, tokens = len(marked) - 1, marked // MARK_KINDS
         ids[row, :count], targets[row, :count] = tokens[:-1], tokens[1:]
         weights[row, :count] = marked[1:] % MARK_KINDS == LEARNED
