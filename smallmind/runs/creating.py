@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from smallmind import parts
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.corpus.preparation import Encoding
-from smallmind.exchange.format import ExternalModel, find_external
+from smallmind.exchange.format import find_external
 from smallmind.exchange.peft import find_peft
 from smallmind.exchange.stored import find
 from smallmind.forecast import budget
@@ -24,7 +24,6 @@ from smallmind.nn.backend import resolve_precision, resolve_products
 from smallmind.nn.freezing import frozen_parts
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.position import position_class
-from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel import environment
 from smallmind.parallel.environment import launched
 from smallmind.runs.assembly import Initial, build_training, fit_tokenizer, new_characters
@@ -128,16 +127,13 @@ def _write(
     config: SavedConfig,
     tokenizer: Tokenizer,
     text: str | None = None,
-    model: TransformerModel | ExternalModel | None = None,
+    save_model: Callable[[RunDirectory], object] = lambda _: None,
 ) -> tuple[RunDirectory, SavedConfig]:
     directory = RunDirectory(path)
     try:
         directory.create(text)
         directory.save_tokenizer(tokenizer)
-        if isinstance(model, ExternalModel):
-            directory.import_model(model, tokenizer)
-        elif model:
-            directory.save_model(model, tokenizer, 0)
+        save_model(directory)
         config = config._replace(sha256=directory.digests())
         directory.save_config(config)
     except BaseException:
@@ -333,7 +329,10 @@ def import_model(
         assert saved.base
         run = RunConfig(tokenizer=tokenizer.kind, out=str(path), init_from=saved.base.path)
         settings = Settings(saved.config, TrainingConfig(**saved.adapter.settings), run)
-        return _write_imported(path, settings, tokenizer, source, saved.model())
+        model = saved.model()
+        return _write_imported(
+            path, settings, tokenizer, source, lambda run: run.save_model(model, tokenizer, 0)
+        )
     if base is not None:
         raise InputError(f"{source} is not an adapter of PEFT: leave out the base, {base}")
     found = find_external(source)
@@ -348,7 +347,9 @@ def import_model(
     tokenizer = found.tokenizer()
     _check_template(source, tokenizer)
     settings = Settings(found.config, run=RunConfig(tokenizer=tokenizer.kind, out=str(path)))
-    return _write_imported(path, settings, tokenizer, source, found)
+    return _write_imported(
+        path, settings, tokenizer, source, lambda run: run.import_model(found, tokenizer)
+    )
 
 
 def _write_imported(
@@ -356,11 +357,11 @@ def _write_imported(
     settings: Settings,
     tokenizer: Tokenizer,
     source: Path,
-    model: TransformerModel | ExternalModel,
+    save_model: Callable[[RunDirectory], object],
 ) -> tuple[RunDirectory, SavedConfig]:
-    """Writes a run with this model -> its directory and its config."""
+    """Writes a run with a model -> its directory and its config."""
     config = SavedConfig(settings, text_sha256="", imported=str(source.resolve().name))
-    directory, config = _write(path, config, tokenizer, model=model)
+    directory, config = _write(path, config, tokenizer, save_model=save_model)
     directory.unlock()
     return directory, config
 
