@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import threading
 from pathlib import Path
+from typing import IO
 
 from smallmind.checks import InputError, check_type
 from smallmind.console import activity
@@ -79,7 +80,7 @@ class AfterSave:
         arguments = [argument.replace(PATH_FIELD, str(path)) for argument in self._arguments]
         if arguments == self._arguments:
             arguments.append(str(path))
-        with tempfile.TemporaryFile() as output:
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             try:
                 with self._lock:
                     if self._is_over:
@@ -89,7 +90,7 @@ class AfterSave:
                         arguments,
                         stdin=subprocess.DEVNULL,
                         stdout=output,
-                        stderr=subprocess.STDOUT,
+                        stderr=errors,
                         start_new_session=True,
                     )
             except (OSError, ValueError) as error:
@@ -101,9 +102,9 @@ class AfterSave:
                 _end(self._process)
                 return self._warning(step, f"was ended: it took over {self.limit:g} seconds")
             if status:
-                output.seek(max(0, output.seek(0, os.SEEK_END) - 4 * MAX_QUOTED))
-                lines = output.read().decode(errors="replace").strip().splitlines()
-                said = f": {lines[-1][-MAX_QUOTED:]}" if lines else ""
+                # Not one file: programs write their output at their end, after the error.
+                said = _last_line(errors) or _last_line(output)
+                said = f": {said}" if said else ""
                 return self._warning(step, f"failed with status {status}{said}")
         return None
 
@@ -111,6 +112,13 @@ class AfterSave:
         return FileWarningRecord(
             step, f"The command after the save of step {step}, {self.command!r}, {reason}"
         )
+
+
+def _last_line(file: IO[bytes]) -> str:
+    """Returns the end of the last line of a file, or "" if it has none."""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * MAX_QUOTED))
+    lines = file.read().decode(errors="replace").strip().splitlines()
+    return lines[-1][-MAX_QUOTED:] if lines else ""
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -65,6 +65,7 @@ def test_no_shell_runs(tmp_path):
         ("no-such-program-anywhere {}", "could not be run: No such file"),
         (python("print('begun'); raise SystemExit('disk is full')"), "status 1: disk is full"),
         (python("raise SystemExit(3)"), r"failed with status 3$"),
+        (python("print('it is full'); raise SystemExit(4)"), "status 4: it is full"),
     ],
 )
 def test_a_command_that_fails_is_a_warning(tmp_path, capfd, command, message):
