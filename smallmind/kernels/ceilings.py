@@ -3,6 +3,7 @@
 import numpy as np
 from numba import prange
 
+from smallmind.kernels.alignment import aligned_zeros
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.simd import LANES, at, dot_pairs, fma, lane_sum, load, store
@@ -86,7 +87,8 @@ def _multiply_tiles(operands, rounds, workers):
 def multiply_tiles():
     """Runs as multiply_add does, with bfloat16 on the matrix unit."""
     workers, rounds = threads(), 100
-    _multiply_tiles(np.zeros((workers, _DEPTH + amx.HEIGHT**2), np.float32), rounds)
+    # Aligned: a row of a tile that crosses a cache line is loaded at a third of the speed.
+    _multiply_tiles(aligned_zeros((workers, _DEPTH + amx.HEIGHT**2)), rounds)
     return 4 * amx.HEIGHT**2 * _DEPTH * rounds * workers
 
 
