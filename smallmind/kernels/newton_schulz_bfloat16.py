@@ -18,11 +18,11 @@ from smallmind.kernels.codegen.simd import (
 )
 from smallmind.kernels.gemm.blocked import (
     SCRATCH_16,
-    Operands,
     gemm_part,
     load_packing,
     packed_of,
 )
+from smallmind.kernels.gemm.operands import Operands
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B
 from smallmind.kernels.number_types import BFLOAT16
 from smallmind.kernels.reference_optimizers import CUBIC, ITERATIONS, LINEAR, QUINTIC

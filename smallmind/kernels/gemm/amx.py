@@ -3,17 +3,33 @@
 The words are those of `bfloat16_words`; the depth is padded with zeros to a multiple of TILE words.
 """
 
-from smallmind.kernels.codegen.jit import jit, native
+from smallmind.kernels.codegen.jit import inline_jit, jit, native
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
-from smallmind.kernels.codegen.simd import at, load_first, store
+from smallmind.kernels.codegen.simd import LANES, at, load_first, store
 from smallmind.kernels.codegen.transpose import transpose_tile
-from smallmind.kernels.gemm.amx_tile import TILE, configure, multiply_tiles, release
-from smallmind.kernels.gemm.bfloat16_words import interleave, pack_words, words
-from smallmind.kernels.gemm.bfloat16_words import pack_b as pack_b
-from smallmind.kernels.gemm.packing import TRANSPOSE_A
-from smallmind.kernels.gemm.tile import PANEL_SIGNATURE, Rows, Strip, advance
+from smallmind.kernels.gemm.amx_tile import (
+    TILE,
+    Rounded,
+    configure,
+    multiply_tiles,
+    multiply_tiles_beside,
+    release,
+)
+from smallmind.kernels.gemm.bfloat16_words import (
+    bfloat16_or_null,
+    interleave,
+    is_bfloat16,
+    pack_b,
+    pack_words,
+    words,
+)
+from smallmind.kernels.gemm.operands import finish
+from smallmind.kernels.gemm.packing import TRANSPOSE_A, Region, padded_row
+from smallmind.kernels.gemm.tile import NULL, PANEL_SIGNATURE, Extent, Rows, Strip, advance
 
 HEIGHT = 2 * TILE  # rows of the result that are multiplied at a time
+WIDTH = 2 * TILE  # and columns, where b stays packed
+BLOCK_SIZE = HEIGHT * WIDTH
 READS_WORDS = 0
 
 
@@ -62,25 +78,111 @@ def _pack_columns(strip, row, a, start, end, first, last):
             transpose_tile(tile, row, tile, row)
 
 
-# It comes last because it is compiled when it is defined.
+@inline_jit
+def begin():
+    """Configures the tile registers for whole tiles, before `multiply_configured`."""
+    configure(TILE, TILE)
+
+
+end = release
+
+
+@jit
+def _multiply_two_by_two(c, a, b, extent, addend, row, column):
+    multiply_tiles(
+        Rows(advance(c.start, row * c.stride + column), c.stride),
+        Rows(advance(a.start, row * a.row), a.row),
+        Rows(advance(b.start, column), b.stride),
+        extent.depth,
+        Rows(advance(addend.start, row * addend.stride + column), addend.stride),
+        extent.rows - row > TILE,
+        extent.columns - column > TILE,
+    )
+
+
+# They come last because they are compiled when they are defined.
+@native("smallmind_multiply_configured", PANEL_SIGNATURE)
+def multiply_configured(c, a, b, extent, addend, bias, packed):
+    """Computes as `multiply` does, between `begin` and `end`."""
+    whole = extent.rows // HEIGHT * HEIGHT
+    for column in range(0, extent.columns, 2 * TILE):
+        # The columns of b stay in the first-level cache, while the rows of a pass through it.
+        for row in range(0, whole, HEIGHT):
+            _multiply_two_by_two(c, a, b, extent, addend, row, column)
+    if whole < extent.rows:
+        rows = extent.rows - whole
+        configure(min(TILE, rows), max(1, rows - TILE))
+        for column in range(0, extent.columns, 2 * TILE):
+            _multiply_two_by_two(c, a, b, extent, addend, whole, column)
+        configure(TILE, TILE)
+
+
 @native("smallmind_multiply_amx", PANEL_SIGNATURE)
 def multiply(c, a, b, extent, addend, bias, packed):
     """Computes as `tile.multiply_panel`; a, b and depth are in words, padded and already packed.
 
     c is written up to whole vectors of columns. bias and packed are NULL.
     """
-    for row in range(0, extent.rows, HEIGHT):
-        rows = min(HEIGHT, extent.rows - row)
-        configure(min(TILE, rows), max(1, rows - TILE))
-        for column in range(0, extent.columns, 2 * TILE):
-            start = row * addend.stride + column
-            multiply_tiles(
-                Rows(advance(c.start, row * c.stride + column), c.stride),
-                Rows(advance(a.start, row * a.row), a.row),
-                Rows(advance(b.start, column), b.stride),
-                extent.depth,
-                Rows(advance(addend.start, start), addend.stride),
-                rows > TILE,
-                extent.columns - column > TILE,
-            )
-    release()
+    begin()
+    multiply_configured(c, a, b, extent, addend, bias, packed)
+    end()
+
+
+@inline_jit
+def _is_simple(operands, region):
+    """Returns True for two by two whole tiles of bfloat16 without a bias or an activation."""
+    is_whole = region.last - region.first == HEIGHT and region.right - region.left == WIDTH
+    is_plain = operands.bias.size == 0 and operands.activation.size == 0
+    return is_whole and is_plain and is_bfloat16(operands.out) and is_bfloat16(operands.addend)
+
+
+@inline_jit
+def _rounded(operands, sums, region):
+    N = operands.out.shape[1]
+    place = region.first * N + region.left
+    out, addend = bfloat16_or_null(operands.out, place), bfloat16_or_null(operands.addend, place)
+    return Rounded(sums, out, addend, N, HEIGHT)
+
+
+@jit
+def multiply_by_rows(operands, packed, region):
+    """Computes a region of a b or a b^T, two tiles of rows at a time -> True unless K is too large.
+
+    As much of b as the second-level cache holds stays there, packed; the rows of a are read once
+    for it, and those of the result are written from left to right. The sums of two by two tiles are
+    rounded while the next ones are multiplied.
+    """
+    a, b, variant = operands.a, operands.b, operands.variant
+    K, N = a.shape[1], operands.out.shape[1]
+    depth = packed_depth(a, K)
+    row = padded_row(depth)
+    width = len(packed.strip) // depth // WIDTH * WIDTH
+    if HEIGHT * row > len(packed.sums) - 2 * BLOCK_SIZE or width == 0:
+        return False
+    begin()
+    for left in range(region.left, region.right, width):
+        right = min(region.right, left + width)
+        for column in range(left, right, WIDTH):
+            part = Region(0, 0, column, min(right, column + WIDTH))
+            pack_b(b, packed.strip[(column - left) * depth :], variant, 0, K, part, depth)
+        before, turn = Region(0, 0, 0, 0), 0
+        for first in range(region.first, region.last, HEIGHT):
+            last = min(region.last, first + HEIGHT)
+            strip = pack_a(a, packed.sums[2 * BLOCK_SIZE :], row, variant, 0, K, first, last, N)
+            for column in range(left, right, WIDTH):
+                part = Region(first, last, column, min(right, column + WIDTH))
+                columns = round_up(part.right - column, LANES)
+                c = Rows(at(packed.sums, turn * BLOCK_SIZE), WIDTH)
+                turn = 1 - turn
+                panel = Rows(at(packed.strip, (column - left) * depth), columns)
+                if _is_simple(operands, part) and _is_simple(operands, before):
+                    rounded = _rounded(operands, at(packed.sums, turn * BLOCK_SIZE), before)
+                    multiply_tiles_beside(c, Rows(strip.start, strip.row), panel, depth, rounded)
+                else:
+                    extent = Extent(last - first, columns, depth)
+                    multiply_configured(c, strip, panel, extent, Rows(NULL, 0), NULL, NULL)
+                    finish(operands, packed.sums, turn * BLOCK_SIZE, WIDTH, before)
+                before = part
+        finish(operands, packed.sums, (1 - turn) * BLOCK_SIZE, WIDTH, before)
+    end()
+    return True

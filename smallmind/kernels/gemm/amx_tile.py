@@ -5,12 +5,15 @@ adds the product of two tiles of bfloat16 to a tile of sums: 16 x 16 x 32 multip
 along K loads four tiles and multiplies four times.
 """
 
+from typing import Any, NamedTuple
+
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
 from smallmind.kernels.codegen.operation import ANY, operation
-from smallmind.kernels.codegen.vector_ir import I64
+from smallmind.kernels.codegen.simd import HOST
+from smallmind.kernels.codegen.vector_ir import I64, Storage
 
 TILE = 16  # rows of a tile register, and words in a row
 # The tile registers: two by two for sums, two for a, two for b.
@@ -58,19 +61,50 @@ def multiply_tiles(builder, c, a, b, depth, addend, two_down, two_across):
                 builder.call(function, [*c, *a, *b, depth, *addend])
 
 
-def tiles_function(module, down, across):
-    """Yields the IR function that multiplies `down` x `across` tiles; defined once per module."""
-    name = f"smallmind_amx_{down}x{across}"
+@operation(types.void, ANY, ANY, ANY, types.int64, ANY)
+def multiply_tiles_beside(builder, c, a, b, depth, rounded):
+    """Computes c = a b for whole tiles, two down and across, and rounds other sums meanwhile.
+
+    rounded: `Rounded`, other sums and where they go.
+    """
+    c, a, b, rounded = (cgutils.unpack_tuple(builder, x) for x in (c, a, b, rounded))
+    function = tiles_function(builder.module, 2, 2, rounds=True)
+    null = ir.Constant(ir.FloatType().as_pointer(), None)
+    builder.call(function, [*c, *a, *b, depth, null, I64(0), *rounded])
+
+
+class Rounded(NamedTuple):
+    """Complete sums (count, 2 TILE) that are rounded to bfloat16, after an addend is added."""
+
+    sums: Any  # pointer to float32
+    out: Any  # pointer to bfloat16
+    addend: Any  # pointer to bfloat16, or NULL
+    stride: int  # between the rows of out, and those of the addend
+    count: int  # may be zero
+
+
+def tiles_function(module, down, across, rounds=False):
+    """-> the IR function that multiplies `down` x `across` tiles; defined once per module.
+
+    One that `rounds` rounds rows of other sums in each step along K: the vector units are idle.
+    """
+    name = f"smallmind_amx_{down}x{across}" + "_rounds" * rounds
     if name in module.globals:
         return module.globals[name]
     pointer = ir.FloatType().as_pointer()
     rows = [pointer, I64]
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [*rows * 3, I64, *rows]), name)
+    others = [pointer, *[ir.IntType(16).as_pointer()] * 2, I64, I64] if rounds else []
+    kind = ir.FunctionType(ir.VoidType(), [*rows * 3, I64, *rows, *others])
+    function = ir.Function(module, kind, name)
     function.linkage = "internal"
     function.attributes.add("noinline")
     function.attributes.add("nounwind")
-    c, c_row, a, a_row, b, b_row, depth, addend, addend_row = function.args
+    c, c_row, a, a_row, b, b_row, depth, addend, addend_row, *rounded = function.args
     builder = ir.IRBuilder(function.append_basic_block("entry"))
+    if rounds:
+        count = rounded[-1]
+        last_step = builder.sdiv(builder.sub(depth, I64(1)), I64(TILE))
+        per_step = builder.add(builder.sdiv(count, builder.add(last_step, I64(1))), I64(1))
 
     def each(start, stride):
         """Yields (register, pointer) for each tile of sums, in a matrix from start on."""
@@ -92,18 +126,53 @@ def tiles_function(module, down, across):
             for tile, pointer in each(addend, addend_row):
                 transfer("tileloadd64", tile, pointer, addend_row)
     with cgutils.for_range_slice(builder, I64(0), depth, I64(TILE), I64) as (k, _):
-        for j in range(across):
-            place = builder.gep(b, [builder.add(builder.mul(k, b_row), I64(j * TILE))])
-            transfer("tileloadd64", RIGHT[j], place, b_row)
         for i in range(down):
             place = builder.gep(a, [builder.add(k, builder.mul(a_row, I64(i * TILE)))])
             transfer("tileloadd64", LEFT[i], place, a_row)
-            for j in range(across):
+        for j in range(across):
+            place = builder.gep(b, [builder.add(builder.mul(k, b_row), I64(j * TILE))])
+            transfer("tileloadd64", RIGHT[j], place, b_row)
+            for i in range(down):
                 _call(builder, "tdpbf16ps", *map(_I8, (SUMS[i][j], LEFT[i], RIGHT[j])))
+        if rounds:
+            start = builder.mul(builder.sdiv(k, I64(TILE)), per_step)
+            end = builder.add(start, per_step)
+            end = builder.select(builder.icmp_signed("<", end, count), end, count)
+            with cgutils.for_range_slice(builder, start, end, I64(1), I64) as (row, _):
+                _round_row(builder, row, *rounded[:-1])
     for tile, pointer in each(c, c_row):
         transfer("tilestored64", tile, pointer, c_row)
     builder.ret_void()
     return function
+
+
+def _round_row(builder, row, sums, out, addend, stride):
+    """Writes a row of sums, two vectors, in bfloat16, after the row of the addend is added."""
+    place = builder.mul(row, stride)
+    source = builder.gep(sums, [builder.mul(row, I64(2 * TILE))])
+    totals = [HOST.load(builder, builder.gep(source, [I64(i)])) for i in (0, TILE)]
+    before = builder.block
+    is_present = builder.icmp_unsigned("!=", builder.ptrtoint(addend, I64), I64(0))
+    with builder.if_then(is_present):
+        added = [
+            builder.fadd(
+                total,
+                HOST.load(
+                    builder, builder.gep(addend, [builder.add(place, I64(i))]), Storage.BFLOAT16
+                ),
+            )
+            for total, i in zip(totals, (0, TILE), strict=True)
+        ]
+        inside = builder.block
+    merged = []
+    for total, other in zip(totals, added, strict=True):
+        phi = builder.phi(HOST.vector)
+        phi.add_incoming(total, before)
+        phi.add_incoming(other, inside)
+        merged.append(phi)
+    both = HOST.round_two(builder, *merged)
+    target = builder.bitcast(builder.gep(out, [place]), both.type.as_pointer())
+    builder.store(both, target, align=2)
 
 
 def _call(builder, name, *arguments):

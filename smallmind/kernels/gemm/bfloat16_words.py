@@ -7,6 +7,7 @@ consists of words; otherwise its rows are interleaved two at a time as it is pac
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.extending import intrinsic
 
 from smallmind.kernels.codegen.jit import jit
 from smallmind.kernels.codegen.operation import PLACE, operation
@@ -24,6 +25,28 @@ _WORDS, _NUMBERS = types.CPointer(types.float32), types.CPointer(types.int16)
 def words(builder, pointer):
     """Pointer to bfloat16 -> pointer to the words that start there."""
     return builder.bitcast(pointer, F32.as_pointer())
+
+
+@intrinsic
+def bfloat16_or_null(typingctx, array, index):
+    """-> the pointer to an element, or NULL in an empty array and in one that is not bfloat16."""
+    null = ir.Constant(I16.as_pointer(), None)
+
+    def codegen(context, builder, sig, args):
+        if array.dtype != types.int16:
+            return null
+        of = context.make_array(array)(context, builder, value=args[0])
+        is_empty = builder.icmp_signed("==", of.nitems, I64(0))
+        return builder.select(is_empty, null, builder.gep(of.data, [args[1]]))
+
+    return _NUMBERS(array, types.int64), codegen
+
+
+@intrinsic
+def is_bfloat16(typingctx, array):
+    """Returns true, as a constant, if an array is of bfloat16."""
+    found = ir.Constant(ir.IntType(1), int(array.dtype == types.int16))
+    return types.boolean(array), lambda _context, _builder, _sig, _args: found
 
 
 @operation(types.void, PLACE, PLACE, types.int64, types.int64)

@@ -44,6 +44,7 @@ from smallmind.kernels.codegen.simd import (
 from smallmind.kernels.gelu import gelu_of
 from smallmind.kernels.gemm import converted, float32, quantised
 from smallmind.kernels.gemm.few_rows import MAX_FEW_ROWS, add_columns, add_rows
+from smallmind.kernels.gemm.operands import Packed, finish, operands_of
 from smallmind.kernels.gemm.packing import (
     BY_ROWS,
     MAX_DEPTH,
@@ -138,37 +139,6 @@ def _multiply_of(a, *operands):
     return multiply_packed
 
 
-class Operands(NamedTuple):
-    """out = a b in one of its variants [+ bias] [+ addend], activation = gelu(out).
-
-    Missing operands are empty arrays.
-    """
-
-    out: Any
-    activation: Any
-    a: Any
-    b: Any
-    bias: Any
-    addend: Any
-    variant: int
-
-
-@inline_jit
-def operands_of(out, activation, a, b, bias, addend, variant):
-    """-> Operands, without reference counting: see `borrow`."""
-    return Operands(
-        borrow(out), borrow(activation), borrow(a), borrow(b), borrow(bias), borrow(addend), variant
-    )
-
-
-class Packed(NamedTuple):
-    """The scratch of a thread."""
-
-    panel: Any
-    strip: Any
-    sums: Any
-
-
 @inline_jit
 def packed_of(a, own):
     """own (SCRATCH or SCRATCH_16,) -> Packed."""
@@ -176,6 +146,18 @@ def packed_of(a, own):
         return Packed(own[:PANEL_SIZE], own[PANEL_SIZE:SCRATCH], own[SCRATCH:])
     end = PANEL_16 + STRIP_16
     return Packed(own[:PANEL_16], own[PANEL_16:end], own[end:])
+
+
+def _multiply_by_rows(a, *operands):
+    """Calls `multiply_by_rows` for what is packed of a -> False where there is none."""
+
+
+@overload(_multiply_by_rows, jit_options={"forceinline": True})
+def _multiply_by_rows_of(a, *operands):
+    multiply = getattr(_packing(a), "multiply_by_rows", None)
+    if multiply is None:
+        return lambda a, *operands: False  # noqa: ARG005
+    return lambda a, *operands: multiply(*operands)  # noqa: ARG005
 
 
 class DepthBlock(NamedTuple):
@@ -276,6 +258,10 @@ def gemm_part(operands, packed, form, worker, workers):
         return
     single = single if right == N else 0
     right -= single
+    if variant != TRANSPOSE_A and _multiply_by_rows(
+        a, operands, packed, Region(first, last, left, right)
+    ):
+        return
     # CPUs of an instruction set sum K in the same blocks, and get the same bits.
     in_place = _reads_words(a) and variant != TRANSPOSE_A and K % 2 == 0
     max_depth = MAX_DEPTH
@@ -542,40 +528,6 @@ def _prefetch_finished(operands, region):
                 prefetch_to_write(operands.activation, place)
             if operands.addend.size > 0:
                 prefetch(operands.addend, place)
-
-
-@jit
-def finish(operands, sums, place, sums_row, region):
-    """Adds bias and addend to complete sums and stores them, then activation unless empty."""
-    out, activation = operands.out, operands.activation
-    bias, addend = operands.bias, operands.addend
-    first, last, left, right = region
-    N = out.shape[1]
-    tail = (right - left) % LANES
-    whole = right - tail
-    for i in range(first, last):
-        row = i * N
-        for j in range(left, whole, LANES):
-            y = load(sums, place + j - left)
-            if bias.size > 0:
-                y = y + load(bias, j)
-            if addend.size > 0:
-                y = y + load(addend, row + j)
-            store(out, row + j, y)
-            if activation.size > 0:
-                # GELU of the rounded value, which is what the backward pass reads.
-                store(activation, row + j, gelu_of(load(out, row + j)))
-        if tail:
-            y = load_first(sums, place + whole - left, tail)
-            if bias.size > 0:
-                y = y + load_first(bias, whole, tail)
-            if addend.size > 0:
-                y = y + load_first(addend, row + whole, tail)
-            store_first(out, row + whole, y, tail)
-            if activation.size > 0:
-                rounded = load_first(out, row + whole, tail)
-                store_first(activation, row + whole, gelu_of(rounded), tail)
-        place += sums_row
 
 
 _VECTOR, _MATRIX = (types.Array(types.float32, ndim, "C") for ndim in (1, 2))
