@@ -130,9 +130,9 @@ def multiply(c, a, b, extent, addend, bias, packed):
 
 @inline_jit
 def _is_simple(operands, region):
-    """Returns True for two by two whole tiles of bfloat16 without a bias or an activation."""
+    """Returns True for two by two whole tiles of bfloat16 without an activation."""
     is_whole = region.last - region.first == HEIGHT and region.right - region.left == WIDTH
-    is_plain = operands.bias.size == 0 and operands.activation.size == 0
+    is_plain = operands.activation.size == 0 and is_bfloat16(operands.bias)
     return is_whole and is_plain and is_bfloat16(operands.out) and is_bfloat16(operands.addend)
 
 
@@ -140,8 +140,14 @@ def _is_simple(operands, region):
 def _rounded(operands, sums, region):
     N = operands.out.shape[1]
     place = region.first * N + region.left
-    out, addend = bfloat16_or_null(operands.out, place), bfloat16_or_null(operands.addend, place)
-    return Rounded(sums, out, addend, N, HEIGHT)
+    return Rounded(
+        sums,
+        bfloat16_or_null(operands.out, place),
+        bfloat16_or_null(operands.bias, region.left),
+        bfloat16_or_null(operands.addend, place),
+        N,
+        HEIGHT,
+    )
 
 
 @jit

@@ -74,13 +74,14 @@ def multiply_tiles_beside(builder, c, a, b, depth, rounded):
 
 
 class Rounded(NamedTuple):
-    """Complete sums (count, 2 TILE) that are rounded to bfloat16, after an addend is added."""
+    """Complete sums (rows, 2 TILE) that are rounded after bias and addend are added."""
 
     sums: Any  # pointer to float32
-    out: Any  # pointer to bfloat16
-    addend: Any  # pointer to bfloat16, or NULL
+    out: Any  # pointer to bfloat16, here and below
+    bias: Any  # or NULL
+    addend: Any  # or NULL
     stride: int  # between the rows of out, and those of the addend
-    count: int  # may be zero
+    rows: int  # may be zero
 
 
 def tiles_function(module, down, across, rounds=False):
@@ -93,7 +94,7 @@ def tiles_function(module, down, across, rounds=False):
         return module.globals[name]
     pointer = ir.FloatType().as_pointer()
     rows = [pointer, I64]
-    others = [pointer, *[ir.IntType(16).as_pointer()] * 2, I64, I64] if rounds else []
+    others = [pointer, *[ir.IntType(16).as_pointer()] * 3, I64, I64] if rounds else []
     kind = ir.FunctionType(ir.VoidType(), [*rows * 3, I64, *rows, *others])
     function = ir.Function(module, kind, name)
     function.linkage = "internal"
@@ -146,33 +147,33 @@ def tiles_function(module, down, across, rounds=False):
     return function
 
 
-def _round_row(builder, row, sums, out, addend, stride):
-    """Writes a row of sums, two vectors, in bfloat16, after the row of the addend is added."""
+def _round_row(builder, row, sums, out, bias, addend, stride):
+    """Writes a row of sums, two vectors, in bfloat16, after those of bias and addend are added."""
     place = builder.mul(row, stride)
     source = builder.gep(sums, [builder.mul(row, I64(2 * TILE))])
     totals = [HOST.load(builder, builder.gep(source, [I64(i)])) for i in (0, TILE)]
-    before = builder.block
-    is_present = builder.icmp_unsigned("!=", builder.ptrtoint(addend, I64), I64(0))
-    with builder.if_then(is_present):
-        added = [
-            builder.fadd(
-                total,
-                HOST.load(
-                    builder, builder.gep(addend, [builder.add(place, I64(i))]), Storage.BFLOAT16
-                ),
-            )
-            for total, i in zip(totals, (0, TILE), strict=True)
-        ]
-        inside = builder.block
-    merged = []
-    for total, other in zip(totals, added, strict=True):
-        phi = builder.phi(HOST.vector)
-        phi.add_incoming(total, before)
-        phi.add_incoming(other, inside)
-        merged.append(phi)
-    both = HOST.round_two(builder, *merged)
+    totals = _add_unless_null(builder, totals, bias, I64(0))
+    totals = _add_unless_null(builder, totals, addend, place)
+    both = HOST.round_two(builder, *totals)
     target = builder.bitcast(builder.gep(out, [place]), both.type.as_pointer())
     builder.store(both, target, align=2)
+
+
+def _add_unless_null(builder, totals, pointer, place):
+    """Two vectors + those of bfloat16 at a place after the pointer, unless it is NULL."""
+    before, sums = builder.block, []
+    is_present = builder.icmp_unsigned("!=", builder.ptrtoint(pointer, I64), I64(0))
+    with builder.if_then(is_present):
+        for total, i in zip(totals, (0, TILE), strict=True):
+            term = builder.gep(pointer, [builder.add(place, I64(i))])
+            sums.append(builder.fadd(total, HOST.load(builder, term, Storage.BFLOAT16)))
+        inside = builder.block
+    merged = []
+    for total, added in zip(totals, sums, strict=True):
+        merged.append(builder.phi(HOST.vector))
+        merged[-1].add_incoming(total, before)
+        merged[-1].add_incoming(added, inside)
+    return merged
 
 
 def _call(builder, name, *arguments):
