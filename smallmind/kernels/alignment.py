@@ -21,24 +21,52 @@ def aligned_empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.n
     return _aligned(np.empty, shape, dtype)
 
 
-def aligned_zeros(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """shape -> a contiguous array of zeros on a cache line. Untouched pages take no memory yet."""
-    return _aligned(np.zeros, shape, dtype)
+def aligned_zeros(
+    shape: int | tuple[int, ...], dtype: Any = np.float32, in_parts: bool = False
+) -> np.ndarray:
+    """shape -> a contiguous array of zeros on a cache line. Untouched pages take no memory yet.
+
+    One that is written `in_parts`, far from each other, has no huge pages: each part would take
+    one.
+    """
+    return _aligned(np.zeros, shape, dtype, in_parts)
+
+
+def give_back(part: np.ndarray) -> None:
+    """Gives the memory of a contiguous part of `aligned_zeros` back to the system.
+
+    Its contents are undefined then. What shares a page with others stays, and so does all of a
+    small array, or where the system has no such call.
+    """
+    whole = part
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    mapping: Any = getattr(whole.base, "obj", None)  # of a memoryview
+    if not isinstance(mapping, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    begin = part.ctypes.data - whole.ctypes.data
+    end = (begin + part.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    begin = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+    if begin < end:
+        mapping.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
 def _aligned(
-    allocate: Callable[..., np.ndarray], shape: int | tuple[int, ...], dtype: Any
+    allocate: Callable[..., np.ndarray],
+    shape: int | tuple[int, ...],
+    dtype: Any,
+    in_parts: bool = False,
 ) -> np.ndarray:
     shape = (shape,) if isinstance(shape, int) else shape
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = _mapped(nbytes) if nbytes >= MIN_MAPPED_BYTES else None
+    raw = _mapped(nbytes, in_parts) if nbytes >= MIN_MAPPED_BYTES else None
     if raw is None:
         raw = allocate(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def _mapped(nbytes: int) -> np.ndarray | None:
+def _mapped(nbytes: int, in_parts: bool) -> np.ndarray | None:
     """Zeros in a mapping of their own, which goes back to the system with the last view of them.
 
     None where the system refuses: NumPy then says how much memory is missing.
@@ -49,7 +77,8 @@ def _mapped(nbytes: int) -> np.ndarray | None:
         mapping = mmap.mmap(-1, nbytes, **flags)
     except (OSError, OverflowError):
         return None
-    if nbytes >= MIN_HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+    advice = "MADV_NOHUGEPAGE" if in_parts else "MADV_HUGEPAGE"
+    if nbytes >= MIN_HUGE_PAGE_BYTES and hasattr(mmap, advice):
         with suppress(OSError):  # a kernel without them
-            mapping.madvise(mmap.MADV_HUGEPAGE)
+            mapping.madvise(getattr(mmap, advice))
     return np.frombuffer(mapping, np.uint8)

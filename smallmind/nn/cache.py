@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smallmind.checks import InputError, check_type, shown_value
+from smallmind.kernels.alignment import aligned_zeros, give_back
 from smallmind.kernels.reference import PANEL
 from smallmind.nn.recorded_passes import RecordedPasses
 from smallmind.settings.config import ModelConfig
@@ -38,8 +39,8 @@ class KeyValueCache:
 
     For `model.decode(ids, cache)`. length is at most block_size, which is the default. Layers with
     a window of attention keep little more than that. float32, whatever the precision of the model.
-    `select` says which sequences the next passes continue:
-    they need not have the same number of tokens.
+    `select` says which sequences the next passes continue: they need not have the same number of
+    tokens, and take memory for those that they have had.
     """
 
     def __init__(self, model: Any, batch: int = 1, length: int | None = None) -> None:
@@ -54,7 +55,7 @@ class KeyValueCache:
         self.length = length
         dtype = model.workspace.dtype
         self._kept_tokens = [  # keys and values, layer by layer
-            (np.zeros(keys, dtype), np.zeros(values, dtype))
+            (aligned_zeros(keys, dtype, in_parts=True), aligned_zeros(values, dtype, in_parts=True))
             for keys, values in _shapes(config, batch, length)
         ]
         self._has_windows = any(values.shape[2] < length for _, values in self._kept_tokens)
@@ -77,7 +78,7 @@ class KeyValueCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values."""
+        """Bytes of keys and values, of as many tokens as there may be."""
         return sum(keys.nbytes + values.nbytes for keys, values in self._kept_tokens)
 
     @property
@@ -94,6 +95,15 @@ class KeyValueCache:
         """Forgets all tokens of the selected sequences."""
         for state in self._selected:
             state[: self._count] = 0
+
+    def release(self, sequence: int) -> None:
+        """Forgets the tokens of a sequence, by number, and gives back the memory that they took."""
+        for kept, selected in zip(self._kept, self._selected, strict=True):
+            kept[sequence] = 0
+            selected[: self._count][self._slots[: self._count] == sequence] = 0
+        for pair in self._kept_tokens:
+            for array in pair:
+                give_back(array[sequence])
 
     def select(self, sequences: Sequence[int]) -> None:
         """Makes passes continue these sequences, by number, in this order."""

@@ -167,6 +167,8 @@ class Decoder:
         """Makes all texts leave: also after an error in the middle of a step."""
         self._free = list(range(self.slots))[::-1]
         self._slots, self._reading, self._writing = {}, [], []
+        for slot in self._free:
+            self.cache.release(slot)
 
     def __enter__(self) -> "Decoder":
         return self
@@ -226,6 +228,7 @@ class Decoder:
     def _leave(self, slot: int) -> None:
         del self._slots[slot]
         self._free.append(slot)
+        self.cache.release(slot)
         self._writing = [other for other in self._writing if other != slot]
         for prompt in self._reading:
             if slot in prompt.slots:

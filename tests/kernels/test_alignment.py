@@ -1,7 +1,15 @@
+import sys
+
 import numpy as np
 import pytest
 
-from smallmind.kernels.alignment import ALIGNMENT, MIN_MAPPED_BYTES, aligned_empty, aligned_zeros
+from smallmind.kernels.alignment import (
+    ALIGNMENT,
+    MIN_MAPPED_BYTES,
+    aligned_empty,
+    aligned_zeros,
+    give_back,
+)
 from smallmind.memory.tracker import resident_bytes
 
 MIB = 2**20
@@ -31,6 +39,21 @@ def test_a_large_array_gives_its_memory_back_wherever_it_lies():
     del first
     assert resident_bytes() < both - 7 * MIB
     assert (second == 1).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others keep the pages, or make them all")
+def test_an_array_that_is_written_in_parts_takes_memory_for_these_until_they_are_given_back():
+    before = resident_bytes()
+    array = aligned_zeros((64, MIB), np.uint8, in_parts=True)
+    array[:, 0] = 1
+    assert resident_bytes() < before + 4 * MIB
+    array[...] = 1
+    give_back(array[1:-1])
+    assert resident_bytes() < before + 4 * MIB
+    assert (array[0] == 1).all() and (array[-1] == 1).all()
+    array[1:-1] = 2
+    give_back(array[8, 1:-1])  # whose first and last page have other elements too
+    assert (array[9] == 2).all() and array[8, 0] == 2 == array[8, -1]
 
 
 def test_what_the_system_refuses_is_a_memory_error():

@@ -174,6 +174,27 @@ def test_sequences_of_several_lengths_are_decoded_together(variant, backend):
         go_on(chosen.tolist(), 1)
 
 
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_a_sequence_that_is_released_begins_anew_and_others_continue(backend):
+    model, ids = TransformerModel(V, 4096, 256, 1, 1, backend=backend, seed=1), tokens(3, 9)
+    cache, plain = KeyValueCache(model, 3), KeyValueCache(model, 3)
+    for each in (cache, plain):
+        model.decode(ids[:, :4], each)
+    cache.select([0, 1])
+    cache.release(1)
+    cache.release(2)
+    assert cache.starts.tolist() == [4, 0]
+    cache.select([0, 1, 2])
+    assert cache.starts.tolist() == [4, 0, 0]
+    plain.select([1, 2])
+    plain.clear()
+    for rows, start in (([0], 4), ([1, 2], 0)):
+        for each in (cache, plain):
+            each.select(rows)
+        found = [model.decode(ids[rows, start:], each) for each in (cache, plain)]
+        np.testing.assert_array_equal(*found)
+
+
 @pytest.mark.parametrize("chosen", [[], [0, 0], [4], [-1]])
 def test_only_different_sequences_of_a_cache_can_be_selected(chosen):
     cache = KeyValueCache(new_model("modern"), 4)
