@@ -18,12 +18,22 @@ from typing import IO, Any, cast
 
 from smallmind.checks import InputError
 from smallmind.console import activity
-from smallmind.corpus.entry import Entry, Piece, Stream, read, read_found
+from smallmind.corpus.entry import (
+    SMALL,
+    Entry,
+    Piece,
+    Stream,
+    may_have_turns,
+    read,
+    read_found,
+    small_text,
+)
 from smallmind.corpus.reading import FileStream, Limits, Skipped, Unusable, shown
 
 BYTES_PER_READ = 2**16  # bytes that are read at once
 XZ_MEMORY = 2**28  # bytes: `xz -9` needs 65 MiB, a hostile header may ask for gigabytes
-ENCRYPTED_FLAG = 1  # flag of a member of a zip archive
+# Flags of a member of a zip archive: for its name, and those that change nothing here.
+ENCRYPTED_FLAG, UTF8_FLAG, USUAL_FLAGS = 1, 0x800, 0x80E
 # Other methods unpack a block at once, however much comes out of it.
 KNOWN_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 OUTSIDE_PATH = re.compile(r"[\\/]|[A-Za-z]:|(.*[\\/])?\.\.([\\/]|$)", re.DOTALL)
@@ -197,20 +207,31 @@ PACKED: dict[str, Callable[[Stream], Callable[[int], bytes]]] = {
 
 def read_zip(entry: Entry) -> Iterator[Piece]:
     """Yields the documents in a zip archive. InputError if it is damaged, or may do harm."""
+    reading = entry.reading
     with opened_zip(entry) as members:
-        for member, opened in members:
+        for member, opened, load in members:
             # Not is_dir(), which fails for an empty name.
-            if member.filename.endswith("/") or _is_hidden(member.filename):
+            file, is_glance = member.filename, reading.is_glance
+            if file.endswith("/") or _is_hidden(file) or (is_glance and not may_have_turns(file)):
                 continue
             if stat.S_ISLNK(member.external_attr >> 16):
-                entry.reading.skipped.append(Skipped(opened.name, "is a symbolic link"))
+                reading.skipped.append(Skipped(opened().name, "is a symbolic link"))
+                continue
+            if text := small_text(file, reading, load):
+                yield Piece(text, True)
             else:
-                yield from read_found(opened)
+                yield from read_found(opened())
+
+
+Member = tuple[zipfile.ZipInfo, Callable[[], Entry], Callable[[], bytes | None]]
 
 
 @contextmanager
-def opened_zip(entry: Entry) -> Iterator[list[tuple[zipfile.ZipInfo, Entry]]]:
-    """Opens a zip archive -> its members. InputError if it is damaged, or may do harm."""
+def opened_zip(entry: Entry) -> Iterator[Iterator[Member]]:
+    """Opens a zip archive -> each member, what opens it, and what reads a small one at once.
+
+    InputError if the archive is damaged, or may do harm.
+    """
     with opened_file(entry) as file:
         with _explaining(entry.name):
             archive = zipfile.ZipFile(cast(IO[bytes], file))
@@ -222,7 +243,14 @@ def opened_zip(entry: Entry) -> Iterator[list[tuple[zipfile.ZipInfo, Entry]]]:
         if sum(member.compress_size for member in members) > file.seek(0, io.SEEK_END):
             raise InputError(f"{entry.name} has members that overlap; pack its files again")
         expansion = Expansion(entry.name, file, entry.reading.limits)
-        yield [(each, _member(entry, archive, each, expansion)) for each in members]
+        yield (
+            (
+                member,
+                partial(_member, entry, archive, member, expansion),
+                partial(_small_bytes, archive, member, expansion),
+            )
+            for member in members
+        )
 
 
 @contextmanager
@@ -265,4 +293,30 @@ def _member(
         found = archive.NameToInfo.get(str(PurePosixPath(member.filename).parent.parent / name))
         return _member(entry, archive, found, expansion) if found else None
 
-    return entry.member(shown(member.filename), open, beside)
+    name = shown(member.filename)
+    return Entry(f"{entry.name}: {name}", name, open, entry.reading, False, None, beside=beside)
+
+
+def _small_bytes(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, expansion: Expansion
+) -> bytes | None:
+    """Unpacks a small member at once, in a tenth of the time of its stream; None if it is odd."""
+    file, size = archive.fp, member.compress_size
+    if member.flag_bits & ~USUAL_FLAGS or not file or max(size, member.file_size) >= SMALL:
+        return None
+    try:
+        name = member.orig_filename.encode("utf-8" if member.flag_bits & UTF8_FLAG else "cp437")
+        file.seek(member.header_offset)
+        mark, _, named, more = struct.unpack("<4s22s2H", file.read(30).ljust(30))
+        data = file.read(named + more + size)
+        if mark != b"PK\3\4" or data[:named] != name:
+            return None
+        data = data[named + more :]
+        if member.compress_type == zipfile.ZIP_DEFLATED:
+            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, SMALL)
+    except (OSError, UnicodeError, zlib.error):
+        return None
+    if len(data) != member.file_size or zlib.crc32(data) != member.CRC:
+        return None
+    expansion.add(len(data))
+    return data

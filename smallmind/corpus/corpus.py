@@ -3,14 +3,23 @@
 import io
 import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from os import PathLike
 
 from smallmind.checks import InputError, check_type, count_of
 from smallmind.console import activity
 from smallmind.corpus.chats import unassigned
 from smallmind.corpus.decoding import check_encoding
-from smallmind.corpus.entry import Entry, Piece, read, read_found
+from smallmind.corpus.entry import (
+    SMALL,
+    Entry,
+    Piece,
+    may_have_turns,
+    read,
+    read_found,
+    small_text,
+)
 from smallmind.corpus.finding import File, find
 from smallmind.corpus.reading import (
     Limits,
@@ -18,6 +27,7 @@ from smallmind.corpus.reading import (
     Report,
     Skipped,
     shown,
+    small_bytes,
 )
 from smallmind.corpus.turns import NEEDED
 from smallmind.text.chat import Turn
@@ -47,7 +57,7 @@ class Corpus:
     path means nothing, or a setting is wrong.
     """
 
-    files: list[File]  # with texts, as far as their names tell
+    files: Sequence[File]  # with texts, as far as their names tell
     report: Report | None  # on the last complete reading
     is_earlier = False  # True: they are read as versions before 0.3 did, for their runs
 
@@ -113,8 +123,9 @@ class Corpus:
         what = shown(self.files[0].name) if one else count_of(len(self.files), "file")
         with activity.doing(f"{doing} {what}", usual=size < activity.LARGE):
             reading = self._reading(size)
+            cleaner = _Cleaner(reading)
             for file in self.files:
-                yield from _pieces(file, reading)
+                yield from _pieces(file, reading, cleaner)
             if reading.speakers and not reading.documents:
                 raise unassigned(what, reading, self._paths)
             if self.assistant and not reading.program:
@@ -150,16 +161,24 @@ class Corpus:
         reading = self._reading(0)
         reading.is_glance = True
         with activity.doing("Looking for conversations", usual=True):
-            files = activity.parts(self.files)
-            return any(bool(piece.turns) for file in files for piece in _pieces(file, reading))
+            cleaner, files = _Cleaner(reading), activity.parts(self.files)
+            likely = (file for file in files if file.is_named or may_have_turns(file.name))
+            return any(bool(x.turns) for file in likely for x in _pieces(file, reading, cleaner))
 
 
-def _pieces(file: File, reading: Reading) -> Iterator[Piece]:
+def _pieces(file: File, reading: Reading, cleaner: "_Cleaner") -> Iterator[Piece]:
     """Yields the documents of a file, cleaned and counted."""
-    before = reading.documents
-    cleaner = _Cleaner(reading)
-    entry = Entry.of_file(file.name, reading, file.is_named, file.size)
-    for piece in read(entry) if file.is_named else read_found(entry):
+    before, text = reading.documents, None
+    pieces: Iterable[Piece]
+    if not file.is_named and file.size < SMALL:
+        load = partial(small_bytes, file.name, file.size, reading)
+        text = small_text(file.name, reading, load)
+    if text:
+        pieces = [Piece(text, True)]
+    else:
+        entry = Entry.of_file(file.name, reading, file.is_named, file.size)
+        pieces = read(entry) if file.is_named else read_found(entry)
+    for piece in pieces:
         if cleaned := cleaner.clean(piece):
             yield cleaned
     reading.end_file(file.size, has_text=reading.documents > before)

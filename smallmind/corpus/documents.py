@@ -92,7 +92,7 @@ def _parts(entry: Entry) -> Iterator[dict[str, Entry]]:
         raise Unusable(entry.name, reason, "save it again, without a password, or as plain text")
     entry.reading.note(f"read the text of {entry.suffix}, without layout and pictures,")
     with opened_zip(entry) as members:
-        yield {member.filename: replace(part, declares=True) for member, part in members}
+        yield {each.filename: replace(opened(), declares=True) for each, opened, _ in members}
 
 
 def _tags(parts: dict[str, Entry], path: str, wanted: str) -> list[dict[str, str]]:

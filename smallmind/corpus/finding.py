@@ -5,11 +5,15 @@ import itertools
 import os
 import re
 import stat
+import zlib
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from smallmind.checks import InputError, count_of
 from smallmind.console import activity
@@ -22,10 +26,11 @@ WILDCARDS = "*?["
 RUN_FILES = ("config.json", "metrics.jsonl")  # files in the directory of a run
 TRAINING_NAME = re.compile(r"(?:^|[_.-])train(?:ing)?(?:[_.-]|$)", re.IGNORECASE)
 TEST_NAME = re.compile(r"(?:^|[_.-])(?:test|eval|dev|val(?:id|idation)?)(?:[_.-]|$)", re.IGNORECASE)
-SPLITS = "train", "test", "eval", "dev", "val"  # words of which these names have one
+SPLITS = re.compile("train|test|eval|dev|val", re.IGNORECASE)  # words that these names have
 # Folders with what others wrote, which few mean to learn from.
 FOLDERS_OF_OTHERS = ("node_modules", "bower_components", "site-packages", "__pycache__", "venv")
 EXCLUDE_ADVICE = "to leave them out: --exclude"
+NAMES_PER_BLOCK = 1024
 DATA_SUFFIXES = {*PACKED_SUFFIXES, *RECORD_SUFFIXES, TEXT_SUFFIX}
 
 
@@ -42,10 +47,65 @@ class File(NamedTuple):
         return os.path.splitext(self.name)[1].lower() in PACKED_SUFFIXES
 
 
+class Files(Sequence[File]):
+    """Files in the order in which they were found, in memory that hardly grows with their number.
+
+    Each has a key, its path without symbolic links.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[bytes] = []  # names, compressed
+        self._names: list[str] = []  # those that are in no block yet
+        self._sizes, self._keys = array("q"), array("q")  # in bytes; hashes of the keys
+        self._named: set[int] = set()  # the positions of files that are named
+
+    def append(self, file: File, key: str) -> None:
+        """Adds a file after all others."""
+        if file.is_named:
+            self._named.add(len(self._sizes))
+        self._sizes.append(file.size)
+        self._keys.append(hash(key))
+        self._names.append(file.name)
+        if len(self._names) == NAMES_PER_BLOCK:
+            names = "\0".join(self._names).encode("utf-8", "surrogatepass")
+            self._blocks.append(zlib.compress(names, 1))
+            self._names = []
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __iter__(self) -> Iterator[File]:
+        unpacked = (zlib.decompress(x).decode("utf-8", "surrogatepass") for x in self._blocks)
+        names = itertools.chain.from_iterable(block.split("\0") for block in unpacked)
+        each = zip(itertools.chain(names, self._names), self._sizes, strict=True)
+        for position, (name, size) in enumerate(each):
+            yield File(name, size, position in self._named)
+
+    def __getitem__(self, position: Any) -> Any:
+        return next(itertools.islice(self, position, None))
+
+    def each_once(self) -> "Files":
+        """Leaves out all but the first of each key, which is named if one of them is."""
+        keys, counts = np.unique(np.array(self._keys), return_counts=True)
+        several = set(keys[counts > 1].tolist())
+        if not several:
+            return self
+        alike = [file for file, key in zip(self, self._keys, strict=True) if key in several]
+        named = {os.path.realpath(file.name) for file in alike if file.is_named}
+        once, known = Files(), set[str]()
+        for file, key in zip(self, self._keys, strict=True):
+            path = os.path.realpath(file.name) if key in several else file.name
+            if path not in known:
+                once.append(file._replace(is_named=file.is_named or path in named), path)
+            if key in several:
+                known.add(path)
+        return once
+
+
 class Found(NamedTuple):
     """The result of a search."""
 
-    files: list[File]
+    files: Sequence[File]
     skipped: list[Skipped]
     notes: list[str]  # what was excluded, and what nobody may mean to read
 
@@ -60,7 +120,7 @@ class _Finder:
         self._obeys_gitignore = gitignore
         # The real path of a folder, the reason to skip it, and its rules, None if it is ignored.
         self._known: dict[tuple[str, str], tuple[str, str, tuple[Rules, ...] | None]] = {}
-        self.files: dict[str, File] = {}  # by the path without symbolic links
+        self.files = Files()
         self._folders: set[str] = set()  # the same of folders: links may lead back to them
         self.skipped: dict[str, Skipped] = {}
 
@@ -80,9 +140,8 @@ class _Finder:
         if stat.S_ISDIR(status.st_mode):
             self._add_found(os.fspath(Path(name)), os.fspath(Path(name)))
         elif stat.S_ISREG(status.st_mode):
-            self._add_file(
-                os.fspath(Path(name)), os.path.realpath(name), status.st_size, is_named=True
-            )
+            file = File(os.fspath(Path(name)), status.st_size, is_named=True)
+            self.files.append(file, os.path.realpath(name))
         else:
             raise InputError(not_regular(name))
 
@@ -103,19 +162,27 @@ class _Finder:
 
     def _add_found(self, top: str, root: str) -> None:
         """Adds a file, or all in a folder; skips what is neither, and links out of `root`."""
-        waiting, within = [top], os.path.realpath(root)
+        within, parent = os.path.realpath(root), os.path.dirname(top)
+        facts, names = self._folder(parent, root), iter([os.path.basename(top)])
+        waiting = [(parent, facts, names)]  # folders of which names remain, the innermost last
         while waiting:
             activity.tick()
-            path = waiting.pop()
-            parent, name = os.path.split(path)
+            parent, (real, reason, rules), names = waiting[-1]
+            if (name := next(names, None)) is None:
+                del waiting[-1]
+                continue
+            path = os.path.join(parent, name)
             try:
-                if path != top and _matches(self.excluded, path, (name,)):
+                if self.excluded and path != top and _matches(self.excluded, path, (name,)):
                     continue
                 status = os.lstat(path)
                 is_link = stat.S_ISLNK(status.st_mode)
                 is_folder = stat.S_ISDIR(status.st_mode)
-                real, reason, rules = self._folder(parent, root)
-                if path != root and (rules is None or is_ignored(rules, name, is_folder)):
+                if (
+                    rules != ()
+                    and path != root
+                    and (rules is None or is_ignored(rules, name, is_folder))
+                ):
                     self.ignored += 1
                     continue
                 if is_link:
@@ -123,20 +190,20 @@ class _Finder:
                     is_folder = stat.S_ISDIR(status.st_mode)
                 if (path == top or is_link) and not _is_within(Path(path), within):
                     self._skip(path, f"is a symbolic link that leads out of {shown(root)}")
-                    continue
-                if is_folder:
-                    parent, (real, reason, _) = path, self._folder(path, root)
-                if reason:
-                    self._skip(parent, reason)
                 elif is_folder:
-                    if real not in self._folders:
-                        self._folders.add(real)
-                        waiting += [os.path.join(path, x) for x in reversed(_names(path))]
+                    inner = self._folder(path, root)
+                    if inner[1]:
+                        self._skip(path, inner[1])
+                    elif inner[0] not in self._folders:
+                        self._folders.add(inner[0])
+                        waiting.append((path, inner, iter(_names(path))))
+                elif reason:
+                    self._skip(parent, reason)
                 elif not stat.S_ISREG(status.st_mode):
                     self._skip(path, "is not a regular file")
                 elif not self.included or _matches(self.included, path, Path(path).parts):
                     key = os.path.realpath(path) if is_link else os.path.join(real, name)
-                    self._add_file(path, key, status.st_size, is_named=False)
+                    self.files.append(File(path, status.st_size, is_named=False), key)
             except OSError as error:
                 is_lost = isinstance(error, FileNotFoundError) and os.path.islink(path)
                 words = "is a symbolic link to nothing" if is_lost else None
@@ -166,12 +233,6 @@ class _Finder:
                 rules = None if is_out else rules_of(folder, rules, name)
         self._known[folder, root] = found = os.path.realpath(folder), reason, rules
         return found
-
-    def _add_file(self, name: str, key: str, size: int, is_named: bool) -> None:
-        if (known := self.files.get(key)) is None:
-            self.files[name if key == name else key] = File(name, size, is_named)
-        elif is_named:
-            self.files[key] = known._replace(is_named=True)
 
     def _skip(self, path: str, reason: str) -> None:
         self.skipped.setdefault(os.path.realpath(path), Skipped(shown(Path(path)), reason))
@@ -208,7 +269,7 @@ def find(
     with activity.doing("Looking for files", usual=True):
         for path in paths:
             finder.add(os.fspath(path))
-    files = list(finder.files.values())
+    files = finder.files.each_once()
     counts = [("Excluded", finder.excluded, "path"), ("Included", finder.included, "file")]
     notes = [
         f"{label} by {shown(pattern, 60)!r}: {count_of(n, thing) if n else 'nothing'}"
@@ -234,7 +295,7 @@ def _unwanted(files: Sequence[File]) -> Iterator[str]:
     splits = [
         (Path(folder).parts, name)
         for folder, name in pairs
-        if any(word in name.lower() for word in SPLITS)  # much faster than the expressions
+        if SPLITS.search(name)  # much faster than the others
         and (TRAINING_NAME.search(name) or TEST_NAME.search(name))
         and os.path.splitext(name)[1].lower() in DATA_SUFFIXES
     ]

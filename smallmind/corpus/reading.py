@@ -167,6 +167,11 @@ class Reading:
         self.characters += characters
 
     @property
+    def is_usual(self) -> bool:
+        """True if a text in UTF-8 is read as it is."""
+        return not (self.encoding or self.assistant or self.is_earlier or self.is_glance)
+
+    @property
     def left_out(self) -> int:
         """Conversations from which nothing is learned."""
         counted = (n for (label, *_), n in self._counts.items() if label == "Left out")
@@ -176,8 +181,9 @@ class Reading:
         """Ends the file; what was noted about one without text is dropped."""
         self._start += size
         self.files += has_text
-        self._notes.update(self._of_this_file if has_text else ())
-        self._of_this_file.clear()
+        if self._of_this_file:
+            self._notes.update(self._of_this_file if has_text else ())
+            self._of_this_file.clear()
 
     def report(self, skipped: list[Skipped], before: list[str]) -> Report:
         """Returns all that was found, after what was `skipped` and noted `before` the reading."""
@@ -251,6 +257,22 @@ class FileStream(io.BufferedReader):
         self.count += len(data)
         self._reading.reach(self.tell())
         return data
+
+
+def small_bytes(path: str, size: int, reading: Reading) -> bytes | None:
+    """Reads a regular file of this small size at once; None if it is not that, or refused."""
+    try:
+        file = durable.open_descriptor(path)
+    except (OSError, ValueError):
+        return None
+    try:
+        data = os.read(file, size + 1)
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    reading.reach(size)
+    return data if len(data) == size else None
 
 
 def shown(words: object, longest: int = 4096) -> str:

@@ -35,6 +35,7 @@ MARKS = {
     b"\xfe\xff": "UTF-16",
 }
 ALL_MARKS = tuple(MARKS)
+UTF8_MARK = b"\xef\xbb\xbf"
 HTML, NOTEBOOK, WHATSAPP = "a page of HTML", "a Jupyter notebook", "a chat of WhatsApp"
 STAMP = rb"\d{1,4}[./-] ?\d{1,2}[./-] ?\d{1,4}[^\d\n]{1,16}\d{1,2}[:.]\d\d"  # day and minute
 PDF = "a PDF document"
@@ -90,7 +91,7 @@ def disguised(head: bytes) -> Disguise | None:
     if head.startswith(ALL_MARKS):
         name = next(name for mark, name in MARKS.items() if head.startswith(mark))
         head = head.decode(name, "ignore").encode("utf-8", "ignore")
-    head = head.removeprefix(b"\xef\xbb\xbf")
+    head = head.removeprefix(UTF8_MARK)
     if not ANY_TEXTUAL.match(head):
         return None
     for pattern, kind, command in TEXTUAL:

@@ -3,12 +3,15 @@
 import os
 import shutil
 import socket
+import tracemalloc
 import zipfile
 
 import pytest
 
 from smallmind.corpus.corpus import Corpus
+from smallmind.corpus.finding import File, Files
 from tests.corpus.reading import documents, refused, skipped, written
+from tests.peaks import traced
 from tests.programs import refuses
 
 
@@ -22,6 +25,33 @@ def folder(tmp_path, monkeypatch):
 
 
 IN_ORDER = ["a.md", "b.txt", "c/a.py", "c/d/deep.txt", "c/z.txt"]
+
+
+def test_many_files_take_little_memory_and_are_found_in_their_order():
+    with traced():
+        files = Files()
+        for i in range(50_000):
+            files.append(
+                File(f"texts/{i % 7}/\udcff{i}.txt", i, i % 9 == 0), f"/texts/{i % 45_000}"
+            )
+        assert tracemalloc.get_traced_memory()[0] < 2_500_000  # a list takes 9 million bytes
+    assert len(files) == 50_000
+    assert files[0] == ("texts/0/\udcff0.txt", 0, True)
+    assert [file.size for file in files] == list(range(50_000))
+    assert files[49_999] == ("texts/5/\udcff49999.txt", 49_999, False)
+
+
+def test_a_file_that_is_found_twice_is_read_once_and_is_named_if_anybody_named_it(folder):
+    os.symlink("b.txt", folder / "0.txt")
+    paths = ["texts/c", "texts", "texts/c/z.txt", "texts/b.txt", "texts/a.md"]
+    found = {file.name: file.is_named for file in Corpus(paths).files}
+    assert found == {
+        "texts/c/a.py": False,
+        "texts/c/d/deep.txt": False,
+        "texts/c/z.txt": True,
+        "texts/0.txt": True,
+        "texts/a.md": True,
+    }
 
 
 def test_a_folder_is_read_by_name(folder):
