@@ -13,12 +13,11 @@ from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.corpus.reading import FileStream, NoText, Reading, Skipped, Unusable, shown
 from smallmind.files.encoding import (
-    ALL_MARKS,
     HTML,
+    MARKED,
     MHTML,
     NOTEBOOK,
     TEXT_OF,
-    UTF8_MARK,
     WHATSAPP,
     Disguise,
     disguised,
@@ -277,7 +276,7 @@ def small_text(path: str, reading: Reading, load: Callable[[], bytes | None]) ->
     has_reader = suffix in parts.READERS or suffix in UNKNOWN_ARCHIVES
     if (has_reader and suffix != TEXT_SUFFIX) or not reading.is_usual:
         return None
-    if not (data := load()) or b"\0" in data or data.startswith((UTF8_MARK, *ALL_MARKS)):
+    if not (data := load()) or b"\0" in data or data.startswith(MARKED):
         return None
     head = data[:HEAD_BYTES]
     if disguised(head) or unmarked_utf16(head):
@@ -299,9 +298,10 @@ def _is_generated(suffix: str, text: str) -> bool:
     """-> True if this is the beginning of a file that a program has written, or minified."""
     if suffix in (*ARCHIVE_SUFFIXES, *RECORD_SUFFIXES):  # a member is looked at by itself
         return False
-    if "enerated" in text or "ENERATED" in text:  # much faster than the expression
-        lines = text.split("\n", MARKED_LINES)[:MARKED_LINES]
-        if any(GENERATED_MARK.match(line[:MINIFIED_LINE]) for line in lines):
+    lines = text.split("\n", MARKED_LINES)
+    head = text[: len(text) - len(lines[-1])] if len(lines) > MARKED_LINES else text
+    if "enerated" in head or "ENERATED" in head:  # much faster than the expression
+        if any(GENERATED_MARK.match(line[:MINIFIED_LINE]) for line in lines[:MARKED_LINES]):
             return True
     return bool(SOURCE_MAP.match(text[:HEAD_BYTES])) or (
         suffix in CODE_SUFFIXES and len(text) > MINIFIED_LINE * (4 + text.count("\n"))

@@ -98,16 +98,18 @@ def joined(
     pieces: Iterable[Piece], separator: str, starts: DocumentStarts | None = None
 ) -> Iterator[str]:
     """Pieces of documents -> those of one text, which has the separator between documents."""
-    characters, is_between = 0, False
+    characters, text, is_between = 0, "", False
     for piece in pieces:
         if is_between:
-            yield separator
-            characters += len(separator)
+            text += separator
             if starts:
-                starts.add(characters)
-        yield piece.text
-        characters += len(piece.text)
-        is_between = piece.ends
+                starts.add(characters + len(text))
+        if text:
+            yield text
+            characters += len(text)
+        text, is_between = piece.text, piece.ends
+    if text:
+        yield text
 
 
 def survey(pieces: Iterable[Piece], separator: str) -> tuple[CorpusPlan, str]:

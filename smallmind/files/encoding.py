@@ -36,6 +36,7 @@ MARKS = {
 }
 ALL_MARKS = tuple(MARKS)
 UTF8_MARK = b"\xef\xbb\xbf"
+MARKED = UTF8_MARK, *ALL_MARKS  # beginnings of texts
 HTML, NOTEBOOK, WHATSAPP = "a page of HTML", "a Jupyter notebook", "a chat of WhatsApp"
 STAMP = rb"\d{1,4}[./-] ?\d{1,2}[./-] ?\d{1,4}[^\d\n]{1,16}\d{1,2}[:.]\d\d"  # day and minute
 PDF = "a PDF document"
