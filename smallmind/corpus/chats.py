@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 from smallmind.checks import count_of
-from smallmind.corpus.decoding import decoded, read_text
+from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.json_values import parsed
 from smallmind.corpus.reading import Reading, Unusable, shown
@@ -26,11 +26,11 @@ def read_exported(entry: Entry, program: str, records: Iterable[object]) -> Iter
     return _read(entry, program, chats, ASSISTANT if EXPORTS[program].parent else None)
 
 
-def read_whatsapp(entry: Entry) -> Iterator[Piece]:
+def read_whatsapp(entry: Entry) -> Iterator[Piece] | Iterator[str]:
     """Returns the conversations in a chat that WhatsApp has exported as a text."""
     messages = parse("".join(decoded(entry)).replace("\r\n", "\n").split("\n"))
     if not any(messages):
-        return read_text(entry)
+        return decoded(entry)
     return _read(entry, "WhatsApp", [messages])
 
 

@@ -8,7 +8,7 @@ from encodings.aliases import aliases
 
 from smallmind.checks import InputError, nearest
 from smallmind.console import activity
-from smallmind.corpus.entry import HEAD_BYTES, Entry, Piece, Stream, document
+from smallmind.corpus.entry import HEAD_BYTES, Entry, Stream
 from smallmind.corpus.reading import Unusable, shown
 from smallmind.files.encoding import ALL_MARKS, MARKS, advice, likely_encoding, unmarked_utf16
 
@@ -35,11 +35,6 @@ def _is_known(name: str) -> bool:
         return True
     except (LookupError, ValueError):
         return False
-
-
-def read_text(entry: Entry) -> Iterator[Piece]:
-    """Returns a file of plain text: one document."""
-    return document(decoded(entry), entry.reading.limits.piece)
 
 
 def decoded(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from urllib.parse import unquote
 
 from smallmind.corpus.compressed import opened_zip
-from smallmind.corpus.entry import Entry, Piece, document
+from smallmind.corpus.entry import Entry
 from smallmind.corpus.html_text import texts_of_page
 from smallmind.corpus.layout import LINE, PARAGRAPH, SPACE, TAB, TextLayout
 from smallmind.corpus.reading import Unusable
@@ -34,11 +34,11 @@ CHARACTERS = {"w:tab": "\t", "text:tab": "\t", "text:s": " ", "w:noBreakHyphen":
 WORD_PARTS = [re.compile(rf"word/{name}\d*\.xml") for name in ("document", "footnotes", "endnotes")]
 
 
-def read_epub(entry: Entry) -> Iterator[Piece]:
+def epub(entry: Entry) -> Iterator[str]:
     """Yields a book, its pages in the order of reading. Unusable if it is protected."""
     with _parts(entry) as parts:
         pages = (texts_of_page(page, of_book=True) for page in _pages(entry, parts))
-        yield from document(_joined(pages), entry.reading.limits.piece)
+        yield from _joined(pages)
 
 
 def _pages(entry: Entry, parts: dict[str, Entry]) -> Iterator[Entry]:
@@ -61,16 +61,16 @@ def _pages(entry: Entry, parts: dict[str, Entry]) -> Iterator[Entry]:
             yield parts.pop(path)  # once, however often a hostile book names it
 
 
-def read_docx(entry: Entry) -> Iterator[Piece]:
+def docx(entry: Entry) -> Iterator[str]:
     """Yields the text of a Word document, as it is once its tracked changes are accepted."""
     with _parts(entry) as parts:
         marks: dict[str, int] = {}
         names = [name for part in WORD_PARTS for name in parts if part.fullmatch(name)]
         texts = (texts_of(parts[name], _Body(parts[name].name, marks)) for name in names)
-        yield from document(_joined(texts), entry.reading.limits.piece)
+        yield from _joined(texts)
 
 
-def read_odt(entry: Entry) -> Iterator[Piece]:
+def odt(entry: Entry) -> Iterator[str]:
     """Yields the text of an OpenDocument text, as it is once its tracked changes are accepted."""
     with _parts(entry) as parts:
         if _tags(parts, "META-INF/manifest.xml", "encryption-data"):
@@ -78,7 +78,7 @@ def read_odt(entry: Entry) -> Iterator[Piece]:
         if part := parts.get("content.xml"):
             body = _Body(part.name, {})
             texts = (texts_of(part, body), (body.notes.take() for _ in "1"))
-            yield from document(_joined(texts), entry.reading.limits.piece)
+            yield from _joined(texts)
 
 
 @contextmanager

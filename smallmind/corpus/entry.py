@@ -2,12 +2,13 @@
 
 import dataclasses
 import io
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from smallmind import parts
 from smallmind.checks import InputError
@@ -123,7 +124,8 @@ class Entry:
         return dataclasses.replace(self, file=file, open=open, size=None)
 
 
-Reader = Callable[[Entry], Iterator[Piece]]
+# It returns pieces, or the text of one document in chunks of any length.
+Reader = Callable[[Entry], Iterator[Piece] | Iterator[str]]
 
 
 def read(entry: Entry) -> Iterator[Piece]:
@@ -143,10 +145,15 @@ def read(entry: Entry) -> Iterator[Piece]:
     if entry.reading.is_glance and not has_records and kind != WHATSAPP:
         return
     reader: Reader = parts.load(parts.READERS, kind)
+    longest = entry.reading.limits.piece
     entry.reading.kind, entry.reading.is_new = suffix, True
     left_out, skipped = entry.reading.left_out, len(entry.reading.skipped)
-    pieces = reader(entry)
-    first = next(pieces, None)
+    found = reader(entry)
+    first = next(found, None)
+    if isinstance(first, str):
+        found = document(itertools.chain([first], cast(Iterator[str], found)), longest)
+        first = next(found, None)
+    pieces = cast(Iterator[Piece], found)
     has_text = first is not None
     if first is not None:
         if entry.reading.assistant and not (first.turns or entry.is_named):
@@ -300,9 +307,11 @@ def _is_generated(suffix: str, text: str) -> bool:
         return False
     lines = text.split("\n", MARKED_LINES)
     head = text[: len(text) - len(lines[-1])] if len(lines) > MARKED_LINES else text
-    if "enerated" in head or "ENERATED" in head:  # much faster than the expression
-        if any(GENERATED_MARK.match(line[:MINIFIED_LINE]) for line in lines[:MARKED_LINES]):
-            return True
+    may_be_marked = "enerated" in head or "ENERATED" in head  # much faster than the expression
+    if may_be_marked and any(
+        GENERATED_MARK.match(line[:MINIFIED_LINE]) for line in lines[:MARKED_LINES]
+    ):
+        return True
     return bool(SOURCE_MAP.match(text[:HEAD_BYTES])) or (
         suffix in CODE_SUFFIXES and len(text) > MINIFIED_LINE * (4 + text.count("\n"))
     )

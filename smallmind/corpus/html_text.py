@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 from typing import Any
 
 from smallmind.corpus.compressed import Held
-from smallmind.corpus.decoding import decoded, read_text
-from smallmind.corpus.entry import Entry, Piece, document
+from smallmind.corpus.decoding import decoded
+from smallmind.corpus.entry import Entry
 from smallmind.corpus.layout import LEFT_OUT_ELEMENTS, LINE, PARAGRAPH, TextLayout, growing
 from smallmind.corpus.reading import Limits, Unusable, shown
 from smallmind.corpus.xml_text import ENCODING
@@ -28,12 +28,7 @@ LEFT_OUT_OF_BOOKS = (*LEFT_OUT_ELEMENTS, "head", "nav", "rt", "rp")  # and readi
 PREFORMATTED = ("pre", "textarea")  # elements whose white space matters
 
 
-def read_html(entry: Entry) -> Iterator[Piece]:
-    """Returns the text of a page: one document."""
-    return document(texts_of_page(entry), entry.reading.limits.piece)
-
-
-def read_web_archive(entry: Entry) -> Iterator[Piece]:
+def read_web_archive(entry: Entry) -> Iterator[str]:
     """Returns the text of the page in a web archive, or of a mail: its first part with text.
 
     Format: RFC 2557 (MHTML). It is held in memory.
@@ -51,7 +46,7 @@ def read_web_archive(entry: Entry) -> Iterator[Piece]:
         raise Unusable(entry.name, f"is damaged: {shown(error)}", "save the page again") from None
     entry.reading.note("read the page of web archives, or the text of mails,")
     inner = entry.unpacked(lambda: Held(entry, io.BytesIO(content)))
-    return (read_html if part.get_content_subtype() == "html" else read_text)(inner)
+    return (texts_of_page if part.get_content_subtype() == "html" else decoded)(inner)
 
 
 def texts_of_page(entry: Entry, of_book: bool = False) -> Iterator[str]:

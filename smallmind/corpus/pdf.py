@@ -7,24 +7,20 @@ from typing import Any
 
 from smallmind.console import activity
 from smallmind.corpus.compressed import opened_file
-from smallmind.corpus.entry import Entry, Piece, document
+from smallmind.corpus.entry import Entry
 from smallmind.corpus.reading import Unusable, shown
 from smallmind.files.encoding import PDF
 
 
-def read_pdf(entry: Entry) -> Iterator[Piece]:
+def read_pdf(entry: Entry) -> Iterator[str]:
     """Yields the pages, each in lines of its own. Unusable without pypdf, or without text."""
     try:
-        pypdf = importlib.import_module("pypdf")
+        pypdf: Any = importlib.import_module("pypdf")
     except ImportError:
         advice = 'to read it: pip install "smallmind[pdf]", or convert it to text with pdftotext'
         raise Unusable(entry.name, f"is {PDF}", advice) from None
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it reports what it mends
     entry.reading.note("read the text of .pdf, without layout and pictures,")
-    yield from document(_pages(entry, pypdf), entry.reading.limits.piece)
-
-
-def _pages(entry: Entry, pypdf: Any) -> Iterator[str]:
     has_text = False
     with opened_file(entry) as file:
         try:

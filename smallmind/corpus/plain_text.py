@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from smallmind.corpus.decoding import decoded
-from smallmind.corpus.entry import Entry, Piece, document
+from smallmind.corpus.entry import Entry
 from smallmind.corpus.records import lines
 
 MAX_FRONT_MATTER = 2**16  # characters
@@ -21,12 +21,8 @@ TIMES = re.compile(rf"{TIME}\s*-->\s*{TIME}")
 TAGS = re.compile(r"</?[A-Za-z][^>\n]*>|<[\d:.]+>|\{\\[^}\n]*\}")
 
 
-def read_markdown(entry: Entry) -> Iterator[Piece]:
-    """Returns a text without its front matter: one document."""
-    return document(_after_front_matter(entry), entry.reading.limits.piece)
-
-
-def _after_front_matter(entry: Entry) -> Iterator[str]:
+def markdown(entry: Entry) -> Iterator[str]:
+    """Yields a text without its front matter."""
     chunks, beginning = decoded(entry), ""
     for chunk in chunks:
         beginning += chunk
@@ -38,13 +34,9 @@ def _after_front_matter(entry: Entry) -> Iterator[str]:
     yield from chunks
 
 
-def read_subtitles(entry: Entry) -> Iterator[Piece]:
-    """Returns what is said in subtitles, as one document: no numbers, times, tags or notes."""
+def subtitles(entry: Entry) -> Iterator[str]:
+    """Yields what is said in subtitles: no numbers, times, tags or notes."""
     entry.reading.note("read subtitles without their times")
-    return document(_said(entry), entry.reading.limits.piece)
-
-
-def _said(entry: Entry) -> Iterator[str]:
     # The number or name of a cue is the line above its times, which therefore waits. Other lines
     # after a blank one are notes. Captions that scroll, whose words have times, repeat a line.
     waiting, is_said, scrolls, last = "", False, False, ""

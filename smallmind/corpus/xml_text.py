@@ -8,7 +8,7 @@ from xml.parsers import expat
 
 from smallmind.checks import InputError
 from smallmind.corpus.decoding import decoded
-from smallmind.corpus.entry import Entry, Piece, document
+from smallmind.corpus.entry import Entry
 from smallmind.corpus.layout import LEFT_OUT_ELEMENTS, LINE, TextLayout, growing, separator_in
 from smallmind.corpus.reading import Limits, Unusable, shown
 
@@ -19,13 +19,9 @@ MAX_ENTITY = 100  # characters
 MAX_SPACE = 2**16  # characters of white space that are kept in a row
 
 
-def read_xml(entry: Entry) -> Iterator[Piece]:
-    """Returns the text of an XML file: one document. InputError if it is not well-formed."""
-    return document(texts_of(entry, Elements(entry.name)), entry.reading.limits.piece)
-
-
-def texts_of(entry: Entry, elements: "Elements") -> Iterator[str]:
+def texts_of(entry: Entry, elements: "Elements | None" = None) -> Iterator[str]:
     """Yields what the elements of an XML file write. InputError if it is not well-formed."""
+    elements = elements or Elements(entry.name)
     for text in growing(entry, decoded(entry, ENCODING), elements.held):
         elements.feed(text)
         yield elements.layout.take()
