@@ -85,10 +85,8 @@ def json_elements(entry: Entry) -> Iterator[Row]:
                     break
                 at, number, before = end, number + 1, NEXT
                 activity.tick()
-                yield (
-                    value,
-                    f"record {number:,} of {ONLY_VALUE}" if opened else f"element {number:,}",
-                )
+                where = f"record {number:,} of {ONLY_VALUE}" if opened else f"element {number:,}"
+                yield value, where
             text = text[at:]
             wanted = 2 * len(text)
             if len(text) > entry.reading.limits.record:
@@ -98,7 +96,7 @@ def json_elements(entry: Entry) -> Iterator[Row]:
         entry.reading.note(f"read {CONTAINER.words}")
         entry.reading.note_unread(rest, ())
     elif not (END if number else EMPTY).fullmatch(text):
-        yield _whole(entry), ONLY_VALUE  # or it says what is wrong in an array
+        yield _parsed(entry, _text(entry)), ONLY_VALUE  # or it says what is wrong in an array
 
 
 def _opened(entry: Entry, text: str) -> str:
@@ -123,24 +121,14 @@ def _has_lines(entry: Entry) -> bool:
                 return False
             rows = (x for x in lines(entry, itertools.chain([beginning], chunks)) if x.strip())
             first = next(rows, "").lstrip()
-            return first[:1] in OPENERS and next(rows, None) is not None and _is_value(first)
-        except InputError:  # what is wrong is said by whoever reads it whole
+            if first[:1] not in OPENERS or next(rows, None) is None:
+                return False
+            parsed(first)
+        except DuplicateKey:
+            return True
+        except (InputError, ValueError):  # what is wrong is said by whoever reads it whole
             return False
-
-
-def _is_value(line: str) -> bool:
-    try:
-        parsed(line)
-    except DuplicateKey:
         return True
-    except ValueError:
-        return False
-    return True
-
-
-def _whole(entry: Entry) -> Any:
-    """Returns the value of a JSON file."""
-    return _parsed(entry, _text(entry))
 
 
 def _parsed(entry: Entry, text: str) -> Any:

@@ -13,8 +13,8 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.json_values import Number
-from smallmind.corpus.reading import Unusable, shown
-from smallmind.corpus.records import Records
+from smallmind.corpus.reading import shown
+from smallmind.corpus.records import Records, check_columns
 from smallmind.corpus.shapes import SHAPE_FIELDS
 from smallmind.corpus.turns import TELLING_FIELDS
 
@@ -34,17 +34,10 @@ def read_parquet(entry: Entry) -> Iterator[Piece]:
             table = parquet.ParquetFile(file)
             types = {field.name: str(field.type) for field in table.schema_arrow}
             names = list(table.schema_arrow.names)
-        if len(types) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            reason = f"has two columns with the name {shown(twice, 60)!r}"
-            raise Unusable(entry.name, reason, "rename one of them")
+        check_columns(entry, names)
         telling = [name for name in names if name.casefold() in (*TELLING_FIELDS, *SHAPE_FIELDS)]
         first = next(iter(next(_batches(entry, table, telling), [])), None) if telling else None
-        if records.unfolded.has(first):
-            columns = names
-        else:
-            shape = records.look_for_turns(names, "its columns", first)
-            columns = list(shape.names) if shape else [records.choose(names, "its columns")]
+        columns = list(records.columns(names, first, "its columns"))
         for name in () if entry.reading.field else names:
             if name not in columns and any(word in types[name] for word in TEXT_TYPES):
                 entry.reading.leave_unread(name)

@@ -2,13 +2,13 @@
 
 import io
 import itertools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from smallmind.checks import InputError
 from smallmind.corpus.chats import read_exported
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece, document
-from smallmind.corpus.reading import NoText, shown
+from smallmind.corpus.reading import NoText, Unusable, shown
 from smallmind.corpus.shapes import TEXT_NAMES, Row, Unfolded
 from smallmind.corpus.turns import NEEDED, TurnFields, Turns, find_shape
 from smallmind.text.exports import program_of
@@ -63,7 +63,7 @@ class Records:
         self._name = name  # what a field is called in such files
         self._chosen: str | None = None
         self._turns: Turns | None = None
-        self.unfolded = Unfolded(entry.reading)
+        self._unfolded = Unfolded(entry.reading)
         self._is_known = entry.reading.chat is False or bool(entry.reading.field)
 
     def documents(self, rows: Iterable[Row]) -> Iterator[Piece]:
@@ -78,9 +78,9 @@ class Records:
             yield from read_exported(self._entry, program, (value for value, _ in rows))
             return
         longest = self._entry.reading.limits.piece
-        for value, where in self.unfolded.rows(rows):
+        for value, where in self._unfolded.rows(rows):
             if value is not None and not self._is_known:
-                self.look_for_turns(value if isinstance(value, dict) else (), where, value)
+                self._look_for_turns(value if isinstance(value, dict) else (), where, value)
             if self._turns and value is not None:
                 if piece := self._turns.read(value, where):
                     yield piece
@@ -93,8 +93,23 @@ class Records:
                 self._entry.reading.empty += 1
             value = ""  # it may be large, while the next one is read
 
-    def look_for_turns(
-        self, names: Collection[object], where: str, record: object = None
+    def columns(
+        self, names: Sequence[str], first: object, where: str, are_texts: bool = False
+    ) -> Sequence[str]:
+        """Returns the columns of a table that are read, by its first row. Unusable without text.
+
+        Where all of them `are_texts`, an only column is read whatever it is called.
+        """
+        if self._unfolded.has(first):
+            return names
+        if shape := self._look_for_turns(names, where, first):
+            return shape.names
+        if are_texts and len(names) == 1 and not self._entry.reading.field:
+            self._choose_only(names[0])
+        return [self._choose(names, where)]
+
+    def _look_for_turns(
+        self, names: Collection[object], where: str, record: object
     ) -> TurnFields | None:
         """Finds out which fields of a first record are turns. InputError if --chat finds none."""
         if self._is_known:
@@ -110,7 +125,7 @@ class Records:
             )
         return shape
 
-    def choose(self, names: Collection[object], where: str) -> str:
+    def _choose(self, names: Collection[object], where: str) -> str:
         """Returns the field, the same for all records of a file. Unusable if one lacks it."""
         if self._chosen in names and self._chosen is not None:
             return self._chosen
@@ -118,12 +133,12 @@ class Records:
             field = self._entry.reading.field
             found = named(names, (field,) if field else TEXT_NAMES)
             if found is not None:
-                self.choose_only(found)
+                self._choose_only(found)
         if self._chosen is None or self._chosen not in names:
             raise self._missing([name for name in names if isinstance(name, str)], where)
         return self._chosen
 
-    def choose_only(self, field: str) -> None:
+    def _choose_only(self, field: str) -> None:
         """Reads this field of all records, and says so unless the user has chosen it."""
         self._chosen = field
         if not self._entry.reading.field:
@@ -133,7 +148,7 @@ class Records:
     def _text_of(self, value: object, where: str) -> str | None:
         """Returns the text of a record, or None for null. Unusable if there is no text in it."""
         if isinstance(value, dict):
-            name = self.choose(value, where)
+            name = self._choose(value, where)
             if not self._entry.reading.field:
                 self._entry.reading.note_unread(value, (name,))
             value = value[name]
@@ -164,6 +179,14 @@ class Records:
             )
             return NoText(self._entry.name, reason, advice)
         return NoText(self._entry.name, reason, f"give --field with one of these: {names}")
+
+
+def check_columns(entry: Entry, names: Sequence[str]) -> None:
+    """Raises Unusable if two columns of a table have the same name."""
+    twice = next((name for name in names if name and names.count(name) > 1), None)
+    if twice is not None:
+        reason = f"has two columns with the name {shown(twice, 60)!r}"
+        raise Unusable(entry.name, reason, "rename one of them")
 
 
 def named(names: Collection[object], wanted: Iterable[str]) -> str | None:

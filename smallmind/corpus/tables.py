@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.reading import Unusable, shown
-from smallmind.corpus.records import Records, lines, too_long
+from smallmind.corpus.records import Records, check_columns, lines, too_long
 from smallmind.corpus.shapes import Row
 
 SEPARATORS = ",;\t|"  # that a file with commas in its name may really have
@@ -24,14 +24,7 @@ def read_table(entry: Entry) -> Iterator[Piece]:
         return
     records = Records(entry, "column")
     first = list(itertools.islice(rows, 1))
-    record = first[0][0] if first else None
-    is_chat = records.unfolded.has(record) or bool(
-        records.look_for_turns(names, "the header row", record)
-    )
-    if not is_chat and len(names) == 1 and not entry.reading.field:
-        records.choose_only(names[0])  # it holds the text, whatever it is called
-    elif not is_chat:
-        records.choose(names, "the header row")
+    records.columns(names, first[0][0] if first else None, "the header row", are_texts=True)
     yield from records.documents(itertools.chain(first, rows))
 
 
@@ -59,10 +52,7 @@ def _opened(entry: Entry) -> tuple[list[str], Iterator[Row]]:
     has_quotes = separators != TAB or bool(chosen) or all(map(QUOTED.fullmatch, cells))
     rows = _rows(entry, itertools.chain([first], text), separator, has_quotes)
     names = [name.strip() for name in next((row for _, row in rows if row), [])]
-    twice = next((name for name in names if name and names.count(name) > 1), None)
-    if twice is not None:
-        reason = f"has two columns with the name {shown(twice, 60)!r}"
-        raise Unusable(entry.name, reason, "rename one of them")
+    check_columns(entry, names)
 
     def checked() -> Iterator[Row]:
         for number, row in rows:
