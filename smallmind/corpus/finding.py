@@ -285,20 +285,19 @@ def find(
 
 def _unwanted(files: Sequence[File]) -> Iterator[str]:
     """Yields notes about what few people mean to learn from, by the names of files and folders."""
-    folders = Counter(os.path.dirname(file.name) for file in files)
+    folders = Counter[str]()
+    splits: list[tuple[tuple[str, ...], str]] = []
+    for folder, name in (os.path.split(file.name) for file in files):
+        folders[folder] += 1
+        # The names of files that tell nothing of a split are not kept: there may be many. To look
+        # for words is much faster than the expressions.
+        is_likely = SPLITS.search(name) and os.path.splitext(name)[1].lower() in DATA_SUFFIXES
+        if is_likely and (TRAINING_NAME.search(name) or TEST_NAME.search(name)):
+            splits.append((Path(folder).parts, name))
     paths = {Path(folder).parts: n for folder, n in folders.items()}
     for name in FOLDERS_OF_OTHERS:
         if n := sum(n for parts, n in paths.items() if name in parts):
             yield f"Among the texts: {count_of(n, 'file')} of {name}; {EXCLUDE_ADVICE} {name}"
-    # The names of files that tell nothing of a split are not kept: there may be many.
-    pairs = (os.path.split(file.name) for file in files)
-    splits = [
-        (Path(folder).parts, name)
-        for folder, name in pairs
-        if SPLITS.search(name)  # much faster than the others
-        and (TRAINING_NAME.search(name) or TEST_NAME.search(name))
-        and os.path.splitext(name)[1].lower() in DATA_SUFFIXES
-    ]
     inner = ((parts[:i], part) for parts in paths for i, part in enumerate(parts))
     splits += dict.fromkeys(inner)
     trained = {folder for folder, part in splits if TRAINING_NAME.search(part)}
