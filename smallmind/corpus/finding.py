@@ -47,7 +47,7 @@ class File(NamedTuple):
         return os.path.splitext(self.name)[1].lower() in PACKED_SUFFIXES
 
 
-class Files(Sequence[File]):
+class FileList(Sequence[File]):
     """Files in the order in which they were found, in memory that hardly grows with their number.
 
     Each has a key, its path without symbolic links.
@@ -84,7 +84,7 @@ class Files(Sequence[File]):
     def __getitem__(self, position: Any) -> Any:
         return next(itertools.islice(self, position, None))
 
-    def each_once(self) -> "Files":
+    def each_once(self) -> "FileList":
         """Leaves out all but the first of each key, which is named if one of them is."""
         keys, counts = np.unique(np.array(self._keys), return_counts=True)
         several = set(keys[counts > 1].tolist())
@@ -92,7 +92,7 @@ class Files(Sequence[File]):
             return self
         alike = [file for file, key in zip(self, self._keys, strict=True) if key in several]
         named = {os.path.realpath(file.name) for file in alike if file.is_named}
-        once, known = Files(), set[str]()
+        once, known = FileList(), set[str]()
         for file, key in zip(self, self._keys, strict=True):
             path = os.path.realpath(file.name) if key in several else file.name
             if path not in known:
@@ -120,7 +120,7 @@ class _Finder:
         self._obeys_gitignore = gitignore
         # The real path of a folder, the reason to skip it, and its rules, None if it is ignored.
         self._known: dict[tuple[str, str], tuple[str, str, tuple[Rules, ...] | None]] = {}
-        self.files = Files()
+        self.files = FileList()
         self._folders: set[str] = set()  # the same of folders: links may lead back to them
         self.skipped: dict[str, Skipped] = {}
 

@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from smallmind.corpus.corpus import Corpus
-from smallmind.corpus.finding import File, Files
+from smallmind.corpus.finding import File, FileList
 from tests.corpus.reading import documents, refused, skipped, written
 from tests.peaks import traced
 from tests.programs import refuses
@@ -29,7 +29,7 @@ IN_ORDER = ["a.md", "b.txt", "c/a.py", "c/d/deep.txt", "c/z.txt"]
 
 def test_many_files_take_little_memory_and_are_found_in_their_order():
     with traced():
-        files = Files()
+        files = FileList()
         for i in range(50_000):
             files.append(
                 File(f"texts/{i % 7}/\udcff{i}.txt", i, i % 9 == 0), f"/texts/{i % 45_000}"
