@@ -9,6 +9,7 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -332,11 +333,9 @@ def expand(pattern: Path) -> list[Path]:
 
 
 def _matching(folder: Path, part: str) -> Iterator[Path]:
-    try:
-        entries = list(_entries(folder, hidden=part.startswith(".")))
-    except OSError:
-        return
-    yield from (path for path in entries if fnmatch.fnmatch(path.name, part))
+    with suppress(OSError):
+        names = _names(folder, hidden=part.startswith("."))
+        yield from (folder / name for name in names if fnmatch.fnmatch(name, part))
 
 
 def _folders(top: Path) -> Iterator[Path]:
@@ -345,29 +344,16 @@ def _folders(top: Path) -> Iterator[Path]:
     while waiting:
         activity.tick()
         folder = waiting.pop()
-        try:
-            if folder.is_dir() and _is_within(folder, within) and _is_new(folder, seen):
-                waiting += reversed(list(_entries(folder)))
+        real = os.path.realpath(folder)
+        with suppress(OSError):
+            if folder.is_dir() and _is_within(folder, within) and real not in seen:
+                seen.add(real)
+                waiting += [folder / name for name in reversed(_names(folder))]
                 yield folder
-        except OSError:
-            continue
-
-
-def _entries(folder: Path, hidden: bool = False) -> Iterator[Path]:
-    """Yields the entries of a folder, by name."""
-    yield from (folder / name for name in _names(folder, hidden))
 
 
 def _names(folder: str | Path, hidden: bool = False) -> list[str]:
     return sorted(x for x in os.listdir(folder) if hidden or not x.startswith("."))
-
-
-def _is_new(folder: Path, seen: set[str]) -> bool:
-    """Returns True if the folder was not in `seen`; adds it."""
-    key = os.path.realpath(folder)
-    is_new = key not in seen
-    seen.add(key)
-    return is_new
 
 
 def _reason(error: OSError | ValueError) -> str:

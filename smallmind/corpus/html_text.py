@@ -88,12 +88,9 @@ class _Page(HTMLParser):
         self._preformatted = max(0, self._preformatted - (tag in PREFORMATTED))
 
     def handle_data(self, data: str) -> None:
-        if self._left_out:
-            return
-        if self._preformatted:
-            self._layout.write(data)
-            return
-        self._layout.write_words(data)
+        if not self._left_out:
+            write = self._layout.write if self._preformatted else self._layout.write_words
+            write(data)
 
     def _separate(self, tag: str) -> None:
         if PARAGRAPHS.fullmatch(tag):

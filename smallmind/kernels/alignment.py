@@ -36,19 +36,20 @@ def give_back(part: np.ndarray) -> None:
     """Gives the memory of a contiguous part of `aligned_zeros` back to the system.
 
     Its contents are undefined then. What shares a page with others stays, and so does all of a
-    small array, or where the system has no such call.
+    small array, or what the system wants to keep.
     """
     whole = part
     while isinstance(whole.base, np.ndarray):
         whole = whole.base
-    mapping: Any = getattr(whole.base, "obj", None)  # of a memoryview
+    mapping: Any = getattr(whole.base, "obj", whole.base)  # of a memoryview
     if not isinstance(mapping, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
         return
     begin = part.ctypes.data - whole.ctypes.data
     end = (begin + part.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     begin = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
     if begin < end:
-        mapping.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+        with suppress(OSError):  # locked pages stay
+            mapping.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
 def _aligned(
