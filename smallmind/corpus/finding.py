@@ -58,7 +58,7 @@ class FileList(Sequence[File]):
         self._blocks: list[bytes] = []  # names, compressed
         self._names: list[str] = []  # those that are in no block yet
         self._sizes, self._keys = array("q"), array("q")  # in bytes; hashes of the keys
-        self._named: set[int] = set()  # the positions of files that are named
+        self._named: set[int] = set()  # the numbers of files that are named
 
     def append(self, file: File, key: str) -> None:
         """Adds a file after all others."""
@@ -79,11 +79,11 @@ class FileList(Sequence[File]):
         unpacked = (zlib.decompress(x).decode("utf-8", "surrogatepass") for x in self._blocks)
         names = itertools.chain.from_iterable(block.split("\0") for block in unpacked)
         each = zip(itertools.chain(names, self._names), self._sizes, strict=True)
-        for position, (name, size) in enumerate(each):
-            yield File(name, size, position in self._named)
+        for number, (name, size) in enumerate(each):
+            yield File(name, size, number in self._named)
 
-    def __getitem__(self, position: Any) -> Any:
-        return next(itertools.islice(self, position, None))
+    def __getitem__(self, number: Any) -> Any:
+        return next(itertools.islice(self, number, None))
 
     def each_once(self) -> "FileList":
         """Leaves out all but the first of each key, which is named if one of them is."""
