@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from smallmind.training.profiler import TrainingProfiler
     from smallmind.training.training import Training
     from smallmind.writing.chat import Chat
+    from smallmind.writing.form import Form
     from smallmind.writing.generation import generate, generate_samples
 
 # Public name -> its module, which is imported when the name is first used.
@@ -63,6 +64,7 @@ _EXPORTS = {
     "CheckpointManager": "smallmind.nn.recompute",
     "CheckpointStrategy": "smallmind.settings.config",
     "Distillation": "smallmind.losses.distillation",
+    "Form": "smallmind.writing.form",
     "GenerationConfig": "smallmind.settings.config",
     "GradientCheck": "smallmind.nn.gradient_check",
     "GradientDiagnostics": "smallmind.training.health",
@@ -102,6 +104,7 @@ __all__ = [
     "CheckpointManager",
     "CheckpointStrategy",
     "Distillation",
+    "Form",
     "GenerationConfig",
     "GradientCheck",
     "GradientDiagnostics",

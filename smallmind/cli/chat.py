@@ -16,9 +16,11 @@ from smallmind.cli.flags import (
     MODEL_OR_RUN,
     add_checkpoint,
     add_config_flags,
+    add_form,
     add_precision,
     add_run,
     add_template_args,
+    form_of,
     generation_of,
     run_of,
 )
@@ -55,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_template_args(parser)
     add_precision(parser)
+    add_form(parser)
     add_config_flags(parser, GenerationConfig)
 
 
@@ -70,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         found = find(path, options.checkpoint, options.adapter)
         model, tokenizer = found.load(precision=options.precision)
         tokenizer = with_template_args(tokenizer, template_args(options.template_args))
-        chat = Chat(model, tokenizer, options.system, **vars(config))
+        chat = Chat(model, tokenizer, options.system, form_of(options, tokenizer), **vars(config))
         hint = "; /help lists commands, Ctrl-D ends" if sys.stdin and sys.stdin.isatty() else ""
         notes.line(f"Talking with {found.found_at(path)}{hint}")
         _talk(chat, notes, options.json)

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 from smallmind.checks import InputError
 from smallmind.cli.console import Console, shorten
-from smallmind.cli.flags import MODEL_OR_RUN, add_checkpoint, add_precision, add_run, run_of
+from smallmind.cli.flags import (
+    MODEL_OR_RUN,
+    add_checkpoint,
+    add_form,
+    add_precision,
+    add_run,
+    asked_form,
+    form_of,
+    run_of,
+)
 from smallmind.console import activity
 
 if TYPE_CHECKING:
@@ -60,12 +69,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "category, subject or type, if there is one",
     )
     group.add_argument("--json", action="store_true", help="print a line of JSON for each file")
+    add_form(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints a table of the loss and what follows from it, or of the losses by precision."""
     if options.run_flag and options.run_name and not options.text:
         options.run_name, options.text = None, str(options.run_name)  # evaluate --run RUN TEXT
+    if (form := asked_form(options)) and not options.exact:
+        raise InputError(f"--{form} is for what a model writes: add --exact FILE")
     if any(vars(options)[kind] for kind in TASKS):
         return _run_tasks(options)
     if options.json or options.group_by:
@@ -186,8 +198,9 @@ def _run_tasks(options: argparse.Namespace) -> int:
             if (file := vars(options)[kind]) is None:
                 continue
             skips = options.unknown == "skip"
+            form = form_of(options, tokenizer) if kind == "exact" else None
             result = evaluate_task(
-                model, tokenizer, kind, file, options.group_by, skips, found.name
+                model, tokenizer, kind, file, options.group_by, skips, found.name, form
             )
             if options.json:
                 console.piece(json.dumps(result.as_json()) + "\n")

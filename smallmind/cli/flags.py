@@ -26,6 +26,11 @@ from smallmind.settings.rules import Choices
 from smallmind.settings.settings import RENAMED, SECTIONS
 from smallmind.settings.sources import FIELDS, FOLLOWING, MODEL_FIELDS, flag_of, without_effect
 
+if typing.TYPE_CHECKING:
+    # NumPy and Numba take half a second to import, which --help does not need.
+    from smallmind.text.tokenizer import Tokenizer
+    from smallmind.writing.form import Form
+
 # In the section of their config.
 WITHOUT_FLAG = (*FOLLOWING, "text", "enable_diagnostics", "part_settings")
 ALIASES = {"learning_rate": "--lr"}  # how most programs name it
@@ -146,6 +151,44 @@ def add_template_args(parser: argparse.ArgumentParser, more: str = "") -> None:
         metavar="JSON",
         help=f"variables for the chat template, as in '{{\"enable_thinking\": false}}'{more}",
     )
+
+
+def add_form(parser: argparse.ArgumentParser) -> None:
+    """Adds --format, --schema and --regex, for `form_of`."""
+    group = parser.add_argument_group("Form of what is written, for programs that read it")
+    one = group.add_mutually_exclusive_group()
+    one.add_argument("--format", choices=("json",), help="an object of JSON")
+    one.add_argument(
+        "--schema", type=Path, metavar="FILE.json", help="JSON as this JSON schema says"
+    )
+    one.add_argument(
+        "--regex",
+        metavar="R",
+        help="a text that this regular expression matches as a whole, as in '[0-9]{4}'",
+    )
+
+
+def asked_form(options: argparse.Namespace) -> str | None:
+    """Returns the name of the flag that asks for a form."""
+    return next((x for x in ("format", "schema", "regex") if vars(options)[x] is not None), None)
+
+
+def form_of(options: argparse.Namespace, tokenizer: "Tokenizer") -> "Form | None":
+    """Returns the form that the flags ask for. InputError, naming the flag, if there is none."""
+    if not (name := asked_form(options)):
+        return None
+    from smallmind.writing.form import Form
+
+    value = vars(options)[name]
+    try:
+        if name == "schema":
+            value = value.read_text("utf-8")
+        return Form(tokenizer, "json" if name == "format" else name, value)
+    except OSError as error:
+        raise InputError(f"cannot read --schema {options.schema}: {error.strerror}") from None
+    except (InputError, UnicodeError) as error:
+        at = f" {options.schema}" if name == "schema" else ""
+        raise InputError(f"--{name}{at}: {error}") from None
 
 
 def add_precision(parser: argparse.ArgumentParser, several: str = "") -> None:

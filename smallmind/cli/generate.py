@@ -15,9 +15,11 @@ from smallmind.cli.flags import (
     MODEL_OR_RUN,
     add_checkpoint,
     add_config_flags,
+    add_form,
     add_precision,
     add_run,
     add_template_args,
+    form_of,
     generation_of,
     run_of,
     unescaped,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from smallmind.exchange.stored import Loaded
+    from smallmind.writing.form import Form
     from smallmind.writing.generation import Writer
 
 
@@ -65,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_template_args(parser, ": the prompt is a question in it, and not a text to continue")
     add_precision(parser)
+    add_form(parser)
     add_config_flags(parser, GenerationConfig)
 
 
@@ -91,13 +95,15 @@ def run(options: argparse.Namespace) -> int:
         model, tokenizer = found.load(precision=options.precision)
         if options.interactive:
             notes.line(f"Using {found.found_at(path)}")
-            return _converse((model, tokenizer), options.template, config, notes)
+            form = form_of(options, tokenizer)
+            return _converse((model, tokenizer), options.template, config, form, notes)
         prompt = tokenizer.opening if options.prompt is None else options.prompt
         begin: str | np.ndarray = prompt
         if options.template_args is not None:
             tokenizer = with_template_args(tokenizer, template_args(options.template_args))
             begin = asked(tokenizer, prompt)
-        writer = Writer(model, tokenizer, begin, config, options.n)
+        form = form_of(options, tokenizer)
+        writer = Writer(model, tokenizer, begin, config, options.n, form)
         notes.line(f"Using {found.found_at(path)}")
         if options.json or options.n > 1:
             return _print_samples(writer, prompt, path, notes, options.json)
@@ -147,14 +153,20 @@ def _print_samples(writer: "Writer", prompt: str, path: Path, notes: Console, as
     return 0
 
 
-def _converse(loaded: "Loaded", template: str, config: GenerationConfig, notes: Console) -> int:
+def _converse(
+    loaded: "Loaded",
+    template: str,
+    config: GenerationConfig,
+    form: "Form | None",
+    notes: Console,
+) -> int:
     """Reads prompts until the end of the input, and continues each, in the template's place."""
     from smallmind.writing.generation import Writer
 
     for line in typed_lines(notes):
         prompt = template.replace("{}", line) if template else line
         try:
-            _print_text(Writer(*loaded, prompt, config, 1), prompt, notes)
+            _print_text(Writer(*loaded, prompt, config, 1, form), prompt, notes)
         except InputError as error:  # a character that the model does not know
             notes.line(f"smallmind: {error}")
         except KeyboardInterrupt:

@@ -103,10 +103,10 @@ const serverClient = () => {
     runs: () => json("/api/runs"),
     run: (name) => json(`/api/runs/${encodeURIComponent(name)}`),
     report: (name) => `/api/runs/${encodeURIComponent(name)}/report`,
-    async complete({ kind, settings, top, ...asked }, tell, signal) {
+    async complete({ kind, settings: { form = "", ...settings }, top, ...asked }, tell, signal) {
       const isChat = kind === "chat";
       const probabilities = isChat ? { logprobs: true, top_logprobs: top } : { logprobs: top };
-      const body = { ...asked, ...settings, ...probabilities, stream: true };
+      const body = { ...asked, ...settings, ...formOf(form.trim()), ...probabilities, stream: true };
       const path = isChat ? "/v1/chat/completions" : "/v1/completions";
       for await (const event of eventsOf(await ask(path, body, signal))) {
         if (event.error) throw new Error(event.error.message);
@@ -119,6 +119,14 @@ const serverClient = () => {
     },
   };
 };
+
+// The fields of a request for answers in a form: "json", a schema, or an expression.
+function formOf(text) {
+  if (!text) return {};
+  if (/^json$/i.test(text)) return { response_format: { type: "json_object" } };
+  if (text.startsWith("{")) return { json_schema: text };
+  return { regex: text.replace(/^\/(.*)\/$/s, "$1") };
+}
 
 const client = window.smallmindClient ?? serverClient();
 
@@ -921,6 +929,7 @@ function lossChart({ train, held_out }) {
 // --- start ---
 
 recall();
+$("form").hidden = Boolean(window.smallmindClient); // it takes a server
 useSettings(memory.settings);
 $("input").value = memory.draft;
 showTurns();

@@ -1,8 +1,8 @@
 """OpenAI's API: models, completions and chat completions, whole or in events.
 
 https://platform.openai.com/docs/api-reference. Besides, requests may have top_k, min_p and
-repetition_penalty, and prefix_tokens, with which the answer has begun already; probabilities have
-the numbers of tokens and the entropy of each choice.
+repetition_penalty, prefix_tokens, with which the answer has begun already, and json_schema, regex
+or grammar for its form; probabilities have the numbers of tokens and the entropy of each choice.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from smallmind.serve.request_fields import (
     check_count,
     check_length,
     fields_in,
+    form_of,
     generation_of,
     prompts_of,
     top_of,
@@ -45,7 +46,7 @@ from smallmind.writing.decoder import Continuation, Token, choices_in
 from smallmind.writing.sampling import Alternatives
 
 TEXTS_AT_ONCE = 64  # texts that are prepared before others are served
-REASONS = {"end": "stop", "stop": "stop", "length": "length"}
+REASONS = {"end": "stop", "stop": "stop", "form": "stop", "length": "length"}
 
 
 class RequestLimits(NamedTuple):
@@ -151,7 +152,7 @@ class API:
         config, top = generation_of(fields, limits.max_tokens), top_of(fields)
         n = fields.setting("n", self.models.slots)
         begun = fields.ids("prefix_tokens", tokenizer.vocab_size)
-        lead, thinking = "", Thinking(None)
+        lead, thinking, form = "", Thinking(None), form_of(fields, tokenizer)
         try:
             if chat:
                 prompt = self._conversation(fields, loaded, config.max_tokens)
@@ -178,7 +179,7 @@ class API:
             seeds = [(config.seed + i) % 2**63 for i in range(n)]
             configs = [replace(config, seed=seed) for seed in seeds]
             texts = [
-                [Continuation(tokenizer, ids, seeded, top, begun) for seeded in configs]
+                [Continuation(tokenizer, ids, seeded, top, begun, form) for seeded in configs]
                 for ids in prompts
             ]
         except InputError as error:

@@ -16,6 +16,7 @@ from smallmind.settings.config import GenerationConfig
 from smallmind.text.chat import ASSISTANT, ROLES, SYSTEM, Turn
 from smallmind.text.templates import RESERVED_ARGS
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.writing.form import Form
 
 MAX_BODY = 4 * 2**20  # bytes
 # Commas in a body, and brackets, which cost more: Python reads JSON at once, and more would hold up
@@ -89,6 +90,10 @@ TABLE = (
     Field("top_logprobs", int, 0, 0, MAX_TOP, strict=True, chat=True),
     Field("echo", bool, False, chat=False),
     Field("prefix_tokens", list),
+    Field("response_format", dict),
+    Field("json_schema", object, names=("guided_json",)),
+    Field("regex", str, names=("guided_regex",)),
+    Field("grammar", str, names=("guided_grammar",)),
     Field("chat_template_kwargs", dict, chat=True),
     Field("enable_thinking", bool, names=("think",), chat=True),
 )
@@ -130,7 +135,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("detokenize", "include_reasoning", "separate_reasoning"), (None, True)),
     **dict.fromkeys(("thinking", "reasoning"), (None,)),
     **dict.fromkeys(("tool_choice", "function_call"), (None, "none", "auto")),
-    "response_format": (None, {"type": "text"}),
     "modalities": (None, [], ["text"]),
     "reasoning_format": (None, "none", "auto"),
     "reasoning_effort": (None, "none", "auto"),
@@ -304,6 +308,34 @@ def top_of(fields: Fields) -> int | None:
     if top and not fields.setting("logprobs"):
         raise APIError("top_logprobs needs logprobs: true", "top_logprobs")
     return top if fields.setting("logprobs") else None
+
+
+def form_of(fields: Fields, tokenizer: Tokenizer) -> Form | None:
+    """Returns the form that a client asks for in one of several ways; None for any text."""
+    asks = {name: fields.setting(name) for name in ("json_schema", "regex", "grammar")}
+    asks = {name: value for name, value in asks.items() if value not in (None, "")}
+    said = Fields(fields.setting("response_format") or {"type": "text"})
+    name = "response_format"
+    kind = said.get("type", str)
+    if kind == "json_object":
+        asks[name] = said.get("schema", dict)  # as llama.cpp has it; None: any object
+    elif kind == "json_schema":
+        described = said.get("json_schema", dict) or {}
+        if "schema" not in described:
+            raise APIError(f"{name}.json_schema.schema is missing; it must be an object", name)
+        asks[name] = described["schema"]
+    elif kind != "text":
+        raise APIError(f"{name}.type must be text, json_object or json_schema", name)
+    if len(asks) > 1:
+        message = f"{' and '.join(asks)} ask for two forms; send one of them"
+        raise APIError(message, next(iter(asks)))
+    for name, value in asks.items():
+        try:
+            kind = name if name in ("regex", "grammar") else "json" if value is None else "schema"
+            return Form(tokenizer, kind, value)
+        except InputError as error:
+            raise APIError(f"{name}: {error}", name) from None
+    return None
 
 
 def prompts_of(fields: Fields, tokenizer: Tokenizer, most: int) -> list[np.ndarray]:

@@ -11,6 +11,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.tasks.likelihood import Scorer
 from smallmind.tasks.task import Item, ItemRecord, Judged, Task, as_text
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.writing.form import Form
 
 CONTEXTS = ("context", "ctx", "question", "query", "prompt", "goal", "premise", "text", "sentence")
 CHOICES = ("choices", "options", "endings", "candidates", "answers")
@@ -48,7 +49,12 @@ class MultipleChoice(Task):
         return Item(group, (context, *choices), right)
 
     @staticmethod
-    def judge(model: TransformerModel, tokenizer: Tokenizer, items: Sequence[Item]) -> Judged:
+    def judge(
+        model: TransformerModel,
+        tokenizer: Tokenizer,
+        items: Sequence[Item],
+        _form: Form | None = None,
+    ) -> Judged:
         pairs = [
             (context, f"{separator_of(context, choice)}{choice}")
             for _, (context, *choices), _ in items

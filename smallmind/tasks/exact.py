@@ -9,6 +9,7 @@ from smallmind.text.chat import USER, Turn
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.writing.answers import SPARE_TOKENS, answers, likeliest
+from smallmind.writing.form import Form
 
 PROMPTS = ("prompt", "question", "query", "instruction", "context", "input", "text")
 ANSWERS = ("answer", "answers", "completion", "response", "output", "target", "label")
@@ -34,7 +35,12 @@ class Exact(Task):
         return Item(group, (record.text(PROMPTS), *accepted))
 
     @staticmethod
-    def judge(model: TransformerModel, tokenizer: Tokenizer, items: Sequence[Item]) -> Judged:
+    def judge(
+        model: TransformerModel,
+        tokenizer: Tokenizer,
+        items: Sequence[Item],
+        form: Form | None = None,
+    ) -> Judged:
         scorer, template = Scorer(model, tokenizer), format_of(tokenizer)
         prompts = [item.texts[0] for item in items]
         if template:
@@ -47,7 +53,7 @@ class Exact(Task):
             most = max(map(len, scorer.encode_each(accepted))) + SPARE_TOKENS
             stop = () if template or any("\n" in text for text in accepted) else ("\n",)
             begun = prompt if len(prompt) else scorer.alone(prompt).ids
-            texts.append(likeliest(tokenizer, begun, most, scorer.context, stop))
+            texts.append(likeliest(tokenizer, begun, most, scorer.context, stop, form))
         written = answers(model, tokenizer, texts)
         right = [text.strip() in item.texts[1:] for text, item in zip(written, items, strict=True)]
         cut = sum(len(one.ids) < len(prompt) for one, prompt in zip(texts, ids, strict=True))

@@ -6,6 +6,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.tasks.likelihood import Scorer, distinct
 from smallmind.tasks.task import Item, ItemRecord, Judged, Task
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.writing.form import Form
 
 GOOD = (
     *("good", "sentence_good", "good_sentence", "grammatical", "acceptable", "correct"),
@@ -31,7 +32,12 @@ class SentencePairs(Task):
         return Item(group, texts)
 
     @staticmethod
-    def judge(model: TransformerModel, tokenizer: Tokenizer, items: Sequence[Item]) -> Judged:
+    def judge(
+        model: TransformerModel,
+        tokenizer: Tokenizer,
+        items: Sequence[Item],
+        _form: Form | None = None,
+    ) -> Judged:
         texts, numbers = distinct(text for item in items for text in item.texts)
         found = Scorer(model, tokenizer).texts(texts)
         pairs = [

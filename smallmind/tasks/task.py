@@ -16,6 +16,7 @@ from smallmind.corpus.records import named
 from smallmind.nn.transformer import TransformerModel
 from smallmind.tasks.results import ItemGroup, TaskResult
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.writing.form import Form
 
 GROUPS = ("group", "paradigm", "UID", "task", "subset", "category", "subject", "type")
 MAX_ITEMS = 2_000_000
@@ -91,8 +92,13 @@ class Task:
         raise NotImplementedError
 
     @staticmethod
-    def judge(model: TransformerModel, tokenizer: Tokenizer, items: Sequence[Item]) -> Judged:
-        """Returns the verdicts of a model on some items."""
+    def judge(
+        model: TransformerModel,
+        tokenizer: Tokenizer,
+        items: Sequence[Item],
+        form: Form | None = None,
+    ) -> Judged:
+        """Returns the verdicts of a model on some items; form is that of what it writes."""
         raise NotImplementedError
 
 
@@ -119,17 +125,19 @@ def evaluate_task(
     by: str | None = None,
     skips_unknown: bool = False,
     name: str = "the model",
+    form: Form | None = None,
 ) -> TaskResult:
     """Returns the result of a model on a file of "pairs", "choices" or "exact" answers.
 
     Items with characters that its tokenizer does not know are refused, or skipped and counted. `by`
-    is the field of their groups. InputError if the file is damaged or has no items.
+    is the field of their groups, `form` that of exact answers. InputError if the file is damaged or
+    has no items.
     """
     task, items = _task(kind), read_items(kind, path, by)
     known = _known(tokenizer, items, shown(path), skips_unknown, task.noun)
     doing = f"Evaluating {count_of(len(known), task.noun)}"
     with activity.doing(doing, usual=len(known) < QUICK_ITEMS):
-        judged = task.judge(model, tokenizer, known)
+        judged = task.judge(model, tokenizer, known, form)
     columns: dict[str, list[list[str]]] = {}
     for item, *verdicts in zip(known, *judged.verdicts, strict=True):
         found = columns.setdefault(item.group, [[] for _ in task.measures])

@@ -9,13 +9,19 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.writing.decoder import Continuation, Decoder
+from smallmind.writing.form import Form
 
 SLOTS = 8  # answers that are written at a time
 SPARE_TOKENS = 8  # that an answer may be longer than the wanted one
 
 
 def likeliest(
-    tokenizer: Tokenizer, ids: np.ndarray, most: int, context: int, stop: tuple[str, ...] = ()
+    tokenizer: Tokenizer,
+    ids: np.ndarray,
+    most: int,
+    context: int,
+    stop: tuple[str, ...] = (),
+    form: Form | None = None,
 ) -> Continuation:
     """-> a prompt, ids (N,), and its likeliest continuation of at most so many tokens.
 
@@ -23,7 +29,7 @@ def likeliest(
     """
     most = min(most, max(1, context - 1))
     config = GenerationConfig(max_tokens=most, temperature=0.0, stop=stop or None)
-    return Continuation(tokenizer, ids[-max(1, context - most) :], config)
+    return Continuation(tokenizer, ids[-max(1, context - most) :], config, form=form)
 
 
 def written(

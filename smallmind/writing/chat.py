@@ -15,6 +15,7 @@ from smallmind.text.chat import ASSISTANT, SYSTEM, USER, ChatFormat, Turn
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.writing.decoder import overlap
+from smallmind.writing.form import Form
 from smallmind.writing.generation import Writer
 
 MIN_SHARE = 4  # an answer has a fourth of the context at least
@@ -133,8 +134,9 @@ class Chat:
     """`Chat(model, tokenizer).say("Hello")` -> the model's answer.
 
     The conversation so far is in `turns`; the model sees as many of the latest as its context
-    holds, always with the system turn. `system` is that turn. settings are the fields of
-    GenerationConfig, as in `generate`; an answer ends at the end of its turn, or after max_tokens.
+    holds, always with the system turn. `system` is that turn, `form` that of every answer. settings
+    are the fields of GenerationConfig, as in `generate`; an answer ends at the end of its turn, or
+    after max_tokens.
     InputError if the tokenizer has no chat template: the model was not trained on conversations.
     """
 
@@ -144,6 +146,7 @@ class Chat:
         model: TransformerModel,
         tokenizer: Tokenizer,
         system: str = "",
+        form: Form | None = None,
         **settings: Any,
     ) -> None:
         check_type("model", model, TransformerModel)
@@ -154,12 +157,12 @@ class Chat:
                 "the model has no chat template, as it was not trained on conversations: train "
                 "it on some with --init-from, or continue texts with generate"
             )
-        self.model, self.tokenizer, self.template = model, tokenizer, template
+        self.model, self.tokenizer, self.template, self.form = model, tokenizer, template, form
         self.config = GenerationConfig(**settings)
         self.system = check_type("system", system, str)
         self.turns: list[Turn] = []
         self.dropped = 0  # of the oldest turns, that the last answer did not see
-        self.ended = ""  # why the last answer did: "end", "stop" or "length"
+        self.ended = ""  # why the last answer did: "end", "stop", "form" or "length"
 
     def __repr__(self) -> str:
         return f"<Chat: {len(self.turns)} turns with {self.model!r}>"
@@ -178,7 +181,7 @@ class Chat:
         turns = [*self.turns, turn]
         prompt = prompt_of(self.tokenizer, self.template, self.system, turns, context, most)
         config = dataclasses.replace(self.config, max_tokens=prompt.most)
-        writer = Writer(self.model, self.tokenizer, prompt.ids, config)
+        writer = Writer(self.model, self.tokenizer, prompt.ids, config, form=self.form)
         self.turns.append(turn)
         return self._answer(writer, prompt.dropped)
 

@@ -12,6 +12,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.randomness import hash64
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.writing.form import Form
 from smallmind.writing.sampling import Alternatives, Drawing, SeenTokens, alternatives, choose_each
 
 
@@ -64,9 +65,10 @@ class Continuation:
     """A text that a model writes after a prompt, ids (N,), once it has been added to a `Decoder`.
 
     The same prompt, settings and seed give the same text, whatever else is written. It ends at any
-    of the tokenizer's `ends`, at a stop string or after max_tokens: `ended` is then "end", "stop"
-    or "length". `tokens` are those written so far, after those that it has `begun` with, `text` is
-    what they spell. `top` asks for that many alternatives to each token.
+    of the tokenizer's `ends`, at a stop string, where its form is complete or after max_tokens:
+    `ended` is then "end", "stop", "form" or "length", also if the form was completed because no
+    more tokens were left. `tokens` are those written so far, after those that it has `begun` with,
+    `text` is what they spell. `top` asks for that many alternatives to each token.
     """
 
     def __init__(
@@ -76,9 +78,11 @@ class Continuation:
         config: GenerationConfig,
         top: int | None = None,
         begun: Sequence[int] = (),
+        form: Form | None = None,
     ) -> None:
         if not len(ids):
             raise InputError("the prompt is empty; give at least one character")
+        self._form = form.begin(begun) if form else None
         self.ids, self.config, self.top = np.append(ids, np.array(begun, np.int32)), config, top
         self.tokens = list(begun)
         self.ended: str | None = None if config.max_tokens else "length"
@@ -109,17 +113,25 @@ class Continuation:
             for token in self.tokens:
                 self._seen.add(token)
         uniform = (hash64(self.config.seed, len(self.tokens)) >> 11) / 2**53
-        return Drawing(self.config, uniform, self._seen)
+        allowed = self._form.allowed() if self._form else None
+        return Drawing(self.config, uniform, self._seen, allowed)
 
     def _append(self, token: int, logits: np.ndarray) -> Token:
-        """Appends the token that was chosen by logits (V,)."""
+        """Appends the token that was chosen by logits (V,), or another if its form refuses it."""
+        form = self._form
+        while form and not form.take(token, self.config.max_tokens - self.count):
+            (token,) = choose_each(logits[None], [self._drawing()])
         found = None if self.top is None else alternatives(logits, token, self.top)
         if self._seen:
             self._seen.add(token)
         self.tokens.append(token)
         piece = self._text.add(token)
         self.ended = self._text.ended
-        if self.ended is None and self.count == self.config.max_tokens:
+        if self.ended is None and form and form.is_complete:
+            self.ended = "form"
+        if (self.ended is None and self.count == self.config.max_tokens) or (
+            form and form.hurried and self.ended in ("end", "form")
+        ):
             self.ended = "length"
         if self.ended:
             piece += self._text.end()

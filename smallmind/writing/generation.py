@@ -12,6 +12,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.writing.decoder import Continuation, Decoder, check_tokenizer
+from smallmind.writing.form import Form
 
 
 class Sample(NamedTuple):
@@ -19,24 +20,29 @@ class Sample(NamedTuple):
 
     text: str  # without the prompt
     tokens: int
-    ended: str  # by "length", by "stop" or at the "end" of a text
+    ended: str  # by "length", by "stop", at the "end" of a text, or of what its "form" allows
     seed: int
 
 
 @suggesting(GenerationConfig)
 def generate(
-    model: TransformerModel, tokenizer: Tokenizer, prompt: str | None = None, **settings: Any
+    model: TransformerModel,
+    tokenizer: Tokenizer,
+    prompt: str | None = None,
+    form: Form | None = None,
+    **settings: Any,
 ) -> str:
     """prompt (default: a newline) -> the prompt followed by the text that the model generates.
 
     settings are the fields of GenerationConfig: max_tokens (500), temperature (0.8; 0 is greedy),
     top_k, top_p and min_p (sample from the most likely tokens only), repetition_penalty,
     presence_penalty, frequency_penalty, stop, seed (the same seed gives the same text). The text
-    ends at `<|endoftext|>`, if the tokenizer has it, or with a turn. InputError for a setting out
+    ends at `<|endoftext|>`, if the tokenizer has it, or with a turn. It has the given form, as in
+    `form=Form(tokenizer, "json")`. InputError for a setting out
     of range, or a character in prompt that the model does not know.
     """
     prompt = _prompt(tokenizer, prompt)
-    return prompt + "".join(stream(model, tokenizer, prompt, GenerationConfig(**settings)))
+    return prompt + "".join(stream(model, tokenizer, prompt, GenerationConfig(**settings), form))
 
 
 @suggesting(GenerationConfig)
@@ -45,6 +51,7 @@ def generate_samples(
     tokenizer: Tokenizer,
     prompt: str | None = None,
     n: int = 1,
+    form: Form | None = None,
     **settings: Any,
 ) -> list[Sample]:
     """Writes n texts at once, as `generate` does, with the seeds seed, seed + 1, ...
@@ -54,14 +61,18 @@ def generate_samples(
     if check_type("n", n, int) < 1:
         raise InputError(f"n={n} must be at least 1")
     config = GenerationConfig(**settings)
-    return Writer(model, tokenizer, _prompt(tokenizer, prompt), config, n).samples()
+    return Writer(model, tokenizer, _prompt(tokenizer, prompt), config, n, form).samples()
 
 
 def stream(
-    model: TransformerModel, tokenizer: Tokenizer, prompt: str, config: GenerationConfig
+    model: TransformerModel,
+    tokenizer: Tokenizer,
+    prompt: str,
+    config: GenerationConfig,
+    form: Form | None = None,
 ) -> Iterator[str]:
     """Writes as `generate` does -> only the text after the prompt, piece by piece."""
-    writer = Writer(model, tokenizer, prompt, config, 1)
+    writer = Writer(model, tokenizer, prompt, config, 1, form)
     return (piece for (piece,) in writer.pieces() if piece)
 
 
@@ -83,13 +94,14 @@ class Writer:
         prompt: str | np.ndarray,
         config: GenerationConfig,
         n: int = 1,
+        form: Form | None = None,
     ) -> None:
         check_tokenizer(model, tokenizer)
         check_type("prompt", prompt, str, np.ndarray)
         self.model, self.tokenizer, self.config = model, tokenizer, config
         ids = tokenizer.prompt(prompt) if isinstance(prompt, str) else prompt
         self.texts = [
-            Continuation(tokenizer, ids, replace(config, seed=config.seed + row))
+            Continuation(tokenizer, ids, replace(config, seed=config.seed + row), form=form)
             for row in range(n)
         ]
         self.seconds = 0.0

@@ -55,6 +55,7 @@ class Drawing(NamedTuple):
     config: GenerationConfig
     uniform: float
     seen: SeenTokens | None = None
+    allowed: np.ndarray | None = None  # int64 (n,), sorted: the only tokens; None: all
 
 
 def choose_each(logits: np.ndarray, drawings: Sequence[Drawing]) -> list[int]:
@@ -68,6 +69,18 @@ def choose_each(logits: np.ndarray, drawings: Sequence[Drawing]) -> list[int]:
     if not (isfinite(logits.max()) and isfinite(logits.min())):
         raise InputError("the model's logits are not finite: its weights are too large or damaged")
     x = _penalised(logits, drawings)
+    if any(drawing.allowed is not None for drawing in drawings):
+        return [
+            _chosen(row[None], [drawing])[0]
+            if drawing.allowed is None
+            else int(drawing.allowed[_chosen(row[None, drawing.allowed], [drawing])[0]])
+            for row, drawing in zip(x, drawings, strict=True)
+        ]
+    return _chosen(x, drawings)
+
+
+def _chosen(x: np.ndarray, drawings: Sequence[Drawing]) -> list[int]:
+    """x (B, V), logits after the penalties -> the sampled index of each row."""
     temperatures = [drawing.config.temperature for drawing in drawings]
     if not any(temperatures):
         return list(map(int, x.argmax(1)))
@@ -77,8 +90,10 @@ def choose_each(logits: np.ndarray, drawings: Sequence[Drawing]) -> list[int]:
         p /= np.array(divisors, np.float32)
     np.exp(p, out=p)
     return [
-        _draw(likelihoods, config, uniform) if config.temperature else int(row.argmax())
-        for row, likelihoods, (config, uniform, _) in zip(x, p, drawings, strict=True)
+        _draw(likelihoods, drawing.config, drawing.uniform)
+        if drawing.config.temperature
+        else int(row.argmax())
+        for row, likelihoods, drawing in zip(x, p, drawings, strict=True)
     ]
 
 
@@ -88,7 +103,7 @@ def _penalised(logits: np.ndarray, drawings: Sequence[Drawing]) -> np.ndarray:
     Those of repetition are of Keskar et al. 2019, the other two as in OpenAI's interface.
     """
     x = logits
-    for row, (config, _, seen) in enumerate(drawings):
+    for row, (config, _, seen, _) in enumerate(drawings):
         penalties = config.repetition_penalty - 1, config.presence_penalty, config.frequency_penalty
         if seen is None or not any(penalties):
             continue

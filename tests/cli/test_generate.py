@@ -122,3 +122,26 @@ def test_a_run_writes_in_the_precision_it_was_trained_in(
     ):
         cli("generate", path, "--max-tokens 2 --prompt ab", flags)
     assert used == [trained_in or "float32", "float16", "float32"]
+
+
+def test_texts_have_the_form_that_is_asked_for(run, cli, samples, tmp_path):
+    pytest.importorskip("llguidance")
+    (sample,) = samples("a --regex [hg]{3}")
+    assert len(sample["text"]) == 3 and set(sample["text"]) <= {"g", "h"}
+    assert sample["ended"] == "form"
+    items = tmp_path / "items.jsonl"
+    items.write_text(json.dumps({"prompt": "ab", "answer": "hhh"}))
+    for regex, right in (("h{3}", 1), ("g{3}", 0)):
+        shown = cli("evaluate", run, "--exact", items, "--json --regex", regex)
+        assert json.loads(shown.out)["measures"]["right"]["right"] == right
+
+
+def test_a_form_that_there_is_not_is_one_line(run, cli, tmp_path):
+    pytest.importorskip("llguidance")
+    schema = tmp_path / "schema.json"
+    cli.refuses(f"cannot read --schema {schema}", "generate", run, "--schema", schema)
+    schema.write_text('{"type": "string", "format": "foo"}')
+    cli.refuses(f"--schema {schema}: the schema", "generate", run, "--schema", schema)
+    cli.refuses("--regex: the regex cannot be compiled", "generate", run, "--regex", "(a")
+    cli.refuses("cannot spell what the json asks for", "generate", run, "--format json")
+    cli.refuses("add --exact FILE", "evaluate", run, "--format json")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 import time
 from types import SimpleNamespace
@@ -9,11 +10,22 @@ from types import SimpleNamespace
 import pytest
 
 import smallmind
+from smallmind import Tokenizer
 from smallmind.serve.api import Answer, RequestLimits
 from smallmind.serve.engine import prompt_part
 from smallmind.writing.chat import Chat
 from smallmind.writing.generation import generate, generate_samples
-from tests.serve.conftest import httpx, line_of, new_client, refused, slow_down, talking, wait_for
+from tests.serve.conftest import (
+    TEXT,
+    httpx,
+    line_of,
+    new_client,
+    refused,
+    saved_model,
+    slow_down,
+    talking,
+    wait_for,
+)
 
 PROMPT = "The quick "
 
@@ -63,6 +75,38 @@ def test_events_are_pieces_of_the_same_texts(client):
         ids = [token for each in own for token in each["logprobs"]["ids"]]
         assert ids == choice["logprobs"]["ids"] and len(ids) == 40
         assert [each["finish_reason"] for each in own] == [None] * (len(own) - 1) + ["length"]
+
+
+PLACE = {"enum": ["The fox", "the dog", "Be"]}
+SCHEMA = {"type": "array", "items": PLACE, "minItems": 2, "maxItems": 2}
+AS_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+FORMS = {
+    "schema": (
+        {"response_format": AS_SCHEMA},
+        lambda text: all(one in PLACE["enum"] for one in json.loads(text)),
+    ),
+    "regex": ({"guided_regex": "(fox|dog)+"}, re.compile("(fox|dog)+").fullmatch),
+    "grammar": ({"grammar": 'root ::= "fox" | "dog"'}, re.compile("fox|dog").fullmatch),
+}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_answers_have_the_form_that_is_asked_for(tmp_path, kind):
+    pytest.importorskip("llguidance")
+    tokenizer = Tokenizer(TEXT + 'systemuserassistant{}[]",:')
+    path = saved_model(tmp_path / "m.safetensors", chat=True, tokenizer=tokenizer)
+    asked, matches = FORMS[kind]
+    fields = {"model": "m", "messages": [{"role": "user", "content": "fox"}], **asked}
+    fields |= {"max_tokens": 30, "n": 4, "seed": 5, "temperature": 2}
+    with talking([path]) as (client, _):
+        answers = client.post("/v1/chat/completions", json={**fields, "logprobs": True}).json()
+        events = events_of(client, "/v1/chat/completions", **fields)
+    for i, choice in enumerate(answers["choices"]):
+        text = choice["message"]["content"]
+        assert matches(text) and choice["finish_reason"] in ("stop", "length")
+        assert "".join(one["token"] for one in choice["logprobs"]["content"]) == text
+        own = [event["choices"][0] for event in events if event["choices"][0]["index"] == i]
+        assert "".join(one["delta"]["content"] for one in own) == text
 
 
 class Endless:

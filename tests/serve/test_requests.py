@@ -124,12 +124,7 @@ def test_what_changes_nothing_is_taken(client, plain, body, fields):
 
 
 REFUSED = {
-    "grammar": 'root ::= "a"',
-    "json_schema": {"type": "object"},
-    "guided_json": {"type": "object"},
-    "guided_regex": "a+",
     "guided_choice": ["a", "b"],
-    "guided_grammar": "x",
     "structured_outputs": {"choice": ["a"]},
     "format": "json",
     "stop_token_ids": [3],
@@ -139,7 +134,6 @@ REFUSED = {
     "bad_words": ["x"],
     "allowed_token_ids": [1],
     "logit_bias": {"5": -100},
-    "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}},
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "required",
     "functions": [{"name": "f"}],
@@ -198,6 +192,13 @@ def test_a_field_that_would_change_the_answer_and_is_not_built_is_named(client, 
         (PROMPT, {"stop": ["a" * 5000]}, "stop"),
         (CHAT, {"stop": "a" * 5000}, "stop"),
         (PROMPT, {"prefix_tokens": [1] * 40000}, "prompt"),
+        (CHAT, {"response_format": {"type": "xml"}}, "response_format"),
+        (CHAT, {"response_format": {"type": "json_schema"}}, "response_format"),
+        (PROMPT, {"json_schema": {"not": {}}}, "json_schema"),
+        (PROMPT, {"regex": "(a"}, "regex"),
+        (PROMPT, {"grammar": "x"}, "grammar"),
+        (PROMPT, {"regex": "a", "guided_regex": "b"}, "guided_regex"),
+        (PROMPT, {"regex": "a", "json_schema": {}}, "json_schema"),
     ],
 )
 def test_a_field_is_refused_where_it_says_something(client, body, fields, name):
