@@ -144,6 +144,31 @@ CHAT_TEMPLATES: dict[str, dict[str, Any]] = {
         # The template that Google publishes with Gemma 3.
         "digests": ("c4e177c7845f808e375c987b9264431b2c92ec45c0ade99a7e4c55a9e251f7a0",),
     },
+    # As Hermes and Qwen write calls of tools. In Jinja, as tools are not data that is filled in.
+    "hermes": {
+        "jinja": (
+            "{% set first = messages[0]['content'] if messages[0]['role'] == 'system' else '' %}"
+            "{% if tools or first %}{{ '<|im_start|>system\n' + first }}{% if tools %}"
+            "{{ ('\n\n' if first else '') + 'These are the tools:\n' }}"
+            "{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}"
+            "{{ 'A call is written as <tool_call>' }}"
+            '{{ \'{"name": ..., "arguments": {...}}</tool_call>\' }}{% endif %}'
+            "{{ '<|im_end|>\n' }}{% endif %}"
+            "{% for message in messages %}"
+            "{% if not (loop.first and message['role'] == 'system') %}"
+            "{{ '<|im_start|>' + message['role'] + '\n' }}"
+            "{% if message['role'] == 'tool' %}"
+            "{{ '<tool_response>\n' + message['content'] + '\n</tool_response>' }}"
+            "{% else %}{{ message['content'] }}{% for call in message['tool_calls'] or [] %}"
+            "{{ '\n' if message['content'] or not loop.first else '' }}"
+            "{{ '<tool_call>\n{\"name\": \"' + call['function']['name'] }}"
+            "{{ '\", \"arguments\": ' }}{{ call['function']['arguments'] | tojson }}"
+            "{{ '}\n</tool_call>' }}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}"
+            "{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+        ),
+        "special": ("<|im_start|>", "<|im_end|>"),
+    },
     "qa": {
         "turns": {
             "system": "{text}\n",

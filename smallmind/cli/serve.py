@@ -109,6 +109,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens of a text that are kept in memory; default: all that the model sees",
     )
+    parser.add_argument(
+        "--ignore-tools",
+        action="store_true",
+        help="leave tools out of requests for models whose chat template does not know them, in "
+        "place of an error",
+    )
     add_template_args(parser, "; requests may have others, as chat_template_kwargs")
     add_precision(parser)
 
@@ -154,6 +160,7 @@ def run(options: argparse.Namespace) -> int:
         in_frames=options.in_notebook,
         template_args=variables,
         origins=origins,
+        ignores_tools=options.ignore_tools,
     )
     listening = _listening(options.host, options.port)
     server = server_of(app)

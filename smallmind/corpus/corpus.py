@@ -213,11 +213,11 @@ class _Cleaner:
         return piece if text or piece.turns else None
 
     def _turn(self, turn: Turn) -> Turn:
-        text, thought = (
+        text, thought, more = (
             self._whole(self._newlines.decode(each, final=True))
-            for each in (turn.text, turn.thought)
+            for each in (turn.text, turn.thought, turn.more)
         )
-        return turn._replace(text=text, thought=thought)
+        return turn._replace(text=text, thought=thought, more=more)
 
     def _whole(self, text: str) -> str:
         try:

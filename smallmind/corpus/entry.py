@@ -333,7 +333,7 @@ def _checked(entry: Entry) -> list[Piece] | None:
         for piece in read(entry):
             length += len(piece.text)
             if piece.turns:
-                length += sum(len(turn.text) + len(turn.thought) for turn in piece.turns)
+                length += sum(len(x.text) + len(x.thought) + len(x.more) for x in piece.turns)
             if length <= most:
                 pieces.append(piece)
     except NoText as error:  # if others of the file have one, somebody means to read it

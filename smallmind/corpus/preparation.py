@@ -58,7 +58,7 @@ from smallmind.files.lock import RunLock
 from smallmind.settings.config import SHARD_TOKENS, RunConfig
 from smallmind.text.chat import MARK_KINDS, encode_each
 from smallmind.text.dataset import HELD_OUT
-from smallmind.text.templates import HEADERS, fit_template, format_of
+from smallmind.text.templates import fit_template, format_of, headers_of
 from smallmind.text.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer.json"
@@ -271,7 +271,7 @@ def _fitted(corpus: Corpus, plan: CorpusPlan, characters: str, encoding: Encodin
                 f"as {unknown[0]!r}; remove them, or choose another tokenizer"
             )
     elif not encoding.kind.is_learned:
-        characters += HEADERS if plan.conversations else ""
+        characters += headers_of(encoding.template) if plan.conversations else ""
         tokenizer = Tokenizer(characters, tokenizer, **encoding.settings)
     else:
         pieces = corpus.pieces("Learning the tokens of")

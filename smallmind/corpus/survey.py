@@ -49,7 +49,7 @@ def conversations(pieces: Iterable[Piece]) -> Iterator[Conversation]:
 
 def texts_of(conversations: Iterable[Conversation]) -> Iterator[str]:
     """-> the texts of turns from which tokens are learned, each below its role, as templates do."""
-    return (f"{turn.role}\n{turn.text}\n" for turns in conversations for turn in turns)
+    return (f"{turn.role}\n{turn.text}\n{turn.more}" for turns in conversations for turn in turns)
 
 
 class DocumentStarts:
@@ -136,6 +136,7 @@ def survey_conversations(conversations: Iterable[Conversation]) -> tuple[CorpusP
             for turn in conversation:
                 thoughts += bool(turn.thought)
                 yield turn.text
+                yield turn.more
 
     characters, nbytes, distinct = _counted(texts())
     counts = characters, nbytes, held_out_of(count)
@@ -181,6 +182,10 @@ def held_out_of(conversations: int) -> int:
 def hashed(conversations: Iterable[Conversation], sha: "hashlib._Hash") -> Iterator[Conversation]:
     """Yields the conversations, each of which is added to `sha`: its digest identifies them."""
     for conversation in conversations:
-        said = [turn[: 2 if turn.learned and not turn.thought else 4] for turn in conversation]
+        # Fields that say nothing are left out: digests are those of versions without them.
+        said = [
+            turn[: 5 if turn.more else 2 if turn.learned and not turn.thought else 4]
+            for turn in conversation
+        ]
         sha.update(ENCODE(said).encode())
         yield conversation

@@ -1,5 +1,6 @@
 """Conversations in records: lists of messages, or fields with a question and its answer."""
 
+import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -9,7 +10,8 @@ from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.json_values import has_text, parsed
 from smallmind.corpus.reading import LABELS, shown
-from smallmind.text.chat import ASSISTANT, REJECTED, SYSTEM, USER, Turn
+from smallmind.text.chat import ASSISTANT, REJECTED, SYSTEM, TOOL, USER, Turn, with_tools
+from smallmind.text.tools import described_tools, messages_calls
 
 LIST_FIELDS = ("messages", "conversations", "conversation")  # fields that hold all turns
 ANSWER_FIELDS = ("output", "response", "answer", "completion")
@@ -24,6 +26,9 @@ INPUT_FIELDS = ("input", "context")  # that a question is about
 CHOICE_FIELDS = ("choices", "options")  # among which its answer is
 HISTORY_FIELDS = ("history",)  # the questions and answers before it
 SYSTEM_FIELDS = ("system", "system_prompt")
+TOOL_FIELDS = ("tools", "functions")  # that the assistant may call
+CALL_FIELDS = ("tool_calls", "function_call")  # of a turn of the assistant
+RESULT_FIELDS = ("name", "tool_call_id")  # of a turn of a tool
 THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")  # before an answer
 # By these conversations are recognised.
 TELLING_FIELDS = {*LIST_FIELDS, *QUESTION_FIELDS, *ANSWER_FIELDS}
@@ -39,7 +44,7 @@ THOUGHT_PARTS = ("thinking", "reasoning")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 ANSWERS = ASSISTANT, REJECTED
 MAX_SHAPES = 256  # that are remembered of one file
-MADE: Callable[[tuple[str, str, bool, str]], Turn] = partial(
+MADE: Callable[[tuple[str, str, bool, str, str]], Turn] = partial(
     tuple.__new__, Turn
 )  # in half the time
 ROLES = {
@@ -54,6 +59,9 @@ ROLES = {
     "model": ASSISTANT,
     "bot": ASSISTANT,
     "chatbot": ASSISTANT,
+    "tool": TOOL,
+    "function": TOOL,
+    "observation": TOOL,
 }
 NEEDED = (
     "messages (a list of objects with role and content), or prompt or question or instruction with "
@@ -72,15 +80,18 @@ class TurnFields(NamedTuple):
     history: tuple[str, ...] = ()
     thought: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """All of the fields."""
         texts = self.messages, self.question, *self.more, self.answer, *self.system
-        return tuple(filter(None, (*texts, *self.history, *self.thought, *self.marks)))
+        return tuple(filter(None, (*texts, *self.history, *self.thought, *self.marks, *self.tools)))
 
     def __str__(self) -> str:
-        *others, last = (repr(shown(name, 60)) for name in self.names if name not in self.marks)
+        *others, last = (
+            repr(shown(name, 60)) for name in self.names if name not in (*self.marks, *self.tools)
+        )
         return f"{', '.join(others)} and {last}" if others else last
 
     def fits(self, record: Mapping[Any, Any]) -> bool:
@@ -98,6 +109,7 @@ class TurnFields(NamedTuple):
             return tuple(by_key[name] for name in wanted if name in by_key)
 
         shape = self._replace(system=each(SYSTEM_FIELDS), marks=each(RECORD_MARKS))
+        shape = shape._replace(tools=each(TOOL_FIELDS))
         if self.messages:
             return shape
         more, thought = each((*INPUT_FIELDS, *CHOICE_FIELDS)), each(THOUGHT_FIELDS)
@@ -198,7 +210,7 @@ class Turns:
     def _learned(self, turns: list[Turn]) -> list[Turn]:
         """Marks what cannot be learned -> the turns; none if nothing is left, which is counted."""
         reading = self._reading
-        if not any(turn.role in ANSWERS and turn.text.strip() for turn in turns):
+        if not any(turn.role in ANSWERS and turn.says for turn in turns):
             reading.unanswered += 1
             return []
         if not any(turn.role in ANSWERS and turn.learned for turn in turns):
@@ -206,7 +218,7 @@ class Turns:
             return []
         asked = [_is_asked(turns[:i]) for i in range(len(turns))]
         learned = [
-            turn._replace(learned=turn.learned and is_asked and bool(turn.text.strip()))
+            turn._replace(learned=turn.learned and is_asked and turn.says)
             if turn.role == ASSISTANT
             else turn
             for turn, is_asked in zip(turns, asked, strict=True)
@@ -222,7 +234,7 @@ class Turns:
         for turn, is_asked in zip(turns, asked, strict=True):
             if turn.role != ASSISTANT:
                 continue
-            if not turn.text.strip():
+            if not turn.says:
                 self._reading.count("Not learned", "turn", "of the assistant without text")
             elif not turn.learned:
                 self._reading.count("Not learned", "answer", "marked so in the file")
@@ -240,7 +252,8 @@ class Turns:
         found = self._shapes.get(key)
         if found is None:
             shape = self._shape.completed(record)
-            is_plain = not (shape.system or shape.history or shape.thought or shape.marks) and all(
+            others = shape.system, shape.history, shape.thought, shape.marks, shape.tools
+            is_plain = not any(others) and all(
                 name.casefold() not in CHOICE_FIELDS for name in shape.more
             )
             found = shape, shape.names, is_plain
@@ -267,6 +280,12 @@ class Turns:
             turns.insert(0, Turn(SYSTEM, first))
         elif first and turns[0].text.strip() != first.strip():
             self._reading.leave_unread(shape.system[0])
+        for name in shape.tools:
+            tools = _opened(record.get(name))
+            if isinstance(tools, list) and any(isinstance(_opened(tool), dict) for tool in tools):
+                turns = with_tools(turns, self._checked(described_tools, tools, name, where))
+            elif has_text(tools):
+                self._reading.leave_unread(name)
         return turns
 
     def _asked(self, record: dict[Any, Any], shape: TurnFields, where: str) -> list[Turn]:
@@ -377,12 +396,20 @@ class Turns:
             )
         name = _first(TEXT_FIELDS, turn)
         rest = [x for x in turn if x not in (role_field, name, *MARKS)]
-        # Calls of tools, refusals and thoughts may come without any text.
+        # Calls, refusals and thoughts may come without any text.
         if name not in turn and not (role == ASSISTANT and any(has_text(turn[x]) for x in rest)):
             raise self._wrong(f"{where} has no {TEXT_FIELDS[0]}")
         text, thought = self._content(turn.get(name), name, where)
+        more: dict[str, Any] = {}
         for other in rest:
-            if role == ASSISTANT and other in THOUGHT_FIELDS:
+            if role == ASSISTANT and other in CALL_FIELDS:
+                if (value := turn[other]) not in (None, "", [], {}, "[]"):
+                    value = value if other == CALL_FIELDS[0] else [value]
+                    calls = self._checked(messages_calls, value, other, where)
+                    more |= {CALL_FIELDS[0]: calls} if calls else {}
+            elif role == TOOL and other in RESULT_FIELDS:
+                more |= {other: turn[other]} if isinstance(turn[other], str) else {}
+            elif role == ASSISTANT and other in THOUGHT_FIELDS:
                 words = self._text(turn[other], other, where)
                 if words.strip() and not thought.strip():
                     thought = words
@@ -391,9 +418,19 @@ class Turns:
             elif (other, True) not in self._reading.unread and has_text(turn[other]):
                 self._reading.leave_unread(other, in_turns=True)
         marks = [self._says_learned(turn, mark, where, True) for mark in MARKS if mark in turn]
+        said = json.dumps(more, ensure_ascii=False) if more else ""
         if role != ASSISTANT:
-            return Turn(role, text)
-        return Turn(role, text, all(marks), thought)
+            return Turn(role, text, more=said)
+        return Turn(role, text, all(marks), thought, said)
+
+    def _checked(
+        self, check: Callable[[Any], list[Any]], value: Any, name: str, where: str
+    ) -> list[Any]:
+        """Returns what is checked of a field. InputError that says where it is wrong."""
+        try:
+            return check(value)
+        except InputError as error:
+            raise self._wrong(f"the field {shown(name, 60)!r} of {where} {error}") from None
 
     def _says_learned(self, fields: dict[Any, Any], name: str, where: str, in_turn: bool) -> bool:
         """Returns False if a field says that its turn, or its record, is not to be learned."""
@@ -471,12 +508,13 @@ def _plain(
         for text in (answer, *asked):
             if type(text) is not str or not text or text.isspace():
                 return None
-        return [MADE((USER, "\n\n".join(asked), True, "")), MADE((ASSISTANT, answer, True, ""))]
+        question = "\n\n".join(asked)
+        return [MADE((USER, question, True, "", "")), MADE((ASSISTANT, answer, True, "", ""))]
     messages: Any = record.get(shape.messages)
     try:
         role, text = ("from", "value") if "from" in messages[0] else ("role", "content")
         turns = [
-            MADE((roles[turn[role]], said, True, ""))
+            MADE((roles[turn[role]], said, True, "", ""))
             for turn in messages
             if len(turn) == 2 and (said := turn[text]) and not said.isspace()
         ]

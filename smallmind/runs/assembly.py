@@ -22,9 +22,9 @@ from smallmind.settings.settings import Settings
 from smallmind.text.char_tokenizer import CharTokenizer
 from smallmind.text.dataset import Dataset
 from smallmind.text.templates import (
-    HEADERS,
     KnownTemplate,
     fit_template,
+    headers_of,
     template_args,
     with_template_args,
 )
@@ -88,7 +88,7 @@ def fit_tokenizer(
         return with_template_args(source.tokenizer, args)
     tokenizer = encoding.tokenizer
     if isinstance(tokenizer, str):
-        headers = HEADERS if source.is_chat else ""
+        headers = headers_of(run.chat_template) if source.is_chat else ""
         text = source.text_to_learn if encoding.kind.is_learned else source.alphabet + headers
         tokenizer = Tokenizer(text, tokenizer, **encoding.settings)
     else:

@@ -180,7 +180,8 @@ class ConversationSource(Source):
         self._marked: tuple[str, list[np.ndarray]] | None = None  # of a tokenizer, by its digest
         self._held_out = held_out
         self.characters = sum(len(turn.text) for turns in conversations for turn in turns)
-        self.nbytes = sum(sys.getsizeof(turn.text) for turns in conversations for turn in turns)
+        held = ((turn.text, turn.more) for turns in conversations for turn in turns)
+        self.nbytes = sum(sys.getsizeof(text) for texts in held for text in texts if text)
 
     @functools.cached_property
     def held_out(self) -> int:
@@ -206,7 +207,7 @@ class ConversationSource(Source):
         """The characters of all turns."""
         found: set[str] = set()
         for conversation in self.conversations:
-            found.update(*(turn.text for turn in conversation))
+            found.update(*(turn.text + turn.more for turn in conversation))
         return "".join(sorted(found))
 
     def about_conversations(self, tokenizer: Tokenizer) -> Fields:

@@ -36,11 +36,13 @@ from smallmind.serve.request_fields import (
     form_of,
     generation_of,
     prompts_of,
+    tools_of,
     top_of,
     turns_of,
     variables_of,
 )
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.writing.calls import CallDivider
 from smallmind.writing.chat import Prompt, Thinking, prompt_of
 from smallmind.writing.decoder import Continuation, Token, choices_in
 from smallmind.writing.sampling import Alternatives
@@ -70,13 +72,17 @@ class ParsedRequest(NamedTuple):
     top: int | None
     thinking: Thinking  # as an answer begins; a copy divides it
     echo: list[np.ndarray]  # the prompt of each text, which is shown before it; else empty
+    tools: frozenset[str] = frozenset()  # the names of those that an answer may call
 
 
 class API:
     """The endpoints under /v1."""
 
-    def __init__(self, engine: Engine, models: Models, limits: RequestLimits) -> None:
+    def __init__(
+        self, engine: Engine, models: Models, limits: RequestLimits, ignores_tools: bool = False
+    ) -> None:
         self.engine, self.models, self.limits = engine, models, limits
+        self.ignores_tools = ignores_tools
         self.is_stopping = False
 
     async def list_models(self, _request: HTTPRequest) -> Response:
@@ -153,9 +159,12 @@ class API:
         n = fields.setting("n", self.models.slots)
         begun = fields.ids("prefix_tokens", tokenizer.vocab_size)
         lead, thinking, form = "", Thinking(None), form_of(fields, tokenizer)
+        tools: list[dict[str, Any]] = []
         try:
             if chat:
-                prompt = self._conversation(fields, loaded, config.max_tokens)
+                knows_tools = bool(loaded.template and loaded.template.tools)
+                tools = tools_of(fields, knows_tools, self.ignores_tools)
+                prompt = self._conversation(fields, loaded, config.max_tokens, tools)
                 prompts, config = [prompt.ids], replace(config, max_tokens=prompt.most)
                 template = loaded.template
                 assert template  # see `_conversation`
@@ -187,9 +196,14 @@ class API:
         count = sum(map(len, prompts))
         rounds = -(-len(prompts) * n // self.models.slots)  # of answers, which wait for each other
         request = Request(texts, limits.seconds * rounds)
-        return ParsedRequest(entry, loaded, request, chat, count, begun, lead, top, thinking, echo)
+        names = frozenset(tool["function"]["name"] for tool in tools)
+        return ParsedRequest(
+            entry, loaded, request, chat, count, begun, lead, top, thinking, echo, names
+        )
 
-    def _conversation(self, fields: Fields, loaded: Loaded, most: int) -> Prompt:
+    def _conversation(
+        self, fields: Fields, loaded: Loaded, most: int, tools: Sequence[dict[str, Any]]
+    ) -> Prompt:
         """Messages -> the prompt, and how many tokens the answer may have."""
         if loaded.template is None:
             raise APIError(
@@ -197,12 +211,13 @@ class API:
                 "prompt to /v1/completions",
                 "messages",
             )
-        system, turns = turns_of(fields)
-        texts = (text for turn in turns for text in (turn.text, turn.thought))
-        check_length([system, *texts], self.limits.prompt_tokens, "messages")
+        system, turns = turns_of(fields, loaded.template.tools, self.ignores_tools)
+        texts = (text for turn in turns for text in (turn.text, turn.thought, turn.more))
+        described = [json.dumps(tools)] if tools else []
+        check_length([system, *texts, *described], self.limits.prompt_tokens, "messages")
         context, variables = loaded.line.decoder.cache.length, variables_of(fields)
         tokenizer, template = loaded.tokenizer, loaded.template
-        return prompt_of(tokenizer, template, system, turns, context, most, variables)
+        return prompt_of(tokenizer, template, system, turns, context, most, variables, tools)
 
 
 def _bare(name: str) -> str:
@@ -338,8 +353,11 @@ class Answer(Response):
         piece, tokens, is_last = shown.taken()
         content: dict[str, Any] = {"text": piece}
         if self.parsed.chat:
-            thought, said = shown.thinking.add(piece, is_last or not self.streams)
+            ends = is_last or not self.streams
+            thought, said = shown.thinking.add(piece, ends)
             content = {name: {"content": said}}
+            if shown.calls:
+                content = {name: shown.called(said, ends)}
             if thought:
                 content[name]["reasoning_content"] = thought
             if name == "message":
@@ -351,6 +369,8 @@ class Answer(Response):
         # Without a token, nothing has said so.
         has_ended = is_last or not self.streams or not text.config.max_tokens
         reason = REASONS[text.ended] if text.ended and has_ended else None
+        if reason == "stop" and shown.calls and shown.calls.count:
+            reason = "tool_calls"
         return {"index": self.index[text], **content, "logprobs": logprobs, "finish_reason": reason}
 
     def _usage(self) -> dict[str, int]:
@@ -394,6 +414,7 @@ class _Shown:
         self._length = 0  # characters of the text so far, with the lead
         self._spelled = 0  # those that tokens in `_tokens`, and those taken, spell
         self.thinking = copy(parsed.thinking)
+        self.calls = CallDivider(parsed.tools) if parsed.tools else None
         self._begun = ""  # the beginning of the text, while it may be that of the lead
         self._without = ""  # the lead, where the text begins with it
         self._utf8.decode(b"".join(map(self._token_bytes, parsed.begun)))
@@ -438,6 +459,20 @@ class _Shown:
             if token.is_last and token.continuation.ended == "end" and self._echoed is not None:
                 # Clients that read the prompt's probabilities count on a token after it.
                 self._tokens.append(_Spelled(token, b"", self._echoed + self._length))
+
+    def called(self, said: str, is_last: bool) -> dict[str, Any]:
+        """Divides what is said -> the content and the calls of a message, or of a part of one."""
+        assert self.calls
+        number = self.calls.count
+        said, calls = self.calls.add(said, is_last)
+        found: dict[str, Any] = {"content": said if said or not calls else None}
+        if calls:
+            ids = (f"call_{uuid.uuid4().hex[:24]}" for _ in calls)
+            found["tool_calls"] = [
+                {"index": i, **call.as_message(id, True)}
+                for i, (call, id) in enumerate(zip(calls, ids, strict=True), number)
+            ]
+        return found
 
     def taken(self) -> tuple[str, list[_Spelled], bool]:
         """Returns the new part of the text, its tokens, and True if the text has ended."""

@@ -44,6 +44,7 @@ def application(
     in_frames: bool = False,
     template_args: Mapping[str, Any] = MappingProxyType({}),
     origins: Collection[str] = (),
+    ignores_tools: bool = False,
 ) -> Guard:
     """Models on disk -> the application that serves them, for any ASGI server.
 
@@ -51,7 +52,8 @@ def application(
     also those that begin later. `slots` texts of a model are written at a time, and `waiting`
     requests may wait for them. Requests have to be for one of `hosts` or this machine, from a
     program, the page or one of `origins`, and to have the token, if there is one. Chat templates
-    get `template_args`. With `in_frames` notebooks on this machine may show the page.
+    get `template_args`; tools that they do not know are refused, or with `ignores_tools` left out.
+    With `in_frames` notebooks on this machine may show the page.
     """
     html = page.document()
     policy = page.policy(html, *CONNECTIONS, LOCAL_FRAMES if in_frames else OUR_FRAMES)
@@ -60,7 +62,7 @@ def application(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         with Engine(waiting) as engine:
             models = Models(engine, paths, folder, precision, slots, context, template_args)
-            api = API(engine, models, limits or RequestLimits())
+            api = API(engine, models, limits or RequestLimits(), ignores_tools)
             app.state.api = api
             app.router.routes.extend(_routes(api, PageAPI(api)))
             yield

@@ -166,7 +166,7 @@ def _ids(fields: Fields, loaded: Loaded, most: int) -> np.ndarray:
         if "messages" in fields.values:
             if loaded.template is None:
                 raise APIError("the model has no chat template; send a text", "messages")
-            system, turns = turns_of(fields)
+            system, turns = turns_of(fields, loaded.template.tools)
             check_length([system, *(turn.text for turn in turns)], most, "messages")
             context = loaded.model.config.block_size
             tokenizer, template = loaded.tokenizer, loaded.template

@@ -13,9 +13,10 @@ from starlette.requests import Request
 from smallmind.checks import InputError
 from smallmind.serve.errors import APIError
 from smallmind.settings.config import GenerationConfig
-from smallmind.text.chat import ASSISTANT, ROLES, SYSTEM, Turn
+from smallmind.text.chat import ASSISTANT, ROLES, SYSTEM, TOOL, Turn
 from smallmind.text.templates import RESERVED_ARGS
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.text.tools import described_tools, messages_calls
 from smallmind.writing.form import Form
 
 MAX_BODY = 4 * 2**20  # bytes
@@ -94,6 +95,8 @@ TABLE = (
     Field("json_schema", object, names=("guided_json",)),
     Field("regex", str, names=("guided_regex",)),
     Field("grammar", str, names=("guided_grammar",)),
+    Field("tools", list, chat=True),
+    Field("tool_choice", object, chat=True),
     Field("chat_template_kwargs", dict, chat=True),
     Field("enable_thinking", bool, names=("think",), chat=True),
 )
@@ -148,7 +151,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 SAMPLERS = "temperature", "top_k", "top_p", "min_p"  # a list without one of them turns it off
 TOOLS = {"tools": "tool_choice", "functions": "function_call"}  # and what may turn them off
-NOT_IN_MESSAGES = ("tool_calls", "function_call", "prefix", "partial", "images", "audio")
+NO_TOOLS = (
+    "the model's chat template does not know tools: leave them out, or let the server ignore them "
+    "with serve --ignore-tools"
+)
+NOT_IN_MESSAGES = ("function_call", "prefix", "partial", "images", "audio")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -388,17 +395,47 @@ def check_count(count: int, most: int, name: str) -> None:
 def variables_of(fields: Fields) -> dict[str, Any]:
     """Returns the variables that a client gives to the chat template, besides the messages."""
     variables = fields.setting("chat_template_kwargs") or {}
-    for name in RESERVED_ARGS & variables.keys():
+    for name in (RESERVED_ARGS | {"tools"}) & variables.keys():
         field = f"chat_template_kwargs.{name}"
         raise APIError(f"{field} is not supported by this server; leave it out", field)
     thinks = fields.setting("enable_thinking")
     return variables if thinks is None else {"enable_thinking": thinks, **variables}
 
 
-def turns_of(fields: Fields) -> tuple[str, list[Turn]]:
-    """The messages of a conversation -> the system's text, and all other turns."""
+def tools_of(fields: Fields, knows_tools: bool, ignores: bool) -> list[dict[str, Any]]:
+    """Returns the tools that a model may call. APIError if its template does not know any.
+
+    Unless the server `ignores` them.
+    """
+    choice = fields.setting("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise APIError("tool_choice must be auto or none", "tool_choice")
+    said = fields.setting("tools") or []
+    if not said or choice == "none" or (ignores and not knows_tools):
+        return []
+    if not knows_tools:
+        raise APIError(NO_TOOLS, "tools", "tools_not_supported")
+    try:
+        return described_tools(said)
+    except InputError as error:
+        raise APIError(f"tools {error}", "tools") from None
+
+
+def turns_of(
+    fields: Fields, knows_tools: bool = True, ignores_tools: bool = False
+) -> tuple[str, list[Turn]]:
+    """The messages of a conversation -> the system's text, and all other turns.
+
+    APIError for calls and results of tools if the template does not know them, unless the server
+    ignores these turns.
+    """
     messages = fields.required("messages", list)
     turns = [_turn(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    if not knows_tools and any(turn.more or turn.role == TOOL for turn in turns):
+        if not ignores_tools:
+            raise APIError(NO_TOOLS, "messages", "tools_not_supported")
+        turns = [turn._replace(more="") for turn in turns if turn.role != TOOL]
+        turns = [turn for turn in turns if turn.says or turn.role != ASSISTANT]
     rest = list(itertools.dropwhile(lambda turn: turn.role == SYSTEM, turns))
     if not rest:
         raise APIError("messages must have a turn of the user", "messages")
@@ -410,8 +447,8 @@ def _turn(message: Any, name: str) -> Turn:
         raise APIError(f"{name} must be an object with role and content", "messages")
     role, content = message.get("role"), message.get("content")
     role = SYSTEM if role == "developer" else role
-    if role not in ROLES:
-        raise APIError(f"{name}.role must be one of {', '.join(ROLES)}", "messages")
+    if role not in (*ROLES, TOOL):
+        raise APIError(f"{name}.role must be one of {', '.join((*ROLES, TOOL))}", "messages")
     for other in NOT_IN_MESSAGES:
         if message.get(other):
             raise APIError(
@@ -430,7 +467,18 @@ def _turn(message: Any, name: str) -> Turn:
     thought = next(filter(None, map(message.get, THOUGHTS)), "")
     if not isinstance(thought, str):
         raise APIError(f"{name}.reasoning_content must be a string", "messages")
-    return Turn(role, content, thought=thought)
+    more: dict[str, Any] = {}
+    if calls := message.get("tool_calls"):
+        if role != ASSISTANT:
+            raise APIError(f"{name}.tool_calls must be of the assistant", "messages")
+        try:
+            more["tool_calls"] = messages_calls(calls)
+        except InputError as error:
+            raise APIError(f"{name}.tool_calls {error}", "messages") from None
+    if role == TOOL:
+        known = ((field, message.get(field)) for field in ("name", "tool_call_id"))
+        more |= {field: value for field, value in known if isinstance(value, str)}
+    return Turn(role, content, thought=thought, more=json.dumps(more) if more else "")
 
 
 def _text_in(part: Any) -> str | None:

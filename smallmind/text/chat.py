@@ -4,6 +4,7 @@ ChatML: https://github.com/openai/openai-python/blob/v0.28.1/chatml.md; Llama 3'
 model card. Templates of other programs are in the language of Jinja.
 """
 
+import json
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -13,9 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from smallmind.checks import InputError
 from smallmind.text.tokenizer import Tokenizer, special_names
 
 SYSTEM, USER, ASSISTANT = ROLES = "system", "user", "assistant"
+TOOL = "tool"  # the role of what a tool has returned, for templates that know it
 TEXT = "text"  # the role of a plain document
 REJECTED = "rejected"  # that of an answer that is worse than the one before it, or to be avoided
 # The lowest bits of marked tokens: what a token is in its conversation.
@@ -30,13 +33,30 @@ CONFIG, SPECIAL_TOKENS_MAP = "config.json", "special_tokens_map.json"
 class Turn(NamedTuple):
     """One turn of a conversation."""
 
-    role: str  # one of ROLES, or REJECTED; TEXT is that of the only turn of a plain document
+    role: str  # one of ROLES, TOOL, or REJECTED; TEXT is that of the only turn of a plain document
     text: str
     learned: bool = True  # False: a turn of the assistant that is context only
     thought: str = ""  # what the assistant thinks before its text, for templates that write it
+    # More fields of its message as JSON: tool_calls of the assistant, name and tool_call_id of a
+    # tool; in a first turn also the tools of the conversation.
+    more: str = ""
+
+    @property
+    def says(self) -> bool:
+        """True for a turn with a text or calls."""
+        return bool(self.text.strip()) or (self.role == ASSISTANT and CALLS in self.more)
 
 
+CALLS = '"tool_calls"'
 Conversation = Sequence[Turn]
+
+
+def with_tools(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> list[Turn]:
+    """Returns turns with the tools that the assistant may call, which the first one has."""
+    if not (turns and tools):
+        return [*turns]
+    more = json.loads(turns[0].more or "{}") | {"tools": tools}
+    return [turns[0]._replace(more=json.dumps(more, ensure_ascii=False)), *turns[1:]]
 
 
 class Located(tuple[Turn, ...]):
@@ -62,6 +82,7 @@ class ChatFormat:
     end: str  # the token that ends a turn of the assistant
     lead: str = ""  # begins the text of an answer: the model writes it
     thinks: bool = False  # it writes the thoughts of turns
+    tools: bool = False  # it writes calls of tools, and what they return
     marks: tuple[str, str] | None = None  # what the model writes before and after a thought
 
     def render(
@@ -105,6 +126,8 @@ class ChatFormat:
         self, tokenizer: Tokenizer, conversations: Sequence[Conversation]
     ) -> list[np.ndarray]:
         """Returns the marked tokens of several conversations; see `encode`."""
+        for conversation in conversations:
+            self._check_tools(conversation)
         written = iter(self.render_all([one for one in conversations if not is_document(one)]))
         rendered = [
             Rendered(one[0].text, (), (), ((0, len(one[0].text)),))
@@ -126,8 +149,20 @@ class ChatFormat:
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> np.ndarray:
         """conversation, more variables for Jinja -> ids (n,) up to where the assistant answers."""
+        self._check_tools(conversation)
         rendered = self.render(conversation, True, variables)
         return _encoded(tokenizer, [rendered])[0] // MARK_KINDS
+
+    def _check_tools(self, conversation: Conversation) -> None:
+        """Raises InputError for tools in a conversation, unless the template writes them."""
+        if self.tools or not any(turn.more or turn.role == TOOL for turn in conversation):
+            return
+        where = getattr(conversation, "where", "")
+        raise InputError(
+            f"{where}: the conversation has tools"[0 if where else 2 :]
+            + ", which the chat template does not write: give --chat-template hermes, begin with a "
+            "model whose template does, or remove them"
+        )
 
     def published(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """-> `tokenizer.published` with what other programs have to know about the template."""
@@ -151,7 +186,7 @@ def is_document(conversation: Conversation) -> bool:
 
 def is_learned(turn: Turn) -> bool:
     """Returns True for an answer that a model learns: nothing learns to say nothing."""
-    return turn.role == ASSISTANT and turn.learned and bool(turn.text.strip())
+    return turn.role == ASSISTANT and turn.learned and turn.says
 
 
 def _encoded(tokenizer: Tokenizer, rendered: Sequence[Rendered]) -> list[np.ndarray]:
@@ -284,7 +319,7 @@ def encode_each(
     length = 0
     for conversation in conversations:
         batch.append(conversation)
-        length += sum(len(turn.text) for turn in conversation)
+        length += sum(len(turn.text) + len(turn.more) for turn in conversation)
         if len(batch) == CONVERSATIONS_AT_ONCE or length > CHARACTERS_AT_ONCE:
             yield from template.encode_all(tokenizer, batch)
             batch, length = [], 0

@@ -184,6 +184,15 @@ def _collect(value: Any, origins: set[str]) -> None:
             _collect(item, origins)
 
 
+def traced(value: Any, origin: str) -> Any:
+    """Returns a value of JSON whose texts, names included, are traced to an origin."""
+    if isinstance(value, str):
+        return Traced(value, origin * len(value))
+    if isinstance(value, dict):
+        return {traced(name, origin): traced(one, origin) for name, one in value.items()}
+    return [traced(one, origin) for one in value] if isinstance(value, list) else value
+
+
 def main() -> None:
     """Answers until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
@@ -221,24 +230,28 @@ def rendered(
     now: str | None,
     seconds: float,
 ) -> dict[str, Any]:
-    """[role, text, thought] of each turn -> the text that the template writes, and who says what.
+    """[role, text, thought, more] of each turn -> the text of the template, and who says what.
 
     "said" has three numbers for each stretch that turns say: the turn, or -1 if it is not known
-    which, where it begins and where it ends. `thoughts` are the fields of a message for a thought;
-    with `parts`, a text is a list of one part.
+    which, where it begins and where it ends. `more` is JSON of other fields of the message, and of
+    the tools of the conversation, of which it is not known who says them. `thoughts` are the fields
+    of a message for a thought; with `parts`, a text is a list of one part.
     """
     del seconds
     if len(turns) > MAX_TURNS:
         raise ValueError(f"it has more than {MAX_TURNS:,} turns")
-    messages = []
-    for number, (role, text, thought) in enumerate(turns):
+    messages: list[dict[str, Any]] = []
+    for number, (role, text, thought, more) in enumerate(turns):
         content: Any = Traced(text, said(number) * len(text))
         message = {"role": role, "content": [{"type": "text", "text": content}]}
         if not parts:
             message["content"] = content
         if thought:
             message |= dict.fromkeys(thoughts, Traced(thought, said(number) * len(thought)))
-        messages.append(message)
+        fields = json.loads(more or "{}")
+        if "tools" in fields:
+            variables = {**variables, "tools": traced(fields.pop("tools"), chr(TURNS))}
+        messages.append({**message, **traced(fields, said(number))})
     environment, compiled_template = compiled(template)
     environment.now = datetime.fromisoformat(now) if now else datetime.now()
     pieces, length = [], 0

@@ -35,21 +35,25 @@ from smallmind.text.chat import (
     ASSISTANT,
     TEMPLATE_ARGS,
     TOKENIZER_CONFIG,
+    TOOL,
     USER,
     ChatFormat,
     Conversation,
     Rendered,
     Turn,
     is_learned,
+    with_tools,
 )
 from smallmind.text.jinja_process import MAX_CHARACTERS, MAX_MEMORY
 from smallmind.text.tokenizer import Tokenizer, special_names
+from smallmind.text.tools import Call
 
 MAX_SECONDS = 5.0  # of computing for one conversation
 MAX_START_SECONDS = 30.0  # for the start of the process
 MAX_LINE_CHARACTERS = 8 * MAX_CHARACTERS
 TOO_MUCH = "it takes more than"
 THINK = "<think>", "</think>"  # of Qwen3, SmolLM3, DeepSeek-R1 and others
+TRIED = {"name": "weather", "description": "Says how it is."}  # a tool
 THOUGHTS = "reasoning_content", "thinking"  # the fields of messages that transformers fills
 
 
@@ -96,6 +100,7 @@ class JinjaTemplate(ChatFormat):
     lead: str = ""
     thinks: bool = False
     thinking: tuple[str, str] | None = None  # what the model writes before and after a thought
+    tools: bool = False
     name = "of the model"
 
     @classmethod
@@ -159,22 +164,26 @@ class JinjaTemplate(ChatFormat):
             if is_last and is_learned(turn) and not answers and not self._tokens(after):
                 # In some templates an answer ends with the token that begins the next turn.
                 text, after = text + self.end, after + self.end
-            ended, cut = self._ends(after)
+            ended, cut = self._ends(after, turn.more != "")
             if is_learned(turn):
                 # Some templates end an earlier answer with a token at which a model does not stop.
                 stops = is_last or after[:ended].endswith((self.end, *self.ends))
                 learned.append((begin, end + ended if stops else end))
-            if cut is not None and not is_last and conversation[number + 1].role != ASSISTANT:
+            follows = conversation[number + 1].role if not is_last else ASSISTANT
+            if cut is not None and follows not in (ASSISTANT, TOOL):  # a result is of its call
                 cuts.append(end + cut)
         said = tuple((begin, end) for _, begin, end in written.said)
         return Rendered(text, tuple(learned), tuple(cuts), said)
 
-    def _ends(self, after: str) -> tuple[int, int | None]:
+    def _ends(self, after: str, has_calls: bool = False) -> tuple[int, int | None]:
         """The text after an answer -> where the answer's last token ends and the next turn begins.
 
         The second is None if the token that ends an answer is one of the next turn.
         """
         tokens = self._tokens(after)
+        if has_calls:  # which may have tokens of their own around them
+            ends = [found for found in tokens if found[0] in (self.end, *self.ends)]
+            tokens = tokens[tokens.index(ends[0]) :] if ends else tokens
         if is_usual := bool(self.following) and after.startswith(self.following):
             ended = self._tokens(self.following)[-1].end()
         else:
@@ -258,10 +267,26 @@ class JinjaTemplate(ChatFormat):
         (written,) = self._write([turns], False, {})
         said = {written.text[begin:end]: (begin, end) for turn, begin, end in written.said if turn}
         if list(said) != ["c", "b"]:
-            return replace(known, thinks="c" in "".join(said))
+            return replace(known, thinks="c" in "".join(said))._knowing_tools()
         before = written.turns()[1][0]
         marks = before[_prompt_in(before, prompting) :], written.text[said["c"][1] : said["b"][0]]
-        return replace(known, thinks=True, thinking=marks)
+        return replace(known, thinks=True, thinking=marks)._knowing_tools()
+
+    def _knowing_tools(self) -> Self:
+        """Returns the template with whether it writes tools, calls and what they return."""
+        if "tool" not in self.text:
+            return self
+        tools = [{"type": "function", "function": {**TRIED, "parameters": {"type": "object"}}}]
+        call = Call(TRIED["name"], {"city": "Rome"}).as_message("call00001", False)
+        calls = json.dumps({"tool_calls": [call]})
+        about = json.dumps({"name": TRIED["name"], "tool_call_id": "call00001"})
+        turns = Turn(USER, "a"), Turn(ASSISTANT, "", more=calls), Turn(TOOL, "c", more=about)
+        (written,) = self._write([with_tools([*turns, Turn(ASSISTANT, "d")], tools)], False, {})
+        said = dict.fromkeys(range(-1, 4), "")
+        for turn, begin, end in written.said:
+            said[turn] += written.text[begin:end]
+        wanted = [(-1, TRIED["description"]), (1, TRIED["name"]), (1, "Rome"), (2, "c"), (3, "d")]
+        return replace(self, tools=all(word in said[turn] for turn, word in wanted))
 
     def _common(self, first: str, second: str) -> str:
         """Returns the common beginning of two texts; "" if there is no special token in it."""
@@ -305,7 +330,7 @@ class _Process:
         self, request: Mapping[str, Any], conversations: Sequence[Conversation]
     ) -> list[WrittenText]:
         """Renders conversations; `request` has the other arguments of `jinja_process.rendered`."""
-        turns = [[(t.role, t.text, t.thought) for t in turns] for turns in conversations]
+        turns = [[(t.role, t.text, t.thought, t.more) for t in turns] for turns in conversations]
         whole = {**request, "seconds": MAX_SECONDS, "conversations": turns}
         with self._lock:
             return self._answers(json.dumps(whole).encode() + b"\n", len(turns))

@@ -172,12 +172,23 @@ def _quoted(text: str) -> str:
     return "'" + repr('"' + text)[2:]
 
 
-TEMPLATES = {name: KnownTemplate(name, **fields) for name, fields in parts.CHAT_TEMPLATES.items()}
+TEMPLATES = {
+    name: KnownTemplate(name, **fields)
+    for name, fields in parts.CHAT_TEMPLATES.items()
+    if "jinja" not in fields
+}
 _SYSTEM = "%(system)s"  # in place of the system turn that is added
 # The characters of all headers, which a vocabulary of characters has to have.
 HEADERS = "".join(
     sorted({c for t in TEMPLATES.values() for part in t.before.values() for c in part})
 )
+
+
+def headers_of(name: str | None) -> str:
+    """Returns the characters that a vocabulary of characters needs for the template of a name."""
+    return HEADERS + str(parts.CHAT_TEMPLATES.get(name or "", {}).get("jinja", ""))
+
+
 # Enough of Jinja for known templates: tags, and tokens in them.
 _TAG = re.compile(r"(\{%.*?%\}|\{\{.*?\}\}|\{#.*?#\})", re.DOTALL)
 _TOKEN = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\.\s*[A-Za-z_]\w*|\w+|\S""", re.DOTALL)
@@ -361,8 +372,14 @@ def fit_template(tokenizer: Tokenizer, name: str | None) -> tuple[Tokenizer, Cha
         return _ending(tokenizer, tokenizer.special[found.end]), found
     names = set(tokenizer.special)
     has = (x for x, t in TEMPLATES.items() if len(t.special) > 1 and names >= set(t.special))
-    if (name := name or next(has, "chatml")) not in TEMPLATES:
-        raise InputError(f"chat_template={name!r} must be one of {', '.join(TEMPLATES)}")
-    template = TEMPLATES[name]
-    grown = tokenizer.with_special(template.special)
+    if (name := name or next(has, "chatml")) not in parts.CHAT_TEMPLATES:
+        raise InputError(f"chat_template={name!r} must be one of {', '.join(parts.CHAT_TEMPLATES)}")
+    grown = tokenizer.with_special(parts.CHAT_TEMPLATES[name]["special"])
+    template: ChatFormat
+    if name in TEMPLATES:
+        template = TEMPLATES[name]
+    else:
+        from smallmind.text.jinja_template import JinjaTemplate
+
+        template = JinjaTemplate.of(parts.CHAT_TEMPLATES[name]["jinja"], grown)
     return grown.with_published(template.published(grown)), template

@@ -11,7 +11,7 @@ import numpy as np
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import GenerationConfig
-from smallmind.text.chat import ASSISTANT, SYSTEM, USER, ChatFormat, Turn
+from smallmind.text.chat import ASSISTANT, SYSTEM, USER, ChatFormat, Turn, with_tools
 from smallmind.text.templates import format_of
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.writing.decoder import overlap
@@ -37,16 +37,18 @@ def prompt_of(
     context: int,
     max_tokens: int,
     variables: Mapping[str, Any] = MappingProxyType({}),
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> Prompt:
     """Turns -> what the model is asked, with as many of the latest as `context` tokens hold.
 
-    variables are those that a template may read besides the turns. InputError if the last question
-    alone is too long.
+    variables are those that a template may read besides the turns, tools those that the assistant
+    may call. InputError if the last question alone is too long.
     """
     least = min(max(1, context // MIN_SHARE), max_tokens or 1)
 
     def ids_from(first: int) -> np.ndarray:
-        return template.prompt(tokenizer, _with_system(system, turns[first:]), variables)
+        asked = with_tools(_with_system(system, turns[first:]), tools)
+        return template.prompt(tokenizer, asked, variables)
 
     first, ids = 0, ids_from(0)
     if len(ids) + least > context:

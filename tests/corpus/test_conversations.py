@@ -286,7 +286,7 @@ ROLES = "known are system, developer, user, human, "
     ("record", "words"),
     [
         (
-            {"messages": [USER, {"role": "tool", "content": "4"}]},
+            {"messages": [USER, {"role": "critic", "content": "4"}]},
             "turn 2 of line 2 has the role",
         ),
         ({"messages": [{"content": "a"}]}, f"turn 1 of line 2 has no role; {ROLES}"),
@@ -344,7 +344,7 @@ def test_what_looks_like_a_conversation_is_refused_as_one(tmp_path, record, word
 
 
 def test_no_chat_is_advised_where_there_is_a_text(tmp_path):
-    turns = [USER, ASSISTANT, {"role": "tool", "content": "4"}]
+    turns = [USER, ASSISTANT, {"role": "critic", "content": "4"}]
     records = [{"text": "a", "messages": turns[:2]}, {"text": "b", "messages": turns}]
     path = written(tmp_path / "a.jsonl", lines(*records))
     assert refused(path).endswith("remove such turns, or give --no-chat to read the texts")

@@ -123,8 +123,8 @@ def test_rows_without_turns_are_texts(tmp_path, pyarrow):
     written(path, json.dumps({"text": ["a"], "messages": [[]], "id": [1]}))
     assert documents(path) == ["a"]
     assert "has no conversation in its columns; --chat needs fields" in refused(path, chat=True)
-    written(path, json.dumps({"messages": [[{"role": "tool", "content": "4"}]]}))
-    assert "turn 1 of row 1 has the role 'tool'" in refused(path)
+    written(path, json.dumps({"messages": [[{"role": "critic", "content": "4"}]]}))
+    assert "turn 1 of row 1 has the role 'critic'" in refused(path)
 
 
 @pytest.mark.parametrize(

@@ -183,12 +183,7 @@ def test_marks_of_a_record_and_odd_marks(tmp_path):
 @pytest.mark.parametrize(
     "silent",
     [
-        {
-            "content": None,
-            "tool_calls": [{"id": "1", "function": {"name": "w", "arguments": "{}"}}],
-        },
-        {"tool_calls": [{"id": "1", "function": {"name": "w", "arguments": "{}"}}]},
-        {"content": None, "function_call": {"name": "w", "arguments": "{}"}},
+        {"content": None, "tool_calls": []},
         {"content": ""},
         {"content": " \n\t"},
         {"content": []},
@@ -198,15 +193,15 @@ def test_marks_of_a_record_and_odd_marks(tmp_path):
     ],
 )
 def test_an_answer_without_text_is_never_learned(tmp_path, silent):
-    """Also where a turn of a tool was between it and the next, as our advice is to remove that."""
-    turns = [USER, {"role": "assistant", **silent}, {"role": "tool", "content": "4"}, ASSISTANT]
+    """Also where an unknown turn was between it and the next, as our advice is to remove that."""
+    turns = [USER, {"role": "assistant", **silent}, {"role": "critic", "content": "4"}, ASSISTANT]
     path = written(tmp_path / "a.jsonl", lines({"messages": turns}))
-    assert "turn 3 of line 1 has the role 'tool'" in refused(path)
+    assert "turn 3 of line 1 has the role 'critic'" in refused(path)
     del turns[2]
     found, notes = turns_of(path, {"messages": turns})
     assert [turn.learned for turn in found] == [True, False, True] and not found[1].text.strip()
     assert "Not learned: 1 turn of the assistant without text" in notes
-    names = [name for name in silent if name not in ("content", "reasoning_content")]
+    names = [name for name, value in silent.items() if value and name == "refusal"]
     assert (
         notes[-1:] == tuple(f"Not read: the text in {name!r} of turns" for name in names)
         or not names
@@ -553,3 +548,48 @@ def test_a_record_without_text_after_others_is_an_error_in_a_folder_too(tmp_path
     written(tmp_path / "a.txt", "text")
     written(tmp_path / "b.jsonl", lines({"text": "a"}, {"body": "b"}))
     assert "has no field 'text' in line 2; give --field" in refused(tmp_path)
+
+
+TOOL = {"type": "function", "function": {"name": "w", "parameters": {"type": "object"}}}
+RESULT = {"role": "tool", "content": "4", "tool_call_id": "a1"}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"tool_calls": [{"id": "a1", "function": {"name": "w", "arguments": '{"x": 1}'}}]},
+        {"content": None, "tool_calls": [{"id": "a1", "name": "w", "arguments": {"x": 1}}]},
+        {"tool_calls": '[{"id": "a1", "function": {"name": "w", "arguments": {"x": 1}}}]'},
+        {"content": "", "function_call": {"id": "a1", "name": "w", "arguments": '{"x": 1}'}},
+    ],
+)
+@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL]), [TOOL["function"]]])
+def test_calls_of_tools_are_answers_and_results_are_context(tmp_path, call, tools):
+    turns = [USER, {"role": "assistant", **call}, RESULT, ASSISTANT]
+    path = written(tmp_path / "a.jsonl", lines({"messages": turns, "tools": tools}))
+    found, notes = turns_of(path, {"messages": turns, "tools": tools})
+    assert notes == () and [turn.role for turn in found] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert json.loads(found[0].more) == {"tools": [TOOL]}
+    function = {"name": "w", "arguments": {"x": 1}}
+    expected = {"tool_calls": [{"id": "a1", "type": "function", "function": function}]}
+    assert json.loads(found[1].more) == expected and found[1].learned and not found[1].text
+    assert (found[2].text, json.loads(found[2].more)) == ("4", {"tool_call_id": "a1"})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tool_calls": "w"}, "the field 'tool_calls' of turn 2 of line 1 is not a list of calls"),
+        ({"tool_calls": [{"id": 1}]}, "has no name of a function and arguments in call 1"),
+        ({"tools": [{"type": "function"}]}, "the field 'tools' of line 1 has no name"),
+    ],
+)
+def test_a_damaged_call_or_tool_is_named(tmp_path, change, words):
+    answer = {**ASSISTANT, **{k: v for k, v in change.items() if k == "tool_calls"}}
+    record = {"messages": [USER, answer], **{k: v for k, v in change.items() if k == "tools"}}
+    assert words in refused(written(tmp_path / "a.jsonl", lines(record)))

@@ -109,6 +109,81 @@ def test_answers_have_the_form_that_is_asked_for(tmp_path, kind):
         assert "".join(one["delta"]["content"] for one in own) == text
 
 
+TOOLS = [{"type": "function", "function": {"name": "fox", "parameters": {"type": "object"}}}]
+CALL = {"name": "fox", "arguments": {"The": "dog"}}
+CALLED = f"<tool_call>\n{json.dumps(CALL)}\n</tool_call>"
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory):
+    """A client of a server of a model whose template knows tools."""
+    pytest.importorskip("jinja2")
+    pytest.importorskip("llguidance")
+    path = tmp_path_factory.mktemp("tools") / "m.safetensors"
+    tokenizer = Tokenizer(kind="byte")
+    with talking([saved_model(path, True, 1024, tokenizer, "hermes")]) as (client, _):
+        yield client
+
+
+def test_calls_are_divided_from_an_answer(caller):
+    fields = {"model": "m", "messages": [{"role": "user", "content": "fox"}], "tools": TOOLS}
+    # Whatever the model has learned, this is what it writes.
+    fields |= {"regex": re.escape(f"Be.\n{CALLED}\n{CALLED}"), "max_tokens": 200}
+    (choice,) = caller.post("/v1/chat/completions", json=fields).json()["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "Be.")
+    calls = choice["message"]["tool_calls"]
+    assert [json.loads(call["function"]["arguments"]) for call in calls] == [CALL["arguments"]] * 2
+    assert len({call["id"] for call in calls}) == 2
+    deltas = [e["choices"][0] for e in events_of(caller, "/v1/chat/completions", **fields)]
+    assert deltas[-1]["finish_reason"] == "tool_calls"
+    assert "".join(one["delta"]["content"] or "" for one in deltas) == "Be."
+    streamed = [call for one in deltas for call in one["delta"].get("tool_calls", ())]
+    assert [(call["index"], call["function"]) for call in streamed] == [
+        (i, call["function"]) for i, call in enumerate(calls)
+    ]
+    answered = [{"role": "assistant", "tool_calls": calls}]
+    answered += [{"role": "tool", "content": "4", "tool_call_id": call["id"]} for call in calls]
+    fields |= {"messages": [*fields["messages"], *answered], "regex": "So[.]"}
+    (choice,) = caller.post("/v1/chat/completions", json=fields).json()["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", "So.")
+
+
+def test_without_tools_nothing_is_called(caller):
+    fields = {"model": "m", "messages": [{"role": "user", "content": "fox"}]}
+    fields |= {"regex": re.escape(CALLED), "max_tokens": 100}
+    found = [
+        caller.post("/v1/chat/completions", json={**fields, **more}).json()
+        for more in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": TOOLS})
+    ]
+    plain, none, with_tools = (one["choices"][0] for one in found)
+    assert plain["message"] == none["message"] and plain["message"]["content"] == CALLED
+    assert "tool_calls" not in plain["message"] and with_tools["message"]["content"] is None
+    counts = [one["usage"]["prompt_tokens"] for one in found]
+    assert counts[0] == counts[1] < counts[2]
+
+
+def test_tools_that_the_template_does_not_know_are_refused_or_ignored(models):
+    asked = [{"role": "user", "content": "fox"}]
+    calls = [{"id": "a", "type": "function", "function": {"name": "fox", "arguments": "{}"}}]
+    answered = [
+        *asked,
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "content": "4", "tool_call_id": "a"},
+    ]
+    fields = {"model": "chat", "messages": asked, "max_tokens": 5, "temperature": 0}
+    with talking(models, ignores_tools=True) as (client, _):
+        answers = [
+            client.post("/v1/chat/completions", json={**fields, **more}).json()["choices"]
+            for more in ({}, {"tools": TOOLS}, {"messages": answered, "tools": TOOLS})
+        ]
+    assert answers[0] == answers[1] == answers[2]
+    with talking(models) as (client, _):
+        for more in ({"tools": TOOLS}, {"messages": answered}):
+            answer = client.post("/v1/chat/completions", json={**fields, **more})
+            assert answer.status_code == 400 and "--ignore-tools" in answer.text
+            assert answer.json()["error"]["code"] == "tools_not_supported"
+
+
 class Endless:
     """A request without a text, which gives no tokens until it is cancelled."""
 

@@ -21,7 +21,7 @@ from smallmind.corpus.reading import Report
 from smallmind.corpus.tokens import TokensOnDisk
 from smallmind.runs.source import ConversationSource, read_source
 from smallmind.text import jinja_template
-from smallmind.text.chat import LEARNED, MARK_KINDS, Turn
+from smallmind.text.chat import CUT, LEARNED, MARK_KINDS, Located, Turn, with_tools
 from smallmind.text.chat import TEXT as TEXT_ROLE
 from smallmind.text.jinja_process import Traced, of_template
 from smallmind.text.jinja_template import JinjaTemplate
@@ -664,3 +664,85 @@ def test_texts_are_followed_character_by_character(first, second, operations):
         plain, followed = operation(plain, second), operation(followed, traced(second))
     assert followed == plain
     assert list(map(ord, of_template(followed)._origin)) == list(map(origin_of, plain))
+
+
+# As those of Qwen and of Llama, without their instructions.
+QWEN = (
+    "{%- if tools %}{{- '<|im_start|>system\\n# Tools' }}{%- for tool in tools %}"
+    "{{- '\\n' }}{{- tool | tojson }}{%- endfor %}{{- '<|im_end|>\\n' }}{%- endif %}"
+    "{%- for message in messages %}{%- if message.role == 'tool' %}"
+    "{{- '<|im_start|>user\\n<tool_response>' + message.content + '</tool_response>' }}"
+    "{{- '<|im_end|>\\n' }}"
+    "{%- else %}{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}"
+    "{%- for call in message.tool_calls or [] %}{%- set call = call.function %}"
+    '{{- \'<think>{"name": "\' + call.name + \'", "arguments": \' }}'
+    "{{- call.arguments | tojson }}{{- '}</think>' }}{%- endfor %}{{- '<|im_end|>\\n' }}"
+    "{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+LLAMA = (
+    "{%- if tools %}{{- '<|im_start|>system ' + (tools | tojson) + '<|im_end|>' }}{%- endif %}"
+    "{%- for message in messages %}{%- if 'tool_calls' in message %}"
+    "{%- if message.tool_calls | length != 1 %}{{ raise_exception('one call') }}{%- endif %}"
+    "{%- set call = message.tool_calls[0].function %}"
+    '{{- \'<|im_start|>assistant {"name": "\' + call.name + \'", "parameters": \' }}'
+    "{{- call.arguments | tojson }}{{- '}<|im_end|>' }}"
+    "{%- else %}{{- '<|im_start|>' + ('ipython' if message.role == 'tool' else message.role) }}"
+    "{{- ' ' + message.content + '<|im_end|>' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant ' }}{%- endif %}"
+)
+WEATHER = {"type": "function", "function": {"name": "w", "description": "Says <|im_end|>."}}
+CALL = {"type": "function", "function": {"name": "w", "arguments": {"city": "<|im_end|>", "n": 3}}}
+CALLING = [
+    Turn("user", "Who?"),
+    Turn("assistant", "", more=json.dumps({"tool_calls": [{"id": "a", **CALL}]})),
+    Turn("tool", "4 <|im_end|>", more=json.dumps({"tool_call_id": "a"})),
+    Turn("assistant", "Four."),
+    Turn("user", "So?"),
+    Turn("assistant", "Yes."),
+]
+OBJECT = '{"name": "w", "%s": {"city": "<|im_end|>", "n": 3}}'
+
+
+@pytest.mark.parametrize(
+    ("template", "call"),
+    [
+        (QWEN, f"<think>{OBJECT % 'arguments'}</think>"),
+        (LLAMA, OBJECT % "parameters"),
+        ("hermes", f"<tool_call>\n{OBJECT % 'arguments'}\n</tool_call>"),
+    ],
+    ids=["Qwen", "Llama", "hermes"],
+)
+def test_calls_are_learned_and_results_are_context(template, call):
+    if template == "hermes":
+        tokenizer, found = fit_template(carrying(ODD), template)
+    else:
+        tokenizer = carrying(template)
+        found = format_of(tokenizer)
+    assert found.tools
+    turns = with_tools(CALLING, [WEATHER])
+    marked = found.encode(tokenizer, turns)
+    ids, text = marked // MARK_KINDS, tokenizer.decode(marked // MARK_KINDS)
+    assert json.dumps(WEATHER) in text and "4 <|im_end|>" in text
+    learned = tokenizer.decode(ids[marked % MARK_KINDS == LEARNED])
+    assert learned == f"{call}<|im_end|>Four.<|im_end|>Yes.<|im_end|>"
+    # Names in what a tool or a client says are text, and a result is never divided from its call.
+    assert (ids == tokenizer.special[END]).sum() == len(CALLING) + 1
+    assert (marked % MARK_KINDS == CUT).sum() == 1
+    for count in (1, 3):
+        prompt = found.prompt(tokenizer, turns[:count])
+        np.testing.assert_array_equal(prompt, ids[: len(prompt)])
+
+
+@pytest.mark.parametrize("turns", [CALLING, with_tools(CONVERSATION, [WEATHER])])
+@pytest.mark.parametrize("name", ["chatml", "llama3", "qa", ODD])
+def test_a_template_without_tools_says_where_they_are(name, turns):
+    if name == ODD:
+        tokenizer, found = carrying(ODD), format_of(carrying(ODD))
+    else:
+        tokenizer, found = fit_template(Tokenizer(kind="byte"), name)
+    located = Located(turns)
+    located.where = "a.jsonl: line 3"
+    assert not found.tools
+    with pytest.raises(InputError, match=r"^a.jsonl: line 3: the conversation has tools, which"):
+        found.encode_all(tokenizer, [CONVERSATION, located])
