@@ -6,9 +6,10 @@ have: a `FormState` always knows a way to complete the text, and refuses a token
 way would be too long.
 """
 
+import functools
 import json
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,10 +24,13 @@ MISSING = 'answers in a form need the package llguidance: pip install "smallmind
 # Without a limit, small models write line breaks until the end.
 WHITESPACE = r"\n?[ \t]{0,20}"
 MAX_ENDING = 512  # tokens of a way to complete a text that is looked for
-MAX_TRIED = 1024  # tokens that are tried to find one
+MAX_SPELLED = 2048  # its bytes
+MAX_TRIED = 16000  # tokens that are tried to find one: a tenth of a second
+MAX_SMALL = 1024  # tokens of a vocabulary that is searched as it is
 MAX_CHOICES = 48  # tokens that are compared at a place
 MAX_SKIPPED = 8  # tokens of the known way that a single token may have taken
 MAX_WAIT = 64  # tokens between two searches that find nothing
+MAX_EXPLAINED = 1 << 16  # characters of a schema in which the keyword at fault is looked for
 MAX_REFUSED = 4  # tokens at a place, before the known way is taken
 # Characters that are tried to complete a text, in this order.
 COMPLETING = "".join(dict.fromkeys(f"\"}}])>'0a1{string.punctuation}{string.printable}"))
@@ -55,11 +59,14 @@ class Form:
             check_type(kind, value, str)
         if problem := self._problem(value):
             if kind == "schema" and (keyword := self._culprit(value)):
-                problem = f"the keyword {keyword!r}: {problem}"
+                is_unknown = problem.startswith("Unimplemented")
+                says = " is not supported" if is_unknown else f": {problem}"
+                problem = f"the keyword {keyword!r}{says}"
             raise InputError(f"the {kind} cannot be compiled: {problem}")
-        self._matcher = self._compiled(value)
+        vocabulary, small = self._vocabulary, self._vocabulary.small
+        matchers = self._compiled(value, vocabulary), self._compiled(value, small)
         # Once for all texts: from the beginning the search takes longest.
-        self._state = FormState(self._matcher, self._vocabulary)
+        self._state = FormState(matchers[0], _Search(matchers[1], small), vocabulary)
         if not self._state.find_ending():
             raise InputError(f"the tokens of the model cannot spell what the {kind} asks for")
 
@@ -67,8 +74,8 @@ class Form:
         """Returns the state of a text that begins with these tokens. InputError if none does."""
         return self._state.copied(begun)
 
-    def _compiled(self, value: Any) -> Any:
-        return _llguidance().LLMatcher(self._vocabulary.rust, self._grammar(value), log_level=0)
+    def _compiled(self, value: Any, vocabulary: "_Vocabulary") -> Any:
+        return _llguidance().LLMatcher(vocabulary.rust, self._grammar(value), log_level=0)
 
     def _grammar(self, value: Any) -> str:
         """Returns the form as llguidance has it. Exception, of any type, for a damaged grammar."""
@@ -97,10 +104,10 @@ class Form:
     def _culprit(self, schema: Any) -> str:
         """Returns the path of the one keyword without which a schema can be compiled, or ""."""
         path: list[Any] = []
-        inner, whole = schema, schema
+        inner = schema if len(json.dumps(schema)) < MAX_EXPLAINED else None
         while isinstance(inner, dict | list):
             keys = list(inner) if isinstance(inner, dict) else list(range(len(inner)))
-            keys = [key for key in keys if not self._problem(_without(whole, path, key))]
+            keys = [key for key in keys if not self._problem(_without(schema, path, key))]
             if len(keys) != 1:
                 break
             path.append(keys[0])
@@ -111,13 +118,12 @@ class Form:
 class FormState:
     """Knows what may follow in one text of a form.
 
-    `hurried` says that a token was
-    refused because the text could not have been completed after it.
+    `hurried` says that a token was refused because the text could not have been completed after it.
     """
 
-    def __init__(self, matcher: Any, vocabulary: "_Vocabulary") -> None:
-        self._matcher, self._vocabulary = matcher, vocabulary
-        self._bits = np.zeros(-(-vocabulary.count // 32), np.int32)
+    def __init__(self, matcher: Any, search: "_Search", vocabulary: "_Vocabulary") -> None:
+        self._matcher, self._search, self._vocabulary = matcher, search, vocabulary
+        self._bits = np.zeros(vocabulary.words, np.uint32)
         self.hurried = False
         self._ending: list[int] | None = None  # tokens that complete the text; None: not known
         self._refused: list[int] = []  # in the place of the next token
@@ -126,18 +132,20 @@ class FormState:
 
     def copied(self, begun: Sequence[int]) -> "FormState":
         """Returns the state of another text, with more tokens. InputError if they cannot follow."""
-        made = FormState(self._matcher.deep_copy(), self._vocabulary)
+        made = FormState(self._matcher.deep_copy(), self._search.copied(), self._vocabulary)
         made._ending = self._ending
         if len(begun):
             if made._matcher.try_consume_tokens(list(begun)) < len(begun):
                 raise InputError("no text of the form begins with the tokens that are given")
+            for token in begun:
+                made._search.follow(self._vocabulary.tokens[token])
             made.find_ending()
         return made
 
     def find_ending(self) -> bool:
         """Looks for an ending of the text -> False if there certainly is none."""
-        self._ending, is_impossible = self._search()
-        return not is_impossible
+        self._ending = self._searched()
+        return self._ending is not None or not self._search.is_impossible
 
     @property
     def is_complete(self) -> bool:
@@ -149,7 +157,7 @@ class FormState:
         known = [] if self._ending is None else self._ending[:1] or sorted(self._vocabulary.ends)
         if len(self._refused) >= MAX_REFUSED:
             return np.array(known, np.int64)
-        found = self._vocabulary.tokens_in(self._mask(self._matcher))
+        found = self._vocabulary.tokens_in(_mask(self._matcher, self._bits))
         if self._matcher.is_error():  # it has become too complex: only what is known is safe
             return np.array(known, np.int64)
         return np.setdiff1d(found, self._refused) if self._refused else found
@@ -168,19 +176,22 @@ class FormState:
             self._has_ended = self.hurried = not self._ending
             return True
         matcher.consume_token(token)
+        spelled = self._vocabulary.tokens[token]
+        self._search.follow(spelled)
         if ending and token == ending[0]:
             found: list[int] | None = ending[1:]
         else:
-            found = self._found(left - 1)
-            has_way = ending is not None and len(ending) <= left <= MAX_ENDING
-            if has_way and (found is None or len(found) > left - 1):
+            has_way = ending is not None and len(ending) <= left
+            found = self._found(left - 1, has_way)
+            if has_way and left <= MAX_ENDING and (found is None or len(found) > left - 1):
                 matcher.rollback(1)
+                self._search.go_back(spelled)
                 self._refused.append(token)
                 self.hurried = True
                 return False
         if found == [] and not self._vocabulary.ends and not matcher.is_stopped():
             # No token can end the text here: it goes on as long as more can be completed.
-            found, _ = self._search(extends=True)
+            found = self._searched(extends=True)
             found = found and (found if len(found) < left else None)
             self._has_ended = found is None
         self._ending, self._refused = found, []
@@ -189,187 +200,287 @@ class FormState:
         self.hurried |= self._has_ended
         return True
 
-    def _mask(self, matcher: Any) -> np.ndarray:
-        mask = self._bits
-        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        return mask
+    def _found(self, most: int, has_way: bool) -> list[int] | None:
+        """Returns tokens that complete the text, at most so many if it `has_way`; None if unknown.
 
-    def _found(self, most: int) -> list[int] | None:
-        """Returns tokens that complete the text, if one was found at most `most`; or None."""
-        known = self._rest(self._matcher, self._ending or [])
-        if known is not None and len(known) <= most:
+        One that is too long is looked for again only if there was a shorter one before.
+        """
+        known = self._rest()
+        if known is not None and (len(known) <= most or not has_way):
             return known
         self._waited += 1
         if most > MAX_ENDING and self._waited < self._wait:
             return known
-        found, _ = self._search([] if known else self._ending or [])
+        found = self._searched([] if known else self._ending or [])
         self._wait, self._waited = (1 if found is not None else min(MAX_WAIT, 2 * self._wait)), 0
         return min((x for x in (known, found) if x is not None), key=len, default=None)
 
-    def _rest(self, matcher: Any, ending: Sequence[int]) -> list[int] | None:
-        """Returns what of a known ending completes the text, after a token that took a part."""
-        if matcher.is_accepting():
+    def _rest(self) -> list[int] | None:
+        """Returns what of the known ending completes the text, after a token that took a part."""
+        if self._matcher.is_accepting():
             return []
+        ending = self._ending or []
         for skipped in range(min(len(ending), MAX_SKIPPED)):
             rest = [*ending[skipped:], self._vocabulary.end]
-            if matcher.validate_tokens(rest) == len(rest):
+            if self._matcher.validate_tokens(rest) == len(rest):
                 return rest[:-1]
         return None
 
-    def _search(
-        self, known: Sequence[int] = (), extends: bool = False
-    ) -> tuple[list[int] | None, bool]:
-        """Looks for an ending: at each place first where the fewest tokens may follow.
+    def _searched(self, known: Sequence[int] = (), extends: bool = False) -> list[int] | None:
+        """Returns an ending as tokens, the longest that spell it; None if none is found.
 
-        It may end as the `known` one. The second is True if there certainly is none. One that
-        `extends` the text is not empty.
+        It may end as the known one. One that `extends` the text is not empty.
         """
-        matcher = self._matcher.deep_copy()
-        if not extends and (rest := self._rest(matcher, known)) is not None:
-            return rest, False
+        pieces = [self._vocabulary.tokens[token] for token in known]
+        rests = [b"".join(pieces[i:]) for i in range(min(len(pieces), MAX_SKIPPED))]
+        found = self._search.ending(rests, extends)
+        if found is None:
+            return None
+        for tokens in (self._vocabulary.longest(found), self._vocabulary.single(found)):
+            checked = [*tokens, self._vocabulary.end]
+            if self._matcher.validate_tokens(checked) == len(checked):
+                return tokens
+        return None
+
+
+class _Search:
+    """Looks for a short ending of a text: at each place first where the least may follow.
+
+    Its vocabulary has few tokens, as the mask of each place costs as much as the vocabulary is
+    large: if that of the model is large, only its single bytes.
+    """
+
+    def __init__(self, matcher: Any, vocabulary: "_Vocabulary") -> None:
+        self._matcher, self._vocabulary = matcher, vocabulary
+        self._bits = np.zeros(vocabulary.words, np.uint32)
+        self._tried = 0
+        self.is_impossible = False  # nothing was left out in a search that has found nothing
+
+    def copied(self) -> "_Search":
+        return _Search(self._matcher.deep_copy(), self._vocabulary)
+
+    def follow(self, spelled: bytes) -> None:
+        """Appends a token of the model."""
+        self._matcher.consume_tokens(self._vocabulary.single(spelled))
+
+    def go_back(self, spelled: bytes) -> None:
+        """Takes back the last token of the model."""
+        self._matcher.rollback(len(self._vocabulary.single(spelled)))
+
+    def ending(self, rests: Sequence[bytes], extends: bool) -> bytes | None:
+        """Returns an ending, which may end with one of those that are known; None without any."""
+        vocabulary, kept = self._vocabulary, self._matcher
+        self._matcher, self._tried, self.is_impossible = kept.deep_copy(), 0, True
+        known = [[*vocabulary.single(rest), vocabulary.end] for rest in rests]
         path: list[int] = []
-        choices, is_whole = self._choices(matcher)
-        places = [choices]
-        for _ in range(MAX_TRIED):
-            while places and not places[-1]:
-                places.pop()
-                if path:
-                    path.pop()
-                    matcher.rollback(1)
-            if not places:
-                return None, is_whole
-            path.append(places[-1].pop())
-            matcher.consume_token(path[-1])
-            if (rest := self._rest(matcher, known)) is not None:
-                return self._joined(path + rest), False
-            choices, is_all = self._choices(matcher) if len(path) < MAX_ENDING else ([], False)
-            is_whole &= is_all
-            places.append(choices)
-        return None, False
-
-    def _joined(self, path: list[int]) -> list[int]:
-        """Returns the longest tokens that spell the same as these, if they may follow as well."""
+        places = [self._choices()]
         try:
-            text = self._vocabulary.rust.decode_bytes(path).decode()
-        except UnicodeError:
-            return path
-        joined = self._vocabulary.rust.greedy_tokenize(text)
-        checked = [*joined, self._vocabulary.end]
-        is_shorter = len(joined) < len(path)
-        if is_shorter and self._matcher.validate_tokens(checked) == len(checked):
-            return joined
-        return path
+            if not extends and (rest := self._rest(known)) is not None:
+                return self._spelled(rest)
+            while self._tried < MAX_TRIED:
+                token = next(places[-1], None)
+                if token is None:
+                    places.pop()
+                    if not places:
+                        return None
+                    path.pop()
+                    self._matcher.rollback(1)
+                    continue
+                path.append(token)
+                self._matcher.consume_token(token)
+                self._tried += 1
+                if (rest := self._rest(known)) is not None:
+                    return self._spelled(path + rest)
+                self.is_impossible &= len(path) < MAX_SPELLED
+                places.append(self._choices() if len(path) < MAX_SPELLED else iter(()))
+            self.is_impossible = False
+            return None
+        finally:
+            self._matcher = kept
 
-    def _choices(self, matcher: Any) -> tuple[list[int], bool]:
-        """Returns tokens that may follow, the most promising one last; True if these are all."""
-        vocabulary, mask = self._vocabulary, self._mask(matcher).copy()
-        if is_all := bool(np.bitwise_count(mask).sum() <= MAX_CHOICES):
+    def _rest(self, known: Sequence[Sequence[int]]) -> list[int] | None:
+        if self._matcher.is_accepting():
+            return []
+        fits = (x for x in known if self._matcher.validate_tokens([*x]) == len(x))
+        return next(([*rest[:-1]] for rest in fits), None)
+
+    def _spelled(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(self._vocabulary.tokens[token] for token in tokens)
+
+    def _choices(self) -> Iterator[int]:
+        """Yields tokens that may follow, the most promising ones first."""
+        vocabulary, mask = self._vocabulary, _mask(self._matcher, self._bits) & self._usable
+        if np.bitwise_count(mask).sum() <= MAX_CHOICES:
             tokens = vocabulary.tokens_in(mask).tolist()
         else:
+            self.is_impossible = False
             tokens = [token for token in vocabulary.completing if _has(mask, token)][:MAX_CHOICES]
             tokens = tokens or vocabulary.tokens_in(mask)[:MAX_CHOICES].tolist()
-        tokens = [token for token in tokens if token not in vocabulary.ends]
-        is_free = any(_has(mask, token) for token in vocabulary.free)
+        is_free = vocabulary.is_free(mask)
+        groups: dict[int, list[int]] = {}
+        for token in tokens:
+            if token not in vocabulary.ends:
+                rank = self._rank(token, is_free)
+                groups.setdefault(rank, []).append(token)
+        for rank in sorted(groups):
+            yield from self._ordered(groups[rank])
+
+    @property
+    def _usable(self) -> np.ndarray:
+        return self._vocabulary.usable
+
+    def _ordered(self, tokens: list[int]) -> list[int]:
+        """Returns tokens by how many may follow each."""
+        if len(tokens) < 2:
+            return tokens
+        self._tried += len(tokens)
         ranked = []
-        for number, token in enumerate(tokens if len(tokens) > 1 else ()):
-            matcher.consume_token(token)
-            is_end = matcher.is_accepting()
-            rank = -1 if is_end else _rank(vocabulary.rust.decode_bytes([token]), is_free)
-            follow = 0 if is_end else int(np.bitwise_count(self._mask(matcher)).sum())
-            ranked.append((rank, follow, number, token))
-            matcher.rollback(1)
-        return [token for *_, token in sorted(ranked, reverse=True)] or tokens, is_all
+        for number, token in enumerate(tokens):
+            self._matcher.consume_token(token)
+            is_end = self._matcher.is_accepting()
+            follow = 0 if is_end else int(np.bitwise_count(_mask(self._matcher, self._bits)).sum())
+            ranked.append((follow, number, token))
+            self._matcher.rollback(1)
+        return [token for *_, token in sorted(ranked)]
+
+    def _rank(self, token: int, is_free: bool) -> int:
+        """Returns how late a token is tried: first what closes something, last what opens more.
+
+        In free text brackets close nothing, and a quotation mark does if it is not free after it.
+        """
+        text = self._vocabulary.tokens[token].strip()
+        if not text or text.startswith(b"\\"):
+            return 5
+        if text.endswith((b"{", b"[", b"(", b"<")):
+            return 4
+        if is_free and text == b'"':
+            self._tried += 1
+            self._matcher.consume_token(token)
+            closes = not self._vocabulary.is_free(_mask(self._matcher, self._bits))
+            self._matcher.rollback(1)
+            return 1 if closes else 3
+        if is_free:
+            return 3
+        if b"," in text:
+            return 2
+        return 0 if text.endswith((b"}", b"]", b")", b">")) else 1 if text[:1] in b"\"'" else 3
+
+
+def _mask(matcher: Any, bits: np.ndarray) -> np.ndarray:
+    """Writes the tokens that may follow to bits, which are overwritten by the next call -> bits."""
+    matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+    return bits
 
 
 def _has(mask: np.ndarray, token: int) -> bool:
     return bool(mask[token >> 5] >> (token & 31) & 1)
 
 
-def _rank(spelled: bytes, is_free: bool) -> int:
-    """Returns how late a token is tried: first what closes something, last what opens more.
-
-    In free text brackets close nothing.
-    """
-    text = spelled.strip()
-    if not text or text.startswith(b"\\"):
-        return 5
-    if text.endswith((b"{", b"[", b"(", b"<")):
-        return 4
-    if is_free:
-        return 3
-    if b"," in text:
-        return 2
-    return 0 if text.endswith((b"}", b"]", b")", b">")) else 1 if text[:1] in b"\"'" else 3
-
-
 class _Vocabulary:
     """The tokens of a tokenizer as llguidance has them."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.size, self.ends = tokenizer.vocab_size, tokenizer.ends
+    def __init__(
+        self,
+        tokens: list[bytes],
+        ends: frozenset[int],
+        special: Collection[int] = (),
+        encode: Callable[[str], list[int]] | None = None,
+    ) -> None:
+        self.size, self.ends = len(tokens), ends
         # A form can end a text although no token can: then one more stands for that.
-        self.end = min(self.ends, default=self.size)
-        self.count = self.size + (not self.ends)
+        self.end = min(ends, default=self.size)
+        self.tokens = [*tokens, *([] if ends else [b"<end>"])]
+        count = len(self.tokens)
+        self.words = -(-count // 32)
+        self.usable = np.full(self.words, 2**32 - 1, np.uint32)  # for endings
+        described = _Described(self.tokens, self.end, {*special, self.end}, encode)
+        library = _llguidance()
+        self.rust = library.LLTokenizer(
+            library.TokenizerWrapper(described), n_vocab=count, eos_token=sorted(ends) or [self.end]
+        )
+        self.longest, self.of_bytes = described.longest, described.of_bytes
+        self.completing, self._free = (
+            [token for c in characters if (token := self.of_bytes.get(c.encode())) is not None]
+            for characters in (COMPLETING, FREE)
+        )
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "_Vocabulary":
+        """Reads the vocabulary of a tokenizer."""
+
+        def encode(text: str) -> list[int]:
+            if tokenizer.unknown(text):
+                return []
+            (ids,) = tokenizer.encode_each([text], continued=True)
+            return ids.tolist()
+
         with activity.doing("Reading the vocabulary for the form", usual=True):
-            tokens = [tokenizer.token_bytes(i) for i in activity.parts(range(self.size))]
-            tokens += [b"<end>"] * (self.count - self.size)
-            special = [*tokenizer.special.values(), self.end]
-            described = _Described(tokenizer, tokens, self.end, sorted({*special}))
-            library = _llguidance()
-            self.rust = library.LLTokenizer(
-                library.TokenizerWrapper(described),
-                n_vocab=self.count,
-                eos_token=sorted(self.ends) or [self.end],
-            )
-        self.completing = described.spelling(COMPLETING)
-        self.free = described.spelling(FREE)
+            numbers = activity.parts(range(tokenizer.vocab_size))
+            tokens = [tokenizer.token_bytes(i) for i in numbers]
+            return cls(tokens, tokenizer.ends, tokenizer.special.values(), encode)
+
+    @functools.cached_property
+    def small(self) -> "_Vocabulary":
+        """The vocabulary in which endings are looked for."""
+        if self.size <= MAX_SMALL:
+            return self
+        made = _Vocabulary([bytes([i]) for i in range(256)], frozenset())
+        bits = [bytes([i]) in self.of_bytes for i in range(256)]
+        made.usable = np.zeros(made.words, np.uint32)
+        made.usable.view(np.uint8)[:32] = np.packbits(bits, bitorder="little")
+        return made
 
     def tokens_in(self, mask: np.ndarray) -> np.ndarray:
+        """Returns the tokens of a mask, int64 (n,), sorted."""
         bits = np.unpackbits(mask.view(np.uint8), count=self.size, bitorder="little")
         return np.flatnonzero(bits)
 
+    def is_free(self, mask: np.ndarray) -> bool:
+        """Returns True where almost any text may follow."""
+        return any(_has(mask, token) for token in self._free)
+
+    def single(self, spelled: bytes) -> list[int]:
+        """Returns tokens of one byte that spell something, of longer ones where there are none."""
+        tokens = [self.of_bytes.get(spelled[i : i + 1]) for i in range(len(spelled))]
+        known = [token for token in tokens if token is not None]
+        return known if len(known) == len(spelled) else self.longest(spelled)
+
 
 class _Described:
-    """A tokenizer with the names that llguidance asks for."""
+    """A vocabulary with the names that llguidance asks for."""
 
     bos_token_id = None
 
     def __init__(
-        self, tokenizer: Tokenizer, tokens: list[bytes], end: int, special: list[int]
+        self,
+        tokens: list[bytes],
+        end: int,
+        special: Collection[int],
+        encode: Callable[[str], list[int]] | None,
     ) -> None:
-        self._tokenizer, self.tokens = tokenizer, tokens
-        self.eos_token_id, self.special_token_ids = end, special
-        plain = [*enumerate(tokens)]
-        for i in sorted(special, reverse=True):
-            del plain[i]
-        self._of_bytes = {spelled: i for i, spelled in reversed(plain)}
-        self._most = max(map(len, self._of_bytes), default=0)
-
-    def spelling(self, characters: str) -> list[int]:
-        """Returns the tokens that are single characters, of those that there are."""
-        found = (self._of_bytes.get(character.encode()) for character in characters)
-        return [token for token in found if token is not None]
+        self.tokens, self._encode = tokens, encode
+        self.eos_token_id, self.special_token_ids = end, sorted(special)
+        plain = [(spelled, i) for i, spelled in enumerate(tokens) if i not in special]
+        self.of_bytes = dict(reversed(plain))
+        self._most = max(map(len, self.of_bytes), default=0)
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Returns the tokens of a text that the form asks for word for word."""
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        if not self._tokenizer.unknown(text):
-            (ids,) = self._tokenizer.encode_each([text], continued=True)
-            if b"".join(self.tokens[i] for i in ids.tolist()) == text.encode():
-                return ids.tolist()
-        # Some tokenizers put a space before any text, or change it.
-        return self._longest(text.encode())
+        if self._encode and b"".join(self.tokens[i] for i in self._encode(text)) == text.encode():
+            return self._encode(text)
+        return self.longest(text.encode())  # some tokenizers put a space before any text
 
-    def _longest(self, text: bytes) -> list[int]:
-        """Returns tokens that spell a text, each as long as can be; as far as there are any."""
+    def longest(self, spelled: bytes) -> list[int]:
+        """Returns tokens that spell something, each as long as can be; as far as there are any."""
         found: list[int] = []
-        while text:
-            lengths = range(min(self._most, len(text)), 0, -1)
-            length = next((n for n in lengths if text[:n] in self._of_bytes), 0)
+        while spelled:
+            lengths = range(min(self._most, len(spelled)), 0, -1)
+            length = next((n for n in lengths if spelled[:n] in self.of_bytes), 0)
             if not length:
                 break
-            found.append(self._of_bytes[text[:length]])
-            text = text[length:]
+            found.append(self.of_bytes[spelled[:length]])
+            spelled = spelled[length:]
         return found
 
 
@@ -379,7 +490,7 @@ _VOCABULARIES: "WeakKeyDictionary[Tokenizer, _Vocabulary]" = WeakKeyDictionary()
 def _vocabulary_of(tokenizer: Tokenizer) -> _Vocabulary:
     found = _VOCABULARIES.get(tokenizer)
     if found is None:
-        found = _VOCABULARIES[tokenizer] = _Vocabulary(tokenizer)
+        found = _VOCABULARIES[tokenizer] = _Vocabulary.of(tokenizer)
     return found
 
 
