@@ -54,6 +54,8 @@ PARSED = {
     "serve": "serves until it is ended",
     "chat runs/mine": "likewise",
     "chat SmolLM2-135M-Instruct.Q4_1.gguf": "likewise",
+    "chat SmolLM2-135M-Instruct.Q4_1.gguf --schema person.json --temperature 0": "likewise",
+    "serve runs/weather": "serves until it is ended",
     "generate runs/base -i --template 'Q: {}\\nA:' --stop '\\n'": "likewise",
 }
 

@@ -17,6 +17,7 @@ NAMES = (
     "conversations",
     "adapting",
     "preferences",
+    "formats",
     "serving",
     "features",
     "sizes",

@@ -3,12 +3,14 @@
 import importlib
 import json
 import os
+import random
 import subprocess
 import sys
 
 import httpx
 import pytest
 
+from smallmind import Run
 from tests.exchange.weights import SMOLLM2, real
 from tests.serve.conftest import serving
 
@@ -120,6 +122,67 @@ def test_openai_gives_up_in_time_and_tries_again(address):
         assert client.chat.completions.create(**asked).usage.completion_tokens > 0
 
 
+@pytest.mark.interop
+def test_openais_loop_of_tools_runs_with_a_model_that_has_learned_one(tmp_path):
+    openai = pytest.importorskip("openai")
+    pytest.importorskip("jinja2")
+    random.seed(1)
+    names = [
+        "Rome",
+        "Paris",
+        "Oslo",
+        "Lima",
+        "Cairo",
+        "Berlin",
+        "Tokyo",
+        "Madrid",
+        "Vienna",
+        "Quito",
+        "Delhi",
+        "Dublin",
+    ]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    lines = []
+    for number in range(300):
+        city, degrees, id = random.choice(names), random.randint(1, 39), f"call_{number}"
+        call = {"name": "weather", "arguments": json.dumps({"city": city})}
+        messages = [
+            {"role": "user", "content": f"How warm is it in {city}?"},
+            {"role": "assistant", "tool_calls": [{"id": id, "type": "function", "function": call}]},
+            {"role": "tool", "tool_call_id": id, "content": f"{degrees}"},
+            {"role": "assistant", "content": f"It is {degrees} degrees in {city}."},
+        ]
+        lines.append(json.dumps({"messages": messages, "tools": tools}) + "\n")
+    (tmp_path / "weather.jsonl").write_text("".join(lines))
+    shape = {"n_layer": 2, "n_embd": 96, "n_head": 4, "block_size": 320, "batch_size": 8}
+    path = tmp_path / "weather"
+    run = Run.create(
+        text=tmp_path / "weather.jsonl",
+        out=path,
+        chat_template="hermes",
+        tokenizer="bpe",
+        steps=400,
+        **shape,
+    )
+    run.train(progress=False)
+    asked = {"model": "weather", "tools": tools, "temperature": 0}
+    with (
+        serving([path]) as (address, _),
+        openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client,
+    ):
+        for city in names[:6]:
+            messages = [{"role": "user", "content": f"How warm is it in {city}?"}]
+            answer = client.chat.completions.create(messages=messages, **asked).choices[0]
+            (call,) = answer.message.tool_calls
+            assert answer.finish_reason == "tool_calls" and answer.message.content is None
+            assert call.function.name == "weather"
+            assert json.loads(call.function.arguments) == {"city": city}
+            result = {"role": "tool", "tool_call_id": call.id, "content": "21"}
+            messages += [answer.message, result]
+            answer = client.chat.completions.create(messages=messages, **asked).choices[0]
+            assert answer.message.content == f"It is 21 degrees in {city}."
+
+
 # Its own code warns, and so does that of llm.
 WARNS = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -165,6 +228,10 @@ def test_instructor_works_in_its_plain_mode():
         model = client.models.list().data[0].id
         with pytest.raises(Exception, match="max_tokens length limit"):  # it answers, at length
             plain.chat.completions.create(model=model, response_model=legs, **asked)
+        pytest.importorskip("llguidance")
+        formed = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
+        found = formed.chat.completions.create(model=model, response_model=legs, **asked)
+        assert isinstance(found.cat, int) and isinstance(found.dog, int)
 
 
 @pytest.mark.interop
