@@ -170,7 +170,10 @@ class API:
                 assert template  # see `_conversation`
                 lead = "" if begun else template.lead
                 asked = b"".join(map(tokenizer.token_bytes, prompt.ids[-8:].tolist()))
-                thinking = Thinking(template.marks, asked.decode("utf-8", "replace"))
+                # In a form there is no place for a thought, even if the prompt has opened one.
+                thinking = Thinking(
+                    None if form else template.marks, asked.decode("utf-8", "replace")
+                )
                 thinking.add(b"".join(map(tokenizer.token_bytes, begun)).decode("utf-8", "replace"))
             else:
                 prompts = prompts_of(fields, tokenizer, limits.prompt_tokens)
