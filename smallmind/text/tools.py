@@ -15,7 +15,7 @@ ARGUMENTS = "arguments", "parameters"
 
 
 class Call(NamedTuple):
-    """What a model asks a tool for; arguments are an object, or the text that should be one."""
+    """A call of a tool; arguments are an object, or the text that should be one."""
 
     name: str
     arguments: Any

@@ -530,9 +530,8 @@ def test_nothing_is_shown_of_a_character_that_the_last_token_leaves_unfinished(
 def test_a_lead_of_several_tokens_is_not_shown(answer, expected):
     tokenizer = Tokenizer(kind="byte")
     loaded = SimpleNamespace(tokenizer=tokenizer)
-    shown = _Shown(
-        SimpleNamespace(lead="<think>\n", loaded=loaded, top=0, begun=[], echo=[], thinking=None)
-    )
+    fields = {"top": 0, "begun": [], "echo": [], "thinking": None, "tools": ()}
+    shown = _Shown(SimpleNamespace(lead="<think>\n", loaded=loaded, **fields))
     text = SimpleNamespace(ended="length", tokens=[])
     found, spelled = "", b""
     for i, token in enumerate(tokenizer.encode(answer).tolist()):
