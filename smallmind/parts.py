@@ -71,11 +71,20 @@ LOSSES = {
     "cross-entropy": "smallmind.losses.cross_entropy:CrossEntropy",
     "distillation": "smallmind.losses.distillation:Distillation",
     "preferences": "smallmind.losses.preferences:Preferences",
+    "rewards": "smallmind.losses.rewards:Rewards",
 }
 
 LOSS_SETTINGS = {  # of losses with flags; also the names of their sections in files of settings
     "distillation": "smallmind.losses.teacher_settings:DistillationConfig",
     "preferences": "smallmind.losses.preference_settings:PreferencesConfig",
+    "rewards": "smallmind.losses.reward_settings:RewardsConfig",
+}
+
+REWARDS = {  # of answers; any other name is that of a file of Python
+    "exact": "smallmind.losses.judge:exact",
+    "contains": "smallmind.losses.judge:contains",
+    "json": "smallmind.losses.judge:json",
+    "length": "smallmind.losses.judge:length",
 }
 
 TOKENIZERS = {

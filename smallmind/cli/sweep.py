@@ -168,7 +168,10 @@ def _plan(options: argparse.Namespace) -> "SweepPlan":
         )
     for name in PATHS:
         if name in values:
-            values[name] = [str(Path(path).resolve()) for path in values[name]]
+            values[name] = [
+                path if path in parts.REWARDS else str(Path(path).resolve())
+                for path in values[name]
+            ]
     if "tokenizer" in values:
         kinds = values["tokenizer"]
         values["tokenizer"] = [

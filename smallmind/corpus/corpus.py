@@ -49,7 +49,8 @@ class Corpus:
     member of .zip. `field` names the field of a record that holds its text; by default it is
     "text", "content" or "story". Records with messages, or with questions and answers, are
     conversations, whose turns are pieces: with chat=False they are texts too, and with chat=True
-    other records are refused. With `preferences`, PAIRS or LABELS, worse answers are turns too.
+    other records are refused. With `preferences`, PAIRS or LABELS, worse answers are turns too,
+    and with QUESTIONS no question needs an answer.
     `assistant` is who answers in chats of people. `encoding` is that of files without a byte order
     mark; by default they are UTF-8. Files and folders that a pattern in `exclude` matches are left
     out, and those of folders that none in `include` matches. Unless gitignore is False, so are

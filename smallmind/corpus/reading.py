@@ -16,7 +16,9 @@ from smallmind.files import durable
 from smallmind.text.chat import Turn
 
 BYTES_PER_STEP = 2**16  # bytes between two changes of the share that has been read
-PAIRS, LABELS = "pairs", "labels"  # of better and worse answers, and of single ones
+# What is read besides answers to learn: pairs of better and worse ones, labels of single ones, or
+# questions without any.
+PAIRS, LABELS, QUESTIONS = "pairs", "labels", "questions"
 MAX_UNREAD, MAX_SHOWN = 256, 12  # names of fields that are remembered, and that are shown
 
 
@@ -99,7 +101,7 @@ class Reading:
         assistant: str | None = None,
         preferences: str = "",
     ) -> None:
-        self.preferences = preferences  # PAIRS or LABELS: what is read of answers to be avoided
+        self.preferences = preferences  # PAIRS, LABELS, QUESTIONS or nothing
         self.generated = generated  # whether minified and generated files are read
         self.kind, self.is_new = "", True  # of the file that is read; True until it has a text
         self._kinds: dict[str, list[int]] = {}

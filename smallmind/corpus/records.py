@@ -8,7 +8,7 @@ from smallmind.checks import InputError
 from smallmind.corpus.chats import read_exported
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.entry import Entry, Piece, document
-from smallmind.corpus.reading import NoText, Unusable, shown
+from smallmind.corpus.reading import QUESTIONS, NoText, Unusable, shown
 from smallmind.corpus.shapes import TEXT_NAMES, Row, Unfolded
 from smallmind.corpus.turns import NEEDED, TurnFields, Turns, find_shape
 from smallmind.text.exports import program_of
@@ -115,7 +115,9 @@ class Records:
         if self._is_known:
             return None
         self._is_known = True
-        shape = find_shape(names, record if isinstance(record, dict) else None, TEXT_NAMES)
+        needs_answer = self._entry.reading.preferences != QUESTIONS
+        first = record if isinstance(record, dict) else None
+        shape = find_shape(names, first, TEXT_NAMES, needs_answer)
         if shape:
             self._turns = Turns(self._entry, shape, has_text=named(names, TEXT_NAMES) is not None)
         elif self._entry.reading.chat:

@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
-from smallmind.corpus.reading import Reading
+from smallmind.corpus.reading import LABELS, Reading
+from smallmind.corpus.reading import PAIRS as PAIRS_OF_ANSWERS
 from smallmind.corpus.turns import LIST_FIELDS, MAX_SHAPES, QUESTION_FIELDS, ROLES
 from smallmind.text.chat import ASSISTANT, REJECTED, SYSTEM, USER
 
@@ -71,7 +72,7 @@ class Unfolded:
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
         is_text = reading.chat is False or bool(reading.field)
-        kinds = None, bool(reading.preferences)
+        kinds = None, reading.preferences in (PAIRS_OF_ANSWERS, LABELS)
         shapes = [] if reading.is_earlier else [x for x in SHAPES if x.preferences in kinds]
         self._shapes = [shape for shape in shapes if not (is_text and shape.is_chat)]
         # The shapes that records with the same names may have, and the field of turns in which

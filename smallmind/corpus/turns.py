@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.json_values import has_text, parsed
-from smallmind.corpus.reading import LABELS, shown
+from smallmind.corpus.reading import LABELS, PAIRS, QUESTIONS, shown
 from smallmind.text.chat import ASSISTANT, REJECTED, SYSTEM, TOOL, USER, Turn, with_tools
 from smallmind.text.tools import described_tools, messages_calls
 
@@ -120,12 +120,14 @@ def find_shape(
     names: Collection[object],
     record: Mapping[Any, Any] | None = None,
     texts: Collection[str] = (),
+    needs_answer: bool = True,
 ) -> TurnFields | None:
     """The names of a record's fields -> those of its conversation; None if it has none.
 
     Without a record, as for the columns of a table without rows, no field is a list. A record that
     has one of `texts` too must have a conversation beyond doubt; any other that looks like one is
-    taken for it, and what is wrong in it is found when it is read.
+    taken for it, and what is wrong in it is found when it is read. Unless it `needs_answer`, a
+    question is one too.
     """
     by_key = _by_key(names)
     shapes = []
@@ -134,7 +136,7 @@ def find_shape(
             shapes.append(TurnFields(by_key[name]))
     for name, answers in QUESTION_FIELDS.items():
         answer = next((by_key[word] for word in answers if word in by_key), "")
-        if name in by_key and answer:
+        if name in by_key and (answer or not needs_answer):
             shapes.append(TurnFields("", by_key[name], (), answer))
     certain = [shape for shape in shapes if record is None or shape.fits(record)]
     has_other = any(name in by_key for name in texts)
@@ -180,7 +182,7 @@ class Turns:
     ) -> None:
         self._entry, self._reading, self._shape = entry, entry.reading, shape
         self._source = source  # in words; empty: the fields
-        worse = {REJECTED: REJECTED} if entry.reading.preferences else {}
+        worse = {REJECTED: REJECTED} if entry.reading.preferences in (PAIRS, LABELS) else {}
         self._roles: Mapping[str, str] = {**ROLES, **worse}
         # By the names of a record's fields.
         self._shapes: dict[tuple[object, ...], tuple[TurnFields, tuple[str, ...], bool]] = {}
@@ -210,6 +212,8 @@ class Turns:
     def _learned(self, turns: list[Turn]) -> list[Turn]:
         """Marks what cannot be learned -> the turns; none if nothing is left, which is counted."""
         reading = self._reading
+        if reading.preferences == QUESTIONS and (ending := _ending_with_question(turns)):
+            return ending
         if not any(turn.role in ANSWERS and turn.says for turn in turns):
             reading.unanswered += 1
             return []
@@ -522,6 +526,15 @@ def _plain(
         return None
     is_answered = turns and (turns[-1].role == ASSISTANT or any(x.role == ASSISTANT for x in turns))
     return turns if is_answered and len(turns) == len(messages) else None
+
+
+def _ending_with_question(turns: list[Turn]) -> list[Turn]:
+    """Returns turns that end with what the user says, without a blank answer; else none."""
+    last = len(turns)
+    while last and turns[last - 1].role == ASSISTANT and not turns[last - 1].text.strip():
+        last -= 1
+    is_question = last and turns[last - 1].role == USER and turns[last - 1].text.strip()
+    return turns[:last] if is_question else []
 
 
 def _first(names: Sequence[str], fields: Mapping[Any, Any]) -> str:

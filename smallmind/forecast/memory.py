@@ -76,14 +76,16 @@ class TextSize:
     tokens: int
     is_on_disk: bool = False
     rows: tuple[int, int] | None = None  # of both parts, if they have whole conversations
-    pair: int | None = None  # tokens in a row, if it is a pair of answers
+    pair: int | None = None  # tokens in a row, if it has several sequences side by side
 
     @classmethod
     def of(cls, nbytes: int, data: Dataset) -> "TextSize":
         sizes = len(data.train), len(data.held_out)
         rows = (sizes[0] // data.block_size, sizes[1] // data.block_size)
         pair = data.block_size if data.sequences > 1 else None
-        return cls(nbytes, sum(sizes), data.is_on_disk, rows if data.is_packed else None, pair)
+        return cls(
+            nbytes, data.tokens_in_memory, data.is_on_disk, rows if data.is_packed else None, pair
+        )
 
     def dataset(self, T: int, batch_size: int) -> Dataset:
         """Returns a dataset of this size that takes no memory."""

@@ -1,6 +1,6 @@
 """The base class of all losses, and an outline of one before it is built."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -11,7 +11,7 @@ from smallmind.losses.temperature import Temperature
 from smallmind.nn.backend import Backend
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Pass
-from smallmind.settings.config import ModelConfig
+from smallmind.settings.config import ModelConfig, TrainingConfig
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.tokenizer import Tokenizer
 
@@ -73,6 +73,21 @@ class Loss:
         """Reads or creates what the steps need. InputError if that does not fit model and data."""
         self.check(model.config, data.block_size)
 
+    def begin(self, config: TrainingConfig) -> None:
+        """Begins a run: nothing of an earlier one counts."""
+
+    def begin_step(
+        self,
+        model: TransformerModel,
+        step: int,
+        starts: Callable[[int], np.ndarray],
+        check_stop: Callable[[], object],
+    ) -> None:
+        """Makes what a step needs before its first pass.
+
+        `starts` tells where the windows of any step begin, and `check_stop` may raise Stopped.
+        """
+
     def seen(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Returns ids and targets (B, T) of a batch as the model sees them."""
         return batch.ids, batch.targets
@@ -132,6 +147,10 @@ class Loss:
     def compared(self, sums: Sequence[Sequence[float]]) -> tuple[str, Mapping[str, float], str]:
         """The sums of held-out batches -> kind of the record, numbers for it, a line for people."""
         raise NotImplementedError
+
+    def sampled(self) -> tuple[str, Mapping[str, float], str] | None:
+        """Returns what the last step has sampled, as `compared`; None if it does not."""
+        return None
 
     def first_loss(self, model: TransformerModel, batch: Batch) -> tuple[float, float, str]:
         """Computes what an untrained model loses on a batch, the slack, and the formula as text."""

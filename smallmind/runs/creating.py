@@ -20,6 +20,8 @@ from smallmind.exchange.peft import find_peft
 from smallmind.exchange.stored import find
 from smallmind.forecast import budget
 from smallmind.forecast.threads import choose_threads
+from smallmind.losses.judge import Judge
+from smallmind.losses.reward_settings import OF_REWARDS
 from smallmind.nn.backend import resolve_precision, resolve_products
 from smallmind.nn.freezing import frozen_parts
 from smallmind.nn.network import declare_parameters
@@ -31,7 +33,14 @@ from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import RUNS, TEXT, Text, default_directory, is_literal, paths_of
 from smallmind.runs.loading import missing_from
 from smallmind.runs.products import fastest_products
-from smallmind.runs.source import TOKENS, Source, about_characters, read_source
+from smallmind.runs.source import (
+    TOKENS,
+    Source,
+    about_characters,
+    for_rewards,
+    read_source,
+    reading_for,
+)
 from smallmind.runs.trials import History
 from smallmind.settings.config import OF_BLOCKS, ModelConfig, Precision, RunConfig, TrainingConfig
 from smallmind.settings.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, SIZES, Fields
@@ -44,6 +53,7 @@ from smallmind.settings.rules import (
     with_defaults,
 )
 from smallmind.settings.settings import Origin, Settings, fields_of, new_files
+from smallmind.settings.sources import flag_of
 from smallmind.text import questions, stories
 from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.samplers import Epochs
@@ -156,10 +166,18 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
         raise InputError(
             f"lora_rank={chosen.training.lora_rank} adapts a model: name it with --init-from"
         )
-    if chosen.loss[0] == "preferences" and not chosen.run.init_from:
+    kind, config = chosen.loss
+    if kind != OF_REWARDS and chosen.rewards.reward:
         raise InputError(
-            f"loss={chosen.preferences.loss} starts from a model: name it with --init-from"
+            f"{flag_of(config.chosen_by)} and --reward both choose what is learned; leave out one"
         )
+    if kind in ("preferences", OF_REWARDS) and not chosen.run.init_from:
+        name = config.chosen_by
+        raise InputError(
+            f"{name}={getattr(config, name)} starts from a model: name it with --init-from"
+        )
+    if kind == OF_REWARDS:
+        Judge(config.reward, config.reward_seconds)  # InputError before anything is read
     initial = Initial.read(chosen.run)
     known: dict[str, Any] = {"characters": characters, **(initial.facts if initial else {})}
     if text is None:
@@ -168,7 +186,8 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
         known["built_in"] = (questions if known["is_chat"] else stories).BUILT_IN_FIELDS
     run = RunConfig(**fields_of(RunConfig, resolve(choices, Facts(**known)).chosen))
     encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
-    source = read_source(text, run, encoding, cache, chosen.preferences.loss)
+    source = read_source(text, run, encoding, cache, reading_for(chosen))
+    source = for_rewards(source, chosen.rewards)
     tokenizer = fit_tokenizer(run, source, encoding, initial)
     if initial:
         _check_grows(chosen, initial, tokenizer)
@@ -302,7 +321,8 @@ def with_paths(settings: Settings, text: Text, out: str | None) -> Settings:
         "init_from": run.init_from,
         "tokenizer": None if run.tokenizer in parts.TOKENIZERS else run.tokenizer,
     } | {name: getattr(loss, name) for loss in settings.losses.values() for name in loss.paths}
-    absolute = {name: str(Path(path).resolve()) for name, path in paths.items() if path}
+    named = {name: path for name, path in paths.items() if path and path not in parts.REWARDS}
+    absolute = {name: str(Path(path).resolve()) for name, path in named.items()}
     texts = tuple(str(Path(path).resolve()) for path in paths_of(text))
     changed = settings.replace(**absolute, text=texts or None, out=out)
     return dataclasses.replace(changed, origins=settings.origins)

@@ -12,7 +12,7 @@ from smallmind.runs.creating import with_paths
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import TOKENIZER, Text, name_of
 from smallmind.runs.loading import tokenizer_of
-from smallmind.runs.source import TOKENS, Source, reread_source
+from smallmind.runs.source import TOKENS, Source, for_rewards, reading_for, reread_source
 from smallmind.settings.settings import Settings
 from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import Dataset
@@ -205,11 +205,12 @@ class RunFiles:
                 f"evaluate {self.path} TEXT or smallmind train TEXT --init-from {self.path}"
             )
         run, sha256 = self.settings.run, self.config.text_sha256
-        loss = self.settings.preferences.loss or PLAIN
+        loss = reading_for(self.settings) or PLAIN
         # Earlier versions kept no tokenizer before the first checkpoint.
         saved = self._saved_tokenizer()
         encoding = Encoding.of_run(run, saved and self._as_encoded(saved))
         source = reread_source(self.path, run, encoding, sha256, self.cache, loss)
+        source = for_rewards(source, self.settings.rewards)
         if source.now and self.config.template_time:
             source.now = datetime.fromisoformat(self.config.template_time)
         return source

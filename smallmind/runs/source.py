@@ -19,7 +19,7 @@ from smallmind.checks import InputError, count_of
 from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, identity, prepare
-from smallmind.corpus.reading import LABELS, PAIRS, Report
+from smallmind.corpus.reading import LABELS, PAIRS, QUESTIONS, Report
 from smallmind.corpus.shards import INDEX, Index
 from smallmind.corpus.survey import (
     BEGINNING_CHARACTERS,
@@ -36,11 +36,14 @@ from smallmind.files import durable
 from smallmind.files.encoding import encoded
 from smallmind.losses.preference_settings import METHODS, PLAIN
 from smallmind.losses.preferences import Encoded, PairsDataset, encode_answers, windows_of
+from smallmind.losses.reward_settings import OF_REWARDS, RewardsConfig
+from smallmind.losses.rewards import Asked, QuestionsDataset, encode_questions, most_tokens
 from smallmind.memory.available import available_bytes
 from smallmind.runs.files import Text, is_literal, name_of, paths_of
 from smallmind.settings.config import RunConfig
 from smallmind.settings.presets import Fields
 from smallmind.settings.rules import LONGEST_WINDOW
+from smallmind.settings.settings import Settings
 from smallmind.text.chat import REJECTED, Conversation, encode_each
 from smallmind.text.conversations import PackedDataset
 from smallmind.text.dataset import HELD_OUT, Dataset, Tokens
@@ -292,6 +295,89 @@ class PreferenceSource(ConversationSource):
         return PairsDataset(windows_of(kept), tokenizer, run.batch_size, run.seed, labels)
 
 
+class RewardSource(ConversationSource):
+    """Questions in conversations, to which a model tries answers; the last tenth is held out."""
+
+    def __init__(self, source: Source, config: RewardsConfig) -> None:
+        if not isinstance(source, ConversationSource):
+            raise InputError(
+                f"--reward {config.reward} asks questions, and {source.name} has none: give "
+                "records with prompt, question or messages, or --chat alone for built-in ones"
+            )
+        held_out, is_built_in = source.held_out, source.is_built_in
+        super().__init__(source.conversations, source.name, held_out, source.report, is_built_in)
+        self.config = config
+        self._encoded: tuple[str, list[tuple[list[Asked], np.ndarray]]] | None = None
+
+    def about_conversations(self, tokenizer: Tokenizer) -> Fields:
+        def window() -> int:
+            encoded = self.encoded(tokenizer)
+            prompt = max(len(one.ids) for asked, _ in encoded for one in asked)
+            longest = prompt + self._most(encoded)
+            return min(LONGEST_WINDOW, -(-longest // WINDOW_STEP) * WINDOW_STEP)
+
+        count = len(self.conversations)
+        return {"conversations": count, "window": window, "has_questions": True}
+
+    def encoded(self, tokenizer: Tokenizer) -> list[tuple[list[Asked], np.ndarray]]:
+        """Returns the questions of each conversation, and its marked tokens. InputError if none."""
+        if not self._encoded or self._encoded[0] != tokenizer.digest:
+            template = format_of(tokenizer)
+            assert template  # see `fit_template`
+            found = encode_questions(tokenizer, template.at(self.now), self.conversations)
+            self._encoded = tokenizer.digest, found
+            if not any(asked for asked, _ in found):
+                raise InputError(f"{self.name} has no question that --reward could ask")
+        return self._encoded[1]
+
+    def _most(self, encoded: Sequence[tuple[list[Asked], np.ndarray]]) -> int:
+        """Returns how many tokens an answer may have."""
+        return self.config.reward_tokens or most_tokens([x for asked, _ in encoded for x in asked])
+
+    def dataset(self, tokenizer: Tokenizer, T: int, run: RunConfig) -> Dataset:
+        encoded = self.encoded(tokenizer)
+        most, held_out = self._most(encoded), self.held_out
+        parts, left_out = [], 0
+        for part in (encoded[:-held_out], encoded[-held_out:]):
+            every = [one for asked, _ in part for one in asked]
+            parts.append([one for one in every if len(one.ids) + most - 1 <= T])
+            left_out += len(every) - len(parts[-1])
+        if self.report and left_out:
+            long = count_of(left_out, "question")
+            note = f"Left out: {long} that leave less than {most} of {T} tokens for an answer"
+            self.report = self.report.noting(note)
+        train, asked = parts
+        if not (train and asked):
+            raise InputError(
+                f"{len(train) + len(asked)} of {count_of(left_out + len(train) + len(asked), 'question')} leave "
+                f"{most} of block_size={T} tokens for an answer, and each part needs one: raise "
+                "--block-size, or lower --reward-tokens"
+            )
+        marked = [
+            np.concatenate([x for _, x in y]) for y in (encoded[:-held_out], encoded[-held_out:])
+        ]
+        return QuestionsDataset(
+            train,
+            asked,
+            tokenizer,
+            run.batch_size,
+            run.seed,
+            self.config.reward_answers,
+            most,
+            (marked[0], marked[1]),
+        )
+
+
+def for_rewards(source: Source, config: RewardsConfig) -> Source:
+    """Returns the questions of a source if answers to them are rewarded, else the source."""
+    return RewardSource(source, config) if config.reward else source
+
+
+def reading_for(settings: Settings) -> str | None:
+    """Returns the `loss` for which `read_source` reads a text: OF_REWARDS, or one of preferences."""
+    return OF_REWARDS if settings.rewards.reward else settings.preferences.loss
+
+
 class TokenSource(Source):
     """Tokens in files, which are read window by window. InputError for another tokenizer."""
 
@@ -372,7 +458,8 @@ def read_source(
     A string with a line break, or of more than 1000 characters, is a text itself. Documents are
     joined by the separator of `encoding`; `run` says how they are encoded and where records have
     their text. Texts that are large for the memory are prepared in `cache`, if it is given. Worse
-    answers are read for a `loss` of preferences; None: for weights that the run starts from. With
+    answers are read for a `loss` of preferences; None: for weights that the run starts from; for
+    OF_REWARDS also questions without an answer. With
     is_earlier texts are read as versions before 0.3 did. InputError if there is no text, or a file
     cannot be read.
     """
@@ -392,7 +479,7 @@ def read_source(
         return TokenSource(found, name_of(text))
     corpus = corpus_of(paths, run, loss)
     corpus.is_earlier = is_earlier
-    if cache and loss not in METHODS and _is_large(corpus.about_characters):
+    if cache and loss not in (*METHODS, OF_REWARDS) and _is_large(corpus.about_characters):
         return _prepared(corpus, encoding, cache, name_of(text))
     pieces = list(corpus.pieces())
     if any(piece.turns for piece in pieces):
@@ -478,7 +565,10 @@ def corpus_of(
     paths: Sequence[str | PathLike[str]], run: RunConfig | None, loss: str | None = PLAIN
 ) -> Corpus:
     """Returns the texts that paths mean, read as the settings say."""
-    reads_worse = loss in METHODS or (loss is None and run is not None and run.init_from)
+    is_tuned = loss is None and run is not None and run.init_from
+    reads = {"kto": LABELS, OF_REWARDS: QUESTIONS}.get(loss or "", "")
+    if not reads and (loss in METHODS or is_tuned):
+        reads = PAIRS
     if run is None:
         return Corpus(paths)
     return Corpus(
@@ -490,7 +580,7 @@ def corpus_of(
         include=run.include,
         gitignore=run.gitignore,
         assistant=run.assistant,
-        preferences=(LABELS if loss == "kto" else PAIRS) if reads_worse else "",
+        preferences=reads,
     )
 
 

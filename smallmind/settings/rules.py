@@ -55,6 +55,7 @@ class Facts:
     conversations: int = UNKNOWN
     window: Callable[[], int] = UNKNOWN  # -> tokens that nearly all conversations fit into
     has_pairs: bool = UNKNOWN  # of a better and a worse answer
+    has_questions: bool = UNKNOWN  # whose answers are rewarded
     has_documents: bool = UNKNOWN  # several, between which a learned tokenizer has a token
     vocab_size: int = UNKNOWN
     tokenizer: str = UNKNOWN  # in the words of an error
@@ -292,6 +293,18 @@ def preferences(choices: Choices, _: Facts) -> Fields:
     return _unless_chosen(fields, choices.chosen)
 
 
+REWARD_BATCH = 32  # questions
+REWARD_STEPS = 200
+
+
+def rewards(choices: Choices, _: Facts) -> Fields:
+    """Asks many questions in each update, as few of them teach, and does not stop by chance."""
+    fields: Fields = {"batch_size": REWARD_BATCH, "early_stopping_patience": 0}
+    if not any(choices.chosen.get(name) for name in ALTERNATIVES["length of the run"]):
+        fields["steps"] = REWARD_STEPS
+    return _unless_chosen(fields, choices.chosen)
+
+
 def document_masks(choices: Choices, facts: Facts) -> Fields:
     """Keeps attention inside each document where a learned tokenizer has a token between them."""
     chosen, recipe = choices.chosen, choices.recipe
@@ -399,7 +412,7 @@ def starting_model(choices: Choices, facts: Facts) -> Fields:
     fixed["mask_documents"] = config.document_token is not None
     del fixed["dropout"], fixed["vocab_size"]
     T = now["block_size"]
-    if not facts.limits_context and ModelConfig.block_size != T:
+    if not facts.limits_context and "block_size" in choices.chosen:
         longest = LONGEST_WINDOW if facts.is_chat and not now["lora_rank"] else 0
         fixed["block_size"] = min(T, max(config.block_size, longest))
     for name, value in fixed.items():
@@ -513,6 +526,7 @@ RULES = (
     Rule(tokenizer_by_length, "characters"),
     Rule(dropout_and_width, "start"),
     Rule(preferences, "has_pairs"),
+    Rule(rewards, "has_questions"),
     Rule(conversations, "conversations"),
     Rule(document_masks, "has_documents"),
     Rule(model_for_minutes, "forecast"),

@@ -120,7 +120,7 @@ class PackedDataset(Dataset):
         """Returns held-out questions, evenly, with answers of at most `longest` if any."""
         rows = self.held_out
         marked = [rows.piece(i) for i in range(len(rows.pieces.begins))]
-        found = [question for tokens in marked for question in _questions(tokens)]
+        found = [question for tokens in marked for question in questions_in(tokens)]
         found = [question for question in found if len(question.answer) <= longest] or found
         return spread(found, most)
 
@@ -212,8 +212,8 @@ def spread(questions: list[Question], most: int) -> list[Question]:
     return [questions[i * count // most] for i in range(most)] if count > most else questions
 
 
-def _questions(marked: np.ndarray) -> Iterator[Question]:
-    """The marked tokens of a conversation -> a question for each answer; none for a document."""
+def questions_in(marked: np.ndarray) -> Iterator[Question]:
+    """Yields a question for each answer in the marked tokens of a conversation, not a document."""
     ids = np.asarray(marked) // MARK_KINDS
     learned = np.concatenate([[False], np.asarray(marked) % MARK_KINDS == LEARNED, [False]])
     borders = np.flatnonzero(learned[1:] != learned[:-1])

@@ -199,6 +199,11 @@ class Dataset:
         return self.train, self.held_out
 
     @property
+    def tokens_in_memory(self) -> int:
+        """The number of its tokens, of both parts."""
+        return len(self.train) + len(self.held_out)
+
+    @property
     def is_on_disk(self) -> bool:
         """True if windows are read from files when they are needed."""
         return not isinstance(self.stored[0], np.ndarray)

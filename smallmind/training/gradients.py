@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
+
 from smallmind.console import activity
 from smallmind.losses.loss import Loss
 from smallmind.nn.recompute import RecomputePlan
@@ -163,6 +165,7 @@ class Gradients:
         run, sampler = self.run, self.sampler
         are_copied = len(self._sum.own) > 1 and sampler.batches > 1
         computed = []
+        run.loss.begin_step(run.model, step, self._starts, self._check_stop)
 
         @functools.cache
         def get_batch(number: int) -> Batch:
@@ -192,6 +195,11 @@ class Gradients:
         finally:
             self._sum.send_early()  # others wait for it, even after an error
         return computed
+
+    def _starts(self, step: int) -> np.ndarray:
+        """Returns where the windows of a step begin."""
+        sampler = self.sampler
+        return np.concatenate([sampler.starts(x) for x in sampler.batches_in_step(step)])
 
     def _choose_overlap(self, exchange_share: float) -> None:
         """Begins to send gradients during the backward pass if sending takes much of a step.

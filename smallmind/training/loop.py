@@ -21,6 +21,7 @@ from smallmind.training.operations import Usage
 from smallmind.training.records import (
     EarlyStopRecord,
     FallingScaleRecord,
+    LossRecord,
     OverflowRecord,
     Record,
     RollbackRecord,
@@ -153,6 +154,8 @@ class Loop:
         progress.far_clipped += 0 < FAR_FACTOR * limit < norm
         if step % config.log_every and step not in (1, config.steps):
             return
+        if sampled := run.loss.sampled():
+            yield LossRecord(step, *sampled)
         seconds, windows_per_second = clock.since_last()
         recent, self._reported = self.usage.since(self._reported), replace(self.usage)
         yield StepRecord(

@@ -432,6 +432,7 @@ def _begin(training: Training, config: TrainingConfig, state: RunState | None = 
     if precision == Precision.AUTO and state:
         precision = saved_precision(state)
     set_up(training.model, config, precision)
+    training.loss.begin(config)
     passes = training._run.passes  # so that another run drops other elements
     training._run = run = _new_run(training, config)
     run.passes = passes

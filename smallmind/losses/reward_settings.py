@@ -1,0 +1,65 @@
+"""The settings of learning from rewards."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+from smallmind import parts
+from smallmind.checks import InputError, check_all, setting, shown_value, suggesting
+
+OF_REWARDS = "rewards"  # the loss in `parts.LOSSES`
+
+
+@suggesting()
+@dataclass(frozen=True)
+class RewardsConfig:
+    """Rewards: answers that the model tries, and what they earn (Shao et al. 2024)."""
+
+    chosen_by: ClassVar = "reward"
+    paths: ClassVar = ("reward",)
+    creates: ClassVar = ()
+    records: ClassVar = {
+        "sampled_reward": ("reward of sampled answers", ".3f"),
+        "teaching": ("questions that teach", ".1%"),
+        "reward": ("held-out reward", ".3f"),
+    }
+
+    reward: str | None = setting(
+        None,
+        f"what an answer earns: {', '.join(parts.REWARDS)}, or a file of Python, which is run, with "
+        "reward(question, answer, wanted)",
+        metavar="NAME|FILE.py",
+    )
+    reward_answers: int = setting(
+        8, "answers to each question, which are compared", low=2, high=1024
+    )
+    reward_tokens: int | None = setting(
+        None,
+        "tokens of an answer at most; by default a few more than the longest wanted one has",
+        low=1,
+        high=2**20,
+    )
+    reward_updates: int = setting(
+        1, "updates that learn from each round of sampled answers", low=1, high=1024
+    )
+    reward_clip: float = setting(
+        0.2, "by how much a token may become likelier or less likely in a round", above=0, below=1
+    )
+    reward_beta: float = setting(
+        0.0, "cost of moving away from the starting model, per nat and token", low=0.0
+    )
+    reward_seconds: float = setting(
+        10.0, "seconds that the reward of an answer may take", above=0, high=86_400.0
+    )
+
+    def __post_init__(self) -> None:
+        check_all(self)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if self.reward is None and value != field.default:
+                raise InputError(f"{field.name}={shown_value(value)} needs a reward: add --reward")
+
+    @property
+    def models(self) -> dict[str, str]:
+        """The paths of the models that the loss needs: none, as it starts from its reference."""
+        return {}

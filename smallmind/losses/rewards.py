@@ -1,0 +1,770 @@
+"""Learning from rewards: the model tries answers, and hears what they earn. GRPO.
+
+Source: Shao et al. 2024, DeepSeekMath. Where the paper leaves a choice, it is that of TRL 1.16:
+advantages are divided by the deviation of their group, with Bessel's correction, plus 1e-4.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from smallmind.checks import InputError, check_field, check_type, suggesting
+from smallmind.console import activity
+from smallmind.losses.cross_entropy import SLACK
+from smallmind.losses.judge import Answered, Judge, Reward
+from smallmind.losses.loss import Loss
+from smallmind.losses.reward_settings import RewardsConfig
+from smallmind.nn.cache import cache_bytes
+from smallmind.nn.transformer import TransformerModel
+from smallmind.nn.workspace import Pass
+from smallmind.randomness import hash64
+from smallmind.settings.config import GenerationConfig, RunConfig, TrainingConfig
+from smallmind.text.chat import (
+    ASSISTANT,
+    USER,
+    ChatFormat,
+    Conversation,
+    Turn,
+    encode_each,
+    is_document,
+)
+from smallmind.text.conversations import PackedDataset, questions_in, spread
+from smallmind.text.dataset import Batch, Dataset, Question
+from smallmind.text.templates import format_of
+from smallmind.text.tokenizer import Tokenizer
+from smallmind.writing.decoder import Continuation, Decoder
+
+SPARE_TOKENS = 8  # that an answer may be longer than the longest wanted one
+UNKNOWN_TOKENS = 64  # of an answer at most, where none is wanted
+SMALLEST_DEVIATION = 1e-4  # of rewards, that is added to theirs
+STREAM = 6  # of random numbers, beside those of the data
+LENGTHS = 4  # to which batches are cut: arrays of others would take more memory
+SLOTS, CACHE_BYTES = 128, 1 << 28  # answers that are written at a time, at most
+JUDGED_TOGETHER = 64  # questions of an evaluation
+
+
+class Terms(NamedTuple):
+    """The losses of some tokens, and their derivatives by the log-probabilities of these."""
+
+    losses: np.ndarray  # (n,)
+    dlogp: np.ndarray  # (n,)
+
+
+def grpo(
+    logp: np.ndarray,
+    old: np.ndarray,
+    reference: np.ndarray | None,
+    advantages: np.ndarray,
+    clip: float,
+    beta: float,
+) -> Terms:
+    """-> -min(ratio A, clipped A) + beta KL, where ratio = exp(logp - old).
+
+    All are (n,), one for each token. `clipped` is the ratio within 1 - clip and 1 + clip, and the
+    KL is Schulman's estimate exp(d) - d - 1 of it, with d = reference - logp.
+    """
+    ratio = np.exp(logp - old)
+    free, bound = ratio * advantages, np.clip(ratio, 1 - clip, 1 + clip) * advantages
+    losses, dlogp = -np.minimum(free, bound), np.where(free <= bound, -free, 0.0)
+    if reference is not None:
+        d = reference - logp
+        losses += beta * (np.exp(d) - d - 1)
+        dlogp += beta * (1 - np.exp(d))
+    return Terms(losses, dlogp)
+
+
+def advantages_of(rewards: np.ndarray) -> np.ndarray:
+    """rewards (N, G) -> by how many deviations each is above the mean of its group (N, G).
+
+    Where all of a group are equal they are exactly 0.
+    """
+    differs = (rewards != rewards[:, :1]).any(axis=1, keepdims=True)
+    above = rewards - rewards.mean(axis=1, keepdims=True)
+    deviations = rewards.std(axis=1, ddof=1, keepdims=True)
+    return np.where(differs, above / (deviations + SMALLEST_DEVIATION), 0.0)
+
+
+class Asked(NamedTuple):
+    """A question that is asked, and the answer that is wanted, if there is one."""
+
+    ids: np.ndarray  # int32 (n,), the conversation up to where the answer begins
+    said: str  # the question
+    wanted: str | None
+    answer: np.ndarray  # int32 (m,), the tokens of the wanted answer, with the one that ends it
+
+
+class Round(NamedTuple):
+    """The sampled answers of W questions: G each, of at most L tokens."""
+
+    starts: np.ndarray  # int64 (W, 2), the step and the window of each question
+    tokens: np.ndarray  # int32 (W, G, L)
+    counts: np.ndarray  # int32 (W, G), of tokens
+    rewards: np.ndarray  # float64 (W, G)
+    old: np.ndarray  # float32 (W, G, L), log-probabilities in the model that has written them
+    reference: np.ndarray  # float32 (W, G, L), in the model before its first step
+
+    @classmethod
+    def empty(cls, W: int, G: int, L: int) -> "Round":
+        """Returns a round without questions, of arrays with space for them."""
+        return cls(
+            np.full((W, 2), -1, np.int64),
+            np.zeros((W, G, L), np.int32),
+            np.zeros((W, G), np.int32),
+            np.zeros((W, G)),
+            np.zeros((W, G, L), np.float32),
+            np.zeros((W, G, L), np.float32),
+        )
+
+
+@suggesting()
+class Rewards(Loss):
+    """`Rewards(reward)`: a model's loss on the answers that it writes itself, by what they earn.
+
+    `reward` is a function of the texts of a question, an answer and the wanted answer, a name in
+    `parts.REWARDS`, or the path of a file with such a function. A round samples `answers` to each
+    question of its `updates` steps, with the decoder that serves. The advantage of an answer is
+    how far its reward is above the mean of its group, and its tokens become likelier or less likely
+    by it, at most by `clip` in a round. `beta` is the cost of moving away from the model before its
+    first step. What is sampled depends on the seed of the data, on the step, the question and the
+    number of the answer alone.
+
+        loss = smallmind.losses.rewards.Rewards(lambda question, answer, wanted: len(answer))
+        data = QuestionsDataset.of_texts(tokenizer, [("2 + 2 = ", "4"), ...], answers=8)
+        training = smallmind.Training(model, data=data, loss=loss)
+
+    InputError if there is no such reward.
+    """
+
+    name = "rewards"
+    differs = "another reward, or other questions"
+    unrecorded = "which answers are learned follows from what they earn"
+    comparing, compared_batches = "Rewarding answers", None
+    unit = "question"
+    one_process = "a run that learns by rewards is for one process: start it without mpiexec"
+
+    def __init__(
+        self,
+        reward: str | Reward,
+        answers: int = RewardsConfig.reward_answers,
+        updates: int = RewardsConfig.reward_updates,
+        clip: float = RewardsConfig.reward_clip,
+        beta: float = RewardsConfig.reward_beta,
+        seconds: float = RewardsConfig.reward_seconds,
+    ) -> None:
+        self.config = RewardsConfig(
+            reward=reward if isinstance(reward, str) else "function",
+            reward_answers=answers,
+            reward_updates=updates,
+            reward_clip=clip,
+            reward_beta=beta,
+            reward_seconds=seconds,
+        )
+        self.judge = Judge(reward, seconds)
+        self.sequences: int = answers  # type: ignore[misc]
+        self.has_pass = updates > 1 or beta > 0  # besides the one that learns
+        self.forward_passes: int = 1 + self.has_pass  # type: ignore[misc]
+        self.data: QuestionsDataset | None = None
+        self._weights: np.ndarray | None = None  # of the reference
+        self._decoder: Decoder | None = None
+        self._step, self._sampled_at = 0, -1
+        self._round: Round | None = None
+        self._rows: dict[tuple[int, int], int] = {}  # of the round, by step and window
+        self._judged: dict[int, float] = {}  # windows of an evaluation -> what their answers earned
+
+    @classmethod
+    def of(cls, _models: Sequence[TransformerModel], config: RewardsConfig | None) -> Self:
+        """Learns the questions of the data of a run by the reward of its settings."""
+        config = config or RewardsConfig(reward="length")
+        assert config.reward
+        return cls(
+            config.reward,
+            config.reward_answers,
+            config.reward_updates,
+            config.reward_clip,
+            config.reward_beta,
+            config.reward_seconds,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Rewards: {self.judge.name}, {self.sequences} answers to each question>"
+
+    def prepare(self, model: TransformerModel, data: Dataset) -> None:
+        """Takes the questions of the data. InputError if it has none, or no wanted answers."""
+        if not isinstance(data, QuestionsDataset) or data.sequences != self.sequences:
+            raise InputError(
+                f"the reward {self.judge.name} needs a QuestionsDataset with "
+                f"answers={self.sequences}"
+            )
+        if self.judge.needs_wanted and (missing := data.first_without_answer()):
+            raise InputError(
+                f"the reward {self.judge.name} compares with the wanted answer, and the question "
+                f"{missing!r:.80} has none: choose --reward json, or a file of Python"
+            )
+        self.data = data
+        if self.config.reward_beta:
+            self._weights = model.flat.data.copy()
+            self._weights.flags.writeable = False
+
+    def begin(self, config: TrainingConfig) -> None:
+        """Forgets the answers of an earlier run."""
+        if self.data:
+            W = self.config.reward_updates * config.grad_accum_steps * self.data.batch_size
+            self._take(Round.empty(W, self.sequences, self.data.most))
+
+    def begin_step(
+        self,
+        model: TransformerModel,
+        step: int,
+        starts: Callable[[int], np.ndarray],
+        check_stop: Callable[[], object],
+    ) -> None:
+        """Samples answers to the questions of a round, if the step is not in the last one."""
+        K = self.config.reward_updates
+        self._step, first = step, (step - 1) // K * K + 1
+        if any((step, start) not in self._rows for start in starts(step).tolist()):
+            each = ((number, x) for number in range(first, first + K) for x in starts(number))
+            questions = sorted({(number, int(start)) for number, start in each})
+            self._take(self._sampled(model, questions, check_stop))
+            self._sampled_at = step
+
+    def seen(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Returns ids and targets (G B, T) of the answers."""
+        T = batch.ids.shape[1] // self.sequences
+        return batch.ids.reshape(-1, T), batch.targets.reshape(-1, T)
+
+    def terms(self, _T: int) -> int:
+        """Counts the answers of a window."""
+        return self.sequences
+
+    def loss_and_gradients(
+        self,
+        model: TransformerModel,
+        batch: Batch,
+        scale: float = 1.0,
+        _share: float = 1.0,
+        at: Pass | None = None,
+    ) -> float:
+        """Returns the mean loss of a batch of questions; adds the gradient of scale times it.
+
+        Dropout is off. The loss of an answer is the mean over its tokens.
+        """
+        at = (at or Pass(model.passes))._replace(drops=False, first_row=0)
+        if self.data is None:  # an outline of a run
+            ids, targets = self.seen(batch)
+            if self.has_pass:
+                model.losses(ids, targets)
+            ones = np.ones(ids.shape, np.float32)
+            model.loss_and_gradients(ids, targets, scale, at, weights=ones, divisor=len(batch.ids))
+            return 0.0
+        found, rows, is_fresh = self._answers_to(model, batch)
+        windows, mask = self._windows(found, rows)
+        N, G = len(rows), self.sequences
+        counts = found.counts[rows]
+        is_token = np.arange(found.tokens.shape[2]) < counts[:, :, None]
+        old = found.old[rows][is_token].astype(np.float64)
+        logp = old  # the model has just written them
+        if self.has_pass and not is_fresh:
+            logp = -model.losses(windows.ids, windows.targets)[mask].astype(np.float64)
+        beta, reference = self.config.reward_beta, None
+        if beta:
+            reference = found.reference[rows][is_token].astype(np.float64)
+        each = advantages_of(found.rewards[rows]).reshape(-1)
+        per_answer = counts.reshape(-1)
+        with np.errstate(all="ignore"):  # a model that is not finite has such losses
+            advantages = each.repeat(per_answer)
+            terms = grpo(logp, old, reference, advantages, self.config.reward_clip, beta)
+        # forward: loss = mean over questions and answers of the mean over tokens
+        shares = (1 / (G * per_answer)).repeat(per_answer)
+        loss = float((terms.losses * shares).sum()) / N
+        if not np.isfinite(loss):
+            model.flat.grad[...] = np.nan  # so that no update follows
+            return float("nan")
+        # forward: cross-entropy of a token = -log p
+        weights = np.zeros(mask.shape, np.float32)
+        weights[mask] = -terms.dlogp * shares
+        model.loss_and_gradients(
+            windows.ids, windows.targets, scale, at, weights=weights, divisor=N
+        )
+        return loss
+
+    # Answers.
+
+    def _answers_to(self, model: TransformerModel, batch: Batch) -> tuple[Round, np.ndarray, bool]:
+        """-> a round, the numbers of the batch's questions there, True if it was just sampled."""
+        asked = [(self._step, start) for start in batch.starts.tolist()]
+        if self._round is not None and all(one in self._rows for one in asked):
+            rows = np.array([self._rows[one] for one in asked])
+            return self._round, rows, self._sampled_at == self._step
+        # Outside a run, as where steps are timed.
+        questions = sorted({(0, start) for _, start in asked})
+        numbers = {start: row for row, (_, start) in enumerate(questions)}
+        found = self._sampled(model, questions, lambda: None)
+        return found, np.array([numbers[start] for _, start in asked]), True
+
+    def _take(self, found: Round) -> None:
+        """Makes a round the one that the next steps learn from."""
+        self._round, self._sampled_at = found, -1
+        places = enumerate(map(tuple, found.starts.tolist()))
+        self._rows = {place: row for row, place in places if place[0] >= 0}
+
+    def _sampled(
+        self,
+        model: TransformerModel,
+        questions: Sequence[tuple[int, int]],
+        check_stop: Callable[[], object],
+    ) -> Round:
+        """Samples answers to questions, (step, window) each, and asks what they earn."""
+        assert self.data
+        G, L, size = self.sequences, self.data.most, self.data.block_size
+        W = max(len(questions), 0 if self._round is None else len(self._round.starts))
+        found = Round.empty(W, G, L)
+        seed, groups = self.data.seed, []
+        for step, start in questions:
+            question = start // size
+            seeds = [hash64(seed, STREAM, step, question, g) >> 1 for g in range(G)]
+            groups.append([self._text(question, 1.0, seed) for seed in seeds])
+        self._write(model, groups, check_stop)
+        for row, ((step, start), texts) in enumerate(zip(questions, groups, strict=True)):
+            found.starts[row] = step, start
+            for g, text in enumerate(texts):
+                found.counts[row, g] = len(text.tokens)
+                found.tokens[row, g, : len(text.tokens)] = text.tokens
+        numbers = [start // size for _, start in questions]
+        found.rewards[: len(questions)] = self._earned(numbers, groups)
+        rows = np.arange(len(questions))
+        if self.has_pass:
+            self._note_log_probabilities(found.old, model, found, rows)
+        if self.config.reward_beta:
+            with self._as_reference(model):
+                self._note_log_probabilities(found.reference, model, found, rows)
+        return found
+
+    def _text(self, question: int, temperature: float, seed: int = 0) -> Continuation:
+        """Returns an answer to a question that is to be written."""
+        assert self.data
+        config = GenerationConfig(max_tokens=self.data.most, temperature=temperature, seed=seed)
+        return Continuation(self.data.tokenizer, self.data.asked(question).ids, config)
+
+    def _write(
+        self,
+        model: TransformerModel,
+        groups: Sequence[Sequence[Continuation]],
+        check_stop: Callable[[], object],
+    ) -> None:
+        """Writes texts, those of a group after the same prompt."""
+        assert self.data
+        if self._decoder is None or self._decoder.model is not model:
+            T = self.data.block_size // self.sequences
+            length = min(model.config.block_size, T + 1)
+            affordable = CACHE_BYTES // cache_bytes(model.config, length)
+            slots = max(self.sequences, min(SLOTS, affordable))
+            self._decoder = Decoder(model, self.data.tokenizer, slots, length, part=slots * length)
+        self._decoder.clear()
+        steps = iter(activity.parts(range(sum(map(len, groups)))))
+        for tokens in self._decoder.write(groups):
+            check_stop()
+            for token in tokens:
+                if token.is_last:
+                    next(steps, None)
+        next(steps, None)
+
+    def _earned(
+        self, numbers: Sequence[int], groups: Sequence[Sequence[Continuation]]
+    ) -> np.ndarray:
+        """Returns what the answers to some questions earn (N, G)."""
+        assert self.data
+        template = format_of(self.data.tokenizer)
+        lead = template.lead if template else ""
+        answers = [
+            Answered(asked.said, text.text.removeprefix(lead), asked.wanted)
+            for asked, texts in zip(map(self.data.asked, numbers), groups, strict=True)
+            for text in texts
+        ]
+        return np.array(self.judge.scores(answers)).reshape(len(numbers), -1)
+
+    def _windows(self, found: Round, rows: np.ndarray) -> tuple[Batch, np.ndarray]:
+        """-> windows (R, T) of all answers to some questions, where their tokens are targets."""
+        assert self.data
+        G, size = self.sequences, self.data.block_size
+        prompts = [self.data.asked(start // size).ids for start in found.starts[rows, 1].tolist()]
+        longest = max(
+            len(ids) - 1 + int(found.counts[row].max())
+            for ids, row in zip(prompts, rows, strict=True)
+        )
+        T = next(width // G for width in self.widths(size) if width >= G * longest)
+        ids, targets = np.zeros((2, len(rows) * G, T), np.int32)
+        mask = np.zeros(ids.shape, np.bool_)
+        for i, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
+            P = len(prompt)
+            ids[i * G : (i + 1) * G, :P] = prompt
+            for g in range(G):
+                count = found.counts[row, g]
+                answer = found.tokens[row, g, :count]
+                ids[i * G + g, P : P + count - 1] = answer[:-1]
+                targets[i * G + g, P - 1 : P - 1 + count] = answer
+                mask[i * G + g, P - 1 : P - 1 + count] = True
+        return Batch(ids, targets, np.zeros(len(ids), np.int64)), mask
+
+    def _note_log_probabilities(
+        self, out: np.ndarray, model: TransformerModel, found: Round, rows: np.ndarray
+    ) -> None:
+        """Writes the log-probability of each token of answers, as many at a time as in a step."""
+        assert self.data
+        for first in activity.parts(range(0, len(rows), self.data.batch_size)):
+            some = rows[first : first + self.data.batch_size]
+            windows, mask = self._windows(found, some)
+            is_token = np.arange(out.shape[2]) < found.counts[some][:, :, None]
+            values = np.zeros(is_token.shape, np.float32)
+            values[is_token] = -model.losses(windows.ids, windows.targets)[mask]
+            out[some] = values
+
+    @contextmanager
+    def _as_reference(self, model: TransformerModel) -> Iterator[None]:
+        """Gives the model the weights that it had before its first step, within the block."""
+        own = model.flat.data.copy()
+        assert self._weights is not None
+        try:
+            model.flat.data[...] = self._weights
+            model.flat.refresh()
+            yield
+        finally:
+            model.flat.data[...] = own
+            model.flat.refresh()
+
+    # Checkpoints.
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what a resumed run must share: the reward, its file, the questions."""
+        config, data = self.config, self.data
+        assert data
+        found = {
+            "reward": self.judge.digest or self.judge.name,
+            "answers": self.sequences,
+            "updates": config.reward_updates,
+            "clip": config.reward_clip,
+            "beta": config.reward_beta,
+            "tokens": data.most,
+            "questions": data.digest,
+        }
+        return found
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Returns the answers of the round, if more steps learn from them, and the reference."""
+        found: dict[str, np.ndarray] = {}
+        if self._round is not None and self.config.reward_updates > 1:
+            found |= self._round._asdict()
+            if not self.config.reward_beta:
+                del found["reference"]
+        if self._weights is not None:
+            found["weights"] = self._weights
+        return found
+
+    def load_tensors(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Restores what `tensors` returned; copies what changes."""
+        weights = tensors.get("weights")
+        if weights is not None and weights is not self._weights:
+            self._weights = weights.copy()
+            self._weights.flags.writeable = False
+        if "starts" in tensors:
+            names = set(Round._fields) & tensors.keys()
+            W, G, L = tensors["tokens"].shape
+            self._take(
+                Round.empty(W, G, L)._replace(**{name: tensors[name].copy() for name in names})
+            )
+
+    # Evaluations, checks and memory.
+
+    def evaluated(
+        self, model: TransformerModel, batch: Batch
+    ) -> tuple[list[float], int, int, np.ndarray]:
+        """Asks the questions of a batch: the loss of each is minus what the likeliest answer earns.
+
+        Right are those that earn anything.
+        """
+        rewards = self._judge(model, batch)
+        self._judged |= dict(zip(batch.starts.tolist(), rewards, strict=True))
+        right = sum(reward > 0 for reward in rewards)
+        return [-x for x in rewards], len(rewards), right, np.empty(0, np.int32)
+
+    def _judge(self, model: TransformerModel, batch: Batch) -> list[float]:
+        """Returns what the likeliest answer to each question of a batch earns."""
+        if self.data is None:  # an outline of a run
+            return [0.0] * len(batch.starts)
+        numbers = [start // self.data.block_size for start in batch.starts.tolist()]
+        groups = [[self._text(number, 0.0)] for number in numbers]
+        self._write(model, groups, lambda: None)
+        found: list[float] = self._earned(numbers, groups)[:, 0].tolist()
+        return found
+
+    def sums(self, model: TransformerModel, batch: Batch) -> list[float]:
+        """A batch -> the sum of what its answers earn, and their number."""
+        starts = batch.starts.tolist()
+        rewards = [self._judged.pop(start) for start in starts if start in self._judged]
+        if len(rewards) < len(starts):
+            rewards = self._judge(model, batch)
+        return [sum(rewards), len(rewards)]
+
+    def compared(self, sums: Sequence[Sequence[float]]) -> tuple[str, dict[str, float], str]:
+        """The sums of some batches -> the mean reward."""
+        self._judged.clear()
+        reward, count = np.sum(sums, axis=0)
+        mean = float(reward / count)
+        return self.name, {"reward": mean}, f"held-out reward {mean:.4f}"
+
+    def sampled(self) -> tuple[str, dict[str, float], str]:
+        """Returns what the sampled answers of the step earned -> as `compared`."""
+        assert self._round is not None
+        rows = [row for (step, _), row in self._rows.items() if step == self._step]
+        rewards = self._round.rewards[rows]
+        mean, teaching = float(rewards.mean()), float(advantages_of(rewards).any(axis=1).mean())
+        text = f"reward {mean:.3f}, {teaching:.0%} of the questions teach"
+        if not teaching:
+            text = (
+                f"reward {mean:.3f}: nothing to learn, as all answers to a question earned the same"
+            )
+        return self.name, {"sampled_reward": mean, "teaching": teaching}, text
+
+    def first_loss(self, _model: TransformerModel, _batch: Batch) -> tuple[float, float, str]:
+        """Has no ratio but 1: the advantages of a group sum to zero."""
+        return 0.0, SLACK, "0"
+
+    def widths(self, T: int) -> Sequence[int]:
+        """Returns the widths of answers that are cut to the longest of a batch, in few steps."""
+        G = self.sequences
+        step = -(-(T // G) // LENGTHS)
+        return [G * min(T // G, step * i) for i in range(1, LENGTHS + 1)]
+
+    def rehearsal(self, model: TransformerModel, tokenizer: Tokenizer) -> "Rewards":
+        """Learns from a few questions of letters."""
+        loss = Rewards("length", 2, self.config.reward_updates, beta=self.config.reward_beta)
+        texts = [("ab", "cd")] * 8
+        loss.data = QuestionsDataset.of_texts(tokenizer, texts, 2, most=2)
+        return loss
+
+    def dataset(self, _tokenizer: Tokenizer, _batch_size: int, _seed: int) -> Dataset | None:
+        """Returns the questions, if it has them already."""
+        return self.data
+
+    def rows(self) -> list[list[str]]:
+        """Returns names and values for the description of a run."""
+        config, data = self.config, self.data
+        assert data
+        rows = [
+            ["reward", self.judge.name],
+            ["answers", f"{self.sequences} to each question, of at most {data.most} tokens"],
+        ]
+        if config.reward_updates > 1:
+            rows.append(["updates", f"{config.reward_updates} per round of answers"])
+        if config.reward_beta:
+            rows.append(["distance", f"costs {config.reward_beta:g} per nat and token"])
+        return rows
+
+
+class QuestionsDataset(Dataset):
+    """Questions, each in a window of `answers` times T tokens: one sequence for each answer.
+
+    T holds the longest question and an answer of `most` tokens. `conversations` are marked tokens
+    of both parts, with the wanted answers. InputError without a question in either part.
+    """
+
+    is_packed = True
+    tokenizer: Tokenizer
+
+    def __init__(
+        self,
+        train: Sequence[Asked],
+        held_out: Sequence[Asked],
+        tokenizer: Tokenizer,
+        batch_size: int,
+        seed: int,
+        answers: int,
+        most: int,
+        conversations: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> None:
+        if not (train and held_out):
+            raise InputError("rewards need at least 2 questions, one of which is held out")
+        self._asked = [*train, *held_out]
+        self._count, self.most, self.sequences = len(train), most, answers
+        self.batch_size = check_field(RunConfig, "batch_size", batch_size)
+        self.seed = check_field(RunConfig, "seed", seed)
+        self.tokenizer, self._conversations = tokenizer, conversations
+        self.longest = max(len(asked.ids) for asked in self._asked) + most - 1
+        self.block_size = self.stride = answers * self.longest
+        self.train, self.held_out = (_Windows(part, self.block_size) for part in (train, held_out))
+
+    @classmethod
+    def of_texts(
+        cls,
+        tokenizer: Tokenizer,
+        texts: Iterable[tuple[str, str | None]],
+        answers: int,
+        batch_size: int = RunConfig.batch_size,
+        seed: int = RunConfig.seed,
+        most: int | None = None,
+    ) -> "QuestionsDataset":
+        """(question, wanted answer or None) of each -> the data; the last tenth is held out.
+
+        A prompt of a tokenizer with a template is what the user says, else a text that is
+        continued.
+        """
+        check_type("tokenizer", tokenizer, Tokenizer)
+        template, asked = format_of(tokenizer), []
+        for said, wanted in texts:
+            answer = np.empty(0, np.int32) if wanted is None else tokenizer.encode(wanted)
+            if template:
+                ids = template.prompt(tokenizer, (Turn(USER, said),))
+            else:
+                ids = tokenizer.prompt(said)
+            asked.append(Asked(ids, said, wanted, answer))
+        count = len(asked) - max(1, len(asked) // 10)
+        most = most or most_tokens(asked)
+        return cls(asked[:count], asked[count:], tokenizer, batch_size, seed, answers, most)
+
+    def __repr__(self) -> str:
+        return (
+            f"<QuestionsDataset: {self.count_of('train'):,} training and "
+            f"{self.count_of('held_out'):,} held-out questions, batches of {self.batch_size} x "
+            f"{self.sequences} answers>"
+        )
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of all questions and wanted answers."""
+        sha = hashlib.sha256()
+        for asked in self._asked:
+            sha.update(repr((asked.said, asked.wanted)).encode())
+            sha.update(asked.ids.astype("<i4").tobytes())
+        return sha.hexdigest()
+
+    @property
+    def tokens_in_memory(self) -> int:
+        return sum(len(asked.ids) + len(asked.answer) for asked in self._asked)
+
+    def asked(self, number: int) -> Asked:
+        """Returns a question by its number; those that are held out come last."""
+        return self._asked[number]
+
+    def first_without_answer(self) -> str | None:
+        """Returns the first question to which no answer is wanted."""
+        return next((asked.said for asked in self._asked if asked.wanted is None), None)
+
+    def windows(self, starts: np.ndarray, out: Batch | None = None) -> Batch:
+        """Questions that begin at starts (B,), multiples of block_size."""
+        if out is None:
+            shape = len(starts), self.block_size
+            out = Batch(np.empty(shape, np.int32), np.empty(shape, np.int32), starts)
+        batch = out.part(slice(len(starts)))
+        batch.ids[...] = batch.targets[...] = 0
+        for row, start in enumerate(starts.tolist()):
+            ids = self._asked[start // self.block_size].ids
+            batch.ids[row, : len(ids)] = ids
+        return batch._replace(starts=starts, weights=None, firsts=None)
+
+    def batches_of(self, part: str) -> int:
+        """Returns the number of batches of a part, each of its questions in one."""
+        return -(-self.count_of(part) // JUDGED_TOGETHER)
+
+    def count_of(self, part: str) -> int:
+        """Returns the number of questions of a part."""
+        return self._count if part == "train" else len(self._asked) - self._count
+
+    def evaluation_batch(self, part: str, number: int) -> Batch:
+        """Returns batch `number` of a part, evenly from all of it; after the last the first."""
+        first = 0 if part == "train" else self._count
+        count, number = self.batches_of(part), number % self.batches_of(part)
+        rows = np.arange(first + number, first + self.count_of(part), count)
+        nothing = np.empty((len(rows), 0), np.int32)
+        return Batch(nothing, nothing, rows * self.block_size)
+
+    @property
+    def stored(self) -> Any:
+        return self.train, self.held_out
+
+    def as_written(self) -> Dataset:
+        """Returns the conversations with the wanted answers. InputError if there are none."""
+        if self._conversations is None or self.first_without_answer():
+            raise InputError(
+                "the questions have no wanted answers whose likelihood could be measured; the "
+                "report of the run shows what its answers earn"
+            )
+        train, held_out = self._conversations
+        sizes = self.longest, self.batch_size, self.seed
+        return PackedDataset(train, held_out, *sizes, self.tokenizer)
+
+    def as_text(self) -> Dataset:
+        """Returns some questions with their answers as one text."""
+        parts = [np.append(asked.ids, asked.answer) for asked in self._asked[: self._count]]
+        ids = np.concatenate(parts[: 64 * self.batch_size]).astype(np.int32)
+        T = min(self.longest, len(ids) // 2)
+        return Dataset(ids, T, self.batch_size, self.seed)
+
+    def questions(self, most: int, longest: int) -> list[Question]:
+        """Returns the questions that are held out, evenly."""
+        found = [Question(x.ids, x.ids, x.answer) for x in self._asked[self._count :]]
+        found = [question for question in found if len(question.answer) <= longest] or found
+        return spread(found, most)
+
+
+class _Windows:
+    """Windows of questions as tokens one after another, and one more: only as many as are read."""
+
+    def __init__(self, asked: Sequence[Asked], size: int) -> None:
+        self._asked, self._size = asked, size
+
+    def __len__(self) -> int:
+        return len(self._asked) * self._size + 1
+
+    def __getitem__(self, places: slice) -> np.ndarray:
+        first, last, _ = places.indices(len(self))
+        found = np.zeros(max(0, last - first), np.int32)
+        for row in range(first // self._size, min(len(self._asked), -(-last // self._size))):
+            ids, at = self._asked[row].ids, row * self._size - first
+            part = ids[max(0, -at) : max(0, len(found) - at)]
+            found[max(0, at) : max(0, at) + len(part)] = part
+        return found
+
+
+def most_tokens(asked: Sequence[Asked]) -> int:
+    """Returns how many tokens answers may have: a few more than the longest wanted one."""
+    longest = max((len(one.answer) for one in asked), default=0)
+    return longest + SPARE_TOKENS if longest else UNKNOWN_TOKENS
+
+
+def encode_questions(
+    tokenizer: Tokenizer, template: ChatFormat, conversations: Sequence[Conversation]
+) -> list[tuple[list[Asked], np.ndarray]]:
+    """-> of each conversation the questions in it, and its marked tokens.
+
+    These are what comes before each answer that is learned; also a last turn of the user's, to
+    which no answer is known.
+    """
+    with activity.doing("Encoding the questions", usual=True):
+        marked = encode_each(tokenizer, template, activity.parts(conversations))
+        return [
+            (list(_asked_in(tokenizer, template, turns, tokens)), tokens)
+            for turns, tokens in zip(conversations, marked, strict=True)
+        ]
+
+
+def _asked_in(
+    tokenizer: Tokenizer, template: ChatFormat, turns: Conversation, marked: np.ndarray
+) -> Iterator[Asked]:
+    if is_document(turns):
+        return
+    said, texts = None, list[tuple[str | None, str]]()
+    for turn in turns:
+        if turn.role == USER:
+            said = turn.text
+        elif turn.role == ASSISTANT and turn.learned:
+            texts.append((said, turn.text))
+    questions = list(questions_in(marked))
+    if len(questions) == len(texts):  # answers one after another are learned as one
+        for question, (asked, wanted) in zip(questions, texts, strict=True):
+            if asked is not None:
+                yield Asked(question.ids, asked, wanted, question.answer)
+    if turns[-1].role == USER:
+        ids = template.prompt(tokenizer, turns)
+        yield Asked(ids, turns[-1].text, None, np.empty(0, np.int32))
