@@ -9,6 +9,7 @@ from smallmind.cli.console import Console, shorten
 from smallmind.cli.timing import slower_than_float32, time_of_run
 from smallmind.corpus.reading import Report
 from smallmind.losses.preferences import PairsDataset
+from smallmind.losses.rewards import QuestionsDataset
 from smallmind.nn.parameters import size_rows
 from smallmind.nn.position import Position, position_class
 from smallmind.settings.config import (
@@ -146,11 +147,10 @@ def text_rows(
     ]
     if isinstance(data, PackedDataset):
         rows += _packing_rows(data)
-    elif isinstance(data, PairsDataset):
-        unit = "answer" if data.labels is not None else "pair"
+    elif isinstance(data, PairsDataset | QuestionsDataset):
         parts = (("training", data.count_of("train")), ("held out", data.count_of("held_out")))
         rows[1] = ["longest", f"{data.longest:,} tokens, with the prompt"]
-        rows += [[name, count_of(count, unit)] for name, count in parts]
+        rows += [[name, count_of(count, data.unit)] for name, count in parts]
     else:
         rows += [
             ["training", f"{len(data.train):,} tokens"],

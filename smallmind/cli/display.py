@@ -12,6 +12,7 @@ from smallmind.console import activity
 from smallmind.console.live_line import can_print
 from smallmind.console.table import GAP, format_bytes
 from smallmind.forecast.pace import MAX_PASSES
+from smallmind.losses.reward_settings import OF_REWARDS
 from smallmind.optim.loss_scaler import FALLS, PERIOD
 from smallmind.runs.summary import metrics_so_far
 from smallmind.settings.config import TrainingConfig
@@ -43,6 +44,7 @@ NOT_CHOSEN = [
     for fields in ({}, *PRESETS.values(), questions.BUILT_IN_FIELDS, stories.BUILT_IN_FIELDS)
 ]
 MIN_LOSSES = 4  # for a curve
+QUESTION = "question"  # the unit of what answers earn
 JUDGED = {"pair": "pairs won", "answer": "answers judged rightly"}  # units of losses besides tokens
 MIN_SPARKLINE, MAX_SPARKLINE = 8, 40  # characters
 MAX_FINDINGS = 3  # lines about one problem at one step
@@ -57,6 +59,7 @@ class ProgressDisplay:
         self.step_records = 0
         self.progress = StatusText(steps, console.stream)
         self.health_checks = 0
+        self.teaches_nothing = False  # the last step, in a run by rewards
         self.known: set[tuple[str, str]] = set()  # findings that were shown: name and problem
 
     @property
@@ -73,6 +76,8 @@ class ProgressDisplay:
                 self._show_step(record)
             case records.EvaluationRecord():
                 self._show_evaluation(record, prefix)
+            case records.LossRecord() if record.of == OF_REWARDS:
+                self._show_reward(record, prefix)
             case records.LossRecord():
                 self.console.line(f"{prefix}  {record.text}")
             case records.HealthRecord():
@@ -155,6 +160,8 @@ class ProgressDisplay:
     def _show_evaluation(self, record: records.EvaluationRecord, prefix: str) -> None:
         """Shows the loss on both parts of the text; the rest is about the held-out part."""
         self.progress.update(record)
+        if self.token == QUESTION:  # what answers earned comes in a record of its own
+            return
         # The training loss is that of steps, on other windows.
         losses = f"held-out loss {record.val_loss:.4f}  on training text {record.train_loss:.4f}"
         self.console.line(f"{prefix}  {losses}")
@@ -165,6 +172,15 @@ class ProgressDisplay:
         # On a narrow terminal the losses are wrapped, and nothing is below them.
         below = below if len(below + scores) <= line_width() else INDENT
         self.console.line(below + scores)
+
+    def _show_reward(self, record: records.LossRecord, prefix: str) -> None:
+        """Shows what held-out answers earned, and where those of a step begin to teach nothing."""
+        self.progress.update(record)
+        has_stopped = not record.numbers.get("teaching", 1.0)
+        if "reward" in record.numbers or has_stopped > self.teaches_nothing:
+            self.console.line(f"{prefix}  {record.text}")
+        if "teaching" in record.numbers:
+            self.teaches_nothing = has_stopped
 
     def _show_findings(self, record: records.HealthRecord) -> None:
         """Shows each finding once per run; of similar ones, the first few and their number."""
@@ -184,10 +200,13 @@ class ProgressDisplay:
 def show_losses(console: Console, run: "Run") -> None:
     """Shows the training loss from the first step to the last, also of earlier sessions."""
     metrics = metrics_so_far(run.path)
-    losses = metrics.curve("loss").smoothed().values if metrics else []
+    title, column = "Training loss", "loss"
+    if run.training.loss.unit == QUESTION:
+        title, column = "Reward of sampled answers", "sampled_reward"
+    losses = metrics.curve(column).smoothed().values if metrics else []
     if len(losses) < MIN_LOSSES:
         return
-    begin, end = f"Training loss: {losses[0]:.4f} ", f" {losses[-1]:.4f}"
+    begin, end = f"{title}: {losses[0]:.4f} ", f" {losses[-1]:.4f}"
     ascii_only = not can_print(console.stream, BLOCKS)
     width = max(MIN_SPARKLINE, line_width() - len(begin) - len(end))
     console.line(begin + sparkline(losses, min(width, MAX_SPARKLINE), ascii_only) + end)
@@ -286,6 +305,10 @@ def show_result(console: Console, run: "Run") -> None:
     if not result:
         return
     unit = run.training.loss.unit
+    if unit == QUESTION:
+        count = count_of(result.tokens, f"held-out {unit}")
+        console.line(f"Final held-out reward: {-result.loss:.4f} per question, on {count}")
+        return
     if unit in JUDGED:
         won = f"{result.accuracy:.1%} of {JUDGED[unit]}"
         console.line(

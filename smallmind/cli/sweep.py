@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smallmind import parts
 from smallmind.checks import InputError, count_of
 from smallmind.cli.console import Console, full_width, shorten
 from smallmind.cli.flags import add_setting_flags, choices_of_run

@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,11 +173,9 @@ class _Process:
         """Returns what each answer earns. InputError for the first that earns nothing."""
         assert self._process.stdin
         found = []
-        try:
+        with suppress(OSError):  # it has ended: there is no reply either
             self._process.stdin.write(json_text.dumps(answers).encode() + b"\n")
             self._process.stdin.flush()
-        except OSError:
-            pass  # it has ended: there is no reply either
         for answer in answers:
             reply = self._reply(self.seconds, str(answer))
             if problem := reply.get("error"):
@@ -212,11 +211,15 @@ class _Process:
 
 def _read(lines: Any, replies: "queue.SimpleQueue[bytes]") -> None:
     """Puts each line into a queue, and at the end an empty one."""
-    for line in lines:
-        replies.put(line)
+    with lines:
+        for line in lines:
+            replies.put(line)
     replies.put(b"")
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     process.kill()
     process.wait()
+    if process.stdin:
+        with suppress(OSError):  # what it has not read is lost
+            process.stdin.close()

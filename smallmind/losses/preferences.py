@@ -446,6 +446,7 @@ class PairsDataset(Dataset):
         labels: np.ndarray | None = None,
     ) -> None:
         self.pairs, self.labels = pairs, labels
+        self.unit = "pair" if labels is None else "answer"
         count = len(pairs.ids) // 2
         if count < 2:
             raise InputError("a training needs at least 2 pairs, one of which is held out")

@@ -26,8 +26,8 @@ class RewardsConfig:
 
     reward: str | None = setting(
         None,
-        f"what an answer earns: {', '.join(parts.REWARDS)}, or a file of Python, which is run, with "
-        "reward(question, answer, wanted)",
+        f"what an answer earns: {', '.join(parts.REWARDS)}, or a file of Python with "
+        "reward(question, answer, wanted), which is run",
         metavar="NAME|FILE.py",
     )
     reward_answers: int = setting(

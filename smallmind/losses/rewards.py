@@ -5,6 +5,7 @@ advantages are divided by the deviation of their group, with Bessel's correction
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
@@ -85,6 +86,14 @@ def advantages_of(rewards: np.ndarray) -> np.ndarray:
     above = rewards - rewards.mean(axis=1, keepdims=True)
     deviations = rewards.std(axis=1, ddof=1, keepdims=True)
     return np.where(differs, above / (deviations + SMALLEST_DEVIATION), 0.0)
+
+
+def _first_true(teaches: np.ndarray) -> np.ndarray:
+    """teaches (N,) -> the places of those that do, and of others up to one of a few numbers."""
+    N, count = len(teaches), int(teaches.sum())
+    step = -(-N // LENGTHS)
+    order = np.argsort(~teaches, kind="stable")
+    return np.sort(order[: min(N, -(-count // step) * step)])
 
 
 class Asked(NamedTuple):
@@ -252,43 +261,52 @@ class Rewards(Loss):
         Dropout is off. The loss of an answer is the mean over its tokens.
         """
         at = (at or Pass(model.passes))._replace(drops=False, first_row=0)
-        if self.data is None:  # an outline of a run
-            ids, targets = self.seen(batch)
-            if self.has_pass:
-                model.losses(ids, targets)
-            ones = np.ones(ids.shape, np.float32)
-            model.loss_and_gradients(ids, targets, scale, at, weights=ones, divisor=len(batch.ids))
-            return 0.0
+        if self.data is None:
+            return self._outlined(model, batch, at)
         found, rows, is_fresh = self._answers_to(model, batch)
+        N, G, beta = len(rows), self.sequences, self.config.reward_beta
+        if not beta:
+            rows = rows[_first_true(advantages_of(found.rewards[rows]).any(axis=1))]
+        if not len(rows):
+            return 0.0
         windows, mask = self._windows(found, rows)
-        N, G = len(rows), self.sequences
         counts = found.counts[rows]
         is_token = np.arange(found.tokens.shape[2]) < counts[:, :, None]
         old = found.old[rows][is_token].astype(np.float64)
         logp = old  # the model has just written them
         if self.has_pass and not is_fresh:
             logp = -model.losses(windows.ids, windows.targets)[mask].astype(np.float64)
-        beta, reference = self.config.reward_beta, None
-        if beta:
-            reference = found.reference[rows][is_token].astype(np.float64)
-        each = advantages_of(found.rewards[rows]).reshape(-1)
+        reference = found.reference[rows][is_token].astype(np.float64) if beta else None
         per_answer = counts.reshape(-1)
+        advantages = advantages_of(found.rewards[rows]).reshape(-1).repeat(per_answer)
         with np.errstate(all="ignore"):  # a model that is not finite has such losses
-            advantages = each.repeat(per_answer)
             terms = grpo(logp, old, reference, advantages, self.config.reward_clip, beta)
         # forward: loss = mean over questions and answers of the mean over tokens
         shares = (1 / (G * per_answer)).repeat(per_answer)
         loss = float((terms.losses * shares).sum()) / N
-        if not np.isfinite(loss):
+        if not math.isfinite(loss):
             model.flat.grad[...] = np.nan  # so that no update follows
-            return float("nan")
+            return math.nan
         # forward: cross-entropy of a token = -log p
         weights = np.zeros(mask.shape, np.float32)
         weights[mask] = -terms.dlogp * shares
-        model.loss_and_gradients(
-            windows.ids, windows.targets, scale, at, weights=weights, divisor=N
-        )
+        ids, targets = windows.ids, windows.targets
+        model.loss_and_gradients(ids, targets, scale, at, weights=weights, divisor=N)
         return loss
+
+    def _outlined(self, model: TransformerModel, batch: Batch, at: Pass) -> float:
+        """Runs the passes that a batch may take, where nothing is computed."""
+        ids, targets = self.seen(batch)
+        N = len(batch.ids)
+        weights = np.ones(ids.shape, np.float32)
+        for groups in {len(_first_true(np.arange(N) < count)) for count in range(1, N + 1)}:
+            part = slice(groups * self.sequences)
+            if self.has_pass:
+                model.losses(ids[part], targets[part])
+            model.loss_and_gradients(
+                ids[part], targets[part], 1.0, at, weights=weights[part], divisor=N
+            )
+        return 0.0
 
     # Answers.
 
@@ -537,7 +555,7 @@ class Rewards(Loss):
         step = -(-(T // G) // LENGTHS)
         return [G * min(T // G, step * i) for i in range(1, LENGTHS + 1)]
 
-    def rehearsal(self, model: TransformerModel, tokenizer: Tokenizer) -> "Rewards":
+    def rehearsal(self, _model: TransformerModel, tokenizer: Tokenizer) -> "Rewards":
         """Learns from a few questions of letters."""
         loss = Rewards("length", 2, self.config.reward_updates, beta=self.config.reward_beta)
         texts = [("ab", "cd")] * 8
@@ -570,7 +588,7 @@ class QuestionsDataset(Dataset):
     of both parts, with the wanted answers. InputError without a question in either part.
     """
 
-    is_packed = True
+    is_packed, unit = True, "question"
     tokenizer: Tokenizer
 
     def __init__(

@@ -348,10 +348,11 @@ class RewardSource(ConversationSource):
             self.report = self.report.noting(note)
         train, asked = parts
         if not (train and asked):
+            fit = len(train) + len(asked)
             raise InputError(
-                f"{len(train) + len(asked)} of {count_of(left_out + len(train) + len(asked), 'question')} leave "
-                f"{most} of block_size={T} tokens for an answer, and each part needs one: raise "
-                "--block-size, or lower --reward-tokens"
+                f"{fit} of {count_of(fit + left_out, 'question')} leave {most} of block_size={T} "
+                "tokens for an answer, and each part needs one: raise --block-size, or lower "
+                "--reward-tokens"
             )
         marked = [
             np.concatenate([x for _, x in y]) for y in (encoded[:-held_out], encoded[-held_out:])
@@ -374,7 +375,7 @@ def for_rewards(source: Source, config: RewardsConfig) -> Source:
 
 
 def reading_for(settings: Settings) -> str | None:
-    """Returns the `loss` for which `read_source` reads a text: OF_REWARDS, or one of preferences."""
+    """Returns the `loss` for which `read_source` reads a text: OF_REWARDS, or a preference."""
     return OF_REWARDS if settings.rewards.reward else settings.preferences.loss
 
 

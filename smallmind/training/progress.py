@@ -8,7 +8,8 @@ from typing import Any, TextIO
 
 from smallmind.console.activity import QUIET_SECONDS, duration, showing_on
 from smallmind.console.live_line import LiveLine, can_print
-from smallmind.training.records import EvaluationRecord, Record, StepRecord
+from smallmind.losses.reward_settings import OF_REWARDS
+from smallmind.training.records import EvaluationRecord, LossRecord, Record, StepRecord
 
 OnRecord = Callable[[Any], object]
 
@@ -25,6 +26,7 @@ class StatusText:
         self._record: StepRecord | None = None  # the newest
         self._first: StepRecord | None = None  # of this process
         self._held_out = ""
+        self._reward = ""  # of the answers of the newest step, if they are rewarded
 
     def update(self, record: Record) -> None:
         if isinstance(record, StepRecord):
@@ -32,6 +34,10 @@ class StatusText:
             self._record = record
         elif isinstance(record, EvaluationRecord):
             self._held_out = f"{record.val_loss:.4f}"
+        elif isinstance(record, LossRecord) and record.of == OF_REWARDS:
+            earned = {name: f"{value:.4f}" for name, value in record.numbers.items()}
+            self._reward = earned.get("sampled_reward", self._reward)
+            self._held_out = earned.get("reward", self._held_out)
 
     def variants(self, is_live: bool, step: int | None = None, so_far: str = "") -> tuple[str, ...]:
         """Returns the line, longest variant first: step, loss and time left stay longest.
@@ -59,11 +65,15 @@ class StatusText:
             return (where,)
         loss, rate = f"loss {record.loss:.4f}", f"lr {record.lr:.1e}"
         whole = f"training {loss}", held_out and f"held-out loss {held_out}", rate
+        if self._reward:
+            loss = f"reward {self._reward}"
+            whole = loss, held_out and f"held-out reward {held_out}", rate
         held_out = held_out and f"held-out {held_out}"
         elapsed = record.elapsed_seconds - first.elapsed_seconds
         if not elapsed:
             short = _joined(bar, where, loss, held_out, rate), _joined(where, loss)
             return _joined(bar, where, *whole), *short
+        number = self._reward or f"{record.loss:.4f}"
         left = elapsed / max(1, record.step - first.step) * (self.steps - record.step)
         speed, end = f"{record.tokens_per_second:,.0f} tokens/s", f"{duration(left)} left"
         return (
@@ -73,8 +83,8 @@ class StatusText:
             _joined(where, loss, held_out, speed, end),
             _joined(where, loss, held_out, end),
             _joined(where, loss, end),
-            f"{step}/{self.steps}{done}  {record.loss:.4f}  {end}",
-            f"{step}{done}  {record.loss:.4f}  {duration(left)}",
+            f"{step}/{self.steps}{done}  {number}  {end}",
+            f"{step}{done}  {number}  {duration(left)}",
         )
 
 

@@ -14,6 +14,7 @@ from smallmind.checks import InputError, count_of, from_json, number, whole
 from smallmind.console.activity import duration
 from smallmind.console.table import Table, escape
 from smallmind.files import durable
+from smallmind.losses.reward_settings import RewardsConfig
 from smallmind.runs.files import PROFILE, TASKS
 from smallmind.runs.precisions import PrecisionTable
 from smallmind.settings.settings import LOSS_RECORDS, SECTIONS, to_saved
@@ -32,7 +33,7 @@ from smallmind.views.page import (
 )
 from smallmind.views.run_view import PLOTTED, RunView, State, open_view
 
-FIELDS = (*PLOTTED, "tokens_per_second", "memory", "peak_memory")
+FIELDS = (*PLOTTED, *RewardsConfig.records, "tokens_per_second", "memory", "peak_memory")
 MAX_EVALUATIONS = 12  # in the table
 MAX_SAMPLES = 40
 MIN_SHARE = 0.005  # of the time, below which an operation is left out
@@ -88,6 +89,11 @@ def _cards(view: RunView) -> list[tuple[str, str, str]]:
     """Returns the figures that people look for first: name, value, unit."""
     cards = []
     best, end = view.best or {}, view.final or {}
+    if _is_rewarded(view):
+        if _is_number(end.get("final_loss")):
+            unit = "per held-out question"
+            cards.append(("Final reward", f"{-end['final_loss']:.4f}", unit))
+        best = end = {}
     if _is_number(end.get("final_loss")):
         unit = "nats per token, on the whole held-out text"
         cards.append(("Final held-out loss", f"{end['final_loss']:.4f}", unit))
@@ -108,6 +114,11 @@ def _cards(view: RunView) -> list[tuple[str, str, str]]:
     return cards
 
 
+def _is_rewarded(view: RunView) -> bool:
+    """Returns True for a run that learns by rewards: the higher, the better."""
+    return view.settings is not None and bool(view.settings.rewards.reward)
+
+
 def _time(seconds: float) -> tuple[str, str]:
     """Returns a time of training and its unit."""
     if seconds < 60:
@@ -117,7 +128,12 @@ def _time(seconds: float) -> tuple[str, str]:
 
 
 def _loss(view: RunView) -> str:
-    """Returns the losses from the untrained model on."""
+    """Returns the losses from the untrained model on, or what answers earned."""
+    if _is_rewarded(view):
+        lines = noisy("sampled answers", _curve(view, "sampled_reward"))
+        lines.append(Line("held-out questions", _curve(view, "reward"), dots=True))
+        figure = Figure("Reward by step", [Panel("reward", "", lines)])
+        return section("Reward", large_chart(figure))
     loss = _curve(view, "loss")
     chart = large_chart(losses_of(loss, _curve(view, "val_loss"), whole=True))
     start = ""
@@ -138,7 +154,7 @@ def _evaluations(view: RunView) -> str:
         return ""
     best = min(rows, key=lambda row: row["val_loss"])
     chosen = {rows.index(best), *_spread(range(len(rows)), MAX_EVALUATIONS)}
-    columns = {
+    columns: dict[str, tuple[str, str]] = {
         "held-out loss": ("val_loss", ".4f"),
         "on training text": ("train_loss", ".4f"),
         "perplexity": ("perplexity", ",.3f"),
@@ -149,6 +165,8 @@ def _evaluations(view: RunView) -> str:
     unit = "token"
     if any(_is_number(row.get("won")) for row in rows):  # answers were judged, not tokens
         columns, unit = dict(itertools.islice(columns.items(), 2)), "pair"
+    if _is_rewarded(view):
+        columns, unit = {}, ""
     for name, (title, kind) in LOSS_RECORDS.items():
         if any(_is_number(row.get(name)) for row in rows):
             columns[title] = (name, kind)
@@ -163,6 +181,8 @@ def _evaluations(view: RunView) -> str:
     note = _left_out(len(rows) - len(shown))
     found = table(cells, ("step", *columns), best=shown.index(best))
     about = f"<p>On held-out text, losses in nats per {unit}; the best one is bold.</p>"
+    if not unit:
+        about = "<p>What the likeliest answers to held-out questions earn; the best is bold.</p>"
     return section("Evaluations", f"{about}{found}{note}")
 
 
