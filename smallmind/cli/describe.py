@@ -9,7 +9,7 @@ from smallmind.cli.console import Console, shorten
 from smallmind.cli.timing import slower_than_float32, time_of_run
 from smallmind.corpus.reading import Report
 from smallmind.losses.preferences import PairsDataset
-from smallmind.losses.rewards import QuestionsDataset
+from smallmind.losses.question_data import QuestionsDataset
 from smallmind.nn.parameters import size_rows
 from smallmind.nn.position import Position, position_class
 from smallmind.settings.config import (

@@ -59,7 +59,7 @@ class ProgressDisplay:
         self.step_records = 0
         self.progress = StatusText(steps, console.stream)
         self.health_checks = 0
-        self.teaches_nothing = False  # the last step, in a run by rewards
+        self.knows_nothing_taught = False  # by some step of a run by rewards
         self.known: set[tuple[str, str]] = set()  # findings that were shown: name and problem
 
     @property
@@ -174,13 +174,12 @@ class ProgressDisplay:
         self.console.line(below + scores)
 
     def _show_reward(self, record: records.LossRecord, prefix: str) -> None:
-        """Shows what held-out answers earned, and where those of a step begin to teach nothing."""
+        """Shows what held-out answers earned, and the first step that taught nothing."""
         self.progress.update(record)
-        has_stopped = not record.numbers.get("teaching", 1.0)
-        if "reward" in record.numbers or has_stopped > self.teaches_nothing:
+        teaches_nothing = record.numbers.get("teaching") == 0
+        if "reward" in record.numbers or teaches_nothing > self.knows_nothing_taught:
             self.console.line(f"{prefix}  {record.text}")
-        if "teaching" in record.numbers:
-            self.teaches_nothing = has_stopped
+        self.knows_nothing_taught |= teaches_nothing
 
     def _show_findings(self, record: records.HealthRecord) -> None:
         """Shows each finding once per run; of similar ones, the first few and their number."""

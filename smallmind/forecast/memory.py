@@ -189,6 +189,8 @@ def estimate(
     moments = sum(tensor.nbytes for tensor in run.optimizer.tensors().values())
     frozen = [(4 * x.size, flat.compute[x.name]) for x in flat.frozen if x.name in flat.kept]
     converted = max((nbytes for nbytes, array in frozen if array.nbytes < nbytes), default=0)
+    sample = cache_bytes(model, min(model.block_size, 1 + SAMPLE_TOKENS))
+    T = text.pair // run.loss.sequences if text and text.pair else model.block_size
     return MemoryEstimate(
         weights=held_weights,
         working_weights=flat.copied_bytes,
@@ -200,7 +202,7 @@ def estimate(
         # Its gradients are never touched, so they take no memory.
         teacher=of_models if run.loss.models else 0,
         text=text.in_memory if text else 0,
-        sample=cache_bytes(model, min(model.block_size, 1 + SAMPLE_TOKENS)),
+        sample=sample + run.loss.sampling_bytes(model, T, trained),
         program=program.resident + STARTED_BYTES,
         timing=trained if timed else 0,
         saving=converted + (trained + moments if training.compress else 0),

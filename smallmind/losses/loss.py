@@ -169,6 +169,13 @@ class Loss:
         """Returns a loss of this kind with what it needs to learn from some text of letters."""
         return self
 
+    def sampling_bytes(self, _config: ModelConfig, _T: int, _trained: int) -> int:
+        """Counts the bytes that steps take to write answers of windows of T, if they do.
+
+        `trained` is the size of the weights that are trained.
+        """
+        return 0
+
     def preparation(self, _backend: Backend) -> int:
         """Counts the bytes that `prepare` takes besides weights. Before `outlined`."""
         return 0

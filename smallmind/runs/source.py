@@ -36,8 +36,13 @@ from smallmind.files import durable
 from smallmind.files.encoding import encoded
 from smallmind.losses.preference_settings import METHODS, PLAIN
 from smallmind.losses.preferences import Encoded, PairsDataset, encode_answers, windows_of
+from smallmind.losses.question_data import (
+    Asked,
+    QuestionsDataset,
+    encode_questions,
+    most_tokens,
+)
 from smallmind.losses.reward_settings import OF_REWARDS, RewardsConfig
-from smallmind.losses.rewards import Asked, QuestionsDataset, encode_questions, most_tokens
 from smallmind.memory.available import available_bytes
 from smallmind.runs.files import Text, is_literal, name_of, paths_of
 from smallmind.settings.config import RunConfig

@@ -209,6 +209,11 @@ class Dataset:
         return not isinstance(self.stored[0], np.ndarray)
 
     @property
+    def evaluated_tokens(self) -> int:
+        """The number of tokens in a batch of an evaluation."""
+        return self.batch_size * self.block_size
+
+    @property
     def held_out_batches(self) -> int:
         """The number of batches with as many tokens as the held-out part."""
         return self.batches_of("held_out")

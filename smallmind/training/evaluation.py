@@ -182,7 +182,7 @@ def _held_out_batches(
     model: TransformerModel, dataset: Dataset, batch_size: int, loss: Loss
 ) -> _Batches:
     if dataset.is_packed:
-        most = math.ceil(MAX_HELD_OUT / (dataset.batch_size * dataset.block_size))
+        most = math.ceil(MAX_HELD_OUT / dataset.evaluated_tokens)
         numbers = range(min(most, dataset.held_out_batches))
         return _packed_batches(model, dataset, "held_out", numbers, loss)
     return _text_batches(model, dataset.held_out, dataset.spelled, batch_size, MAX_HELD_OUT)

@@ -12,7 +12,7 @@ import pytest
 from smallmind import InputError, Run
 from smallmind.forecast.memory import TextSize, estimate
 from smallmind.forecast.pace import rough_pace
-from smallmind.losses.rewards import QuestionsDataset
+from smallmind.losses.question_data import QuestionsDataset
 from smallmind.runs.assembly import outline_of
 from tests.corpus.reading import lines, written
 from tests.faults.runs import outcome, status
@@ -171,13 +171,16 @@ def test_the_estimate_of_memory_is_what_the_pool_holds(folder, more):
     data, settings = run.data, run.settings
     text = TextSize.of(run.files.source.nbytes, data)
     loss = outline_of(settings, None)
-    held = estimate(settings.model, settings.training, 4, loss=loss, text=text).activations
+    outlined = estimate(settings.model, settings.training, 4, loss=loss, text=text)
+    held = outlined.activations
     pool = run.training.model.workspace.pool
     pool.trim()
     before = pool.statistics().bytes_held
     for _ in run.training.steps(settings.training):
         pass
     assert 0 < pool.statistics().bytes_held - before <= held
+    decoder = run.training.loss._decoder
+    assert outlined.sample > decoder.cache.nbytes > 0
     assert rough_pace(run.training, run.settings.training).step > 0
 
 

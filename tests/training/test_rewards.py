@@ -7,7 +7,8 @@ import pytest
 
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.losses.judge import Answered, Judge
-from smallmind.losses.rewards import QuestionsDataset, Rewards, advantages_of
+from smallmind.losses.question_data import QuestionsDataset
+from smallmind.losses.rewards import Rewards, advantages_of
 from smallmind.nn.workspace import Pass
 from smallmind.settings.config import Adapter
 from smallmind.settings.presets import ARCHITECTURES
