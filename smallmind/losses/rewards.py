@@ -31,10 +31,11 @@ from smallmind.writing.decoder import Continuation, Decoder
 SMALLEST_DEVIATION = 1e-4  # of rewards, that is added to theirs
 STREAM = 6  # of random numbers, beside those of the data
 LENGTHS = 4  # to which batches are cut: arrays of others would take more memory
+READ_TOGETHER = 4096  # tokens of prompts
 SLOTS, CACHE_BYTES = 128, 1 << 28  # answers that are written at a time, at most
 
 
-class Terms(NamedTuple):
+class _Terms(NamedTuple):
     """The losses of some tokens, and their derivatives by the log-probabilities of these."""
 
     losses: np.ndarray  # (n,)
@@ -48,7 +49,7 @@ def grpo(
     advantages: np.ndarray,
     clip: float,
     beta: float,
-) -> Terms:
+) -> _Terms:
     """-> -min(ratio A, clipped A) + beta KL, where ratio = exp(logp - old).
 
     All are (n,), one for each token. `clipped` is the ratio within 1 - clip and 1 + clip, and the
@@ -61,7 +62,12 @@ def grpo(
         d = reference - logp
         losses += beta * (np.exp(d) - d - 1)
         dlogp += beta * (1 - np.exp(d))
-    return Terms(losses, dlogp)
+    return _Terms(losses, dlogp)
+
+
+def teaching(rewards: np.ndarray) -> np.ndarray:
+    """rewards (N, G) -> True for each group whose rewards are not all equal (N,)."""
+    return np.asarray(np.any(rewards != rewards[:, :1], axis=1))
 
 
 def advantages_of(rewards: np.ndarray) -> np.ndarray:
@@ -69,10 +75,9 @@ def advantages_of(rewards: np.ndarray) -> np.ndarray:
 
     Where all of a group are equal they are exactly 0.
     """
-    differs = (rewards != rewards[:, :1]).any(axis=1, keepdims=True)
     above = rewards - rewards.mean(axis=1, keepdims=True)
     deviations = rewards.std(axis=1, ddof=1, keepdims=True)
-    return np.where(differs, above / (deviations + SMALLEST_DEVIATION), 0.0)
+    return np.where(teaching(rewards)[:, None], above / (deviations + SMALLEST_DEVIATION), 0.0)
 
 
 def _first_true(teaches: np.ndarray) -> np.ndarray:
@@ -83,7 +88,7 @@ def _first_true(teaches: np.ndarray) -> np.ndarray:
     return np.sort(order[: min(N, -(-count // step) * step)])
 
 
-class Round(NamedTuple):
+class _Round(NamedTuple):
     """The sampled answers of W questions: G each, of at most L tokens."""
 
     starts: np.ndarray  # int64 (W, 2), the step and the window of each question
@@ -94,7 +99,7 @@ class Round(NamedTuple):
     reference: np.ndarray  # float32 (W, G, L), in the model before its first step
 
     @classmethod
-    def empty(cls, W: int, G: int, L: int) -> "Round":
+    def empty(cls, W: int, G: int, L: int) -> "_Round":
         """Returns a round without questions, of arrays with space for them."""
         return cls(
             np.full((W, 2), -1, np.int64),
@@ -157,7 +162,7 @@ class Rewards(Loss):
         self._weights: np.ndarray | None = None  # of the reference
         self._decoder: Decoder | None = None
         self._step, self._sampled_at = 0, -1
-        self._round: Round | None = None
+        self._round: _Round | None = None
         self._rows: dict[tuple[int, int], int] = {}  # of the round, by step and window
         self._asked = self._taught = 0  # questions of the steps so far, of this process
         self._judged: dict[int, float] = {}  # windows of an evaluation -> what their answers earned
@@ -200,7 +205,7 @@ class Rewards(Loss):
         """Forgets the answers of an earlier run."""
         if self.data:
             W = self.config.reward_updates * config.grad_accum_steps * self.data.batch_size
-            self._take(Round.empty(W, self.sequences, self.data.most))
+            self._take(_Round.empty(W, self.sequences, self.data.most))
 
     def begin_step(
         self,
@@ -218,7 +223,7 @@ class Rewards(Loss):
             self._take(self._sampled(model, questions, check_stop))
             self._sampled_at = step
         self._asked += len(rewards := self._rewards_of_step())
-        self._taught += int(advantages_of(rewards).any(axis=1).sum())
+        self._taught += int(teaching(rewards).sum())
 
     def seen(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Returns ids and targets (G B, T) of the answers."""
@@ -247,7 +252,7 @@ class Rewards(Loss):
         found, rows, is_fresh = self._answers_to(model, batch)
         N, G, beta = len(rows), self.sequences, self.config.reward_beta
         if not beta:
-            rows = rows[_first_true(advantages_of(found.rewards[rows]).any(axis=1))]
+            rows = rows[_first_true(teaching(found.rewards[rows]))]
         if not len(rows):
             return 0.0
         windows, mask = self._windows(found, rows)
@@ -291,7 +296,7 @@ class Rewards(Loss):
 
     # Answers.
 
-    def _answers_to(self, model: TransformerModel, batch: Batch) -> tuple[Round, np.ndarray, bool]:
+    def _answers_to(self, model: TransformerModel, batch: Batch) -> tuple[_Round, np.ndarray, bool]:
         """-> a round, the numbers of the batch's questions there, True if it was just sampled."""
         asked = [(self._step, start) for start in batch.starts.tolist()]
         if self._round is not None and all(one in self._rows for one in asked):
@@ -301,7 +306,7 @@ class Rewards(Loss):
         found = self._sampled(model, asked, lambda: None)
         return found, np.arange(len(asked)), True
 
-    def _take(self, found: Round) -> None:
+    def _take(self, found: _Round) -> None:
         """Makes a round the one that the next steps learn from."""
         self._round, self._sampled_at = found, -1
         places = enumerate(map(tuple, found.starts.tolist()))
@@ -312,17 +317,18 @@ class Rewards(Loss):
         model: TransformerModel,
         questions: Sequence[tuple[int, int]],
         check_stop: Callable[[], object],
-    ) -> Round:
+    ) -> _Round:
         """Samples answers to questions, (step, window) each, and asks what they earn."""
         assert self.data
         G, L, size = self.sequences, self.data.most, self.data.block_size
         W = max(len(questions), 0 if self._round is None else len(self._round.starts))
-        found = Round.empty(W, G, L)
+        found = _Round.empty(W, G, L)
         seed, groups = self.data.seed, []
+        sampling = GenerationConfig(max_tokens=L, temperature=1.0)
         for step, start in questions:
             question = start // size
             seeds = [hash64(seed, STREAM, step, question, g) >> 1 for g in range(G)]
-            groups.append([self._text(question, 1.0, seed) for seed in seeds])
+            groups.append([self._text(question, sampling, seed) for seed in seeds])
         self._write(model, groups, check_stop)
         for row, ((step, start), texts) in enumerate(zip(questions, groups, strict=True)):
             found.starts[row] = step, start
@@ -339,11 +345,10 @@ class Rewards(Loss):
                 self._note_log_probabilities(found.reference, model, found, rows)
         return found
 
-    def _text(self, question: int, temperature: float, seed: int = 0) -> Continuation:
+    def _text(self, question: int, config: GenerationConfig, seed: int = 0) -> Continuation:
         """Returns an answer to a question that is to be written."""
         assert self.data
-        config = GenerationConfig(max_tokens=self.data.most, temperature=temperature, seed=seed)
-        return Continuation(self.data.tokenizer, self.data.asked(question).ids, config)
+        return Continuation(self.data.tokenizer, self.data.asked(question).ids, config, seed=seed)
 
     def _write(
         self,
@@ -355,11 +360,12 @@ class Rewards(Loss):
         assert self.data
         if self._decoder is None or self._decoder.model is not model:
             _, slots, length = self._slots(model.config, self.data.longest)
-            tokenizer, part = self.data.tokenizer, slots * length
-            self._decoder = Decoder(model, tokenizer, slots, length, part)
+            part = max(length, READ_TOGETHER)
+            self._decoder = Decoder(model, self.data.tokenizer, slots, length, part)
         self._decoder.clear()
         steps = iter(activity.parts(range(sum(map(len, groups)))))
-        for tokens in self._decoder.write(groups):
+        # Prompts of one length are read together.
+        for tokens in self._decoder.write(sorted(groups, key=lambda texts: len(texts[0].ids))):
             check_stop()
             for token in tokens:
                 if token.is_last:
@@ -380,7 +386,7 @@ class Rewards(Loss):
         ]
         return np.array(self.judge.scores(answers)).reshape(len(numbers), -1)
 
-    def _windows(self, found: Round, rows: np.ndarray) -> tuple[Batch, np.ndarray]:
+    def _windows(self, found: _Round, rows: np.ndarray) -> tuple[Batch, np.ndarray]:
         """-> windows (R, T) of all answers to some questions, where their tokens are targets."""
         assert self.data
         G, size = self.sequences, self.data.block_size
@@ -404,7 +410,7 @@ class Rewards(Loss):
         return Batch(ids, targets, np.zeros(len(ids), np.int64)), mask
 
     def _note_log_probabilities(
-        self, out: np.ndarray, model: TransformerModel, found: Round, rows: np.ndarray
+        self, out: np.ndarray, model: TransformerModel, found: _Round, rows: np.ndarray
     ) -> None:
         """Writes the log-probability of each token of answers, as many at a time as in a step."""
         assert self.data
@@ -464,10 +470,10 @@ class Rewards(Loss):
             self._weights = weights.copy()
             self._weights.flags.writeable = False
         if "starts" in tensors:
-            names = set(Round._fields) & tensors.keys()
+            names = set(_Round._fields) & tensors.keys()
             W, G, L = tensors["tokens"].shape
             self._take(
-                Round.empty(W, G, L)._replace(**{name: tensors[name].copy() for name in names})
+                _Round.empty(W, G, L)._replace(**{name: tensors[name].copy() for name in names})
             )
 
     # Evaluations, checks and memory.
@@ -501,7 +507,8 @@ class Rewards(Loss):
         if self.data is None:  # an outline of a run
             return [0.0] * len(batch.starts)
         numbers = [start // self.data.block_size for start in batch.starts.tolist()]
-        groups = [[self._text(number, 0.0)] for number in numbers]
+        likeliest = GenerationConfig(max_tokens=self.data.most, temperature=0.0)
+        groups = [[self._text(number, likeliest)] for number in numbers]
         self._write(model, groups, lambda: None)
         found: list[float] = self._earned(numbers, groups)[:, 0].tolist()
         return found
@@ -524,13 +531,13 @@ class Rewards(Loss):
     def sampled(self) -> tuple[str, dict[str, float], str]:
         """Returns what the sampled answers of the step earned -> as `compared`."""
         rewards = self._rewards_of_step()
-        mean, teaching = float(rewards.mean()), float(advantages_of(rewards).any(axis=1).mean())
-        text = f"reward {mean:.3f}, {teaching:.0%} of the questions teach"
-        if not teaching:
+        mean, share = float(rewards.mean()), float(teaching(rewards).mean())
+        text = f"reward {mean:.3f}, {share:.0%} of the questions teach"
+        if not share:
             text = (
                 f"reward {mean:.3f}: nothing to learn, as all answers to a question earned the same"
             )
-        return self.name, {"sampled_reward": mean, "teaching": teaching}, text
+        return self.name, {"sampled_reward": mean, "teaching": share}, text
 
     def _rewards_of_step(self) -> np.ndarray:
         """Returns what the answers to the questions of the step earned (N, G)."""

@@ -1,5 +1,6 @@
 """Texts that a model writes together: they join and leave between tokens."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -68,7 +69,8 @@ class Continuation:
     of the tokenizer's `ends`, at a stop string, where its form is complete or after max_tokens:
     `ended` is then "end", "stop", "form" or "length", also if the form was completed because no
     more tokens were left. `tokens` are those written so far, after those that it has `begun` with,
-    `text` is what they spell. `top` asks for that many alternatives to each token.
+    `text` is what they spell. `top` asks for that many alternatives to each token. `seed` is by
+    default that of the settings.
     """
 
     def __init__(
@@ -79,11 +81,13 @@ class Continuation:
         top: int | None = None,
         begun: Sequence[int] = (),
         form: Form | None = None,
+        seed: int | None = None,
     ) -> None:
         if not len(ids):
             raise InputError("the prompt is empty; give at least one character")
         self._form = form.begin(begun) if form else None
         self.ids, self.config, self.top = np.append(ids, np.array(begun, np.int32)), config, top
+        self.seed = config.seed if seed is None else seed
         self.tokens = list(begun)
         self.ended: str | None = None if config.max_tokens else "length"
         self._begun = len(begun)
@@ -112,7 +116,7 @@ class Continuation:
             self._seen = SeenTokens(self._vocab_size, self._prompt)
             for token in self.tokens:
                 self._seen.add(token)
-        uniform = (hash64(self.config.seed, len(self.tokens)) >> 11) / 2**53
+        uniform = (hash64(self.seed, len(self.tokens)) >> 11) / 2**53
         allowed = self._form.allowed() if self._form else None
         return Drawing(self.config, uniform, self._seen, allowed)
 
@@ -259,23 +263,38 @@ class Decoder:
             first = prompt.slots[0]
             if first != prompt.reads:
                 prompt.reads, prompt.done = first, 0
-            part = prompt.ids[prompt.done : prompt.done + self.part]
-            if len(part) > left:
+            places = slice(prompt.done, prompt.done + self.part)
+            length = len(prompt.ids[places])
+            if length > left:
                 return
-            left -= len(part)
-            self.cache.select([first])
+            together = self._alike(left // length)
+            left -= length * len(together)
+            self.cache.select([each.slots[0] for each in together])
             if not prompt.done:
                 self.cache.clear()
-            logits = self.model.decode(part[None], self.cache)[:, : self.vocab_size]
-            prompt.done += len(part)
+            ids = np.stack([each.ids[places] for each in together])
+            logits = self.model.decode(ids, self.cache)[:, : self.vocab_size]
+            for each in together:
+                each.reads, each.done = each.slots[0], each.done + length
             if prompt.done == len(prompt.ids):
-                yield from self._has_read(prompt, logits)
+                self._pool.trim()
+                for number, each in enumerate(together):
+                    yield from self._has_read(each, logits[number : number + 1])
+
+    def _alike(self, most: int) -> list["_Prompt"]:
+        """Returns the prompts that are read in one pass: the next ones, if they are as long."""
+        first = self._reading[0]
+        if first.done:
+            return [first]
+        others = itertools.takewhile(
+            lambda other: len(other.ids) == len(first.ids) and not other.done, self._reading
+        )
+        return list(itertools.islice(others, most))
 
     def _has_read(self, prompt: "_Prompt", logits: np.ndarray) -> Iterator[Token]:
         """logits (1, V) after a prompt -> the first tokens of its texts, which begin to write."""
         del self._reading[0]
-        self._pool.trim()
-        self.cache.copy(prompt.reads, prompt.slots[1:])
+        self.cache.copy(prompt.slots[0], prompt.slots[1:])
         self._writing = sorted([*self._writing, *prompt.slots])
         yield from self._written(prompt.slots, logits.repeat(len(prompt.slots), 0))
 
