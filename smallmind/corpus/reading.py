@@ -16,8 +16,8 @@ from smallmind.files import durable
 from smallmind.text.chat import Turn
 
 BYTES_PER_STEP = 2**16  # bytes between two changes of the share that has been read
-# What is read besides answers to learn: pairs of better and worse ones, labels of single ones, or
-# questions without any.
+# Records are read for pairs of better and worse answers, for labels of single ones, or for
+# questions that need no answer; else for answers to learn.
 PAIRS, LABELS, QUESTIONS = "pairs", "labels", "questions"
 MAX_UNREAD, MAX_SHOWN = 256, 12  # names of fields that are remembered, and that are shown
 

@@ -28,7 +28,7 @@ START_SECONDS = 60.0  # until a file has been read: what it imports may take lon
 MAX_BYTES = 1 << 24  # of such a file
 
 
-class Answered(NamedTuple):
+class Attempt(NamedTuple):
     """A question, an answer to it, and the wanted one if there is one."""
 
     question: str
@@ -45,17 +45,17 @@ Reward = Callable[[str, str, str | None], object]  # question, answer, wanted ->
 
 
 def exact(_question: str, answer: str, wanted: str) -> float:
-    """1 for the wanted answer, but for spaces around it."""
+    """Gives 1 to the wanted answer, but for spaces around it."""
     return float(answer.strip() == wanted.strip())
 
 
 def contains(_question: str, answer: str, wanted: str) -> float:
-    """1 for an answer with the wanted one in it."""
+    """Gives 1 to an answer with the wanted one in it."""
     return float(wanted.strip() in answer)
 
 
 def json(_question: str, answer: str, _wanted: str | None) -> float:
-    """1 for an object or a list of JSON."""
+    """Gives 1 to an object or a list of JSON."""
     try:
         return float(isinstance(from_json(answer), dict | list))
     except ValueError:
@@ -63,7 +63,7 @@ def json(_question: str, answer: str, _wanted: str | None) -> float:
 
 
 def length(_question: str, answer: str, wanted: str) -> float:
-    """The shorter of an answer and the wanted one, over the longer, in characters."""
+    """Divides the shorter of an answer and the wanted one by the longer, in characters."""
     shorter, longer = sorted((len(answer.strip()), len(wanted.strip())))
     return shorter / longer if longer else 1.0
 
@@ -82,7 +82,7 @@ class Judge:
         self.name, self.seconds = str(reward), seconds
         self.file: Path | None = None
         self.digest: str | None = None  # of the file
-        self._process: _Process | None = None
+        self._process: _RewardProcess | None = None
         if not isinstance(reward, str):
             self.name, self._function = getattr(reward, "__name__", self.name), reward
         elif reward in parts.REWARDS:
@@ -97,19 +97,19 @@ class Judge:
         """True if each question needs a wanted answer."""
         return not self.file and self._function in NEED_WANTED
 
-    def scores(self, answers: Sequence[Answered]) -> list[float]:
+    def scores(self, answers: Sequence[Attempt]) -> list[float]:
         """Returns what each answer earns. InputError that names the question if one earns none."""
         if not self.file:
             return [self._score(answer) for answer in answers]
         if not self._process:
-            self._process = _Process(self.file, self.seconds)
+            self._process = _RewardProcess(self.file, self.seconds)
         try:
             return self._process.scores(answers)
         except BaseException:
             self.close()
             raise
 
-    def _score(self, answered: Answered) -> float:
+    def _score(self, answered: Attempt) -> float:
         try:
             return reward_program.number(self._function(*answered))
         except Exception as error:
@@ -144,7 +144,7 @@ def _content(path: Path) -> bytes:
         ) from None
 
 
-class _Process:
+class _RewardProcess:
     """The process in which a reward function runs."""
 
     def __init__(self, file: Path, seconds: float) -> None:
@@ -169,7 +169,7 @@ class _Process:
             self.close()
             raise
 
-    def scores(self, answers: Sequence[Answered]) -> list[float]:
+    def scores(self, answers: Sequence[Attempt]) -> list[float]:
         """Returns what each answer earns. InputError for the first that earns nothing."""
         assert self._process.stdin
         found = []

@@ -67,7 +67,9 @@ class QuestionsDataset(Dataset):
         self.tokenizer, self._conversations = tokenizer, conversations
         self.longest = max(len(asked.ids) for asked in self._asked) + most - 1
         self.block_size = self.stride = answers * self.longest
-        self.train, self.held_out = (_Windows(part, self.block_size) for part in (train, held_out))
+        self.train, self.held_out = (
+            _QuestionWindows(part, self.block_size) for part in (train, held_out)
+        )
 
     @classmethod
     def of_texts(
@@ -186,7 +188,7 @@ class QuestionsDataset(Dataset):
         return spread(found, most)
 
 
-class _Windows:
+class _QuestionWindows:
     """Windows of questions as tokens one after another, and one more: only as many as are read."""
 
     def __init__(self, asked: Sequence[Asked], size: int) -> None:

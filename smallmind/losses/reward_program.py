@@ -72,7 +72,7 @@ def main(path: str, seconds: float) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
     questions = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "w", encoding="ascii")
-    # What the function reads is empty, and what it prints must not be taken for a reply.
+    # The function reads nothing, and must not print anything that is taken for a reply.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -28,7 +28,7 @@ class RewardsConfig:
         None,
         f"what an answer earns: {', '.join(parts.REWARDS)}, or a file of Python with "
         "reward(question, answer, wanted), which is run",
-        metavar="NAME|FILE.py",
+        metavar="REWARD",
     )
     reward_answers: int = setting(
         8, "answers to each question, which are compared", low=2, high=1024

@@ -14,7 +14,7 @@ import numpy as np
 from smallmind.checks import InputError, count_of, suggesting
 from smallmind.console import activity
 from smallmind.losses.cross_entropy import SLACK
-from smallmind.losses.judge import Answered, Judge, Reward
+from smallmind.losses.judge import Attempt, Judge, Reward
 from smallmind.losses.loss import Loss
 from smallmind.losses.question_data import QuestionsDataset
 from smallmind.losses.reward_settings import RewardsConfig
@@ -35,7 +35,7 @@ READ_TOGETHER = 4096  # tokens of prompts
 SLOTS, CACHE_BYTES = 128, 1 << 28  # answers that are written at a time, at most
 
 
-class _Terms(NamedTuple):
+class _TokenTerms(NamedTuple):
     """The losses of some tokens, and their derivatives by the log-probabilities of these."""
 
     losses: np.ndarray  # (n,)
@@ -49,7 +49,7 @@ def grpo(
     advantages: np.ndarray,
     clip: float,
     beta: float,
-) -> _Terms:
+) -> _TokenTerms:
     """-> -min(ratio A, clipped A) + beta KL, where ratio = exp(logp - old).
 
     All are (n,), one for each token. `clipped` is the ratio within 1 - clip and 1 + clip, and the
@@ -62,7 +62,7 @@ def grpo(
         d = reference - logp
         losses += beta * (np.exp(d) - d - 1)
         dlogp += beta * (1 - np.exp(d))
-    return _Terms(losses, dlogp)
+    return _TokenTerms(losses, dlogp)
 
 
 def teaching(rewards: np.ndarray) -> np.ndarray:
@@ -380,7 +380,7 @@ class Rewards(Loss):
         template = format_of(self.data.tokenizer)
         lead = template.lead if template else ""
         answers = [
-            Answered(asked.said, text.text.removeprefix(lead), asked.wanted)
+            Attempt(asked.said, text.text.removeprefix(lead), asked.wanted)
             for asked, texts in zip(map(self.data.asked, numbers), groups, strict=True)
             for text in texts
         ]

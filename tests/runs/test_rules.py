@@ -113,6 +113,15 @@ def test_a_starting_model_decides_for_its_weights():
     refuses("n_layer=3 contradicts first, whose weights have n_layer=2", wrong.settings, facts)
 
 
+def test_a_window_of_the_default_length_is_a_choice_too():
+    shape = {"vocab_size": 9, "block_size": 16, "n_layer": 2, "n_embd": 32, "n_head": 2}
+    known = {"start_tokenizer": "char", "limits_context": False, "is_chat": True}
+    known |= {"conversations": 9, "window": lambda: ModelConfig.block_size}
+    facts = Facts(start=ModelConfig(position="rope", **shape), **known)
+    choices = Choices({"init_from": "first"}, is_default=True)
+    assert choices.settings(facts).model.block_size == ModelConfig.block_size
+
+
 def test_a_run_says_what_has_set_its_settings(text, tmp_path):
     run = Run.create(text=text, out=tmp_path / "run", **FEW)
     origins = run.settings.explain()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
-from smallmind.losses.judge import Answered, Judge
+from smallmind.losses.judge import Attempt, Judge
 from smallmind.losses.question_data import QuestionsDataset
 from smallmind.losses.rewards import Rewards, advantages_of
 from smallmind.nn.workspace import Pass
@@ -218,7 +218,7 @@ def test_a_model_learns_what_earns_more():
     assert -after.loss > 0.8 > -before and after.accuracy == -after.loss
 
 
-ASKED = [Answered("2+2", "4", "4"), Answered("3+3", "7", "6")]
+ASKED = [Attempt("2+2", "4", "4"), Attempt("3+3", "7", "6")]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ ASKED = [Answered("2+2", "4", "4"), Answered("3+3", "7", "6")]
     ],
 )
 def test_rewards_by_name(name, answer, wanted, score):
-    assert Judge(name, 1).scores([Answered("?", answer, wanted)]) == [score]
+    assert Judge(name, 1).scores([Attempt("?", answer, wanted)]) == [score]
 
 
 def judge(path, body, head="", seconds=5):

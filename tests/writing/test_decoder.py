@@ -68,6 +68,25 @@ def test_a_part_of_a_prompt_is_read_between_tokens_of_the_others():
     assert steps == [[first]] * 4 + [[long, first], [first, long]]
 
 
+@pytest.mark.parametrize("part", [2, 8, 30])
+def test_prompts_of_one_length_are_read_together(part, monkeypatch):
+    model, prompts = new_model(), [TEXT[i : i + 5] for i in range(6)] + [TEXT[:7]]
+    alone = [generate(model, TOKENIZER, prompt, max_tokens=4, seed=2) for prompt in prompts]
+    passes, decode = [], model.decode
+
+    def counted(ids, cache):
+        passes.append(ids.shape)
+        return decode(ids, cache)
+
+    monkeypatch.setattr(model, "decode", counted)
+    texts = [[continuation(prompt, max_tokens=4, seed=2)] for prompt in prompts]
+    with Decoder(model, TOKENIZER, 6, part=part) as decoder:
+        for _ in decoder.write(texts):
+            pass
+    assert [prompt + text.text for prompt, (text,) in zip(prompts, texts, strict=True)] == alone
+    assert passes[0] == {2: (1, 2), 8: (1, 5), 30: (6, 5)}[part]
+
+
 def test_a_sequence_that_leaves_frees_its_slot_at_once():
     with Decoder(new_model(), TOKENIZER, 2, part=2) as decoder:
         reading, writing = continuation("quick brown"), continuation("f")
