@@ -162,7 +162,7 @@ class _RewardProcess:
         self._ended = weakref.finalize(self, _end, self._process)
         try:
             with activity.doing(f"Reading {file.name}", usual=True):
-                reply = self._reply(START_SECONDS, "reading it")
+                reply = self._reply(max(START_SECONDS, self.seconds), "reading it")
             if problem := reply.get("error"):
                 raise InputError(f"{file}: {problem}")
         except BaseException:
