@@ -88,7 +88,7 @@ def commands(kind, block):
     """The words of each command of a block of sh, joined lines apart."""
     if kind != "sh":
         return []
-    lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+    lines = [shlex.split(line, comments=True) for line in block.replace("\\\n", "").splitlines()]
     apart = [" ".join(map(shlex.quote, words)).split(" '&&' ") for words in lines]
     return [shlex.split(part) for line in apart for part in line]
 

@@ -199,10 +199,12 @@ class ProgressDisplay:
 def show_losses(console: Console, run: "Run") -> None:
     """Shows the training loss from the first step to the last, also of earlier sessions."""
     metrics = metrics_so_far(run.path)
-    title, column = "Training loss", "loss"
-    if run.training.loss.unit == QUESTION:
-        title, column = "Reward of sampled answers", "sampled_reward"
-    losses = metrics.curve(column).smoothed().values if metrics else []
+    if not metrics:
+        return
+    title, curve = "Reward of sampled answers", metrics.curve("sampled_reward")
+    if not curve.values:
+        title, curve = "Training loss", metrics.curve("loss")
+    losses = curve.smoothed().values
     if len(losses) < MIN_LOSSES:
         return
     begin, end = f"{title}: {losses[0]:.4f} ", f" {losses[-1]:.4f}"

@@ -14,9 +14,10 @@ from smallmind.guide import NAMES, text_of, title
 
 INDENT = 4 * " "  # of blocks of code, and of what explains the line above
 CELL_END = re.compile(r"(?<!\\)\|")
+ELSEWHERE = "Profiling", "Rewards: answers that the model tries, and what they earn"
 SETTINGS = """# Every setting
-Flags of `smallmind train` (`--help` has those for profiling too); in config.json, TOML and
-`Run.create` with `_` for `-`, without `--`.
+Flags of `smallmind train` (`--help` has those for profiling too, `smallmind guide preferences`
+those of rewards); in config.json, TOML and `Run.create` with `_` for `-`, without `--`.
 
 | flag | meaning |
 |---|---|
@@ -72,7 +73,7 @@ def settings() -> str:
     for group in parser._action_groups:
         actions = [action for action in group._group_actions if action.option_strings]
         actions = [action for action in actions if action.help != argparse.SUPPRESS]
-        if group.title == "Profiling":  # which are not kept with a run
+        if group.title in ELSEWHERE:
             continue
         for number, action in enumerate(actions):
             value = "" if action.nargs == 0 else action.metavar or "/".join(action.choices or ())

@@ -149,7 +149,7 @@ class _RewardProcess:
 
     def __init__(self, file: Path, seconds: float) -> None:
         self.file, self.seconds = file, seconds
-        command = [sys.executable, reward_program.__file__, str(file), str(seconds)]
+        command = [sys.executable, "-P", reward_program.__file__, str(file), str(seconds)]
         # The order of sets must not differ from run to run.
         environment = {"PYTHONHASHSEED": "0", **os.environ}
         self._process = subprocess.Popen(

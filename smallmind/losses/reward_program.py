@@ -26,7 +26,7 @@ GRACE = 5.0  # seconds after which this ends itself, if nobody else has ended it
 def load(path: str) -> Callable[[str, str, str | None], object]:
     """Returns the function of a file. ValueError, or whatever the file raises."""
     sys.dont_write_bytecode = True
-    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     spec = importlib.util.spec_from_file_location("reward_file", path)
     if spec is None or spec.loader is None:
         raise ValueError("its name must end with .py")

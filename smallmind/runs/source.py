@@ -104,6 +104,13 @@ class Source:
         """Returns the digest that identifies it."""
         raise NotImplementedError
 
+    def rewarded(self, config: RewardsConfig) -> "Source":
+        """Returns its questions, answers to which are rewarded. InputError if it has none."""
+        raise InputError(
+            f"--reward {config.reward} asks questions, and {self.name} has none: give records with "
+            "prompt, question or messages, or --chat alone for built-in ones"
+        )
+
     def about_conversations(self, tokenizer: Tokenizer) -> Fields:
         """Returns the facts for settings that follow from conversations; none of plain text."""
         del tokenizer
@@ -218,6 +225,9 @@ class ConversationSource(Source):
             found.update(*(turn.text + turn.more for turn in conversation))
         return "".join(sorted(found))
 
+    def rewarded(self, config: RewardsConfig) -> "Source":
+        return RewardSource(self, config)
+
     def about_conversations(self, tokenizer: Tokenizer) -> Fields:
         def window() -> int:
             return window_for([len(tokens) for tokens in self.marked(tokenizer)])
@@ -303,12 +313,7 @@ class PreferenceSource(ConversationSource):
 class RewardSource(ConversationSource):
     """Questions in conversations, to which a model tries answers; the last tenth is held out."""
 
-    def __init__(self, source: Source, config: RewardsConfig) -> None:
-        if not isinstance(source, ConversationSource):
-            raise InputError(
-                f"--reward {config.reward} asks questions, and {source.name} has none: give "
-                "records with prompt, question or messages, or --chat alone for built-in ones"
-            )
+    def __init__(self, source: ConversationSource, config: RewardsConfig) -> None:
         held_out, is_built_in = source.held_out, source.is_built_in
         super().__init__(source.conversations, source.name, held_out, source.report, is_built_in)
         self.config = config
@@ -376,7 +381,7 @@ class RewardSource(ConversationSource):
 
 def for_rewards(source: Source, config: RewardsConfig) -> Source:
     """Returns the questions of a source if answers to them are rewarded, else the source."""
-    return RewardSource(source, config) if config.reward else source
+    return source.rewarded(config) if config.reward else source
 
 
 def reading_for(settings: Settings) -> str | None:

@@ -160,7 +160,7 @@ def _round_row(builder, row, sums, out, bias, addend, stride):
 
 
 def _add_unless_null(builder, totals, pointer, place):
-    """Two vectors + those of bfloat16 at a place after the pointer, unless it is NULL."""
+    """Adds two vectors of bfloat16, at a place after the pointer, unless that is NULL."""
     before, sums = builder.block, []
     is_present = builder.icmp_unsigned("!=", builder.ptrtoint(pointer, I64), I64(0))
     with builder.if_then(is_present):
