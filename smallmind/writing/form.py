@@ -23,6 +23,7 @@ KINDS = ("json", "schema", "regex", "grammar")
 MISSING = 'answers in a form need the package llguidance: pip install "smallmind[format]"'
 # Without a limit, small models write line breaks until the end.
 WHITESPACE = r"\n?[ \t]{0,20}"
+NO_TOKEN = -1  # in the place of a byte that no token is
 MAX_ENDING = 512  # tokens of a way to complete a text that is looked for
 MAX_SPELLED = 2048  # its bytes
 MAX_TRIED = 16000  # tokens that are tried to find one: a tenth of a second
@@ -203,16 +204,18 @@ class FormState:
     def _found(self, most: int, has_way: bool) -> list[int] | None:
         """Returns tokens that complete the text, at most so many if it `has_way`; None if unknown.
 
-        One that is too long is looked for again only if there was a shorter one before.
+        One that is too long is looked for again only if there was a shorter one before; where there
+        was none that is short enough, less and less often.
         """
         known = self._rest()
         if known is not None and (len(known) <= most or not has_way):
             return known
         self._waited += 1
-        if most > MAX_ENDING and self._waited < self._wait:
+        if (most > MAX_ENDING or not has_way) and self._waited < self._wait:
             return known
         found = self._searched([] if known else self._ending or [])
-        self._wait, self._waited = (1 if found is not None else min(MAX_WAIT, 2 * self._wait)), 0
+        fits = found is not None and (has_way or len(found) <= most)
+        self._wait, self._waited = (1 if fits else min(MAX_WAIT, 2 * self._wait)), 0
         return min((x for x in (known, found) if x is not None), key=len, default=None)
 
     def _rest(self) -> list[int] | None:
@@ -399,6 +402,7 @@ class _Vocabulary:
             library.TokenizerWrapper(described), n_vocab=count, eos_token=sorted(ends) or [self.end]
         )
         self.longest, self.of_bytes = described.longest, described.of_bytes
+        self._of_byte = [self.of_bytes.get(bytes([i]), NO_TOKEN) for i in range(256)]
         self.completing, self._free = (
             [token for c in characters if (token := self.of_bytes.get(c.encode())) is not None]
             for characters in (COMPLETING, FREE)
@@ -441,9 +445,8 @@ class _Vocabulary:
 
     def single(self, spelled: bytes) -> list[int]:
         """Returns tokens of one byte that spell something, of longer ones where there are none."""
-        tokens = [self.of_bytes.get(spelled[i : i + 1]) for i in range(len(spelled))]
-        known = [token for token in tokens if token is not None]
-        return known if len(known) == len(spelled) else self.longest(spelled)
+        tokens = [self._of_byte[byte] for byte in spelled]
+        return self.longest(spelled) if NO_TOKEN in tokens else tokens
 
 
 class _Described:
@@ -462,7 +465,11 @@ class _Described:
         self.eos_token_id, self.special_token_ids = end, sorted(special)
         plain = [(spelled, i) for i, spelled in enumerate(tokens) if i not in special]
         self.of_bytes = dict(reversed(plain))
-        self._most = max(map(len, self.of_bytes), default=0)
+        lengths: dict[int, set[int]] = {}
+        for spelled in self.of_bytes:
+            if spelled:
+                lengths.setdefault(spelled[0], set()).add(len(spelled))
+        self._lengths = {byte: sorted(x, reverse=True) for byte, x in lengths.items()}
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Returns the tokens of a text that the form asks for word for word."""
@@ -475,7 +482,7 @@ class _Described:
         """Returns tokens that spell something, each as long as can be; as far as there are any."""
         found: list[int] = []
         while spelled:
-            lengths = range(min(self._most, len(spelled)), 0, -1)
+            lengths = self._lengths.get(spelled[0], ())
             length = next((n for n in lengths if spelled[:n] in self.of_bytes), 0)
             if not length:
                 break
