@@ -15,7 +15,7 @@ from smallmind.nn.network import declare_parameters
 from smallmind.runs import creating
 from smallmind.settings.config import SCHEDULES
 from smallmind.settings.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES
-from smallmind.settings.rules import Choices
+from smallmind.settings.rules import Choices, Facts, rates
 from smallmind.settings.settings import SECTIONS, Settings
 from smallmind.settings.sources import FIELDS, read_settings
 from smallmind.text.samplers import count_steps
@@ -175,6 +175,15 @@ def test_wide_models_are_tuned_with_adamw_at_lower_rates():
         rates = [tuned(width, **flags)["learning_rate"] for width in (64, 128, 256, 576, 2048)]
         assert rates[0] == rates[1] and rates == sorted(rates, reverse=True)
     assert tuned(576, optimizer="muon", learning_rate=0.5)["learning_rate"] == 0.5
+
+
+def test_adapters_of_blocks_that_end_in_norms_learn_at_lower_rates():
+    """With Gemma 3 the rate of others gave a loss of 0.936, this one 0.855."""
+    choices = Choices({"lora_rank": 16, "n_embd": 640, "init_from": "a model"})
+    usual = ModelConfig(vocab_size=9, n_embd=640, n_head=4)
+    sandwich = usual.having_parts(block="sandwich")
+    low, high = (rates(choices, Facts(start=x))["learning_rate"] for x in (sandwich, usual))
+    assert low == pytest.approx(1e-3) and high == pytest.approx(1.6e-3)
 
 
 def test_a_saved_run_keeps_its_settings_whatever_the_default_recipe(tmp_path):

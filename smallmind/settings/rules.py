@@ -363,12 +363,13 @@ def settings_of_recipe(choices: Choices, _: Facts) -> Fields:
 # Measured with models of 128 and 576 channels, see "Adapting models of others" in bench/LOG.md.
 FINE_TUNING = 0.3  # of the rates from scratch, for a model that is good already
 LORA_RATE = 8e-3
+SANDWICH_LORA = 0.625  # of it, where branches are normalised at their ends: Gemma 3
 PREFERENCE_TUNING = 0.02  # of these, for preferences: at 0.1 a model forgets what it answered
 # Channels up to which that is so, and the powers by which rates fall with more of them.
 TUNED_WIDTH, TUNING_POWER, LORA_POWER = 128, 1.5, 1.0
 
 
-def rates(choices: Choices, _: Facts) -> Fields:
+def rates(choices: Choices, facts: Facts) -> Fields:
     """Sets rates by optimizer, batch and width, ends them at zero, and asks for a fast precision.
 
     beta2 is 0.99 for 768 tokens per update and averages over as many tokens for any other number
@@ -385,6 +386,8 @@ def rates(choices: Choices, _: Facts) -> Fields:
     narrow = min(1.0, TUNED_WIDTH / now["n_embd"])
     if now["lora_rank"]:
         fields["learning_rate"] = LORA_RATE * narrow**LORA_POWER
+        if facts.start and facts.start.part("block") == "sandwich":
+            fields["learning_rate"] *= SANDWICH_LORA
     elif now["init_from"]:
         tuning = FINE_TUNING * narrow**TUNING_POWER
         fields["learning_rate"] *= tuning
