@@ -41,6 +41,11 @@ METAVARS = {int: "N", float: "X", str: "DIR"}
 MODEL_OR_RUN = "a run, a model or checkpoint file, a GGUF file, or a directory of transformers"
 
 
+def title_of(config: type) -> str:
+    """Returns the title of the flags of a class of settings: the first sentence about it."""
+    return (config.__doc__ or "").splitlines()[0].split(" (")[0].split(". ")[0].rstrip(".")
+
+
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `add_setting_flags`, and those of profiling."""
     add_setting_flags(parser)
@@ -67,8 +72,7 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
     add_text(parser, "*", "; also what `smallmind prepare` wrote; without any, built-in stories")
     add_source_flags(parser)
     for config in SECTIONS.values():
-        title = (config.__doc__ or "").splitlines()[0].split(" (")[0].split(". ")[0].rstrip(".")
-        group = parser.add_argument_group(title)
+        group = parser.add_argument_group(title_of(config))
         for field in dataclasses.fields(config):
             if field.name not in WITHOUT_FLAG:
                 _add_flag(group, field)

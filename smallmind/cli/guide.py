@@ -14,7 +14,6 @@ from smallmind.guide import NAMES, text_of, title
 
 INDENT = 4 * " "  # of blocks of code, and of what explains the line above
 CELL_END = re.compile(r"(?<!\\)\|")
-ELSEWHERE = "Profiling", "Rewards: answers that the model tries, and what they earn"
 SETTINGS = """# Every setting
 Flags of `smallmind train` (`--help` has those for profiling too, `smallmind guide preferences`
 those of rewards); in config.json, TOML and `Run.create` with `_` for `-`, without `--`.
@@ -65,15 +64,17 @@ def page(name: str) -> str:
 
 def settings() -> str:
     """Returns a page with the flags of `smallmind train` that are settings, and their help."""
-    from smallmind.cli.flags import add_training_flags
+    from smallmind.cli.flags import add_training_flags, title_of
+    from smallmind.losses.reward_settings import RewardsConfig
 
+    elsewhere = "Profiling", title_of(RewardsConfig)  # the first are not kept with a run
     parser = argparse.ArgumentParser(prog="smallmind train", add_help=False)
     add_training_flags(parser)
     rows: list[str] = []
     for group in parser._action_groups:
         actions = [action for action in group._group_actions if action.option_strings]
         actions = [action for action in actions if action.help != argparse.SUPPRESS]
-        if group.title in ELSEWHERE:
+        if group.title in elsewhere:
             continue
         for number, action in enumerate(actions):
             value = "" if action.nargs == 0 else action.metavar or "/".join(action.choices or ())

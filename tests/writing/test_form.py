@@ -10,6 +10,7 @@ from smallmind import Form, ModelConfig, Tokenizer, TransformerModel, generate
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.hf_tokenizer import HFTokenizer
 from smallmind.writing.decoder import Continuation, Decoder
+from smallmind.writing.form import FormState
 from tests.exchange.models import varied
 from tests.programs import refuses
 
@@ -122,6 +123,21 @@ def test_too_few_tokens_for_the_form_are_said():
     tokenizer = TOKENIZERS["byte"]
     (text,) = written(tokenizer, [Form(tokenizer, "schema", SCHEMA)], 9)
     assert text.ended == "length" and text.count == 9 and text.text.startswith("{")
+
+
+def test_an_ending_that_is_not_found_is_looked_for_less_and_less_often(monkeypatch):
+    searches, searched = [], FormState._searched
+
+    def counted(state, *arguments, **named):
+        searches.append(state)
+        return searched(state, *arguments, **named)
+
+    monkeypatch.setattr(FormState, "_searched", counted)
+    tokenizer = TOKENIZERS["byte"]
+    state = Form(tokenizer, "regex", "[a-z]{3000,}").begin()
+    searches.clear()
+    assert all(state.take(tokenizer.encode("b")[0], left) for left in range(100, 84, -1))
+    assert 0 < len(searches) <= 5  # instead of 16
 
 
 def test_a_form_that_is_complete_ends_the_text():
