@@ -1,12 +1,15 @@
 """Against TRL itself, where it is installed: losses, gradients and 50 steps on the same answers."""
 
+import collections
 import random
+import types
 
 import numpy as np
 import pytest
 
 import smallmind
 from smallmind.losses.preferences import Preferences, encode_pairs
+from smallmind.losses.rewards import advantages_of, grpo
 from smallmind.optim.adamw import AdamW
 from tests.exchange.models import model_of, tokenizer_of
 
@@ -94,3 +97,62 @@ def test_trl_learns_the_same(tmp_path, method):
         optimizer.step()
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
     assert abs(found[-1] - found[len(found) % len(batches)]) > 1e-3  # something was learned
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 0.2])
+def test_rewards_are_learned_as_trl_learns_them(is_old, beta):
+    """The loss of the same answers, and its derivatives by their log-probabilities."""
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    draw, clip = np.random.default_rng(5), 0.2
+    groups, answers, most = 3, 4, 6
+    rewards = draw.integers(0, 2, (groups, answers)).astype(np.float64)
+    rewards[1] = 1.0  # all are equal
+    counts = draw.integers(1, most + 1, groups * answers)
+    mask = np.arange(most) < counts[:, None]
+    logp, old, reference = (draw.normal(-2, spread, mask.shape) for spread in (0.5, 0.5, 0.5))
+    old = old if is_old else logp.copy()
+    advantages = advantages_of(rewards).reshape(-1)
+
+    theirs = torch.tensor(logp, requires_grad=True)
+    settings = {
+        "beta": beta, "epsilon_low": clip, "epsilon_high": clip, "loss_type": "grpo",
+        "importance_sampling_level": "token", "top_entropy_quantile": 1.0, "tools": None,
+        "off_policy_mask_threshold": None, "use_vllm": False, "temperature": 1.0,
+        "current_gradient_accumulation_steps": 1, "pad_token_id": 0, "use_liger_kernel": False,
+        "aux_loss_enabled": False, "_entropy_bonus_enabled": False, "entropy_coef": 0.0,
+        "_metrics": {"train": collections.defaultdict(list)},
+        "args": types.SimpleNamespace(
+            delta=None, use_bias_correction_kl=False, steps_per_generation=1, report_to=[],
+            log_completions=False,
+        ),
+        "model": types.SimpleNamespace(training=True),
+        "accelerator": types.SimpleNamespace(
+            gather=lambda x: x, num_processes=1, gather_for_metrics=lambda x: x,
+            reduce=lambda x, *_arguments, **_named: x,
+        ),
+        "_get_per_token_logps_and_entropies": lambda *_arguments, **_named: (
+            theirs, torch.zeros_like(theirs), None,
+        ),
+    }  # fmt: skip
+    ids, seen = torch.zeros(mask.shape, dtype=torch.long), torch.from_numpy(mask).int()
+    inputs = {
+        "prompt_ids": ids[:, :0], "prompt_mask": seen[:, :0], "completion_ids": ids,
+        "completion_mask": seen, "advantages": torch.from_numpy(advantages),
+        "num_items_in_batch": seen.sum(),
+    }  # fmt: skip
+    if is_old:
+        inputs["old_per_token_logps"] = torch.from_numpy(old)
+    if beta:
+        inputs["ref_per_token_logps"] = torch.from_numpy(reference)
+    wanted = GRPOTrainer._compute_loss(types.SimpleNamespace(**settings), None, inputs)
+    wanted.backward()
+
+    each = advantages.repeat(counts)
+    terms = grpo(logp[mask], old[mask], reference[mask] if beta else None, each, clip, beta)
+    shares = (1 / (len(counts) * counts)).repeat(counts)
+    assert (terms.losses * shares).sum() == pytest.approx(float(wanted), abs=1e-9)
+    dlogp = np.zeros(mask.shape)
+    dlogp[mask] = terms.dlogp * shares
+    np.testing.assert_allclose(dlogp, theirs.grad.numpy(), atol=1e-9)
