@@ -24,7 +24,14 @@ from smallmind.settings.presets import (
 )
 from smallmind.settings.rules import Choices
 from smallmind.settings.settings import RENAMED, SECTIONS
-from smallmind.settings.sources import FIELDS, FOLLOWING, MODEL_FIELDS, flag_of, without_effect
+from smallmind.settings.sources import (
+    FIELDS,
+    FOLLOWING,
+    MODEL_FIELDS,
+    WITHOUT_GAIN,
+    flag_of,
+    without_effect,
+)
 
 if typing.TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
@@ -32,7 +39,7 @@ if typing.TYPE_CHECKING:
     from smallmind.writing.form import Form
 
 # In the section of their config.
-WITHOUT_FLAG = (*FOLLOWING, "text", "enable_diagnostics", "part_settings")
+WITHOUT_FLAG = (*FOLLOWING, *WITHOUT_GAIN, "text", "enable_diagnostics", "part_settings")
 ALIASES = {"learning_rate": "--lr"}  # how most programs name it
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # what a backslash makes of the letter after it
 MORE_HELP = {"stop": "; \\n is a line break, \\t a tab, \\\\ a backslash"}

@@ -25,6 +25,11 @@ ARCHITECTURES: dict[str, Fields] = {
 }
 
 
+# Minutes after which characters are as good as learned tokens of a text of `learns_tokens`, and the
+# power by which that size grows with the time: see "Characters or learned tokens" in bench/LOG.md.
+LEARNING_MINUTES, LEARNING_POWER = 3.0, 0.4
+
+
 class Recipe(NamedTuple):
     """The settings of training unless something else is chosen."""
 
@@ -34,9 +39,13 @@ class Recipe(NamedTuple):
     learns_tokens: float  # of a text with so many bytes and more; below, characters are tokens
     adapts: bool  # sets rates, document masks and, with `minutes`, the model by what is known
 
-    def tokenizer_for(self, size: int) -> str:
-        """Returns the kind of tokenizer for a text of so many bytes."""
-        return "bpe" if size >= self.learns_tokens else RunConfig.tokenizer
+    def tokenizer_for(self, size: int, minutes: float | None = None) -> str:
+        """Returns the kind of tokenizer for a text of so many bytes, and for so many minutes.
+
+        In more time a text is read more often, and characters are known by heart later.
+        """
+        often = (minutes / LEARNING_MINUTES) ** LEARNING_POWER if minutes else 1.0
+        return "bpe" if size >= self.learns_tokens * often else RunConfig.tokenizer
 
 
 RECIPES = {

@@ -226,11 +226,12 @@ def built_in_text(choices: Choices, facts: Facts) -> Fields:
 
 
 def tokenizer_by_length(choices: Choices, facts: Facts) -> Fields:
-    """Learns tokens from a long text, and takes the characters of a short one."""
+    """Learns tokens from a long text, and takes the characters of one that is read often."""
     chosen = choices.chosen
     if choices.recipe is None or "tokenizer" in chosen or chosen.get("init_from"):
         return {}
-    return {"tokenizer": RECIPES[choices.recipe].tokenizer_for(facts.characters)}
+    recipe, minutes = RECIPES[choices.recipe], chosen.get("minutes")
+    return {"tokenizer": recipe.tokenizer_for(facts.characters, minutes)}
 
 
 def dropout_and_width(choices: Choices, facts: Facts) -> Fields:

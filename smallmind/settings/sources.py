@@ -23,6 +23,8 @@ FOLLOWING = {
     **dict.fromkeys(("vocab_size", "document_token", "bigram_vocab"), "the text"),
     "lengths": "the minutes",
 }
+# Parts that changed nothing in three rounds of measurements: only a program or a file sets them.
+WITHOUT_GAIN = ("x0_scalars", "zero_init", "logit_softcap")
 # Not reused from a saved run: these depend on its text, its directory or its machine.
 RUN_SPECIFIC = (*FOLLOWING, "out", "threads", "minutes")
 MAX_BYTES = 1_000_000  # of a file of settings
@@ -49,7 +51,9 @@ def flags_of(fields: Fields) -> str:
     words = []
     for name, value in fields.items():
         flag = flag_of(name)
-        if isinstance(value, bool):
+        if name in WITHOUT_GAIN:
+            words.append(f"{name}={value}")
+        elif isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-"))
         else:
             words.append(f"{flag} {value:g}" if isinstance(value, float) else f"{flag} {value}")

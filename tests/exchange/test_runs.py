@@ -226,12 +226,12 @@ def test_what_cannot_be_exported_is_refused_at_once(root, cli, monkeypatch, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_of_no_published_architecture_hears_the_flag(tmp_path, cli):
+def test_a_run_of_no_published_architecture_hears_the_setting(tmp_path, cli):
     fields = {**FIELDS, **LLAMA, "x0_scalars": True}
     Run.create(text=TEXT, out=tmp_path / "run", **fields).train()
     error = cli("export", tmp_path / "run", "--to hf", tmp_path / "x", ends=2).err
     assert "no published architecture has x0_scalars=True" in error
-    assert error.endswith("train with --no-x0-scalars\n") and not (tmp_path / "x").exists()
+    assert error.endswith("train with x0_scalars=False\n") and not (tmp_path / "x").exists()
 
 
 def test_what_is_no_model_of_others_is_refused(root, tmp_path, cli):

@@ -10,7 +10,7 @@ from smallmind.corpus.preparation import PLAN, begun_with
 from smallmind.corpus.shards import write_record
 from smallmind.runs.creating import outline, prepare
 from smallmind.settings.presets import RECIPES
-from smallmind.settings.rules import Choices
+from smallmind.settings.rules import Choices, Facts
 from tests.programs import CATS, refuses, status
 
 MODERN = RECIPES["modern"]
@@ -38,6 +38,15 @@ def test_a_megabyte_is_enough():
     assert MODERN.tokenizer_for(999_999) == "char" and MODERN.tokenizer_for(10**6) == "bpe"
     assert RECIPES["gpt2"].tokenizer_for(10**9) == "char"
     assert kind(Choices({}), text(10**6)) == "bpe"
+
+
+def test_more_minutes_keep_characters_for_longer_texts():
+    kinds = [MODERN.tokenizer_for(1_100_000, minutes) for minutes in (0.5, 2, 8)]
+    assert kinds == ["bpe", "bpe", "char"]
+    assert MODERN.tokenizer_for(700_000, 0.5) == "bpe"
+    assert MODERN.tokenizer_for(350_000, 0.5) == MODERN.tokenizer_for(700_000, 2) == "char"
+    assert RECIPES["gpt2"].tokenizer_for(10**9, 0.1) == "char"
+    assert Choices({"minutes": 8.0}).settings(Facts(characters=1_100_000)).run.tokenizer == "char"
 
 
 @pytest.mark.parametrize(("characters", "expected"), [(999, "char"), (1000, "bpe")])
