@@ -35,6 +35,7 @@ from smallmind.cli.bench import COMMANDS as OWN
 MEMORY = ("example", "layers", "limit", "long", "accumulation", "runs")
 TYPES = ("float32", "bfloat16", "q8_0", "q4_0")
 AGAINST = ("start", "products", "attention", "steps", "generation")
+RECIPE_PEERS = {"nanogpt": ("PyTorch", "torch"), "ppmd": ("pyppmd", "pyppmd")}
 FAULTS = ("operations", "saves", "runs", "writers", "starts", "pairs", "terminals")
 FAULTS += ("power", "cuts", "flips", "kernels", "fuzzing")
 
@@ -203,12 +204,12 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
             flag("--flags", "FLAGS", "flags of all recipes", default=""),
             flag("--target", "X", "stop each run once the held-out loss reaches X", type=float),
             counted("--seeds", 3, "runs of each"),
-            (
+            several(
                 "--peers",
-                {
-                    "action": "store_true",
-                    "help": "nanoGPT's recipe in PyTorch beside them; needs TEXT",
-                },
+                "P,P",
+                one_of("peer", RECIPE_PEERS),
+                "nanoGPT's recipe in PyTorch (nanogpt), the compressor PPMd (ppmd); both need TEXT",
+                [],
             ),
         ],
     ),
@@ -267,11 +268,12 @@ def _run(options: argparse.Namespace) -> None:
                 sys.exit("--shapes needs B, T, C, layers and heads, C a multiple of the heads")
     if options.command == "faults" and not importlib.util.find_spec("hypothesis"):
         sys.exit('faults needs the test packages: python -m pip install -e ".[test]"')
-    if options.command == "recipe" and options.peers:
+    for peer in options.peers if options.command == "recipe" else ():
+        package, name = RECIPE_PEERS[peer]
         if not options.text:
-            sys.exit("--peers needs a TEXT")
-        if not importlib.util.find_spec("torch"):
-            sys.exit("--peers needs PyTorch: python -m pip install torch")
+            sys.exit(f"--peers {peer} needs a TEXT")
+        if not importlib.util.find_spec(name):
+            sys.exit(f"--peers {peer} needs {package}: python -m pip install {name}")
     module = importlib.import_module(f"bench.{options.command}")
     described = describe()
     print("  ".join(f"{name} {value}" for name, value in described.items()), flush=True)

@@ -3,8 +3,9 @@
 Each run is a whole `smallmind train`, timed from its start to its end. Runs take turns, a seed at a
 time, so that a machine that slows down does so for all of them. With --target a run ends at the
 first evaluation that reaches that loss; otherwise it trains to its end. Either way the loss shown
-is that of the whole held-out part, for each character; that of the peer, of nanoGPT's 20 random
-batches. Texts are learned by characters unless flags choose a tokenizer.
+is that of the whole held-out part, for each character; that of nanoGPT, of its 20 random batches.
+PPMd (Shkarin 2002), a compressor, predicts the held-out part after the rest and learns from it as
+it goes. Texts are learned by characters unless flags choose a tokenizer.
 """
 
 import argparse
@@ -23,8 +24,11 @@ from typing import Any
 from tabulate import tabulate
 
 from smallmind.bench.machine import started
+from smallmind.text.dataset import HELD_OUT
 
 NANOGPT = "nanoGPT in PyTorch"
+PPMD_ORDERS = range(4, 9)
+PPMD_MEMORY = 1 << 28  # bytes
 SEED = 1337
 
 
@@ -127,8 +131,11 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
             measured = train(options.text, flags, SEED + number, threads)
             results[name].append({"seed": SEED + number, **measured})
             print(f"  {name}, seed {SEED + number}: loss {measured['loss']:.4f}", flush=True)
-        if options.peers:
+        if "nanogpt" in options.peers:
             results.setdefault(NANOGPT, []).append(_nanogpt(options, SEED + number, threads))
+    if "ppmd" in options.peers:
+        run = ppmd(Path(options.text).read_text(encoding="utf-8"))
+        results[f"PPMd of order {run['order']}"] = [run]
     print(tabulate([row(*item) for item in results.items()], HEADS, disable_numparse=True))
     return [
         {"name": name, "flags": contestants.get(name, []), "text": options.text, "runs": runs}
@@ -144,6 +151,28 @@ def _nanogpt(options: argparse.Namespace, seed: int, threads: int) -> dict[str, 
     output = _run(command, threads)
     seconds = time.perf_counter() - start
     return {"seed": seed, "seconds": seconds, **json.loads(output.splitlines()[-1])}
+
+
+def ppmd(text: str) -> dict[str, Any]:
+    """Compresses a text with the order that suits its last tenth best -> the same figures.
+
+    The loss is what that tenth adds to the compressed size, in nats per character.
+    """
+    import pyppmd
+
+    rest = text[: int((1 - HELD_OUT) * len(text))]
+    found = []
+    for order in PPMD_ORDERS:
+        start = time.perf_counter()
+        sizes = [
+            len(pyppmd.compress(x, max_order=order, mem_size=PPMD_MEMORY)) for x in (rest, text)
+        ]
+        seconds = (time.perf_counter() - start) / 2  # it reads the text once
+        loss = 8 * math.log(2) * (sizes[1] - sizes[0]) / (len(text) - len(rest))
+        found.append((loss, order, seconds))
+    loss, order, seconds = min(found)
+    figures = {"seconds": seconds, "training_seconds": seconds, "steps": 0, "tokens": len(text)}
+    return {**figures, "loss": loss, "order": order}
 
 
 def _run(command: Sequence[str], threads: int) -> str:

@@ -1,7 +1,9 @@
 """The bench measures what it claims, and refuses what it cannot; no times are asserted."""
 
 import json
+import math
 import os
+import random
 import re
 import signal
 import subprocess
@@ -419,6 +421,14 @@ def test_recipes_are_compared_under_their_names():
             recipe.variants(options)
     flags = ["--minutes", "1", "--n-layer", "2", "--target-loss", "1.5", "--bias"]
     assert recipe.without_length(flags) == ["--n-layer", "2", "--bias"]
+
+
+def test_a_compressor_predicts_the_last_tenth_of_a_text():
+    pytest.importorskip("pyppmd")
+    random_bits = "".join(random.Random(1).choices("ab", k=50_000))
+    found = recipe.ppmd(random_bits)
+    assert found["tokens"] == 50_000 and abs(found["loss"] - math.log(2)) < 0.03
+    assert recipe.ppmd("the cat sat on the mat. " * 2000)["loss"] < 0.01
 
 
 def test_a_recipe_is_measured_over_seeds(tmp_path, capsys):
