@@ -360,7 +360,7 @@ class _DryRun:
 
     def train(self, data: Dataset) -> None:
         """Trains and evaluates on a batch of every size that a run on this data has."""
-        sampler = make_sampler(data, self.training.epochs, self.training.grad_accum_steps)
+        sampler = make_sampler(data, self.training)
         rest = sampler.smaller_batch_size if isinstance(sampler, Epochs) else 0
         self.train_batch(sampler.max_batch_size, rest, data)
         if data.is_packed:

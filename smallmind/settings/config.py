@@ -439,6 +439,12 @@ class TrainingConfig:
     epochs: int = setting(
         0, "passes over the training text, each window once, instead of --steps", low=0
     )
+    sampling: str = setting(
+        "random",
+        "windows of a batch: any of the text, or each one once in a pass over it",
+        choices=("random", "shuffled"),
+        needs=("epochs", 0),
+    )
     lengths: str | None = setting(
         None,
         "how long a run by minutes was to become, as STEP:STEPS from each step on, with commas "

@@ -62,6 +62,7 @@ RECIPES = {
         {
             **SIZES["tiny"],
             "steps": 1500,
+            "sampling": "shuffled",
             **QWEN3.fields,
             "tie_weights": False,
             "optimizer": "muon",

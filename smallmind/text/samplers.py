@@ -1,4 +1,4 @@
-"""Which windows of a text make up each batch: drawn at random, or each once per epoch.
+"""Which windows of a text make up each batch: any, or each once in a pass over the text.
 
 A batch depends only on the seed and its number, not on which batches were drawn before it, so a
 resumed run continues with the batches that it would have drawn anyway.
@@ -54,6 +54,44 @@ class RandomWindows(Sampler):
         data = self.dataset
         limit = len(data.train) - data.block_size
         return random_starts((data.seed, 0, number), data.batch_size, limit, self.stride)
+
+
+class ShuffledWindows(Sampler):
+    """Full batches of windows, each drawn once in a pass over the training part.
+
+    Every pass has its own order, and its own offset, a multiple of stride. A batch may span passes.
+    """
+
+    def __init__(self, dataset: Dataset, batches: int = 1, stride: int = 1) -> None:
+        super().__init__(dataset, batches, stride)
+        T = dataset.block_size
+        tokens = len(dataset.train) - 1  # that have a target
+        self.windows = max(1, (tokens - (T - stride)) // T)  # of a pass, at any offset below T
+        self._offsets = (tokens - self.windows * T) // stride + 1
+        self._shuffled = -1, np.empty(0, np.int64)  # a pass and its windows' starts, in order
+
+    def starts(self, number: int) -> np.ndarray:
+        first, B = number * self.dataset.batch_size, self.dataset.batch_size
+        found: list[np.ndarray] = []
+        while B:
+            each, place = divmod(first, self.windows)
+            count = min(B, self.windows - place)
+            found.append(self._of_pass(each, place, count))
+            first, B = first + count, B - count
+        return np.concatenate(found)
+
+    def _of_pass(self, each: int, place: int, count: int) -> np.ndarray:
+        """Returns where `count` windows of a pass begin, from the one at `place` in its order."""
+        data, W = self.dataset, self.windows
+        key = hash64(data.seed, 7, each)
+        offset = hash64(data.seed, 8, each) % self._offsets * self.stride
+        if W > MAX_SHUFFLED:
+            return permuted(np.arange(place, place + count), W, key) * data.block_size + offset
+        shuffled = self._shuffled  # another thread may draw from another pass
+        if shuffled[0] != each:
+            order = np.argsort(hash_words(np.arange(W), key))
+            self._shuffled = shuffled = each, order * data.block_size + offset
+        return shuffled[1][place : place + count]
 
 
 class Epochs(Sampler):
@@ -151,9 +189,11 @@ def _balanced(
     return np.argsort(batch_of, kind="stable")
 
 
-def make_sampler(dataset: Dataset, epochs: int, batches: int, stride: int = 1) -> Sampler:
-    """Returns the sampler of a run: Epochs if it has any, else RandomWindows."""
-    return Epochs(dataset, batches, stride) if epochs else RandomWindows(dataset, batches, stride)
+def make_sampler(dataset: Dataset, config: TrainingConfig, stride: int = 1) -> Sampler:
+    """Returns the sampler of a run: Epochs if its length is in epochs, else as `sampling` says."""
+    kinds = {"random": RandomWindows, "shuffled": ShuffledWindows}
+    kind = Epochs if config.epochs else kinds[config.sampling]
+    return kind(dataset, config.grad_accum_steps, stride)
 
 
 def count_steps(config: TrainingConfig, data: Dataset) -> TrainingConfig:

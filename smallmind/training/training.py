@@ -211,7 +211,7 @@ class Training:
         end = math.inf if until is None else until
         last = min(end, MAX_STEPS if config.lengths else config.steps)
         stride = max(self.data.stride, self.loss.stride)
-        sampler = make_sampler(self.data, config.epochs, config.grad_accum_steps, stride)
+        sampler = make_sampler(self.data, config, stride)
         self.usage = Usage(Operations(0, 0, 0, 0), None)
         if self.counts_operations:
             share = self.data.learned_share

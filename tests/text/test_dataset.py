@@ -5,8 +5,17 @@ import pytest
 
 from smallmind import InputError
 from smallmind.randomness import hash64, hash64_each
+from smallmind.settings.config import TrainingConfig
+from smallmind.settings.rules import Choices
+from smallmind.text import samplers
 from smallmind.text.dataset import Batch, Dataset, random_starts
-from smallmind.text.samplers import RandomWindows, draw
+from smallmind.text.samplers import (
+    Epochs,
+    RandomWindows,
+    ShuffledWindows,
+    draw,
+    make_sampler,
+)
 from tests.programs import refusal
 
 TOKENS = np.arange(1000, dtype=np.int32)
@@ -59,6 +68,40 @@ def test_windows_begin_at_multiples_of_a_stride():
     sampler = RandomWindows(Dataset(TOKENS, 16, 8, seed=1), stride=16)
     starts = {int(start) for number in range(200) for start in sampler.starts(number)}
     assert starts == set(range(0, 900 - 16, 16))
+
+
+@pytest.mark.parametrize("most", [0, samplers.MAX_SHUFFLED])
+@pytest.mark.parametrize(("T", "B", "stride"), [(16, 8, 1), (7, 300, 1), (16, 5, 16), (450, 2, 1)])
+def test_shuffled_windows_are_drawn_once_in_a_pass(monkeypatch, most, T, B, stride):
+    monkeypatch.setattr(samplers, "MAX_SHUFFLED", most)
+    data = Dataset(TOKENS, T, B, seed=1)
+    sampler = ShuffledWindows(data, stride=stride)
+    W, batches = sampler.windows, -(-4 * sampler.windows // B)
+    drawn = [sampler.starts(number) for number in range(batches)]
+    assert all(len(starts) == B for starts in drawn)
+    passes = np.concatenate(drawn)[: 4 * W].reshape(4, W)
+    assert passes.min() >= 0 and passes.max() + T < len(data.train)
+    for starts in passes:  # side by side, whatever their order
+        np.testing.assert_array_equal(np.diff(np.sort(starts)), T)
+    assert not (passes % stride).any()
+    if W > 2:
+        assert len({tuple(starts.argsort()) for starts in passes}) == 4
+    if stride == 1:
+        assert len({starts.min() for starts in passes}) > 1
+    again = ShuffledWindows(data, stride=stride).starts(batches - 1)  # depends on nothing before it
+    np.testing.assert_array_equal(again, drawn[-1])
+
+
+def test_the_settings_say_which_windows_make_a_batch():
+    data = Dataset(TOKENS, 16, 8, seed=1)
+    kinds = {"random": RandomWindows, "shuffled": ShuffledWindows}
+    for sampling, kind in kinds.items():
+        config = TrainingConfig(sampling=sampling, grad_accum_steps=3)
+        sampler = make_sampler(data, config, stride=2)
+        assert (type(sampler), sampler.batches, sampler.stride) == (kind, 3, 2)
+    assert type(make_sampler(data, TrainingConfig(epochs=2))) is Epochs
+    assert Choices({}).fields["sampling"] == "shuffled"
+    assert "sampling" not in Choices({}, recipe="gpt2").fields
 
 
 def test_a_batch_can_be_drawn_into_given_arrays():

@@ -13,7 +13,7 @@ from smallmind import InputError, TrainingConfig
 from smallmind.console import activity
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.text.dataset import Dataset
-from smallmind.text.samplers import Epochs, RandomWindows, draw
+from smallmind.text.samplers import Epochs, RandomWindows, ShuffledWindows, draw
 from smallmind.training import checkpoint as checkpoints
 from smallmind.training import prefetch
 from smallmind.training.checkpoint import BackgroundSaver
@@ -78,7 +78,7 @@ class Drawn:
 
             return starts
 
-        for kind in (RandomWindows, Epochs):
+        for kind in (RandomWindows, ShuffledWindows, Epochs):
             monkeypatch.setattr(kind, "starts", observed(kind.starts))
 
     def wait_for(self, count):
