@@ -11,7 +11,14 @@ from typing import Any, NamedTuple, TypeGuard
 
 from smallmind.corpus.reading import LABELS, Reading
 from smallmind.corpus.reading import PAIRS as PAIRS_OF_ANSWERS
-from smallmind.corpus.turns import LIST_FIELDS, MAX_SHAPES, QUESTION_FIELDS, ROLES
+from smallmind.corpus.turns import (
+    CALL_FIELDS,
+    LIST_FIELDS,
+    MAX_SHAPES,
+    QUESTION_FIELDS,
+    ROLES,
+    TEXT_FIELDS,
+)
 from smallmind.text.chat import ASSISTANT, REJECTED, SYSTEM, USER
 
 TEXT_NAMES = ("text", "content", "story")  # fields that hold the text, the most likely first
@@ -387,9 +394,14 @@ def _pair(fields: dict[str, Any]) -> list[Any] | str | None:
         return "whose answers follow different prompts"
     if not ROLES[_role(chosen[0])] == ROLES[_role(rejected[0])] == ASSISTANT:
         return "whose answers follow different prompts"
-    if any(_is_blank(turn.get("content", turn.get("value"))) for turn in (*chosen, *rejected)):
+    if not all(map(_says, (*chosen, *rejected))):
         return "with a blank answer"
     return _conversation([*sides[0][:same], *chosen, {**rejected[0], "role": REJECTED}])
+
+
+def _says(turn: dict[str, Any]) -> bool:
+    """Returns True for a message with a text or with calls."""
+    return not all(_is_blank(turn.get(name)) for name in (*TEXT_FIELDS, *CALL_FIELDS))
 
 
 def _is_blank(value: object) -> bool:

@@ -10,7 +10,16 @@ from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.json_values import has_text, parsed
 from smallmind.corpus.reading import LABELS, PAIRS, QUESTIONS, shown
-from smallmind.text.chat import ASSISTANT, REJECTED, SYSTEM, TOOL, USER, Turn, with_tools
+from smallmind.text.chat import (
+    ANSWERS,
+    ASSISTANT,
+    REJECTED,
+    SYSTEM,
+    TOOL,
+    USER,
+    Turn,
+    with_tools,
+)
 from smallmind.text.tools import described_tools, messages_calls
 
 LIST_FIELDS = ("messages", "conversations", "conversation")  # fields that hold all turns
@@ -42,7 +51,6 @@ SAID_FALSE, SAID_TRUE = ("false", "no"), ("true", "yes")
 TEXT_PARTS = ("text", "input_text", "output_text", None)
 THOUGHT_PARTS = ("thinking", "reasoning")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-ANSWERS = ASSISTANT, REJECTED
 MAX_SHAPES = 256  # that are remembered of one file
 MADE: Callable[[tuple[str, str, bool, str, str]], Turn] = partial(
     tuple.__new__, Turn
@@ -401,19 +409,19 @@ class Turns:
         name = _first(TEXT_FIELDS, turn)
         rest = [x for x in turn if x not in (role_field, name, *MARKS)]
         # Calls, refusals and thoughts may come without any text.
-        if name not in turn and not (role == ASSISTANT and any(has_text(turn[x]) for x in rest)):
+        if name not in turn and not (role in ANSWERS and any(has_text(turn[x]) for x in rest)):
             raise self._wrong(f"{where} has no {TEXT_FIELDS[0]}")
         text, thought = self._content(turn.get(name), name, where)
         more: dict[str, Any] = {}
         for other in rest:
-            if role == ASSISTANT and other in CALL_FIELDS:
+            if role in ANSWERS and other in CALL_FIELDS:
                 if (value := turn[other]) not in (None, "", [], {}, "[]"):
                     value = value if other == CALL_FIELDS[0] else [value]
                     calls = self._checked(messages_calls, value, other, where)
                     more |= {CALL_FIELDS[0]: calls} if calls else {}
             elif role == TOOL and other in RESULT_FIELDS:
                 more |= {other: turn[other]} if isinstance(turn[other], str) else {}
-            elif role == ASSISTANT and other in THOUGHT_FIELDS:
+            elif role in ANSWERS and other in THOUGHT_FIELDS:
                 words = self._text(turn[other], other, where)
                 if words.strip() and not thought.strip():
                     thought = words
@@ -423,7 +431,7 @@ class Turns:
                 self._reading.leave_unread(other, in_turns=True)
         marks = [self._says_learned(turn, mark, where, True) for mark in MARKS if mark in turn]
         said = json.dumps(more, ensure_ascii=False) if more else ""
-        if role != ASSISTANT:
+        if role not in ANSWERS:
             return Turn(role, text, more=said)
         return Turn(role, text, all(marks), thought, said)
 

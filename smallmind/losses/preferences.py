@@ -622,31 +622,30 @@ def encode_answers(
     That is the last answers alone. KTO takes every answer by itself, beside that of the
     conversation before, to this prompt; the others take conversations with both.
     """
-    asked: list[tuple[Conversation, list[tuple[str, bool]]]] = []
+    asked: list[tuple[Conversation, Conversation]] = []
     for turns in conversations:
         if is_document(turns):
             continue
         count = 1 + (turns[-1].role == REJECTED and turns[-2].role == ASSISTANT)
         before = [turn._replace(learned=False) for turn in turns[:-count]]
-        found = [(turn.text, turn.role != REJECTED) for turn in turns[-count:]]
-        if method == "kto" or len(found) == 2:
-            asked.append((before, found))
+        if method == "kto" or count == 2:
+            asked.append((before, turns[-count:]))
 
-    def answered(before: Conversation, text: str) -> Conversation:
-        return [*before, Turn(ASSISTANT, text)]
+    def answered(before: Conversation, answer: Turn) -> Conversation:
+        return [*before, answer._replace(role=ASSISTANT, learned=True)]
 
     if method == "kto":
-        single = [(before, *answer) for before, found in asked for answer in found]
+        single = [(before, answer) for before, answers in asked for answer in answers]
         each = [
             written
-            for (before, text, _), (_, other, _) in zip(
+            for (before, answer), (_, other) in zip(
                 single, [*single[-1:], *single[:-1]], strict=True
             )
-            for written in (answered(before, text), answered(before, other))
+            for written in (answered(before, answer), answered(before, other))
         ]
-        labels = [label for _, _, label in single]
+        labels = [answer.role != REJECTED for _, answer in single]
     else:
-        each = [answered(before, text) for before, found in asked for text, _ in found]
+        each = [answered(before, answer) for before, answers in asked for answer in answers]
         labels = [True] * len(asked)
     with activity.doing("Encoding the answers", usual=True):
         marked = [_cut(x) for x in encode_each(tokenizer, template, activity.parts(each))]

@@ -21,6 +21,7 @@ SYSTEM, USER, ASSISTANT = ROLES = "system", "user", "assistant"
 TOOL = "tool"  # the role of what a tool has returned, for templates that know it
 TEXT = "text"  # the role of a plain document
 REJECTED = "rejected"  # that of an answer that is worse than the one before it, or to be avoided
+ANSWERS = ASSISTANT, REJECTED
 # The lowest bits of marked tokens: what a token is in its conversation.
 PLAIN, LEARNED, CUT, START = range(4)
 MARK_KINDS = 4
@@ -44,7 +45,7 @@ class Turn(NamedTuple):
     @property
     def says(self) -> bool:
         """True for a turn with a text or calls."""
-        return bool(self.text.strip()) or (self.role == ASSISTANT and CALLS in self.more)
+        return bool(self.text.strip()) or (self.role in ANSWERS and CALLS in self.more)
 
 
 CALLS = '"tool_calls"'

@@ -1,5 +1,7 @@
 """Better and worse answers in files: what is read of them, and what of damaged ones."""
 
+import json
+
 import pytest
 
 from smallmind.corpus.corpus import Corpus
@@ -52,6 +54,27 @@ def test_longer_conversations_end_in_both_answers(tmp_path):
     path = written(tmp_path / "pairs.jsonl", lines(record))
     wanted = [("system", "s"), *READ[:2], ("user", "q2"), *READ[1:]]
     assert conversations(Corpus(path, preferences=PAIRS)) == [wanted]
+
+
+def test_calls_and_thoughts_are_answers_too(tmp_path):
+    def calling(city):
+        function = {"name": "weather", "arguments": {"city": city}}
+        return {"role": "assistant", "tool_calls": [{"id": "c", "function": function}]}
+
+    thoughtful = {**BETTER, "reasoning_content": "Hm."}
+    records = (
+        {"prompt": [USER], "chosen": [calling("Rome")], "rejected": [calling("Oslo")]},
+        {"prompt": [USER], "chosen": [calling("Rome")], "rejected": "b"},
+        {"prompt": [USER], "chosen": [thoughtful], "rejected": [WORSE]},
+    )
+    path = written(tmp_path / "pairs.jsonl", lines(*records))
+    for kind, answers in ((PAIRS, 2), (LABELS, 2), (None, 1)):
+        pieces = list(Corpus(path, preferences=kind).pieces())
+        called, mixed, thought = (piece.turns[1:] for piece in pieces)
+        assert len(called) == len(mixed) == len(thought) == answers
+        cities = [json.loads(turn.more)["tool_calls"][0]["function"] for turn in called]
+        assert [x["arguments"]["city"] for x in cities] == ["Rome", "Oslo"][:answers]
+        assert thought[0].thought == "Hm." and [turn.text for turn in mixed] == ["", "b"][:answers]
 
 
 DAMAGED = {
