@@ -269,6 +269,7 @@ def judge(path, body, head="", seconds=5):
         ("return '1'", "returned '1', not a number"),
         ("return float('nan')", "returned nan, not a finite number"),
         ("return 10 ** 400", "int too large to convert to float"),
+        ("return -1e300", "returned -1e+300, which is farther from 0 than 1e+30"),
         ("return [1.0]", "returned [1.0], not a number"),
         ("import sys; sys.exit(2)", "raised SystemExit: 2"),
         ("import os; os._exit(3)", "ended its process, with status 3"),
