@@ -61,7 +61,8 @@ def preflight(
     """Checks a model and its text before a run, one check after another; both stay unchanged.
 
     With the config of the run also its learning rate; the loss at the start only if the weights are
-    untrained, or it does not depend on them. Takes the time of a few hundred steps of 128 tokens, and memory for another model.
+    untrained, or it does not depend on them. Takes the time of a few hundred steps of 128 tokens,
+    and memory for another model.
     """
     model = training.model
     with training.preserved():
