@@ -84,7 +84,7 @@ class ChatFormat:
     lead: str = ""  # begins the text of an answer: the model writes it
     thinks: bool = False  # it writes the thoughts of turns
     tools: bool = False  # it writes calls of tools, and what they return
-    # What it writes before and after the object of a call, and the object's name for arguments.
+    # The text before the object of a call, the text after it, and the object's name for arguments.
     calling: tuple[str, str, str] | None = None
     marks: tuple[str, str] | None = None  # what the model writes before and after a thought
 
