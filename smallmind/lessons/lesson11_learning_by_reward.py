@@ -322,9 +322,8 @@ preferred = judged(preferring.load()[0])
 # The doubt is gone, and not one sum was explained: most of what is right now was right before, but
 # for the question mark. Pairs choose among the things that a model says anyway. They are poor at
 # teaching what it does not say: nothing in the loss wants the chosen answer to become *likely*, it
-# may lose as long as the other loses more. (With a rate of 1e-3 this model may end by saying
-# nothing at all, and still win every pair.) `--loss orpo` adds the ordinary loss of the chosen
-# answers.
+# may lose as long as the other loses more. (At a rate of 1e-3 this model wins every pair too,
+# and hardly a sum is right.) `--loss orpo` adds the ordinary loss of the chosen answers.
 #
 # ## 5. Rewards from a file
 #
@@ -353,11 +352,11 @@ print(
 )
 
 # %% [markdown]
-# With `REWARD_STEPS = 1000`, a few minutes, about 19 of 20 sums are right. And why not from the
-# start, without the imitation? A group teaches if its answers earn different rewards, so one of
-# them has to be right. A new model draws four tokens out of 36, and is right in one of a million
-# cases: nothing to learn from. Reward makes likelier what sometimes happens; it cannot show what
-# never does. Nor does a group teach whose answers are all right, which is why fewer do in the end.
+# With `REWARD_STEPS = 1000`, in a few minutes, more than nine of ten sums are right. And why not
+# from the start, without the imitation? A group teaches if its answers earn different rewards, so
+# one of them has to be right. A new model draws four tokens out of 36, and is right in one of a
+# million cases: nothing to learn from. Reward makes likelier what sometimes happens; it cannot show
+# what never does. Nor does a group teach whose answers are all right: in the end fewer do.
 #
 # The same from the command line, with the three files:
 #
