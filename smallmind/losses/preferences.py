@@ -22,6 +22,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Pass
 from smallmind.settings.config import RunConfig
 from smallmind.text.chat import (
+    ANSWERS,
     ASSISTANT,
     CUT,
     LEARNED,
@@ -34,7 +35,6 @@ from smallmind.text.chat import (
     Conversation,
     Turn,
     encode_each,
-    is_document,
 )
 from smallmind.text.conversations import PackedDataset, spread
 from smallmind.text.dataset import HELD_OUT, Batch, Dataset, Question, Tokens
@@ -617,14 +617,16 @@ class Encoded(NamedTuple):
 def encode_answers(
     tokenizer: Tokenizer, template: ChatFormat, conversations: Sequence[Conversation], method: str
 ) -> list[Encoded]:
-    """Conversations that end in an answer, a REJECTED one, or both -> what a method learns of them.
+    """Conversations with an answer, a REJECTED one, or both -> what a method learns of them.
 
-    That is the last answers alone. KTO takes every answer by itself, beside that of the
-    conversation before, to this prompt; the others take conversations with both.
+    That is the last answers alone, and nothing after them. KTO takes every answer by itself, beside
+    that of the conversation before, to this prompt; the others take conversations with both.
     """
     asked: list[tuple[Conversation, Conversation]] = []
     for turns in conversations:
-        if is_document(turns):
+        last = max((i for i, turn in enumerate(turns) if turn.role in ANSWERS), default=-1)
+        turns = turns[: last + 1]
+        if not turns:
             continue
         count = 1 + (turns[-1].role == REJECTED and turns[-2].role == ASSISTANT)
         before = [turn._replace(learned=False) for turn in turns[:-count]]

@@ -236,6 +236,16 @@ def test_calls_are_learned_as_the_template_writes_them(method):
         assert "<tool_call>" in learned and inner in learned and "Call f." not in learned
 
 
+def test_what_comes_after_the_last_answer_is_not_learned():
+    tokenizer, template = fit_template(Tokenizer("", "byte"), "chatml")
+    turns = [Turn("user", "a"), Turn("assistant", "b"), Turn("user", "c")]
+    for method, kept in (("kto", 1), ("dpo", 0)):
+        found = encode_answers(tokenizer, template, [turns, [Turn("text", "d")]], method)
+        assert len(found) == kept
+        for encoded in found:
+            assert tokenizer.decode(encoded.first // MARK_KINDS).endswith("b<|im_end|>")
+
+
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
