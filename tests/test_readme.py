@@ -54,7 +54,6 @@ PARSED = {
     "serve": "serves until it is ended",
     "chat runs/mine": "likewise",
     "chat SmolLM2-135M-Instruct.Q4_1.gguf": "likewise",
-    "chat SmolLM2-135M-Instruct.Q4_1.gguf --schema person.json --temperature 0": "likewise",
     "serve runs/weather": "serves until it is ended",
     "generate runs/base -i --template 'Q: {}\\nA:' --stop '\\n'": "likewise",
 }
@@ -148,9 +147,6 @@ def test_every_block_runs_as_written_one_after_the_other(tmp_path):
     pairs = [{"question": f"Who is {i}?", "answer": f"Number {i}."} for i in range(30)]
     lines = "".join(f"{json.dumps(pair)}\n" for pair in pairs)
     (tmp_path / "chats.jsonl").write_text(lines, encoding="utf-8")
-    pairs = [{"prompt": f"Who is {i}?", "chosen": "You.", "rejected": "I."} for i in range(30)]
-    lines = "".join(f"{json.dumps(pair)}\n" for pair in pairs)
-    (tmp_path / "preferences.jsonl").write_text(lines, encoding="utf-8")
     for name, item in TASKS.items():
         (tmp_path / name).write_text(f"{json.dumps(item)}\n" * 3, encoding="utf-8")
     model, tokenizer = load(made(tmp_path / "SmolLM2-135M-Instruct", "SmolLM"), "numpy")

@@ -308,7 +308,7 @@ def show_result(console: Console, run: "Run") -> None:
     unit = run.training.loss.unit
     if unit == QUESTION:
         count = count_of(result.tokens, f"held-out {unit}")
-        console.line(f"Final held-out reward: {-result.loss:.4f} per question, on {count}")
+        console.line(f"Final held-out reward: {0 - result.loss:.4f} per question, on {count}")
         return
     if unit in JUDGED:
         won = f"{result.accuracy:.1%} of {JUDGED[unit]}"

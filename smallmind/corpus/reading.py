@@ -125,6 +125,7 @@ class Reading:
         self._counts: dict[tuple[str, str, str], int] = {}
         self._notes: Counter[str] = Counter()
         self._of_this_file: set[str] = set()
+        self.is_unfolded = False  # its records are read as others, with fields of their own
         self._start = 0  # where the current file begins in all bytes
         self._steps = activity.parts(range(math.ceil(size / BYTES_PER_STEP)))
         self._done, self.is_paused = -1, False
@@ -186,6 +187,7 @@ class Reading:
         if self._of_this_file:
             self._notes.update(self._of_this_file if has_text else ())
             self._of_this_file.clear()
+        self.is_unfolded = False
 
     def report(self, skipped: list[Skipped], before: list[str]) -> Report:
         """Returns all that was found, after what was `skipped` and noted `before` the reading."""

@@ -11,7 +11,14 @@ from typing import Any, NamedTuple, TypeGuard
 
 from smallmind.corpus.reading import LABELS, Reading
 from smallmind.corpus.reading import PAIRS as PAIRS_OF_ANSWERS
-from smallmind.corpus.turns import LIST_FIELDS, MAX_SHAPES, QUESTION_FIELDS, ROLES
+from smallmind.corpus.turns import (
+    CALL_FIELDS,
+    LIST_FIELDS,
+    MAX_SHAPES,
+    QUESTION_FIELDS,
+    ROLES,
+    TEXT_FIELDS,
+)
 from smallmind.text.chat import ASSISTANT, REJECTED, SYSTEM, USER
 
 TEXT_NAMES = ("text", "content", "story")  # fields that hold the text, the most likely first
@@ -158,6 +165,7 @@ class Unfolded:
                 self._reading.count("Left out", "pair", found)
                 return
             self._reading.note(f"read {shape.words}")
+            self._reading.is_unfolded |= shape.is_chat
             rest = {} if OBJECT in names or LIST in names else _rest(record, names)
             if not shape.is_chat:
                 self._reading.note_unread(rest, ())
@@ -346,7 +354,7 @@ def _transcript(text: str) -> list[Any] | None:
 
 def _chosen(fields: dict[str, Any]) -> list[Any] | None:
     """Returns the better one of two answers after its prompt: texts, messages or transcripts."""
-    chosen, asked = fields["chosen"], fields.get("prompt", fields.get("messages"))
+    chosen, asked = map(_as_text, (fields["chosen"], fields.get("prompt", fields.get("messages"))))
     if isinstance(asked, dict) and _are_turns(asked.get("messages")):
         asked = asked["messages"]
     if isinstance(chosen, str):
@@ -373,7 +381,7 @@ def _pair(fields: dict[str, Any]) -> list[Any] | str | None:
         if _is_blank(fields.get(side)):
             return f"without a {words} answer"
         if (found := _chosen({**fields, "chosen": fields[side]})) is None:
-            return None if side == "chosen" else "of different kinds"
+            return _fault(fields) if "rejected" in fields else None
         (record,) = found
         asked = {"role": USER, "content": record.get("prompt")}
         answer = {"role": ASSISTANT, "content": record.get("completion")}
@@ -387,9 +395,30 @@ def _pair(fields: dict[str, Any]) -> list[Any] | str | None:
         return "whose answers follow different prompts"
     if not ROLES[_role(chosen[0])] == ROLES[_role(rejected[0])] == ASSISTANT:
         return "whose answers follow different prompts"
-    if any(_is_blank(turn.get("content", turn.get("value"))) for turn in (*chosen, *rejected)):
+    if not all(map(_says, (*chosen, *rejected))):
         return "with a blank answer"
+    if ROLES.get(_role(sides[0][same - 1])) == USER and not _says(sides[0][same - 1]):
+        return "with a blank prompt"
     return _conversation([*sides[0][:same], *chosen, {**rejected[0], "role": REJECTED}])
+
+
+def _fault(pair: dict[str, Any]) -> str:
+    """Returns why an answer of a pair cannot be read after its prompt."""
+    for answer in map(_as_text, (pair["chosen"], pair["rejected"])):
+        if not (isinstance(answer, str) or _are_turns([answer]) or _are_turns(answer)):
+            return "whose answers are not texts or messages"
+    return "without a prompt"
+
+
+def _as_text(value: Any) -> Any:
+    """Returns a number as a text, and anything else as it is."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number else value
+
+
+def _says(turn: dict[str, Any]) -> bool:
+    """Returns True for a message with a text or with calls."""
+    return not all(_is_blank(turn.get(name)) for name in (*TEXT_FIELDS, *CALL_FIELDS))
 
 
 def _is_blank(value: object) -> bool:

@@ -10,7 +10,16 @@ from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.json_values import has_text, parsed
 from smallmind.corpus.reading import LABELS, PAIRS, QUESTIONS, shown
-from smallmind.text.chat import ASSISTANT, REJECTED, SYSTEM, TOOL, USER, Turn, with_tools
+from smallmind.text.chat import (
+    ANSWERS,
+    ASSISTANT,
+    REJECTED,
+    SYSTEM,
+    TOOL,
+    USER,
+    Turn,
+    with_tools,
+)
 from smallmind.text.tools import described_tools, messages_calls
 
 LIST_FIELDS = ("messages", "conversations", "conversation")  # fields that hold all turns
@@ -36,13 +45,13 @@ ROLE_FIELDS, TEXT_FIELDS = ("role", "from"), ("content", "value", "text")
 # Fields of a turn or a record that say whether it is learned; `masked` says the opposite. KTO's
 # `label` is false beside an answer to avoid.
 MARKS = ("weight", "train", "training", "trainable", "learn", "loss", "masked", "train_detail")
-RECORD_MARKS = ("weight", "train", "trainable", "label")
+LABEL = "label"
+RECORD_MARKS = ("weight", "train", "trainable", LABEL)
 SAID_FALSE, SAID_TRUE = ("false", "no"), ("true", "yes")
 # Types of the parts of a turn: text, and what is thought before it.
 TEXT_PARTS = ("text", "input_text", "output_text", None)
 THOUGHT_PARTS = ("thinking", "reasoning")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-ANSWERS = ASSISTANT, REJECTED
 MAX_SHAPES = 256  # that are remembered of one file
 MADE: Callable[[tuple[str, str, bool, str, str]], Turn] = partial(
     tuple.__new__, Turn
@@ -203,6 +212,8 @@ class Turns:
             self._reading.note_unread(record, names, turns)
         if not plain:
             turns = self._learned(turns)
+        if turns and self._reading.preferences == LABELS and turns[-1].role != REJECTED:
+            turns = self._labelled(turns, record, shape)
         if not turns:
             return None
         self._reading.conversations += 1
@@ -223,7 +234,7 @@ class Turns:
         asked = [_is_asked(turns[:i]) for i in range(len(turns))]
         learned = [
             turn._replace(learned=turn.learned and is_asked and turn.says)
-            if turn.role == ASSISTANT
+            if turn.role in ANSWERS
             else turn
             for turn, is_asked in zip(turns, asked, strict=True)
         ]
@@ -232,6 +243,21 @@ class Turns:
             return []
         self._count(turns, asked)
         return learned
+
+    def _labelled(
+        self, turns: list[Turn], record: Mapping[Any, Any], shape: TurnFields
+    ) -> list[Turn]:
+        """Makes the last answer one to avoid if the label is false; none without a label."""
+        name = next((name for name in shape.marks if name.casefold() == LABEL), None)
+        value = record.get(name)
+        word = value.strip().casefold() if isinstance(value, str) else value
+        if word in (*SAID_TRUE, True):
+            return turns
+        if word not in (*SAID_FALSE, False):
+            self._reading.count("Left out", "answer", "whose label is not true or false")
+            return []
+        last = max(i for i, turn in enumerate(turns) if turn.role == ASSISTANT)
+        return [x._replace(role=REJECTED) if i == last else x for i, x in enumerate(turns)]
 
     def _count(self, turns: Sequence[Turn], asked: Sequence[bool]) -> None:
         """Counts what is not learned, and what is thought."""
@@ -272,11 +298,10 @@ class Turns:
             turns = self._messages(value, where)
         else:
             turns = self._history(record, shape, where) + self._asked(record, shape, where)
-        said = {name for name in shape.marks if not self._says_learned(record, name, where, False)}
-        if {name.casefold() for name in said} == {"label"} and self._reading.preferences == LABELS:
-            last = max((i for i, turn in enumerate(turns) if turn.role == ASSISTANT), default=-1)
-            turns = [x._replace(role=REJECTED) if i == last else x for i, x in enumerate(turns)]
-        elif said:
+        label = LABEL if self._reading.preferences == LABELS else ""  # which `_labelled` reads
+        marks = [name for name in shape.marks if name.casefold() != label]
+        said = [self._says_learned(record, name, where, False) for name in marks]
+        if not all(said):
             turns = [turn._replace(learned=turn.role != ASSISTANT) for turn in turns]
         texts = [self._text(record.get(name), name, where) for name in shape.system]
         first = "\n\n".join(text for text in dict.fromkeys(texts) if text.strip())
@@ -401,19 +426,19 @@ class Turns:
         name = _first(TEXT_FIELDS, turn)
         rest = [x for x in turn if x not in (role_field, name, *MARKS)]
         # Calls, refusals and thoughts may come without any text.
-        if name not in turn and not (role == ASSISTANT and any(has_text(turn[x]) for x in rest)):
+        if name not in turn and not (role in ANSWERS and any(has_text(turn[x]) for x in rest)):
             raise self._wrong(f"{where} has no {TEXT_FIELDS[0]}")
         text, thought = self._content(turn.get(name), name, where)
         more: dict[str, Any] = {}
         for other in rest:
-            if role == ASSISTANT and other in CALL_FIELDS:
+            if role in ANSWERS and other in CALL_FIELDS:
                 if (value := turn[other]) not in (None, "", [], {}, "[]"):
                     value = value if other == CALL_FIELDS[0] else [value]
                     calls = self._checked(messages_calls, value, other, where)
                     more |= {CALL_FIELDS[0]: calls} if calls else {}
             elif role == TOOL and other in RESULT_FIELDS:
                 more |= {other: turn[other]} if isinstance(turn[other], str) else {}
-            elif role == ASSISTANT and other in THOUGHT_FIELDS:
+            elif role in ANSWERS and other in THOUGHT_FIELDS:
                 words = self._text(turn[other], other, where)
                 if words.strip() and not thought.strip():
                     thought = words
@@ -423,7 +448,7 @@ class Turns:
                 self._reading.leave_unread(other, in_turns=True)
         marks = [self._says_learned(turn, mark, where, True) for mark in MARKS if mark in turn]
         said = json.dumps(more, ensure_ascii=False) if more else ""
-        if role != ASSISTANT:
+        if role not in ANSWERS:
             return Turn(role, text, more=said)
         return Turn(role, text, all(marks), thought, said)
 
@@ -439,7 +464,7 @@ class Turns:
     def _says_learned(self, fields: dict[Any, Any], name: str, where: str, in_turn: bool) -> bool:
         """Returns False if a field says that its turn, or its record, is not to be learned."""
         value, mark = fields.get(name), name.casefold()
-        if value is None or value == "" or (mark == "label" and value is not False):
+        if value is None or value == "" or (mark == LABEL and value is not False):
             return True
         word = value.strip().casefold() if isinstance(value, str) else value
         if word in SAID_FALSE or word in SAID_TRUE:
@@ -491,6 +516,8 @@ class Turns:
 
     def _field(self, record: dict[Any, Any], name: str, where: str) -> object:
         if name not in record:
+            if self._reading.is_unfolded:
+                raise self._wrong(f"{where} has other fields than the records before it")
             raise self._wrong(f"{where} has no field {shown(name, 60)!r}, unlike those before it")
         return record[name]
 

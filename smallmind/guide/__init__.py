@@ -18,6 +18,7 @@ NAMES = (
     "adapting",
     "preferences",
     "formats",
+    "tools",
     "serving",
     "features",
     "sizes",

@@ -43,6 +43,7 @@ class Loss:
         TransformerModel
     ] = ()  # that compute in each pass, besides the one that learns
     stride: int = 1  # windows start at multiples of this
+    first_is_known: ClassVar[bool] = False  # `first_loss` is that of trained weights too
     one_process: str = ""  # why a run cannot have several processes, and what to do
     comparing: str = ""  # names a comparison of `sums` of held-out batches, if there is one
     compared_batches: ClassVar[int | None] = 4  # at most; None: all that are evaluated

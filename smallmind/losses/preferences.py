@@ -22,6 +22,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Pass
 from smallmind.settings.config import RunConfig
 from smallmind.text.chat import (
+    ANSWERS,
     ASSISTANT,
     CUT,
     LEARNED,
@@ -34,7 +35,6 @@ from smallmind.text.chat import (
     Conversation,
     Turn,
     encode_each,
-    is_document,
 )
 from smallmind.text.conversations import PackedDataset, spread
 from smallmind.text.dataset import HELD_OUT, Batch, Dataset, Question, Tokens
@@ -617,36 +617,37 @@ class Encoded(NamedTuple):
 def encode_answers(
     tokenizer: Tokenizer, template: ChatFormat, conversations: Sequence[Conversation], method: str
 ) -> list[Encoded]:
-    """Conversations that end in an answer, a REJECTED one, or both -> what a method learns of them.
+    """Conversations with an answer, a REJECTED one, or both -> what a method learns of them.
 
-    That is the last answers alone. KTO takes every answer by itself, beside that of the
-    conversation before, to this prompt; the others take conversations with both.
+    That is the last answers alone, and nothing after them. KTO takes every answer by itself, beside
+    that of the conversation before, to this prompt; the others take conversations with both.
     """
-    asked: list[tuple[Conversation, list[tuple[str, bool]]]] = []
+    asked: list[tuple[Conversation, Conversation]] = []
     for turns in conversations:
-        if is_document(turns):
+        last = max((i for i, turn in enumerate(turns) if turn.role in ANSWERS), default=-1)
+        turns = turns[: last + 1]
+        if not turns:
             continue
         count = 1 + (turns[-1].role == REJECTED and turns[-2].role == ASSISTANT)
         before = [turn._replace(learned=False) for turn in turns[:-count]]
-        found = [(turn.text, turn.role != REJECTED) for turn in turns[-count:]]
-        if method == "kto" or len(found) == 2:
-            asked.append((before, found))
+        if method == "kto" or count == 2:
+            asked.append((before, turns[-count:]))
 
-    def answered(before: Conversation, text: str) -> Conversation:
-        return [*before, Turn(ASSISTANT, text)]
+    def answered(before: Conversation, answer: Turn) -> Conversation:
+        return [*before, answer._replace(role=ASSISTANT, learned=True)]
 
     if method == "kto":
-        single = [(before, *answer) for before, found in asked for answer in found]
+        single = [(before, answer) for before, answers in asked for answer in answers]
         each = [
             written
-            for (before, text, _), (_, other, _) in zip(
+            for (before, answer), (_, other) in zip(
                 single, [*single[-1:], *single[:-1]], strict=True
             )
-            for written in (answered(before, text), answered(before, other))
+            for written in (answered(before, answer), answered(before, other))
         ]
-        labels = [label for _, _, label in single]
+        labels = [answer.role != REJECTED for _, answer in single]
     else:
-        each = [answered(before, text) for before, found in asked for text, _ in found]
+        each = [answered(before, answer) for before, answers in asked for answer in answers]
         labels = [True] * len(asked)
     with activity.doing("Encoding the answers", usual=True):
         marked = [_cut(x) for x in encode_each(tokenizer, template, activity.parts(each))]

@@ -234,16 +234,19 @@ def _asked_in(
 ) -> Iterator[Asked]:
     if is_document(turns):
         return
-    said, texts = None, list[tuple[str | None, str]]()
+    said, answers = None, list[tuple[str | None, Turn]]()
     for turn in turns:
         if turn.role == USER:
             said = turn.text
         elif turn.role == ASSISTANT and turn.learned:
-            texts.append((said, turn.text))
+            answers.append((said, turn))
     questions = list(questions_in(marked))
-    if len(questions) == len(texts):  # answers one after another are learned as one
-        for question, (asked, wanted) in zip(questions, texts, strict=True):
+    if len(questions) == len(answers):  # answers one after another are learned as one
+        for question, (asked, turn) in zip(questions, answers, strict=True):
             if asked is not None:
+                # Calls are in the words of the template, as the model has to write them.
+                ids = question.answer[:-1] if turn.more else ()
+                wanted = tokenizer.decode(ids).strip() if turn.more else turn.text
                 yield Asked(question.ids, asked, wanted, question.answer)
     if turns[-1].role == USER:
         ids = template.prompt(tokenizer, turns)

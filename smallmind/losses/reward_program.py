@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 NAME = "reward"  # of the function
+LARGEST = 1e30  # reward: the deviations of larger ones could not be computed
 GRACE = 5.0  # seconds after which this ends itself, if nobody else has ended it
 
 
@@ -46,12 +47,14 @@ def load(path: str) -> Callable[[str, str, str | None], object]:
 
 
 def number(value: object) -> float:
-    """Returns a number as a float. ValueError for anything else, NaN and infinity included."""
+    """Returns a number as a float. ValueError for anything else, also if it is not finite."""
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         raise ValueError(f"returned {value!r:.60}, not a number")
     found = float(value)
     if not math.isfinite(found):
         raise ValueError(f"returned {found}, not a finite number")
+    if abs(found) > LARGEST:
+        raise ValueError(f"returned {found:g}, which is farther from 0 than {LARGEST:g}")
     return found
 
 

@@ -135,6 +135,7 @@ class Rewards(Loss):
     unrecorded = "which answers are learned follows from what they earn"
     comparing, compared_batches = "Rewarding answers", None
     unit = "question"
+    first_is_known = True
     one_process = "a run that learns by rewards is for one process: start it without mpiexec"
 
     def __init__(

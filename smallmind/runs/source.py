@@ -271,6 +271,10 @@ class PreferenceSource(ConversationSource):
 
     def __init__(self, source: ConversationSource, method: str) -> None:
         super().__init__(source.conversations, source.name, report=source.report)
+        alone = sum(turns[-1].role != REJECTED for turns in source.conversations)
+        if self.report and alone and method != "kto":
+            note = f"Left out: {count_of(alone, 'text')} without a worse answer"
+            self.report = self.report.noting(note)
         self.method = method
         self._encoded: tuple[str, list[Encoded]] | None = None  # of a tokenizer, by its digest
 
@@ -302,9 +306,11 @@ class PreferenceSource(ConversationSource):
             long = count_of(len(encoded) - len(kept), "pair")
             self.report = self.report.noting(f"Left out: {long} longer than {T} tokens")
         if len(kept) < 2:
+            some = count_of(len(encoded), "answer" if self.method == "kto" else "pair")
+            fit = f", {len(kept)} of which fit into block_size={T}" if len(encoded) > 1 else ""
             raise InputError(
-                f"{len(kept)} of {count_of(len(encoded), 'pair')} fit into block_size={T}, and two "
-                "are needed, one of them to hold out: raise --block-size, or give more"
+                f"{self.name} has {some}{fit}; two are needed, one of them to hold out: "
+                f"{'raise --block-size, or ' if fit else ''}give more"
             )
         labels = np.array([pair.label for pair in kept]) if self.method == "kto" else None
         return PairsDataset(windows_of(kept), tokenizer, run.batch_size, run.seed, labels)

@@ -30,6 +30,7 @@ from smallmind.serve.models import Loaded, Models, ServedModel
 from smallmind.serve.request_fields import (
     Fields,
     body_of,
+    call_form,
     check_count,
     check_length,
     fields_in,
@@ -168,6 +169,11 @@ class API:
                 prompts, config = [prompt.ids], replace(config, max_tokens=prompt.most)
                 template = loaded.template
                 assert template  # see `_conversation`
+                if called := call_form(fields, tools, template, tokenizer):
+                    if form:
+                        message = "tool_choice asks for a call, and another field for a form"
+                        raise APIError(f"{message}; send one of them", "tool_choice")
+                    form = called
                 lead = "" if begun else template.lead
                 asked = b"".join(map(tokenizer.token_bytes, prompt.ids[-8:].tolist()))
                 # In a form there is no place for a thought, even if the prompt has opened one.

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,10 +13,10 @@ from starlette.requests import Request
 from smallmind.checks import InputError
 from smallmind.serve.errors import APIError
 from smallmind.settings.config import GenerationConfig
-from smallmind.text.chat import ASSISTANT, ROLES, SYSTEM, TOOL, Turn
+from smallmind.text.chat import ASSISTANT, ROLES, SYSTEM, TOOL, ChatFormat, Turn
 from smallmind.text.templates import RESERVED_ARGS
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.text.tools import described_tools, messages_calls
+from smallmind.text.tools import call_grammar, described_tools, messages_calls
 from smallmind.writing.form import Form
 
 MAX_BODY = 4 * 2**20  # bytes
@@ -408,17 +408,50 @@ def tools_of(fields: Fields, knows_tools: bool, ignores: bool) -> list[dict[str,
     Unless the server `ignores` them.
     """
     choice = fields.setting("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise APIError("tool_choice must be auto or none", "tool_choice")
+    named = choice.get("function", choice) if isinstance(choice, dict) else {}
+    name = named.get("name") if isinstance(named, dict) else None
+    if choice not in (None, "auto", "none", "required") and not isinstance(name, str):
+        raise APIError(
+            "tool_choice must be auto, none, required, or name a function", "tool_choice"
+        )
     said = fields.setting("tools") or []
+    if not said and choice not in (None, "auto", "none"):
+        raise APIError("tool_choice asks for a call, and there are no tools", "tool_choice")
     if not said or choice == "none" or (ignores and not knows_tools):
         return []
     if not knows_tools:
         raise APIError(NO_TOOLS, "tools", "tools_not_supported")
     try:
-        return described_tools(said)
+        tools = described_tools(said)
     except InputError as error:
         raise APIError(f"tools {error}", "tools") from None
+    chosen = [tool for tool in tools if name in (None, tool["function"]["name"])]
+    if not chosen:
+        raise APIError(
+            f"tool_choice names {name!r:.80}, which is not among the tools", "tool_choice"
+        )
+    return chosen
+
+
+def call_form(
+    fields: Fields, tools: Sequence[dict[str, Any]], template: ChatFormat, tokenizer: Tokenizer
+) -> Form | None:
+    """Returns the form of a call of one of the tools, if a client asks for one; else None."""
+    if not tools or fields.setting("tool_choice") in (None, "auto"):
+        return None
+    if template.calling is None:
+        message = "the model's chat template writes calls in a form of its own, which cannot be"
+        raise APIError(f"{message} required: tool_choice must be auto or none", "tool_choice")
+    try:
+        return Form(tokenizer, "grammar", call_grammar(tools, template.calling))
+    except InputError as error:
+        for tool in tools:  # to name the keyword at fault
+            function = tool["function"]
+            try:
+                Form(tokenizer, "schema", function.get("parameters") or True)
+            except InputError as inner:
+                raise APIError(f"tools: {function['name']}: {inner}", "tools") from None
+        raise APIError(f"tool_choice: {error}", "tool_choice") from None
 
 
 def turns_of(

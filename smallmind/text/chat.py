@@ -21,6 +21,7 @@ SYSTEM, USER, ASSISTANT = ROLES = "system", "user", "assistant"
 TOOL = "tool"  # the role of what a tool has returned, for templates that know it
 TEXT = "text"  # the role of a plain document
 REJECTED = "rejected"  # that of an answer that is worse than the one before it, or to be avoided
+ANSWERS = ASSISTANT, REJECTED
 # The lowest bits of marked tokens: what a token is in its conversation.
 PLAIN, LEARNED, CUT, START = range(4)
 MARK_KINDS = 4
@@ -44,7 +45,7 @@ class Turn(NamedTuple):
     @property
     def says(self) -> bool:
         """True for a turn with a text or calls."""
-        return bool(self.text.strip()) or (self.role == ASSISTANT and CALLS in self.more)
+        return bool(self.text.strip()) or (self.role in ANSWERS and CALLS in self.more)
 
 
 CALLS = '"tool_calls"'
@@ -83,6 +84,8 @@ class ChatFormat:
     lead: str = ""  # begins the text of an answer: the model writes it
     thinks: bool = False  # it writes the thoughts of turns
     tools: bool = False  # it writes calls of tools, and what they return
+    # The text before the object of a call, the text after it, and the object's name for arguments.
+    calling: tuple[str, str, str] | None = None
     marks: tuple[str, str] | None = None  # what the model writes before and after a thought
 
     def render(

@@ -46,7 +46,7 @@ from smallmind.text.chat import (
 )
 from smallmind.text.jinja_process import MAX_CHARACTERS, MAX_MEMORY
 from smallmind.text.tokenizer import Tokenizer, special_names
-from smallmind.text.tools import Call
+from smallmind.text.tools import Call, calling_in
 
 MAX_SECONDS = 5.0  # of computing for one conversation
 MAX_START_SECONDS = 30.0  # for the start of the process
@@ -101,6 +101,7 @@ class JinjaTemplate(ChatFormat):
     thinks: bool = False
     thinking: tuple[str, str] | None = None  # what the model writes before and after a thought
     tools: bool = False
+    calling: tuple[str, str, str] | None = None
     name = "of the model"
 
     @classmethod
@@ -286,7 +287,11 @@ class JinjaTemplate(ChatFormat):
         for turn, begin, end in written.said:
             said[turn] += written.text[begin:end]
         wanted = [(-1, TRIED["description"]), (1, TRIED["name"]), (1, "Rome"), (2, "c"), (3, "d")]
-        return replace(self, tools=all(word in said[turn] for turn, word in wanted))
+        if not all(word in said[turn] for turn, word in wanted):
+            return self
+        before, begin, end, after = written.turns()[1]
+        called = before[_prompt_in(before, self.prompting) :] + written.text[begin:end]
+        return replace(self, tools=True, calling=calling_in(called + after.partition(self.end)[0]))
 
     def _common(self, first: str, second: str) -> str:
         """Returns the common beginning of two texts; "" if there is no special token in it."""

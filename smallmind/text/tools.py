@@ -6,12 +6,14 @@ of Llama write the object alone, with `parameters`, perhaps after `<|python_tag|
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from smallmind.checks import InputError
 
 ARGUMENTS = "arguments", "parameters"
+# Spaces in calls are where templates write them, in the words of llguidance.
+AS_WRITTEN = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
 
 class Call(NamedTuple):
@@ -73,6 +75,36 @@ def calls_in(text: str) -> Iterator[Call]:
     calls = [_call(one) for one in found]
     if all(calls):
         yield from filter(None, calls)
+
+
+def calling_in(text: str) -> tuple[str, str, str] | None:
+    """Returns what a call has before and after its object, and the object's name for arguments.
+
+    None for a call that is anything else.
+    """
+    before, _, rest = text.partition("{")
+    inner, _, after = rest.rpartition("}")
+    try:
+        said = json.loads(f"{{{inner}}}")
+    except ValueError:
+        return None
+    name = next((key for key in ARGUMENTS if key in said), None)
+    return (before, after, name) if name and _call(said) else None
+
+
+def call_grammar(tools: Sequence[Mapping[str, Any]], calling: tuple[str, str, str]) -> str:
+    """Returns the grammar of a call of one of the tools, in the notation of Lark."""
+    before, after, arguments = calling
+    calls = []
+    for tool in tools:
+        function = tool["function"]
+        inner = function.get("parameters") or {"type": "object"}
+        kinds = {"name": {"const": function["name"]}, arguments: inner}
+        closed = {"required": [*kinds], "additionalProperties": False}
+        calls.append({"type": "object", "properties": kinds, **closed})
+    schema = json.dumps({"x-guidance": AS_WRITTEN, "anyOf": calls})
+    texts = (json.dumps(text, ensure_ascii=False) if text else "" for text in (before, after))
+    return "start: {} call {}\ncall: %json {}".format(*texts, schema)
 
 
 def _call(said: Any) -> Call | None:

@@ -61,7 +61,8 @@ def preflight(
     """Checks a model and its text before a run, one check after another; both stay unchanged.
 
     With the config of the run also its learning rate; the loss at the start only if the weights are
-    untrained. Takes the time of a few hundred steps of 128 tokens, and memory for another model.
+    untrained, or it does not depend on them. Takes the time of a few hundred steps of 128 tokens,
+    and memory for another model.
     """
     model = training.model
     with training.preserved():
@@ -71,7 +72,7 @@ def preflight(
         batch = draw(RandomWindows(data), 0)
         if untrained:
             yield first_loss(model, TEXT, data)
-        if untrained and training.loss.name:
+        if training.loss.name and (untrained or training.loss.first_is_known):
             yield first_loss(model, training.loss, training.data)
         yield every_gradient(model, batch)
         samples = distinct_samples(data)

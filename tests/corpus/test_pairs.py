@@ -1,7 +1,10 @@
 """Better and worse answers in files: what is read of them, and what of damaged ones."""
 
+import json
+
 import pytest
 
+from smallmind import InputError
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.reading import LABELS, PAIRS
 from tests.corpus.reading import conversations, lines, written
@@ -31,7 +34,7 @@ FORMS = {
         "input": {"messages": [USER]}, "preferred_output": [BETTER],
         "non_preferred_output": [WORSE],
     },
-    "numbers": {"prompt": "q", "chosen": "1", "rejected": "2"},
+    "numbers": {"prompt": "q", "chosen": 1, "rejected": 2},
 }  # fmt: skip
 
 
@@ -52,6 +55,27 @@ def test_longer_conversations_end_in_both_answers(tmp_path):
     path = written(tmp_path / "pairs.jsonl", lines(record))
     wanted = [("system", "s"), *READ[:2], ("user", "q2"), *READ[1:]]
     assert conversations(Corpus(path, preferences=PAIRS)) == [wanted]
+
+
+def test_calls_and_thoughts_are_answers_too(tmp_path):
+    def calling(city):
+        function = {"name": "weather", "arguments": {"city": city}}
+        return {"role": "assistant", "tool_calls": [{"id": "c", "function": function}]}
+
+    thoughtful = {**BETTER, "reasoning_content": "Hm."}
+    records = (
+        {"prompt": [USER], "chosen": [calling("Rome")], "rejected": [calling("Oslo")]},
+        {"prompt": [USER], "chosen": [calling("Rome")], "rejected": "b"},
+        {"prompt": [USER], "chosen": [thoughtful], "rejected": [WORSE]},
+    )
+    path = written(tmp_path / "pairs.jsonl", lines(*records))
+    for kind, answers in ((PAIRS, 2), (LABELS, 2), (None, 1)):
+        pieces = list(Corpus(path, preferences=kind).pieces())
+        called, mixed, thought = (piece.turns[1:] for piece in pieces)
+        assert len(called) == len(mixed) == len(thought) == answers
+        cities = [json.loads(turn.more)["tool_calls"][0]["function"] for turn in called]
+        assert [x["arguments"]["city"] for x in cities] == ["Rome", "Oslo"][:answers]
+        assert thought[0].thought == "Hm." and [turn.text for turn in mixed] == ["", "b"][:answers]
 
 
 DAMAGED = {
@@ -83,7 +107,20 @@ DAMAGED = {
         {"chosen": [USER, BETTER], "rejected": [USER]},
         "whose answers follow different prompts",
     ),
-    "kinds that differ": ({**GOOD, "rejected": 5}, "of different kinds"),
+    "an answer in a list": ({**GOOD, "rejected": ["b"]}, "whose answers are not texts or messages"),
+    "answers that are true or false": (
+        {**GOOD, "chosen": True, "rejected": False},
+        "whose answers are not texts or messages",
+    ),
+    "pairs in pairs": ({**GOOD, "chosen": GOOD}, "whose answers are not texts or messages"),
+    "roles that are not known": (
+        {"chosen": [{"role": "robot", "content": "a"}], "rejected": [WORSE]},
+        "whose answers are not texts or messages",
+    ),
+    "no prompt": ({"chosen": "a", "rejected": "b"}, "without a prompt"),
+    "a prompt of null": ({**GOOD, "prompt": None}, "without a prompt"),
+    "a prompt that is an object": ({**GOOD, "prompt": {"a": 1}}, "without a prompt"),
+    "a blank prompt": ({**GOOD, "prompt": " "}, "with a blank prompt"),
     "answers that are equally good": (
         {"instruction": "q", "completions": [{"response": "a", "overall_score": 1}] * 2},
         "of answers that are equally good",
@@ -94,7 +131,10 @@ DAMAGED = {
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_damaged_pairs_are_counted_and_left_out(tmp_path, damage):
     record, reason = DAMAGED[damage]
-    path = written(tmp_path / "pairs.jsonl", lines(GOOD, record, GOOD))
+    number = ["first", *DAMAGED].index(damage) % 3
+    records = [GOOD, GOOD]
+    records.insert(number, record)
+    path = written(tmp_path / "pairs.jsonl", lines(*records))
     corpus = Corpus(path, preferences=PAIRS)
     assert conversations(corpus) == [READ, READ]
     assert f"Left out: 1 pair {reason}" in corpus.report.notes
@@ -111,3 +151,30 @@ def test_answers_with_labels_are_read_for_kto(tmp_path):
     assert conversations(path) == [READ[:2]]  # what is to be avoided is left out
     pairs = written(tmp_path / "pairs.jsonl", lines(GOOD))
     assert conversations(Corpus(pairs, preferences=LABELS)) == [READ]
+
+
+@pytest.mark.parametrize("label", [True, "true", 1, False, "No", 0])
+def test_labels_are_true_or_false_in_the_forms_of_tables(tmp_path, label):
+    record = {"prompt": "q", "completion": "a", "label": label}
+    path = written(tmp_path / "labels.jsonl", lines(record))
+    role = "assistant" if label in (True, "true") else "rejected"
+    assert conversations(Corpus(path, preferences=LABELS)) == [[READ[0], (role, "a")]]
+
+
+@pytest.mark.parametrize("label", [None, "", 2, "maybe", [True], "absent"])
+def test_answers_without_a_label_are_counted_and_left_out(tmp_path, label):
+    good = {"prompt": "q", "completion": "a", "label": True}
+    damaged = {**good, "label": label}
+    if label == "absent":
+        del damaged["label"]
+    corpus = Corpus(written(tmp_path / "labels.jsonl", lines(good, damaged)), preferences=LABELS)
+    assert conversations(corpus) == [READ[:2]]
+    assert "Left out: 1 answer whose label is not true or false" in corpus.report.notes
+
+
+def test_another_record_among_pairs_is_an_error_with_its_line(tmp_path):
+    other = {"question": "q", "answer": "a"}
+    for records, number in (((GOOD, GOOD, other), 3), ((other, GOOD), 2)):
+        path = written(tmp_path / "pairs.jsonl", lines(*records))
+        with pytest.raises(InputError, match=f"line {number} has other fields than the records"):
+            conversations(Corpus(path, preferences=PAIRS))

@@ -116,6 +116,18 @@ def test_what_cannot_be_learned_is_refused(folder, fields, words):
     assert not (folder / "refused").exists()
 
 
+def test_conversations_beside_pairs_are_counted_and_left_out(folder):
+    chat = {"messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]}
+    path = written(folder / "mixed.jsonl", lines(*sums(4), chat))
+    base = {"init_from": str(folder / "base")}
+    run = Run.create(text=path, out=folder / "mixed", **base)
+    assert run.data.count_of("train") == 3
+    assert "Left out: 1 text without a worse answer" in run.files.source.report.notes
+    alone = written(folder / "alone.jsonl", lines(*sums(1)))
+    with pytest.raises(InputError, match="alone has 1 pair; two are needed, one of them to hold"):
+        Run.create(text=alone, out=folder / "alone", **base)
+
+
 def test_a_text_without_pairs_is_refused(folder):
     base = {"init_from": str(folder / "base"), "loss": "dpo"}
     for name in ("chat.jsonl", "labels.jsonl"):

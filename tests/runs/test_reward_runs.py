@@ -14,6 +14,7 @@ from smallmind.forecast.memory import TextSize, estimate
 from smallmind.forecast.pace import rough_pace
 from smallmind.losses.question_data import QuestionsDataset
 from smallmind.runs.assembly import outline_of
+from smallmind.training.preflight import preflight
 from tests.corpus.reading import lines, written
 from tests.faults.runs import outcome, status
 from tests.parallel import in_process
@@ -138,6 +139,14 @@ def test_a_reward_that_fails_is_a_line_and_what_was_trained_is_saved(folder, cap
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert re.search(r"fails.py line 4 raised ZeroDivisionError.* for the question '\d\+\d'", said)
     assert Run.open(out).newest().step == 1
+
+
+def test_a_check_asks_what_answers_earn(folder):
+    (folder / "nan.py").write_text("def reward(question, answer):\n    return float('nan')\n")
+    with pytest.raises(InputError, match=r"nan\.py returned nan, not a finite number, for the"):
+        next(preflight(tuned(folder, "nan", "nan.py").training, untrained=False))
+    first = next(preflight(tuned(folder, "checked").training, untrained=False))
+    assert first.passed and first.name == "loss of rewards at the start"
 
 
 def test_the_line_the_metrics_and_the_report_show_rewards(folder, capsys):

@@ -148,6 +148,58 @@ def test_calls_are_divided_from_an_answer(caller):
     assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", "So.")
 
 
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+CITY["additionalProperties"] = False
+TWO = [*TOOLS, {"type": "function", "function": {"name": "weather", "parameters": CITY}}]
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", {"fox", "weather"}),
+        ({"type": "function", "function": {"name": "weather"}}, {"weather"}),
+    ],
+    ids=str,
+)
+def test_a_call_can_be_required(caller, choice, names):
+    fields = {"model": "m", "messages": [{"role": "user", "content": "fox"}], "tools": TWO}
+    fields |= {"tool_choice": choice, "max_tokens": 150, "n": 4, "temperature": 2, "seed": 1}
+    for answer in caller.post("/v1/chat/completions", json=fields).json()["choices"]:
+        (call,) = answer["message"]["tool_calls"]
+        assert answer["message"]["content"] is None and call["function"]["name"] in names
+        arguments = json.loads(call["function"]["arguments"])
+        city = call["function"]["name"] == "weather"
+        assert (
+            arguments in ({"city": "Rome"}, {"city": "Oslo"}) if city else type(arguments) is dict
+        )
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tool_choice": "any"}, "tool_choice must be auto, none, required, or name a function"),
+        ({"tool_choice": {"name": "dog"}}, "tool_choice names 'dog', which is not among the tools"),
+        (
+            {"regex": "a", "tool_choice": "required"},
+            "asks for a call, and another field for a form",
+        ),
+        ({"tools": [], "tool_choice": "required"}, "asks for a call, and there are no tools"),
+        (
+            {
+                "tools": [{"name": "f", "parameters": {"type": "object", "not": {}}}],
+                "tool_choice": "required",
+            },
+            "tools: f: the schema cannot be compiled: the keyword 'not' is not supported",
+        ),
+    ],
+    ids=str,
+)
+def test_a_call_that_cannot_be_required_is_refused(caller, fields, words):
+    asked = {"model": "m", "messages": [{"role": "user", "content": "fox"}], "tools": TOOLS}
+    answer = caller.post("/v1/chat/completions", json=asked | fields)
+    assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+
+
 def test_without_tools_nothing_is_called(caller):
     fields = {"model": "m", "messages": [{"role": "user", "content": "fox"}]}
     fields |= {"regex": re.escape(CALLED), "max_tokens": 100}

@@ -719,7 +719,9 @@ def test_calls_are_learned_and_results_are_context(template, call):
     else:
         tokenizer = carrying(template)
         found = format_of(tokenizer)
+    arguments = "parameters" if template == LLAMA else "arguments"
     assert found.tools
+    assert found.calling == (call[: call.index("{")], call[call.rindex("}") + 1 :], arguments)
     turns = with_tools(CALLING, [WEATHER])
     marked = found.encode(tokenizer, turns)
     ids, text = marked // MARK_KINDS, tokenizer.decode(marked // MARK_KINDS)

@@ -1,6 +1,7 @@
 """Preference pairs: the loss of DPO and its gradient, and the windows that texts become."""
 
 import functools
+import json
 
 import numpy as np
 import pytest
@@ -16,12 +17,14 @@ from smallmind import (
     TransformerModel,
 )
 from smallmind.forecast.memory import why_not_repeated
-from smallmind.losses.preferences import encode_pairs
+from smallmind.losses.preferences import encode_answers, encode_pairs
 from smallmind.runs.verification import fingerprint
 from smallmind.settings.presets import ARCHITECTURES
+from smallmind.text.chat import LEARNED, MARK_KINDS, Turn, with_tools
 from smallmind.text.dataset import Batch
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.text.templates import fit_template
+from smallmind.text.tools import described_tools, messages_calls
 from smallmind.training import checkpoint
 from smallmind.training.preflight import preflight
 from smallmind.training.records import HealthRecord, RollbackRecord
@@ -212,6 +215,35 @@ def test_a_template_puts_its_tokens_around_the_turns():
     found, whole = learned(batch, 2)
     assert found == [*tokenizer.encode("5!"), end]
     assert whole[0] == tokenizer.special["<|im_start|>"] and whole.count(end) == 2
+
+
+@pytest.mark.parametrize("method", ["dpo", "kto"])
+def test_calls_are_learned_as_the_template_writes_them(method):
+    pytest.importorskip("jinja2")
+    tokenizer, template = fit_template(Tokenizer("", "byte"), "hermes")
+    asked = with_tools([Turn("user", "Call f.")], described_tools([{"name": "f"}]))
+    answers = [
+        Turn(role, "", more=json.dumps({"tool_calls": messages_calls([{"name": "f", **said}])}))
+        for role, said in (
+            ("assistant", {"arguments": {"a": 1}}),
+            ("rejected", {"arguments": {"b": 2}}),
+        )
+    ]
+    first = encode_answers(tokenizer, template, [[*asked, *answers]], method)[0]
+    assert first.label
+    for marked, inner in ((first.first, '{"a": 1}'), (first.second, '{"b": 2}')):
+        learned = tokenizer.decode(marked[marked % MARK_KINDS == LEARNED] // MARK_KINDS)
+        assert "<tool_call>" in learned and inner in learned and "Call f." not in learned
+
+
+def test_what_comes_after_the_last_answer_is_not_learned():
+    tokenizer, template = fit_template(Tokenizer("", "byte"), "chatml")
+    turns = [Turn("user", "a"), Turn("assistant", "b"), Turn("user", "c")]
+    for method, kept in (("kto", 1), ("dpo", 0)):
+        found = encode_answers(tokenizer, template, [turns, [Turn("text", "d")]], method)
+        assert len(found) == kept
+        for encoded in found:
+            assert tokenizer.decode(encoded.first // MARK_KINDS).endswith("b<|im_end|>")
 
 
 @pytest.mark.parametrize(

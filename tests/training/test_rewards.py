@@ -1,5 +1,6 @@
 """Rewards: the loss of GRPO and its gradient, what is sampled, and rewards that earn nothing."""
 
+import json
 import time
 
 import numpy as np
@@ -7,11 +8,14 @@ import pytest
 
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.losses.judge import Attempt, Judge
-from smallmind.losses.question_data import QuestionsDataset
+from smallmind.losses.question_data import QuestionsDataset, encode_questions
 from smallmind.losses.rewards import Rewards, advantages_of
 from smallmind.nn.workspace import Pass
 from smallmind.settings.config import Adapter
 from smallmind.settings.presets import ARCHITECTURES
+from smallmind.text.chat import Turn, with_tools
+from smallmind.text.templates import fit_template
+from smallmind.text.tools import described_tools, messages_calls
 from smallmind.training.records import LossRecord, RollbackRecord
 from tests.training.test_resume import assert_resumes_whole
 
@@ -218,6 +222,17 @@ def test_a_model_learns_what_earns_more():
     assert -after.loss > 0.8 > -before and after.accuracy == -after.loss
 
 
+def test_a_wanted_call_is_in_the_words_of_the_template():
+    pytest.importorskip("jinja2")
+    tokenizer, template = fit_template(Tokenizer("", "byte"), "hermes")
+    call = json.dumps({"tool_calls": messages_calls([{"name": "f", "arguments": {"a": 1}}])})
+    turns = with_tools([Turn("user", "Call f.")], described_tools([{"name": "f"}]))
+    turns.append(Turn("assistant", "", more=call))
+    ((asked,), _), *_ = encode_questions(tokenizer, template, [turns])
+    assert asked.wanted == '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    assert asked.said == "Call f."
+
+
 ASKED = [Attempt("2+2", "4", "4"), Attempt("3+3", "7", "6")]
 
 
@@ -254,6 +269,7 @@ def judge(path, body, head="", seconds=5):
         ("return '1'", "returned '1', not a number"),
         ("return float('nan')", "returned nan, not a finite number"),
         ("return 10 ** 400", "int too large to convert to float"),
+        ("return -1e300", "returned -1e+300, which is farther from 0 than 1e+30"),
         ("return [1.0]", "returned [1.0], not a number"),
         ("import sys; sys.exit(2)", "raised SystemExit: 2"),
         ("import os; os._exit(3)", "ended its process, with status 3"),
