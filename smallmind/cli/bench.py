@@ -6,8 +6,17 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import closing, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +109,12 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
     "kernels": (
         "compare each kernel with the machine's limit",
         [
-            flag("names", "NAME", "of kernels, such as matmul attention; default: all", nargs="*"),
+            flag(
+                "names",
+                "NAME",
+                "of kernels, such as matmul attention, or a file.py that adds some; default: all",
+                nargs="*",
+            ),
             several("--shapes", "S,S", shape, "such as 768x128x384,1x512x128"),
             counted("--rounds", 7, "turns per contestant"),
         ],
@@ -207,41 +221,77 @@ def _show(console: Console, title: str, rows: list[dict[str, str]]) -> None:
     console.drawing("\n\n".join(table.parts(Table.columns, width)) + "\n")
 
 
+class _Rows:
+    """A table whose rows are printed as they come, in columns as wide as the first one needs."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self._console, self._title = console, title
+        self._widths: list[int] = []
+
+    def add(self, row: dict[str, str], least: int = 8) -> None:
+        """Prints a row, the first one below the title and the names of the columns."""
+        if not self._widths:
+            self._widths = [max(len(name), len(cell), least) for name, cell in row.items()]
+            self._console.line()
+            self._console.line(self._title)
+            self._print(row)
+            self._print(["-" * width for width in self._widths])
+        self._print(row.values())
+
+    def _print(self, cells: Iterable[str]) -> None:
+        pairs = zip(cells, self._widths, strict=True)
+        line = "  ".join(f"{cell:>{width}}" for cell, width in pairs)
+        self._console.drawing(f"{line.rstrip()}\n")
+
+
 def _kernels(
     options: argparse.Namespace, variables: Mapping[str, str], console: Console, whole: Record
 ) -> Generator[Record, None, None]:
     from smallmind.bench.machine import Worker
 
     threads = int(variables["NUMBA_NUM_THREADS"])
-    module = "smallmind.bench.peers.kernels"
-    with Worker("kernels", module, threads=threads, variables=variables, binds=False) as worker:
+    files = [name for name in options.names if name.endswith(".py")]
+    names = [name for name in options.names if name not in files]
+    words = ["kernels", "smallmind.bench.peers.kernels", *_libraries(options.names)]
+    with Worker(*words, threads=threads, variables=variables, binds=False) as worker:
         with saying("starting"):
-            known = worker.ask(known=None)
-        _check_kernels(options, known)
+            known = worker.ask(known=files)
+        _check_kernels(names, options.shapes, known)
         whole["machine"] = _machine(console, worker.ask(machine=None))
         with saying("the machine's limits"):
             whole["limits"] = worker.ask(limits=None)
         _show(console, "The machine's limits", _limits(whole["limits"]))
-        for name in options.names or known:
+        for name in names or known:
             axes, shapes = known[name]
-            records: list[Record] = []
-            try:
-                for sizes in options.shapes or shapes:
-                    with saying(f"{name} {'x'.join(map(str, sizes))}"):
-                        records.append(worker.ask(measure=[name, sizes, options.rounds]))
-                    yield records[-1]
-            finally:
-                if records:
-                    _show(console, f"{name} ({axes})", list(map(_kernel_row, records)))
+            rows = _Rows(console, f"{name} ({axes})")
+            for sizes in options.shapes or shapes:
+                with saying(f"{name} {'x'.join(map(str, sizes))}"):
+                    record = worker.ask(measure=[name, sizes, options.rounds])
+                if "wrong" in record:
+                    raise InputError(record["wrong"])
+                rows.add(_kernel_row(record))
+                yield record
 
 
-def _check_kernels(options: argparse.Namespace, known: Record) -> None:
+def _libraries(names: Sequence[str]) -> list[str]:
+    """Returns the peers to import, which takes seconds: only those that these kernels have."""
+    from smallmind.bench.cases import TORCH
+
+    is_wanted = not names or any(name.startswith(tuple(TORCH)) for name in names)
+    return ["torch"] if is_wanted and find_spec("torch") else []
+
+
+def _check_kernels(
+    names: Sequence[str], shapes: Sequence[tuple[int, ...]] | None, known: Record
+) -> None:
     """Raises InputError unless the kernels exist and have the axes of the shapes."""
-    if unknown := [name for name in options.names if name not in known]:
+    if unknown := [name for name in names if name not in known]:
         raise InputError(f"no kernel named {unknown[0]}; there are {', '.join(known)}")
-    axes = {len(known[name][0].split()) for name in options.names}
-    if any(axes != {len(sizes)} for sizes in options.shapes or []):
-        raise InputError("--shapes needs the names of kernels, and one size for each of their axes")
+    axes = {len(known[name][0].split()) for name in names or (known if len(known) == 1 else ())}
+    if any(axes != {len(sizes)} for sizes in shapes or []):
+        raise InputError(
+            "--shapes: name kernels with the same axes; column_sum takes RxC, matmul MxKxN"
+        )
 
 
 def _limits(found: Record) -> list[dict[str, str]]:
@@ -270,7 +320,7 @@ def _share(share: float) -> str:
 def _is_disturbed(found: Any) -> bool:
     """-> True if any of these records has a spread that is marked, or more than all of a limit."""
     if isinstance(found, dict):
-        excess = max(found.get("spread", 0.0) - NOISY_SPREAD, found.get("share_of_limit", 0.0) - 1)
+        excess = max(found.get("spread", 0.0) - NOISY_SPREAD, found.get("share_of_bound", 0.0) - 1)
         return excess > 0 or any(map(_is_disturbed, found.values()))
     return isinstance(found, list) and any(map(_is_disturbed, found))
 
@@ -279,27 +329,31 @@ def _kernel_row(record: Record) -> dict[str, str]:
     from smallmind.kernels.timing import duration
 
     times = record["times"]
-    ours = times["ours"]["median"]
+    best, flops, nbytes = times["ours"]["minimum"], record["flops"], record["bytes"]
 
     def ratio(name: str) -> str:
-        return f"{times[name]['median'] / ours:.2f}" if name in times else ""
+        return f"{times[name]['minimum'] / best:.2f}" if name in times else ""
 
-    if record["limit"] == "FMA":
-        rate = f"{record['flops'] / ours / 1e9:.0f} GFLOP/s"
-    else:
-        rate = f"{record['bytes'] / ours / 1e9:.0f} GB/s"
+    rate, unit = (flops, "GFLOP/s") if record["bound"] == "arithmetic" else (nbytes, "GB/s")
     return {
         "shape": "x".join(map(str, record["shape"])),
-        "median": duration(ours),
+        "best": duration(best),
+        "median": duration(times["ours"]["median"]),
         "spread": _spread(times["ours"]["spread"]),
-        "rate": rate,
-        "limit": record["limit"],
-        "of limit": _share(record["share_of_limit"]),
+        "MFLOP": _million(flops),
+        "MB": _million(nbytes),
+        "FLOP/byte": f"{flops / nbytes:.2f}",
+        "rate": f"{rate / best / 1e9:.0f} {unit}",
+        "bound": record["bound"],
+        "of bound": _share(record["share_of_bound"]),
         "x NumPy": ratio("NumPy"),
         "x PyTorch": ratio("PyTorch"),
         "x 1 thread": ratio("one thread"),
-        "worst error": f"{record['worst_error']:.0e}",
     }
+
+
+def _million(count: float) -> str:
+    return f"{count / 1e6:,.0f}" if count >= 1e8 else f"{count / 1e6:.3g}"
 
 
 def _step(
@@ -378,12 +432,12 @@ def _start(
 
 
 def _seconds(whole: Record) -> dict[str, float]:
-    """Returns the times of a whole --json by the name of what was timed."""
+    """Returns the best times of a whole --json by the name of what was timed."""
     found: dict[str, list[float]] = {}
     for record in whole["results"]:
         if whole["command"] == "kernels":
             name = f"{record['kernel']} {'x'.join(map(str, record['shape']))}"
-            each = {name: record["times"]["ours"]["median"]}
+            each = {name: record["times"]["ours"]["minimum"]}
         elif whole["command"] == "step":
             sizes = "x".join(map(str, record["sizes"].values()))
             each = {
@@ -394,7 +448,7 @@ def _seconds(whole: Record) -> dict[str, float]:
             each = {f"{record['start']} start, {x}": record[x] for x in ("imports", "kernels")}
         for name, seconds in each.items():
             found.setdefault(name, []).append(seconds)
-    return {name: statistics.median(seconds) for name, seconds in found.items()}
+    return {name: min(seconds) for name, seconds in found.items()}
 
 
 def _read(file: Path, what: str) -> Record:
@@ -416,7 +470,7 @@ def _read(file: Path, what: str) -> Record:
 
 
 def _compare(console: Console, before: Record, now: Record, file: Path) -> None:
-    """Prints the times of both, and their ratios."""
+    """Prints the best times of both, and their ratios."""
     from smallmind.kernels.timing import duration
 
     earlier, later = _seconds(before), _seconds(now)
