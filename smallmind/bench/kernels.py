@@ -10,6 +10,7 @@ from typing import Any
 
 from smallmind.bench.cases import numpy_peer, torch_peer
 from smallmind.bench.ceilings import Streams, copy_rate, multiply_add_rate, one_thread
+from smallmind.bench.machine import others
 from smallmind.kernels import cases
 from smallmind.kernels.cases import Case, WrongError
 from smallmind.kernels.ceilings import multiply_add, multiply_bfloat16
@@ -72,10 +73,15 @@ COPIED = (1_000_000, 16_000_000, 256_000_000)  # bytes: from each cache, and fro
 
 
 def limits() -> dict[str, Any]:
-    """Returns the machine's limits, on all threads and on one. Units: 1/s."""
+    """Returns the machine's limits, on all threads and on one, and the load of other programs.
+
+    Units: 1/s, and cores.
+    """
+    busy = others()
     with one_thread():
         alone = multiply_add_rate(), copy_rate(COPIED[-1])
     return {
+        "others": busy,
         "multiply_add_per_second": multiply_add_rate(),
         "multiply_add_per_second_on_one": alone[0],
         "copy_bytes_per_second": {str(nbytes): copy_rate(nbytes) for nbytes in COPIED},
@@ -127,6 +133,17 @@ def _run(file: Path) -> None:
     sys.path.insert(0, str(file.resolve().parent))
     sys.modules[file.stem] = module
     spec.loader.exec_module(module)
+
+
+def checked(row: str) -> dict[str, str]:
+    """Checks a kernel at sizes that are no multiples of anything -> why it is wrong, if it is."""
+    name, kind = named(row)
+    try:
+        for sizes in cases.awkward(name):
+            Case(name, sizes, kind, optional=True).check()
+    except WrongError as error:
+        return {"wrong": str(error)}
+    return {}
 
 
 def measured(row: str, shape: Sequence[int], rounds: int) -> dict[str, Any]:

@@ -36,6 +36,7 @@ STEP_SHAPES = "such as 12x64x128x4x4: B, T, C, layers, heads"
 
 Record = dict[str, Any]
 NOISY_SPREAD, DISTURBED = 0.2, "!"  # above which a figure is marked, and the mark
+NOISE = 0.05  # by how much of a limit the best of both may differ
 Flag = tuple[str, dict[str, Any]]  # the arguments of `add_argument`
 
 
@@ -117,6 +118,7 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
             ),
             several("--shapes", "S,S", shape, "such as 768x128x384,1x512x128"),
             counted("--rounds", 7, "turns per contestant"),
+            flag("--plot", "FILE.svg", "draw a roofline, with a point for each kernel", type=Path),
         ],
     ),
     "step": (
@@ -176,8 +178,10 @@ def measure(options: argparse.Namespace, what: str) -> list[Record]:
     from smallmind.bench.machine import variables_of
 
     before = _read(options.compare, what) if options.compare else None
-    if options.json:
-        check_writable("--json", options.json)
+    plotted = getattr(options, "plot", None)
+    for name, file in ("--json", options.json), ("--plot", plotted):
+        if file:
+            check_writable(name, file)
     console = Console()
     variables = variables_of(options.threads, options.isa)
     whole: Record = {"command": what}
@@ -196,6 +200,9 @@ def measure(options: argparse.Namespace, what: str) -> list[Record]:
         )
     if options.json:
         options.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    if plotted and results:
+        plotted.write_text(_roofline(whole), encoding="utf-8")
+        console.line(f"Wrote {plotted}")
     if before is not None and results:
         _compare(console, before, whole, options.compare)
     # Only now, so that what was measured is kept.
@@ -250,27 +257,38 @@ def _kernels(
     from smallmind.bench.machine import Worker
 
     threads = int(variables["NUMBA_NUM_THREADS"])
-    files = [name for name in options.names if name.endswith(".py")]
-    names = [name for name in options.names if name not in files]
+    files = [str(Path(name).resolve()) for name in options.names if name.endswith(".py")]
+    if missing := [file for file in files if not Path(file).is_file()]:
+        raise InputError(f"{missing[0]} does not exist")
+    names = [name for name in options.names if not name.endswith(".py")]
     words = ["kernels", "smallmind.bench.peers.kernels", *_libraries(options.names)]
     with Worker(*words, threads=threads, variables=variables, binds=False) as worker:
         with saying("starting"):
             known = worker.ask(known=files)
         _check_kernels(names, options.shapes, known)
+        for name in known if files else ():
+            with saying(f"checking {name}"):
+                _refuse_wrong(worker.ask(check=name))
         whole["machine"] = _machine(console, worker.ask(machine=None))
         with saying("the machine's limits"):
             whole["limits"] = worker.ask(limits=None)
         _show(console, "The machine's limits", _limits(whole["limits"]))
+        _warn(console, whole["limits"], threads)
         for name in names or known:
             axes, shapes = known[name]
             rows = _Rows(console, f"{name} ({axes})")
             for sizes in options.shapes or shapes:
                 with saying(f"{name} {'x'.join(map(str, sizes))}"):
                     record = worker.ask(measure=[name, sizes, options.rounds])
-                if "wrong" in record:
-                    raise InputError(record["wrong"])
+                _refuse_wrong(record)
                 rows.add(_kernel_row(record))
                 yield record
+
+
+def _refuse_wrong(answer: Record) -> None:
+    """Raises InputError for a kernel that does not do what its plain form does."""
+    if "wrong" in answer:
+        raise InputError(answer["wrong"])
 
 
 def _libraries(names: Sequence[str]) -> list[str]:
@@ -313,14 +331,16 @@ def _spread(share: float) -> str:
 
 
 def _share(share: float) -> str:
-    """-> a share of a limit; one above all of it says that measuring the limit was disturbed."""
-    return f"{share * 100:.0f} %" if share <= 1 else DISTURBED
+    """-> a share of a limit; one well above it says that measuring the limit was disturbed."""
+    return f"{min(share, 1.0) * 100:.0f} %" if share <= 1 + NOISE else DISTURBED
 
 
 def _is_disturbed(found: Any) -> bool:
     """-> True if any of these records has a spread that is marked, or more than all of a limit."""
     if isinstance(found, dict):
-        excess = max(found.get("spread", 0.0) - NOISY_SPREAD, found.get("share_of_bound", 0.0) - 1)
+        excess = max(
+            found.get("spread", 0.0) - NOISY_SPREAD, found.get("share_of_bound", 0.0) - 1 - NOISE
+        )
         return excess > 0 or any(map(_is_disturbed, found.values()))
     return isinstance(found, list) and any(map(_is_disturbed, found))
 
@@ -350,6 +370,34 @@ def _kernel_row(record: Record) -> dict[str, str]:
         "x PyTorch": ratio("PyTorch"),
         "x 1 thread": ratio("one thread"),
     }
+
+
+def _roofline(whole: Record) -> str:
+    """Returns a picture with a point for each kernel, at the shape with the most work."""
+    from smallmind.charts.roofline import Point, roofline
+
+    most: dict[str, Record] = {}
+    for record in whole["results"]:
+        if record["flops"] >= most.get(record["kernel"], record)["flops"]:
+            most[record["kernel"]] = record
+    points = []
+    for name, record in most.items():
+        rate = record["flops"] / record["times"]["ours"]["minimum"]
+        shape = "x".join(map(str, record["shape"]))
+        points.append(Point(name, record["flops"] / record["bytes"], rate, shape))
+    limits, copies = whole["limits"], whole["limits"]["copy_bytes_per_second"]
+    peaks = {"float32": limits["multiply_add_per_second"]}
+    if limits.get("multiply_bfloat16_per_second", 0) > 1.1 * peaks["float32"]:
+        peaks["bfloat16"] = limits["multiply_bfloat16_per_second"]
+    return roofline(points, peaks, {f"{int(n) / 1e6:g} MB": x for n, x in copies.items()})
+
+
+def _warn(console: Console, limits: Record, threads: int) -> None:
+    """Names what disturbs the machine, before it is measured."""
+    from smallmind.bench.machine import disturbances
+
+    if found := disturbances(limits, threads):
+        console.warning(f"This machine is busy: {'; '.join(found)}. Figures will be too low")
 
 
 def _million(count: float) -> str:

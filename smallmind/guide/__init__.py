@@ -30,6 +30,7 @@ NAMES = (
     "quick-reference",
     "python",
     "kernels",
+    "own-kernel",
     "teachers",
     "csharp",
 )

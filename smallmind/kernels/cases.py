@@ -143,6 +143,7 @@ class Case:
             if array.dims and key not in left_out:
                 found[key] = self._made(array, _shape(array.dims, by_axis), make)
                 setattr(make, key, found[key])
+        value: Any
         for key, value in arguments.values.items():
             if key in left_out:
                 continue
@@ -231,8 +232,8 @@ class Case:
         """Lets outputs overwrite the input that a call consumes anyway, as in training."""
         for key, array in self.takes.arrays.items():
             for target in array.may_be:
-                other = self.arguments.get(target)
-                is_consumed = other is not None and self.takes.arrays[target].is_consumed
+                other: Any = self.arguments.get(target)
+                is_consumed = target in self.arguments and self.takes.arrays[target].is_consumed
                 if is_consumed and self.arguments[key].dtype == other.dtype:
                     self.arguments[key] = other
                     del self._start[key]
@@ -338,7 +339,7 @@ class Case:
         rounding = ROUNDING.get(found.dtype, 0.0)
         values, scale = to_float32(found), max(1.0, float(np.abs(exact).max(initial=0)))
         # Products of bfloat16 may round their intermediate results too.
-        allowed = scale * max(TOLERANCE, 2 * ROUNDING.get(FLOATS.get(self.dtype), 0.0))
+        allowed = scale * max(TOLERANCE, 2 * ROUNDING.get(FLOATS.get(self.dtype, found.dtype), 0))
         difference = np.abs(values - exact)
         if not (difference <= allowed + 1.01 * rounding * np.abs(exact)).all():
             place = np.unravel_index(np.argmax(np.nan_to_num(difference, nan=np.inf)), exact.shape)
@@ -400,9 +401,8 @@ class Counted(np.ndarray):
 
     operations = 0
 
-    def __array_ufunc__(
-        self, function: np.ufunc, method: str, *inputs: Any, out: Any = None, **rest: Any
-    ) -> Any:
+    def __array_ufunc__(self, function: np.ufunc, method: Any, *inputs: Any, **rest: Any) -> Any:
+        out = rest.get("out")
         plain = [_plain(x) for x in inputs]
         if out:
             rest["out"] = tuple(map(_plain, out))

@@ -7,6 +7,7 @@ line that it differentiates.
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -35,8 +36,14 @@ from smallmind.randomness import hash_words
 # What several kernels take, by a `cases.Maker`.
 _turns = lambda c: rotary_frequencies(1e4, c.D)  # noqa: E731
 _slots = lambda c: np.arange(c.B)[::-1].copy()  # noqa: E731
+_two_parts = lambda c: np.array([0, c.C // 3, c.C], np.int32)  # noqa: E731
 _documents = lambda c: np.tile(np.arange(c.T, dtype=np.int32) // 7 * 7, (c.B, 1))  # noqa: E731
-_MASK = {"key": (7 << 32) + 5, "probability": 0.2, "first_row": "T", "firsts": _documents}
+_MASK: dict[str, Any] = {
+    "key": (7 << 32) + 5,
+    "probability": 0.2,
+    "first_row": "T",
+    "firsts": _documents,
+}
 
 
 def _add(y, *terms):
@@ -594,7 +601,7 @@ def put_rows(out, x, rows):
 
 
 @kernel("mix", functions=2, is_activation=False, division=("rows", "out"))
-@takes("R C: out 2*R C, x R C", starts=lambda c: np.int32([0, c.C // 3, c.C]), scale=0.5)
+@takes("R C: out 2*R C, x R C", starts=_two_parts, scale=0.5)
 def spread_columns(out, x, starts, scale):
     """x (r, N), starts (n + 1,) -> out (n r, N): scale x, whose columns are in n parts.
 

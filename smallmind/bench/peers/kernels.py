@@ -88,6 +88,7 @@ def main() -> None:
     serve(
         machine=lambda _: machine.describe(),
         known=kernels.known,
+        check=kernels.checked,
         limits=lambda _: kernels.limits(),
         measure=lambda case: kernels.measured(*case),
     )
