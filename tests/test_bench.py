@@ -219,12 +219,14 @@ def test_architectures_are_measured_one_after_another(monkeypatch, capsys):
 
     def measure(sizes, arch, peers, steps, threads, variables):
         measured.append((sizes.T, arch, peers, steps, threads))
-        return {"contestants": {}}
+        return {"contestants": {}, "is_interrupted": False}
 
     monkeypatch.setattr(step, "measure", measure)
     monkeypatch.setattr(command, "_show_step", lambda *_: None)
     monkeypatch.setattr(step, "installed", lambda: ["torch", "jax"])
-    monkeypatch.setattr(machine, "answer_of", lambda *_, **__: {"threads": 3})
+    quiet = {"others": 0, "multiply_add_per_second_on_one": 1, "multiply_add_per_second": 3}
+    monkeypatch.setattr(machine, "answer_of", lambda *_, **__: [{"threads": 3}, quiet])
+    monkeypatch.setattr(machine, "cores", lambda: 3)
     flags = ["--shapes", "2x8x16x2x2,2x9x16x2x2", "--arch", "gpt2,modern"]
     command.measure(parse(["step", *flags]), "step")
     assert measured == [

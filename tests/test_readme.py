@@ -220,7 +220,7 @@ def test_the_page_on_a_kernel_of_your_own_runs_as_written(tmp_path):
     (measure,) = (words for block in OWN_KERNEL for words in commands(*block) if "axpy.py" in words)
     measure = ["-m", "smallmind", *ours(measure), "--rounds", "1", "--threads", "1"]
     status, table = shown_by(*measure)
-    assert status == 0 and re.search(r"^ +1000000 .* memory ", table, re.MULTILINE), table
+    assert status == 0 and re.search(r"^1000000 .* memory ", table, re.MULTILINE), table
     wrong = codes[0].replace("fma(load(x, i), factor", "fma(load(y, i), factor")
     (tmp_path / "axpy.py").write_text(wrong, encoding="utf-8")
     status, message = shown_by(*measure)

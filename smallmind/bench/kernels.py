@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from smallmind.bench.cases import numpy_peer, torch_peer
-from smallmind.bench.ceilings import Streams, copy_rate, multiply_add_rate, one_thread
-from smallmind.bench.machine import others
+from smallmind.bench.ceilings import Streams, copy_rate, one_thread
+from smallmind.bench.machine import load
 from smallmind.kernels import cases
 from smallmind.kernels.cases import Case, WrongError
 from smallmind.kernels.ceilings import multiply_add, multiply_bfloat16
@@ -77,16 +77,11 @@ def limits() -> dict[str, Any]:
 
     Units: 1/s, and cores.
     """
-    busy = others()
+    found: dict[str, Any] = load()
     with one_thread():
-        alone = multiply_add_rate(), copy_rate(COPIED[-1])
-    return {
-        "others": busy,
-        "multiply_add_per_second": multiply_add_rate(),
-        "multiply_add_per_second_on_one": alone[0],
-        "copy_bytes_per_second": {str(nbytes): copy_rate(nbytes) for nbytes in COPIED},
-        "copy_bytes_per_second_on_one": alone[1],
-    }
+        found["copy_bytes_per_second_on_one"] = copy_rate(COPIED[-1])
+    found["copy_bytes_per_second"] = {str(nbytes): copy_rate(nbytes) for nbytes in COPIED}
+    return found
 
 
 def named(row: str) -> tuple[str, str]:

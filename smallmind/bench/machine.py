@@ -228,5 +228,19 @@ class Worker:
         return self.answer()
 
 
+def load() -> dict[str, float]:
+    """Returns what tells whether a machine is busy: see `disturbances`. Units: cores, 1/s."""
+    from smallmind.bench.ceilings import multiply_add_rate, one_thread
+
+    busy = others()
+    with one_thread():
+        alone = multiply_add_rate()
+    names = "others", "multiply_add_per_second_on_one", "multiply_add_per_second"
+    return dict(zip(names, (busy, alone, multiply_add_rate()), strict=True))
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(describe()) + "\n")
+    from smallmind.kernels.codegen.threads import bind_to_cores
+
+    bind_to_cores()
+    sys.stdout.write(json.dumps([describe(), load()]) + "\n")

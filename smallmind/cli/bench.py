@@ -36,6 +36,7 @@ STEP_SHAPES = "such as 12x64x128x4x4: B, T, C, layers, heads"
 
 Record = dict[str, Any]
 NOISY_SPREAD, DISTURBED = 0.2, "!"  # above which a figure is marked, and the mark
+LONG_STEP = 1.0  # seconds of a step, after which that of larger sizes is computed
 NOISE = 0.05  # by how much of a limit the best of both may differ
 Flag = tuple[str, dict[str, Any]]  # the arguments of `add_argument`
 
@@ -141,6 +142,7 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
             counted("--steps", 60, "steps to time"),
         ],
     ),
+    "machine": ("show in one page what this machine is good for", []),
     "start": (
         "time compiling kernels and loading them from cache",
         [counted("--rounds", 3, "later starts")],
@@ -187,7 +189,7 @@ def measure(options: argparse.Namespace, what: str) -> list[Record]:
     whole: Record = {"command": what}
     results = whole["results"] = []
     steps: dict[str, Callable[..., Generator[Record, None, None]]]
-    steps = {"kernels": _kernels, "step": _step, "start": _start}
+    steps = {"kernels": _kernels, "step": _step, "machine": _overview, "start": _start}
     try:
         with closing(steps[what](options, variables, console, whole)) as found:
             results.extend(found)
@@ -219,6 +221,18 @@ def _machine(console: Console, described: Record) -> Record:
     return described
 
 
+def _described(console: Console, variables: Mapping[str, str], whole: Record) -> Record:
+    """Prints and returns the machine, and what disturbs it."""
+    from smallmind.bench.machine import ROOT, answer_of
+
+    with saying("starting"):
+        words = "-m", "smallmind.bench.machine"
+        machine, load = answer_of(*words, variables=variables, cwd=ROOT)
+    whole["machine"], whole["limits"] = _machine(console, machine), load
+    _warn(console, load, machine["threads"])
+    return whole["machine"]
+
+
 def _show(console: Console, title: str, rows: list[dict[str, str]]) -> None:
     """Prints rows under their title, in parts if the terminal is narrow."""
     table = Table("", [list(row.values()) for row in rows], list(rows[0]))
@@ -235,10 +249,15 @@ class _Rows:
         self._console, self._title = console, title
         self._widths: list[int] = []
 
-    def add(self, row: dict[str, str], least: int = 8) -> None:
-        """Prints a row, the first one below the title and the names of the columns."""
+    def add(self, row: dict[str, str], first: int = 8, least: int = 8) -> None:
+        """Prints a row, the first one below the title and the names of the columns.
+
+        `first` and `least` are the smallest widths: of the first column, and of the others.
+        """
         if not self._widths:
-            self._widths = [max(len(name), len(cell), least) for name, cell in row.items()]
+            widths = [first, *[least] * (len(row) - 1)]
+            pairs = zip(row.items(), widths, strict=True)
+            self._widths = [max(len(name), len(cell), width) for (name, cell), width in pairs]
             self._console.line()
             self._console.line(self._title)
             self._print(row)
@@ -246,8 +265,8 @@ class _Rows:
         self._print(row.values())
 
     def _print(self, cells: Iterable[str]) -> None:
-        pairs = zip(cells, self._widths, strict=True)
-        line = "  ".join(f"{cell:>{width}}" for cell, width in pairs)
+        first, *others = zip(cells, self._widths, strict=True)
+        line = "  ".join([f"{first[0]:<{first[1]}}", *(f"{x:>{width}}" for x, width in others)])
         self._console.drawing(f"{line.rstrip()}\n")
 
 
@@ -277,11 +296,12 @@ def _kernels(
         for name in names or known:
             axes, shapes = known[name]
             rows = _Rows(console, f"{name} ({axes})")
+            longest = max(len("x".join(map(str, x))) for x in options.shapes or shapes)
             for sizes in options.shapes or shapes:
                 with saying(f"{name} {'x'.join(map(str, sizes))}"):
                     record = worker.ask(measure=[name, sizes, options.rounds])
                 _refuse_wrong(record)
-                rows.add(_kernel_row(record))
+                rows.add(_kernel_row(record), first=longest)
                 yield record
 
 
@@ -408,16 +428,13 @@ def _step(
     options: argparse.Namespace, variables: Mapping[str, str], console: Console, whole: Record
 ) -> Generator[Record, None, None]:
     from smallmind.bench import step
-    from smallmind.bench.machine import ROOT, answer_of
     from smallmind.bench.peers.job import Sizes
 
     for sizes in options.shapes or []:
         if len(sizes) != 5 or sizes[2] % sizes[4]:
             raise InputError("--shapes needs B, T, C, layers and heads, C a multiple of the heads")
     able = {arch: step.peers_of(options.peers, arch) for arch in options.arch}
-    with saying("starting"):
-        machine = answer_of("-m", "smallmind.bench.machine", variables=variables, cwd=ROOT)
-    whole["machine"] = _machine(console, machine)
+    machine = _described(console, variables, whole)
     for sizes in [Sizes(*shape) for shape in options.shapes] if options.shapes else step.SIZES:
         for arch in options.arch:
             with saying(f"{arch}, {sizes.name}"):
@@ -426,6 +443,8 @@ def _step(
                 )
             _show_step(console, record)
             yield record
+            if record["is_interrupted"]:
+                raise KeyboardInterrupt
 
 
 def _show_step(console: Console, record: Record) -> None:
@@ -439,7 +458,8 @@ def _show_step(console: Console, record: Record) -> None:
         rows.append(
             {
                 "": name,
-                "ms": f"{result['seconds'] * 1e3:.3f}",
+                "best ms": f"{result['best_seconds'] * 1e3:.3f}",
+                "median ms": f"{result['seconds'] * 1e3:.3f}",
                 "us/sample": f"{result['seconds'] / sizes.B * 1e6:,.1f}",
                 "spread": _spread(result["spread"]),
                 "CPU ms": f"{result['processor_seconds'] * 1e3:.2f}",
@@ -459,15 +479,76 @@ def _show_step(console: Console, record: Record) -> None:
     console.line(f"Python takes {python:.3f} ms of our step, {share * 100:.1f} %")
 
 
+def _overview(
+    _: argparse.Namespace, variables: Mapping[str, str], console: Console, whole: Record
+) -> Generator[Record, None, None]:
+    """Measures what a machine is good for, and prints each figure as it comes."""
+    from smallmind.bench.machine import Worker
+    from smallmind.kernels.timing import duration
+    from smallmind.settings.presets import SIZES
+
+    threads = int(variables["NUMBA_NUM_THREADS"])
+    words = "machine", "smallmind.bench.overview"
+    with Worker(*words, threads=threads, variables=variables, binds=False) as worker:
+
+        def ask(what: str, asked: Any = None) -> Any:
+            with saying(what):
+                return worker.ask(**{what: asked})
+
+        whole["machine"] = _machine(console, ask("machine"))
+        whole["limits"] = ask("load")
+        _warn(console, whole["limits"], threads)
+        rows = _Rows(console, "Rates")
+        for kind, both in ask("peaks").items():
+            cells = _both(*(f"{x / 1e9:,.0f} GFLOP/s" for x in both))
+            rows.add({"": f"{kind} multiply-adds", **cells}, first=22)
+            yield from _figures(f"{kind} multiply-adds, {{}}", both, "operations/s")
+        for nbytes, found in ask("bandwidths").items():
+            for how, both in found.items():
+                what = f"{how} {int(nbytes) / 1e6:g} MB"
+                rows.add({"": what, **_both(*(f"{x / 1e9:,.0f} GB/s" for x in both))}, first=22)
+                yield from _figures(f"{what}, {{}}", both, "bytes/s")
+        rows = _Rows(console, "A training step of each size (GPT-2, AdamW)")
+        rate = None
+        for size in SIZES:
+            with saying(f"step of {size}"):
+                found = worker.ask(step=[size, rate])
+            if found["seconds"] > LONG_STEP:
+                rate = found["rate"]  # the next would take minutes
+            per_second = f"{found['tokens'] / found['seconds']:,.0f}"
+            rows.add(
+                {
+                    "size": size,
+                    "step": duration(found["seconds"]),
+                    "tokens/s": per_second,
+                    "GFLOP/s": f"{found['rate'] / 1e9:,.0f}",
+                    "": "" if found["is_measured"] else "computed",
+                }
+            )
+            yield {"name": f"step of {size}", "value": found["seconds"], "unit": "s"}
+        found = ask("generation")
+        rows = _Rows(console, "Generation")
+        speed, millions = found["tokens_per_second"], found["parameters"] / 1e6
+        rows.add({"model": f"{millions:.0f} M in q8_0", "tokens/s": f"{speed:,.0f}"})
+        yield {"name": "generation, 135 M in q8_0", "value": speed, "unit": "tokens/s"}
+
+
+def _both(all_threads: str, one: str) -> dict[str, str]:
+    return {"all threads": all_threads, "one thread": one}
+
+
+def _figures(name: str, both: Sequence[float], unit: str) -> Iterator[Record]:
+    """Yields the records of a figure on all threads and on one."""
+    for threads, value in zip(("all threads", "one thread"), both, strict=True):
+        yield {"name": name.format(threads), "value": value, "unit": unit}
+
+
 def _start(
     options: argparse.Namespace, variables: Mapping[str, str], console: Console, whole: Record
 ) -> Generator[Record, None, None]:
-    from smallmind.bench.machine import ROOT, answer_of
     from smallmind.bench.start import starts
 
-    with saying("starting"):
-        machine = answer_of("-m", "smallmind.bench.machine", variables=variables, cwd=ROOT)
-    whole["machine"] = _machine(console, machine)
+    _described(console, variables, whole)
     records = starts(options.rounds, variables)
     rows = []
     for number in range(1 + options.rounds):
@@ -489,9 +570,12 @@ def _seconds(whole: Record) -> dict[str, float]:
         elif whole["command"] == "step":
             sizes = "x".join(map(str, record["sizes"].values()))
             each = {
-                f"{record['arch']} {sizes}, {name}": result["seconds"]
+                # Earlier files have medians.
+                f"{record['arch']} {sizes}, {name}": result.get("best_seconds", result["seconds"])
                 for name, result in record["contestants"].items()
             }
+        elif whole["command"] == "machine":
+            each = {record["name"]: record["value"]}
         else:
             each = {f"{record['start']} start, {x}": record[x] for x in ("imports", "kernels")}
         for name, seconds in each.items():
@@ -517,22 +601,33 @@ def _read(file: Path, what: str) -> Record:
     return dict(whole)
 
 
-def _compare(console: Console, before: Record, now: Record, file: Path) -> None:
-    """Prints the best times of both, and their ratios."""
+def _figure(value: float, unit: str) -> str:
+    """Returns a number with its unit, briefly."""
     from smallmind.kernels.timing import duration
 
+    if unit == "s":
+        return duration(value)
+    return f"{value / 1e9:,.0f} G{unit}" if value >= 1e9 else f"{value:,.0f} {unit}"
+
+
+def _compare(console: Console, before: Record, now: Record, file: Path) -> None:
+    """Prints the best times of both, and their ratios."""
     earlier, later = _seconds(before), _seconds(now)
     both = [name for name in later if name in earlier]
     if not both:
         console.line(f"{file} has none of these rows")
         return
+    units = {record.get("name"): record.get("unit", "s") for record in now["results"]}
     ratios = [later[name] / earlier[name] for name in both]
     rows = []
     for name, ratio in zip(both, ratios, strict=True):
-        times = {"then": duration(earlier[name]), "now": duration(later[name])}
-        rows.append({"": name, **times, "now / then": f"{ratio:.3f}"})
+        unit = units.get(name, "s")
+        shown = {"then": earlier[name], "now": later[name]}
+        cells = {key: _figure(x, unit) for key, x in shown.items()}
+        rows.append({"": name, **cells, "now / then": f"{ratio:.3f}"})
     _show(console, f"Beside {file}", rows)
-    console.line(f"Median of {len(both)} ratios: {statistics.median(ratios):.3f}")
+    if now["command"] != "machine":  # whose figures are not all times
+        console.line(f"Median of {len(both)} ratios: {statistics.median(ratios):.3f}")
     machines, names = (before["machine"], now["machine"]), ("cpu", "compiled_for", "threads")
     if differing := [x for x in names if len({machine.get(x) for machine in machines}) > 1]:
         console.warning(f'Not the same {", ".join(differing)}: see "machine" in both files')
