@@ -1,5 +1,6 @@
 """The bench measures what it claims, and refuses what it cannot; no times are asserted."""
 
+import itertools
 import json
 import os
 import re
@@ -29,7 +30,7 @@ from bench import (
 )
 from bench.__main__ import parse
 from smallmind import Tokenizer, TransformerModel, export
-from smallmind.bench import cases, kernels, machine, step
+from smallmind.bench import cases, kernels, machine, overview, step
 from smallmind.bench.machine import ROOT
 from smallmind.bench.peers import job, ours
 from smallmind.bench.peers.job import Job, Sizes
@@ -148,6 +149,99 @@ def test_a_step_is_compared_with_each_peer(tmp_path):
         assert len(contestant["losses"]) == step.COMPARED
     losses = record["contestants"]["ours"]["losses"]
     assert losses[-1] < losses[0]
+
+
+class Answering:
+    """In place of a process that measures: answers from a table, or by functions."""
+
+    def __init__(self, *_, answers, **__):
+        self.answers = answers
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def ask(self, **command):
+        ((what, asked),) = command.items()
+        answer = self.answers[what]
+        return answer(asked) if callable(answer) else answer
+
+
+def test_an_interrupted_step_shows_what_it_has(monkeypatch, capsys):
+    turns = itertools.count()
+
+    def run(asked):
+        if next(turns) == 5:  # after the losses of both, and a turn of each
+            signal.raise_signal(signal.SIGINT)
+        return {name: [0.25] * asked[1] for name in ("seconds", "processor_seconds", "losses")}
+
+    answers = {"run": run, "memory": 10**8, "python": 0.1, "ceiling": 1e9}
+    monkeypatch.setattr(step, "Worker", partial(Answering, answers=answers))
+    quiet = {"others": 0, "multiply_add_per_second_on_one": 1, "multiply_add_per_second": 1}
+    monkeypatch.setattr(machine, "answer_of", lambda *_, **__: [{"threads": 1}, quiet])
+    flags = ["--shapes", "2x8x16x2x2,2x9x16x2x2", "--peers", "torch", "--threads", "1"]
+    (record,) = command.measure(parse(["step", *flags]), "step")
+    assert record["is_interrupted"] and list(record["contestants"]) == ["ours", "torch"]
+    printed = capsys.readouterr().out
+    assert "best ms" in printed and "torch" in printed and "Interrupted" in printed
+
+
+def test_a_busy_machine_is_named():
+    quiet = {"others": 0.1, "multiply_add_per_second_on_one": 10, "multiply_add_per_second": 19}
+    assert machine.disturbances(quiet, 2) == []
+    busy = quiet | {"others": 1.26, "multiply_add_per_second": 11}
+    load, gain = machine.disturbances(busy, 2)
+    assert load.startswith("other programs keep 1.3 of ")
+    assert gain == "2 threads together compute 1.1 times as much as one"
+
+
+def test_the_bench_uses_the_threads_that_a_run_would(monkeypatch):
+    monkeypatch.setattr(machine, "answer_of", lambda *_, **__: 3)
+    assert machine.variables_of(None, None)["NUMBA_NUM_THREADS"] == "3"
+    assert machine.variables_of(2, None)["NUMBA_NUM_THREADS"] == "2"
+
+
+def test_a_page_shows_what_a_machine_is_good_for(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    rate = [2e11, 1e11]
+    answers = {
+        "machine": {"cpu": "Ours", "threads": 2},
+        "load": {"others": 0, "multiply_add_per_second_on_one": 1, "multiply_add_per_second": 2},
+        "peaks": {"float32": rate},
+        "bandwidths": {"1000000": {"read": rate, "copy": rate}},
+        "step": lambda _: {"seconds": 0.5, "tokens": 768, "rate": 1e11, "is_measured": True},
+        "generation": {"parameters": 134e6, "tokens_per_second": 92.0},
+    }
+    monkeypatch.setattr(machine, "Worker", partial(Answering, answers=answers))
+    for flags in (["--json", "a.json"], ["--compare", "a.json"]):
+        assert main(["bench", "machine", "--threads", "2", *flags]) == 0
+    printed = capsys.readouterr().out
+    for words in (
+        r"float32 multiply-adds +200 GFLOP/s +100 GFLOP/s",
+        r"copy 1 MB +200 GB/s +100 GB/s",
+        r"tiny +500\.00 ms +1,536 +100",
+        r"134 M in q8_0 +92",
+        r"generation, 135 M in q8_0 +92 tokens/s +92 tokens/s +1\.000",
+    ):
+        assert re.search(words, printed), words
+    figures = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["results"]
+    assert {"name": "step of nano", "value": 0.5, "unit": "s"} in figures
+
+
+def test_the_figures_of_the_page_are_measured(monkeypatch):
+    monkeypatch.setitem(overview.SIZES, "nano", overview.SIZES["nano"] | {"block_size": 8})
+    for name, few in {"LEVELS": (250_000,), "ROUNDS": 2, "STEPS": 2, "READ": 2}.items():
+        monkeypatch.setattr(overview, name, few)
+    small = {"vocab_size": 64, "n_embd": 64, "n_layer": 1, "mlp_width": 64, "n_head": 2}
+    monkeypatch.setattr(overview, "KNOWN", {**small, "n_kv_head": 1, "block_size": 64})
+    both = [*overview.peaks().values(), *overview.bandwidths()["250000"].values()]
+    assert all(len(figures) == 2 and min(figures) > 0 for figures in both)
+    measured, computed = overview.step("nano"), overview.step("large", 1e12)
+    assert measured["is_measured"] and measured["tokens"] == 12 * 8 and measured["seconds"] > 0
+    assert not computed["is_measured"] and computed["seconds"] > 1
+    assert overview.generation()["tokens_per_second"] > 0
 
 
 def test_threads_counts_measures_and_predicts(tmp_path):

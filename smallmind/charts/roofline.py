@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 from smallmind.charts.axis import format_tick
 from smallmind.charts.svg import N_COLOURS, WIDTH, Svg, chart_of, line_of, text_of
+from smallmind.console.table import escape
 
+TITLE = "Roofline of kernels"
 HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 520, 66, 110, 24, 46
 FEW_POINTS, MORE = 15, 8  # above so many the picture is higher, by so much for each
 LETTER, LINE = 6.6, 14  # the width of a letter of a name, and the height of a line
@@ -30,21 +32,30 @@ def roofline(
     A kernel cannot be above the lines: the rate of its arithmetic, and its bytes at the rate of
     where they come from. `peaks` are operations, `bandwidths` bytes per second, each by name.
     """
-    height = HEIGHT + MORE * max(0, len(points) - FEW_POINTS)
-    elements = _elements(points, peaks, bandwidths, height)
-    return chart_of(elements, WIDTH, height, "Roofline of kernels")
+    elements, height = _elements(points, peaks, bandwidths)
+    return chart_of(elements, WIDTH, height, TITLE)
+
+
+def roofline_chart(
+    points: Sequence[Point], peaks: Mapping[str, float], bandwidths: Mapping[str, float]
+) -> str:
+    """Returns the same for a page that has STYLE."""
+    elements, height = _elements(points, peaks, bandwidths)
+    return elements and (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{TITLE}">'
+        f"{elements}</svg>"
+    )
 
 
 def _elements(
-    points: Sequence[Point],
-    peaks: Mapping[str, float],
-    bandwidths: Mapping[str, float],
-    height: int,
-) -> str:
+    points: Sequence[Point], peaks: Mapping[str, float], bandwidths: Mapping[str, float]
+) -> tuple[str, int]:
+    """Returns what is drawn, and its height; "" if there is nothing to draw."""
     shown = [x for x in points if min(x.intensity, x.rate) > 0 and math.isfinite(x.rate)]
     peaks, bandwidths = ({k: v for k, v in x.items() if v > 0} for x in (peaks, bandwidths))
     if not shown or not peaks or not bandwidths:
-        return ""
+        return "", 0
+    height = HEIGHT + MORE * max(0, len(shown) - FEW_POINTS)
     ridge = max(peaks.values()) / min(bandwidths.values())
     left, right = _decades([ridge, *(x.intensity for x in shown)])
     low, high = _decades([*peaks.values(), *(x.rate for x in shown)])
@@ -80,9 +91,9 @@ def _elements(
         begin = min(rate / max(bandwidths.values()), 10.0**right)
         ends = [place(begin, rate), place(10.0**right, rate)]
         parts.append(line_of("curve c0", ends))
-        parts.append(text_of(ends[1][0], ends[1][1] - 9, f"{name}, {rate / 1e9:,.0f}", "end"))
+        parts.append(text_of(ends[1][0] + 6, ends[1][1], f"{name}, {rate / 1e9:,.0f}"))
     places = [place(x.intensity, x.rate) for x in shown]
-    return "".join([*parts, *_named(shown, places, height - BOTTOM)])
+    return "".join([*parts, *_named(shown, places, height - BOTTOM)]), height
 
 
 def _named(
@@ -112,7 +123,7 @@ def _named(
         taken.append((begin, begin + width, free))
         if abs(free - y) > LINE:
             yield line_of("grid", [(x, y), (begin - 2, free)])
-        title = f"<title>{point.name} {point.about}</title>"
+        title = f"<title>{escape(f'{point.name} {point.about}')}</title>"
         yield f'<circle class="dot c{colour}" r="4" cx="{x:.1f}" cy="{y:.1f}">{title}</circle>'
         yield text_of(begin, free, point.name)
 

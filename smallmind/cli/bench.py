@@ -502,12 +502,12 @@ def _overview(
         for kind, both in ask("peaks").items():
             cells = _both(*(f"{x / 1e9:,.0f} GFLOP/s" for x in both))
             rows.add({"": f"{kind} multiply-adds", **cells}, first=22)
-            yield from _figures(f"{kind} multiply-adds, {{}}", both, "operations/s")
+            yield from _figures(f"{kind} multiply-adds, {{}}", both, "FLOP/s")
         for nbytes, found in ask("bandwidths").items():
             for how, both in found.items():
                 what = f"{how} {int(nbytes) / 1e6:g} MB"
                 rows.add({"": what, **_both(*(f"{x / 1e9:,.0f} GB/s" for x in both))}, first=22)
-                yield from _figures(f"{what}, {{}}", both, "bytes/s")
+                yield from _figures(f"{what}, {{}}", both, "B/s")
         rows = _Rows(console, "A training step of each size (GPT-2, AdamW)")
         rate = None
         for size in SIZES:

@@ -1,5 +1,6 @@
 """Calls of any kernel, made from its description: to check it by its plain twin, and to time it."""
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -97,6 +98,15 @@ def _shape(dims: Sequence[str], sizes: dict[str, int]) -> Sizes:
         return math.prod(int(x) if x.isdecimal() else sizes[x] for x in text.split("*"))
 
     return tuple(map(product, dims))
+
+
+@functools.cache
+def intensity(name: str) -> float:
+    """Returns the operations per byte of a kernel: hardly any size changes those of most."""
+    sizes = [64] * len(described(name).arguments.axes)
+    case = Case(name, fitted(name, sizes, MOST), types(name)[0])
+    read, written, both = case.traffic()
+    return case.exact(count=True)[1] / (read + written + 2 * both)
 
 
 class Maker:
@@ -401,14 +411,14 @@ class Counted(np.ndarray):
 
     operations = 0
 
-    def __array_ufunc__(self, function: np.ufunc, method: Any, *inputs: Any, **rest: Any) -> Any:
-        out = rest.get("out")
+    def __array_ufunc__(self, ufunc: np.ufunc, method: Any, *inputs: Any, **kwargs: Any) -> Any:
+        out = kwargs.get("out")
         plain = [_plain(x) for x in inputs]
         if out:
-            rest["out"] = tuple(map(_plain, out))
-        result = getattr(function, method)(*plain, **rest)
+            kwargs["out"] = tuple(map(_plain, out))
+        result = getattr(ufunc, method)(*plain, **kwargs)
         size = np.size(plain[0]) if method != "__call__" else np.size(result)
-        if function is np.matmul:
+        if ufunc is np.matmul:
             size *= 2 * plain[0].shape[-1]
         if np.result_type(plain[0]).kind == "f":
             Counted.operations += int(size)
