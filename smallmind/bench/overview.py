@@ -89,7 +89,7 @@ def generation() -> dict[str, float]:
     model = TransformerModel(ModelConfig(**ARCHITECTURES["llama"] | KNOWN))
     parameters = model.flat.count
     model.freeze(f"embedding,blocks.0-{model.config.n_layer - 1}")  # only such are in blocks
-    model.use_precision(Precision.Q8_0)
+    model.use_precision(Precision("q8_0"))
     cache, seconds = KeyValueCache(model, length=READ + WRITTEN), []
     model.decode(np.zeros((1, READ), np.int32), cache)
     for _ in range(WRITTEN):
