@@ -209,7 +209,7 @@ def test_a_page_shows_what_a_machine_is_good_for(monkeypatch, tmp_path, capsys):
     answers = {
         "machine": {"cpu": "Ours", "threads": 2},
         "load": {"others": 0, "multiply_add_per_second_on_one": 1, "multiply_add_per_second": 2},
-        "peaks": {"float32": rate},
+        "peaks": {"float32 multiply-adds": rate},
         "bandwidths": {"1000000": {"read": rate, "copy": rate}},
         "step": lambda _: {"seconds": 0.5, "tokens": 768, "rate": 1e11, "is_measured": True},
         "generation": {"parameters": 134e6, "tokens_per_second": 92.0},

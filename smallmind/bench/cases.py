@@ -36,7 +36,7 @@ def numpy_peer(case: Case) -> Run | None:
 
 def torch_peer(case: Case) -> Run | None:
     """Returns what PyTorch does in place of a kernel; None if it has nothing, or is missing."""
-    if torch is None or case.name not in TORCH or case.dtype not in ("float32", "bfloat16"):
+    if torch is None or case.name not in TORCH or case.dtype == "float16":
         return None
     tensors = {key: _tensor(value) for key, value in case.arguments.items()}
     return TORCH[case.name](SimpleNamespace(**tensors, case=case))
@@ -106,8 +106,8 @@ def gelu_backward(a: Any) -> Run:
 @in_torch
 def layernorm_backward(a: Any) -> Run:
     backward = torch.ops.aten.native_layer_norm_backward
-    given = a.dy, a.x, a.weight.shape, a.mean[:, None], a.rstd[:, None], a.weight, a.weight
-    return lambda: backward(*given, [True] * 3)
+    mean, rstd, shape = a.mean[:, None], a.rstd[:, None], a.weight.shape
+    return lambda: backward(a.dy, a.x, shape, mean, rstd, a.weight, a.weight, [True] * 3)
 
 
 @in_torch

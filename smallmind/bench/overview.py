@@ -20,10 +20,13 @@ from smallmind.optim.adamw import AdamW
 from smallmind.settings.config import ModelConfig, Precision
 from smallmind.settings.presets import ARCHITECTURES, SIZES
 
-PEAKS = {"float32": ceilings.multiply_add, "bfloat16": ceilings.multiply_bfloat16}
+PEAKS = {
+    "float32 multiply-adds": ceilings.multiply_add,
+    "bfloat16 multiply-adds": ceilings.multiply_bfloat16,
+}
 LEVELS = (250_000, 1_000_000, 16_000_000, 256_000_000)  # bytes: from each cache, and from memory
 ROUNDS, STEPS = 5, 5
-LONGEST = 2.0  # seconds of a step, after which a larger size is computed instead of measured
+LONGEST_STEP = 2.0  # seconds of a step, after which a larger size is computed instead of measured
 # SmolLM2-135M.
 KNOWN = {"vocab_size": 49152, "block_size": 2048, "n_embd": 576, "n_layer": 30, "n_head": 9}
 KNOWN |= {"n_kv_head": 3, "mlp_width": 1536}
@@ -41,7 +44,7 @@ def on_all_and_one(runs: dict[str, Callable[[], object]]) -> dict[str, list[floa
 
 
 def peaks() -> dict[str, list[float]]:
-    """Returns the operations per second of each number type, on all threads and on one."""
+    """Returns the operations per second of each kind of number, on all threads and on one."""
     seconds = on_all_and_one(dict(PEAKS))
     counts = {name: [run()] for name, run in PEAKS.items()}
     with one_thread():
@@ -75,7 +78,7 @@ def step(name: str, rate: float | None = None) -> dict[str, float]:
     optimizer = AdamW(model)
     ids = np.random.default_rng(0).integers(0, sizes.V, (2, sizes.B, sizes.T)).astype(np.int32)
     seconds: list[float] = []
-    while len(seconds) < STEPS and sum(seconds) < 2 * LONGEST:
+    while len(seconds) < STEPS and sum(seconds) < 2 * LONGEST_STEP:
         start = time.perf_counter()
         model.loss_and_gradients(*ids)
         optimizer.step(job.MAX_GRAD_NORM)

@@ -501,8 +501,8 @@ def _overview(
         rows = _Rows(console, "Rates")
         for kind, both in ask("peaks").items():
             cells = _both(*(f"{x / 1e9:,.0f} GFLOP/s" for x in both))
-            rows.add({"": f"{kind} multiply-adds", **cells}, first=22)
-            yield from _figures(f"{kind} multiply-adds, {{}}", both, "FLOP/s")
+            rows.add({"": kind, **cells}, first=22)
+            yield from _figures(f"{kind}, {{}}", both, "FLOP/s")
         for nbytes, found in ask("bandwidths").items():
             for how, both in found.items():
                 what = f"{how} {int(nbytes) / 1e6:g} MB"

@@ -22,18 +22,18 @@ from smallmind.kernels.number_types import (
     to_float32,
 )
 from smallmind.kernels.sizes import usual_sizes
-from smallmind.parts import QUANTISED
+from smallmind.parts import NUMBER_TYPES, QUANTISED
 
 Sizes = tuple[int, ...]
-FLOATS = {name: np.dtype(x) for name, x in (("float32", "f4"), ("bfloat16", BFLOAT16))}
-FLOATS["float16"] = np.dtype(FLOAT16)
+# The types that activations are stored in, float32 first.
+FLOATS = {kind.precision: DTYPES[name] for name, kind in NUMBER_TYPES.items() if kind.block == 1}
 GUARD, GUARDED = 0x5A, 256  # the bytes around an output, and how many on either side
 LENGTHS = (1, 2, 3, 5, 17, 33, 64, 130)  # of axes: none a multiple of anything, and a few vectors
-MOST = 2**15  # elements of all arrays of a call with awkward sizes
+MOST_ELEMENTS = 2**15  # elements of all arrays of a call with awkward sizes
 # The largest error that a check accepts, relative to the largest element of an output or to 1, and
 # what a number of this type loses when it is rounded.
 TOLERANCE = 2e-5
-ROUNDING = {FLOATS["float32"]: 0.0, FLOATS["float16"]: 2.0**-11, FLOATS["bfloat16"]: 2.0**-8}
+ROUNDING = {np.dtype(np.float32): 0.0, np.dtype(FLOAT16): 2.0**-11, np.dtype(BFLOAT16): 2.0**-8}
 
 
 class WrongError(ArithmeticError):
@@ -64,7 +64,7 @@ def awkward(name: str) -> Iterator[Sizes]:
     arguments = described(name).arguments
     for first in range(len(LENGTHS)):
         sizes = [LENGTHS[(first + 3 * i) % len(LENGTHS)] for i in range(len(arguments.axes))]
-        yield fitted(name, sizes, MOST)
+        yield fitted(name, sizes, MOST_ELEMENTS)
 
 
 def fitted(name: str, sizes: Sequence[int], most: int) -> Sizes:
@@ -104,13 +104,13 @@ def _shape(dims: Sequence[str], sizes: dict[str, int]) -> Sizes:
 def intensity(name: str) -> float:
     """Returns the operations per byte of a kernel: hardly any size changes those of most."""
     sizes = [64] * len(described(name).arguments.axes)
-    case = Case(name, fitted(name, sizes, MOST), types(name)[0])
+    case = Case(name, fitted(name, sizes, MOST_ELEMENTS), types(name)[0])
     read, written, both = case.traffic()
     return case.exact(count=True)[1] / (read + written + 2 * both)
 
 
 class Maker:
-    """What a function that makes an argument gets: the sizes of axes and the arrays, by name."""
+    """Gives a function that makes an argument the sizes of axes and the arrays, by name."""
 
     def __init__(self, sizes: dict[str, int], seed: int) -> None:
         self.__dict__.update(sizes)
@@ -223,7 +223,7 @@ class Case:
         if key in self.names and not self.takes.arrays[key].is_read:
             # NaN in every type that has one.
             array.reshape(-1).view(np.uint8)[...] = 0xFF
-            if values.dtype in (FLOATS["float16"], FLOATS["bfloat16"]):
+            if values.dtype in (FLOAT16, BFLOAT16):
                 array[...] = 0x7FFF
         return array
 

@@ -30,10 +30,10 @@ from smallmind.kernels.reference_optimizers import (  # noqa: F401
     muon,
     sum_of_squares,
 )
-from smallmind.kernels.sizes import AWKWARD, FEW, FINE_TUNING, GENERATED, GENERATING, STEP
+from smallmind.kernels.sizes import AWKWARD, FEW_ROWS, FINE_TUNING, GENERATED, GENERATING, STEP
 from smallmind.randomness import hash_words
 
-# What several kernels take, by a `cases.Maker`.
+# Arguments of several kernels, made by a `cases.Maker`.
 _turns = lambda c: rotary_frequencies(1e4, c.D)  # noqa: E731
 _slots = lambda c: np.arange(c.B)[::-1].copy()  # noqa: E731
 _two_parts = lambda c: np.array([0, c.C // 3, c.C], np.int32)  # noqa: E731
@@ -60,7 +60,10 @@ def _add(y, *terms):
     division=("product", "out"),
     operations=product_operations,
 )
-@takes("M K N: out M N =addend, a M K, b K N, bias ?N, addend ?M N", shapes=[*STEP, *AWKWARD, *FEW])
+@takes(
+    "M K N: out M N =addend, a M K, b K N, bias ?N, addend ?M N",
+    shapes=[*STEP, *AWKWARD, *FEW_ROWS],
+)
 def matmul(out, a, b, bias=None, addend=None, by_rows=False, outputs_first=False):  # noqa: ARG001
     """a (M, K), b (K, N) -> out (M, N) = a b [+ bias (N,)] [+ addend (M, N), may be out].
 
@@ -279,7 +282,7 @@ def matmul_transpose_a(out, a, b, addend=None):
 )
 @takes(
     "M K N: out M N =addend, a M K, b N K, addend ?M N",
-    shapes=[(M, N, K) for M, K, N in (*STEP, *AWKWARD, *FEW)],
+    shapes=[(M, N, K) for M, K, N in (*STEP, *AWKWARD, *FEW_ROWS)],
 )
 def matmul_transpose_b(out, a, b, addend=None):
     """a (M, K), b (N, K) -> out (M, N) = a b^T [+ addend (M, N), may be out]. Writes out."""

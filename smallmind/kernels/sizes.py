@@ -13,8 +13,8 @@ STEP = [
     (2048, 1024, 256),
 ]
 AWKWARD = [(767, 127, 385), (2047, 129, 511), (8191, 65, 130), (8192, 64, 128)]
-FEW = [(M, 128, N) for M in (1, 4, 16, 64) for N in (384, 512)]
-FEW += [(1, 512, 128), (16, 512, 128), (1, 1024, 4096), (16, 1024, 4096), (1, 8192, 8192)]
+FEW_ROWS = [(M, 128, N) for M in (1, 4, 16, 64) for N in (384, 512)]
+FEW_ROWS += [(1, 512, 128), (16, 512, 128), (1, 1024, 4096), (16, 1024, 4096), (1, 8192, 8192)]
 # R rows, K and N channels: generation by one sequence and by several; a prompt, or fine-tuning.
 GENERATED = 8  # rows up to which products are those of generation
 _LAYERS = [(768, 768), (768, 3072), (3072, 768), (768, 50257)]
