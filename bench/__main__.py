@@ -57,14 +57,7 @@ def _only(parts: Collection[str]) -> Flag:
 
 # Each names a module of this package: its help and its flags.
 COMMANDS: dict[str, tuple[str, list[Flag]]] = {
-    "kernels": (
-        OWN["kernels"][0],
-        [
-            *OWN["kernels"][1],
-            flag("--plot", "FILE.png", "plot GFLOP/s by shape", type=Path),
-            COMPARE,
-        ],
-    ),
+    "kernels": (OWN["kernels"][0], [*OWN["kernels"][1], COMPARE]),
     "step": (OWN["step"][0], [*OWN["step"][1], COMPARE]),
     "threads": (
         "count and measure how a training step divides among threads",
@@ -243,20 +236,11 @@ def main() -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    plotted = getattr(options, "plot", None)
-    if plotted and not importlib.util.find_spec("matplotlib"):
-        sys.exit('--plot needs matplotlib: python -m pip install -e ".[bench]"')
-    for file in (options.json, plotted, getattr(options, "out", None)):
+    for file in (options.json, getattr(options, "out", None)):
         if file and not os.access(file.resolve().parent, os.W_OK):
             sys.exit(f"cannot write {file}: {file.resolve().parent} is not a writable directory")
-    if plotted and plotted.suffix not in (".png", ".pdf", ".svg"):
-        sys.exit(f"--plot {plotted}: the name must end in .png, .pdf or .svg")
     if options.command in OWN and not getattr(options, "sizes", None):
-        results = measure(options, options.command)
-        if plotted and results:
-            from bench import plot
-
-            plot.draw(results, plotted)
+        measure(options, options.command)
         return
     os.environ.update(variables_of(options.threads, options.isa))
     if options.command in ("threads", "busy"):

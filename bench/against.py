@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,6 @@ import numpy as np
 from tabulate import tabulate
 
 from smallmind.bench import start, step
-from smallmind.bench.cases import PRODUCTS
 from smallmind.bench.machine import ROOT, Worker, answer_of
 from smallmind.bench.peers.job import Sizes
 from smallmind.cli.bench import saying
@@ -56,6 +55,13 @@ HIDDEN = [
     (128, 576, 1536),
     (1024, 576, 1728),
 ]
+# The shapes of the operands of each product (M, K) x (K, N), and the order of a step's sizes in it:
+# a layer's output, the gradient of its weights, that of its input.
+PRODUCTS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "matmul": (lambda M, K, N: ((M, K), (K, N)), lambda M, K, N: (M, K, N)),
+    "matmul_transpose_a": (lambda M, K, N: ((K, M), (K, N)), lambda M, K, N: (K, M, N)),
+    "matmul_transpose_b": (lambda M, K, N: ((M, K), (N, K)), lambda M, K, N: (M, N, K)),
+}
 SYMBOLS = {"matmul": "A B", "matmul_transpose_a": "A^T B", "matmul_transpose_b": "A B^T"}
 OFFSETS = {"aligned": 0, "NumPy's": 16}  # bytes after a cache line
 HEADS = [(12, 4, 64, 32), (16, 4, 128, 32), (16, 4, 512, 32), (8, 6, 256, 64)]  # B, H, T, D

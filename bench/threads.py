@@ -192,12 +192,12 @@ def _described(name: str, a: Arguments) -> str:
 
 def _nbytes(name: str, a: Arguments) -> tuple[int, int]:
     """Bytes read and written: each element once, of what a kernel adds to or changes twice."""
-    arrays = [x if isinstance(x, np.ndarray) else np.empty(0) for x in a.values()]
-    outputs = arrays[: KERNELS[name].writes]
-    read = sum(x.nbytes for x in arrays[len(outputs) :])
-    if KERNELS[name].adds:
-        read += sum(x.nbytes for x in outputs)
-    return read, sum(x.nbytes for x in outputs)
+    about = KERNELS[name]
+    made = about.arguments.arrays
+    arrays = {key: x for key, x in a.items() if isinstance(x, np.ndarray)}
+    outputs = [key for key in list(a)[: about.writes] if key in arrays]
+    read = sum(x.nbytes for key, x in arrays.items() if key not in outputs or made[key].is_read)
+    return read, sum(arrays[key].nbytes for key in outputs)
 
 
 class _Regions(AbstractContextManager[None]):

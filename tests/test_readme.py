@@ -29,8 +29,8 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 BLOCKS = FENCE.findall(README)
-KERNELS = FENCE.findall(page("kernels"))  # takes half a minute
-GUIDE = [block for name in NAMES if name != "kernels" for block in FENCE.findall(page(name))]
+OWN_KERNEL = FENCE.findall(page("own-kernel"))
+GUIDE = [block for name in NAMES if name != "own-kernel" for block in FENCE.findall(page(name))]
 # Eight minutes are not for a test, and few seconds would depend on how busy the machine is.
 SHORTER = {
     "--minutes 8": "--steps 20",
@@ -55,6 +55,7 @@ PARSED = {
     "chat runs/mine": "likewise",
     "chat SmolLM2-135M-Instruct.Q4_1.gguf": "likewise",
     "serve runs/weather": "serves until it is ended",
+    "bench kernels column_sum --shapes 8192x512": "tests/test_bench.py measures smaller ones",
     "generate runs/base -i --template 'Q: {}\\nA:' --stop '\\n'": "likewise",
 }
 
@@ -98,7 +99,7 @@ def ours(words):
     return words[found[0] + 1 :] if found else None
 
 
-ALL = [words for block in (*BLOCKS, *GUIDE, *KERNELS) for words in commands(*block)]
+ALL = [words for block in (*BLOCKS, *GUIDE, *OWN_KERNEL) for words in commands(*block)]
 
 
 def smallest(words):
@@ -197,19 +198,29 @@ def test_a_page_is_short_and_names_commands_and_files_that_exist(text):
         assert link.startswith("https://") or (base / link).exists(), link
 
 
-@pytest.mark.slow
-def test_the_page_on_kernels_runs_as_written(tmp_path):
-    codes = [code for kind, code in KERNELS if kind == "python"]
-    names = re.findall(r"^`(\w+\.py)`", page("kernels"), re.MULTILINE)
+def test_the_page_on_a_kernel_of_your_own_runs_as_written(tmp_path):
+    """Each file of the page by itself, then the command that measures; a mistake is named."""
+    codes = [code for kind, code in OWN_KERNEL if kind == "python"]
+    names = re.findall(r"^`(\w+\.py)`", page("own-kernel"), re.MULTILINE)
     for name, code in zip(names, codes, strict=True):
         (tmp_path / name).write_text(code, encoding="utf-8")
-    for words in (words for block in KERNELS for words in commands(*block)):
-        program = ["-m", "smallmind"] if words[0] == "smallmind" else []
-        done = subprocess.run(
-            [sys.executable, *program, *words[1:]], cwd=tmp_path, check=False, capture_output=True
-        )
-        assert done.returncode == 0, done.stderr
-    assert subprocess.run([sys.executable, "measure.py"], cwd=tmp_path, check=True)
+
+    def shown_by(*words):
+        words = [sys.executable, *words]
+        done = subprocess.run(words, cwd=tmp_path, check=False, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    status, assembly = shown_by("assembly.py")
+    assert status == 0 and "call" not in assembly
+    assert "Gradient check of 1 gradient, tolerance 1e-06: ok" in shown_by("layer.py")[1]
+    (measure,) = (words for block in OWN_KERNEL for words in commands(*block) if "axpy.py" in words)
+    measure = ["-m", "smallmind", *ours(measure), "--rounds", "1", "--threads", "1"]
+    status, table = shown_by(*measure)
+    assert status == 0 and re.search(r"^1000000 .* memory ", table, re.MULTILINE), table
+    wrong = codes[0].replace("fma(load(x, i), factor", "fma(load(y, i), factor")
+    (tmp_path / "axpy.py").write_text(wrong, encoding="utf-8")
+    status, message = shown_by(*measure)
+    assert status == 2 and re.search(r"axpy 17 is wrong: y\[\d+\] is \S+, not", message)
 
 
 def test_the_modelfile_of_the_guide_writes_a_conversation_as_smollm2_does():

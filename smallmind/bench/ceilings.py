@@ -1,27 +1,53 @@
-"""The machine's limits: multiply-adds from registers, and copies of a given size."""
+"""The machine's limits: multiply-adds from registers, and arrays of a given size in their order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
 
-from smallmind.kernels.ceilings import copy, multiply_add
+from smallmind.kernels import ceilings
+from smallmind.kernels.alignment import aligned_empty
+from smallmind.kernels.ceilings import multiply_add
 from smallmind.kernels.codegen.simd import LANES
 from smallmind.kernels.codegen.threads import set_threads, threads
 from smallmind.kernels.timing import Contestant, take_in_turn
 
 
-class TimedCopy:
-    """A copy that reads and writes `nbytes` in all, on every thread."""
+class Streams:
+    """Goes through arrays of `nbytes` in all, on every thread: reads, copies or updates them."""
 
     def __init__(self, nbytes: float) -> None:
-        block = 4 * LANES
-        count = max(block, round(nbytes / 8 / block) * block)
-        self.nbytes = 8 * count
-        self.source, self.target = np.ones(count, np.float32), np.empty(count, np.float32)
+        block = 8 * LANES
+        self.nbytes = 4 * max(block, round(nbytes / 4 / block) * block)
+        self._all = aligned_empty(self.nbytes // 4)
+        self._all[...] = 1
+        self._source, self._target = np.split(self._all, 2)
+        self._sums = np.empty(threads(), np.float32)
 
-    def __call__(self) -> None:
-        copy(self.target, self.source)
+    def read(self) -> None:
+        ceilings.read(self._sums, self._all)
+
+    def copy(self) -> None:
+        """Reads one half and writes the other."""
+        ceilings.copy(self._target, self._source)
+
+    def update(self) -> None:
+        """Reads everything and writes it back."""
+        ceilings.update(self._all, np.float32(1))
+
+    @property
+    def contestants(self) -> dict[str, Contestant]:
+        return {name: Contestant(getattr(self, name)) for name in ("read", "copy", "update")}
+
+    def floor(self, times: Mapping[str, float], read: int, written: int, both: int) -> float:
+        """-> the seconds that bytes take that are read, written, or read and written back.
+
+        By the seconds of each contestant. What is only written costs more than what is read: most
+        CPUs read it too, before they overwrite it.
+        """
+        per_read = times["read"] / self.nbytes
+        per_written = max(0.0, 2 * times["copy"] / self.nbytes - per_read)
+        return read * per_read + written * per_written + both * times["update"] / self.nbytes
 
 
 @contextmanager
@@ -37,8 +63,9 @@ def one_thread() -> Iterator[None]:
 
 def copy_rate(nbytes: float) -> float:
     """Returns bytes per second that all threads read and write together."""
-    copies = TimedCopy(nbytes)
-    return copies.nbytes / take_in_turn({"": Contestant(copies)}, rounds=5)[""].minimum
+    streams = Streams(nbytes)
+    contestant = {"": Contestant(streams.copy)}
+    return streams.nbytes / take_in_turn(contestant, rounds=5)[""].minimum
 
 
 def multiply_add_rate() -> float:

@@ -1,102 +1,151 @@
 """Compares each kernel with the machine's limit, NumPy and PyTorch."""
 
 import gc
+import importlib.util
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from smallmind.bench.cases import KERNELS, Case, Kernel, Shape
-from smallmind.bench.ceilings import TimedCopy, copy_rate, multiply_add_rate, one_thread
+from smallmind.bench.cases import numpy_peer, torch_peer
+from smallmind.bench.ceilings import Streams, copy_rate, one_thread
+from smallmind.bench.machine import load
+from smallmind.kernels import cases
+from smallmind.kernels.cases import Case, WrongError
+from smallmind.kernels.ceilings import multiply_add, multiply_bfloat16
 from smallmind.kernels.codegen.threads import threads
-from smallmind.kernels.number_types import to_float32
-from smallmind.kernels.timing import Contestant, Times, take_in_turn
+from smallmind.kernels.description import ADDED, described
+from smallmind.kernels.timing import Contestant, take_in_turn
 
 
-def measure(kernel: Kernel, shape: Shape, rounds: int) -> dict[str, object]:
-    """Checks one case and times it together with its peers and limits. Units: seconds, 1/s."""
-    case = kernel.build(*shape)
-    error = worst_error(case)
-    if not error < case.allowed_error:
-        name = "x".join(map(str, shape))
-        raise SystemExit(f"{kernel.name} {name} is wrong: error {error:.1e} against float64")
-    copy = TimedCopy(case.nbytes)
-    contestants = {"ours": case.ours, "copy": Contestant(copy)}
-    if case.flops:
-        contestants["multiply-add"] = Contestant(case.peak)
+def measure(row: str, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
+    """Checks one call and times it together with its peers and limits. Units: seconds, 1/s.
+
+    WrongError if its result is wrong: that is not timed.
+    """
+    name, kind = named(row)
+    case = Case(name, sizes, kind)
+    error = case.check()
+    operations = _operations(case)
+    case.overlap()
+    streams, traffic = Streams(sum(case.traffic())), case.traffic()
+    prepare = case.restore_consumed if case.is_consumed else None
+    ours = Contestant(case.run, prepare)
+    contestants = {"ours": ours, **streams.contestants}
+    peak = multiply_bfloat16 if kind == "bfloat16" else multiply_add
+    if operations:
+        contestants["multiply-add"] = Contestant(peak)
     if threads() > 1:
-        contestants["one thread"] = replace(case.ours, setting=one_thread)
-    if case.numpy:
-        contestants["NumPy"] = case.numpy
-    if case.torch:
-        contestants["PyTorch"] = case.torch
+        contestants["one thread"] = replace(ours, setting=one_thread)
+    for library, peer in ("NumPy", numpy_peer), ("PyTorch", torch_peer):
+        if run := peer(case):
+            contestants[library] = Contestant(run)
     times = take_in_turn(contestants, rounds)
-    return _record(kernel, shape, case, copy, error, times)
-
-
-def worst_error(case: Case) -> float:
-    """Runs ours once -> the largest error of any output, relative to its largest element."""
-    if case.ours.prepare:
-        case.ours.prepare()
-    expected = case.exact()
-    case.ours.run()
-    return max(
-        float(np.abs(actual - exact).max() / max(np.abs(exact).max(), 1e-30))
-        if np.isfinite(actual).all()
-        else float("inf")
-        for actual, exact in zip(map(to_float32, case.results), expected, strict=True)
-    )
-
-
-def _record(
-    kernel: Kernel, shape: Shape, case: Case, copy: TimedCopy, error: float, times: dict[str, Times]
-) -> dict[str, object]:
-    ours = times["ours"].median
-    bandwidth = copy.nbytes / times["copy"].median
-    floors = {"copy": case.nbytes / bandwidth}
-    peak = None
-    if case.flops:
-        peak = case.peak() / times["multiply-add"].median
-        floors["FMA"] = case.flops / peak
-    limit = max(floors, key=lambda name: floors[name])
+    floors = {"memory": streams.floor({key: x.minimum for key, x in times.items()}, *traffic)}
+    rate = None
+    if operations:
+        rate = peak() / times["multiply-add"].minimum
+        floors["arithmetic"] = operations / rate
+    bound = max(floors, key=lambda name: floors[name])
     return {
-        "kernel": kernel.name,
-        "axes": kernel.axes,
-        "shape": list(shape),
-        "flops": case.flops,
-        "bytes": case.nbytes,
-        "limit": limit,
-        "share_of_limit": floors[limit] / ours,
-        "multiply_add_per_second": peak,
-        "copy_bytes_per_second": bandwidth,
+        "kernel": row,
+        "axes": " ".join(case.takes.axes),
+        "shape": list(sizes),
+        "flops": operations,
+        "bytes": traffic[0] + traffic[1] + 2 * traffic[2],
+        "bound": bound,
+        "share_of_bound": floors[bound] / times["ours"].minimum,
+        "multiply_add_per_second": rate,
         "worst_error": error,
         "times": {name: asdict(value) for name, value in times.items()},
     }
+
+
+def _operations(case: Case) -> int:
+    """Returns the operations of a call: those that its description counts, or its plain twin's."""
+    if case.description.operations:
+        return case.description.operations(*case.arguments.values())
+    return case.exact(count=True)[1]
 
 
 COPIED = (1_000_000, 16_000_000, 256_000_000)  # bytes: from each cache, and from memory
 
 
 def limits() -> dict[str, Any]:
-    """Returns the machine's limits, on all threads and on one. Units: 1/s."""
+    """Returns the machine's limits, on all threads and on one, and the load of other programs.
+
+    Units: 1/s, and cores.
+    """
+    found: dict[str, Any] = load()
     with one_thread():
-        alone = multiply_add_rate(), copy_rate(COPIED[-1])
-    return {
-        "multiply_add_per_second": multiply_add_rate(),
-        "multiply_add_per_second_on_one": alone[0],
-        "copy_bytes_per_second": {str(nbytes): copy_rate(nbytes) for nbytes in COPIED},
-        "copy_bytes_per_second_on_one": alone[1],
-    }
+        found["copy_bytes_per_second_on_one"] = copy_rate(COPIED[-1])
+    found["copy_bytes_per_second"] = {str(nbytes): copy_rate(nbytes) for nbytes in COPIED}
+    return found
 
 
-def known() -> dict[str, Any]:
-    """Returns the names of the kernels, each with its axes and its usual shapes."""
-    return {name: [kernel.axes, kernel.shapes] for name, kernel in KERNELS.items()}
+def named(row: str) -> tuple[str, str]:
+    """matmul, matmul_bfloat16 -> the kernel and its number type."""
+    for kind in sorted((*cases.FLOATS, *cases.QUANTISED), key=len, reverse=True):
+        name = row.removesuffix(f"_{kind}")
+        if name != row and kind in cases.types(name):
+            return name, kind
+    return row, cases.types(row)[0]
 
 
-def measured(name: str, shape: Sequence[int], rounds: int) -> dict[str, Any]:
-    """Returns the record of one case, whose memory is free again."""
-    record = measure(KERNELS[name], tuple(shape), rounds)
+def rows() -> list[str]:
+    """Returns what is measured: every kernel in the type that it computes in.
+
+    Products also in bfloat16, and those of small integers in each type of these.
+    """
+    found = []
+    for name in cases.kernels():
+        kinds = cases.types(name)
+        is_quantised = kinds[0] in cases.QUANTISED
+        found += [f"{name}_{kind}" for kind in kinds] if is_quantised else [name]
+        if described(name).operations and "bfloat16" in kinds:
+            found.append(f"{name}_bfloat16")
+    return found
+
+
+def known(files: Sequence[str] = ()) -> dict[str, Any]:
+    """Runs files that add kernels -> the rows, each with its axes and its usual shapes.
+
+    Those of the files alone, if there are any.
+    """
+    for file in files:
+        _run(Path(file))
+    found = [row for row in rows() if not files or named(row)[0] in ADDED]
+    axes = {row: described(named(row)[0]).arguments.axes for row in found}
+    return {row: [" ".join(axes[row]), cases.shapes(named(row)[0])] for row in found}
+
+
+def _run(file: Path) -> None:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(file.resolve().parent))
+    sys.modules[file.stem] = module
+    spec.loader.exec_module(module)
+
+
+def checked(row: str) -> dict[str, str]:
+    """Checks a kernel at sizes that are no multiples of anything -> why it is wrong, if it is."""
+    name, kind = named(row)
+    try:
+        for sizes in cases.awkward(name):
+            Case(name, sizes, kind, optional=True).check()
+    except WrongError as error:
+        return {"wrong": str(error)}
+    return {}
+
+
+def measured(row: str, shape: Sequence[int], rounds: int) -> dict[str, Any]:
+    """Returns the record of one call, whose memory is free again; or why it is wrong."""
+    try:
+        record = measure(row, shape, rounds)
+    except WrongError as error:
+        return {"wrong": str(error)}
     gc.collect()
     return record

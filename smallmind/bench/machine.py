@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -61,9 +62,45 @@ def _lines(path: str) -> list[str]:
 
 def variables_of(threads: int | None, isa: str | None) -> dict[str, str]:
     """-> the environment of processes that measure; packages read it when they are imported."""
-    # Two threads of one core share its multipliers: the default is one per core.
-    count = threads or min(psutil.cpu_count(logical=False) or 1, os.cpu_count() or 1)
+    count = threads or cores()
     return {**ISAS.get(isa or "", {}), **dict.fromkeys(COUNTS, str(count))}
+
+
+def cores() -> int:
+    """Returns the number of threads that a run would use.
+
+    Another process counts them: this one shall not import Numba before it has its environment.
+    """
+    program = "from smallmind.kernels.codegen.threads import cores; print(cores())"
+    return int(answer_of("-c", program, cwd=ROOT))
+
+
+BUSY = 0.25  # cores that other programs use, above which they disturb
+LISTENING = 0.3  # seconds for which this process waits to see what others do
+LEAST_GAIN = 0.8  # of the cores: all threads together compute at least so many times as much as one
+
+
+def others() -> float:
+    """Returns how many cores other programs keep busy, while this one waits."""
+    psutil.cpu_percent()
+    before, start = time.process_time(), time.perf_counter()
+    share = psutil.cpu_percent(LISTENING) / 100
+    own = (time.process_time() - before) / (time.perf_counter() - start)
+    return max(0.0, share * (psutil.cpu_count() or 1) - own)
+
+
+def disturbances(found: Mapping[str, Any], threads: int) -> list[str]:
+    """-> what says that a machine is busy: other programs, and threads that gain too little.
+
+    `found` has the cores that others use, and the ceilings of one and of all threads.
+    """
+    lines = []
+    if found["others"] > BUSY:
+        lines.append(f"other programs keep {found['others']:.1f} of {psutil.cpu_count()} CPUs busy")
+    gain = found["multiply_add_per_second"] / found["multiply_add_per_second_on_one"]
+    if gain < LEAST_GAIN * threads:
+        lines.append(f"{threads} threads together compute {gain:.1f} times as much as one")
+    return lines
 
 
 def describe() -> dict[str, object]:
@@ -191,5 +228,19 @@ class Worker:
         return self.answer()
 
 
+def load() -> dict[str, float]:
+    """Returns what tells whether a machine is busy: see `disturbances`. Units: cores, 1/s."""
+    from smallmind.bench.ceilings import multiply_add_rate, one_thread
+
+    busy = others()
+    with one_thread():
+        alone = multiply_add_rate()
+    names = "others", "multiply_add_per_second_on_one", "multiply_add_per_second"
+    return dict(zip(names, (busy, alone, multiply_add_rate()), strict=True))
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(describe()) + "\n")
+    from smallmind.kernels.codegen.threads import bind_to_cores
+
+    bind_to_cores()
+    sys.stdout.write(json.dumps([describe(), load()]) + "\n")

@@ -18,6 +18,7 @@ from smallmind.bench.machine import Worker
 from smallmind.bench.peers import job
 from smallmind.bench.peers.job import Sizes
 from smallmind.checks import InputError
+from smallmind.console.signals import deferred
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.stories import built_in_text
 from smallmind.training.operations import count_operations
@@ -85,7 +86,10 @@ def measure(
     threads: int,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Runs the contestants in turn -> the record. Units: seconds, bytes, nats per token."""
+    """Runs the contestants in turn -> the record. Units: seconds, bytes, nats per token.
+
+    An interrupt ends the turns; the record is of those before it, and says so.
+    """
     model = TransformerModel(job.model_config(sizes, arch), backend="numpy")
     work = operations(sizes, arch)
     turn = steps_per_turn(work)
@@ -104,15 +108,24 @@ def measure(
         first = {name: p.ask(run=[0, COMPARED])["losses"] for name, p in processes.items()}
         seconds: dict[str, list[float]] = {name: [] for name in processes}
         processor: dict[str, list[float]] = {name: [] for name in processes}
-        for first_step in range(COMPARED, COMPARED + steps, turn):
-            for name, process in processes.items():
-                answer = process.ask(run=[first_step, turn])
-                seconds[name] += answer["seconds"]
-                processor[name] += answer["processor_seconds"]
+        is_interrupted = False
+        try:
+            for first_step in range(COMPARED, COMPARED + steps, turn):
+                for name, process in processes.items():
+                    with deferred():  # until the answer is there
+                        answer = process.ask(run=[first_step, turn])
+                        seconds[name] += answer["seconds"]
+                        processor[name] += answer["processor_seconds"]
+        except KeyboardInterrupt:
+            is_interrupted = True
+            if not seconds["ours"]:
+                raise
+            processes = {name: x for name, x in processes.items() if seconds[name]}
         memory = {name: process.ask(memory=True) for name, process in processes.items()}
         python, ceiling = processes["ours"].ask(python=True), processes["ours"].ask(ceiling=True)
-    quarters = {name: statistics.quantiles(values, n=4) for name, values in seconds.items()}
+    quarters = {name: statistics.quantiles(seconds[name], n=4) for name in processes}
     return {
+        "is_interrupted": is_interrupted,
         "sizes": asdict(sizes),
         "arch": arch,
         "parameters": model.flat.count,
@@ -122,6 +135,7 @@ def measure(
         "contestants": {
             name: {
                 "seconds": quarters[name][1],
+                "best_seconds": min(seconds[name]),
                 "processor_seconds": statistics.median(processor[name]),
                 "spread": (quarters[name][2] - quarters[name][0]) / quarters[name][1],
                 "peak_bytes": memory[name],

@@ -88,12 +88,17 @@ def legend(panel: Panel) -> list[tuple[str, str]]:
 def picture(figure: Figure) -> Svg:
     """-> the SVG of a figure on white, whatever the page is like; empty if nothing is drawn."""
     elements, height = _drawn(figure, PICTURE)
+    return chart_of(elements, WIDTH, height, figure.title)
+
+
+def chart_of(elements: str, width: int, height: int, title: str) -> Svg:
+    """-> elements as a picture on white that needs nothing else; empty if there are none."""
     style = re.sub(r"var\(--(\w+)\)", lambda found: COLOURS[found[1]], SHAPES)
     return Svg(
         elements
-        and f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" width="{WIDTH}" '
-        f'height="{height}" viewBox="0 0 {WIDTH} {height}"><title>{escape(figure.title)}</title>'
-        f'<style>{style}</style><rect width="{WIDTH}" height="{height}" fill="#ffffff"/>'
+        and f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" width="{width}" '
+        f'height="{height}" viewBox="0 0 {width} {height}"><title>{escape(title)}</title>'
+        f'<style>{style}</style><rect width="{width}" height="{height}" fill="#ffffff"/>'
         f"{elements}</svg>"
     )
 
@@ -126,8 +131,8 @@ def _legend(panel: Panel) -> tuple[list[str], int]:
         width = 40 + 10 * len(name)
         if x > LEFT and x + width > WIDTH:
             x, y = LEFT, y + 22
-        parts.append(_polyline(kind, [(x, y), (x + 24, y)]))
-        parts.append(_text(x + 30, y, name))
+        parts.append(line_of(kind, [(x, y), (x + 24, y)]))
+        parts.append(text_of(x + 30, y, name))
         x += width
     return parts, y + 14
 
@@ -143,21 +148,21 @@ def _panel(figure: Figure, panel: Panel, top: int, is_last: bool, layout: Geomet
         across = layout.left + (x - left) / (right - left) * (end - layout.left)
         return across, top + (high - min(max(y, low), high)) / (high - low) * height
 
-    parts = [_text(2, top - 16, panel.label)]
+    parts = [text_of(2, top - 16, panel.label)]
     for tick in ticks(low, high, 3 if panel.is_small else layout.ticks):
         y = place(left, tick)[1]
-        parts.append(_polyline("grid", [(layout.left, y), (end, y)]))
-        parts.append(_text(layout.left - 8, y, format_tick(tick), "end"))
+        parts.append(line_of("grid", [(layout.left, y), (end, y)]))
+        parts.append(text_of(layout.left - 8, y, format_tick(tick), "end"))
     if is_last:
         for tick, label in figure.x_ticks(layout.ticks):
-            parts.append(_text(place(tick, low)[0], bottom + 14, label, "middle"))
-        parts.append(_text(end, bottom + 36, figure.x_name, "end"))
+            parts.append(text_of(place(tick, low)[0], bottom + 14, label, "middle"))
+        parts.append(text_of(end, bottom + 36, figure.x_name, "end"))
     for line in sorted(panel.lines, key=lambda line: not line.faint):
         if not len(line.points):
             continue
         thin = line.points.thinned(MAX_POINTS)
         places = [place(*point) for point in zip(figure.xs(thin), thin.values, strict=True)]
-        parts.append(_polyline(_kind(panel, line), places))
+        parts.append(line_of(_kind(panel, line), places))
         if len(places) == 1 or (line.dots and len(places) <= MAX_DOTS):
             colour = _kind(panel, line).split()[1]
             parts += [
@@ -173,11 +178,12 @@ def _kind(panel: Panel, line: Line) -> str:
     return f"curve c{colour}" + " faint" * line.faint + " dashed" * (line.dots and several)
 
 
-def _polyline(kind: str, places: Sequence[tuple[float, float]]) -> str:
+def line_of(kind: str, places: Sequence[tuple[float, float]]) -> str:
+    """Returns a line through places, of these classes."""
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     return f'<polyline class="{kind}" points="{points}"/>'
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+def text_of(x: float, y: float, text: str, anchor: str = "start") -> str:
     """Returns a text at the height of its middle."""
     return f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

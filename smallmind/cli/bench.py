@@ -6,8 +6,17 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import closing, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +36,8 @@ STEP_SHAPES = "such as 12x64x128x4x4: B, T, C, layers, heads"
 
 Record = dict[str, Any]
 NOISY_SPREAD, DISTURBED = 0.2, "!"  # above which a figure is marked, and the mark
+LONG_STEP = 1.0  # seconds of a step, after which that of larger sizes is computed
+NOISE = 0.05  # by how much of a limit the best of both may differ
 Flag = tuple[str, dict[str, Any]]  # the arguments of `add_argument`
 
 
@@ -100,9 +111,15 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
     "kernels": (
         "compare each kernel with the machine's limit",
         [
-            flag("names", "NAME", "of kernels, such as matmul attention; default: all", nargs="*"),
+            flag(
+                "names",
+                "NAME",
+                "of kernels, such as matmul attention, or a file.py that adds some; default: all",
+                nargs="*",
+            ),
             several("--shapes", "S,S", shape, "such as 768x128x384,1x512x128"),
             counted("--rounds", 7, "turns per contestant"),
+            flag("--plot", "FILE.svg", "draw a roofline, with a point for each kernel", type=Path),
         ],
     ),
     "step": (
@@ -125,6 +142,7 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
             counted("--steps", 60, "steps to time"),
         ],
     ),
+    "machine": ("show in one page what this machine is good for", []),
     "start": (
         "time compiling kernels and loading them from cache",
         [counted("--rounds", 3, "later starts")],
@@ -162,14 +180,16 @@ def measure(options: argparse.Namespace, what: str) -> list[Record]:
     from smallmind.bench.machine import variables_of
 
     before = _read(options.compare, what) if options.compare else None
-    if options.json:
-        check_writable("--json", options.json)
+    plotted = getattr(options, "plot", None)
+    for name, file in ("--json", options.json), ("--plot", plotted):
+        if file:
+            check_writable(name, file)
     console = Console()
     variables = variables_of(options.threads, options.isa)
     whole: Record = {"command": what}
     results = whole["results"] = []
     steps: dict[str, Callable[..., Generator[Record, None, None]]]
-    steps = {"kernels": _kernels, "step": _step, "start": _start}
+    steps = {"kernels": _kernels, "step": _step, "machine": _overview, "start": _start}
     try:
         with closing(steps[what](options, variables, console, whole)) as found:
             results.extend(found)
@@ -182,6 +202,9 @@ def measure(options: argparse.Namespace, what: str) -> list[Record]:
         )
     if options.json:
         options.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    if plotted and results:
+        plotted.write_text(_roofline(whole), encoding="utf-8")
+        console.line(f"Wrote {plotted}")
     if before is not None and results:
         _compare(console, before, whole, options.compare)
     # Only now, so that what was measured is kept.
@@ -198,6 +221,18 @@ def _machine(console: Console, described: Record) -> Record:
     return described
 
 
+def _described(console: Console, variables: Mapping[str, str], whole: Record) -> Record:
+    """Prints and returns the machine, and what disturbs it."""
+    from smallmind.bench.machine import ROOT, answer_of
+
+    with saying("starting"):
+        words = "-m", "smallmind.bench.machine"
+        machine, load = answer_of(*words, variables=variables, cwd=ROOT)
+    whole["machine"], whole["limits"] = _machine(console, machine), load
+    _warn(console, load, machine["threads"])
+    return whole["machine"]
+
+
 def _show(console: Console, title: str, rows: list[dict[str, str]]) -> None:
     """Prints rows under their title, in parts if the terminal is narrow."""
     table = Table("", [list(row.values()) for row in rows], list(rows[0]))
@@ -207,41 +242,94 @@ def _show(console: Console, title: str, rows: list[dict[str, str]]) -> None:
     console.drawing("\n\n".join(table.parts(Table.columns, width)) + "\n")
 
 
+class _Rows:
+    """A table whose rows are printed as they come, in columns as wide as the first one needs."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self._console, self._title = console, title
+        self._widths: list[int] = []
+
+    def add(self, row: dict[str, str], first: int = 8, least: int = 8) -> None:
+        """Prints a row, the first one below the title and the names of the columns.
+
+        `first` and `least` are the smallest widths: of the first column, and of the others.
+        """
+        if not self._widths:
+            widths = [first, *[least] * (len(row) - 1)]
+            pairs = zip(row.items(), widths, strict=True)
+            self._widths = [max(len(name), len(cell), width) for (name, cell), width in pairs]
+            self._console.line()
+            self._console.line(self._title)
+            self._print(row)
+            self._print(["-" * width for width in self._widths])
+        self._print(row.values())
+
+    def _print(self, cells: Iterable[str]) -> None:
+        first, *others = zip(cells, self._widths, strict=True)
+        line = "  ".join([f"{first[0]:<{first[1]}}", *(f"{x:>{width}}" for x, width in others)])
+        self._console.drawing(f"{line.rstrip()}\n")
+
+
 def _kernels(
     options: argparse.Namespace, variables: Mapping[str, str], console: Console, whole: Record
 ) -> Generator[Record, None, None]:
     from smallmind.bench.machine import Worker
 
     threads = int(variables["NUMBA_NUM_THREADS"])
-    module = "smallmind.bench.peers.kernels"
-    with Worker("kernels", module, threads=threads, variables=variables, binds=False) as worker:
+    files = [str(Path(name).resolve()) for name in options.names if name.endswith(".py")]
+    if missing := [file for file in files if not Path(file).is_file()]:
+        raise InputError(f"{missing[0]} does not exist")
+    names = [name for name in options.names if not name.endswith(".py")]
+    words = ["kernels", "smallmind.bench.peers.kernels", *_libraries(options.names)]
+    with Worker(*words, threads=threads, variables=variables, binds=False) as worker:
         with saying("starting"):
-            known = worker.ask(known=None)
-        _check_kernels(options, known)
+            known = worker.ask(known=files)
+        _check_kernels(names, options.shapes, known)
+        for name in known if files else ():
+            with saying(f"checking {name}"):
+                _refuse_wrong(worker.ask(check=name))
         whole["machine"] = _machine(console, worker.ask(machine=None))
         with saying("the machine's limits"):
             whole["limits"] = worker.ask(limits=None)
         _show(console, "The machine's limits", _limits(whole["limits"]))
-        for name in options.names or known:
+        _warn(console, whole["limits"], threads)
+        for name in names or known:
             axes, shapes = known[name]
-            records: list[Record] = []
-            try:
-                for sizes in options.shapes or shapes:
-                    with saying(f"{name} {'x'.join(map(str, sizes))}"):
-                        records.append(worker.ask(measure=[name, sizes, options.rounds]))
-                    yield records[-1]
-            finally:
-                if records:
-                    _show(console, f"{name} ({axes})", list(map(_kernel_row, records)))
+            rows = _Rows(console, f"{name} ({axes})")
+            longest = max(len("x".join(map(str, x))) for x in options.shapes or shapes)
+            for sizes in options.shapes or shapes:
+                with saying(f"{name} {'x'.join(map(str, sizes))}"):
+                    record = worker.ask(measure=[name, sizes, options.rounds])
+                _refuse_wrong(record)
+                rows.add(_kernel_row(record), first=longest)
+                yield record
 
 
-def _check_kernels(options: argparse.Namespace, known: Record) -> None:
+def _refuse_wrong(answer: Record) -> None:
+    """Raises InputError for a kernel that does not do what its plain form does."""
+    if "wrong" in answer:
+        raise InputError(answer["wrong"])
+
+
+def _libraries(names: Sequence[str]) -> list[str]:
+    """Returns the peers to import, which takes seconds: only those that these kernels have."""
+    from smallmind.bench.cases import TORCH
+
+    is_wanted = not names or any(name.startswith(tuple(TORCH)) for name in names)
+    return ["torch"] if is_wanted and find_spec("torch") else []
+
+
+def _check_kernels(
+    names: Sequence[str], shapes: Sequence[tuple[int, ...]] | None, known: Record
+) -> None:
     """Raises InputError unless the kernels exist and have the axes of the shapes."""
-    if unknown := [name for name in options.names if name not in known]:
+    if unknown := [name for name in names if name not in known]:
         raise InputError(f"no kernel named {unknown[0]}; there are {', '.join(known)}")
-    axes = {len(known[name][0].split()) for name in options.names}
-    if any(axes != {len(sizes)} for sizes in options.shapes or []):
-        raise InputError("--shapes needs the names of kernels, and one size for each of their axes")
+    axes = {len(known[name][0].split()) for name in names or (known if len(known) == 1 else ())}
+    if any(axes != {len(sizes)} for sizes in shapes or []):
+        raise InputError(
+            "--shapes: name kernels with the same axes; column_sum takes RxC, matmul MxKxN"
+        )
 
 
 def _limits(found: Record) -> list[dict[str, str]]:
@@ -263,14 +351,16 @@ def _spread(share: float) -> str:
 
 
 def _share(share: float) -> str:
-    """-> a share of a limit; one above all of it says that measuring the limit was disturbed."""
-    return f"{share * 100:.0f} %" if share <= 1 else DISTURBED
+    """-> a share of a limit; one well above it says that measuring the limit was disturbed."""
+    return f"{min(share, 1.0) * 100:.0f} %" if share <= 1 + NOISE else DISTURBED
 
 
 def _is_disturbed(found: Any) -> bool:
     """-> True if any of these records has a spread that is marked, or more than all of a limit."""
     if isinstance(found, dict):
-        excess = max(found.get("spread", 0.0) - NOISY_SPREAD, found.get("share_of_limit", 0.0) - 1)
+        excess = max(
+            found.get("spread", 0.0) - NOISY_SPREAD, found.get("share_of_bound", 0.0) - 1 - NOISE
+        )
         return excess > 0 or any(map(_is_disturbed, found.values()))
     return isinstance(found, list) and any(map(_is_disturbed, found))
 
@@ -279,43 +369,72 @@ def _kernel_row(record: Record) -> dict[str, str]:
     from smallmind.kernels.timing import duration
 
     times = record["times"]
-    ours = times["ours"]["median"]
+    best, flops, nbytes = times["ours"]["minimum"], record["flops"], record["bytes"]
 
     def ratio(name: str) -> str:
-        return f"{times[name]['median'] / ours:.2f}" if name in times else ""
+        return f"{times[name]['minimum'] / best:.2f}" if name in times else ""
 
-    if record["limit"] == "FMA":
-        rate = f"{record['flops'] / ours / 1e9:.0f} GFLOP/s"
-    else:
-        rate = f"{record['bytes'] / ours / 1e9:.0f} GB/s"
+    rate, unit = (flops, "GFLOP/s") if record["bound"] == "arithmetic" else (nbytes, "GB/s")
     return {
         "shape": "x".join(map(str, record["shape"])),
-        "median": duration(ours),
+        "best": duration(best),
+        "median": duration(times["ours"]["median"]),
         "spread": _spread(times["ours"]["spread"]),
-        "rate": rate,
-        "limit": record["limit"],
-        "of limit": _share(record["share_of_limit"]),
+        "MFLOP": _million(flops),
+        "MB": _million(nbytes),
+        "FLOP/byte": f"{flops / nbytes:.2f}",
+        "rate": f"{rate / best / 1e9:.0f} {unit}",
+        "bound": record["bound"],
+        "of bound": _share(record["share_of_bound"]),
         "x NumPy": ratio("NumPy"),
         "x PyTorch": ratio("PyTorch"),
         "x 1 thread": ratio("one thread"),
-        "worst error": f"{record['worst_error']:.0e}",
     }
+
+
+def _roofline(whole: Record) -> str:
+    """Returns a picture with a point for each kernel, at the shape with the most work."""
+    from smallmind.charts.roofline import Point, roofline
+
+    most: dict[str, Record] = {}
+    for record in whole["results"]:
+        if record["flops"] >= most.get(record["kernel"], record)["flops"]:
+            most[record["kernel"]] = record
+    points = []
+    for name, record in most.items():
+        rate = record["flops"] / record["times"]["ours"]["minimum"]
+        shape = "x".join(map(str, record["shape"]))
+        points.append(Point(name, record["flops"] / record["bytes"], rate, shape))
+    limits, copies = whole["limits"], whole["limits"]["copy_bytes_per_second"]
+    peaks = {"float32": limits["multiply_add_per_second"]}
+    if limits.get("multiply_bfloat16_per_second", 0) > 1.1 * peaks["float32"]:
+        peaks["bfloat16"] = limits["multiply_bfloat16_per_second"]
+    return roofline(points, peaks, {f"{int(n) / 1e6:g} MB": x for n, x in copies.items()})
+
+
+def _warn(console: Console, limits: Record, threads: int) -> None:
+    """Names what disturbs the machine, before it is measured."""
+    from smallmind.bench.machine import disturbances
+
+    if found := disturbances(limits, threads):
+        console.warning(f"This machine is busy: {'; '.join(found)}. Figures will be too low")
+
+
+def _million(count: float) -> str:
+    return f"{count / 1e6:,.0f}" if count >= 1e8 else f"{count / 1e6:.3g}"
 
 
 def _step(
     options: argparse.Namespace, variables: Mapping[str, str], console: Console, whole: Record
 ) -> Generator[Record, None, None]:
     from smallmind.bench import step
-    from smallmind.bench.machine import ROOT, answer_of
     from smallmind.bench.peers.job import Sizes
 
     for sizes in options.shapes or []:
         if len(sizes) != 5 or sizes[2] % sizes[4]:
             raise InputError("--shapes needs B, T, C, layers and heads, C a multiple of the heads")
     able = {arch: step.peers_of(options.peers, arch) for arch in options.arch}
-    with saying("starting"):
-        machine = answer_of("-m", "smallmind.bench.machine", variables=variables, cwd=ROOT)
-    whole["machine"] = _machine(console, machine)
+    machine = _described(console, variables, whole)
     for sizes in [Sizes(*shape) for shape in options.shapes] if options.shapes else step.SIZES:
         for arch in options.arch:
             with saying(f"{arch}, {sizes.name}"):
@@ -324,6 +443,8 @@ def _step(
                 )
             _show_step(console, record)
             yield record
+            if record["is_interrupted"]:
+                raise KeyboardInterrupt
 
 
 def _show_step(console: Console, record: Record) -> None:
@@ -337,7 +458,8 @@ def _show_step(console: Console, record: Record) -> None:
         rows.append(
             {
                 "": name,
-                "ms": f"{result['seconds'] * 1e3:.3f}",
+                "best ms": f"{result['best_seconds'] * 1e3:.3f}",
+                "median ms": f"{result['seconds'] * 1e3:.3f}",
                 "us/sample": f"{result['seconds'] / sizes.B * 1e6:,.1f}",
                 "spread": _spread(result["spread"]),
                 "CPU ms": f"{result['processor_seconds'] * 1e3:.2f}",
@@ -357,15 +479,76 @@ def _show_step(console: Console, record: Record) -> None:
     console.line(f"Python takes {python:.3f} ms of our step, {share * 100:.1f} %")
 
 
+def _overview(
+    _: argparse.Namespace, variables: Mapping[str, str], console: Console, whole: Record
+) -> Generator[Record, None, None]:
+    """Measures what a machine is good for, and prints each figure as it comes."""
+    from smallmind.bench.machine import Worker
+    from smallmind.kernels.timing import duration
+    from smallmind.settings.presets import SIZES
+
+    threads = int(variables["NUMBA_NUM_THREADS"])
+    words = "machine", "smallmind.bench.overview"
+    with Worker(*words, threads=threads, variables=variables, binds=False) as worker:
+
+        def ask(what: str, asked: Any = None) -> Any:
+            with saying(what):
+                return worker.ask(**{what: asked})
+
+        whole["machine"] = _machine(console, ask("machine"))
+        whole["limits"] = ask("load")
+        _warn(console, whole["limits"], threads)
+        rows = _Rows(console, "Rates")
+        for kind, both in ask("peaks").items():
+            cells = _both(*(f"{x / 1e9:,.0f} GFLOP/s" for x in both))
+            rows.add({"": kind, **cells}, first=22)
+            yield from _figures(f"{kind}, {{}}", both, "FLOP/s")
+        for nbytes, found in ask("bandwidths").items():
+            for how, both in found.items():
+                what = f"{how} {int(nbytes) / 1e6:g} MB"
+                rows.add({"": what, **_both(*(f"{x / 1e9:,.0f} GB/s" for x in both))}, first=22)
+                yield from _figures(f"{what}, {{}}", both, "B/s")
+        rows = _Rows(console, "A training step of each size (GPT-2, AdamW)")
+        rate = None
+        for size in SIZES:
+            with saying(f"step of {size}"):
+                found = worker.ask(step=[size, rate])
+            if found["seconds"] > LONG_STEP:
+                rate = found["rate"]  # the next would take minutes
+            per_second = f"{found['tokens'] / found['seconds']:,.0f}"
+            rows.add(
+                {
+                    "size": size,
+                    "step": duration(found["seconds"]),
+                    "tokens/s": per_second,
+                    "GFLOP/s": f"{found['rate'] / 1e9:,.0f}",
+                    "": "" if found["is_measured"] else "computed",
+                }
+            )
+            yield {"name": f"step of {size}", "value": found["seconds"], "unit": "s"}
+        found = ask("generation")
+        rows = _Rows(console, "Generation")
+        speed, millions = found["tokens_per_second"], found["parameters"] / 1e6
+        rows.add({"model": f"{millions:.0f} M in q8_0", "tokens/s": f"{speed:,.0f}"})
+        yield {"name": "generation, 135 M in q8_0", "value": speed, "unit": "tokens/s"}
+
+
+def _both(all_threads: str, one: str) -> dict[str, str]:
+    return {"all threads": all_threads, "one thread": one}
+
+
+def _figures(name: str, both: Sequence[float], unit: str) -> Iterator[Record]:
+    """Yields the records of a figure on all threads and on one."""
+    for threads, value in zip(("all threads", "one thread"), both, strict=True):
+        yield {"name": name.format(threads), "value": value, "unit": unit}
+
+
 def _start(
     options: argparse.Namespace, variables: Mapping[str, str], console: Console, whole: Record
 ) -> Generator[Record, None, None]:
-    from smallmind.bench.machine import ROOT, answer_of
     from smallmind.bench.start import starts
 
-    with saying("starting"):
-        machine = answer_of("-m", "smallmind.bench.machine", variables=variables, cwd=ROOT)
-    whole["machine"] = _machine(console, machine)
+    _described(console, variables, whole)
     records = starts(options.rounds, variables)
     rows = []
     for number in range(1 + options.rounds):
@@ -378,23 +561,26 @@ def _start(
 
 
 def _seconds(whole: Record) -> dict[str, float]:
-    """Returns the times of a whole --json by the name of what was timed."""
+    """Returns the best times of a whole --json by the name of what was timed."""
     found: dict[str, list[float]] = {}
     for record in whole["results"]:
         if whole["command"] == "kernels":
             name = f"{record['kernel']} {'x'.join(map(str, record['shape']))}"
-            each = {name: record["times"]["ours"]["median"]}
+            each = {name: record["times"]["ours"]["minimum"]}
         elif whole["command"] == "step":
             sizes = "x".join(map(str, record["sizes"].values()))
             each = {
-                f"{record['arch']} {sizes}, {name}": result["seconds"]
+                # Earlier files have medians.
+                f"{record['arch']} {sizes}, {name}": result.get("best_seconds", result["seconds"])
                 for name, result in record["contestants"].items()
             }
+        elif whole["command"] == "machine":
+            each = {record["name"]: record["value"]}
         else:
             each = {f"{record['start']} start, {x}": record[x] for x in ("imports", "kernels")}
         for name, seconds in each.items():
             found.setdefault(name, []).append(seconds)
-    return {name: statistics.median(seconds) for name, seconds in found.items()}
+    return {name: min(seconds) for name, seconds in found.items()}
 
 
 def _read(file: Path, what: str) -> Record:
@@ -415,22 +601,33 @@ def _read(file: Path, what: str) -> Record:
     return dict(whole)
 
 
-def _compare(console: Console, before: Record, now: Record, file: Path) -> None:
-    """Prints the times of both, and their ratios."""
+def _figure(value: float, unit: str) -> str:
+    """Returns a number with its unit, briefly."""
     from smallmind.kernels.timing import duration
 
+    if unit == "s":
+        return duration(value)
+    return f"{value / 1e9:,.0f} G{unit}" if value >= 1e9 else f"{value:,.0f} {unit}"
+
+
+def _compare(console: Console, before: Record, now: Record, file: Path) -> None:
+    """Prints the best times of both, and their ratios."""
     earlier, later = _seconds(before), _seconds(now)
     both = [name for name in later if name in earlier]
     if not both:
         console.line(f"{file} has none of these rows")
         return
+    units = {record.get("name"): record.get("unit", "s") for record in now["results"]}
     ratios = [later[name] / earlier[name] for name in both]
     rows = []
     for name, ratio in zip(both, ratios, strict=True):
-        times = {"then": duration(earlier[name]), "now": duration(later[name])}
-        rows.append({"": name, **times, "now / then": f"{ratio:.3f}"})
+        unit = units.get(name, "s")
+        shown = {"then": earlier[name], "now": later[name]}
+        cells = {key: _figure(x, unit) for key, x in shown.items()}
+        rows.append({"": name, **cells, "now / then": f"{ratio:.3f}"})
     _show(console, f"Beside {file}", rows)
-    console.line(f"Median of {len(both)} ratios: {statistics.median(ratios):.3f}")
+    if now["command"] != "machine":  # whose figures are not all times
+        console.line(f"Median of {len(both)} ratios: {statistics.median(ratios):.3f}")
     machines, names = (before["machine"], now["machine"]), ("cpu", "compiled_for", "threads")
     if differing := [x for x in names if len({machine.get(x) for machine in machines}) > 1]:
         console.warning(f'Not the same {", ".join(differing)}: see "machine" in both files')

@@ -31,6 +31,7 @@ NAMES = (
     "quick-reference",
     "python",
     "kernels",
+    "own-kernel",
     "teachers",
     "csharp",
 )

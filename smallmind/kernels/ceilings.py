@@ -1,4 +1,4 @@
-"""Run at the rates that bound every kernel: multiply-adds from registers, and copies."""
+"""Run at the rates that bound every kernel: multiply-adds from registers, and arrays in order."""
 
 import numpy as np
 from numba import prange
@@ -6,7 +6,16 @@ from numba import prange
 from smallmind.kernels.alignment import aligned_zeros
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import jit, parallel_jit
-from smallmind.kernels.codegen.simd import LANES, at, dot_pairs, fma, lane_sum, load, store
+from smallmind.kernels.codegen.simd import (
+    LANES,
+    at,
+    broadcast,
+    dot_pairs,
+    fma,
+    lane_sum,
+    load,
+    store,
+)
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gemm.tile import NULL, Extent, Rows, Strip
 
@@ -116,3 +125,37 @@ def _copy_part(out, x, worker, workers):
         store(out, place + LANES, b)
         store(out, place + 2 * LANES, c)
         store(out, place + 3 * LANES, d)
+
+
+@parallel_jit
+def read(sums, x, workers):
+    """x (n,) -> sums (workers,): reads all of it."""
+    for worker in prange(workers):
+        sums[worker] = _read_part(x, np.int64(worker), workers)
+
+
+@jit
+def _read_part(x, worker, workers):
+    a = b = c = d = broadcast(np.float32(0))
+    vectors = x.size // LANES // 4
+    for i in range(vectors * worker // workers, vectors * (worker + 1) // workers):
+        place = i * 4 * LANES
+        a, b = a + load(x, place), b + load(x, place + LANES)
+        c, d = c + load(x, place + 2 * LANES), d + load(x, place + 3 * LANES)
+    return lane_sum(a + b + c + d)
+
+
+@parallel_jit
+def update(x, factor, workers):
+    """x (n,) -> factor x, in place."""
+    for worker in prange(workers):
+        _update_part(x, factor, np.int64(worker), workers)
+
+
+@jit
+def _update_part(x, factor, worker, workers):
+    vectors, f = x.size // LANES // 4, broadcast(factor)
+    for i in range(vectors * worker // workers, vectors * (worker + 1) // workers):
+        place = i * 4 * LANES
+        for j in range(place, place + 4 * LANES, LANES):
+            store(x, j, load(x, j) * f)

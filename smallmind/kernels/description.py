@@ -5,8 +5,8 @@ that the description names.
 """
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -18,21 +18,98 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
+class Array:
+    """How an argument that is an array is made: see `takes`."""
+
+    dims: tuple[str, ...]
+    kind: str = ""  # the number type; "" for the one that the kernel computes in
+    is_read: bool = False  # if it is an output
+    is_optional: bool = False
+    below: str = ""  # the end of the range of integers
+    may_be: tuple[str, ...] = ()  # arguments whose arrays it may be, one at a time
+    is_written: bool = False  # though it is not among the first arguments
+    is_consumed: bool = False
+    moved: tuple[str, ...] = ()  # the dims of the part that a call touches
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """How a kernel's arguments are made for some sizes."""
+
+    axes: tuple[str, ...] = ()
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    after: str = ""
+    shapes: Sequence[tuple[int, ...]] = ()
+
+
+def takes(
+    text: str, /, *, after: str = "", shapes: Sequence[tuple[int, ...]] = (), **values: Any
+) -> Callable[[Function], Function]:
+    """Says how the arguments of a plain twin are made: a decorator.
+
+    The text names the axes, then each array with its dimensions: "R C: y R 2*C, x R C, bias ?C".
+    Its elements have the type that the kernel computes in, or the one after the dimensions:
+    float32, int8, int32, uint8, blocks (of small integers). `+` marks an output that is read too,
+    such as a sum; `?` what may be left out, also a number, which has no dimensions. `< V` makes
+    integers from 0 to V - 1. `=x` says that the array may be that of x, `consumed` that a call
+    leaves something else in an input, `written` that it is an output though it is not the first,
+    and `moves R C` that a call touches only so much of it.
+
+    The other arguments are `values`: a number, the name of an axis, or a function of the
+    `cases.Maker`. `after` is the kernel of the forward pass, whose results this one takes; `shapes`
+    are the sizes to measure, by default those of `sizes`.
+    """
+    axes, _, rest = text.partition(":")
+    arrays = {}
+    for words in map(str.split, rest.split(",")):
+        arrays[words[0]] = _array(words[1:])
+    arguments = Arguments(tuple(axes.split()), arrays, values, after, shapes)
+
+    def note(function: Function) -> Function:
+        function.arguments = arguments  # type: ignore[attr-defined]
+        return function
+
+    return note
+
+
+def _array(words: list[str]) -> Array:
+    """Returns what the words after the name of an array say."""
+    facts: dict[str, Any] = {}
+    if "moves" in words:
+        place = words.index("moves")
+        words, facts["moved"] = words[:place], tuple(words[place + 1 :])
+    if "<" in words:
+        words, facts["below"], facts["kind"] = words[:-2], words[-1], "int32"
+    dims = []
+    for word in words:
+        if word in ("consumed", "written"):
+            facts[f"is_{word}"] = True
+        elif word.startswith("="):
+            facts["may_be"] = (*facts.get("may_be", ()), word[1:])
+        elif word in ("float32", "int8", "int32", "uint8", "blocks"):
+            facts["kind"] = word
+        else:
+            dims += [word.lstrip("+?")] if word.strip("+?") else []
+            facts["is_read"] = facts.get("is_read") or word.startswith("+")
+            facts["is_optional"] = facts.get("is_optional") or word.startswith("?")
+    return Array(tuple(dims), **facts)
+
+
+@dataclass(frozen=True)
 class Description:
     """Facts about a kernel that its arguments do not show.
 
-    `writes`: how many of its first arguments it writes; `adds` if it reads them too. `temporaries`:
-    the most that the plain twin holds at a time, in sizes of the largest array that it writes, or a
-    function of a call -> bytes. `division`: how the compiled one shares its work among
-    threads, with the argument whose rows, elements or chunks it divides: see `bench threads`.
-    `functions` is what compiling it costs, after those that cost more have been compiled: counted
-    at a first start on AVX2.
+    `writes`: how many of its first arguments it writes. `temporaries`: the most that the plain twin
+    holds at a time, in sizes of the largest array that it writes, or a function of a call -> bytes.
+    `division`: how the compiled one shares its work among threads, with the argument whose rows,
+    elements or chunks it divides: see `bench threads`. `functions` is what compiling it costs,
+    after those that cost more have been compiled: counted at a first start on AVX2.
     """
 
     module: str  # of the compiled kernel, in smallmind.kernels
     functions: int = 0  # that become machine code with it
     writes: int = 1
-    adds: bool = False
     temporaries: float | Callable[..., int] = 0
     gradient: str = "dy"  # or dout: in a backward pass, that of what the layer wrote in the forward
     is_activation: bool = True  # the array `out` or `y` that it writes in a forward pass
@@ -41,6 +118,7 @@ class Description:
     division: tuple[str, str] = ("alone", "")
     operations: Callable[..., int] | None = None  # of its products, from its arguments
     repeats: float = 0.0  # the share of these that compute again what the forward pass had
+    arguments: Arguments = Arguments()
 
     def temporary_bytes(self, *arguments: Any, **named: Any) -> int:
         """Returns the bytes of the temporary arrays of a call of the plain twin."""
@@ -53,7 +131,8 @@ class Description:
 
 
 KERNELS: dict[str, Description] = {}  # by name
-UNKNOWN = Description("")  # of a kernel that a person adds
+ADDED: dict[str, Description] = {}  # those that a person added
+UNKNOWN = Description("")
 
 
 def kernel(module: str = "", *, functions: int, **facts: Any) -> Callable[[Function], Function]:
@@ -75,7 +154,8 @@ def kernel(module: str = "", *, functions: int, **facts: Any) -> Callable[[Funct
 
         for key, fact in facts.items():
             facts[key] = of_arguments(fact) if callable(fact) else fact
-        KERNELS[name] = Description(module or name, functions, **facts)
+        arguments = getattr(function, "arguments", Arguments())
+        KERNELS[name] = Description(module or name, functions, arguments=arguments, **facts)
         return function
 
     return describe
@@ -83,7 +163,7 @@ def kernel(module: str = "", *, functions: int, **facts: Any) -> Callable[[Funct
 
 def described(name: str) -> Description:
     """Returns the description of the kernel of this name, also of one that a person added."""
-    return KERNELS.get(name, UNKNOWN)
+    return KERNELS.get(name) or ADDED.get(name, UNKNOWN)
 
 
 def product_operations(call: Any) -> int:

@@ -7,6 +7,7 @@ line that it differentiates.
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from smallmind.kernels.description import (
     kernel,
     product_operations,
     quantised_product_temporaries,
+    takes,
 )
 from smallmind.kernels.number_types import BLOCK, integers, round_to, to_float32
 from smallmind.kernels.reference_optimizers import (  # noqa: F401
@@ -28,7 +30,20 @@ from smallmind.kernels.reference_optimizers import (  # noqa: F401
     muon,
     sum_of_squares,
 )
+from smallmind.kernels.sizes import AWKWARD, FEW_ROWS, FINE_TUNING, GENERATED, GENERATING, STEP
 from smallmind.randomness import hash_words
+
+# Arguments of several kernels, made by a `cases.Maker`.
+_turns = lambda c: rotary_frequencies(1e4, c.D)  # noqa: E731
+_slots = lambda c: np.arange(c.B)[::-1].copy()  # noqa: E731
+_two_parts = lambda c: np.array([0, c.C // 3, c.C], np.int32)  # noqa: E731
+_documents = lambda c: np.tile(np.arange(c.T, dtype=np.int32) // 7 * 7, (c.B, 1))  # noqa: E731
+_MASK: dict[str, Any] = {
+    "key": (7 << 32) + 5,
+    "probability": 0.2,
+    "first_row": "T",
+    "firsts": _documents,
+}
 
 
 def _add(y, *terms):
@@ -44,6 +59,10 @@ def _add(y, *terms):
     gradient="a",
     division=("product", "out"),
     operations=product_operations,
+)
+@takes(
+    "M K N: out M N =addend, a M K, b K N, bias ?N, addend ?M N",
+    shapes=[*STEP, *AWKWARD, *FEW_ROWS],
 )
 def matmul(out, a, b, bias=None, addend=None, by_rows=False, outputs_first=False):  # noqa: ARG001
     """a (M, K), b (K, N) -> out (M, N) = a b [+ bias (N,)] [+ addend (M, N), may be out].
@@ -63,6 +82,11 @@ def matmul(out, a, b, bias=None, addend=None, by_rows=False, outputs_first=False
     division=("product", "preactivation"),
     operations=gelu_product_operations,
 )
+@takes(
+    "M K N: activation M N, preactivation M N, a M K, b K N, bias N, addend ?M N",
+    # Sums of size 1, as after a norm: CPUs are slow if a sigmoid is denormal.
+    a=lambda c: to_float32(c.a) / np.float32(math.sqrt(c.K)),
+)
 def matmul_gelu(
     activation, preactivation, a, b, bias=None, addend=None, by_rows=False, outputs_first=False
 ):
@@ -80,6 +104,7 @@ _SLOPE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 
 @kernel("elementwise", functions=2, temporaries=3)
+@takes("R W: y R W, x R W")
 def gelu(y, x):
     """x (R, C) -> y (R, C) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Writes y.
 
@@ -89,6 +114,7 @@ def gelu(y, x):
 
 
 @kernel("elementwise", functions=5, writes=2, temporaries=7, division=("elements", "x"))
+@takes("R W: dx R W =x, y R W =dy, dy R W, x R W")
 def gelu_backward(dx, y, dy, x):
     """dy, x (R, C) -> dx (R, C) = dy gelu'(x), y (R, C) = gelu(x).
 
@@ -104,6 +130,7 @@ def gelu_backward(dx, y, dy, x):
 
 
 @kernel("elementwise", functions=2, temporaries=2, silent=0.0, division=("elements", "x"))
+@takes("R W: y R W, x R W")
 def relu2(y, x):
     """x (R, C) -> y (R, C) = max(x, 0)^2. Writes y."""
     positive = np.maximum(x, 0)
@@ -111,6 +138,7 @@ def relu2(y, x):
 
 
 @kernel("elementwise", functions=2, writes=2, temporaries=3, division=("elements", "x"))
+@takes("R W: dx R W =x, y R W =dy, dy R W, x R W")
 def relu2_backward(dx, y, dy, x):
     """dy, x (R, C) -> dx (R, C) = dy 2 max(x, 0), y (R, C) = max(x, 0)^2.
 
@@ -124,6 +152,7 @@ def relu2_backward(dx, y, dy, x):
 
 
 @kernel("elementwise", functions=4, temporaries=2, silent=1e-7, division=("rows", "y"))
+@takes("R W: y R W, x R 2*W")
 def swiglu(y, x):
     """x (R, 2 W), the gate and what it multiplies -> y (R, W) = silu(gate) up. Writes y.
 
@@ -134,6 +163,7 @@ def swiglu(y, x):
 
 
 @kernel("elementwise", functions=4, writes=2, temporaries=3, division=("rows", "dy"))
+@takes("R W: dx R 2*W =x, y R W =dy, dy R W, x R 2*W")
 def swiglu_backward(dx, y, dy, x):
     """dy (R, W), x (R, 2 W) -> dx (R, 2 W), y (R, W) = swiglu(x).
 
@@ -153,6 +183,7 @@ def _sigmoid(x):
 
 
 @kernel("geglu", functions=4, temporaries=3, silent=1e-7, division=("rows", "y"))
+@takes("R W: y R W, x R 2*W")
 def geglu(y, x):
     """x (R, 2 W), the gate and what it multiplies -> y (R, W) = gelu(gate) up. Writes y.
 
@@ -164,6 +195,7 @@ def geglu(y, x):
 
 
 @kernel("geglu", functions=4, writes=2, temporaries=5, division=("rows", "dy"))
+@takes("R W: dx R 2*W =x, y R W =dy, dy R W, x R 2*W")
 def geglu_backward(dx, y, dy, x):
     """dy (R, W), x (R, 2 W) -> dx (R, 2 W), y (R, W) = geglu(x).
 
@@ -179,6 +211,7 @@ def geglu_backward(dx, y, dy, x):
 
 
 @kernel(functions=2, temporaries=3, silent=2e-4, division=("elements", "x"))
+@takes("R W: y R W, x R W")
 def gelu_erf(y, x):
     """x (R, C) -> y (R, C) = x Phi(x), Phi(x) = erfc(-x / sqrt(2)) / 2. Writes y.
 
@@ -188,6 +221,7 @@ def gelu_erf(y, x):
 
 
 @kernel("gelu_erf", functions=3, writes=2, temporaries=4, division=("elements", "x"))
+@takes("R W: dx R W =x, y R W =dy, dy R W, x R W")
 def gelu_erf_backward(dx, y, dy, x):
     """dy, x (R, C) -> dx (R, C) = dy gelu'(x), y (R, C) = gelu(x).
 
@@ -207,12 +241,14 @@ def _phi(x):
 
 
 @kernel("elementwise", functions=2, temporaries=2, division=("elements", "x"))
+@takes("R V: y R V =x, x R V", cap=2.0)
 def softcap(y, x, cap):
     """x (R, V) -> y (R, V) = cap tanh(x / cap). Writes y, which may be x."""
     y[...] = cap * np.tanh(x / cap)
 
 
 @kernel("elementwise", functions=2, temporaries=3, division=("elements", "y"))
+@takes("R V: dx R V =dy, dy R V, y R V", cap=2.0, after="softcap")
 def softcap_backward(dx, dy, y, cap):
     """dy, y (R, V) -> dx (R, V) = dy (1 - (y / cap)^2). Writes dx, which may be dy."""
     # forward: y = cap tanh(x / cap)
@@ -227,6 +263,10 @@ def softcap_backward(dx, dy, y, cap):
     division=("product", "out"),
     operations=product_operations,
 )
+@takes(
+    "M K N: out M N float32 =addend, a K M, b K N, addend ?M N float32",
+    shapes=[(K, M, N) for M, K, N in (*STEP, *AWKWARD)],
+)
 def matmul_transpose_a(out, a, b, addend=None):
     """a (K, M), b (K, N) -> out (M, N) = a^T b [+ addend (M, N), may be out]. Writes out."""
     out[...] = _add(a.T @ b, addend)
@@ -239,6 +279,10 @@ def matmul_transpose_a(out, a, b, addend=None):
     gradient="a",
     division=("product", "out"),
     operations=product_operations,
+)
+@takes(
+    "M K N: out M N =addend, a M K, b N K, addend ?M N",
+    shapes=[(M, N, K) for M, K, N in (*STEP, *AWKWARD, *FEW_ROWS)],
 )
 def matmul_transpose_b(out, a, b, addend=None):
     """a (M, K), b (N, K) -> out (M, N) = a b^T [+ addend (M, N), may be out]. Writes out."""
@@ -254,6 +298,14 @@ SMALLEST = 2.0**-100  # magnitude of a block's largest value, below which it is 
     gradient="a",
     division=("rows", "w"),
     operations=product_operations,
+)
+@takes(
+    "R K N: out R N float32 =addend, a R K float32, w N K blocks, bias ?N float32, "
+    "addend ?R N float32",
+    w=lambda c: number_types.in_groups(c.w) if c.R <= GENERATED else c.w,
+    by_rows=lambda c: c.R <= GENERATED,
+    in_groups=lambda c: c.R <= GENERATED,
+    shapes=[*GENERATING, *FINE_TUNING],
 )
 def matmul_quantised(out, a, w, bias=None, addend=None, by_rows=False, in_groups=False):
     """a (R, K), w (N, K / 32) of q8_0 or q4_0 -> out (R, N) = a w^T [+ bias (N,)] [+ addend].
@@ -296,6 +348,7 @@ def _rounded(a):
     division=("product", "out"),
     operations=product_operations,
 )
+@takes("R K N: out R K float32, a R N float32, w N K blocks", shapes=FINE_TUNING)
 def matmul_quantised_transpose(out, a, w):
     """a (R, N), w (N, K / 32) of q8_0 or q4_0 -> out (R, K) = a w. Writes out."""
     out[...] = a @ to_float32(w)
@@ -305,11 +358,11 @@ def matmul_quantised_transpose(out, a, w):
     "matmul_quantised",
     functions=3,
     temporaries=2,
-    adds=True,
     is_activation=False,
     is_of_layer=False,
     division=("rows", "w"),
 )
+@takes("N K: w +N K blocks")
 def arrange_blocks(w, is_back=False):
     """w (N, n) of q8_0 or q4_0 -> its rows in groups, or back: see `number_types.in_groups`.
 
@@ -319,6 +372,7 @@ def arrange_blocks(w, is_back=False):
 
 
 @kernel(functions=2, writes=2, is_activation=False, is_of_layer=False, division=("rows", "x"))
+@takes("n: scales n float32, q n 32 int8, x n 32 float32")
 def quantise(scales, q, x):
     """x (n, BLOCK) -> scales (n,), q (n, BLOCK) int8 of q8_0, or (n, HALF) uint8 of q4_0.
 
@@ -332,6 +386,11 @@ def quantise(scales, q, x):
 
 
 @kernel(functions=2, is_activation=False, is_of_layer=False, division=("rows", "out"))
+@takes(
+    "n: out n 32 float32, scales n 1 float32, minima n 1 float32, low n 16 uint8, "
+    "high n 32 uint8 < 2",
+    layout=lambda _: _layout_of_q5_1(),
+)
 def dequantise(out, scales, minima, low, high, layout):
     """scales, minima (n, groups), low, high (n, bytes) of integers q -> out (n, m).
 
@@ -344,13 +403,22 @@ def dequantise(out, scales, minima, low, high, layout):
     out[...] = codecs.products(scales, minima, codecs.unpacked(low, high, layout))
 
 
-@kernel("reduce", functions=2, adds=True, division=("chunks", "x"))
+def _layout_of_q5_1():
+    from smallmind.kernels import codecs
+
+    blocks = np.zeros(1, number_types.DTYPES["q5_1"])
+    return codecs.parts_of(blocks, number_types.NUMBER_TYPES["q5_1"])[-1]
+
+
+@kernel("reduce", functions=2, division=("chunks", "x"))
+@takes("R C: out +C float32, x R C")
 def column_sum(out, x):
     """x (R, C) -> out (C,) += the sum over rows. Adds to out."""
     out += x.sum(axis=0)
 
 
 @kernel("norms", functions=2, writes=3, temporaries=3, division=("rows", "x"))
+@takes("R C: out R C, mean R float32, rstd R float32, x R C, weight C, bias ?C", epsilon=0.1)
 def layernorm(out, mean, rstd, x, weight, bias=None, epsilon=1e-5):
     """x (R, C) -> out (R, C) = (x - mean) rstd weight [+ bias]; keeps mean, rstd (R,).
 
@@ -363,6 +431,11 @@ def layernorm(out, mean, rstd, x, weight, bias=None, epsilon=1e-5):
 
 
 @kernel("norms", functions=6, writes=3, temporaries=4, division=("chunks", "x"))
+@takes(
+    "R C: dx R C =addend, dweight +C float32, dbias +C float32, dy R C, x R C, "
+    "mean R float32, rstd R float32, weight C, addend ?R C",
+    after="layernorm",
+)
 def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=None):
     """dy, x (R, C), mean, rstd (R,) -> dx (R, C) [+ addend (R, C), which may be dx].
 
@@ -382,6 +455,7 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=Non
 
 
 @kernel("norms", functions=2, writes=2, temporaries=2, division=("rows", "x"))
+@takes("R C: out R C, rstd R float32, x R C, weight C", epsilon=0.1)
 def rmsnorm(out, rstd, x, weight, epsilon=1e-5):
     """x (R, C), weight (C,) -> out (R, C) = x rstd weight; keeps rstd (R,). Writes both.
 
@@ -392,6 +466,11 @@ def rmsnorm(out, rstd, x, weight, epsilon=1e-5):
 
 
 @kernel("norms", functions=2, writes=2, temporaries=4, division=("chunks", "x"))
+@takes(
+    "R C: dx R C =dy =addend, dweight +C float32, dy R C, x R C, rstd R float32, weight C, "
+    "addend ?R C",
+    after="rmsnorm",
+)
 def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None):
     """dy, x (R, C), rstd (R,) -> dx (R, C) [+ addend (R, C)].
 
@@ -408,7 +487,17 @@ def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None):
     dx[...] = _add(gradient, addend)
 
 
-@kernel("head_norm", functions=7, writes=3, adds=True, temporaries=3, division=("rows", "x"))
+@kernel("head_norm", functions=7, writes=3, temporaries=3, division=("rows", "x"))
+@takes(
+    "B H T D: x +B*T 3*H*D moves B*T 2*H*D, kept B*T 2*H*D, "
+    "rstd B*T 2*H float32, query_gain D, key_gain D",
+    queries="H",
+    T="T",
+    frequencies=_turns,
+    starts=None,
+    positions=0,
+    epsilon=0.1,
+)
 def norm_heads(
     x,
     kept,
@@ -441,6 +530,15 @@ def norm_heads(
 
 
 @kernel("head_norm", functions=15, writes=3, temporaries=6, division=("chunks", "kept"))
+@takes(
+    "B H T D: dx +B*T 3*H*D moves B*T 2*H*D, dquery_gain +D float32, "
+    "dkey_gain +D float32, kept B*T 2*H*D, rstd B*T 2*H float32, query_gain D, "
+    "key_gain D",
+    queries="H",
+    T="T",
+    frequencies=_turns,
+    after="norm_heads",
+)
 def norm_heads_backward(
     dx, dquery_gain, dkey_gain, kept, rstd, query_gain, key_gain, queries, T, frequencies=None
 ):
@@ -474,24 +572,28 @@ def _gains(query_gain, key_gain, queries, heads):
 
 
 @kernel("mix", functions=1, is_activation=False, division=("rows", "x"))
+@takes("R C: out R C, x R 3*C moves R C", first="C")
 def copy_columns(out, x, first):
     """x (R, W) -> out (R, N), its columns first..first + N. Writes out."""
     out[...] = x[:, first : first + out.shape[1]]
 
 
 @kernel(functions=2, is_activation=False, is_of_layer=False, division=("rows", "out"))
+@takes("R C: out C R float32, x R C float32")
 def transpose(out, x, first=0):
     """x (R, C) -> out (C, W), columns first..first + R = x^T; the others stay. Writes out."""
     out[:, first : first + len(x)] = x.T
 
 
 @kernel("mix", functions=2, is_activation=False, division=("rows", "out"))
+@takes("R C: out R C, x 2*R C moves R C", rows=lambda c: c.some_of(2 * c.R, c.R))
 def take_rows(out, x, rows):
     """x (R, C), rows (N,) -> out (N, C), these rows of it. Writes out."""
     out[...] = x[rows]
 
 
 @kernel("mix", functions=2, is_activation=False, division=("rows", "x"))
+@takes("R C: out +2*R C moves R C, x R C", rows=lambda c: c.some_of(2 * c.R, c.R))
 def put_rows(out, x, rows):
     """x (N, C), rows (N,), no two of them the same -> writes these rows of out (R, C).
 
@@ -502,6 +604,7 @@ def put_rows(out, x, rows):
 
 
 @kernel("mix", functions=2, is_activation=False, division=("rows", "out"))
+@takes("R C: out 2*R C, x R C", starts=_two_parts, scale=0.5)
 def spread_columns(out, x, starts, scale):
     """x (r, N), starts (n + 1,) -> out (n r, N): scale x, whose columns are in n parts.
 
@@ -514,7 +617,12 @@ def spread_columns(out, x, starts, scale):
         out[i * r : (i + 1) * r, first:last] = scale * x[:, first:last]
 
 
-@kernel("mix", functions=2, adds=True, gradient="dout", division=("rows", "dx"))
+@kernel("mix", functions=2, gradient="dout", division=("rows", "dx"))
+@takes(
+    "R C: dx +R C float32, dout 2*R C moves R C",
+    starts=_two_parts,
+    scale=0.5,
+)
 def gather_columns(dx, dout, starts, scale):
     """dout (n r, N), starts (n + 1,) -> adds scale dout, where x was spread, to dx (r, N)."""
     # forward: out[i r..., first:last] = scale x[:, first:last]
@@ -524,30 +632,35 @@ def gather_columns(dx, dout, starts, scale):
 
 
 @kernel("elementwise", functions=2, is_activation=False)
+@takes("n: out n, x n, y n")
 def add_vectors(out, x, y):
     """x, y (n,) -> out (n,) = x + y in float32, rounded to the dtype of out. out may be x or y."""
     copy_vector(out, to_float32(x) + to_float32(y))
 
 
 @kernel("elementwise", functions=2)
+@takes("n: out n, x n float32")
 def copy_vector(out, x):
     """x (n,) -> out (n,), rounded to the dtype of out."""
     out[...] = round_to(to_float32(x), out.dtype)
 
 
 @kernel("elementwise", functions=2, temporaries=1, gradient="x", division=("elements", "x"))
+@takes("R C: y R C =x, x R C", factor=2.0)
 def scale(y, x, factor):
     """x (R, C) -> y (R, C) = factor x. Writes y, which may be x. It is its own backward."""
     y[...] = factor * x
 
 
 @kernel("elementwise", functions=2, division=("elements", "out"))
+@takes("R C: out R C")
 def clear(out):
     """out of any shape -> zeros."""
     out[...] = 0
 
 
 @kernel(functions=2, temporaries=2, division=("rows", "x"))
+@takes("R C: out R C =x, x R C, other R C, weights 2")
 def mix(out, x, other, weights, first=0):
     """x, other (R, N), weights (2,) -> out (R, W) = weights[0] x + weights[1] other.
 
@@ -557,6 +670,7 @@ def mix(out, x, other, weights, first=0):
 
 
 @kernel("mix", functions=2, writes=3, temporaries=1, gradient="dx", division=("chunks", "x"))
+@takes("R C: dx +R C consumed, dother +R C, dweights +2 float32, x R C, other R C, weights 2")
 def mix_backward(dx, dother, dweights, x, other, weights, first=0):
     """dx (R, W), the gradient of out -> that of x, in place; adds to dother (R, N), dweights (2,).
 
@@ -569,7 +683,8 @@ def mix_backward(dx, dother, dweights, x, other, weights, first=0):
     dout *= weights[0]
 
 
-@kernel(functions=2, adds=True, temporaries=2, division=("rows", "x"))
+@kernel(functions=2, temporaries=2, division=("rows", "x"))
+@takes("B H T D: x +B*T H*D", frequencies=_turns, T="T", heads="H", D="D")
 def rope(x, frequencies, T, heads, D, starts=None, positions=0, inverse=False):
     """x (B T, W) -> x, its first `heads` heads of D channels rotated by their position. Writes x.
 
@@ -621,6 +736,11 @@ def rotary_frequencies(theta, D):
     division=("heads", "logsumexp"),
     operations=attention_operations,
 )
+@takes(
+    "B H T D: out B*T H*D, logsumexp B H T float32, qkv B*T 3*H*D, key ?, probability ?, "
+    "first_row ?, firsts ?B T int32",
+    **_MASK,
+)
 def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None, scale=None):
     """qkv (B T, (H + 2 G) D) -> out (B T, H D); keeps logsumexp (B, H, T). Writes both.
 
@@ -645,6 +765,12 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=N
     division=("heads", "logsumexp"),
     operations=attention_backward_operations,
     repeats=0.2,
+)
+@takes(
+    "B H T D: dqkv B*T 3*H*D, dout B*T H*D, out B*T H*D, logsumexp B H T float32, qkv B*T 3*H*D, "
+    "key ?, probability ?, first_row ?, firsts ?B T int32",
+    after="attention",
+    **_MASK,
 )
 def attention_backward(
     dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None, scale=None
@@ -677,6 +803,12 @@ PANEL = 16  # positions whose keys are kept together, channel by channel
 
 
 @kernel("attention.decoding", functions=2, writes=2)
+@takes(
+    "B H P D: keys +B H P D 16 float32 moves B H D, values +B H 16*P D float32 moves B H D, "
+    "qkv B 3*H*D float32 moves B 2*H*D",
+    starts=lambda c: 16 * c.P - 1 + np.arange(c.B),
+    slots=_slots,
+)
 def keep_keys_values(keys, values, qkv, starts, slots):
     """qkv (B T, (H + 2 G) D) -> keys (N, G, S / PANEL, D, PANEL) and values (N, G, S, D).
 
@@ -695,6 +827,12 @@ def keep_keys_values(keys, values, qkv, starts, slots):
 
 
 @kernel("attention.decoding", functions=11)
+@takes(
+    "B H P D: out B H*D float32, qkv B 3*H*D float32 moves B H*D, keys B H P D 16 float32, "
+    "values B H 16*P D float32",
+    starts=lambda c: 16 * c.P - 1 + np.arange(c.B),
+    slots=_slots,
+)
 def cached_attention(out, qkv, keys, values, starts, slots, firsts=None, scale=None):
     """qkv (B T, (H + 2 G) D) -> out (B T, H D), for new tokens whose keys and values are kept.
 
@@ -764,6 +902,10 @@ def attention_probabilities(q, k, firsts=None, scale=None):
 
 
 @kernel(functions=7, temporaries=2, division=("rows", "out"))
+@takes(
+    "B T C: out B*T C, weight 65 C, ids B T < 65, addend T C",
+    starts=lambda _: np.zeros(1, np.int64),
+)
 def embedding(out, weight, ids, addend=None, starts=None, in_groups=False):
     """ids (B, T), weight (V, C) -> out (B T, C) = weight[ids] [+ addend]. Writes out.
 
@@ -780,7 +922,8 @@ def embedding(out, weight, ids, addend=None, starts=None, in_groups=False):
     out[...] = _add(to_float32(weight[ids]), addend).reshape(out.shape)
 
 
-@kernel("embedding", functions=4, writes=2, adds=True, division=("columns", "dout"))
+@kernel("embedding", functions=4, writes=2, division=("columns", "dout"))
+@takes("B T C: dweight +65 C float32, daddend +T C float32, dout B*T C, ids B T < 65")
 def embedding_backward(dweight, daddend, dout, ids):
     """dout (B T, C), ids (B, T) -> adds to dweight (V, C) and, unless None, daddend (T, C)."""
     # forward: out = weight[ids] + addend
@@ -793,6 +936,7 @@ BIGRAM_FACTOR = 0x9E3779B1  # odd: it spreads pairs over the rows of a table too
 
 
 @kernel("tokens", functions=2, temporaries=6, is_activation=False)
+@takes("B T: rows B T int32, ids B T < 65", vocab_size=65, count=1000, document_token=-1)
 def bigrams(rows, ids, vocab_size, count, document_token, before=None, firsts=None):
     """ids (B, T) -> rows (B, T), one of `count` for each token and the one before. Writes rows.
 
@@ -814,6 +958,7 @@ def bigrams(rows, ids, vocab_size, count, document_token, before=None, firsts=No
 
 
 @kernel("tokens", functions=2, temporaries=2, is_activation=False)
+@takes("B T: firsts B T int32, ids B T < 65", token=7)
 def document_starts(firsts, ids, token, begun=None, starts=None):
     """ids (B, T) -> firsts (B, T), the last place of `token` up to each place, or 0. Writes firsts.
 
@@ -829,6 +974,12 @@ def document_starts(firsts, ids, token, begun=None, starts=None):
 
 
 @kernel("tokens", functions=2, temporaries=6, is_activation=False)
+@takes(
+    "B T: firsts B T int32, documents ?B T int32",
+    window=30,
+    starts=lambda _: np.zeros(1, np.int64),
+    documents=_documents,
+)
 def window_firsts(firsts, window, starts, documents=None):
     """-> firsts (B, T), the first of the last `window` tokens up to each place. Writes firsts.
 
@@ -840,6 +991,7 @@ def window_firsts(firsts, window, starts, documents=None):
 
 
 @kernel("tokens", functions=2, temporaries=2, is_activation=False)
+@takes("B T: positions B T int32", firsts=_documents)
 def document_positions(positions, firsts):
     """firsts (B, T), where the document of each place begins -> positions (B, T), its place there.
 
@@ -849,6 +1001,7 @@ def document_positions(positions, firsts):
 
 
 @kernel(functions=2, temporaries=3, division=("elements", "x"))
+@takes("R C: out R C, x R C, addend R C", key=(7 << 32) + 5, probability=0.1)
 def dropout(out, x, key, probability, addend=None, first_row=0):
     """x (R, C) -> out (R, C) = x mask / (1 - probability) [+ addend (R, C)]. Writes out.
 
@@ -891,6 +1044,11 @@ def dropout_mask(shape, key, probability, dtype, first=0):
 
 
 @kernel(functions=7, writes=2, temporaries=2, division=("rows", "logits"))
+@takes(
+    "R V: losses R float32, dlogits R V =logits, logits R V float32 consumed, "
+    "targets R < V, weights ?R float32",
+    scale=0.1,
+)
 def cross_entropy(losses, dlogits, logits, targets, scale, weights=None):
     """logits (R, V), targets (R,) -> losses (R,) = log sum exp(logits) - logits[target], in nats.
 
@@ -909,6 +1067,14 @@ def cross_entropy(losses, dlogits, logits, targets, scale, weights=None):
 
 
 @kernel(functions=2, writes=3, temporaries=10, division=("rows", "logits"))
+@takes(
+    "R V: losses R float32, dlogits R V =logits, dtemperatures R float32, "
+    "logits R V float32 consumed, teacher_logits R V float32, targets R < V, "
+    "weights ?R float32",
+    alpha=0.5,
+    temperature=2.0,
+    scale=0.1,
+)
 def distillation(
     losses,
     dlogits,
@@ -952,6 +1118,11 @@ def _log_softmax(logits):
 
 
 @kernel("distillation", functions=2)
+@takes(
+    "R V: logits R V float32",
+    indices=lambda c: np.stack([c.some_of(c.V, min(c.V, 4)) for _ in range(c.R)]),
+    log_probabilities=lambda c: c.random.standard_normal((c.R, min(c.V, 4) + 1), np.float32),
+)
 def top_k_logits(logits, indices, log_probabilities):
     """indices (R, K), log_probabilities (R, K + 1) -> logits (R, V). Writes logits.
 

@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smallmind.kernels.description import kernel, muon_operations, muon_temporaries
+from smallmind.kernels.description import kernel, muon_operations, muon_temporaries, takes
 from smallmind.kernels.number_types import round_to
 
 
 @kernel("reduce", functions=2, writes=0, is_of_layer=False, division=("chunks", "x"))
+@takes("n: x n float32")
 def sum_of_squares(x):
     """x (n,) -> the sum of the squares of its elements, as a float."""
     x = x.ravel()
@@ -33,10 +34,16 @@ class AdamWCoefficients(NamedTuple):
 @kernel(
     functions=6,
     writes=4,
-    adds=True,
     temporaries=4,
     is_of_layer=False,
     division=("elements", "parameters"),
+)
+@takes(
+    "n: parameters +n float32, gradients +n float32 consumed, m +n float32, v +n float32, "
+    "working ?n written",
+    v=lambda c: np.square(c.v),
+    decayed=lambda c: c.n * 9 // 10,
+    coefficients=AdamWCoefficients(1e-3, 0.9, 0.99, 1e-8, 0.1, 1.0, 1.0, 0.5),
 )
 def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
     """Updates parameters (n,) by gradients (n,) and moments m, v (n,). Writes all four.
@@ -69,6 +76,14 @@ class MatrixBlocks(NamedTuple):
     rows: np.ndarray
     columns: np.ndarray
     strides: np.ndarray
+
+    @classmethod
+    def of_layers(cls, L, C):
+        """Returns those of L layers of C channels: four (C, C), one into 4 C, and one back."""
+        shapes = ([(C, C)] * 4 + [(C, 4 * C), (4 * C, C)]) * L
+        rows, columns = np.array(shapes, np.int64).T.copy()
+        sizes = rows * columns
+        return cls(np.cumsum(sizes) - sizes, rows, columns, columns)
 
     @property
     def scratch_size(self) -> int:
@@ -105,6 +120,12 @@ MIN_NORM = 1e-7  # a smaller matrix is divided by this
     is_of_layer=False,
     operations=muon_operations,
 )
+@takes(
+    "L C: parameters +12*L*C*C float32, gradients +12*L*C*C float32 consumed, "
+    "m +12*L*C*C float32, working ?12*L*C*C written",
+    blocks=lambda c: MatrixBlocks.of_layers(c.L, c.C),
+    coefficients=MuonCoefficients(0.02, 0.95, 0.1, 0.5),
+)
 def muon(parameters, gradients, m, blocks, coefficients, working=None):
     """Updates the matrices in parameters (n,) by gradients and their mean m (n,). Writes all.
 
@@ -129,6 +150,10 @@ def muon(parameters, gradients, m, blocks, coefficients, working=None):
 
 
 @kernel("muon", functions=2, writes=2, is_of_layer=False)
+@takes(
+    "n: m +n float32, gradients +n float32 consumed",
+    coefficients=MuonCoefficients(0.02, 0.95, 0.1, 0.5),
+)
 def average_gradient(m, gradients, coefficients):
     """Writes m (n,) = beta m + (1 - beta) g, as `muon` does, for matrices that others update.
 

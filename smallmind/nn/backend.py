@@ -12,7 +12,7 @@ import numpy as np
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.kernels import reference
 from smallmind.kernels.alignment import aligned_zeros
-from smallmind.kernels.description import KERNELS
+from smallmind.kernels.description import ADDED, KERNELS, Arguments, Description
 from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to, to_float32
 from smallmind.memory.tensor_pool import TensorPool, unbacked
 from smallmind.settings.config import Precision, TrainingConfig
@@ -73,8 +73,9 @@ def add_kernel(
 
     Layers call it as `self.kernels.<name>`. Both functions take the same arguments, outputs first.
     Without a fast form the plain one serves: in 16 bits it gets its arrays as float32, and what it
-    has changed in them is rounded. Adding a kernel again replaces it. InputError if the arguments
-    differ, or if the package has a kernel of this name.
+    has changed in them is rounded. Adding a kernel again replaces it. A plain form that says what
+    it `takes` can be checked and measured: see `smallmind guide kernels`. InputError if the
+    arguments differ, or if the package has a kernel of this name.
     """
     from smallmind.kernels import compiled
 
@@ -90,6 +91,9 @@ def add_kernel(
         )
     setattr(reference, name, plain)
     setattr(compiled, name, fast)
+    takes = getattr(plain, "arguments", Arguments())
+    is_marked = any(x.is_read or x.is_written for x in takes.arrays.values())
+    ADDED[name] = Description("", arguments=takes, writes=0 if is_marked else 1)
 
 
 def _in_float32(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -376,8 +376,12 @@ class RunDirectory:
         except (TypeError, ValueError) as error:
             raise InputError(f"{published} was not written by smallmind: {error}") from None
 
-    def save_profile(self, rows: Sequence[ProfileRow], memory: MemorySnapshot) -> None:
+    def save_profile(
+        self, rows: Sequence[ProfileRow], memory: MemorySnapshot, copies: Mapping[str, float]
+    ) -> None:
+        """Writes a profile, with the bytes per second of copies of some sizes."""
         profile: dict[str, Any] = {"format": 1, "rows": [dataclasses.asdict(row) for row in rows]}
+        profile["copy_bytes_per_second"] = copies
         profile["memory"] = dataclasses.asdict(memory)
         durable.write(self.path / PROFILE, [json.dumps(profile).encode()])
 

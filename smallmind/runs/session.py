@@ -24,6 +24,7 @@ from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.clock import StepClock
 from smallmind.training.energy import EnergyMeter
 from smallmind.training.evaluation import Evaluation, evaluating_seconds
+from smallmind.training.operations import copy_rates
 from smallmind.training.progress import OnRecord, follow, showing_progress
 from smallmind.training.records import (
     AnswersRecord,
@@ -243,7 +244,8 @@ class Session:
                 self._log(used)
             if tracker:
                 memory = tracker.snapshot("After training")
-                files.directory.save_profile(training.profiler.rows(), memory)
+                rates = copy_rates() if training.model.backend == "numba" else {}
+                files.directory.save_profile(training.profiler.rows(), memory, rates)
             self.ended = save_ending(training, files.directory, self._note_model, self.leader)
             return self.ended
         except FloatingPointError as error:

@@ -161,6 +161,22 @@ def _ceiling(threads: int, precision: Precision) -> float:
     return max(best, kept)
 
 
+COPIED = (16_000_000, 256_000_000)  # bytes: from a cache, and from memory
+
+
+def copy_rates() -> dict[str, float]:
+    """Returns the bytes per second that a copy reads and writes, by how many they are."""
+    from smallmind.kernels import ceilings
+    from smallmind.kernels.timing import Contestant, turn
+
+    found = {}
+    for nbytes in COPIED:
+        source, target = np.ones((2, nbytes // 8), np.float32)
+        contestant = Contestant(functools.partial(ceilings.copy, target, source))
+        found[str(nbytes)] = nbytes / min(turn(contestant, TURN_SECONDS))
+    return found
+
+
 @dataclass
 class Usage:
     """Adds up the steps of a session. Units: seconds, operations per second."""

@@ -18,6 +18,7 @@ import numpy as np
 from smallmind.console.activity import clock_ns
 from smallmind.console.live_line import can_print
 from smallmind.console.table import BOX, Table, Tabular
+from smallmind.kernels.description import described
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
 from smallmind.settings.config import __version__
@@ -32,7 +33,7 @@ _Event = tuple[str, int, int, int, int]  # name, start, elapsed nanoseconds, byt
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """One operation within certain scopes. Units: nanoseconds, bytes."""
+    """One operation within certain scopes. Units: nanoseconds, bytes, operations."""
 
     name: str
     path: tuple[str, ...]  # the scopes around it, outermost first, and its name
@@ -42,6 +43,7 @@ class ProfileRow:
     minimum: int
     maximum: int
     nbytes: int
+    operations: int = 0
 
     @property
     def depth(self) -> int:
@@ -51,12 +53,14 @@ class ProfileRow:
 class _Node:
     """A node in the tree of scopes."""
 
-    __slots__ = ("children", "count", "maximum", "minimum", "name", "nbytes", "total")
+    __slots__ = (
+        *("children", "count", "maximum", "minimum", "name", "nbytes", "operations", "total"),
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.children: dict[str, _Node] = {}
-        self.count = self.total = self.maximum = self.nbytes = 0
+        self.count = self.total = self.maximum = self.nbytes = self.operations = 0
         self.minimum = sys.maxsize
 
 
@@ -154,7 +158,10 @@ class TrainingProfiler(Tabular):
         def profiled(*arguments: Any, **named: Any) -> Any:
             arrays = [x for x in (*arguments, *named.values()) if isinstance(x, np.ndarray)]
             with self.profile(name, sum(x.nbytes for x in arrays)):
-                return kernel(*arguments, **named)
+                result = kernel(*arguments, **named)
+            if count := described(name).operations:
+                self._stack.nodes[-1].children[name].operations += count(*arguments, **named)
+            return result
 
         return profiled
 
@@ -327,6 +334,7 @@ def _collect(rows: list[ProfileRow], parents: list[_Node], path: tuple[str, ...]
                     minimum=min(node.minimum for node in nodes),
                     maximum=max(node.maximum for node in nodes),
                     nbytes=sum(node.nbytes for node in nodes),
+                    operations=sum(node.operations for node in nodes),
                 )
             )
         _collect(rows, nodes, here)

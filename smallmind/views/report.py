@@ -10,10 +10,13 @@ from typing import Any
 
 from smallmind.charts.curve import Curve
 from smallmind.charts.figure import Figure, Line, Panel, losses_of, noisy
+from smallmind.charts.roofline import Point, roofline_chart
 from smallmind.checks import InputError, count_of, from_json, number, whole
 from smallmind.console.activity import duration
 from smallmind.console.table import Table, escape
 from smallmind.files import durable
+from smallmind.kernels.cases import intensity
+from smallmind.kernels.description import KERNELS
 from smallmind.losses.reward_settings import RewardsConfig
 from smallmind.runs.files import PROFILE, TASKS
 from smallmind.runs.precisions import PrecisionTable
@@ -33,6 +36,7 @@ from smallmind.views.page import (
 )
 from smallmind.views.run_view import PLOTTED, RunView, State, open_view
 
+COPIES = "copy_bytes_per_second"  # in a profile
 FIELDS = (*PLOTTED, *RewardsConfig.records, "tokens_per_second", "memory", "peak_memory")
 MAX_EVALUATIONS = 12  # in the table
 MAX_SAMPLES = 40
@@ -294,7 +298,35 @@ def _profile(view: RunView) -> str:
         if part >= MIN_SHARE * total
     )
     measured = f"{total:.1f} seconds of training were measured, each in the innermost operation."
-    return section("Where the time went", f"<p>{measured}</p>{bars}{_heap(profile)}")
+    body = f"<p>{measured}</p>{bars}{_roofline(view, profile)}{_heap(profile)}"
+    return section("Where the time went", body)
+
+
+def _roofline(view: RunView, profile: dict[str, Any]) -> str:
+    """Draws the kernels below the machine's limits; "" for profiles of earlier versions."""
+    try:
+        peak = 1e9 * number(view.usage["ceiling_gflops"])
+        copies = {f"{whole(int(n)) / 1e6:g} MB": number(x) for n, x in profile[COPIES].items()}
+        work: dict[str, list[float]] = {}  # of each kernel: operations, bytes, seconds
+        for row in profile["rows"]:
+            name, nbytes = row["path"][-1], whole(row["nbytes"])
+            if name in KERNELS and nbytes:
+                operations = whole(row["operations"]) or intensity(name) * nbytes
+                parts = operations, nbytes, whole(row["total"]) / 1e9
+                work[name] = [x + y for x, y in zip(work.get(name, (0, 0, 0)), parts, strict=True)]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return ""
+    points = [
+        Point(name, operations / nbytes, operations / seconds, f"{seconds:.2f} s")
+        for name, (operations, nbytes, seconds) in work.items()
+        if seconds > 0
+    ]
+    kind = "bfloat16" if view.usage.get("ceiling_precision") == "bfloat16" else "float32"
+    drawn = roofline_chart(points, {kind: peak}, copies)
+    return drawn and (
+        "<p>Each kernel by its operations per byte, and how many it did per second; the lines are "
+        f"what this machine does at most, from a cache and from memory.</p>{drawn}"
+    )
 
 
 def _heap(profile: dict[str, Any]) -> str:

@@ -39,7 +39,6 @@ ALLOWED = {
     # Shows that a pickle calls functions, with one of its own; runs an exported model in torch.
     "lessons/lesson08_out_of_here.py": ["pickle", "torch"],
     # Peers that are measured; arrays that the bench has just written for them, without pickles.
-    "bench/cases.py": ["torch"],
     "bench/peers/job.py": ["np.load"],
     "bench/peers/kernels.py": ["torch"],
     "bench/peers/torch_gpt2.py": ["torch", "torch", "torch.nn"],

@@ -12,12 +12,8 @@ from numba import njit
 
 from smallmind.kernels import compiled
 from smallmind.kernels.codegen import simd
-from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to, to_float32
-from smallmind.kernels.reference import rotary_frequencies
-from smallmind.kernels.reference_optimizers import AdamWCoefficients
-from tests.guards import Guarded
-from tests.kernels.test_compiled import KEY, assert_close, normal, run_both
+from tests.kernels.test_compiled import assert_close, normal, run_both
 from tests.programs import output_of
 
 SEED = 0
@@ -174,94 +170,6 @@ def test_the_forward_pass_applies_gelu_to_the_rounded_preactivation(random, dtyp
     compiled.matmul_gelu(activation, preactivation, a, b)
     compiled.gelu_backward(dx, again, preactivation, preactivation)
     np.testing.assert_array_equal(activation, again)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("R", "C"), [(1, 1), (5, 7), (65, 48), (130, 33)])
-def test_kernels_of_rows_match_the_reference(random, dtype, R, C):
-    x, dy, addend = (half(normal(random, R, C), dtype) for _ in range(3))
-    weight, bias, gains = (half(normal(random, C), dtype) for _ in range(3))
-    out, a_row = ((R, C), dtype), ((R,), np.float32)
-    for given in (bias, None):
-        # One channel has no variance, only rounding errors.
-        tolerance = 1e-5 if C > 1 else 2e-3
-        outputs = [out, a_row, a_row]
-        _, *kept = assert_half_close("layernorm", outputs, x, weight, given, tolerance=tolerance)
-    sums = [normal(random, C), normal(random, C)]
-    if C > 1:
-        assert_half_close("layernorm_backward", [out, *sums], dy, x, *kept, weight, addend)
-    _, rstd = assert_half_close("rmsnorm", [out, a_row], x, weight)
-    assert_half_close("rmsnorm_backward", [out, sums[0]], dy, x, rstd, weight, x)
-    wide = half(normal(random, R, 2 * C), dtype)
-    heads = weight, gains, 1, R, rotary_frequencies(1e4, C)
-    outputs = [wide.copy(), ((R, 2 * C), dtype), ((R, 2), np.float32)]
-    _, *kept = assert_half_close("norm_heads", outputs, *heads)
-    assert_half_close("norm_heads_backward", [wide.copy(), *sums], *kept, *heads)
-    of_x, of_pairs = ("gelu", "gelu_erf", "relu2"), ("swiglu", "geglu")
-    for name, source in (*((name, x) for name in of_x), *((name, wide) for name in of_pairs)):
-        assert_half_close(name, [out], source)
-        assert_half_close(f"{name}_backward", [(source.shape, dtype), out], dy, source)
-    assert_half_close("scale", [out], x, 1.5)
-    assert_half_close("column_sum", [normal(random, C)], x)
-    assert_half_close("copy_columns", [out], wide, C)
-    assert_half_close("mix", [out], x, dy, half(normal(random, 2), dtype))
-    for given in (x, normal(random, R, C)):
-        assert_half_close("dropout", [out], given, KEY, 0.3, addend)
-    logits, teacher = normal(random, R, C), normal(random, R, C)
-    targets = random.integers(0, C, R).astype(np.int32)
-    losses = run_both("cross_entropy", [a_row, out, logits], targets, 8.0)[:2]
-    inputs = teacher, targets, 0.6, 2.0, 8.0
-    losses += run_both("distillation", [a_row, out, a_row, logits], *inputs)[:3]
-    assert_close(losses, 1e-6, min_scale=10)
-    indices = random.integers(0, C, (R, 1)).astype(np.int32)
-    spread = half(normal(random, R, 2), FLOAT16)
-    assert_half_close("top_k_logits", [((R, C), np.float32)], indices, spread)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_embedding_matches_the_reference(random, dtype):
-    B, T, C, V = 3, 7, 19, 11
-    ids = random.integers(0, V, (B, T)).astype(np.int32)
-    weight, position = half(normal(random, V, C), dtype), half(normal(random, T, C), dtype)
-    for added in ((), (half(normal(random, B * T, C), dtype),), (position, np.array([0]))):
-        assert_half_close("embedding", [((B * T, C), dtype)], weight, ids, *added)
-    dout = half(normal(random, B * T, C), dtype)
-    sums = [normal(random, V, C), normal(random, T, C)]
-    assert_half_close("embedding_backward", sums, dout, ids)
-    assert_half_close("embedding_backward", sums[:1], None, dout, ids)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("B", "H", "T", "D"), [(1, 1, 1, 1), (2, 3, 17, 5), (2, 2, 65, 16), (1, 3, 130, 33)]
-)
-def test_attention_matches_the_reference(random, dtype, B, H, T, D):
-    # See test_attention_pairs.
-    rounded = 2.0**-8 if dtype == BFLOAT16 and ISA.fast_bfloat16 else 1e-5
-    R, C = B * T, H * D
-    qkv, dout = half(normal(random, R, 3 * C), dtype), half(normal(random, R, C), dtype)
-    documents = np.tile(np.arange(T, dtype=np.int32) // 7 * 7, (B, 1))
-    for mask in ((), (KEY, 0.2), (KEY, 0.2, 0, documents)):
-        outputs = [((R, C), dtype), ((B, H, T), np.float32)]
-        kept = assert_half_close("attention", outputs, qkv, *mask, tolerance=rounded)
-        inputs = dout, *kept, qkv, *mask
-        outputs = [((R, 3 * C), dtype)]
-        assert_half_close("attention_backward", outputs, *inputs, tolerance=max(rounded, 2e-5))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [1, 16, 37, 1000])
-def test_adamw_rounds_the_parameters_into_the_working_copy(random, dtype, n):
-    coefficients = AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
-    start = [normal(random, n), normal(random, n), normal(random, n), normal(random, n) ** 2]
-    plain, copied = ([x.copy() for x in start] for _ in range(2))
-    compiled.adamw(*plain, n // 2, coefficients)
-    working = Guarded((n,), dtype=dtype)
-    compiled.adamw(*copied, n // 2, coefficients, working.array)
-    working.assert_intact()
-    for a, b in zip(plain, copied, strict=True):
-        np.testing.assert_array_equal(a, b)
-    np.testing.assert_array_equal(working.array, round_to(copied[0], dtype))
 
 
 # The left operand ends where a page begins that cannot be read.

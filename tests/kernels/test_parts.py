@@ -7,24 +7,11 @@ import pytest
 
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.reference import rotary_frequencies
-from tests.kernels.test_compiled import ROWS_AND_CHANNELS, assert_close, normal, run_both
+from tests.kernels.test_compiled import assert_close, normal, run_both
 
 SEED = 5
 
 HEADS = [*itertools.product((1, 3, 65), (1, 2, 5), (1, 3, 5, 16, 33))]
-
-
-@pytest.mark.parametrize(("R", "C"), ROWS_AND_CHANNELS)
-def test_rmsnorm_matches_the_reference(random, R, C):
-    x, weight = normal(random, R, C), normal(random, C)
-    for epsilon in (0.1, 1e-5):
-        pairs = run_both("rmsnorm", [(R, C), (R,)], x, weight, epsilon)
-        assert_close(pairs, 3e-6)
-    rstd, dy, dweight = pairs[1][1].astype(np.float32), normal(random, R, C), normal(random, C)
-    for addend in (normal(random, R, C), None):
-        inputs = dy, x, rstd, weight, addend
-        # One channel is always 1 or -1: the terms of its gradient cancel.
-        assert_close(run_both("rmsnorm_backward", [(R, C), dweight], *inputs), 1e-5, min_scale=1)
 
 
 @pytest.mark.parametrize(("R", "H", "D"), HEADS)
@@ -76,17 +63,14 @@ def test_rope_matches_the_reference_and_its_inverse_restores(random, R, H, D):
     np.testing.assert_allclose(turned, x, atol=1e-6)
 
 
-@pytest.mark.parametrize(("R", "C"), ROWS_AND_CHANNELS)
-def test_copies_and_sums_match_the_reference(random, R, C):
+@pytest.mark.parametrize(("R", "C"), [(1, 1), (3, 16), (65, 33)])
+def test_columns_between_others_match_the_reference(random, R, C):
     x, dy, weights = 3 * normal(random, R, C), normal(random, R, C), normal(random, 2)
-    for first, width in ((0, C), (3, C + 5)):
-        start = normal(random, R, width)
-        assert_close(run_both("copy_columns", [(R, C)], normal(random, R, width), first))
-        assert_close(run_both("mix", [start], x, dy, weights, first))
-        outputs = [start, normal(random, R, C), normal(random, 2)]
-        assert_close(
-            run_both("mix_backward", outputs, x, dy, weights, first), 2e-6 * np.sqrt(R * C)
-        )
+    start = normal(random, R, C + 5)
+    assert_close(run_both("copy_columns", [(R, C)], normal(random, R, C + 5), 3))
+    assert_close(run_both("mix", [start], x, dy, weights, 3))
+    outputs = [start, normal(random, R, C), normal(random, 2)]
+    assert_close(run_both("mix_backward", outputs, x, dy, weights, 3), 2e-6 * np.sqrt(R * C))
 
 
 STARTS = [(1, 1, [9]), (3, 1, [0]), (1, 40, [3]), (5, 7, [2]), (3, 2, [4, 0, 7])]

@@ -141,7 +141,7 @@ def test_kernels_allocate_nothing(source):
         if not isinstance(function, ast.FunctionDef) or not function.decorator_list:
             continue
         decorators = {ast.unparse(decorator) for decorator in function.decorator_list}
-        if all(name in in_python or name.startswith("kernel(") for name in decorators):
+        if all(name in in_python or name.startswith(("kernel(", "takes(")) for name in decorators):
             continue  # a plain twin is described, and may allocate
         called = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
         names = {function.attr for function in called if isinstance(function, ast.Attribute)}

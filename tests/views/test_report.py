@@ -84,6 +84,8 @@ def test_everything_about_a_run_is_on_the_page(finished):
     ((longest, _),) = own.most_common(1)
     assert longest.replace("_", "_<wbr>") + '</span><i style="width:100.00%">' in content
     assert content.count('<i style="width:100.00%">') == 1
+    roofline = re.search('aria-label="Roofline of kernels">(.*?)</svg>', content)[1]
+    assert "cross_entropy" in roofline and "16 MB" in roofline
     assert "model.n_embd" in page.text and finished.settings.training.optimizer in page.text
     # Before, during and after: 3 of 3 evaluations, and one of them is the best.
     evaluations = content.partition("<h2>Evaluations</h2>")[2].partition("</table>")[0]

@@ -1,6 +1,7 @@
-"""Measures kernels in a process of its own: python -m smallmind.bench.peers.kernels."""
+"""Measures kernels in a process of its own: python -m smallmind.bench.peers.kernels [torch]."""
 
 import os
+import sys
 from pathlib import Path
 
 import psutil
@@ -55,7 +56,7 @@ def _one_of_each_core_first(cpus: list[int]) -> list[int]:
     return first + others
 
 
-def import_and_bind(threads: int) -> None:
+def import_and_bind(threads: int, has_torch: bool) -> None:
     """Imports the peers of the kernels and binds the threads that each of them starts.
 
     NumPy and PyTorch come first, so that they keep their own OpenMP settings.
@@ -66,11 +67,9 @@ def import_and_bind(threads: int) -> None:
     matrix = np.ones((512, 512), np.float32)
     np.matmul(matrix, matrix)
     pools.note()
-    try:
+    if has_torch:
         import torch
-    except ImportError:
-        pass
-    else:
+
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         torch.mm(torch.from_numpy(matrix), torch.from_numpy(matrix))
@@ -83,12 +82,13 @@ def import_and_bind(threads: int) -> None:
 
 
 def main() -> None:
-    import_and_bind(int(os.environ["NUMBA_NUM_THREADS"]))
+    import_and_bind(int(os.environ["NUMBA_NUM_THREADS"]), "torch" in sys.argv)
     from smallmind.bench import kernels, machine
 
     serve(
         machine=lambda _: machine.describe(),
-        known=lambda _: kernels.known(),
+        known=kernels.known,
+        check=kernels.checked,
         limits=lambda _: kernels.limits(),
         measure=lambda case: kernels.measured(*case),
     )

@@ -1,0 +1,133 @@
+"""A roofline (Williams et al. 2009): operations per second of kernels over their intensity."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from smallmind.charts.axis import format_tick
+from smallmind.charts.svg import N_COLOURS, WIDTH, Svg, chart_of, line_of, text_of
+from smallmind.console.table import escape
+
+TITLE = "Roofline of kernels"
+HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 520, 66, 110, 24, 46
+FEW_POINTS, MORE = 15, 8  # above so many the picture is higher, by so much for each
+LETTER, LINE = 6.6, 14  # the width of a letter of a name, and the height of a line
+STEPS = 400  # places along the height at which a name may stand
+
+
+class Point(NamedTuple):
+    """A kernel: its name, operations per byte, operations per second, and its shape."""
+
+    name: str
+    intensity: float
+    rate: float
+    about: str = ""
+
+
+def roofline(
+    points: Sequence[Point], peaks: Mapping[str, float], bandwidths: Mapping[str, float]
+) -> Svg:
+    """-> a picture on two logarithmic axes; "" if no point has operations.
+
+    A kernel cannot be above the lines: the rate of its arithmetic, and its bytes at the rate of
+    where they come from. `peaks` are operations, `bandwidths` bytes per second, each by name.
+    """
+    elements, height = _elements(points, peaks, bandwidths)
+    return chart_of(elements, WIDTH, height, TITLE)
+
+
+def roofline_chart(
+    points: Sequence[Point], peaks: Mapping[str, float], bandwidths: Mapping[str, float]
+) -> str:
+    """Returns the same for a page that has STYLE."""
+    elements, height = _elements(points, peaks, bandwidths)
+    return elements and (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{TITLE}">'
+        f"{elements}</svg>"
+    )
+
+
+def _elements(
+    points: Sequence[Point], peaks: Mapping[str, float], bandwidths: Mapping[str, float]
+) -> tuple[str, int]:
+    """Returns what is drawn, and its height; "" if there is nothing to draw."""
+    shown = [x for x in points if min(x.intensity, x.rate) > 0 and math.isfinite(x.rate)]
+    peaks, bandwidths = ({k: v for k, v in x.items() if v > 0} for x in (peaks, bandwidths))
+    if not shown or not peaks or not bandwidths:
+        return "", 0
+    height = HEIGHT + MORE * max(0, len(shown) - FEW_POINTS)
+    ridge = max(peaks.values()) / min(bandwidths.values())
+    left, right = _decades([ridge, *(x.intensity for x in shown)])
+    low, high = _decades([*peaks.values(), *(x.rate for x in shown)])
+
+    def place(intensity: float, rate: float) -> tuple[float, float]:
+        across = (math.log10(intensity) - left) / (right - left)
+        up = (math.log10(rate) - low) / (high - low)
+        x, y = WIDTH - RIGHT - LEFT, height - BOTTOM - TOP
+        return LEFT + across * x, TOP + (1 - up) * y
+
+    parts = []
+    for power in range(left, right + 1):
+        x, bottom = place(10.0**power, 10.0**low)
+        parts.append(line_of("grid", [(x, TOP), (x, bottom)]))
+        parts.append(text_of(x, bottom + 14, format_tick(10.0**power), "middle"))
+    for power in range(low, high + 1):
+        _, y = place(10.0**left, 10.0**power)
+        parts.append(line_of("grid", [(LEFT, y), (WIDTH - RIGHT, y)]))
+        parts.append(text_of(LEFT - 8, y, format_tick(10.0 ** (power - 9)), "end"))
+    parts.append(text_of(2, 10, "GFLOP/s"))
+    parts.append(text_of(WIDTH - RIGHT, height - 10, "FLOP per byte", "end"))
+    top = max(peaks.values())
+    for name, rate in bandwidths.items():
+        begin = max(10.0**left, 10.0**low / rate)
+        end = min(top / rate, 10.0**right)
+        ends = [place(begin, rate * begin), place(end, rate * end)]
+        parts.append(line_of("curve c0", ends))
+        (x, y), label = ends[0], f"{name}, {rate / 1e9:,.0f} GB/s"
+        slope = math.degrees(math.atan2(ends[1][1] - y, ends[1][0] - x))
+        turned = f'<g transform="translate({x + 6:.1f} {y - 6:.1f}) rotate({slope:.1f})">'
+        parts.append(f"{turned}{text_of(0, -4, label)}</g>")
+    for name, rate in peaks.items():
+        begin = min(rate / max(bandwidths.values()), 10.0**right)
+        ends = [place(begin, rate), place(10.0**right, rate)]
+        parts.append(line_of("curve c0", ends))
+        parts.append(text_of(ends[1][0] + 6, ends[1][1], f"{name}, {rate / 1e9:,.0f}"))
+    places = [place(x.intensity, x.rate) for x in shown]
+    return "".join([*parts, *_named(shown, places, height - BOTTOM)]), height
+
+
+def _named(
+    points: Sequence[Point], places: Sequence[tuple[float, float]], bottom: int
+) -> Iterable[str]:
+    """Yields a dot for each point, and its name beside it where no other name stands."""
+    taken: list[tuple[float, float, float]] = []  # left and right ends, and the height
+    taken += [(x - 4, x + 4, y) for x, y in places]
+    for number, (point, (x, y)) in enumerate(sorted(zip(points, places, strict=True))):
+        colour = 1 + number % (N_COLOURS - 1)
+        width = LETTER * len(point.name)
+        begin = min(x + 7, WIDTH - width)
+        free = next(
+            (
+                level
+                for step in range(STEPS)
+                for level in (y - step, y + step)
+                if TOP < level < bottom
+                and not any(
+                    abs(level - other) < LINE and begin < right and left < begin + width
+                    for left, right, other in taken
+                    if (left, right, other) != (x - 4, x + 4, y)
+                )
+            ),
+            y,
+        )
+        taken.append((begin, begin + width, free))
+        if abs(free - y) > LINE:
+            yield line_of("grid", [(x, y), (begin - 2, free)])
+        title = f"<title>{escape(f'{point.name} {point.about}')}</title>"
+        yield f'<circle class="dot c{colour}" r="4" cx="{x:.1f}" cy="{y:.1f}">{title}</circle>'
+        yield text_of(begin, free, point.name)
+
+
+def _decades(values: Sequence[float]) -> tuple[int, int]:
+    """Returns the powers of ten around values."""
+    return math.floor(math.log10(min(values))), math.ceil(math.log10(max(values) * 1.05))

@@ -1,0 +1,51 @@
+"""Rooflines: log-log, the machine's lines, a point and a readable name for every kernel."""
+
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from smallmind.charts.roofline import Point, roofline, roofline_chart
+
+PEAKS, BANDWIDTHS = {"float32": 200e9}, {"16 MB": 100e9, "256 MB": 20e9}
+CROWD = [Point(f"kernel_number_{i}", 0.5 + i / 1000, 2e9 + i * 1e7, "64x64") for i in range(40)]
+
+
+def dots(drawn):
+    return [tuple(map(float, x)) for x in re.findall(r'<circle [^>]*cx="(.*?)" cy="(.*?)"', drawn)]
+
+
+def test_axes_are_logarithmic():
+    points = [Point(name, x, 1e9 * x) for name, x in (("a", 0.1), ("b", 1.0), ("c", 10.0))]
+    (x0, y0), (x1, y1), (x2, y2) = dots(roofline(points, PEAKS, BANDWIDTHS))
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)
+    assert y0 - y1 == pytest.approx(y1 - y2, abs=0.2) and y0 > y1
+
+
+def test_a_kernel_at_a_limit_is_on_its_line():
+    drawn = roofline([Point("bound", 1.0, 20e9)], PEAKS, BANDWIDTHS)
+    lines = [
+        [tuple(map(float, pair.split(","))) for pair in points.split()]
+        for points in re.findall('class="curve c0" points="(.*?)"', drawn)
+    ]
+    assert len(lines) == 3
+    ((x, y),) = dots(drawn)
+    (left, low), (right, high) = lines[1]  # of memory
+    assert y == pytest.approx(low + (x - left) / (right - left) * (high - low), abs=0.3)
+
+
+def test_every_name_is_readable():
+    root = ET.fromstring(roofline(CROWD, PEAKS, BANDWIDTHS))
+    texts = [x for x in root.iter() if x.tag.endswith("text") and "kernel" in (x.text or "")]
+    boxes = [(float(x.get("x")), float(x.get("y"))) for x in texts]
+    assert len(boxes) == len(CROWD)
+    for i, (x, y) in enumerate(boxes):
+        for other, level in boxes[:i]:
+            assert abs(y - level) >= 13 or abs(x - other) > 100
+
+
+def test_nothing_is_drawn_without_operations_or_limits():
+    copies = [Point("copy_columns", 0.0, 0.0)]
+    assert not roofline(copies, PEAKS, BANDWIDTHS)
+    assert not roofline_chart(CROWD, {"float32": 0.0}, BANDWIDTHS)
+    assert roofline_chart(CROWD, PEAKS, BANDWIDTHS).startswith('<svg class="chart"')
