@@ -367,23 +367,24 @@ print(gradient_check(exact))
 # %% [markdown]
 # ## Exercises
 #
-# Each of the first three functions has a common mistake. Fix it, and run the cell again. The last
-# one is yours to write.
+# The first three come with a common mistake. Write it right, and run the cell again.
 
 # %%
 inputs, gain, shift = (random.standard_normal(shape) for shape in ((R, C), C, C))
 table = random.standard_normal((V, C))
 
 # %% [markdown]
-# **1.** This layer norm has the gradients of weight and bias right, but not `dx`.
+# **1.** The gradients of this layer norm's weight and bias are right, but `dx` is not:
+#
+#     dxhat = dy * weight
+#     dx = rstd * dxhat
+#     return dx, (dy * xhat).sum(axis=0), dy.sum(axis=0)
 
 
 # %%
 def exercise_1(dy, xhat, rstd, weight):
     """dy (R, C) -> dx (R, C), dweight, dbias (C,)."""
-    dxhat = dy * weight
-    dx = rstd * dxhat
-    return dx, (dy * xhat).sum(axis=0), dy.sum(axis=0)
+    raise NotImplementedError
 
 
 def check_1(backward):
@@ -391,18 +392,20 @@ def check_1(backward):
     assert found.ok, found
 
 
-print("1.", judge(lambda: check_1(exercise_1)))
+print("Exercise 1:", judge(lambda: check_1(exercise_1)))
 
 # %% [markdown]
-# **2.** This scatter works for batches in which no token occurs twice.
+# **2.** This scatter works only for batches in which no token occurs twice:
+#
+#     dweight = np.zeros_like(weight)
+#     dweight[ids] = dx
+#     return dweight
 
 
 # %%
 def exercise_2(dx, weight, ids):
     """dx (B, T, C) -> dweight (V, C)."""
-    dweight = np.zeros_like(weight)
-    dweight[ids] = dx
-    return dweight
+    raise NotImplementedError
 
 
 def check_2(backward):
@@ -410,16 +413,18 @@ def check_2(backward):
     assert found.ok, found
 
 
-print("2.", judge(lambda: check_2(exercise_2)))
+print("Exercise 2:", judge(lambda: check_2(exercise_2)))
 
 # %% [markdown]
-# **3.** In this tied model the matrix learns only as the head.
+# **3.** In this tied model the matrix learns only as the head:
+#
+#     return dloss * dlogits.T @ x
 
 
 # %%
 def exercise_3(dloss, x, dlogits, weight, ids):
     """-> dweight (V, C)."""
-    return dloss * dlogits.T @ x
+    raise NotImplementedError
 
 
 def check_3(backward):
@@ -427,7 +432,7 @@ def check_3(backward):
     assert found.ok, found
 
 
-print("3.", judge(lambda: check_3(exercise_3)))
+print("Exercise 3:", judge(lambda: check_3(exercise_3)))
 
 # %% [markdown]
 # **4.** RMS norm leaves out the mean (Zhang & Sennrich 2019):
@@ -454,7 +459,7 @@ def check_4(backward):
     assert found.ok, found
 
 
-print("4.", judge(lambda: check_4(exercise_4)))
+print("Exercise 4:", judge(lambda: check_4(exercise_4)))
 
 # %% [markdown]
 # ## Where to read on
