@@ -10,7 +10,7 @@ MAX_CELLS = 128  # in each direction: more are not seen
 SIDE = 420  # the pixels of the longer side
 MARGIN = 20  # above the cells, for the title
 NAME_WIDTH = 8  # pixels of a letter beside a row
-MAX_NAMES = 24  # up to which rows and columns have their names beside them
+MAX_NAMES = 32  # up to which rows and columns have their names beside them
 POSITIVE, NEGATIVE = "#1b3a6b", "#b3390b"
 
 

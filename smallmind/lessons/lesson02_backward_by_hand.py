@@ -6,14 +6,17 @@
 # where most people slip: layer norm, attention, the embedding, and the head that shares its matrix
 # with the embedding.
 #
-# You need lesson 1, which puts all of this into a model.
+# **Before:** lesson 1, which puts all of this into a model. **Time:** 0 minutes; the code runs for
+# 0 seconds.
 
 # %%
 import numpy as np
 
 from smallmind import TransformerModel, gradient_check
+from smallmind.charts.heat_map import heat_map
 from smallmind.kernels import compiled, reference
 from smallmind.lessons import judge
+from smallmind.lessons.pictures import draw
 
 random = np.random.default_rng(0)
 
@@ -148,6 +151,19 @@ y, xhat, rstd, _ = layernorm(x, weight, bias)
 dx, dweight, dbias = layernorm_backward(dy, xhat, rstd, weight)
 print("dx along a constant:", np.abs(dx.sum(axis=1)).max())
 print("dx along xhat:      ", np.abs((dx * xhat).sum(axis=1)).max())
+
+# %% [markdown]
+# All derivatives of one row are a picture: how much each input moves each output. The diagonal is
+# the direct path. What is off the diagonal went through the mean, which is the same for all pairs,
+# and through the variance, which is larger where both numbers are far from the mean.
+
+# %%
+row = np.repeat(x[:1], C, axis=0)
+_, xhat, rstd, _ = layernorm(row, np.ones(C), np.zeros(C))
+jacobian = layernorm_backward(np.eye(C), xhat, rstd, np.ones(C))[0]  # row j: of output j
+title = "Layer norm: how inputs (columns) move outputs"
+draw("lesson02_layernorm", heat_map(title, jacobian.tolist(), kinds=("output", "input")))
+y, xhat, rstd, _ = layernorm(x, weight, bias)
 
 # %% [markdown]
 # The package has this function twice: in plain NumPy in `kernels/reference.py`, and compiled. Both
@@ -477,3 +493,8 @@ print("Exercise 4:", judge(lambda: check_4(exercise_4)))
 # - In this package: `kernels/reference.py`, in which every backward function quotes the lines that
 #   it differentiates, and `nn/`, which calls them. The page `writing_a_layer.py` turns all this
 #   into a layer of a model, and trains it.
+#
+# ## What you can do now
+#
+# You can derive the gradient of a layer that nobody has derived for you, and you do not have to
+# hope that it is right. Next: lesson 3, *Derivatives by machine*, in which a program does the same.

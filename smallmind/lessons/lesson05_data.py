@@ -74,7 +74,8 @@ draw("lesson05_times_seen", histogram("How often a token is seen", counts, "time
 
 # %% [markdown]
 # With a large text and less than one epoch the difference is small. With a small text that is read
-# many times it matters: `--sampling epochs` of this package takes each window once per epoch.
+# many times it matters: `smallmind train --epochs 4` takes each window once per epoch, whereas
+# `--steps 1000` draws random places.
 #
 # ## 2. What is held out
 #
