@@ -9,7 +9,16 @@ from pathlib import Path
 
 from smallmind.checks import InputError, count_of
 from smallmind.cli.console import Console
-from smallmind.lessons import before, minutes, notebook, pages, short_name, solutions, summary, title
+from smallmind.lessons import (
+    before,
+    minutes,
+    notebook,
+    pages,
+    short_name,
+    solutions,
+    summary,
+    title,
+)
 
 INDENT = 4 * " "  # of what a lesson is about
 

@@ -263,7 +263,7 @@ def check_best_pair(candidate):
         assert found == pair, f"in {words} it is {pair}, not {found}: {hint}"
 
     expect({"ab": 1, "cd": 3}, (b"c", b"d"), "count a word as often as it occurs")
-    expect({"abcab": 1, "bc": 0}, (b"a", b"b"), "count every place in a word")
+    expect({"zbcbc": 1}, (b"b", b"c"), "count every place in a word")
     expect({"xab": 2, "aby": 2, "xx": 3}, (b"a", b"b"), "add up over words")
     expect({"ba": 1, "ab": 1}, (b"a", b"b"), "of several take the smallest")
     expect({"c": 9, "ab": 1}, (b"a", b"b"), "a word of one token has no pair")

@@ -281,11 +281,11 @@ def check_add_adapters(candidate):
     assert np.array_equal(found, before), "without adapters the sum is W"
     found = np.asarray(candidate(W, [one]))
     assert found.shape == (2, 3), f"the shape is {found.shape}, not (2, 3): A comes first"
+    assert np.array_equal(W, before), "W has changed: others use it too"
     assert not np.allclose(found, W + one[0] @ one[1]), "each product is multiplied by its s"
     assert np.allclose(found - before, [[0.5, 0, -0.5], [1, 0, -1]]), f"the sum is {found}"
     two = candidate(W, [one, (one[0], one[1], 1.0)])
     assert np.allclose(two - before, [[1.5, 0, -1.5], [3, 0, -3]]), "add all of the adapters"
-    assert np.array_equal(W, before), "W has changed: others use it too"
 
 
 print("Exercise 1:", judge(lambda: check_add_adapters(add_adapters)))

@@ -143,7 +143,8 @@ class _Judging:
             start_new_session=True,  # so that what it starts ends with it
         )
         self._replies: queue.Queue[bytes] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def __enter__(self) -> "_Judging":
         return self
@@ -160,6 +161,9 @@ class _Judging:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
+        self._reader.join(1.0)  # something that escaped may still hold the other end
+        if self._process.stdout and not self._reader.is_alive():
+            self._process.stdout.close()
         self._folder.cleanup()
 
     def _read(self) -> None:

@@ -303,7 +303,10 @@ def check_shifted_backward(candidate):
         return weight * np.tanh(slope * x) + shift, x, slope, weight
 
     def backward(dy, x, slope, weight):
-        found = [np.full(x.shape, np.nan), *(np.full(weight.shape, start) for start in (1, 2, 3.0))]
+        found = [
+            np.full(x.shape, np.nan),
+            *(np.full(weight.shape, start) for start in (1.0, 2.0, 3.0)),
+        ]
         candidate(*found, dy, x, slope, weight)
         return found[0], found[1] - 1, found[2] - 2, found[3] - 3
 
