@@ -6,7 +6,7 @@
 # that the gradients are right.
 #
 # **Before:** Python, NumPy arrays and the chain rule: if `y = f(x)` and `z = g(y)`, then `dz/dx =
-# g'(y) f'(x)`. **Time:** 0 minutes; the code runs for 0 seconds.
+# g'(y) f'(x)`. **Time:** 55 minutes; the code runs for 5 seconds.
 #
 # Sections 2 to 8 are the complete algorithm, in at most 100 lines without comments. Everything else
 # in this package makes it faster, smaller or safer; section 10 measures the speed.

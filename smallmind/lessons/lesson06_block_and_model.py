@@ -5,8 +5,8 @@
 # the memory of a training step from the shape of a model, and you know three ways to need less of
 # it, and what each of them costs.
 #
-# **Before:** lesson 1, for the backward passes of a product and of attention. **Time:** 0 minutes;
-# the code runs for 0 seconds.
+# **Before:** lesson 1, for the backward passes of a product and of attention. **Time:** 80 minutes;
+# the code runs for 6 seconds.
 
 # %% [markdown]
 # ## 1. Why a layer is more than a function

@@ -12,8 +12,8 @@
 #
 # All times are taken on one core of your machine while the lesson runs, so close other programs.
 #
-# **Before:** Python and NumPy; lesson 1, to know what the products are for. **Time:** 0 minutes;
-# the code runs for 0 seconds.
+# **Before:** Python and NumPy; lesson 1, to know what the products are for. **Time:** 70 minutes;
+# the code runs for 5 seconds.
 
 # %% [markdown]
 # ## 1. Two things take time

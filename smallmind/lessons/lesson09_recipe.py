@@ -4,7 +4,7 @@
 # After this lesson you know what each part of a modern training recipe does, and why. You can
 # measure whether a change helps, and you know how far to trust such a measurement.
 #
-# **Before:** lesson 1, for the transformer and Adam. **Time:** 0 minutes; the code runs for 0
+# **Before:** lesson 1, for the transformer and Adam. **Time:** 55 minutes; the code runs for 30
 # seconds.
 #
 # ## 1. The question

@@ -13,8 +13,8 @@
 # Nothing is downloaded. Where transformers or llama.cpp are installed, the lesson runs the model in
 # them; otherwise it says so and goes on.
 #
-# **Before:** lesson 1; lesson 4 for tokens, lesson 9 for rotary positions. **Time:** 0 minutes; the
-# code runs for 0 seconds.
+# **Before:** lesson 1; lesson 4 for tokens, lesson 9 for rotary positions. **Time:** 70 minutes;
+# the code runs for 12 seconds.
 
 # %%
 import importlib.util

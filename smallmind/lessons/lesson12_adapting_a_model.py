@@ -9,8 +9,8 @@
 # - adapt a model that was trained on one thing to another, and see what it keeps;
 # - add the adapter to the weights, and explain why the result is the same model.
 #
-# **Before:** lesson 2, for the backward pass of a product. **Time:** 0 minutes; the code runs for 0
-# seconds.
+# **Before:** lesson 2, for the backward pass of a product. **Time:** 50 minutes; the code runs for
+# 10 seconds.
 
 # %%
 import importlib.util

@@ -7,8 +7,8 @@
 # - explain why the loss is on the answers only, and divide it by the right number;
 # - train a model that answers, and measure how often it is right.
 #
-# **Before:** lessons 4 and 5, for tokens, packing and weights. **Time:** 0 minutes; the code runs
-# for 0 seconds.
+# **Before:** lessons 4 and 5, for tokens, packing and weights. **Time:** 45 minutes; the code runs
+# for 6 seconds.
 
 # %%
 import numpy as np

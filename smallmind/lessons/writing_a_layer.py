@@ -6,7 +6,7 @@
 # compiled kernel.
 #
 # **Before:** lesson 2, for backward passes and how they are checked; lesson 6 for layers. **Time:**
-# 0 minutes; the code runs for 0 seconds.
+# 40 minutes; the code runs for 4 seconds.
 #
 # The layer is a norm that computes no mean and no variance: Dynamic Tanh (Zhu et al. 2025), here
 # with one slope per channel,
