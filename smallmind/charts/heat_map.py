@@ -7,10 +7,10 @@ from smallmind.charts.svg import Svg
 from smallmind.console.table import escape
 
 MAX_CELLS = 128  # in each direction: more are not seen
-SIDE = 420  # the pixels of the longer side
+SIDE = 560  # the pixels of the longer side
 MARGIN = 20  # above the cells, for the title
-NAME_WIDTH = 8  # pixels of a letter beside a row
-MAX_NAMES = 32  # up to which rows and columns have their names beside them
+LETTER = 8  # the pixels of a letter of a name
+SMALLEST_NAMED = 12  # the pixels of cells down to which rows and columns have their names
 POSITIVE, NEGATIVE = "#1b3a6b", "#b3390b"
 
 
@@ -32,9 +32,11 @@ def heat_map(
     columns = columns or [str(column) for column in range(C)]
     step = -(-max(R, C) // MAX_CELLS)
     side = max(2, SIDE // -(-max(R, C) // step))
-    has_names = max(R, C) <= MAX_NAMES
-    left = NAME_WIDTH * max(map(len, rows)) + 8 if has_names else 0
-    top = MARGIN + (MARGIN if has_names else 0)
+    has_names = step == 1 and side >= SMALLEST_NAMED
+    is_upright = max(map(len, columns)) * LETTER <= side
+    left = LETTER * max(map(len, rows)) + 8 if has_names else 0
+    above = MARGIN if is_upright else LETTER * max(map(len, columns)) + 8
+    top = MARGIN + (above if has_names else 0)
     most = max((abs(number) for row in values for number in row), default=0.0) or 1.0
     parts = []
     for row in range(0, R, step):
@@ -63,8 +65,12 @@ def heat_map(
             y = top + row * side + middle + 4
             parts.append(_text(left - 4, y, name, "end"))
         for column, name in enumerate(columns):
-            if len(name) * NAME_WIDTH <= side:
-                parts.append(_text(left + column * side + middle, top - 6, name, "middle"))
+            x = left + column * side + middle
+            if is_upright:
+                parts.append(_text(x, top - 6, name, "middle"))
+            else:
+                turned = f' transform="rotate(-90 {x + 4:.1f} {top - 6})"'
+                parts.append(_text(x + 4, top - 6, name, "start", turned))
     whole = max(left + width + 2, 8 * len(title)), top + height + MARGIN
     return Svg(
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{whole[0]}" '
@@ -79,7 +85,8 @@ def heat_map(
     )
 
 
-def _text(x: float, y: float, text: str, anchor: str) -> str:
+def _text(x: float, y: float, text: str, anchor: str, attributes: str = "") -> str:
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#5d6779">{escape(text)}</text>'
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#5d6779"{attributes}>'
+        f"{escape(text)}</text>"
     )

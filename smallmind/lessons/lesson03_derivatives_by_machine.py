@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Derivatives by machine
 #
-# After this lesson you can write a program that differentiates other programs, in less than 60
+# After this lesson you can write a program that differentiates other programs, in fewer than 60
 # lines, and say why the layers of this package do not use one.
 #
 # **Before:** lessons 1 and 2. **Time:** 55 minutes; the code runs for 1 second.

@@ -307,6 +307,7 @@ SETTINGS: dict[str, Any] = {
     "dropout": 0.1,
     "steps": 60,
     "save_every": 20,
+    "log_every": 1,
     "val_every": 0,
     "precision": "float32",
 }

@@ -98,7 +98,7 @@ def lesson(number):
 
 @functools.cache
 def checks(name):
-    """What the checks of a page's exercises need, and no more: a page that is run elsewhere."""
+    """The names that the checks of a page's exercises need, when another test runs all of it."""
     page = ast.parse(shortened(name))
     found = exercises(page)
     stubs = {candidate for exercise in found for candidate in exercise.candidates}

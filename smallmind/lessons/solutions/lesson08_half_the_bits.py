@@ -28,6 +28,6 @@ def scaled_step(weights, gradient, scaler, learning_rate, max_norm):
 
 # %% Exercise 3
 def round_at_random(values, random):
-    # What is cut off, f of 65,536, carries into the bit above with the probability f / 65,536.
+    # If f of 65,536 are cut off, they carry into the bit above with the probability f / 65,536.
     noise = random.integers(0, 2**16, values.shape, dtype=np.uint32)
     return (values.view(np.uint32) + noise & np.uint32(0xFFFF0000)).view(np.float32)
