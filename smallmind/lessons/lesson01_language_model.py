@@ -586,5 +586,5 @@ print("Exercise 2:", judge(lambda: check_probabilities(probabilities)))
 # ## What you can do now
 #
 # You can write, train and sample from a transformer with nothing but NumPy, and prove that its
-# gradients are right; before, a language model was something that others have. Next: lesson 2,
-# *Backward by hand*, where these gradients come from.
+# gradients are right; before, a language model was a black box. Next: lesson 2, *Backward by hand*,
+# where these gradients come from.

@@ -306,7 +306,7 @@ for name, its_parts, its_rule in (
 # ## 8. A tenth of the steps
 #
 # Now the question of section 1: not how low, but how soon. A run that is meant to be short is not
-# the beginning of a longer one, since its rate has to reach zero. So we train anew.
+# the beginning of a longer one, since its rate has to reach zero. So we train from scratch.
 
 # %%
 long, updates = run({}, {"warmup_steps": 10}, steps=4 * STEPS)

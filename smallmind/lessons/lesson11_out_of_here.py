@@ -633,4 +633,4 @@ FOLDER.cleanup()
 #
 # You can move a model into and out of the programs that everybody uses, and read their files when
 # something does not fit; before, a model was tied to what had made it. Next: lesson 12, *Adapting a
-# model*, also one that others have trained.
+# model*, including one that you have just imported.

@@ -116,8 +116,8 @@ print(f"Multiplications of a token: {3 * whole:,} against {2 * whole + 3 * thin:
 # %% [markdown]
 # ## 3. A model that knows something, and something new
 #
-# The base has read the built-in stories. What it shall learn is to write them in capitals, which it
-# has never seen: the letters are in its vocabulary, and that is all it knows of them.
+# The base has read the built-in stories. It is to learn to write them in capitals, which it has
+# never seen: the letters are in its vocabulary, and that is all it knows about them.
 
 # %%
 stories = built_in_text()[:60_000]
@@ -369,5 +369,5 @@ print("Exercise 3:", judge(lambda: check_largest_rank(largest_rank)))
 #
 # ## What you can do now
 #
-# You can teach a model of others something new on a laptop, with one percent of its weights, and
-# give away a few kilobytes. Next: lesson 13, *A model that answers*, which was taught to.
+# You can teach somebody else's model something new on a laptop, with one percent of its weights,
+# and share a few kilobytes. Next: lesson 13, *A model that answers*, which was taught to.

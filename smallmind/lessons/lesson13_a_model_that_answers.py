@@ -91,7 +91,7 @@ print(f"The mean loss is {right:.2f}; the mean of both means is {wrong:.2f}")
 # ## 3. Packing
 #
 # Conversations have different lengths. The obvious batch pads all of them to the longest one, and
-# computes on what is empty.
+# computes on padding.
 
 # %%
 each = list(encode_each(tokenizer, template, conversations))
