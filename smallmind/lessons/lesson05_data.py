@@ -185,8 +185,9 @@ draw("lesson05_lengths", histogram("Lengths", {"documents": lengths}, "tokens"))
 # ## 5. What counts
 #
 # Not every target should be learned. Padding must not count, nor the first token of a document,
-# which cannot be known, nor, in lesson 13, what the user says. So each target has a *weight*, 0 or 1, and the loss is the sum of weights times losses, divided by the sum of the
-# weights. That sum is the one **of the whole update**: lesson 13 shows what goes wrong otherwise.
+# which cannot be known, nor, in lesson 13, what the user says. So each target has a *weight*, 0 or
+# 1, and the loss is the sum of weights times losses, divided by the sum of the weights. That sum is
+# the one **of the whole update**: lesson 13 shows what goes wrong otherwise.
 
 # %%
 weights = np.ones(len(together) - 1, np.float32)

@@ -111,8 +111,8 @@ def marks_of(
 ) -> Iterator[Mark]:
     """Yields the verdict on each exercise of a file, as they come.
 
-    `seconds` limit each exercise, `memory` the file, in bytes. The process that judges is ended with
-    the first exercise that takes more, and another one judges those that are left.
+    `seconds` limit each exercise, `memory` the file, in bytes. The process that judges is ended
+    with the first exercise that takes more, and another one judges those that are left.
     """
     assert submission.page is not None
     left = numbers_of(submission.page)
