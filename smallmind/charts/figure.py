@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from smallmind.charts.axis import format_tick, ticks, worth_seeing
@@ -105,14 +105,15 @@ def losses(runs: Sequence[tuple[str, Curve, Curve]]) -> Panel:
 
 def lines(
     title: str,
-    values: Mapping[str, Sequence[float]],
-    xs: Sequence[float],
+    values: Mapping[str, Iterable[float]],
+    xs: Iterable[float],
     x_name: str = "steps",
     y_name: str = "",
 ) -> Figure:
     """Named numbers at xs (n,) -> a line for each, over one axis."""
+    places = list(map(float, xs))
     drawn = [
-        Line(name, Curve(range(len(numbers)), xs, numbers).finite(), run)
+        Line(name, Curve(range(len(places)), places, list(map(float, numbers))).finite(), run)
         for run, (name, numbers) in enumerate(values.items())
     ]
     return Figure(title, [Panel(y_name or title, "", drawn, shows_all=True)], x_name, seconds=1.0)

@@ -73,8 +73,8 @@ def run(options: argparse.Namespace) -> int:
             time = f" ({minutes(path)} minutes)" if minutes(path) else ""
             console.line(f"{short_name(path)}: {title(path)}{time}")
             console.line(INDENT + summary(path), INDENT)
-            if known := before(path):
-                console.line(f"{INDENT}Before: {known}", INDENT)
+            if before(path):
+                console.line(f"{INDENT}Before: {before(path)}", INDENT)
         first = short_name(pages()[0])
         console.command("Next:", ["smallmind", "lessons", first, "--out", "lessons"])
         return 0
@@ -146,8 +146,8 @@ def _check(options: argparse.Namespace) -> int:
             numbers = map(str, numbers_of(page))
             table = Table(f"{short_name(page)}: {title(page)}", rows, ["exercise", *numbers])
             console.drawing(str(table))
-            for failure in failures:
-                console.line(INDENT + failure, 2 * INDENT)
+            for line in failures:
+                console.line(INDENT + line, 2 * INDENT)
     if others := [str(each.path) for each in found if each.page is None]:
         console.line(f"Not copies of a lesson: {', '.join(others)}")
     is_solved = sum(mark.sign == "yes" for mark in marks)

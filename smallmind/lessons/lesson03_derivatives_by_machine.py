@@ -29,7 +29,7 @@ random = np.random.default_rng(0)
 # number remembers *from which numbers it was made*, and the derivative of that one step, the walk
 # back is a loop.
 #
-# So a `Number` has a value, its parents, and for each parent the slope: how much the number changes
+# So a `Scalar` has a value, its parents, and for each parent the slope: how much the number changes
 # when that parent does. There are only two kinds of steps with two parents, `a + b` with the slopes
 # 1 and 1, and `a b` with the slopes `b` and `a`. All others have one parent.
 #
@@ -42,7 +42,7 @@ random = np.random.default_rng(0)
 
 
 # %%
-class Number:
+class Scalar:
     """A value, the numbers that it was made from, and its slope in the direction of each."""
 
     def __init__(self, value, parents=(), slopes=()):
@@ -50,27 +50,27 @@ class Number:
         self.gradient = 0.0
 
     def __add__(self, other):
-        other = number(other)
-        return Number(self.value + other.value, (self, other), (1.0, 1.0))
+        other = scalar(other)
+        return Scalar(self.value + other.value, (self, other), (1.0, 1.0))
 
     def __mul__(self, other):
-        other = number(other)
-        return Number(self.value * other.value, (self, other), (other.value, self.value))
+        other = scalar(other)
+        return Scalar(self.value * other.value, (self, other), (other.value, self.value))
 
     def __pow__(self, power):
         slope = power * self.value ** (power - 1)
-        return Number(self.value**power, (self,), (slope,))
+        return Scalar(self.value**power, (self,), (slope,))
 
     def exp(self):
         value = math.exp(self.value)
-        return Number(value, (self,), (value,))
+        return Scalar(value, (self,), (value,))
 
     def log(self):
-        return Number(math.log(self.value), (self,), (1 / self.value,))
+        return Scalar(math.log(self.value), (self,), (1 / self.value,))
 
     def tanh(self):
         value = math.tanh(self.value)
-        return Number(value, (self,), (1 - value * value,))
+        return Scalar(value, (self,), (1 - value * value,))
 
     def backward(self):
         """Adds to the gradient of every number that this one was made from."""
@@ -87,17 +87,17 @@ class Number:
         return self * -1.0
 
     def __sub__(self, other):
-        return self + -number(other)
+        return self + -scalar(other)
 
     def __truediv__(self, other):
-        return self * number(other) ** -1
+        return self * scalar(other) ** -1
 
     def sqrt(self):
         return self**0.5
 
 
-def number(x):
-    return x if isinstance(x, Number) else Number(float(x))
+def scalar(x):
+    return x if isinstance(x, Scalar) else Scalar(float(x))
 
 
 def in_order(last):
@@ -124,7 +124,7 @@ def f(x):
 
 
 def derivative(function, at):
-    x = Number(at)
+    x = Scalar(at)
     y = function(x)
     y.backward()
     return x.gradient
@@ -132,13 +132,13 @@ def derivative(function, at):
 
 for at in (-1.0, 0.5, 2.0):
     h = 1e-6
-    slope = (f(Number(at + h)).value - f(Number(at - h)).value) / (2 * h)
+    slope = (f(Scalar(at + h)).value - f(Scalar(at - h)).value) / (2 * h)
     print(f"f'({at:4}) = {derivative(f, at):.9f}, by finite differences {slope:.9f}")
     assert abs(derivative(f, at) - slope) < 1e-8
 
 xs = np.linspace(-4, 4, 161)
 curves = {
-    "f(x)": [f(Number(x)).value for x in xs],
+    "f(x)": [f(Scalar(x)).value for x in xs],
     "its derivative, by machine": [derivative(f, x) for x in xs],
 }
 draw("lesson03_derivative", lines("A function and its derivative", curves, xs, "x"))
@@ -162,7 +162,7 @@ def calls_of_recursion(node):
 
 
 for doublings in (4, 8, 16):
-    y = Number(1.0)
+    y = Scalar(1.0)
     for _ in range(doublings):
         y = y + y
     visits = calls_of_recursion(y)
@@ -174,44 +174,44 @@ for doublings in (4, 8, 16):
 #
 # ## 3. It learns
 #
-# A perceptron with one hidden layer, in Numbers. Note that the training loop is the one of lesson
+# A perceptron with one hidden layer, in Scalars. Note that the training loop is the one of lesson
 # 1, except that there is no backward pass to write.
 
 # %%
 HIDDEN, POINTS, STEPS, RATE = 8, 24, 250, 0.03
 inputs = np.linspace(-3, 3, POINTS)
 wanted = np.sin(inputs)
-weights = [Number(w) for w in random.normal(0, 0.8, 3 * HIDDEN)]
+weights = [Scalar(w) for w in random.normal(0, 0.8, 3 * HIDDEN)]
 
 
 def predict(x):
     a, b, c = weights[:HIDDEN], weights[HIDDEN : 2 * HIDDEN], weights[2 * HIDDEN :]
-    return sum((c[i] * (a[i] * x + b[i]).tanh() for i in range(HIDDEN)), Number(0.0))
+    return sum((c[i] * (a[i] * x + b[i]).tanh() for i in range(HIDDEN)), Scalar(0.0))
 
 
 start, losses = time.perf_counter(), []
 moments = np.zeros(len(weights))
 for _ in range(STEPS):
-    loss = sum(((predict(x) - y) ** 2 for x, y in zip(inputs, wanted, strict=True)), Number(0.0))
+    loss = sum(((predict(x) - y) ** 2 for x, y in zip(inputs, wanted, strict=True)), Scalar(0.0))
     loss = loss / POINTS
     losses.append(loss.value)
-    for weight in weights:
-        weight.gradient = 0.0
+    for w in weights:
+        w.gradient = 0.0
     loss.backward()
-    for i, weight in enumerate(weights):  # with momentum
-        moments[i] = 0.9 * moments[i] + weight.gradient
-        weight.value -= RATE * moments[i]
+    for i, w in enumerate(weights):  # with momentum
+        moments[i] = 0.9 * moments[i] + w.gradient
+        w.value -= RATE * moments[i]
 print(f"mean squared error {losses[0]:.3f} -> {losses[-1]:.5f}")
 print(f"{len(in_order(loss)):,} numbers per step, {(time.perf_counter() - start) / STEPS:.3f} s")
 
-curves = {"sin(x)": wanted, "the perceptron": [predict(x).value for x in inputs]}
-draw("lesson03_fit", lines("Learned from 24 points", curves, inputs, "x"))
+fit = {"sin(x)": list(wanted), "the perceptron": [predict(x).value for x in inputs]}
+draw("lesson03_fit", lines("Learned from 24 points", fit, inputs, "x"))
 
 # %% [markdown]
 # ## 4. A layer of lesson 2, by machine
 #
 # NumPy arrays may hold any objects, and pass `+`, `*` and `np.sqrt` on to them. So a function that
-# is written for arrays also takes arrays of Numbers, and we can differentiate the layer norm of
+# is written for arrays also takes arrays of Scalars, and we can differentiate the layer norm of
 # lesson 2 without a word about its three paths.
 
 
@@ -223,9 +223,9 @@ def layernorm(x, weight, bias):
     return (x - mean) / np.sqrt(var + 1e-5) * weight + bias
 
 
-def numbers(array):
-    """Returns an array of Numbers with these values."""
-    return np.array([Number(value) for value in array.ravel()], object).reshape(array.shape)
+def scalars(array):
+    """Returns an array of Scalars with these values."""
+    return np.array([Scalar(value) for value in array.ravel()], object).reshape(array.shape)
 
 
 def gradients(array):
@@ -234,15 +234,16 @@ def gradients(array):
 
 R, C = 4, 6
 x, weight, bias, dy = (random.standard_normal(shape) for shape in ((R, C), C, C, (R, C)))
-tracked = [numbers(array) for array in (x, weight, bias)]
+tracked = [scalars(array) for array in (x, weight, bias)]
 loss = (layernorm(*tracked) * dy).sum()  # its derivative with respect to y is dy
 loss.backward()
 
-by_hand = [np.zeros(shape) for shape in ((R, C), C, C)]
+dx, dweight, dbias = (np.zeros(shape) for shape in ((R, C), C, C))
 mean = x.mean(axis=1)
 rstd = 1 / np.sqrt(x.var(axis=1) + 1e-5)
-reference.layernorm_backward(*by_hand, dy, x, mean, rstd, weight)
-for name, ours, theirs in zip(("x", "weight", "bias"), by_hand, tracked, strict=True):
+reference.layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight)
+by_hand = {"x": dx, "weight": dweight, "bias": dbias}
+for (name, ours), theirs in zip(by_hand.items(), tracked, strict=True):
     difference = np.abs(ours - gradients(theirs)).max()
     print(f"d{name}: by hand and by machine differ by {difference:.0e}")
     assert difference < 1e-9
@@ -263,7 +264,7 @@ print(f"The package keeps {R * C + 2 * R}: x, a mean and a scale per row, 4 byte
 N = 24
 a, b = random.standard_normal((2, N, N))
 start = time.perf_counter()
-loss = (numbers(a) @ numbers(b)).sum()
+loss = (scalars(a) @ scalars(b)).sum()
 loss.backward()
 by_machine = time.perf_counter() - start
 start = time.perf_counter()
@@ -271,7 +272,7 @@ for _ in range(100):
     ones = np.ones((N, N))
     product, da, db = a @ b, ones @ b.T, a.T @ ones
 in_numpy = (time.perf_counter() - start) / 100
-print(f"{N} x {N} times {N} x {N} and its gradients: {1e3 * by_machine:.0f} ms in Numbers,")
+print(f"{N} x {N} times {N} x {N} and its gradients: {1e3 * by_machine:.0f} ms in Scalars,")
 print(f"{1e6 * in_numpy:.0f} us in NumPy: {by_machine / in_numpy:,.0f} times as fast")
 
 # %% [markdown]
@@ -299,33 +300,33 @@ print(f"{1e6 * in_numpy:.0f} us in NumPy: {by_machine / in_numpy:,.0f} times as 
 #
 # ### Exercise 1: a step of your own
 #
-# Write SiLU, `x / (1 + e^-x)`, as **one** step: a Number whose only parent is `x`, with the slope
+# Write SiLU, `x / (1 + e^-x)`, as **one** step: a Scalar whose only parent is `x`, with the slope
 # that you derive. Remember that `e^-x` overflows for a large negative x: `math.exp(1000)` raises an
 # OverflowError.
 
 
 # %%
 def silu(x):
-    """A Number -> a Number."""
+    """A Scalar -> a Scalar."""
     raise NotImplementedError
 
 
 def check_silu(candidate):
     for at in (-2.0, 0.0, 0.3, 5.0):
-        x = Number(at)
+        x = Scalar(at)
         y = candidate(x)
-        assert isinstance(y, Number), f"return a Number, not {type(y).__name__}"
+        assert isinstance(y, Scalar), f"return a Scalar, not {type(y).__name__}"
         expected = at / (1 + math.exp(-at))
         assert abs(y.value - expected) < 1e-12, f"silu({at}) is {expected:.6f}, not {y.value:.6f}"
         assert y.parents == (x,), "one step: x is the only parent, and the slope is a plain number"
         y.backward()
         h = 1e-6
-        slope = (candidate(Number(at + h)).value - candidate(Number(at - h)).value) / (2 * h)
+        slope = (candidate(Scalar(at + h)).value - candidate(Scalar(at - h)).value) / (2 * h)
         assert abs(x.gradient - slope) < 1e-6, (
             f"the slope at {at} is {slope:.6f}, not {x.gradient:.6f}"
         )
     try:
-        far = candidate(Number(-1000.0))
+        far = candidate(Scalar(-1000.0))
     except OverflowError:
         raise AssertionError("silu(-1000) is 0: e^1000 overflows, so use e^x for x < 0") from None
     assert abs(far.value) < 1e-9, f"silu(-1000) is 0, not {far.value}"
@@ -386,18 +387,18 @@ print("Exercise 2:", judge(lambda: check_dual(Dual)))
 # %% [markdown]
 # ### Exercise 3: how much is remembered
 #
-# Return how many *different* Numbers a result was made from, itself included. A number that is used
+# Return how many *different* Scalars a result was made from, itself included. A number that is used
 # twice counts once, and a chain may be longer than Python's recursion goes.
 
 
 # %%
 def count_numbers(last):
-    """A Number -> how many Numbers are behind it, with itself."""
+    """A Scalar -> how many Scalars are behind it, with itself."""
     raise NotImplementedError
 
 
 def check_count_numbers(candidate):
-    x = Number(2.0)
+    x = Scalar(2.0)
     assert candidate(x) == 1, f"a number alone counts 1, not {candidate(x)}"
     found = candidate(x * 3.0)
     assert found == 3, f"x * 3 has the numbers x, 3 and the product: 3, not {found}"

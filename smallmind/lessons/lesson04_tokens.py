@@ -79,7 +79,7 @@ def learn(words, count):
     """-> the pairs that were merged, in order."""
     merges = []
     for _ in range(count):
-        pairs = Counter()
+        pairs: Counter[tuple[bytes, bytes]] = Counter()
         for word, times in words.items():
             for pair in itertools.pairwise(word):
                 pairs[pair] += times
@@ -142,7 +142,7 @@ assert b"".join(tokens).decode() == SENTENCE
 start = time.perf_counter()
 tokenizer = smallmind.Tokenizer(text, "bpe", vocab_size=256 + len(merges) + 1)
 seconds = time.perf_counter() - start
-theirs = set(tokenizer.vocabulary)
+theirs = {tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)}
 ours = {left + right for left, right in merges}
 print(f"{len(ours & theirs)} of our {len(ours)} tokens are in its vocabulary too")
 print(f"learned in {seconds:.2f} s; by hand it took {by_hand:.2f} s")
@@ -161,8 +161,8 @@ held_out = built_in_text(300_000)[-50_000:]
 sizes = (257, 300, 350, 400, 500, 600, 700, 800)
 tokenizers = {size: smallmind.Tokenizer(text, "bpe", vocab_size=size) for size in sizes}
 per_token = [len(held_out) / len(tokenizers[size].encode(held_out)) for size in sizes]
-for size, letters in zip(sizes, per_token, strict=True):
-    print(f"{size:4} tokens: {letters:.2f} letters in each")
+for size, length in zip(sizes, per_token, strict=True):
+    print(f"{size:4} tokens: {length:.2f} letters in each")
 draw(
     "lesson04_vocabulary",
     lines("Letters per token", {"letters per token": per_token}, sizes, "size of the vocabulary"),

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 import smallmind
-from smallmind.charts.figure import lines
+from smallmind.charts import figure
 from smallmind.lessons import judge
 from smallmind.lessons.pictures import draw
 from smallmind.nn.adapter import SavedAdapter
@@ -161,7 +161,8 @@ for name, text in (("stories", unseen), ("capitals", unseen.upper())):
 # the base, 1 what was trained.
 
 # %%
-factors, losses = np.linspace(0, 1.4, 15), {"stories": [], "capitals": []}
+factors = np.linspace(0, 1.4, 15)
+losses: dict[str, list[float]] = {"stories": [], "capitals": []}
 kept_b = {name: model.parameters[name].copy() for name in model.flat.kept if name.endswith("_b")}
 for factor in factors:
     for name, values in kept_b.items():
@@ -172,7 +173,7 @@ for factor in factors:
 for name, values in kept_b.items():
     model.parameters[name][...] = values
 model.flat.refresh()
-draw("lesson12_factor", lines("Loss by the share of the adapter", losses, factors, "factor"))
+draw("lesson12_factor", figure.lines("Loss by the share of the adapter", losses, factors, "factor"))
 
 # %% [markdown]
 # It has learned capitals, from the embedding of letters that it had hardly seen. And it has paid:
@@ -283,9 +284,11 @@ def check_add_adapters(candidate):
     assert found.shape == (2, 3), f"the shape is {found.shape}, not (2, 3): A comes first"
     assert np.array_equal(W, before), "W has changed: others use it too"
     assert not np.allclose(found, W + one[0] @ one[1]), "each product is multiplied by its s"
-    assert np.allclose(found - before, [[0.5, 0, -0.5], [1, 0, -1]]), f"the sum is {found}"
+    assert np.allclose(found - before, [[0.5, 0.0, -0.5], [1.0, 0.0, -1.0]]), f"the sum is {found}"
     two = candidate(W, [one, (one[0], one[1], 1.0)])
-    assert np.allclose(two - before, [[1.5, 0, -1.5], [3, 0, -3]]), "add all of the adapters"
+    assert np.allclose(two - before, [[1.5, 0.0, -1.5], [3.0, 0.0, -3.0]]), (
+        "add all of the adapters"
+    )
 
 
 print("Exercise 1:", judge(lambda: check_add_adapters(add_adapters)))

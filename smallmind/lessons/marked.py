@@ -120,8 +120,8 @@ def main(page: str, file: str, seconds: str, memory: str, *numbers: str) -> None
     try:
         written = python_of(Path(file))
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        for number in numbers:
-            replies.write(json.dumps([int(number), reason(error, name)]) + "\n")
+        for each in map(int, numbers):
+            replies.write(json.dumps([each, reason(error, name)]) + "\n")
         return
     for number, verdict in verdicts(source, list(map(int, numbers)), written, name):
         faulthandler.cancel_dump_traceback_later()

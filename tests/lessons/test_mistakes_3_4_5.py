@@ -15,31 +15,31 @@ def test_the_machine_has_at_most_60_lines():
     from tests.lessons.judging import source_of
 
     source = source_of(3)
-    start, end = source.index("class Number:"), source.index("# That is all of it.")
+    start, end = source.index("class Scalar:"), source.index("# That is all of it.")
     lines = (line.strip() for line in source[start:end].splitlines())
     assert sum(bool(line) and not line.startswith("#") for line in lines) <= 60
 
 
 def test_silu():
-    Number = lesson(3).Number
+    Scalar = lesson(3).Scalar
 
     def sigmoid(x):
         e = math.exp(-abs(x))
         return 1 / (1 + e) if x >= 0 else e / (1 + e)
 
     def with_slope(slope):
-        return lambda x: Number(x.value * sigmoid(x.value), (x,), (slope(x.value),))
+        return lambda x: Scalar(x.value * sigmoid(x.value), (x,), (slope(x.value),))
 
     def overflowing(x):
         s = 1 / (1 + math.exp(-x.value))
-        return Number(x.value * s, (x,), (s + x.value * s * (1 - s),))
+        return Scalar(x.value * s, (x,), (s + x.value * s * (1 - s),))
 
     wrong = [
         (with_slope(lambda x: sigmoid(x) * (1 - sigmoid(x))), "the slope at"),
         (lambda x: x / (1.0 + (-x).exp()), "one step"),
         (overflowing, "e^1000 overflows"),
-        (lambda x: x.value * sigmoid(x.value), "return a Number, not float"),
-        (lambda x: Number(sigmoid(x.value), (x,), (0.0,)), "silu(-2.0) is"),
+        (lambda x: x.value * sigmoid(x.value), "return a Scalar, not float"),
+        (lambda x: Scalar(sigmoid(x.value), (x,), (0.0,)), "silu(-2.0) is"),
     ]
     assert_judged(lesson(3).check_silu, wrong)
 

@@ -5,12 +5,12 @@ import math
 
 # %% Exercise 1
 def silu(x):
-    """A Number -> a Number."""
+    """A Scalar -> a Scalar."""
     # The sigmoid, by the form whose exponent is not above 0.
     e = math.exp(-abs(x.value))
     s = 1 / (1 + e) if x.value >= 0 else e / (1 + e)
     # The derivative of x s is s + x s', and s' = s (1 - s).
-    return Number(x.value * s, (x,), (s + x.value * s * (1 - s),))
+    return Scalar(x.value * s, (x,), (s + x.value * s * (1 - s),))
 
 
 # %% Exercise 2
@@ -41,7 +41,7 @@ class Dual:
 
 # %% Exercise 3
 def count_numbers(last):
-    """A Number -> how many Numbers are behind it, with itself."""
+    """A Scalar -> how many Scalars are behind it, with itself."""
     seen, left = {id(last)}, [last]
     while left:
         for parent in left.pop().parents:

@@ -8,7 +8,7 @@ from collections import Counter
 # %% Exercise 1
 def best_pair(words):
     """{a word, as a tuple of bytes: its count} -> a pair of bytes."""
-    pairs = Counter()
+    pairs: Counter[tuple[bytes, bytes]] = Counter()
     for word, times in words.items():
         for pair in itertools.pairwise(word):
             pairs[pair] += times

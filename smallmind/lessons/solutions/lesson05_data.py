@@ -21,7 +21,8 @@ def document_mask(lengths, T):
 # %% Exercise 3
 def pack_documents(lengths, capacity):
     """lengths, at most capacity each -> lists of document numbers, a list for each window."""
-    windows, rooms = [], []
+    windows: list[list[int]] = []
+    rooms: list[int] = []
     for document in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         fitting = (i for i, room in enumerate(rooms) if room >= lengths[document])
         window = next(fitting, None)
