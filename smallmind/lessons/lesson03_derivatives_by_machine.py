@@ -79,7 +79,7 @@ class Scalar:
             for parent, slope in zip(child.parents, child.slopes, strict=True):
                 parent.gradient += child.gradient * slope
 
-    # All else is made of these.
+    # The rest is made of these.
 
     __radd__, __rmul__ = __add__, __mul__
 

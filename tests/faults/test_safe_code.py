@@ -38,7 +38,7 @@ ALLOWED = {
     "kernels/codegen/cache.py": ["pickle"],
     # Shows that a pickle calls functions, with one of its own; runs an exported model in torch.
     "lessons/lesson11_out_of_here.py": ["pickle", "torch"],
-    # What students have written runs, statement by statement, in a process that is for that alone.
+    # Students' code runs here, in a process for that alone: marking it means running it.
     "lessons/marked.py": ["exec"],
     # Peers that are measured; arrays that the bench has just written for them, without pickles.
     "bench/cases.py": ["torch"],
