@@ -135,9 +135,10 @@ def _check(options: argparse.Namespace) -> int:
         failures: list[str] = []
         for each in (each for each in found if each.page == page):
             theirs: list[Mark] = []
+            console.live(f"Marking {each.path} ...", "Marking ...")
             for mark in marks_of(each):
                 theirs.append(mark)
-                console.live(f"{each.path}: exercise {mark.exercise} is marked ...", "marking ...")
+                console.live(f"Marking {each.path}: exercise {mark.exercise} ...", "Marking ...")
             rows.append([each.student, *(mark.sign for mark in theirs)])
             if failure := first_failure(theirs):
                 failures.append(f"{each.student}, exercise {failure.exercise}: {failure.verdict}")
