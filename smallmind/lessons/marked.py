@@ -20,6 +20,7 @@ from smallmind.lessons import CELL, judge
 from smallmind.lessons.exercises import Exercise, bound, defined, exercises, needed, reads
 
 MAX_LETTERS = 400  # of a verdict
+MAX_FILE = 1 << 28  # bytes of a file that it writes
 GRACE = 5.0  # seconds after which this ends itself, if nobody else has ended it
 
 
@@ -100,12 +101,13 @@ def reason(error: BaseException, name: str) -> str:
     return f"{where}raised {type(error).__name__}{said and ': '}{said}"[:MAX_LETTERS]
 
 
-def limit_memory(size: int) -> None:
-    """Makes this process fail, if the system can, when its data take more bytes."""
+def limit(memory: int) -> None:
+    """Makes this process fail, if the system can, when its data or a file take more bytes."""
     with suppress(ImportError, OSError, ValueError):  # Windows has no limits
         import resource
 
-        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE, MAX_FILE))
 
 
 def main(page: str, file: str, seconds: str, memory: str, *numbers: str) -> None:
@@ -114,7 +116,7 @@ def main(page: str, file: str, seconds: str, memory: str, *numbers: str) -> None
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):  # what a file prints must not be taken for a verdict
         os.dup2(nowhere, stream)
-    limit_memory(int(memory))
+    limit(int(memory))
     source = Path(page).read_text(encoding="utf-8")
     name = Path(file).name
     try:

@@ -65,6 +65,16 @@ def test_a_page_draws_a_picture_and_ends_with_what_one_can_do_and_the_next(path)
         assert words in end and (title(following[0]) in end or following[0] in INCOMPLETE)
 
 
+@COMPLETE
+def test_the_page_for_teachers_has_its_minutes(path):
+    table = (PACKAGE / "guide" / "teachers.md").read_text(encoding="utf-8").replace("`", "")
+    (row,) = (line for line in table.split("\n") if line.startswith(f"| {short_name(path)} |"))
+    _, _, known, time, _, _ = map(str.strip, row.split("|"))
+    assert int(time) == minutes(path)
+    numbers = set(re.findall(r"\d+", known))
+    assert numbers <= set(re.findall(r"\d+", before(path)))
+
+
 def test_references_to_lessons_are_to_their_numbers():
     last = len(lessons())
     for path in [*pages(), *(PACKAGE / "guide").glob("*.md")]:
