@@ -8,6 +8,7 @@ import pytest
 
 import smallmind
 from smallmind import parts
+from smallmind.lessons import pages
 from tests.programs import output_of
 from tests.sources import LIBRARY, PACKAGE, ROOT, broken, nodes_of
 from tests.test_old_runs import OLD_RUNS
@@ -36,9 +37,13 @@ LAYERS = [
 ]
 
 
+PAGES = {path.stem for path in pages()}
+
+
 def layer(module):
     """'smallmind.nn.block' -> the number of its layer."""
-    if module.startswith("smallmind.lessons."):  # programs: they import whatever they teach
+    name = module.removeprefix("smallmind.lessons.")
+    if name in PAGES or name.startswith("solutions."):  # programs: they import whatever they teach
         return len(LAYERS) - 1
     _, *names = module.split(".")
     part = names[0] if names else "__init__"

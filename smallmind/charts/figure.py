@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from smallmind.charts.axis import format_tick, ticks, worth_seeing
@@ -33,6 +33,7 @@ class Panel:
     from_zero: bool = False
     is_small: bool = False
     shows_start: bool = False  # also where it is steep
+    shows_all: bool = False  # also steep starts and single spikes
 
     @property
     def label(self) -> str:
@@ -46,7 +47,8 @@ class Panel:
         dots = [value for line in shown if line.dots for value in line.points.values]
         values = [value for line in shown if not line.dots for value in line.points.values]
         starts = [x.points.values[0] for x in shown if len(x.points)] if self.shows_start else []
-        low, high = worth_seeing(values or dots or [0.0], [*dots, *starts])
+        others = [*dots, *starts, *(values if self.shows_all else ())]
+        low, high = worth_seeing(values or dots or [0.0], others)
         margin = 0.05 * (high - low)
         if high - low <= 1e-9 * max(abs(low), abs(high)):  # they may differ by rounding
             margin = 0.05 * abs(high) or 1.0
@@ -99,6 +101,22 @@ def losses(runs: Sequence[tuple[str, Curve, Curve]]) -> Panel:
         lines += noisy(f"{name}training loss", loss, run)
         lines.append(Line(f"{name}held-out loss", held_out, run, dots=True))
     return Panel("loss", "nats per token", lines)
+
+
+def lines(
+    title: str,
+    values: Mapping[str, Iterable[float]],
+    xs: Iterable[float],
+    x_name: str = "steps",
+    y_name: str = "",
+) -> Figure:
+    """Named numbers at xs (n,) -> a line for each, over one axis."""
+    places = list(map(float, xs))
+    drawn = [
+        Line(name, Curve(range(len(places)), places, list(map(float, numbers))).finite(), run)
+        for run, (name, numbers) in enumerate(values.items())
+    ]
+    return Figure(title, [Panel(y_name or title, "", drawn, shows_all=True)], x_name, seconds=1.0)
 
 
 def losses_of(loss: Curve, held_out: Curve, whole: bool = False) -> Figure:

@@ -1,7 +1,10 @@
 """Lessons: Python files with text cells, to read, to run and to work on.
 
 Each is a script in the percent format, which opens as a notebook in most editors: `# %%` begins a
-cell of code, `# %% [markdown]` one of text, in comments. Its first text is its title.
+cell of code, `# %% [markdown]` one of text, in comments. Its first text is its title, a sentence on
+what it is about, and a line that begins with BEFORE: what a reader has to know, and the time.
+
+`solutions/` has a file of the same name for each, with a cell for each exercise.
 """
 
 import json
@@ -11,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 CELL, TEXT_CELL = "# %%", "# %% [markdown]"
+BEFORE = "**Before:**"
+TIMES = re.compile(r"\*\*Time:\*\* (\d+) minutes; the code runs for (\d+ (?:second|minute)s?)")
 
 
 def lessons() -> list[Path]:
@@ -21,8 +26,8 @@ def lessons() -> list[Path]:
 def pages() -> list[Path]:
     """Returns the files of all lessons, and of pages that answer one question each."""
     every = sorted(Path(__file__).parent.glob("*.py"))
-    known = {Path(__file__), *lessons()}
-    return [*lessons(), *(path for path in every if path not in known)]
+    others = (path for path in every if path not in lessons())
+    return [*lessons(), *(path for path in others if _text(path).startswith(TEXT_CELL))]
 
 
 def short_name(path: Path) -> str:
@@ -33,16 +38,41 @@ def short_name(path: Path) -> str:
 
 def title(path: Path) -> str:
     """Returns the title of a lesson: its first heading."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = _text(path).splitlines()
     return next(line.removeprefix("# # ") for line in lines if line.startswith("# # "))
 
 
 def summary(path: Path) -> str:
     """Returns the first sentence below the title."""
-    first = next(text for is_text, text in cells(path.read_text(encoding="utf-8")) if is_text)
-    paragraph = " ".join(first.split("\n\n")[1].split())
-    sentence, end, _ = paragraph.partition(". ")
+    sentence, end, _ = _introduction(path)[1].partition(". ")
     return sentence + end.strip()
+
+
+def before(path: Path) -> str:
+    """Returns what a reader has to know before a lesson; "" if it does not say."""
+    lines = [line for line in _introduction(path) if line.startswith(BEFORE)]
+    return lines[0].removeprefix(BEFORE).partition("**Time:**")[0].strip() if lines else ""
+
+
+def minutes(path: Path) -> int | None:
+    """Returns how many minutes a lesson takes, to read and to solve; None if it does not say."""
+    found = TIMES.search(" ".join(_introduction(path)))
+    return int(found[1]) if found else None
+
+
+def solutions(path: Path) -> str:
+    """Returns the solutions of a page's exercises: a file with a cell for each."""
+    return _text(path.parent / "solutions" / path.name)
+
+
+def _introduction(path: Path) -> list[str]:
+    """Returns the paragraphs of the first text, each as one line."""
+    first = next(text for is_text, text in cells(_text(path)) if is_text)
+    return [" ".join(paragraph.split()) for paragraph in first.split("\n\n")]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def cells(source: str) -> list[tuple[bool, str]]:

@@ -5,8 +5,8 @@
 # gradients, the optimizer, training and sampling. You know what every line is for, and how to prove
 # that the gradients are right.
 #
-# You need Python, NumPy arrays and the chain rule: if `y = f(x)` and `z = g(y)`, then
-# `dz/dx = g'(y) f'(x)`.
+# **Before:** Python, NumPy arrays and the chain rule: if `y = f(x)` and `z = g(y)`, then `dz/dx =
+# g'(y) f'(x)`. **Time:** 55 minutes; the code runs for 5 seconds.
 #
 # Sections 2 to 8 are the complete algorithm, in at most 100 lines without comments. Everything else
 # in this package makes it faster, smaller or safer; section 10 measures the speed.
@@ -364,6 +364,27 @@ print("New names:", ", ".join(sorted(drawn - set(names))))
 print("From the list:", ", ".join(sorted(drawn & set(names))))
 
 # %% [markdown]
+# Two pictures, each of which is also a file beside this lesson: how the loss fell, and where the
+# letters of a name look. In the second, a row is a query and a column a key, and each row adds up
+# to 1; the upper half is empty because nobody sees what comes later.
+
+# %%
+from smallmind.charts.figure import lines
+from smallmind.charts.heat_map import heat_map
+from smallmind.lessons.pictures import draw
+
+means = np.array([losses[max(0, step - 9) : step + 1].mean() for step in range(STEPS)])
+draw(
+    "lesson01_loss",
+    lines("Loss", {"of each batch": losses, "of the last ten": means}, range(STEPS)),
+)
+name = "valentina"
+_, saved = forward(model, np.array([[letters.index(letter) for letter in name]]))
+p = saved[2][3][3][0]  # of the second layer's attention: (H, T, T)
+title = f"The first head of the second layer reads {name}"
+draw("lesson01_attention", heat_map(title, p[0].tolist(), name, name, ("query", "key")))
+
+# %% [markdown]
 # Most of these names are new, and some could be real. The loss on held-out names is higher than on
 # the others: there are only a few hundred, and the model has begun to learn them by heart. More
 # data would be the best remedy, fewer steps the cheapest.
@@ -561,3 +582,9 @@ print("Exercise 2:", judge(lambda: check_probabilities(probabilities)))
 # - Zhang & Sennrich, *Root Mean Square Layer Normalization* (2019): the norm.
 # - In this package: `smallmind/kernels/reference.py` has every function in plain NumPy, each
 #   gradient below its function; `smallmind/nn/transformer.py` is the model's interface.
+#
+# ## What you can do now
+#
+# You can write, train and sample from a transformer with nothing but NumPy, and prove that its
+# gradients are right; before, a language model was a black box. Next: lesson 2, *Backward by hand*,
+# where these gradients come from.

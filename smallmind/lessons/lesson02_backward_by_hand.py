@@ -6,14 +6,17 @@
 # where most people slip: layer norm, attention, the embedding, and the head that shares its matrix
 # with the embedding.
 #
-# You need lesson 1, which puts all of this into a model.
+# **Before:** lesson 1, which puts all of this into a model. **Time:** 65 minutes; the code runs for
+# 1 second.
 
 # %%
 import numpy as np
 
 from smallmind import TransformerModel, gradient_check
+from smallmind.charts.heat_map import heat_map
 from smallmind.kernels import compiled, reference
 from smallmind.lessons import judge
+from smallmind.lessons.pictures import draw
 
 random = np.random.default_rng(0)
 
@@ -148,6 +151,19 @@ y, xhat, rstd, _ = layernorm(x, weight, bias)
 dx, dweight, dbias = layernorm_backward(dy, xhat, rstd, weight)
 print("dx along a constant:", np.abs(dx.sum(axis=1)).max())
 print("dx along xhat:      ", np.abs((dx * xhat).sum(axis=1)).max())
+
+# %% [markdown]
+# All derivatives of one row are a picture: how much each input moves each output. The diagonal is
+# the direct path. What is off the diagonal went through the mean, which is the same for all pairs,
+# and through the variance, which is larger where both numbers are far from the mean.
+
+# %%
+row = np.repeat(x[:1], C, axis=0)
+_, xhat, rstd, _ = layernorm(row, np.ones(C), np.zeros(C))
+jacobian = layernorm_backward(np.eye(C), xhat, rstd, np.ones(C))[0]  # row j: of output j
+title = "Layer norm: how inputs (columns) move outputs"
+draw("lesson02_layernorm", heat_map(title, jacobian.tolist(), kinds=("output", "input")))
+y, xhat, rstd, _ = layernorm(x, weight, bias)
 
 # %% [markdown]
 # The package has this function twice: in plain NumPy in `kernels/reference.py`, and compiled. Both
@@ -367,23 +383,24 @@ print(gradient_check(exact))
 # %% [markdown]
 # ## Exercises
 #
-# Each of the first three functions has a common mistake. Fix it, and run the cell again. The last
-# one is yours to write.
+# The first three come with a common mistake. Write it right, and run the cell again.
 
 # %%
 inputs, gain, shift = (random.standard_normal(shape) for shape in ((R, C), C, C))
 table = random.standard_normal((V, C))
 
 # %% [markdown]
-# **1.** This layer norm has the gradients of weight and bias right, but not `dx`.
+# **1.** The gradients of this layer norm's weight and bias are right, but `dx` is not:
+#
+#     dxhat = dy * weight
+#     dx = rstd * dxhat
+#     return dx, (dy * xhat).sum(axis=0), dy.sum(axis=0)
 
 
 # %%
 def exercise_1(dy, xhat, rstd, weight):
     """dy (R, C) -> dx (R, C), dweight, dbias (C,)."""
-    dxhat = dy * weight
-    dx = rstd * dxhat
-    return dx, (dy * xhat).sum(axis=0), dy.sum(axis=0)
+    raise NotImplementedError
 
 
 def check_1(backward):
@@ -391,18 +408,20 @@ def check_1(backward):
     assert found.ok, found
 
 
-print("1.", judge(lambda: check_1(exercise_1)))
+print("Exercise 1:", judge(lambda: check_1(exercise_1)))
 
 # %% [markdown]
-# **2.** This scatter works for batches in which no token occurs twice.
+# **2.** This scatter works only for batches in which no token occurs twice:
+#
+#     dweight = np.zeros_like(weight)
+#     dweight[ids] = dx
+#     return dweight
 
 
 # %%
 def exercise_2(dx, weight, ids):
     """dx (B, T, C) -> dweight (V, C)."""
-    dweight = np.zeros_like(weight)
-    dweight[ids] = dx
-    return dweight
+    raise NotImplementedError
 
 
 def check_2(backward):
@@ -410,16 +429,18 @@ def check_2(backward):
     assert found.ok, found
 
 
-print("2.", judge(lambda: check_2(exercise_2)))
+print("Exercise 2:", judge(lambda: check_2(exercise_2)))
 
 # %% [markdown]
-# **3.** In this tied model the matrix learns only as the head.
+# **3.** In this tied model the matrix learns only as the head:
+#
+#     return dloss * dlogits.T @ x
 
 
 # %%
 def exercise_3(dloss, x, dlogits, weight, ids):
     """-> dweight (V, C)."""
-    return dloss * dlogits.T @ x
+    raise NotImplementedError
 
 
 def check_3(backward):
@@ -427,7 +448,7 @@ def check_3(backward):
     assert found.ok, found
 
 
-print("3.", judge(lambda: check_3(exercise_3)))
+print("Exercise 3:", judge(lambda: check_3(exercise_3)))
 
 # %% [markdown]
 # **4.** RMS norm leaves out the mean (Zhang & Sennrich 2019):
@@ -454,7 +475,7 @@ def check_4(backward):
     assert found.ok, found
 
 
-print("4.", judge(lambda: check_4(exercise_4)))
+print("Exercise 4:", judge(lambda: check_4(exercise_4)))
 
 # %% [markdown]
 # ## Where to read on
@@ -472,3 +493,8 @@ print("4.", judge(lambda: check_4(exercise_4)))
 # - In this package: `kernels/reference.py`, in which every backward function quotes the lines that
 #   it differentiates, and `nn/`, which calls them. The page `writing_a_layer.py` turns all this
 #   into a layer of a model, and trains it.
+#
+# ## What you can do now
+#
+# You can derive the gradient of a layer that nobody has derived for you, and you do not have to
+# hope that it is right. Next: lesson 3, *Derivatives by machine*, in which a program does the same.

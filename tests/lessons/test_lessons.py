@@ -1,14 +1,27 @@
 """Every lesson runs, without what takes long, and is a notebook too."""
 
 import json
+import re
 
 import nbformat
 import pytest
 
-from smallmind.lessons import cells, judge, lessons, notebook, pages, short_name, summary, title
+from smallmind.lessons import (
+    before,
+    cells,
+    judge,
+    lessons,
+    minutes,
+    notebook,
+    pages,
+    short_name,
+    summary,
+    title,
+)
 from tests.exchange.weights import SMOLLM2, real
-from tests.lessons.judging import SHORTENED, SOLVED, shortened
+from tests.lessons.judging import RUN, SHORTENED, shortened
 from tests.programs import output_of
+from tests.sources import PACKAGE
 
 
 def test_lessons_are_numbered_and_have_titles():
@@ -18,7 +31,11 @@ def test_lessons_are_numbered_and_have_titles():
     ]
 
 
+INCOMPLETE = [path for path in pages() if path.stem == "lesson14_learning_by_reward"]
 EVERY = pytest.mark.parametrize("path", pages(), ids=short_name)
+COMPLETE = pytest.mark.parametrize(
+    "path", [path for path in pages() if path not in INCOMPLETE], ids=short_name
+)
 
 
 @EVERY
@@ -28,8 +45,45 @@ def test_a_page_has_a_title_and_a_line_on_what_it_is_about(path):
     assert summary(path)[-1] in ".:" and len(summary(path)) < 300 and "\n" not in summary(path)
 
 
+@COMPLETE
+def test_a_page_says_what_comes_before_and_how_long_it_takes(path):
+    assert 10 <= minutes(path) <= 120
+    earlier = [short_name(page) for page in pages()[: pages().index(path)]]
+    numbers = re.findall(r"\d+", before(path))
+    assert before(path) and set(numbers) <= set(earlier)
+
+
+@COMPLETE
+def test_a_page_draws_a_picture_and_ends_with_what_one_can_do_and_the_next(path):
+    source = path.read_text(encoding="utf-8")
+    assert len(set(re.findall(r'\bdraw\(\s*"(\w+)"', source))) == source.count("draw(") > 0
+    (_, last), following = cells(source)[-1], pages()[pages().index(path) + 1 :]
+    end = " ".join(last.rpartition("## What you can do now")[2].split())
+    assert 0 < len(end) < 500 and "Next: " in end
+    if following and short_name(following[0]).isdigit():
+        words = f"Next: lesson {short_name(following[0])}"
+        assert words in end and (title(following[0]) in end or following[0] in INCOMPLETE)
+
+
+@COMPLETE
+def test_the_page_for_teachers_has_its_minutes(path):
+    table = (PACKAGE / "guide" / "teachers.md").read_text(encoding="utf-8").replace("`", "")
+    (row,) = (line for line in table.split("\n") if line.startswith(f"| {short_name(path)} |"))
+    _, _, known, time, _, _ = map(str.strip, row.split("|"))
+    assert int(time) == minutes(path)
+    numbers = set(re.findall(r"\d+", known))
+    assert numbers <= set(re.findall(r"\d+", before(path)))
+
+
+def test_references_to_lessons_are_to_their_numbers():
+    last = len(lessons())
+    for path in [*pages(), *(PACKAGE / "guide").glob("*.md")]:
+        numbers = re.findall(r"[Ll]essons? (\d+)", path.read_text(encoding="utf-8"))
+        assert all(1 <= int(number) <= last for number in numbers), path
+
+
 @pytest.mark.parametrize(
-    "path", [path for path in pages() if short_name(path) not in map(str, SOLVED)], ids=short_name
+    "path", [path for path in pages() if short_name(path) not in map(str, RUN)], ids=short_name
 )
 def test_a_page_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where it leaves what it writes
@@ -52,7 +106,7 @@ def test_the_lesson_on_adapting_ends_with_a_real_model(tmp_path):
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('its programs are not needed')")
     (package / weights.name).symlink_to(weights)
-    said = output_of(shortened(10), PYTHONPATH=str(tmp_path)).splitlines()
+    said = output_of(shortened(12), PYTHONPATH=str(tmp_path)).splitlines()
     place = said.index("What is the capital of Germany?")
     assert "Berlin" in said[place + 1] and "captain" not in said[place + 1]
     assert said[place + 2] == "  Aye, that be Berlin, captain!"

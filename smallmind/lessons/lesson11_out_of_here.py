@@ -12,6 +12,9 @@
 #
 # Nothing is downloaded. Where transformers or llama.cpp are installed, the lesson runs the model in
 # them; otherwise it says so and goes on.
+#
+# **Before:** lesson 1; lesson 4 for tokens, lesson 9 for rotary positions. **Time:** 70 minutes;
+# the code runs for 12 seconds.
 
 # %%
 import importlib.util
@@ -28,9 +31,11 @@ from pathlib import Path
 import numpy as np
 
 import smallmind
+from smallmind.charts.histogram import histogram
 from smallmind.files import safetensors
 from smallmind.kernels import number_types
 from smallmind.lessons import judge
+from smallmind.lessons.pictures import draw
 
 smallmind.set_threads(1)
 FOLDER = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -376,8 +381,15 @@ for kind in ("f32", "f16", "bf16", "q8_0"):
     read, _ = smallmind.load(path)
     largest = np.abs(read.flat.data - model.flat.data).max()
     print(f"{kind:6} {path.stat().st_size:8,} {largest:14.1e} {read.loss(ids, targets):15.4f}")
+layer = "model.layers.0."
+shown = {
+    name: TENSORS[f"{layer}{name}.weight"].ravel() for name in ("self_attn.q_proj", "mlp.down_proj")
+}
+draw("lesson11_weights", histogram("Weights of two matrices", shown, "weight", bins=60))
 
 # %% [markdown]
+# The picture shows why it works: nearly all weights are small, and of a similar size.
+#
 # About a quarter of the size, and the loss hardly changes. (Weights of 4 bits cost more, and are
 # still worth it for large models: to write a token, a program has to read every weight, so fewer
 # bits are also faster.)
@@ -616,3 +628,9 @@ FOLDER.cleanup()
 # - In this package: `settings/architectures.py` (each architecture, described once for all
 #   formats), `exchange/gguf_file.py` and `safetensors.py` (the formats, and what can be wrong with
 #   a file).
+#
+# ## What you can do now
+#
+# You can move a model into and out of the programs that everybody uses, and read their files when
+# something does not fit; before, a model was tied to what had made it. Next: lesson 12, *Adapting a
+# model*, including one that you have just imported.

@@ -10,7 +10,8 @@
 # - write a training step with loss scaling that recovers from an overflow by itself;
 # - say why the weights are kept in float32 nevertheless, and why bfloat16 needs no scaling.
 #
-# You need Python, NumPy, and an idea of what a gradient and a learning rate are.
+# **Before:** lesson 1, for gradients and learning rates. **Time:** 65 minutes; the code runs for 5
+# seconds.
 
 # %%
 import math
@@ -18,8 +19,10 @@ import math
 import numpy as np
 
 import smallmind
+from smallmind.charts.histogram import histogram
 from smallmind.kernels.number_types import BFLOAT16, FLOAT16, round_to, to_float32
 from smallmind.lessons import judge
+from smallmind.lessons.pictures import draw
 from smallmind.text.stories import built_in_text
 
 # %% [markdown]
@@ -189,6 +192,16 @@ for tokens in (2**11, 2**15, 2**19):
     }
     lost = {name: np.mean(to_float32(bits) == 0) for name, bits in stored.items()}
     print(f"  {tokens:7,} tokens: float16 {lost['float16']:6.1%}, bfloat16 {lost['bfloat16']:.1%}")
+
+sizes = np.log2(np.abs(dlogits[dlogits != 0]))
+draw(
+    "lesson08_gradients",
+    histogram(
+        "Sizes of the gradients of the logits",
+        {f"{tokens:,} tokens per batch": sizes - np.log2(tokens) for tokens in (2**11, 2**19)},
+        "log2 of the size; float16 ends at -24",
+    ),
+)
 
 # %% [markdown]
 # A gradient of zero says "this token is as likely as it should be", which is not quite true. With
@@ -505,7 +518,7 @@ def check_round_at_random(candidate):
             assert not np.any(found.view(np.uint32) & 0xFFFF), "the last 16 bits must be 0"
             outside = set(np.abs(found).tolist()) - {1.0, 1 + step}
             assert not outside, (
-                f"{sign * value} was rounded to {min(outside)}, which is no neighbour of it"
+                f"{sign * value} was rounded to {min(outside)}, which is not a neighbour of it"
             )
             mean = float(np.abs(found).mean(dtype=np.float64))
             assert abs(mean - value) < 0.02 * step, (
@@ -528,3 +541,8 @@ print("Exercise 3:", judge(lambda: check_round_at_random(round_at_random)))
 #   ACM Computing Surveys 23(1); and IEEE 754, section 3, which defines float16 ("binary16").
 # - In this package: `kernels/number_types.py` (the conversions), `optim/loss_scaler.py`, and
 #   `nn/parameters.py` (masters and their rounded copy).
+#
+# ## What you can do now
+#
+# You can train in 16 bits, and when a loss turns into NaN, or stops falling for no reason, you know
+# where to look first. Next: lesson 9, *The recipe*, on what else makes a model learn.

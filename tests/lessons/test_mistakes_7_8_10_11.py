@@ -1,4 +1,4 @@
-"""Exercises of lessons 4, 5, 7 and 8: solutions are accepted, usual mistakes are explained."""
+"""Exercises of lessons 7, 8, 10 and 11: usual mistakes are explained."""
 
 import json
 import math
@@ -21,20 +21,20 @@ def as_many_threads_as_before():
     set_threads(before)
 
 
-# 4. How fast is fast
+# 7. How fast is fast
 
 
 def test_its_products_are_right():
-    shape = SimpleNamespace(M=8, K=50, N=4 * lesson(4).LANES)
+    shape = SimpleNamespace(M=8, K=50, N=4 * lesson(7).LANES)
     random = np.random.default_rng(0)
     a = random.standard_normal((shape.M, shape.K)).astype(np.float32)
     b = random.standard_normal((shape.K, shape.N)).astype(np.float32)
     for function, arguments in (
-        (lesson(4).three_loops, ()),
-        (lesson(4).rows_first, ()),
-        (lesson(4).blocks, (7,)),
-        (lesson(4).tiles, (7,)),
-        (lesson(4).with_smallmind, ()),
+        (lesson(7).three_loops, ()),
+        (lesson(7).rows_first, ()),
+        (lesson(7).blocks, (7,)),
+        (lesson(7).tiles, (7,)),
+        (lesson(7).with_smallmind, ()),
     ):
         out = np.full((shape.M, shape.N), np.nan, np.float32)
         function(out, a, b, *arguments)
@@ -42,10 +42,10 @@ def test_its_products_are_right():
 
 
 def test_its_cache_counts_what_the_text_says():
-    n, lines = lesson(4).SIZE, lesson(4).SIZE // 8
-    assert lesson(4).misses(lesson(4).by_columns(n)) >= n**3
-    assert lesson(4).misses(lesson(4).by_rows(n)) == n * n * lines + 2 * n * lines
-    assert lesson(4).misses(lesson(4).by_blocks(n, 4)) < 10_000
+    n, lines = lesson(7).SIZE, lesson(7).SIZE // 8
+    assert lesson(7).misses(lesson(7).by_columns(n)) >= n**3
+    assert lesson(7).misses(lesson(7).by_rows(n)) == n * n * lines + 2 * n * lines
+    assert lesson(7).misses(lesson(7).by_blocks(n, 4)) < 10_000
 
 
 def test_the_roofline():
@@ -63,7 +63,7 @@ def test_the_roofline():
         (seconds(moved=lambda _M, K, N: 4 * K * N), "moves 4,008,000 bytes"),
         (seconds(2), "210,000,000 multiply-adds"),
     ]
-    assert_judged(lesson(4).check_least_seconds, wrong, seconds())
+    assert_judged(lesson(7).check_least_seconds, wrong, seconds())
 
 
 def test_the_best_tile():
@@ -83,7 +83,7 @@ def test_the_best_tile():
         ),
         (lambda registers: (registers - 2, 1), "another tile that fits"),
     ]
-    assert_judged(lesson(4).check_best_tile, wrong, best_tile)
+    assert_judged(lesson(7).check_best_tile, wrong, best_tile)
 
 
 def test_few_misses():
@@ -98,15 +98,15 @@ def test_few_misses():
         )
 
     wrong = [
-        (lambda n: lesson(4).by_blocks(n, 4), "it fetches 9,728 lines"),
-        (lambda _n: lesson(4).by_rows(16), "yours has 4,096"),
+        (lambda n: lesson(7).by_blocks(n, 4), "it fetches 9,728 lines"),
+        (lambda _n: lesson(7).by_rows(16), "yours has 4,096"),
         (lambda n: [(0, 0, 0)] * n**3, "twice"),
-        (lambda n: ((i + 1, k, j) for i, k, j in lesson(4).by_rows(n)), "out of range"),
+        (lambda n: ((i + 1, k, j) for i, k, j in lesson(7).by_rows(n)), "out of range"),
     ]
-    assert_judged(lesson(4).check_few_misses, wrong, blocks_of_all_three)
+    assert_judged(lesson(7).check_few_misses, wrong, blocks_of_all_three)
 
 
-# 5. Half the bits
+# 8. Half the bits
 
 
 def bfloat16(values):
@@ -136,7 +136,7 @@ def test_rounding_to_bfloat16():
             "differ from round_to",
         ),
     ]
-    assert_judged(lesson(5).check_to_bfloat16, wrong, bfloat16)
+    assert_judged(lesson(8).check_to_bfloat16, wrong, bfloat16)
 
 
 def test_a_step_with_loss_scaling():
@@ -177,7 +177,7 @@ def test_a_step_with_loss_scaling():
         (make(update=False), "must be halved, once; it is 64"),
         (make(tell=False), "steps without an overflow too"),
     ]
-    assert_judged(lesson(5).check_scaled_step, wrong, make())
+    assert_judged(lesson(8).check_scaled_step, wrong, make())
 
 
 def test_random_rounding():
@@ -191,10 +191,10 @@ def test_random_rounding():
         (lambda values, _random: values, "last 16 bits must be 0"),
         (lambda v, r: rounded(v, r).astype(np.float64), "return float32"),
     ]
-    assert_judged(lesson(5).check_round_at_random, wrong, rounded)
+    assert_judged(lesson(8).check_round_at_random, wrong, rounded)
 
 
-# 7. Runs that survive
+# 10. Runs that survive
 
 
 def test_an_atomic_write():
@@ -232,7 +232,7 @@ def test_an_atomic_write():
         (forever, "six are enough"),
     ]
     right = make("create", "write", "sync", "rename", "directory")
-    assert_judged(lesson(7).check_save, wrong, right)
+    assert_judged(lesson(10).check_save, wrong, right)
 
 
 def test_a_sum_on_any_number_of_threads():
@@ -261,7 +261,7 @@ def test_a_sum_on_any_number_of_threads():
         (lambda x, _threads, _add: x.sum(), "added up 0 of 20,011 numbers"),
         (lambda x, _threads, add: 2 * add(0, x), "the sum is"),
     ]
-    assert_judged(lesson(7).check_parallel_sum, wrong, of_chunks)
+    assert_judged(lesson(10).check_parallel_sum, wrong, of_chunks)
 
 
 ARRAYS = "weights", "velocity", "order"
@@ -280,7 +280,7 @@ def saving(*left_out):
 
 def loading(as_array=np.array):
     def load_state(text):
-        trainer, state = lesson(7).Trainer(), json.loads(text)
+        trainer, state = lesson(10).Trainer(), json.loads(text)
         if "random" in state:
             trainer.random.bit_generator.state = state.pop("random")
         for name, value in state.items():
@@ -291,7 +291,7 @@ def loading(as_array=np.array):
 
 
 def test_a_checkpoint():
-    check, load_state = lesson(7).check_state, loading()
+    check, load_state = lesson(10).check_state, loading()
     assert judge(lambda: check(saving(), load_state)) == "solved"
     for name in (*ARRAYS, *NUMBERS):
         message = refused(check, saving(name), load_state)
@@ -303,7 +303,7 @@ def test_a_checkpoint():
     assert "is a <class 'list'>" in refused(check, saving(), loading(list))
 
 
-# 8. Out of here
+# 11. Out of here
 
 
 def test_writing_safetensors():
@@ -349,7 +349,7 @@ def test_writing_safetensors():
         ),
     ]
     assert_judged(
-        lesson(8).check_write_safetensors,
+        lesson(11).check_write_safetensors,
         wrong,
         make(),
         lambda path, tensors: smallmind.files.safetensors.write(path, tensors, {}),
@@ -372,7 +372,7 @@ def test_neighbours():
         (lambda rows, _H: np.concatenate([rows[: len(rows) // 2]] * 2), "missing or doubled"),
         (lambda rows, _H: rows.T, "the shape must stay (12, 3)"),
     ]
-    assert_judged(lesson(8).check_as_neighbours, wrong, as_neighbours)
+    assert_judged(lesson(11).check_as_neighbours, wrong, as_neighbours)
 
 
 def test_reading_q8_0():
@@ -393,4 +393,4 @@ def test_reading_q8_0():
         (lambda data: read_q8_0(data).astype(np.float64), "return float32, not float64"),
         (lambda d: read_q8_0(d).ravel(), "the shape is (32,), not (1, 32)"),
     ]
-    assert_judged(lesson(8).check_read_q8_0, wrong, read_q8_0)
+    assert_judged(lesson(11).check_read_q8_0, wrong, read_q8_0)

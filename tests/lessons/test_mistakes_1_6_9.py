@@ -1,4 +1,4 @@
-"""Lessons 1, 3 and 6: right solutions of the exercises are accepted, typical wrong ones refused.
+"""Lessons 1, 6 and 9: typical wrong solutions are refused, and unusual right ones are not.
 
 A refusal must help: each wrong solution comes with words that its verdict contains.
 """
@@ -80,7 +80,7 @@ def test_probabilities():
     assert_judged(lesson(1).check_probabilities, wrong, probabilities)
 
 
-# Lesson 3
+# Lesson 6
 
 
 def test_llama_block_keeps():
@@ -93,7 +93,7 @@ def test_llama_block_keeps():
         (lambda C, H, G, W: keeps(C, H, G, W) - H + 4, "each head of queries"),
         (lambda C, H, *_: 12 * C + H + 4, "not 776"),
     ]
-    assert_judged(lesson(3).check_llama_block, wrong, keeps)
+    assert_judged(lesson(6).check_llama_block, wrong, keeps)
 
 
 def test_best_segment():
@@ -110,7 +110,7 @@ def test_best_segment():
         (lambda *_: 0, "is not from 1 to"),
         (last_of_the_best, "and is smaller"),
     ]
-    assert_judged(lesson(3).check_best_segment, wrong, best)
+    assert_judged(lesson(6).check_best_segment, wrong, best)
 
 
 def new_scale(**changes):
@@ -188,7 +188,7 @@ def test_scale():
         (new_scale(backward=greedy), "belong to the caller"),
         (new_scale(backward=forgetful), "still rented"),
     ]
-    assert_judged(lesson(3).check_scale, wrong, right, new_scale(backward=in_place))
+    assert_judged(lesson(6).check_scale, wrong, right, new_scale(backward=in_place))
 
 
 def test_accumulate():
@@ -213,10 +213,10 @@ def test_accumulate():
         (accumulating(by_size, lambda *_: None), "None instead of the loss"),
         (accumulating(by_size, lambda losses, _: sum(losses)), "the loss is"),
     ]
-    assert_judged(lesson(3).check_accumulate, wrong, accumulating(by_size))
+    assert_judged(lesson(6).check_accumulate, wrong, accumulating(by_size))
 
 
-# Lesson 6
+# Lesson 9
 
 
 def test_rate_of():
@@ -242,7 +242,7 @@ def test_rate_of():
         (from_the_start, "in the decay"),
         (lambda *_: None, "returns None"),
     ]
-    assert_judged(lesson(6).check_rate, wrong, rate_of)
+    assert_judged(lesson(9).check_rate, wrong, rate_of)
 
 
 def test_orthogonalise():
@@ -277,7 +277,7 @@ def test_orthogonalise():
         (transposed, "the shape is"),
         (by_decomposition, "one iteration"),
     ]
-    assert_judged(lesson(6).check_orthogonalise, wrong, orthogonalise, by_spectral_norm)
+    assert_judged(lesson(9).check_orthogonalise, wrong, orthogonalise, by_spectral_norm)
 
 
 def test_paired_difference():
@@ -296,4 +296,4 @@ def test_paired_difference():
         (lambda before, after: (-0.02, (after - before).std(ddof=1)), "the root of n"),
         (lambda before, after: paired(before, after)[0], "return two numbers"),
     ]
-    assert_judged(lesson(6).check_paired_difference, wrong, paired)
+    assert_judged(lesson(9).check_paired_difference, wrong, paired)

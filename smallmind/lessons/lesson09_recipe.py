@@ -4,7 +4,8 @@
 # After this lesson you know what each part of a modern training recipe does, and why. You can
 # measure whether a change helps, and you know how far to trust such a measurement.
 #
-# You need to know what a transformer and Adam are; the first lesson has both.
+# **Before:** lesson 1, for the transformer and Adam. **Time:** 55 minutes; the code runs for 30
+# seconds.
 #
 # ## 1. The question
 #
@@ -29,6 +30,8 @@ from typing import Any
 import numpy as np
 
 import smallmind
+from smallmind.charts.figure import lines
+from smallmind.lessons.pictures import draw
 from smallmind.text.stories import ENTROPY_PER_CHARACTER, built_in_text
 from smallmind.training.records import EvaluationRecord, StepRecord
 
@@ -146,6 +149,9 @@ def score(m, n):
 
 
 print(f"positions 7 and 9: {score(7, 9):.6f}; 37 and 39: {score(37, 39):.6f}")
+distances = np.arange(65)
+turned = {f"pair {i}": np.cos(distances * angles[i]) for i in (0, 2, 4)}
+draw("lesson09_angles", lines("What a pair adds, by distance", turned, distances, "tokens back"))
 try_change("rotary positions", {"position": "rope"})
 
 # %% [markdown]
@@ -247,6 +253,10 @@ print(
 )
 for name, curve in curves.items():
     print(f"{name:22}" + "".join(f"{loss:8.3f}" for loss in curve))
+steps = [STEPS * i // count for i in range(1, count + 1)]
+shown = {name: curves[name] for name in ("nanoGPT's recipe", "rotary positions", "Muon")}
+shown["all changes"] = curves["pairs of tokens"]
+draw("lesson09_losses", lines("Held-out loss", shown, steps))
 
 # %% [markdown]
 # ## 7. The other way round
@@ -296,7 +306,7 @@ for name, its_parts, its_rule in (
 # ## 8. A tenth of the steps
 #
 # Now the question of section 1: not how low, but how soon. A run that is meant to be short is not
-# the beginning of a longer one, since its rate has to reach zero. So we train anew.
+# the beginning of a longer one, since its rate has to reach zero. So we train from scratch.
 
 # %%
 long, updates = run({}, {"warmup_steps": 10}, steps=4 * STEPS)
@@ -432,3 +442,9 @@ print("Exercise 3:", judge(lambda: check_paired_difference(paired_difference)))
 #   Bernstein & Newhouse, *Old Optimizer, New Norm: An Anthology* (2024), on its derivation.
 # - In this package: `smallmind/settings/presets.py` is the recipe, `smallmind/optim/muon.py` and
 #   `schedule.py` its optimizer and schedules, `smallmind/nn/rope.py` and `rmsnorm.py` its parts.
+#
+# ## What you can do now
+#
+# You can take somebody's recipe apart, say which part earns what, and tell a result from luck; you
+# need not believe any of it. Next: lesson 10, *Runs that survive*, for recipes that take longer
+# than a battery.
