@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         shards = open_shards(directory)
         with activity.showing_on(console.activity):
             shards.verify()
-        console.line(f"All {len(shards.train.files) + len(shards.held_out.files)} files are sound")
+        console.line(f"All {len(shards.train.files) + len(shards.held_out.files)} files are intact")
         return 0
     opened = Run.open(directory)
     if options.digests_only:

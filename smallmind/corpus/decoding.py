@@ -147,7 +147,8 @@ def _wrong_encoding(entry: Entry, data: bytes, reason: str, likely: str | None) 
     if kind == f"probably {likely}":
         option = f"add --encoding {likely}"
         other = f"{option}, or {other}" if _takes_commands(entry) else option
-    return Unusable(entry.name, f"{reason}, but {kind}", other)
+    reason = f"{reason}, but {kind}" if kind.startswith("probably") else f"is {kind}"
+    return Unusable(entry.name, reason, other)
 
 
 def _takes_commands(entry: Entry) -> bool:

@@ -112,7 +112,7 @@ class PageAPI:
     async def _look(self, job: Any) -> Any:
         """Looks into a model between two steps of the texts. APIError if somebody else does."""
         if self._looking.locked():
-            raise APIError("another text is being looked at; try again in a moment", status=429)
+            raise APIError("another text is being processed; try again in a moment", status=429)
         async with self._looking:
             return await self.api.engine.run(job)
 

@@ -108,8 +108,8 @@ class Choices:
             useless.append(f"--recipe {recipe}")
         if useless:
             raise InputError(
-                f"{useless[0]} would change nothing: {file} sets everything it does; leave out one "
-                "of the two"
+                f"{useless[0]} has no effect: {file} sets everything it does; leave out one of "
+                f"the two"
             )
         for what, names in ALTERNATIVES.items():
             both = [flag_of(name) for name in names if flags.get(name)]
@@ -421,8 +421,8 @@ def starting_model(choices: Choices, facts: Facts) -> Fields:
     for name, value in fixed.items():
         if now[name] not in (value, DEFAULTS[name]):
             raise InputError(
-                f"{name}={now[name]!r} contradicts {now['init_from']}, whose weights "
-                f"have {name}={value!r}; leave it out"
+                f"{name}={now[name]!r} contradicts {now['init_from']}, whose weights have "
+                f"{name}={value!r}; leave it out"
             )
     # The vocabulary too, which the document_token is one of.
     return fixed | {"vocab_size": config.vocab_size}

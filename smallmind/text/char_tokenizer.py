@@ -57,8 +57,8 @@ class CharTokenizer(Tokenizer):
                 position = start + int(np.argmax(chunk < 0))
                 raise InputError(
                     f"the model has never seen the character {text[position]!r} "
-                    f"(at position {position}): leave it out, or train with --tokenizer bpe or "
-                    f"byte, which encode any text; it knows {shown_value(self.characters)}"
+                    f"(at position {position}): remove it, or retrain with --tokenizer bpe, which "
+                    f"handles any text. Known characters: {shown_value(self.characters)}"
                 )
         return ids
 

@@ -156,8 +156,8 @@ def test_gguf_adapters_have_the_names_of_llama_cpp(exported, tmp_path):
     ("changes", "words"),
     {
         "dora": ({"use_dora": True}, "'use_dora' is True"),
-        "kind": ({"peft_type": "IA3"}, "peft_type='IA3' is not known here"),
-        "bias": ({"bias": "all"}, "bias='all' is not known here"),
+        "kind": ({"peft_type": "IA3"}, "peft_type='IA3' is not supported"),
+        "bias": ({"bias": "all"}, "bias='all' is not supported"),
         "modules": ({"modules_to_save": ["lm_head"]}, "'modules_to_save' is"),
         "base changed": ({"init_lora_weights": "pissa_niter_16"}, "has changed the model"),
         "no rank": ({"r": "8"}, "'8' is not a whole number"),
@@ -195,7 +195,7 @@ def _set(change):
 
 
 DAMAGES = {
-    "kind": (_renamed, "has a tensor that is not known here"),
+    "kind": (_renamed, "has a tensor that is not supported"),
     "place": (_elsewhere, "is incomplete"),
     "alone": (lambda tensors, name: tensors.pop(name), "is incomplete"),
     "shape": (_set(lambda a: a[:, :-1].copy()), "the matrix is"),
