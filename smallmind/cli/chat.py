@@ -136,7 +136,7 @@ class Commands:
         name, _, rest = line[1:].partition(" ")
         if name not in self._all:
             known = ", ".join(f"/{name}" for name in self._all)
-            raise InputError(f"Unknown command /{name}. Commands: {known}")
+            raise InputError(f"unknown command /{name}. Commands: {known}")
         return self._all[name](rest.strip())
 
     def _system(self, text: str) -> str:

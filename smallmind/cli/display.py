@@ -359,12 +359,12 @@ def token_name(kind: str) -> str:
 
 
 def _scores(result: Evaluation | records.EvaluationRecord, token: str) -> str:
-    """-> "2.879 bits/char, perplexity 7.36, next char right 39.4%"; bits/byte where they differ."""
+    """-> "2.879 bits/char, perplexity 7.36, next-char accuracy 39.4%"; bits/byte if different."""
     bits = f"{result.bits_per_character:.3f} bits/char"
     if token != "char" or f"{result.bits_per_byte:.3f}" != f"{result.bits_per_character:.3f}":
         bits += f", {result.bits_per_byte:.3f} bits/byte"
     perplexity = format_perplexity(result.perplexity)
-    return f"{bits}, perplexity {perplexity}, next {token} right {result.accuracy:.1%}"
+    return f"{bits}, perplexity {perplexity}, next-{token} accuracy {result.accuracy:.1%}"
 
 
 def format_perplexity(value: float) -> str:

@@ -31,7 +31,7 @@ def _is_known(name: str) -> bool:
     try:
         b" ".decode(name)
         return codecs.lookup(name).name.replace("_", "-") not in OTHER_CODECS
-    except UnicodeDecodeError:  # half a character
+    except UnicodeDecodeError:  # an unpaired surrogate
         return True
     except (LookupError, ValueError):
         return False

@@ -222,7 +222,7 @@ class _Finder:
             # A run's output is not a text to learn from, and it changes during training.
             reason = "is the directory of a run"
         elif holds_tokens(folder):
-            reason = "holds tokens; give it alone to train on them"
+            reason = "contains tokens; give only this folder to train on them"
         rules: tuple[Rules, ...] | None = ()
         above, name = os.path.split(folder)
         if self._obeys_gitignore and folder == root:

@@ -199,7 +199,7 @@ def _only_read(type: str) -> str:
         if "store" not in kind.uses and type.lower().startswith(kind.name.lower()):
             reason = f"; {kind.name} can only be read"
             if kind.block > BLOCK:
-                reason += f", as rows of small models are seldom whole blocks of {kind.block}"
+                reason += f", as rows of small models are rarely multiples of {kind.block}"
             return reason
     return ""
 

@@ -159,7 +159,7 @@ def find(
     if adapter is not None:
         found = find(adapter, which)
         if not found.is_adapter:
-            raise InputError(f"{adapter} holds a whole model, not an adapter: name it alone")
+            raise InputError(f"{adapter} holds a whole model, not an adapter: give it on its own")
         found.base = Path(path)
         return found
     check_type("checkpoint", which, numbers.Integral, str, None)

@@ -102,7 +102,7 @@ def disguised(head: bytes) -> Disguise | None:
 
 
 def encoded(text: str, start: int, stop: int, errors: str = "strict", offset: int = 0) -> bytes:
-    """Encodes text[start:stop] in UTF-8. InputError for half a character, which no file can hold.
+    """Encodes text[start:stop] in UTF-8. InputError for an unpaired surrogate.
 
     `offset` is where the text begins in a longer one, whose positions are reported.
     """

@@ -152,7 +152,7 @@ class Run:
                 passed_over.append(str(error))
             run.unlock()
         reasons = f" ({'; '.join(passed_over)})" if passed_over else ""
-        raise InputError(f"No unfinished run in {parent}; give the directory of one{reasons}")
+        raise InputError(f"no unfinished run in {parent}; give the directory of one{reasons}")
 
     @property
     def settings(self) -> Settings:

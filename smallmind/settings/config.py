@@ -440,8 +440,8 @@ class TrainingConfig:
     )
     lengths: str | None = setting(
         None,
-        "how long a run by minutes was to become, as STEP:STEPS from each step on, with commas "
-        "between them; set by the run",
+        "planned lengths of a run with --minutes, as STEP:STEPS separated by commas; set by the "
+        "run",
     )
     learning_rate: float = setting(1e-3, "peak learning rate", low=0.0)
     min_lr: float | None = setting(

@@ -64,7 +64,7 @@ class CharTokenizer(Tokenizer):
 
     def with_characters(self, characters: str) -> "Tokenizer":
         """-> the tokenizer with these characters, which it lacks, after its vocabulary, sorted."""
-        encoded(characters, 0, len(characters))  # InputError for half a character
+        encoded(characters, 0, len(characters))  # InputError for an unpaired surrogate
         added = "".join(sorted(set(characters) - set(self.characters)))
         state = {**self.state(), "characters": self.characters + added, "first": self._first}
         made = self.from_state(state)

@@ -197,7 +197,7 @@ class Tokenizer:
                 raise InputError(
                     f"a special token cannot be named {name!r}: use two characters or more"
                 )
-            encoded(name, 0, len(name))  # InputError for half a character
+            encoded(name, 0, len(name))  # InputError for an unpaired surrogate
 
     def chunks(self, texts: Iterable[str]) -> Iterator[str]:
         """Texts, one after another -> the same text in chunks that can be encoded by themselves."""
