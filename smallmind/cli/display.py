@@ -332,7 +332,8 @@ def show_result(console: Console, run: "Run") -> None:
         console.line(f"  Earlier evaluations used {batches} of it")
     console.line(f"  {scores}")
     if run.session.ended.asked:
-        console.line(exact(run.session.ended.asked.exact_match, run.session.ended.asked.asked))
+        answers = exact(run.session.ended.asked.exact_match, run.session.ended.asked.asked)
+        console.line(answers.capitalize())
     elif run.settings.run.text is None:
         floor, excess = floor_of_stories(result)
         console.line(

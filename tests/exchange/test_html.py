@@ -432,7 +432,7 @@ def test_templates_in_jinja_are_refused(tmp_path):
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
     model, tokenizer = smallmind.load(chat.made(tmp_path / "chat", "Qwen"), "numpy")
-    refuses("its chat template is in the language of Jinja", page_of, tmp_path, model, tokenizer)
+    refuses("its chat template is in Jinja", page_of, tmp_path, model, tokenizer)
     assert not (tmp_path / "page.html").exists()
 
 
