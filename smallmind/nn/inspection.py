@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from smallmind.charts.heat_map import heat_map
 from smallmind.charts.svg import Svg
 from smallmind.checks import InputError, check_type, count_of
-from smallmind.console.table import Table, Tabular, escape
+from smallmind.console.table import Table, Tabular
 from smallmind.kernels.description import described
 from smallmind.kernels.number_types import to_float32
 from smallmind.kernels.reference import attention_probabilities, split_heads
 from smallmind.nn.batch import CheckedBatch, checked_ids
 from smallmind.nn.workspace import Kernel, Pass, Workspace
-
-MAX_CELLS = 128  # of a heat map, in each direction
-SIDE_PIXELS = 420  # of a heat map, in pixels
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -79,39 +77,12 @@ class Inspection(Tabular):
             raise InputError(f"{len(tokens)} tokens are not {T}, one for each position")
         names = [f"{t}" if tokens is None else f"{t} {tokens[t]!r}" for t in range(T)]
         title = f"Layer {layer}, head {head}: where each query (row) looks"
-        return Svg(_heat_map(self.attention[layer, batch, head], names, title))
+        p = self.attention[layer, batch, head].tolist()
+        return heat_map(title, p, names, names, ("query", "key"))
 
 
 def _root_mean_square(values: np.ndarray) -> str:
     return f"{np.sqrt(np.square(values, dtype=np.float64).mean()):.3g}"
-
-
-def _heat_map(p: np.ndarray, names: list[str], title: str) -> str:
-    """p (T, T), zero above the diagonal -> SVG."""
-    T = len(p)
-    step = -(-T // MAX_CELLS)
-    side = max(2, SIDE_PIXELS // -(-T // step))
-    cells, width, top = [], side * -(-T // step), 20
-    for row in range(0, T, step):
-        for column in range(0, row + 1, step):
-            part = p[row : row + step, column : column + step]
-            query, key = np.unravel_index(int(part.argmax()), part.shape)
-            largest = float(part[query, key])
-            text = f"query {names[row + query]}, key {names[column + key]}: {largest:.3f}"
-            cells.append(
-                f'<rect x="{column // step * side}" y="{top + row // step * side}" '
-                f'width="{side}" height="{side}" fill="#1b3a6b" '
-                f'fill-opacity="{largest**0.5:.2f}"><title>{escape(text)}</title></rect>'
-            )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}" '
-        f'height="{width + top}" viewBox="0 0 {width} {width + top}" font-family="sans-serif" '
-        f'font-size="13"><title>{escape(title)}</title>'
-        f'<rect width="{width}" height="{width + top}" fill="#ffffff"/>'  # on dark pages too
-        f'<text x="2" y="14" fill="#1d2433">{escape(title)}</text>'
-        f'<rect x="0" y="{top}" width="{width}" height="{width}" fill="none" stroke="#999999"/>'
-        f"{''.join(cells)}</svg>"
-    )
 
 
 class Observer:
