@@ -1,4 +1,4 @@
-"""Talk with a model that was trained on conversations."""
+"""Talk to a model that was trained on conversations."""
 
 import argparse
 import dataclasses

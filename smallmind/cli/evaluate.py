@@ -1,4 +1,4 @@
-"""Measure how well a trained model predicts a text, or does on tasks."""
+"""Measure how well a trained model predicts a text, or how it does on tasks."""
 
 import argparse
 import json

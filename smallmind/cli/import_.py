@@ -1,4 +1,4 @@
-"""Make a run from a model of transformers (a directory with safetensors) or a GGUF file."""
+"""Make a run from a Hugging Face model folder, a GGUF file, or a PEFT adapter."""
 
 import argparse
 import sys

@@ -1,6 +1,6 @@
 """Show how large a model to train on a text for some time, and the loss to expect.
 
-Makes short trials on this machine, and fits to their losses what longer runs would reach.
+Runs short trials on this machine, and extrapolates from their losses to longer runs.
 """
 
 import argparse

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `smallmind verify`."""
     add_run(parser)
     parser.add_argument(
-        "--digests-only", action="store_true", help="only check that each file is sound"
+        "--digests-only", action="store_true", help="only check that each file is intact"
     )
 
 

@@ -505,7 +505,7 @@ def check_round_at_random(candidate):
             assert not np.any(found.view(np.uint32) & 0xFFFF), "the last 16 bits must be 0"
             outside = set(np.abs(found).tolist()) - {1.0, 1 + step}
             assert not outside, (
-                f"{sign * value} was rounded to {min(outside)}, which is no neighbour of it"
+                f"{sign * value} was rounded to {min(outside)}, which is not a neighbour of it"
             )
             mean = float(np.abs(found).mean(dtype=np.float64))
             assert abs(mean - value) < 0.02 * step, (

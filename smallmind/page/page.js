@@ -626,7 +626,7 @@ const isToken = (token) => Number.isInteger(token?.id) && typeof token.text === 
   && Array.isArray(token.top) && token.top.every((other) => Array.isArray(other)
     && Number.isInteger(other[0]) && typeof other[1] === "string" && Number.isFinite(other[2]));
 
-// Shows settings that were kept; the ones that are no text are left out.
+// Shows settings that were kept; those that are not text are left out.
 function useSettings(found) {
   for (const field of fields()) {
     const value = found?.[field.name];

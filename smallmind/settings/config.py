@@ -125,7 +125,7 @@ class ModelConfig:
         None, "channels per head; default: n_embd / n_head", low=1, high=2**16
     )
     n_kv_head: int | None = setting(
-        None, "heads of keys and values; must divide n_head, the default", low=1
+        None, "key/value heads; must divide n_head; default: n_head", low=1
     )
     qk_norm: bool = setting(False, "normalise queries and keys, head by head")
     value_residual: bool = setting(False, "mix the first block's values into those of each block")
