@@ -732,7 +732,9 @@ function choose(i) {
     $("chosen").replaceChildren(make("p", { className: "note" }, "The first token is given, not predicted."));
     return;
   }
-  const rows = token.top.map(([id, text, logprob]) => {
+  const isAmong = token.top.some(([id]) => id === token.id);
+  const all = isAmong ? token.top : [...token.top, [token.id, token.text, token.logprob]];
+  const rows = all.map(([id, text, logprob]) => {
     const bar = make("i");
     bar.style.width = `${100 * Math.exp(logprob)}%`;
     const row = make("li", { className: id === token.id ? "mine" : "" }, make("code", {}, alone(text)),

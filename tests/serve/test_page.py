@@ -285,7 +285,7 @@ def test_a_text_continues_from_another_token(shown, model):
     own.nth(4).focus()
     page.keyboard.press("Enter")
     rows = page.locator("#chosen .others li")
-    assert rows.count() == 10
+    assert rows.count() in (10, 11)  # its own token, if that is not among them
     shares = [float(x.strip(" %<")) for x in page.locator("#chosen .amount").all_text_contents()]
     assert shares == sorted(shares, reverse=True) and sum(shares) < 101
     other = page.locator("#chosen .others li:not(.mine)").first
@@ -313,7 +313,7 @@ def test_a_text_is_measured_and_a_head_shows_where_it_looks(shown):
     (chosen,) = tokens.evaluate_all(
         "all => all.flatMap((t, i) => t.ariaSelected === 'true' ? i : [])"
     )
-    assert losses[chosen - 1] == max(losses) and page.locator("#chosen li").count() == 10
+    assert losses[chosen - 1] == max(losses) and page.locator("#chosen li.mine").count() == 1
     page.check("#attends")
     page.select_option("#layer", "1")
     page.select_option("#head", "3")
