@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, count_of
 from smallmind.cli.console import Console, typed_lines
 from smallmind.cli.flags import (
     MODEL_OR_RUN,
@@ -133,7 +133,7 @@ def _print_text(writer: "Writer", prompt: str, notes: Console) -> None:
 def _show_speed(writer: "Writer", notes: Console) -> None:
     tokens = sum(writer.counts)
     if writer.seconds and tokens:
-        notes.line(f"{tokens:,} tokens, {tokens / writer.seconds:,.0f} tokens/s")
+        notes.line(f"{count_of(tokens, 'token')}, {tokens / writer.seconds:,.0f} tokens/s")
 
 
 def _print_samples(writer: "Writer", prompt: str, path: Path, notes: Console, as_json: bool) -> int:

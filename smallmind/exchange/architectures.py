@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.checks import InputError, shown_value
+from smallmind.checks import InputError, count_of, shown_value
 from smallmind.settings.architectures import NOT_BUILT, PUBLISHED, Architecture, Keys
 from smallmind.settings.config import ModelConfig
 from smallmind.settings.sources import flags_of
@@ -124,7 +124,9 @@ def _by_layer(values: Any, words: tuple[Any, Any], config: ModelConfig) -> tuple
     if values is None:
         return None
     if not isinstance(values, list) or len(values) < config.n_layer:
-        raise InputError(f"{shown_value(values)} is not a list of {config.n_layer} layers")
+        raise InputError(
+            f"{shown_value(values)} is not a list of {count_of(config.n_layer, 'layer')}"
+        )
     for value in values:
         if value not in words or isinstance(value, bool) != isinstance(words[0], bool):
             known = " or ".join(map(str, words))

@@ -108,7 +108,7 @@ def _cards(view: RunView) -> list[tuple[str, str, str]]:
     if _is_number(bits):
         cards.append(("Compression", f"{bits:.3f}", "bits/byte of held-out text"))
     if view.steps is not None:
-        cards.append(("Length", f"{view.step:,}", f"of {view.steps:,} steps"))
+        cards.append(("Length", f"{view.step:,}", f"of {count_of(view.steps, 'step')}"))
     if view.seconds:
         cards.append(("Time", *_time(view.seconds)))
     if rates := sorted(_curve(view, "tokens_per_second").values):

@@ -259,7 +259,7 @@ def test_other_settings_are_refused_and_change_nothing(
         half_prepare(monkeypatch, paths, tmp_path / "shards", 30, **fields)
     before = contents(tmp_path / "shards")
     message = refusal(on_disk, paths, tmp_path / "shards", **{**fields, **changed})
-    for words in ("was made from other texts or settings", name, "remove it to begin again"):
+    for words in ("was made from other texts or settings", name, "remove it to start over"):
         assert words in message
     assert contents(tmp_path / "shards") == before
     on_disk(paths, tmp_path / "another directory", **{**fields, **changed})
