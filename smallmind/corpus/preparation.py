@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smallmind import parts
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, count_of
 from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.shard_writer import (
@@ -267,8 +267,8 @@ def _fitted(corpus: Corpus, plan: CorpusPlan, characters: str, encoding: Encodin
     if isinstance(tokenizer, Tokenizer):
         if unknown := tokenizer.unknown(characters):
             raise InputError(
-                f"the texts have {count_of(len(unknown), 'character')} that the tokenizer does not know, such "
-                f"as {unknown[0]!r}; remove them, or choose another tokenizer"
+                f"the texts have {count_of(len(unknown), 'character')} that the tokenizer does not "
+                f"know, such as {unknown[0]!r}; remove them, or choose another tokenizer"
             )
     elif not encoding.kind.is_learned:
         characters += headers_of(encoding.template) if plan.conversations else ""

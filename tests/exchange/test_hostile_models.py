@@ -126,7 +126,7 @@ def refusal(path):
         ({**GEMMA, "query_pre_attn_scalar": "8"}, "score_divisor='8' must be a number"),
         ({**GEMMA, "attn_logit_softcapping": 50.0}, "'attn_logit_softcapping' is 50.0, which may"),
         ({**GEMMA, "use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
-        ({**GEMMA, "sliding_window_pattern": 0}, "0 is not a whole number of at least"),
+        ({**GEMMA, "sliding_window_pattern": 0}, "0 is not a whole number of"),
         ({**GEMMA, "layer_types": ["chunked"]}, "layers with 'chunked' are not supported"),
         ({**GEMMA, "rope_parameters": {"sliding_attention": LLAMA3}}, "scaled rotations in"),
         ({**GEMMA, "rope_parameters": {"full_attention": 3}}, "rope_parameters is not a JSON"),
