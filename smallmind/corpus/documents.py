@@ -89,9 +89,7 @@ def _parts(entry: Entry) -> Iterator[dict[str, Entry]]:
     if head != b"PK\3\4":  # an encrypted .docx is a file of OLE, as those of Word 2003 are
         is_old = head == b"\xd0\xcf\x11\xe0"
         reason = (
-            "is encrypted, or of an older format"
-            if is_old
-            else f"is not an intact {entry.suffix} file"
+            "is encrypted, or of an older format" if is_old else f"is not a {entry.suffix} file"
         )
         raise Unusable(entry.name, reason, "save it again, without a password, or as plain text")
     entry.reading.note(f"read the text of {entry.suffix}, without layout and pictures,")

@@ -141,7 +141,7 @@ def test_a_complete_directory_is_not_written_to(whole):
     ("changed", "message"),
     [
         ({"vocab_size": 301}, "was started with vocab_size=300, not 301"),
-        ({"tokenizer_digest": "x"}, "begun with tokenizer_digest='a tokenizer', not 'x'"),
+        ({"tokenizer_digest": "x"}, "started with tokenizer_digest='a tokenizer', not 'x'"),
         ({"shard_tokens": 7}, "was started with shard_tokens=150, not 7"),
     ],
 )
