@@ -265,7 +265,7 @@ def test_what_is_no_document_is_skipped_in_a_folder(suffix, tmp_path):
     texts = Corpus(tmp_path)
     assert documents(texts) == ["text"]
     assert skipped(texts, tmp_path) == {
-        f"~$a.{suffix}": f"is no .{suffix} file",
+        f"~$a.{suffix}": f"is not a .{suffix} file",
         f"old.{suffix}": "is encrypted, or of an older format",
     }
 

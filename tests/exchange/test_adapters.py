@@ -235,7 +235,7 @@ def test_an_adapter_of_another_model_is_refused(copied):
     refuses("the matrix is", smallmind.load, copied / "other", adapter=copied / "adapter")
     with pytest.raises(InputError, match="whole model, not an adapter"):
         smallmind.load(copied / "base", adapter=copied / "other")
-    refuses("is not an adapter of PEFT", Run.import_model, copied / "other", base=copied / "base")
+    refuses("is not a PEFT adapter", Run.import_model, copied / "other", base=copied / "base")
 
 
 @pytest.mark.parametrize("to", parts.ADAPTER_FORMATS)

@@ -148,7 +148,7 @@ def test_a_context_can_be_shorter_where_positions_are_rotations(root, tmp_path):
         refuses(reason, Run.import_model, root / "hf", tmp_path / "c", block_size=size)
     tokenizer = tokenizer_of("char")
     smallmind.export(model_of("GPT-2", tokenizer), tokenizer, tmp_path / "gpt2")
-    with pytest.raises(InputError, match="has learned its 64 positions"):
+    with pytest.raises(InputError, match="has 64 learned positions"):
         Run.import_model(tmp_path / "gpt2", tmp_path / "c", block_size=8)
     assert not (tmp_path / "c").exists()
 
